@@ -1,0 +1,3 @@
+//! Benchmarks of every bound the project states.
+
+fn main() {}

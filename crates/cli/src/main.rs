@@ -1,0 +1,3 @@
+//! The otelctx command: ps, dump, check and demo.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Publish OpenTelemetry process and thread context for profilers, debuggers and security agents.

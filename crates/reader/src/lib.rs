@@ -1,0 +1,1 @@
+//! Read OpenTelemetry process and thread context out of any process.

@@ -1,0 +1,1 @@
+//! Another process seen from outside: memory, mappings, ELF modules, thread-local variables, threads.
