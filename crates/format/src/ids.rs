@@ -1,0 +1,164 @@
+//! W3C Trace Context identifiers.
+
+use core::fmt;
+use core::str::FromStr;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $size:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(transparent)]
+        pub struct $name([u8; $size]);
+
+        impl $name {
+            /// All zeroes: no id.
+            pub const ZERO: Self = Self([0; $size]);
+
+            /// The id with these bytes, most significant first.
+            #[inline]
+            #[must_use]
+            pub const fn from_bytes(bytes: [u8; $size]) -> Self {
+                Self(bytes)
+            }
+
+            /// The bytes of the id, most significant first.
+            #[inline]
+            #[must_use]
+            pub const fn to_bytes(self) -> [u8; $size] {
+                self.0
+            }
+
+            /// Whether this is [`Self::ZERO`], which W3C Trace Context calls invalid and both
+            /// proposals read as "none".
+            #[inline]
+            #[must_use]
+            pub fn is_zero(self) -> bool {
+                self == Self::ZERO
+            }
+        }
+
+        impl From<[u8; $size]> for $name {
+            #[inline]
+            fn from(bytes: [u8; $size]) -> Self {
+                Self(bytes)
+            }
+        }
+
+        impl fmt::Display for $name {
+            /// Lower-case hexadecimal, as in a `traceparent` header.
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ParseIdError;
+
+            /// Reads exactly as many hexadecimal digits as the id has, of either case.
+            fn from_str(text: &str) -> Result<Self, ParseIdError> {
+                let mut bytes = [0; $size];
+                parse_hex(text, &mut bytes)?;
+                Ok(Self(bytes))
+            }
+        }
+    };
+}
+
+id!(
+    /// The trace a thread works on: 16 bytes.
+    TraceId,
+    16
+);
+id!(
+    /// The span a thread works on: 8 bytes.
+    SpanId,
+    8
+);
+
+/// The W3C trace flags that go with a [`TraceId`] and [`SpanId`]; all eight bits are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct TraceFlags(pub u8);
+
+impl TraceFlags {
+    /// No flag set.
+    pub const NONE: Self = Self(0);
+    /// The caller may have recorded trace data (bit 0).
+    pub const SAMPLED: Self = Self(1);
+
+    /// Whether bit 0 is set.
+    #[must_use]
+    pub const fn is_sampled(self) -> bool {
+        self.0 & Self::SAMPLED.0 != 0
+    }
+}
+
+/// A text that is not an id in hexadecimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParseIdError {
+    expected_digits: usize,
+}
+
+impl fmt::Display for ParseIdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "an id of {} hexadecimal digits was expected",
+            self.expected_digits
+        )
+    }
+}
+
+impl core::error::Error for ParseIdError {}
+
+fn parse_hex(text: &str, bytes: &mut [u8]) -> Result<(), ParseIdError> {
+    let error = ParseIdError {
+        expected_digits: bytes.len() * 2,
+    };
+    if text.len() != error.expected_digits {
+        return Err(error);
+    }
+    let digit = |c: u8| (c as char).to_digit(16).ok_or(error);
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = (digit(pair[0])? * 16 + digit(pair[1])?) as u8;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn ids_print_and_parse_as_w3c_hex() {
+        let text = "4bf92f3577b34da6a3ce929d0e0e4736";
+        let id: TraceId = text.parse().unwrap();
+        assert_eq!(id.to_bytes()[0], 0x4b);
+        assert_eq!(id.to_bytes()[15], 0x36);
+        assert_eq!(id.to_string(), text);
+        assert_eq!(
+            "00F067AA0BA902B7".parse::<SpanId>().unwrap().to_string(),
+            "00f067aa0ba902b7"
+        );
+    }
+
+    #[test]
+    fn texts_of_another_length_or_alphabet_are_refused() {
+        for text in [
+            "",
+            "4bf9",
+            "4bf92f3577b34da6a3ce929d0e0e473",
+            "+bf92f3577b34da6a3ce929d0e0e4736",
+            "ébf92f3577b34da6a3ce929d0e0e473",
+        ] {
+            assert!(text.parse::<TraceId>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The key map: how a one-byte index in a record becomes an attribute's name.
+//!
+//! The process context carries two attributes for this (OTEP 4947, "Process-level reference
+//! data"): the schema that the thread-local variable follows, and the list of keys.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::process_context::{Payload, Value};
+
+/// What every process-context attribute about thread contexts starts with. Such attributes
+/// describe the mechanism and never appear in exported telemetry.
+pub const THREADLOCAL: &str = "threadlocal.";
+/// The process-context attribute that names the [`Schema`].
+pub const SCHEMA_VERSION: &str = "threadlocal.schema_version";
+/// The process-context attribute that holds the [`KeyMap`] as an array of strings.
+pub const KEY_MAP: &str = "threadlocal.attribute_key_map";
+/// How many keys there can be: an index is one byte.
+pub const MAX_KEYS: usize = 256;
+
+/// How a process's threads (or other units of execution) carry their context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Schema {
+    /// `tlsdesc_v1_dev`: the thread-local variable of OTEP 4947, under the name that the readers of today
+    /// accept.
+    TlsdescV1Dev,
+    /// `tls_v1`: the same variable, under its final name.
+    TlsV1,
+    /// Any other schema, by name.
+    Other(String),
+}
+
+impl Schema {
+    /// The name as it stands in [`SCHEMA_VERSION`].
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::TlsdescV1Dev => "tlsdesc_v1_dev",
+            Self::TlsV1 => "tls_v1",
+            Self::Other(name) => name,
+        }
+    }
+
+    /// The schema that `name` stands for.
+    #[must_use]
+    pub fn from_name(name: &str) -> Self {
+        match name {
+            "tlsdesc_v1_dev" => Self::TlsdescV1Dev,
+            "tls_v1" => Self::TlsV1,
+            other => Self::Other(other.into()),
+        }
+    }
+
+    /// The schema a payload announces, `None` when it announces none (or not as a string).
+    #[must_use]
+    pub fn of(payload: &Payload) -> Option<Self> {
+        match payload.attribute(SCHEMA_VERSION)? {
+            Value::String(name) => Some(Self::from_name(name)),
+            _ => None,
+        }
+    }
+
+    /// Whether threads point `otel_thread_ctx_v1` at a record.
+    #[must_use]
+    pub fn is_thread_local_record(&self) -> bool {
+        matches!(self, Self::TlsdescV1Dev | Self::TlsV1)
+    }
+}
+
+impl fmt::Display for Schema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The attribute names that records refer to by position, at most [`MAX_KEYS`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyMap(Vec<String>);
+
+impl KeyMap {
+    /// A key map of these names, in this order.
+    ///
+    /// # Errors
+    /// [`KeyMapError::TooMany`] above [`MAX_KEYS`].
+    pub fn new<K: Into<String>>(keys: impl IntoIterator<Item = K>) -> Result<Self, KeyMapError> {
+        let keys: Vec<String> = keys
+            .into_iter()
+            .take(MAX_KEYS + 1)
+            .map(Into::into)
+            .collect();
+        if keys.len() > MAX_KEYS {
+            return Err(KeyMapError::TooMany);
+        }
+        Ok(Self(keys))
+    }
+
+    /// The key map that a payload announces; `Ok(None)` when it announces none.
+    ///
+    /// # Errors
+    /// When the attribute is something other than an array of at most [`MAX_KEYS`] strings.
+    pub fn of(payload: &Payload) -> Result<Option<Self>, KeyMapError> {
+        let Some(value) = payload.attribute(KEY_MAP) else {
+            return Ok(None);
+        };
+        let Value::Array(items) = value else {
+            return Err(KeyMapError::NotAnArray);
+        };
+        if items.len() > MAX_KEYS {
+            return Err(KeyMapError::TooMany);
+        }
+        let name = |(position, item): (usize, &Value)| match item {
+            Value::String(name) => Ok(name.clone()),
+            _ => Err(KeyMapError::NotAString { position }),
+        };
+        items
+            .iter()
+            .enumerate()
+            .map(name)
+            .collect::<Result<_, _>>()
+            .map(|keys| Some(Self(keys)))
+    }
+
+    /// The name at `index`.
+    #[must_use]
+    pub fn get(&self, index: u8) -> Option<&str> {
+        self.0.get(usize::from(index)).map(String::as_str)
+    }
+
+    /// All names, in order of their index.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.0
+    }
+
+    /// The attribute value to publish under [`KEY_MAP`].
+    #[must_use]
+    pub fn to_value(&self) -> Value {
+        Value::Array(self.0.iter().cloned().map(Value::String).collect())
+    }
+}
+
+/// A [`KEY_MAP`] attribute that is not a key map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyMapError {
+    /// More than [`MAX_KEYS`] entries.
+    TooMany,
+    /// The attribute's value is no array.
+    NotAnArray,
+    /// An entry is no string.
+    NotAString {
+        /// Which entry, from 0.
+        position: usize,
+    },
+}
+
+impl fmt::Display for KeyMapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooMany => write!(
+                f,
+                "{KEY_MAP} has more than {MAX_KEYS} keys; an index is one byte"
+            ),
+            Self::NotAnArray => write!(f, "{KEY_MAP} is not an array of strings"),
+            Self::NotAString { position } => {
+                write!(f, "{KEY_MAP}: entry {position} is not a string")
+            }
+        }
+    }
+}
+
+impl core::error::Error for KeyMapError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+    use alloc::vec;
+
+    fn payload(value: Value) -> Payload {
+        Payload {
+            resource: vec![],
+            attributes: vec![(KEY_MAP.into(), value)],
+        }
+    }
+
+    #[test]
+    fn a_key_map_survives_its_attribute() {
+        let keys = KeyMap::new(["http.route", "db.name"]).unwrap();
+        let read = KeyMap::of(&payload(keys.to_value())).unwrap().unwrap();
+        assert_eq!(read, keys);
+        assert_eq!((read.get(1), read.get(2)), (Some("db.name"), None));
+        assert_eq!(KeyMap::of(&Payload::default()), Ok(None));
+    }
+
+    #[test]
+    fn what_is_no_key_map_is_told_apart() {
+        assert_eq!(
+            KeyMap::of(&payload(Value::Int(1))),
+            Err(KeyMapError::NotAnArray)
+        );
+        let mixed = Value::Array(vec![Value::String("a".into()), Value::Bool(true)]);
+        assert_eq!(
+            KeyMap::of(&payload(mixed)),
+            Err(KeyMapError::NotAString { position: 1 })
+        );
+        assert!(KeyMap::new((0..256).map(|n| n.to_string())).is_ok());
+        assert_eq!(
+            KeyMap::new((0..257).map(|n| n.to_string())),
+            Err(KeyMapError::TooMany)
+        );
+        let many = Value::Array(vec![Value::String("a".into()); 257]);
+        assert_eq!(KeyMap::of(&payload(many)), Err(KeyMapError::TooMany));
+    }
+
+    #[test]
+    fn schemas_go_by_their_published_names() {
+        for name in ["tlsdesc_v1_dev", "tls_v1"] {
+            assert_eq!(Schema::from_name(name).to_string(), name);
+            assert!(Schema::from_name(name).is_thread_local_record());
+        }
+        assert!(!Schema::from_name("nodejs_v1_dev").is_thread_local_record());
+    }
+}

@@ -1,0 +1,157 @@
+//! The 32 bytes at the start of the mapping.
+//!
+//! | offset | type | field |
+//! |---|---|---|
+//! | 0 | `char[8]` | signature `OTEL_CTX`, no NUL |
+//! | 8 | `u32` | version, 2 |
+//! | 12 | `u32` | payload size in bytes |
+//! | 16 | `u64` | monotonic_published_at_ns: `CLOCK_BOOTTIME`, 0 = being written |
+//! | 24 | `u64` | payload: its address in the publishing process |
+
+use core::fmt;
+
+/// Bytes of a header.
+pub const HEADER_SIZE: usize = 32;
+/// What a header starts with.
+pub const SIGNATURE: [u8; 8] = *b"OTEL_CTX";
+/// The version this crate knows.
+pub const VERSION: u32 = 2;
+
+/// A header with the right signature and version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Bytes of the payload.
+    pub payload_size: u32,
+    /// When this was published, in nanoseconds of the publisher's `CLOCK_BOOTTIME`; 0 while it
+    /// is being written. Compare it for equality only: every update gives another value.
+    pub monotonic_published_at_ns: u64,
+    /// Address of the payload in the publishing process.
+    pub payload_address: u64,
+}
+
+impl Header {
+    /// Where the timestamp lies, in bytes from the header's start.
+    pub const TIMESTAMP_OFFSET: usize = 16;
+    /// Where the payload size lies.
+    pub const PAYLOAD_SIZE_OFFSET: usize = 12;
+    /// Where the payload's address lies.
+    pub const PAYLOAD_ADDRESS_OFFSET: usize = 24;
+
+    /// The header in these bytes.
+    ///
+    /// # Errors
+    /// When the signature or the version is another.
+    pub fn decode(bytes: &[u8; HEADER_SIZE]) -> Result<Self, HeaderError> {
+        let [signature, sizes, timestamp, address] = words(bytes);
+        if signature != SIGNATURE {
+            return Err(HeaderError::Signature { found: signature });
+        }
+        let [v0, v1, v2, v3, s0, s1, s2, s3] = sizes;
+        let version = u32::from_ne_bytes([v0, v1, v2, v3]);
+        if version != VERSION {
+            return Err(HeaderError::Version { found: version });
+        }
+        Ok(Self {
+            payload_size: u32::from_ne_bytes([s0, s1, s2, s3]),
+            monotonic_published_at_ns: u64::from_ne_bytes(timestamp),
+            payload_address: u64::from_ne_bytes(address),
+        })
+    }
+
+    /// The bytes of this header.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_SIZE] {
+        let mut bytes = [0; HEADER_SIZE];
+        bytes[..8].copy_from_slice(&SIGNATURE);
+        bytes[8..12].copy_from_slice(&VERSION.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&self.payload_size.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&self.monotonic_published_at_ns.to_ne_bytes());
+        bytes[24..].copy_from_slice(&self.payload_address.to_ne_bytes());
+        bytes
+    }
+}
+
+fn words(bytes: &[u8; HEADER_SIZE]) -> [[u8; 8]; 4] {
+    let mut words = [[0; 8]; 4];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        word.copy_from_slice(chunk);
+    }
+    words
+}
+
+/// Bytes that are not a header of this version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// They start with something other than [`SIGNATURE`].
+    Signature {
+        /// The first eight bytes.
+        found: [u8; 8],
+    },
+    /// The version is not [`VERSION`].
+    Version {
+        /// The version they state.
+        found: u32,
+    },
+}
+
+impl fmt::Display for HeaderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Signature { found } => {
+                write!(
+                    f,
+                    "the signature is \"{}\", not \"OTEL_CTX\"",
+                    found.escape_ascii()
+                )
+            }
+            Self::Version { found } => {
+                write!(
+                    f,
+                    "the process context has version {found}; version {VERSION} is supported"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for HeaderError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    const HEADER: Header = Header {
+        payload_size: 0x0102_0304,
+        monotonic_published_at_ns: 7,
+        payload_address: 0x7f00_0000_1000,
+    };
+
+    #[test]
+    fn the_fields_lie_where_the_proposal_says() {
+        let bytes = HEADER.encode();
+        assert_eq!(&bytes[..8], b"OTEL_CTX");
+        assert_eq!(bytes[8..12], 2_u32.to_ne_bytes());
+        assert_eq!(bytes[12..16], 0x0102_0304_u32.to_ne_bytes());
+        assert_eq!(bytes[16..24], 7_u64.to_ne_bytes());
+        assert_eq!(bytes[24..32], 0x7f00_0000_1000_u64.to_ne_bytes());
+        assert_eq!(Header::decode(&bytes), Ok(HEADER));
+    }
+
+    #[test]
+    fn another_signature_or_version_is_refused() {
+        let mut bytes = HEADER.encode();
+        bytes[8] = 3;
+        assert_eq!(
+            Header::decode(&bytes),
+            Err(HeaderError::Version { found: 3 })
+        );
+        bytes[7] = b'\n';
+        let error = Header::decode(&bytes).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the signature is \"OTEL_CT\\n\", not \"OTEL_CTX\""
+        );
+    }
+}
