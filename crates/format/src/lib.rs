@@ -38,6 +38,7 @@
 
 extern crate alloc;
 
+pub mod environment;
 mod ids;
 mod key_map;
 pub mod process_context;

@@ -1,0 +1,131 @@
+//! The environment variables by which a user describes a service
+//! (OpenTelemetry specification, "Resource SDK" and "General SDK Configuration").
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::process_context::{Attributes, Value};
+
+/// Names the service; wins over a `service.name` in [`RESOURCE_ATTRIBUTES`].
+pub const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
+/// `key=value` pairs, separated by commas; bytes may be percent-encoded.
+pub const RESOURCE_ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
+
+/// The resource that the two variables' values describe: each name once, `service.name` first
+/// when there is one. An empty value counts as none.
+///
+/// # Errors
+/// When `resource_attributes` is malformed; it is then left out as a whole, as the specification
+/// demands, and the attributes in the error come from `service_name` alone.
+pub fn resource(
+    service_name: Option<&str>,
+    resource_attributes: Option<&str>,
+) -> Result<Attributes, MalformedVariable> {
+    let name = service_name.filter(|name| !name.is_empty());
+    let mut resource: Attributes = name
+        .map(|name| ("service.name".into(), Value::from(name)))
+        .into_iter()
+        .collect();
+    let Some(pairs) = parse(resource_attributes.unwrap_or_default()) else {
+        return Err(MalformedVariable { resource });
+    };
+    for (key, value) in pairs {
+        match resource.iter_mut().find(|(known, _)| *known == key) {
+            // Of repeated names the last counts, as in the SDKs; OTEL_SERVICE_NAME stays.
+            Some(_) if key == "service.name" && name.is_some() => {}
+            Some((_, known)) => *known = value.into(),
+            None if key == "service.name" => resource.insert(0, (key, value.into())),
+            None => resource.push((key, value.into())),
+        }
+    }
+    Ok(resource)
+}
+
+/// A value of [`RESOURCE_ATTRIBUTES`] that is no list of `key=value`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MalformedVariable {
+    /// What the other variable gives.
+    pub resource: Attributes,
+}
+
+impl fmt::Display for MalformedVariable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{RESOURCE_ATTRIBUTES} is ignored: it is no list of key=value pairs separated by commas")
+    }
+}
+
+impl core::error::Error for MalformedVariable {}
+
+fn parse(text: &str) -> Option<Vec<(String, String)>> {
+    let pairs = text
+        .split(',')
+        .map(str::trim)
+        .filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| {
+            let (key, value) = pair.split_once('=')?;
+            let key = percent_decode(key.trim())?;
+            (!key.is_empty()).then_some((key, percent_decode(value.trim())?))
+        })
+        .collect()
+}
+
+/// Replaces each `%` and two hexadecimal digits by their byte; `None` unless UTF-8 results.
+fn percent_decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let [high, low, tail @ ..] = rest else {
+            return None;
+        };
+        let digit = |c: u8| (c as char).to_digit(16);
+        bytes.push((digit(*high)? * 16 + digit(*low)?) as u8);
+        rest = tail;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(resource: &Attributes) -> Vec<(&str, &str)> {
+        let text = |value| match value {
+            &Value::String(ref text) => text.as_str(),
+            _ => "?",
+        };
+        resource
+            .iter()
+            .map(|(key, value)| (key.as_str(), text(value)))
+            .collect()
+    }
+
+    #[test]
+    fn pairs_are_split_trimmed_and_decoded() {
+        let resource = resource(None, Some(" a=1, b = x%2Cy%20z ,,c=p=q")).unwrap();
+        assert_eq!(pairs(&resource), [("a", "1"), ("b", "x,y z"), ("c", "p=q")]);
+    }
+
+    #[test]
+    fn the_service_name_variable_wins() {
+        let both = resource(Some("shop"), Some("a=1,service.name=other")).unwrap();
+        assert_eq!(pairs(&both), [("service.name", "shop"), ("a", "1")]);
+        let one = resource(Some(""), Some("a=1,service.name=other,a=2")).unwrap();
+        assert_eq!(pairs(&one), [("service.name", "other"), ("a", "2")]);
+        assert_eq!(resource(None, None).unwrap(), []);
+    }
+
+    #[test]
+    fn a_malformed_list_is_left_out_whole() {
+        for text in ["a", "a=1,b", "=1", "a=%4", "a=%zz", "a=%ff"] {
+            let error = resource(Some("shop"), Some(text)).unwrap_err();
+            assert_eq!(pairs(&error.resource), [("service.name", "shop")], "{text}");
+        }
+    }
+}
