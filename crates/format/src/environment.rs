@@ -95,29 +95,33 @@ fn percent_decode(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn pairs(resource: &Attributes) -> Vec<(&str, &str)> {
-        let text = |value| match value {
-            &Value::String(ref text) => text.as_str(),
-            _ => "?",
+    fn owned<const N: usize>(pairs: [(&str, &str); N]) -> [(String, String); N] {
+        pairs.map(|(key, value)| (key.into(), value.into()))
+    }
+
+    fn pairs(resource: &Attributes) -> Vec<(String, String)> {
+        let pair = |(key, value)| match value {
+            Value::String(text) => (key, text),
+            other => panic!("{key} is {other:?}"),
         };
-        resource
-            .iter()
-            .map(|(key, value)| (key.as_str(), text(value)))
-            .collect()
+        resource.clone().into_iter().map(pair).collect()
     }
 
     #[test]
     fn pairs_are_split_trimmed_and_decoded() {
         let resource = resource(None, Some(" a=1, b = x%2Cy%20z ,,c=p=q")).unwrap();
-        assert_eq!(pairs(&resource), [("a", "1"), ("b", "x,y z"), ("c", "p=q")]);
+        assert_eq!(
+            pairs(&resource),
+            owned([("a", "1"), ("b", "x,y z"), ("c", "p=q")])
+        );
     }
 
     #[test]
     fn the_service_name_variable_wins() {
         let both = resource(Some("shop"), Some("a=1,service.name=other")).unwrap();
-        assert_eq!(pairs(&both), [("service.name", "shop"), ("a", "1")]);
+        assert_eq!(pairs(&both), owned([("service.name", "shop"), ("a", "1")]));
         let one = resource(Some(""), Some("a=1,service.name=other,a=2")).unwrap();
-        assert_eq!(pairs(&one), [("service.name", "other"), ("a", "2")]);
+        assert_eq!(pairs(&one), owned([("service.name", "other"), ("a", "2")]));
         assert_eq!(resource(None, None).unwrap(), []);
     }
 
@@ -125,7 +129,11 @@ mod tests {
     fn a_malformed_list_is_left_out_whole() {
         for text in ["a", "a=1,b", "=1", "a=%4", "a=%zz", "a=%ff"] {
             let error = resource(Some("shop"), Some(text)).unwrap_err();
-            assert_eq!(pairs(&error.resource), [("service.name", "shop")], "{text}");
+            assert_eq!(
+                pairs(&error.resource),
+                owned([("service.name", "shop")]),
+                "{text}"
+            );
         }
     }
 }
