@@ -1,1 +1,31 @@
-//! Another process seen from outside: memory, mappings, ELF modules, thread-local variables, threads.
+//! Another process seen from outside: memory, mappings, ELF modules, thread-local variables,
+//! threads. It knows nothing of OpenTelemetry.
+//!
+//! What it does:
+//! - reads another process's memory exactly or not at all ([`memory`]);
+//! - streams its mappings in bounded memory ([`mappings`]);
+//! - finds a thread-local variable by name in whatever module defines it ([`module`], once a
+//!   file; [`tls`], once a process) and computes its address for one thread;
+//! - stops a thread, hands out its registers, and leaves it as it was ([`stop`]).
+//!
+//! What it does not do: it runs no code in the target, writes no byte of its memory, and maps
+//! none of its files. Everything read from a target is untrusted: bounded before it is used.
+
+pub mod device;
+mod error;
+pub mod mappings;
+pub mod memory;
+pub mod module;
+mod permission;
+pub mod process;
+pub mod stop;
+pub mod tls;
+
+pub use device::Device;
+pub use error::Error;
+pub use mappings::{Mapping, Permissions};
+pub use memory::{Memory, MemoryError, ProcessMemory};
+pub use module::{Module, ModuleCache};
+pub use process::{Process, Thread};
+pub use stop::Stopped;
+pub use tls::{Access, Storage, TlsVariable};

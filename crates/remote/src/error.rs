@@ -1,0 +1,118 @@
+//! What can go wrong when looking at another process.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::memory::MemoryError;
+
+/// Why another process, one of its threads or one of its files could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The process does not exist (any more).
+    #[error("process {pid} does not exist, or has exited")]
+    NoSuchProcess {
+        /// The process asked for.
+        pid: i32,
+    },
+    /// The thread does not exist (any more), or another id was given than one of the process.
+    #[error("thread {tid} of process {pid} does not exist, or has exited")]
+    NoSuchThread {
+        /// The process.
+        pid: i32,
+        /// The thread asked for.
+        tid: i32,
+    },
+    /// The kernel refused. `mend` names the capability or the setting that stands in the way.
+    #[error("not permitted to {action} of process {pid}: {mend}")]
+    NotPermitted {
+        /// The process.
+        pid: i32,
+        /// What was refused, worded to follow "not permitted to".
+        action: &'static str,
+        /// What to do about it.
+        mend: String,
+    },
+    /// Another tracer has the thread; there can be only one.
+    #[error(
+        "thread {tid} of process {pid} is already traced by process {tracer} \
+         (a debugger, strace or another profiler): end that first"
+    )]
+    AlreadyTraced {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+        /// The `TracerPid` that the kernel reports.
+        tracer: i32,
+    },
+    /// The thread did not stop in time. It is left running.
+    #[error(
+        "thread {tid} of process {pid} did not stop within {} ms: the kernel reports state {state} \
+         (D is an uninterruptible sleep)", .timeout.as_millis()
+    )]
+    StopTimeout {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+        /// How long was waited.
+        timeout: Duration,
+        /// The state letter of `/proc/PID/task/TID/stat`, `?` when that could not be read.
+        state: char,
+    },
+    /// The process runs as 32-bit code: only 64-bit threads have readable registers here.
+    #[error("thread {tid} of process {pid} runs as 32-bit code, which is not supported")]
+    Not64Bit {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+    },
+    /// The memory of the target could not be read.
+    #[error("{what}: {source}")]
+    Memory {
+        /// What was being read.
+        what: &'static str,
+        /// Why it failed, with the address.
+        source: MemoryError,
+    },
+    /// A file, or an entry of `/proc`, could not be read.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+    /// An ELF file (or module in memory) is not what its headers say.
+    #[error("{}: not a readable ELF module: {reason}", .path.display())]
+    Elf {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        reason: &'static str,
+    },
+    /// The file is a FIFO, a device, a directory or a socket.
+    #[error("{}: not a regular file", .path.display())]
+    NotRegularFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The C library of the process, or its architecture, is not known.
+    #[error("process {pid}: {reason}")]
+    Unsupported {
+        /// The process.
+        pid: i32,
+        /// What is not supported.
+        reason: &'static str,
+    },
+}
+
+impl Error {
+    /// For a read of the target's memory: says what was being read.
+    pub(crate) fn memory(what: &'static str) -> impl FnOnce(MemoryError) -> Error {
+        move |source| Error::Memory { what, source }
+    }
+}

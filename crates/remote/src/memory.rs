@@ -1,0 +1,247 @@
+//! Reading foreign memory: a whole range, or an error.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Why foreign memory could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// Nothing readable is mapped somewhere in the range.
+    #[error("no readable memory at {address:#x} ({length} bytes asked for)")]
+    Unmapped {
+        /// Start of the range.
+        address: u64,
+        /// Bytes asked for.
+        length: usize,
+    },
+    /// The address space is gone: the process has exited, or has executed another program since
+    /// this memory was opened.
+    #[error(
+        "the address space has gone while reading {address:#x}: the process has exited or has \
+         executed another program"
+    )]
+    Gone {
+        /// Start of the range.
+        address: u64,
+    },
+    /// The target asks for more than the caller is ready to take.
+    #[error("{length} bytes at {address:#x} are more than the limit of {limit}")]
+    Limit {
+        /// Start of the range.
+        address: u64,
+        /// Bytes asked for.
+        length: u64,
+        /// The caller's limit.
+        limit: usize,
+    },
+    /// Any other answer of the system.
+    #[error("reading {length} bytes at {address:#x}: {}", io::Error::from_raw_os_error(*.errno))]
+    System {
+        /// Start of the range.
+        address: u64,
+        /// Bytes asked for.
+        length: usize,
+        /// The error number.
+        errno: i32,
+    },
+}
+
+/// Memory of another process, of a core file, or an image made by hand.
+///
+/// Integers are in the byte order of the machine that the reader runs on.
+pub trait Memory {
+    /// Fills `buffer` from `address`: all of it, or an error and nothing in `buffer` to rely on.
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError>;
+
+    /// Reads one byte.
+    fn read_u8(&self, address: u64) -> Result<u8, MemoryError> {
+        let mut bytes = [0; 1];
+        self.read(address, &mut bytes)?;
+        Ok(bytes[0])
+    }
+
+    /// Reads a 16-bit integer.
+    fn read_u16(&self, address: u64) -> Result<u16, MemoryError> {
+        let mut bytes = [0; 2];
+        self.read(address, &mut bytes)?;
+        Ok(u16::from_ne_bytes(bytes))
+    }
+
+    /// Reads a 32-bit integer.
+    fn read_u32(&self, address: u64) -> Result<u32, MemoryError> {
+        let mut bytes = [0; 4];
+        self.read(address, &mut bytes)?;
+        Ok(u32::from_ne_bytes(bytes))
+    }
+
+    /// Reads a 64-bit integer, or a pointer of a 64-bit process.
+    fn read_u64(&self, address: u64) -> Result<u64, MemoryError> {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// Reads `length` bytes, at most `limit`: the length may come from the target, the limit may
+    /// not.
+    fn read_vec(&self, address: u64, length: u64, limit: usize) -> Result<Vec<u8>, MemoryError> {
+        let fits = usize::try_from(length)
+            .ok()
+            .filter(|length| *length <= limit);
+        let Some(length) = fits else {
+            return Err(MemoryError::Limit {
+                address,
+                length,
+                limit,
+            });
+        };
+        let mut bytes = vec![0; length];
+        self.read(address, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+impl<M: Memory + ?Sized> Memory for &M {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        (**self).read(address, buffer)
+    }
+}
+
+/// The memory of a running process, through `/proc/PID/mem` opened once: about 1 µs a read.
+///
+/// The descriptor belongs to the address space that the process had when it was opened. After an
+/// exec every read fails with [`MemoryError::Gone`]; the new program's memory never shows through.
+#[derive(Debug)]
+pub struct ProcessMemory {
+    file: File,
+}
+
+impl ProcessMemory {
+    /// Takes an open `/proc/PID/mem`.
+    pub(crate) fn new(file: File) -> Self {
+        ProcessMemory { file }
+    }
+}
+
+impl Memory for ProcessMemory {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let length = buffer.len();
+        let mut done = 0;
+        while done < length {
+            let Some(at) = address
+                .checked_add(done as u64)
+                .filter(|at| *at <= i64::MAX as u64)
+            else {
+                // pread takes no negative offset, and no user memory lies up there.
+                return Err(MemoryError::Unmapped { address, length });
+            };
+            match self.file.read_at(&mut buffer[done..], at) {
+                // fs/proc/base.c, mem_rw: 0 when the address space has no users left.
+                Ok(0) => return Err(MemoryError::Gone { address }),
+                // A short read stops before a page that cannot be read; the next round tells.
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let errno = error.raw_os_error().unwrap_or(0);
+                    return Err(match errno {
+                        nix::libc::EIO => MemoryError::Unmapped { address, length },
+                        errno => MemoryError::System {
+                            address,
+                            length,
+                            errno,
+                        },
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Memory made by hand, for tests: pieces of bytes at addresses.
+#[derive(Debug, Clone, Default)]
+pub struct Image {
+    /// By start address; of pieces that overlap, the one with the highest start wins.
+    pieces: std::collections::BTreeMap<u64, Vec<u8>>,
+}
+
+impl Image {
+    /// An image with nothing mapped.
+    pub fn new() -> Self {
+        Image::default()
+    }
+
+    /// Maps `bytes` at `address`.
+    pub fn map(&mut self, address: u64, bytes: impl Into<Vec<u8>>) -> &mut Self {
+        self.pieces.insert(address, bytes.into());
+        self
+    }
+
+    /// Maps 64-bit integers at `address`, in the machine's byte order.
+    pub fn map_u64(&mut self, address: u64, values: &[u64]) -> &mut Self {
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_ne_bytes())
+            .collect();
+        self.map(address, bytes)
+    }
+}
+
+impl Memory for Image {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let length = buffer.len();
+        let unmapped = MemoryError::Unmapped { address, length };
+        let mut done = 0;
+        while done < length {
+            let at = address.checked_add(done as u64).ok_or(unmapped)?;
+            let (start, bytes) = self.pieces.range(..=at).next_back().ok_or(unmapped)?;
+            let skip = (at - start) as usize;
+            let piece = bytes
+                .get(skip..)
+                .filter(|rest| !rest.is_empty())
+                .ok_or(unmapped)?;
+            let take = piece.len().min(length - done);
+            buffer[done..done + take].copy_from_slice(&piece[..take]);
+            done += take;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_that_is_partly_unmapped_fails_as_a_whole() {
+        let mut image = Image::new();
+        image.map(0x1000, [1, 2, 3, 4]).map(0x1004, [5]);
+        let mut buffer = [0; 5];
+        image.read(0x1000, &mut buffer).unwrap();
+        assert_eq!(buffer, [1, 2, 3, 4, 5]);
+        let error = image.read_u64(0x1000).unwrap_err();
+        assert_eq!(
+            error,
+            MemoryError::Unmapped {
+                address: 0x1000,
+                length: 8
+            }
+        );
+        assert!(image.read_u8(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_length_above_the_limit_allocates_nothing() {
+        let image = Image::new();
+        let error = image.read_vec(0x10, u64::MAX, 64).unwrap_err();
+        assert_eq!(
+            error,
+            MemoryError::Limit {
+                address: 0x10,
+                length: u64::MAX,
+                limit: 64
+            }
+        );
+    }
+}

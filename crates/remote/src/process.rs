@@ -1,0 +1,372 @@
+//! One process: what `/proc` tells of it.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat, readlinkat};
+use nix::sys::stat::Mode;
+
+use crate::Error;
+use crate::mappings::{self, Mapping, Walk};
+use crate::memory::ProcessMemory;
+use crate::permission;
+
+/// For files on the target's side: a FIFO or a device put there must not block or be driven.
+const REGULAR: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_NONBLOCK)
+    .union(OFlag::O_NOCTTY);
+
+/// The most that is read of a `/proc` file whose length the target decides.
+const STATUS_LIMIT: u64 = 64 * 1024;
+
+/// A process, held by its directory in `/proc`: once the process has exited every look through
+/// it fails, also when the number belongs to another process by then.
+#[derive(Debug)]
+pub struct Process {
+    pid: i32,
+    directory: OwnedFd,
+}
+
+/// A thread of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Thread {
+    /// Its id as the reader sees it.
+    pub tid: i32,
+    /// Its name: 15 bytes at most, chosen by the target.
+    pub name: OsString,
+}
+
+/// Fields of `/proc/PID/status`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Status {
+    /// State letter: R running, S sleeping, D in an uninterruptible sleep, T stopped, t traced,
+    /// Z zombie, X dead.
+    pub state: char,
+    /// The process that the thread belongs to.
+    pub process: i32,
+    /// The process that traces it, 0 for none.
+    pub tracer: i32,
+    /// Its process id in each PID namespace from the reader's to its own.
+    pub namespace_pids: Vec<i32>,
+    /// It has no memory of its own and runs in the kernel only.
+    pub kernel_thread: bool,
+    /// Signals pending for this thread, bit n−1 for signal n.
+    pub pending: u64,
+    /// Signals pending for the whole process.
+    pub shared_pending: u64,
+    /// Signals blocked.
+    pub blocked: u64,
+    /// Signals ignored by disposition.
+    pub ignored: u64,
+    /// Signals with a handler.
+    pub caught: u64,
+}
+
+impl Status {
+    fn parse(text: &[u8]) -> Self {
+        let mut status = Status {
+            state: '?',
+            ..Status::default()
+        };
+        for line in text.split(|byte| *byte == b'\n') {
+            let Some(colon) = line.iter().position(|byte| *byte == b':') else {
+                continue;
+            };
+            // What follows the colon is ASCII in every line used here; `Name` is not.
+            let Ok(value) = std::str::from_utf8(&line[colon + 1..]) else {
+                continue;
+            };
+            let value = value.trim();
+            let number = || value.parse().unwrap_or(0);
+            let set = || u64::from_str_radix(value, 16).unwrap_or(0);
+            match &line[..colon] {
+                b"State" => status.state = value.chars().next().unwrap_or('?'),
+                b"Tgid" => status.process = number(),
+                b"TracerPid" => status.tracer = number(),
+                b"NSpid" => {
+                    status.namespace_pids = value
+                        .split_whitespace()
+                        .filter_map(|pid| pid.parse().ok())
+                        .collect();
+                }
+                b"VmSize" => has_memory = true,
+                b"SigPnd" => status.pending = set(),
+                b"ShdPnd" => status.shared_pending = set(),
+                b"SigBlk" => status.blocked = set(),
+                b"SigIgn" => status.ignored = set(),
+                b"SigCgt" => status.caught = set(),
+                _ => {}
+            }
+        }
+        status.kernel_thread = !has_memory && !matches!(status.state, 'Z' | 'X' | '?');
+        status
+    }
+}
+
+/// Ids of the processes that exist now.
+pub fn processes() -> Result<Vec<i32>, Error> {
+    let path = Path::new("/proc");
+    let mut directory = Dir::open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
+        .map_err(|errno| Error::Io {
+            path: path.into(),
+            source: errno.into(),
+        })?;
+    Ok(numbers(&mut directory))
+}
+
+/// The names in a directory that are numbers. Those that cannot be read are gone already.
+fn numbers(directory: &mut Dir) -> Vec<i32> {
+    directory
+        .iter()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok())
+        .collect()
+}
+
+impl Process {
+    /// Opens the process; reads nothing yet.
+    pub fn open(pid: i32) -> Result<Self, Error> {
+        let path = PathBuf::from(format!("/proc/{pid}"));
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        match open(&path, flags, Mode::empty()) {
+            Ok(directory) => Ok(Process { pid, directory }),
+            Err(Errno::ENOENT) => Err(Error::NoSuchProcess { pid }),
+            Err(errno) => Err(Error::Io {
+                path,
+                source: errno.into(),
+            }),
+        }
+    }
+
+    /// Its id.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Whether the process still exists. A zombie does.
+    pub fn exists(&self) -> bool {
+        self.open_entry("stat").is_ok()
+    }
+
+    /// Its short name: 15 bytes at most, chosen by the target.
+    pub fn comm(&self) -> Result<OsString, Error> {
+        self.name_of("comm")
+    }
+
+    fn name_of(&self, entry: &str) -> Result<OsString, Error> {
+        let mut name = self.read_entry(entry, STATUS_LIMIT)?;
+        if name.last() == Some(&b'\n') {
+            name.pop();
+        }
+        Ok(OsString::from_vec(name))
+    }
+
+    /// Where `/proc/PID/exe` leads: a path in the target's mount namespace, ` (deleted)` behind
+    /// it when the file is gone. For a program started through `ld.so PROGRAM` it is ld.so.
+    pub fn executable(&self) -> Result<PathBuf, Error> {
+        let entry = format!("{}exe", self.task_prefix()?);
+        readlinkat(&self.directory, entry.as_str())
+            .map(PathBuf::from)
+            .map_err(|errno| self.error("exe", "read the executable's name", errno.into()))
+    }
+
+    /// Its threads, in the order of `/proc/PID/task`. One that exits meanwhile is left out.
+    pub fn threads(&self) -> Result<Vec<Thread>, Error> {
+        let threads = self.thread_ids()?.into_iter().filter_map(|tid| {
+            let name = self.name_of(&format!("task/{tid}/comm")).ok()?;
+            Some(Thread { tid, name })
+        });
+        Ok(threads.collect())
+    }
+
+    /// The ids of its threads.
+    pub fn thread_ids(&self) -> Result<Vec<i32>, Error> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let mut directory = Dir::openat(&self.directory, "task", flags, Mode::empty())
+            .map_err(|errno| self.error("task", "list the threads", errno.into()))?;
+        Ok(numbers(&mut directory))
+    }
+
+    /// Whether `tid` is a thread of this process.
+    pub fn has_thread(&self, tid: i32) -> bool {
+        self.open_path(Path::new(&format!("task/{tid}")), OFlag::O_PATH)
+            .is_ok()
+    }
+
+    /// The process's status.
+    pub fn status(&self) -> Result<Status, Error> {
+        Ok(Status::parse(&self.read_entry("status", STATUS_LIMIT)?))
+    }
+
+    /// One thread's status.
+    pub fn thread_status(&self, tid: i32) -> Result<Status, Error> {
+        let status = self.read_entry(&format!("task/{tid}/status"), STATUS_LIMIT);
+        status
+            .map(|text| Status::parse(&text))
+            .map_err(|error| match error {
+                Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },
+                error => error,
+            })
+    }
+
+    /// The environment that the program was started with, at most `limit` bytes of it; what the
+    /// program changed later does not show.
+    pub fn environment(&self, limit: usize) -> Result<Vec<(OsString, OsString)>, Error> {
+        let entry = format!("{}environ", self.task_prefix()?);
+        let bytes = self.read_entry(&entry, limit as u64)?;
+        let pairs = bytes.split(|byte| *byte == 0).filter_map(|entry| {
+            let equals = entry.iter().position(|byte| *byte == b'=')?;
+            let (name, value) = (&entry[..equals], &entry[equals + 1..]);
+            Some((
+                OsString::from_vec(name.to_vec()),
+                OsString::from_vec(value.to_vec()),
+            ))
+        });
+        Ok(pairs.collect())
+    }
+
+    /// Opens its memory. The right to do so is the right to trace the process.
+    pub fn memory(&self) -> Result<ProcessMemory, Error> {
+        let open = |prefix: &str| {
+            self.open_entry(&format!("{prefix}mem"))
+                .map_err(|error| self.error("mem", "read the memory", error))
+        };
+        let memory = open("")?;
+        // Without an address space (fs/proc/base.c, mem_rw) a read ends at once. At address 0
+        // nothing is mapped otherwise.
+        if !matches!(memory.read_at(&mut [0], 0), Ok(0)) {
+            return Ok(ProcessMemory::new(memory));
+        }
+        match self.task_prefix()? {
+            prefix if prefix.is_empty() => Ok(ProcessMemory::new(memory)),
+            prefix => open(&prefix).map(ProcessMemory::new),
+        }
+    }
+
+    /// Calls `visit` for each mapping until it breaks, see [`mappings`].
+    ///
+    /// Once the thread-group leader has exited `/proc/PID/maps` is empty; another thread's is
+    /// read then.
+    pub fn mappings(
+        &self,
+        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+    ) -> Result<Walk, Error> {
+        let mut walk = |prefix: &str| {
+            self.open_entry(&format!("{prefix}maps"))
+                .and_then(|maps| mappings::walk(maps, visit))
+                .map_err(|error| self.error("maps", "read the mappings", error))
+        };
+        let whole = walk("")?;
+        if whole != Walk::default() {
+            return Ok(whole);
+        }
+        match self.task_prefix()? {
+            prefix if prefix.is_empty() => Ok(whole),
+            prefix => walk(&prefix),
+        }
+    }
+
+    /// Opens a file that the process has mapped, by the range of the mapping and the name there.
+    ///
+    /// Tried in turn: `map_files` (the very file, also when deleted or replaced; wants
+    /// CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), the path below the process's root, the plain
+    /// path (a process in a chroot shows its paths as seen from outside). The caller compares
+    /// device and inode: a path may lead to another file by now.
+    pub(crate) fn open_mapped_file(
+        &self,
+        range: (u64, u64),
+        name: &[u8],
+        mut accept: impl FnMut(File) -> Option<File>,
+    ) -> Option<File> {
+        let (start, end) = range;
+        let map_files = format!("map_files/{start:x}-{end:x}");
+        if let Some(file) = self.open_entry(&map_files).ok().and_then(&mut accept) {
+            return Some(file);
+        }
+        let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+        let relative = name.strip_prefix(b"/")?;
+        let mut below_root = b"root/".to_vec();
+        below_root.extend_from_slice(relative);
+        [
+            Path::new(std::ffi::OsStr::from_bytes(&below_root)),
+            Path::new(std::ffi::OsStr::from_bytes(name)),
+        ]
+        .into_iter()
+        .find_map(|path| {
+            self.open_path(path, REGULAR)
+                .ok()
+                .map(File::from)
+                .and_then(&mut accept)
+        })
+    }
+
+    /// What to put before an entry's name so that it is one of a thread that still runs: nothing
+    /// for the thread-group leader, and if that has exited another thread's directory.
+    fn task_prefix(&self) -> Result<String, Error> {
+        let alive = |prefix: &str| {
+            // A task without address space (a zombie, a kernel thread) has no executable.
+            !matches!(
+                readlinkat(&self.directory, format!("{prefix}exe").as_str()),
+                Err(Errno::ENOENT | Errno::ESRCH)
+            )
+        };
+        if alive("") {
+            return Ok(String::new());
+        }
+        let others = self
+            .thread_ids()?
+            .into_iter()
+            .map(|tid| format!("task/{tid}/"));
+        Ok(others
+            .into_iter()
+            .find(|prefix| alive(prefix))
+            .unwrap_or_default())
+    }
+
+    fn open_entry(&self, entry: &str) -> io::Result<File> {
+        self.open_path(Path::new(entry), OFlag::O_RDONLY)
+            .map(File::from)
+    }
+
+    fn open_path(&self, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
+        openat(
+            &self.directory,
+            path,
+            flags | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )
+        .map_err(io::Error::from)
+    }
+
+    fn read_entry(&self, entry: &str, limit: u64) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        self.open_entry(entry)
+            .and_then(|file| file.take(limit).read_to_end(&mut bytes))
+            .map_err(|error| self.error(entry, "read /proc", error))?;
+        Ok(bytes)
+    }
+
+    fn error(&self, entry: &str, action: &'static str, source: io::Error) -> Error {
+        let pid = self.pid;
+        match source.raw_os_error() {
+            Some(nix::libc::ENOENT | nix::libc::ESRCH) => Error::NoSuchProcess { pid },
+            Some(nix::libc::EACCES | nix::libc::EPERM) => Error::NotPermitted {
+                pid,
+                action,
+                mend: permission::mend(),
+            },
+            _ => Error::Io {
+                path: format!("/proc/{pid}/{entry}").into(),
+                source,
+            },
+        }
+    }
+}
