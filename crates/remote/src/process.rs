@@ -72,6 +72,7 @@ pub struct Status {
 
 impl Status {
     fn parse(text: &[u8]) -> Self {
+        let mut has_memory = false;
         let mut status = Status {
             state: '?',
             ..Status::default()
