@@ -1,0 +1,67 @@
+//! What can be told of a process that publishes no context: its own OpenTelemetry environment
+//! variables, and what the kernel says of it.
+
+use std::ffi::{OsStr, OsString};
+
+use otelctx_format::environment;
+use otelctx_format::process_context::{Attributes, Value};
+
+use crate::Error;
+
+/// How much of an environment is read, in bytes: Linux allows a program 128 KiB a string
+/// (`MAX_ARG_STRLEN`), and the two variables looked for are shorter than that.
+const ENVIRONMENT_LIMIT: usize = 1 << 20;
+
+/// Resource attributes that the process did not publish.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Detected {
+    /// From `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` and the kernel: `process.pid`,
+    /// `process.executable.name`, `process.executable.path`.
+    pub resource: Attributes,
+    /// The process's `OTEL_RESOURCE_ATTRIBUTES` is malformed, and was left out.
+    pub malformed_variable: bool,
+}
+
+impl Detected {
+    /// Reads what the kernel tells of `process`; what it does not tell is left out.
+    pub(crate) fn of(process: &otelctx_remote::Process) -> Result<Self, Error> {
+        let environment = process.environment(ENVIRONMENT_LIMIT)?;
+        let variable = |name: &str| text(environment.iter().find(|(key, _)| key == name));
+        let resource = environment::resource(
+            variable(environment::SERVICE_NAME).as_deref(),
+            variable(environment::RESOURCE_ATTRIBUTES).as_deref(),
+        );
+        let (resource, malformed_variable) = match resource {
+            Ok(resource) => (resource, false),
+            Err(malformed) => (malformed.resource, true),
+        };
+        let mut detected = Self {
+            resource,
+            malformed_variable,
+        };
+        detected.add("process.pid", Value::Int(process.pid().into()));
+        if let Ok(path) = process.executable() {
+            if let Some(name) = path.file_name() {
+                detected.add("process.executable.name", lossy(name).into());
+            }
+            detected.add("process.executable.path", lossy(path.as_os_str()).into());
+        }
+        Ok(detected)
+    }
+
+    /// Adds what the user did not already say.
+    fn add(&mut self, key: &str, value: Value) {
+        if !self.resource.iter().any(|(known, _)| known == key) {
+            self.resource.push((key.into(), value));
+        }
+    }
+}
+
+fn text(variable: Option<&(OsString, OsString)>) -> Option<String> {
+    variable.map(|(_, value)| lossy(value))
+}
+
+fn lossy(text: &OsStr) -> String {
+    text.to_string_lossy().into_owned()
+}

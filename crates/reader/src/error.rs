@@ -1,0 +1,52 @@
+//! What can go wrong when reading contexts.
+
+use crate::thread_context::Unreadable;
+use otelctx_remote::MemoryError;
+
+/// Why a process, or one of its threads, could not be looked at.
+///
+/// That a process publishes nothing, or something unreadable, is an answer and no error: see
+/// [`ContextState`](crate::ContextState) and [`ThreadSupport`](crate::ThreadSupport).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The process, a thread or a file could not be read at all.
+    #[error(transparent)]
+    Remote(#[from] otelctx_remote::Error),
+    /// The process has more mappings than the caller wants to go through.
+    #[error("process {pid} has more than {limit} mappings; raise the limit to look at it")]
+    TooManyMappings {
+        /// The process.
+        pid: i32,
+        /// [`Options::max_mappings`](crate::Options::max_mappings).
+        limit: u64,
+    },
+    /// The threads of this process have no context that could be read.
+    #[error("the threads of process {pid} can't be read: {why}")]
+    Unreadable {
+        /// The process.
+        pid: i32,
+        /// Why not, and what its publisher can do.
+        why: Unreadable,
+    },
+    /// The thread's variable lies in memory that can't be read.
+    #[error("thread {tid}: its variable in {module} can't be read: {source}")]
+    Variable {
+        /// The thread.
+        tid: i32,
+        /// The module that defines the variable.
+        module: String,
+        /// Which address, and what the system said.
+        source: MemoryError,
+    },
+    /// The thread's variable points at something that can't be a record.
+    #[error("thread {tid}: its variable points at {pointer:#x}, which is no record: {reason}")]
+    Pointer {
+        /// The thread.
+        tid: i32,
+        /// What the variable holds.
+        pointer: u64,
+        /// Why that is no record.
+        reason: String,
+    },
+}

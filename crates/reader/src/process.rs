@@ -1,0 +1,295 @@
+//! One process, and what is remembered of it between two looks.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use otelctx_format::{KeyMap, Schema, record};
+use otelctx_remote as remote;
+use remote::{ModuleCache, ProcessMemory, tls};
+
+use crate::process_context::{self, ContextState, Found, Place, Polled, ProcessContext};
+use crate::thread_context::{SYMBOL, Thread, ThreadSupport, ThreadVariables, Unreadable};
+use crate::{Detected, Error};
+
+/// Mappings by the name of a process context that are looked into. A process has one; more
+/// than this is somebody's trap.
+const MOST_PLACES: usize = 64;
+
+/// Limits of a reader.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// The largest payload of a process context that is read, in bytes. 1 MiB.
+    pub max_payload: usize,
+    /// The most mappings of a process that are gone through. No limit.
+    pub max_mappings: Option<u64>,
+    /// The most of a thread's record that is read, in bytes: between 28, the record's header, and 65,563, the most there can be.
+    /// 640, what the proposal recommends to write.
+    pub max_record: usize,
+    /// How long to wait for a thread to stop. 500 ms.
+    pub stop_timeout: Duration,
+    /// Read the thread-local variable also when the process context does not announce it.
+    pub any_schema: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            max_payload: 1 << 20,
+            max_mappings: None,
+            max_record: record::RECOMMENDED_SIZE,
+            stop_timeout: Duration::from_millis(500),
+            any_schema: false,
+        }
+    }
+}
+
+/// A process to read contexts from.
+///
+/// It remembers where things lie, so that a second look is cheap: one read when the process context has
+/// not changed. It notices when the process publishes late, updates, loads or unloads
+/// libraries, or executes another program.
+#[derive(Debug)]
+pub struct Process {
+    target: remote::Process,
+    options: Options,
+    memory: Option<ProcessMemory>,
+    modules: ModuleCache,
+    found: Option<Found>,
+    variables: Option<(Layout, Arc<tls::Resolution>)>,
+}
+
+/// Tells two sets of loaded modules apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout(u64);
+
+impl Process {
+    /// Opens a process with the default [`Options`]; resolves nothing yet.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub fn open(pid: i32) -> Result<Self, Error> {
+        Self::with_options(pid, Options::default())
+    }
+
+    /// Opens a process.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub fn with_options(pid: i32, options: Options) -> Result<Self, Error> {
+        Ok(Self {
+            target: remote::Process::open(pid)?,
+            options,
+            memory: None,
+            modules: ModuleCache::new(),
+            found: None,
+            variables: None,
+        })
+    }
+
+    /// The process as such: its name, executable, status.
+    #[must_use]
+    pub fn target(&self) -> &remote::Process {
+        &self.target
+    }
+
+    /// The limits it was opened with.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The process context as it is now. When it was read before and has not changed, this is one
+    /// system call.
+    ///
+    /// # Errors
+    /// When the process can't be looked at.
+    pub fn context(&mut self) -> Result<ContextState, Error> {
+        if let Some(known) = self.poll() {
+            return Ok(known);
+        }
+        let places = self.places()?;
+        if places.is_empty() {
+            return Ok(ContextState::Absent);
+        }
+        let max_payload = self.options.max_payload;
+        match process_context::read_first(&places, self.memory()?, max_payload) {
+            Ok(Some(found)) => Ok(ContextState::Published(
+                self.found.insert(found).context.clone(),
+            )),
+            Ok(None) => Ok(ContextState::Absent),
+            Err(broken) => Ok(ContextState::Broken(broken)),
+        }
+    }
+
+    /// Looks at the context that was found before. `None` when there was none, or it is gone.
+    fn poll(&mut self) -> Option<ContextState> {
+        let found = self.found.as_ref()?;
+        match found.poll(self.memory.as_ref()?, self.options.max_payload) {
+            Ok(Polled::Unchanged) => Some(ContextState::Published(found.context.clone())),
+            Ok(Polled::Changed(new)) => {
+                let context = self.found.insert(new).context.clone();
+                Some(ContextState::Published(context))
+            }
+            Ok(Polled::Gone) => {
+                // Unpublished, or the program was replaced and with it the whole address space.
+                self.found = None;
+                self.memory = None;
+                self.variables = None;
+                None
+            }
+            Err(broken) => Some(ContextState::Broken(broken)),
+        }
+    }
+
+    /// Every mapping whose name promises a context, in the order of their addresses.
+    fn places(&self) -> Result<Vec<Place>, Error> {
+        let mut places = Vec::new();
+        let mut seen = 0;
+        let most = self.options.max_mappings.unwrap_or(u64::MAX);
+        self.target.mappings(&mut |mapping| {
+            seen += 1;
+            if process_context::is_candidate(mapping.name, mapping.permissions.execute) {
+                places.push(Place::new(mapping));
+            }
+            if seen > most || places.len() == MOST_PLACES {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        })?;
+        if seen > most {
+            return Err(Error::TooManyMappings {
+                pid: self.target.pid(),
+                limit: most,
+            });
+        }
+        Ok(places)
+    }
+
+    fn memory(&mut self) -> Result<&ProcessMemory, Error> {
+        if self.memory.is_none() {
+            self.memory = Some(self.target.memory()?);
+        }
+        // The line above filled it.
+        Ok(self.memory.as_ref().expect("memory was just opened"))
+    }
+
+    /// What can be told of the process without its help.
+    ///
+    /// # Errors
+    /// When the process can't be looked at.
+    pub fn detected(&self) -> Result<Detected, Error> {
+        Detected::of(&self.target)
+    }
+
+    /// Whether the contexts of its threads can be read, and how they are reached. Follows
+    /// libraries that come and go.
+    ///
+    /// # Errors
+    /// When the process can't be looked at.
+    pub fn thread_support(&mut self) -> Result<ThreadSupport, Error> {
+        let unreadable = |why| Ok(ThreadSupport::Unreadable(why));
+        let context = match self.context()? {
+            ContextState::Published(context) => Some(context),
+            ContextState::Absent if self.options.any_schema => None,
+            ContextState::Absent => return unreadable(Unreadable::NoProcessContext),
+            ContextState::Broken(_) if self.options.any_schema => None,
+            ContextState::Broken(why) => return unreadable(Unreadable::BrokenProcessContext(why)),
+        };
+        let schema = context.as_ref().and_then(|context| context.schema.clone());
+        match &schema {
+            Some(schema) if schema.is_thread_local_record() => {}
+            _ if self.options.any_schema => {}
+            None => return unreadable(Unreadable::NoSchema),
+            Some(schema) => return unreadable(Unreadable::UnsupportedSchema(schema.clone())),
+        }
+        let keys = match context.map_or(Ok(None), |context| context.keys.clone()) {
+            Ok(keys) => keys.unwrap_or_default(),
+            Err(_) if self.options.any_schema => KeyMap::default(),
+            Err(error) => return unreadable(Unreadable::KeyMap(error)),
+        };
+        let resolution = self.resolve()?;
+        if resolution.variables.is_empty() {
+            return unreadable(Unreadable::NotFound {
+                unreadable: resolution.unreadable.clone(),
+            });
+        }
+        Ok(ThreadSupport::Readable(ThreadVariables {
+            schema,
+            keys,
+            resolution,
+        }))
+    }
+
+    /// Finds the variable, again only when other modules are loaded than last time.
+    fn resolve(&mut self) -> Result<Arc<tls::Resolution>, Error> {
+        let layout = self.layout()?;
+        if let Some((known, resolution)) = &self.variables
+            && *known == layout
+        {
+            return Ok(resolution.clone());
+        }
+        self.memory()?;
+        // Borrowed apart: the cache is written while the memory is read.
+        let memory = self.memory.as_ref().expect("memory was just opened");
+        let resolution = tls::resolve(&self.target, memory, &mut self.modules, SYMBOL)?;
+        let resolution = Arc::new(resolution);
+        self.variables = Some((layout, resolution.clone()));
+        Ok(resolution)
+    }
+
+    /// Which code is mapped where: changes with every dlopen, dlclose and exec.
+    fn layout(&self) -> Result<Layout, Error> {
+        let mut hasher = DefaultHasher::new();
+        self.target.mappings(&mut |mapping| {
+            if mapping.permissions.execute && mapping.inode != 0 {
+                (mapping.start, mapping.end, mapping.device, mapping.inode).hash(&mut hasher);
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(Layout(hasher.finish()))
+    }
+
+    /// Its threads. One that exits meanwhile is left out.
+    ///
+    /// # Errors
+    /// When the process can't be looked at. That its threads have no readable context shows when one
+    /// of them is asked for it.
+    pub fn threads(&mut self) -> Result<Vec<Thread<'_>>, Error> {
+        let support = Arc::new(self.thread_support()?);
+        let threads = self.target.threads()?;
+        let process = &*self;
+        Ok(threads
+            .into_iter()
+            .map(|id| Thread::new(process, support.clone(), id))
+            .collect())
+    }
+
+    pub(crate) fn open_memory(&self) -> Option<&ProcessMemory> {
+        self.memory.as_ref()
+    }
+
+    /// The key map as it is now, if it has changed since it was last read.
+    pub(crate) fn newer_keys(&self) -> Option<KeyMap> {
+        match self
+            .found
+            .as_ref()?
+            .poll(self.memory.as_ref()?, self.options.max_payload)
+        {
+            Ok(Polled::Changed(found)) => found.context.keys.clone().ok().flatten(),
+            _ => None,
+        }
+    }
+}
+
+impl ProcessContext {
+    /// Whether the process announces a thread-local variable with records.
+    #[must_use]
+    pub fn announces_records(&self) -> bool {
+        self.schema
+            .as_ref()
+            .is_some_and(Schema::is_thread_local_record)
+    }
+}

@@ -1,0 +1,288 @@
+//! Finds and reads the process context (OTEP 4719, "Reading Protocol").
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use otelctx_format::process_context::{
+    HEADER_SIZE, Header, HeaderError, Payload, PayloadError, Problem,
+};
+use otelctx_format::{KeyMap, KeyMapError, Schema};
+use otelctx_remote::{Mapping, Memory, MemoryError};
+
+/// How a publisher's mapping is called in `/proc/PID/maps`, by how it was made: a named shared or
+/// private anonymous mapping, or a memfd. ` (deleted)` usually follows the last.
+const NAMES: [&[u8]; 3] = [
+    b"[anon_shmem:OTEL_CTX]",
+    b"[anon:OTEL_CTX]",
+    b"/memfd:OTEL_CTX",
+];
+
+/// Waits between the tries to read a context that is being updated. An update takes a few
+/// microseconds, unless its thread is descheduled.
+const BACK_OFF: [Duration; 4] = [
+    Duration::ZERO,
+    Duration::from_micros(20),
+    Duration::from_micros(200),
+    Duration::from_millis(2),
+];
+
+/// What a process publishes about itself.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ProcessContext {
+    /// The mapping's name in `/proc/PID/maps`.
+    pub mapping: String,
+    /// Where the header lies in the process.
+    pub address: u64,
+    /// When this was published, in nanoseconds of the publisher's `CLOCK_BOOTTIME`. Good for
+    /// telling two versions apart, not for comparing with a clock of one's own: the process may live in
+    /// another time namespace.
+    pub monotonic_published_at_ns: u64,
+    /// The resource and the context's own attributes, each name once.
+    pub payload: Payload,
+    /// Attributes that were left out of `payload`.
+    pub problems: Vec<Problem>,
+    /// How its threads carry their contexts, if it says so.
+    pub schema: Option<Schema>,
+    /// The names that records refer to; an error if the attribute is there and is no key map.
+    pub keys: Result<Option<KeyMap>, KeyMapError>,
+    /// Addresses of further valid contexts in the same process, which readers must not use.
+    pub others: Vec<u64>,
+}
+
+/// Whether a process publishes a context.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ContextState {
+    /// It does, and this is it.
+    Published(Arc<ProcessContext>),
+    /// It does not.
+    Absent,
+    /// It has a mapping of that name, but nothing readable in it.
+    Broken(Broken),
+}
+
+/// Why a published context could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Broken {
+    /// The header is another one.
+    Header(HeaderError),
+    /// The header lies in memory that can't be read.
+    HeaderUnreadable(MemoryError),
+    /// Each of several tries met the context while it was being updated.
+    BeingUpdated {
+        /// How many tries.
+        tries: usize,
+    },
+    /// The payload is larger than the limit.
+    TooLarge {
+        /// Its size in bytes.
+        size: u32,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// The payload lies in memory that can't be read.
+    PayloadUnreadable(MemoryError),
+    /// The payload is malformed.
+    Payload(PayloadError),
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(error) => error.fmt(f),
+            Self::HeaderUnreadable(error) => write!(f, "its header can't be read: {error}"),
+            Self::BeingUpdated { tries } => write!(
+                f,
+                "it was being updated at each of {tries} tries; try again, or look for a publisher \
+                 that died in the middle of an update"
+            ),
+            Self::TooLarge { size, limit } => write!(
+                f,
+                "its payload has {size} bytes, more than the limit of {limit}; raise the limit to \
+                 read it"
+            ),
+            Self::PayloadUnreadable(error) => write!(f, "its payload can't be read: {error}"),
+            Self::Payload(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Broken {}
+
+/// Whether a mapping may hold a process context: by its name, and data is not code.
+pub(crate) fn is_candidate(name: &[u8], executable: bool) -> bool {
+    !executable && NAMES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// A context that was found, with what it takes to notice a change.
+#[derive(Debug)]
+pub(crate) struct Found {
+    header: [u8; HEADER_SIZE],
+    pub(crate) context: Arc<ProcessContext>,
+}
+
+/// What became of a context that had been found before.
+pub(crate) enum Polled {
+    Unchanged,
+    Changed(Found),
+    /// There is no valid header any more at its address, or nothing can be read there.
+    Gone,
+}
+
+impl Found {
+    /// Looks at a context again: one read of the whole header if it has not changed.
+    pub(crate) fn poll(&self, memory: &dyn Memory, limit: usize) -> Result<Polled, Broken> {
+        let mut header = [0; HEADER_SIZE];
+        if memory.read(self.context.address, &mut header).is_err() {
+            return Ok(Polled::Gone);
+        }
+        if header == self.header {
+            return Ok(Polled::Unchanged);
+        }
+        let place = Place {
+            name: self.context.mapping.clone(),
+            address: self.context.address,
+        };
+        match place.read(memory, limit) {
+            Ok((header, mut context)) => {
+                context.others.clone_from(&self.context.others);
+                Ok(Polled::Changed(Found {
+                    header,
+                    context: Arc::new(context),
+                }))
+            }
+            Err(Broken::Header(_) | Broken::HeaderUnreadable(_)) => Ok(Polled::Gone),
+            Err(broken) => Err(broken),
+        }
+    }
+}
+
+/// A mapping whose name promises a context.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    name: String,
+    address: u64,
+}
+
+impl Place {
+    pub(crate) fn new(mapping: &Mapping<'_>) -> Self {
+        Self {
+            name: String::from_utf8_lossy(mapping.name).into_owned(),
+            address: mapping.start,
+        }
+    }
+
+    /// Reads until the header is the same before and after the payload.
+    fn read(
+        &self,
+        memory: &dyn Memory,
+        limit: usize,
+    ) -> Result<([u8; HEADER_SIZE], ProcessContext), Broken> {
+        for wait in [None].into_iter().chain(BACK_OFF.map(Some)) {
+            match wait {
+                None => {}
+                Some(Duration::ZERO) => std::hint::spin_loop(),
+                Some(wait) => std::thread::sleep(wait),
+            }
+            if let Some(read) = self.try_read(memory, limit)? {
+                return Ok(read);
+            }
+        }
+        Err(Broken::BeingUpdated {
+            tries: 1 + BACK_OFF.len(),
+        })
+    }
+
+    /// One try; `None` when the context was being updated. An error is only an error when the header is
+    /// the same before and after: otherwise the payload was being replaced.
+    fn try_read(
+        &self,
+        memory: &dyn Memory,
+        limit: usize,
+    ) -> Result<Option<([u8; HEADER_SIZE], ProcessContext)>, Broken> {
+        let mut before = [0; HEADER_SIZE];
+        memory
+            .read(self.address, &mut before)
+            .map_err(Broken::HeaderUnreadable)?;
+        let header = Header::decode(&before).map_err(Broken::Header)?;
+        if header.monotonic_published_at_ns == 0 {
+            return Ok(None);
+        }
+        // The system calls around the payload's read order it after the first header read and
+        // before the second, which is what the protocol's fences are for.
+        let payload = if header.payload_size as usize > limit {
+            Err(Broken::TooLarge {
+                size: header.payload_size,
+                limit,
+            })
+        } else {
+            let mut bytes = vec![0; header.payload_size as usize];
+            memory
+                .read(header.payload_address, &mut bytes)
+                .map(|()| bytes)
+                .map_err(Broken::PayloadUnreadable)
+        };
+        let mut after = [0; HEADER_SIZE];
+        memory
+            .read(self.address, &mut after)
+            .map_err(Broken::HeaderUnreadable)?;
+        if before != after {
+            return Ok(None);
+        }
+        let mut payload = Payload::decode(&payload?).map_err(Broken::Payload)?;
+        let problems = payload.take_problems();
+        let context = ProcessContext {
+            mapping: self.name.clone(),
+            address: self.address,
+            monotonic_published_at_ns: header.monotonic_published_at_ns,
+            schema: Schema::of(&payload),
+            keys: KeyMap::of(&payload),
+            payload,
+            problems,
+            others: Vec::new(),
+        };
+        Ok(Some((before, context)))
+    }
+
+    fn is_valid(&self, memory: &dyn Memory) -> bool {
+        let mut header = [0; HEADER_SIZE];
+        memory.read(self.address, &mut header).is_ok() && Header::decode(&header).is_ok()
+    }
+}
+
+/// The first readable context among `places`; `Ok(None)` when there are none. If all are unreadable, says why
+/// the first one that has a right header is, else the first.
+pub(crate) fn read_first(
+    places: &[Place],
+    memory: &dyn Memory,
+    limit: usize,
+) -> Result<Option<Found>, Broken> {
+    let mut why: Option<Broken> = None;
+    for (index, place) in places.iter().enumerate() {
+        match place.read(memory, limit) {
+            Ok((header, mut context)) => {
+                let later = places[index + 1..]
+                    .iter()
+                    .filter(|place| place.is_valid(memory));
+                context.others = later.map(|place| place.address).collect();
+                return Ok(Some(Found {
+                    header,
+                    context: Arc::new(context),
+                }));
+            }
+            Err(broken) => {
+                let foreign =
+                    |why: &Broken| matches!(why, Broken::Header(_) | Broken::HeaderUnreadable(_));
+                if why
+                    .as_ref()
+                    .is_none_or(|why| foreign(why) && !foreign(&broken))
+                {
+                    why = Some(broken);
+                }
+            }
+        }
+    }
+    why.map_or(Ok(None), Err)
+}

@@ -1,0 +1,314 @@
+//! The context of a thread: from its thread pointer to the record (OTEP 4947, "Reading").
+
+use std::ffi::OsString;
+use std::fmt;
+use std::sync::Arc;
+
+use otelctx_format::record::{self, Context};
+use otelctx_format::{KeyMap, KeyMapError, Schema};
+use otelctx_remote as remote;
+use remote::tls::{Resolution, TlsVariable};
+use remote::{Memory, MemoryError, Stopped};
+
+use crate::{Broken, Error, Process};
+
+/// The thread-local variable that points at the record: 8 bytes, exported.
+pub const SYMBOL: &str = "otel_thread_ctx_v1";
+
+/// Records never straddle more than this without a reader noticing: the page size of x86-64, and the
+/// smallest of aarch64.
+const PAGE: u64 = 4096;
+
+/// Whether the threads of a process have a context that can be read.
+#[derive(Clone, Debug)]
+pub enum ThreadSupport {
+    /// They do.
+    Readable(ThreadVariables),
+    /// They don't.
+    Unreadable(Unreadable),
+}
+
+/// How the threads of a process are read.
+#[derive(Clone, Debug)]
+pub struct ThreadVariables {
+    /// The schema that the process announces. Another one than a thread-local record only where
+    /// [`Options::any_schema`](crate::Options::any_schema) asks for it.
+    pub schema: Option<Schema>,
+    /// The names that records refer to.
+    pub keys: KeyMap,
+    /// The variables of that name which the process uses, best evidence first.
+    pub resolution: Arc<Resolution>,
+}
+
+/// Why the threads of a process have no readable context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unreadable {
+    /// The process publishes no process context.
+    NoProcessContext,
+    /// Its process context is broken.
+    BrokenProcessContext(Broken),
+    /// Its process context has no `threadlocal.schema_version`.
+    NoSchema,
+    /// Its process context announces another schema.
+    UnsupportedSchema(Schema),
+    /// Its process context has a `threadlocal.attribute_key_map` that is none.
+    KeyMap(KeyMapError),
+    /// No module has the variable.
+    NotFound {
+        /// Modules that could not be looked into, with the reason.
+        unreadable: Vec<(OsString, String)>,
+    },
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoProcessContext => write!(f, "no process context"),
+            Self::BrokenProcessContext(why) => write!(f, "broken process context: {why}"),
+            Self::NoSchema => write!(
+                f,
+                "no schema: it publishes no {}",
+                otelctx_format::SCHEMA_VERSION
+            ),
+            Self::UnsupportedSchema(schema) => {
+                write!(f, "unsupported schema {}", schema.as_str().escape_debug())
+            }
+            Self::KeyMap(error) => error.fmt(f),
+            Self::NotFound { unreadable } if unreadable.is_empty() => {
+                write!(f, "{SYMBOL} is not exported by any module")
+            }
+            Self::NotFound { unreadable } => {
+                let (module, reason) = &unreadable[0];
+                write!(
+                    f,
+                    "{SYMBOL} was not found, and {} of the modules could not be read ({}: {})",
+                    unreadable.len(),
+                    module.to_string_lossy().escape_debug(),
+                    reason.escape_debug()
+                )
+            }
+        }
+    }
+}
+
+/// What a thread works on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// This.
+    Attached(Context),
+    /// No record is attached, or the thread never touched the variable.
+    Detached,
+    /// A record is attached that says not to read it: the thread was stopped while rewriting it.
+    NotValid,
+}
+
+impl Outcome {
+    /// The context, if there is one.
+    #[must_use]
+    pub fn attached(&self) -> Option<&Context> {
+        match self {
+            Self::Attached(context) => Some(context),
+            Self::Detached | Self::NotValid => None,
+        }
+    }
+}
+
+/// A thread of a [`Process`].
+#[derive(Debug)]
+pub struct Thread<'p> {
+    process: &'p Process,
+    support: Arc<ThreadSupport>,
+    id: remote::Thread,
+}
+
+impl<'p> Thread<'p> {
+    pub(crate) fn new(
+        process: &'p Process,
+        support: Arc<ThreadSupport>,
+        id: remote::Thread,
+    ) -> Self {
+        Self {
+            process,
+            support,
+            id,
+        }
+    }
+
+    /// Its id, as the reader's PID namespace has it.
+    #[must_use]
+    pub fn tid(&self) -> i32 {
+        self.id.tid
+    }
+
+    /// Its name, at most 15 bytes, chosen by the process: escape it before it reaches a terminal.
+    #[must_use]
+    pub fn name(&self) -> &std::ffi::OsStr {
+        &self.id.name
+    }
+
+    /// Stops the thread for as long as the answer lives. ptrace binds that to the calling OS thread.
+    ///
+    /// # Errors
+    /// When it can't be stopped, or has no readable context.
+    pub fn stop(&self) -> Result<StoppedThread<'_>, Error> {
+        let variables = self.variables()?;
+        // All that can be done before the thread stands still is done before.
+        let record = vec![0; self.process.options().max_record.max(record::HEADER_SIZE)];
+        let timeout = self.process.options().stop_timeout;
+        let stopped = Stopped::stop(self.process.target(), self.id.tid, timeout)?;
+        Ok(StoppedThread {
+            thread: self,
+            variables,
+            stopped,
+            record,
+        })
+    }
+
+    /// Stops the thread, reads its context and lets it run again, some microseconds later.
+    ///
+    /// # Errors
+    /// When it can't be stopped or read.
+    pub fn context(&self) -> Result<Outcome, Error> {
+        let mut stopped = self.stop()?;
+        let read = stopped.read();
+        let StoppedThread {
+            variables,
+            stopped,
+            record,
+            ..
+        } = stopped;
+        stopped.resume()?;
+        Ok(self.decode(variables, read?.map(|size| &record[..size])))
+    }
+
+    fn variables(&self) -> Result<&ThreadVariables, Error> {
+        match &*self.support {
+            ThreadSupport::Readable(variables) => Ok(variables),
+            ThreadSupport::Unreadable(why) => Err(Error::Unreadable {
+                pid: self.process.target().pid(),
+                why: why.clone(),
+            }),
+        }
+    }
+
+    fn decode(&self, variables: &ThreadVariables, record: Option<&[u8]>) -> Outcome {
+        let Some(record) = record else {
+            return Outcome::Detached;
+        };
+        let Ok(record) = record::decode(record) else {
+            return Outcome::NotValid;
+        };
+        let context = record.resolve(&variables.keys);
+        if context.left_out.unknown_key == 0 {
+            return Outcome::Attached(context);
+        }
+        // A key may have been registered since the key map was read.
+        Outcome::Attached(match self.process.newer_keys() {
+            Some(keys) => record.resolve(&keys),
+            None => context,
+        })
+    }
+}
+
+/// A thread that stands still until this is dropped.
+#[derive(Debug)]
+pub struct StoppedThread<'t> {
+    thread: &'t Thread<'t>,
+    variables: &'t ThreadVariables,
+    stopped: Stopped,
+    record: Vec<u8>,
+}
+
+impl StoppedThread<'_> {
+    /// What the thread works on.
+    ///
+    /// # Errors
+    /// When its variable or record can't be read.
+    pub fn context(&mut self) -> Result<Outcome, Error> {
+        let size = self.read()?;
+        Ok(self
+            .thread
+            .decode(self.variables, size.map(|size| &self.record[..size])))
+    }
+
+    /// The thread pointer: fs base on x86-64, `TPIDR_EL0` on aarch64.
+    #[must_use]
+    pub fn thread_pointer(&self) -> u64 {
+        self.stopped.thread_pointer()
+    }
+
+    /// Reads the thread's record into `self.record`, and returns how much of it there is: `None`
+    /// when none is attached, 0 when the one attached is not valid. Of several variables the first
+    /// that points at a valid record counts, else the first that points at anything.
+    fn read(&mut self) -> Result<Option<usize>, Error> {
+        let mut fallback = Ok(None);
+        for variable in &self.variables.resolution.variables {
+            let other = match self.read_variable(variable) {
+                Ok(None) => continue,
+                Ok(Some(size)) if self.record[record::offset::VALID] == record::VALID => {
+                    return Ok(Some(size));
+                }
+                Ok(Some(_)) => Ok(Some(0)),
+                Err(error) => Err(error),
+            };
+            if matches!(fallback, Ok(None)) {
+                fallback = other;
+            }
+        }
+        fallback
+    }
+
+    fn read_variable(&mut self, variable: &TlsVariable) -> Result<Option<usize>, Error> {
+        let tid = self.thread.id.tid;
+        let Some(memory) = self.thread.process.open_memory() else {
+            return Ok(None);
+        };
+        let thread_pointer = self.stopped.thread_pointer();
+        let Some(address) = variable.address(memory, thread_pointer)? else {
+            return Ok(None);
+        };
+        let pointer = memory.read_u64(address).map_err(|source| Error::Variable {
+            tid,
+            module: variable.module.to_string_lossy().into_owned(),
+            source,
+        })?;
+        if pointer == 0 {
+            return Ok(None);
+        }
+        let no_record = |reason: String| Error::Pointer {
+            tid,
+            pointer,
+            reason,
+        };
+        if pointer % 2 != 0 {
+            return Err(no_record("a record's address is even".into()));
+        }
+        let size = read_record(memory, pointer, &mut self.record);
+        size.map(Some).map_err(|error| no_record(error.to_string()))
+    }
+}
+
+/// Reads as much of the record at `pointer` as it announces and `buffer` holds.
+fn read_record(memory: &dyn Memory, pointer: u64, buffer: &mut [u8]) -> Result<usize, MemoryError> {
+    // One read does, if the buffer's worth behind the pointer lies in one page: it is then there
+    // whole. Otherwise what follows a short record may be unmapped.
+    let one_read = pointer % PAGE + buffer.len() as u64 <= PAGE;
+    let first = if one_read {
+        buffer.len()
+    } else {
+        record::HEADER_SIZE
+    };
+    memory.read(pointer, &mut buffer[..first])?;
+    let attributes = [
+        buffer[record::offset::ATTRIBUTES_SIZE],
+        buffer[record::offset::ATTRIBUTES_SIZE + 1],
+    ];
+    let announced = record::HEADER_SIZE + usize::from(u16::from_ne_bytes(attributes));
+    let size = announced.min(buffer.len());
+    if size > first {
+        memory.read(pointer + first as u64, &mut buffer[first..size])?;
+    }
+    Ok(size)
+}
