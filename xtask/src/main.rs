@@ -1,3 +1,73 @@
-//! The project's own chores.
+//! The project's own chores: `cargo xtask VERB`. One file a verb.
 
-fn main() {}
+mod advisories;
+mod bench;
+mod check;
+mod conformance;
+mod debian;
+mod footprint;
+mod fuzz;
+mod licences;
+mod miri;
+mod msrv;
+mod report;
+mod setup;
+mod test;
+mod unprivileged;
+mod workspace;
+
+use std::process::ExitCode;
+
+use report::Outcome;
+
+const USAGE: &str = "\
+cargo xtask VERB
+
+  check         format, lints and unit tests: the inner loop, under 3 minutes
+  setup         install what the tests need, and say what could not be had
+  test          set up, then everything: tests, tests without root, conformance,
+                footprint, minimum Rust, Miri, fuzz smoke  [--fuzz-seconds N]
+  fuzz          run the fuzz targets  [--seconds N] [--keep] [TARGET]
+  msrv          compile the application crates with an older Rust, and for other targets
+  miri          run the format crate's tests under Miri
+  conformance   check conformance/ against the code  [--write]
+  footprint     what the publisher adds to an application's dependency tree
+  licences      every dependency's licence is on deny.toml's list
+  advisories    no dependency has a known advisory  [--refresh CHECKOUT]
+  bench         run the benchmarks  [GROUP] [--json]
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((verb, rest)) = arguments.split_first() else {
+        eprint!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    let outcome = match verb.as_str() {
+        "check" => check::run(),
+        "setup" => setup::run(),
+        "test" => test::run(rest),
+        "fuzz" => fuzz::run(rest),
+        "msrv" => msrv::run(),
+        "miri" => miri::run(),
+        "conformance" => conformance::run(rest),
+        "footprint" => footprint::run(),
+        "licences" => licences::run(),
+        "advisories" => advisories::run(rest),
+        "bench" => bench::run(rest),
+        "help" | "-h" | "--help" => {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        unknown => {
+            eprint!("no such verb: {unknown}\n\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    // Standard output belongs to what the chore prints (`bench --json`).
+    eprintln!("{verb}: {outcome}");
+    match outcome {
+        Outcome::Failed(_) => ExitCode::FAILURE,
+        Outcome::Passed(_) | Outcome::Skipped(_) => ExitCode::SUCCESS,
+    }
+}

@@ -1,0 +1,40 @@
+//! `cargo xtask check`: the inner loop.
+
+use crate::report::{self, Outcome, Report};
+use crate::workspace::cargo;
+
+/// Format, lints, unit tests. Needs nothing that `setup` installs.
+pub(crate) fn run() -> Outcome {
+    let mut report = Report::default();
+    report.step("format", || cargo_step(&["fmt", "--all", "--check"]));
+    report.step("lints", || {
+        cargo_step(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ])
+    });
+    report.step("unit tests", || {
+        cargo_step(&[
+            "test",
+            "--workspace",
+            "--lib",
+            "--bins",
+            "--locked",
+            "--quiet",
+        ])
+    });
+    report.finish()
+}
+
+fn cargo_step(arguments: &[&str]) -> Outcome {
+    match report::run(cargo().args(arguments)) {
+        Ok(()) => Outcome::Passed(format!("cargo {}", arguments.join(" "))),
+        Err(error) => Outcome::Failed(error),
+    }
+}

@@ -1,0 +1,26 @@
+//! `cargo xtask conformance [--write]`: the published test vectors against the code.
+
+use crate::report::{self, Outcome};
+use crate::workspace::{cargo, has_package};
+
+/// The package that makes the vectors from the code and compares them with `conformance/`.
+const PACKAGE: &str = "otelctx-conformance";
+
+/// Compares, or with `--write` makes the vectors anew.
+pub(crate) fn run(arguments: &[String]) -> Outcome {
+    match has_package(PACKAGE) {
+        Ok(true) => {}
+        Ok(false) => return Outcome::Skipped(format!("the workspace has no {PACKAGE}")),
+        Err(error) => return Outcome::Failed(error),
+    }
+    let mut command = cargo();
+    if arguments.iter().any(|word| word == "--write") {
+        command.args(["run", "--quiet", "--locked", "-p", PACKAGE, "--", "--write"]);
+    } else {
+        command.args(["test", "--quiet", "--locked", "-p", PACKAGE]);
+    }
+    match report::run(&mut command) {
+        Ok(()) => Outcome::Passed("conformance/ says what the code does".into()),
+        Err(error) => Outcome::Failed(error),
+    }
+}

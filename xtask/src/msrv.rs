@@ -1,0 +1,95 @@
+//! `cargo xtask msrv`: the application crates with an older Rust, and for targets other than the
+//! machine's own.
+//!
+//! The workspace's lints (`clippy::incompatible_msrv`) already refuse library calls newer than
+//! each crate's `rust-version`; this compiles for real, with the oldest compiler that can be had.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::debian;
+use crate::report::{self, Outcome};
+use crate::workspace::{APPLICATION_CRATES, cargo, root};
+
+/// The minimum that the application crates state in their `rust-version`.
+const APPLICATIONS: &str = "1.82";
+/// The minimum of the tools (`rust-version` of the workspace).
+const TOOLS: &str = "1.88";
+
+/// Compiles the application crates with Rust 1.82, or the next newer one that can be had, and with
+/// it for aarch64 and for a target that is no Linux (where the publisher must compile to no-ops).
+pub(crate) fn run() -> Outcome {
+    compile().into()
+}
+
+fn compile() -> Result<Outcome, String> {
+    let mut done = Vec::new();
+    let mut missing = Vec::new();
+    match rustup(TOOLS) {
+        Some(rustc) => {
+            check(&rustc, &["--workspace"], None)?;
+            done.push(format!("the workspace with {}", version(&rustc)?));
+        }
+        None => missing.push(format!("tools: rustup has no {TOOLS}, lints only")),
+    }
+    if let Some(rustc) = rustup(APPLICATIONS) {
+        check(&rustc, &application_crates(), None)?;
+        done.push(format!("application crates with {}", version(&rustc)?));
+    }
+    match debian::rustc() {
+        Ok(rustc) => {
+            check(&rustc, &application_crates(), None)?;
+            done.push(format!("application crates with {}", version(&rustc)?));
+            for target in ["aarch64-unknown-linux-gnu", "wasm32-wasip1"] {
+                check(&rustc, &application_crates(), Some(target))?;
+                done.push(target.to_owned());
+            }
+        }
+        Err(why) => missing.push(format!("application crates, aarch64 and non-Linux: {why}")),
+    }
+    missing
+        .iter()
+        .for_each(|line| println!("not compiled: {line}"));
+    if done.is_empty() {
+        return Ok(Outcome::Skipped(missing.join("; ")));
+    }
+    Ok(Outcome::Passed(done.join(", ")))
+}
+
+fn application_crates() -> Vec<&'static str> {
+    APPLICATION_CRATES
+        .iter()
+        .flat_map(|name| ["-p", *name])
+        .collect()
+}
+
+/// `cargo check` with another compiler, in a target folder of its own.
+fn check(rustc: &Path, packages: &[&str], target: Option<&str>) -> Result<(), String> {
+    let mut command = cargo();
+    command
+        .env("RUSTC", rustc)
+        .env_remove("RUSTFLAGS")
+        .env_remove("RUSTC_WRAPPER");
+    command
+        .args(["check", "--quiet", "--locked", "--target-dir"])
+        .arg(root().join("target/msrv"));
+    command.args(packages);
+    if let Some(target) = target {
+        command.args(["--target", target]);
+    }
+    report::run(&mut command)
+}
+
+/// The compiler of a toolchain that rustup already has; nothing is installed.
+fn rustup(toolchain: &str) -> Option<PathBuf> {
+    let which = ["which", "--toolchain", toolchain, "rustc"];
+    let list = report::output(Command::new("rustup").args(["toolchain", "list"])).ok()?;
+    list.lines().find(|line| line.starts_with(toolchain))?;
+    let path = report::output(Command::new("rustup").args(which)).ok()?;
+    Some(path.trim().into())
+}
+
+fn version(rustc: &Path) -> Result<String, String> {
+    let line = report::output(Command::new(rustc).arg("--version"))?;
+    Ok(line.split(' ').take(2).collect::<Vec<_>>().join(" "))
+}

@@ -1,0 +1,109 @@
+//! How a chore ended, and the summary of several.
+
+use std::fmt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// How one chore ended; the text is one line for a person.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// It held.
+    Passed(String),
+    /// It could not be looked at here, and why. Not a failure: the line says what is not known.
+    Skipped(String),
+    /// It did not hold, or could not be run although it should have been possible.
+    Failed(String),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed(line) => write!(f, "ok: {line}"),
+            Self::Skipped(line) => write!(f, "skipped: {line}"),
+            Self::Failed(line) => write!(f, "FAILED: {line}"),
+        }
+    }
+}
+
+/// `Err` is a failed chore: lets a chore use `?` and still end as one line.
+impl From<Result<Self, String>> for Outcome {
+    fn from(result: Result<Self, String>) -> Self {
+        result.unwrap_or_else(Self::Failed)
+    }
+}
+
+/// Named chores run one after another; a failed one does not keep the others from running.
+#[derive(Default)]
+pub(crate) struct Report {
+    steps: Vec<(&'static str, Duration, Outcome)>,
+}
+
+impl Report {
+    /// Runs one chore and prints its result.
+    pub(crate) fn step(&mut self, name: &'static str, chore: impl FnOnce() -> Outcome) {
+        println!("==> {name}");
+        let start = Instant::now();
+        let outcome = chore();
+        let took = start.elapsed();
+        println!("<== {name}: {outcome} ({} s)", took.as_secs());
+        self.steps.push((name, took, outcome));
+    }
+
+    /// Prints every step's line and folds them into one outcome.
+    pub(crate) fn finish(self) -> Outcome {
+        println!("\nsummary");
+        let (mut passed, mut skipped, mut failed) = (0, 0, Vec::new());
+        for (name, took, outcome) in &self.steps {
+            println!("  {name:<14} {:>4} s  {outcome}", took.as_secs());
+            match outcome {
+                Outcome::Passed(_) => passed += 1,
+                Outcome::Skipped(_) => skipped += 1,
+                Outcome::Failed(_) => failed.push(*name),
+            }
+        }
+        if failed.is_empty() {
+            Outcome::Passed(format!("{passed} steps, {skipped} skipped"))
+        } else {
+            Outcome::Failed(failed.join(", "))
+        }
+    }
+}
+
+/// Runs a command with the terminal's own input and output; `Err` names it if it fails.
+pub(crate) fn run(command: &mut Command) -> Result<(), String> {
+    let status = command
+        .status()
+        .map_err(|error| format!("{}: {error}", shown(command)))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{}: {status}", shown(command)))
+    }
+}
+
+/// Runs a command and returns what it printed; `Err` names it and carries its standard error.
+pub(crate) fn output(command: &mut Command) -> Result<String, String> {
+    let output = command
+        .output()
+        .map_err(|error| format!("{}: {error}", shown(command)))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        Err(format!(
+            "{}: {}\n{}",
+            shown(command),
+            output.status,
+            stderr.trim_end()
+        ))
+    }
+}
+
+/// A command as a person would type it, without its environment.
+pub(crate) fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}

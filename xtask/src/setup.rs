@@ -1,0 +1,139 @@
+//! `cargo xtask setup`: what the tests need beyond Rust and a C linker.
+//!
+//! Tests find these at fixed places and skip, with a line, where they are missing:
+//!
+//! | path | what |
+//! |---|---|
+//! | the search path | the programs of [`PROGRAMS`] |
+//! | `target/setup/python3` | link to the Python that `ddtrace` was installed for |
+//! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
+//! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::debian;
+use crate::report::{self, Outcome};
+use crate::workspace::{have, is_root, setup_dir};
+
+/// Program, its Debian package, and what goes untested without it.
+const PROGRAMS: [(&str, &str, &str); 12] = [
+    ("gcc", "gcc", "C fixtures"),
+    ("clang", "clang", "C fixtures built by clang"),
+    ("ld.lld", "lld", "fixtures linked by lld"),
+    ("mold", "mold", "fixtures linked by mold"),
+    ("ld.gold", "binutils", "fixtures linked by gold"),
+    ("musl-gcc", "musl-tools", "musl fixtures"),
+    ("readelf", "binutils", "comparison with readelf"),
+    ("capsh", "libcap2-bin", "missing capabilities"),
+    ("setpriv", "util-linux", "tests without root"),
+    ("gdb", "gdb", "comparison with gdb"),
+    ("valgrind", "valgrind", "instruction counts"),
+    ("pip3", "python3-pip", "ddtrace from PyPI"),
+];
+
+/// The release of PyPI's `ddtrace` that the interop tests compare values with.
+const DDTRACE: &str = "ddtrace==4.16.*";
+
+/// Installs what is missing; everything already there costs no network.
+pub(crate) fn run() -> Outcome {
+    let mut missing = programs();
+    if let Err(why) = ddtrace() {
+        missing.push(format!("ddtrace ({why})"));
+    }
+    match debian::rustc() {
+        Ok(rustc) => println!("have {}", rustc.display()),
+        Err(why) => missing.push(format!("an older Rust ({why})")),
+    }
+    if missing.is_empty() {
+        return Outcome::Passed(format!("everything is there, in {}", setup_dir().display()));
+    }
+    missing
+        .iter()
+        .for_each(|line| println!("could not be had: {line}"));
+    Outcome::Skipped(format!("not to be had here: {}", missing.join("; ")))
+}
+
+/// Installs missing Debian packages; returns what is still missing, with what it costs.
+fn programs() -> Vec<String> {
+    let absent = || PROGRAMS.iter().filter(|(program, ..)| !have(program));
+    let packages: Vec<&str> = absent().map(|(_, package, _)| *package).collect();
+    if packages.is_empty() {
+        println!("have {}", PROGRAMS.map(|(program, ..)| program).join(", "));
+        return Vec::new();
+    }
+    if !have("apt-get") {
+        println!(
+            "no apt-get: install by hand what {} come in",
+            packages.join(", ")
+        );
+    } else if !is_root() {
+        println!(
+            "not root: run `apt-get install {}` as root",
+            packages.join(" ")
+        );
+    } else if let Err(error) = install(&packages) {
+        println!("{error}");
+    }
+    absent()
+        .map(|(program, _, use_)| format!("{program} (untested: {use_})"))
+        .collect()
+}
+
+fn install(packages: &[&str]) -> Result<(), String> {
+    println!("installing {}", packages.join(" "));
+    let apt = || {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qq");
+        command
+    };
+    report::output(apt().arg("update"))?;
+    let install = ["install", "--yes", "--no-install-recommends"];
+    report::output(apt().args(install).args(packages)).map(drop)
+}
+
+/// Installs `ddtrace` into a folder of its own, for the Python that is linked beside it.
+fn ddtrace() -> Result<(), String> {
+    let folder = setup_dir().join("ddtrace");
+    let link = setup_dir().join("python3");
+    let stamp = folder.join(".installed");
+    // Follows the link: a Python that has gone means a new installation.
+    if link.exists() && fs::read_to_string(&stamp).is_ok_and(|text| text == DDTRACE) {
+        println!("have {DDTRACE} in {}", folder.display());
+        return Ok(());
+    }
+    let python = python()?;
+    println!(
+        "installing {DDTRACE} for {} into {}",
+        python.display(),
+        folder.display()
+    );
+    let _ = fs::remove_dir_all(&folder);
+    let pip = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--target",
+    ];
+    report::output(Command::new(&python).args(pip).arg(&folder).arg(DDTRACE))?;
+    let _ = fs::remove_file(&link);
+    std::os::unix::fs::symlink(&python, &link)
+        .and_then(|()| fs::write(&stamp, DDTRACE))
+        .map_err(|error| format!("{}: {error}", setup_dir().display()))
+}
+
+/// A Python with pip. The system's own comes first: any user can run it, a version manager's lies
+/// in one user's home.
+fn python() -> Result<PathBuf, String> {
+    let candidates = [Path::new("/usr/bin/python3"), Path::new("python3")];
+    for candidate in candidates {
+        let probe = "import pip, sys; print(sys.executable)";
+        if let Ok(path) = report::output(Command::new(candidate).args(["-c", probe])) {
+            return Ok(path.trim().into());
+        }
+    }
+    Err("no python3 with pip".into())
+}

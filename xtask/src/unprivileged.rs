@@ -1,0 +1,192 @@
+//! The tests again, as a user without any right: part of `cargo xtask test`.
+//!
+//! Runs the test programs that root built, as the user `nobody`, in the checkout. Tests that do
+//! need root see that they lack it and skip with a line. What fixtures build has been built by the
+//! privileged run before: [`PREBUILT`] tells them to take it as it is.
+//!
+//! A checkout below a folder that only root may enter (`/root`, a private temporary folder) is
+//! shown at the same path in a mount namespace of the tests' own.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::report::{self, Outcome};
+use crate::test::Counts;
+use crate::workspace::{cargo, have, is_root, root};
+
+/// Set to 1 for a run that may read the build's results and write none of them.
+const PREBUILT: &str = "OTELCTX_PREBUILT";
+/// The user and group `nobody`, on every Linux.
+const NOBODY: u32 = 65534;
+
+/// Packages whose tests look at programs; the others' tests are the same for every user.
+const PACKAGES: [&str; 6] = [
+    "otelctx",
+    "otelctx-build",
+    "otelctx-remote",
+    "otelctx-reader",
+    "otelctx-cli",
+    "otelctx-fixtures",
+];
+
+/// Runs them all, also after one has failed.
+pub(crate) fn run(counts: &mut Counts) -> Outcome {
+    if !is_root() {
+        return Outcome::Skipped("the tests above ran without root already".into());
+    }
+    if !have("setpriv") || !have("unshare") {
+        return Outcome::Skipped("no setpriv and unshare (package util-linux)".into());
+    }
+    run_as_nobody(counts).into()
+}
+
+/// One test program and the folder cargo would start it in.
+struct Program {
+    executable: PathBuf,
+    package: PathBuf,
+}
+
+fn run_as_nobody(counts: &mut Counts) -> Result<Outcome, String> {
+    let programs = programs()?;
+    let home = Home::new()?;
+    let mut failed = Vec::new();
+    let mut total = Counts::default();
+    for program in &programs {
+        let mut command = as_nobody(&program.executable, &home.0)?;
+        command
+            .current_dir(&program.package)
+            .env("CARGO_MANIFEST_DIR", &program.package);
+        let (of_program, result) = Counts::of(&mut command);
+        total.add(&of_program);
+        if result.is_err() {
+            failed.push(program.executable.display().to_string());
+        }
+    }
+    counts.add(&total);
+    if failed.is_empty() {
+        Ok(Outcome::Passed(format!(
+            "{total} in {} test programs",
+            programs.len()
+        )))
+    } else {
+        Err(format!("{total}: {}", failed.join(", ")))
+    }
+}
+
+/// What `cargo test` would run, as cargo tells it.
+fn programs() -> Result<Vec<Program>, String> {
+    let mut command = cargo();
+    command.args([
+        "test",
+        "--no-run",
+        "--locked",
+        "--quiet",
+        "--message-format=json",
+    ]);
+    for package in PACKAGES {
+        command.args(["-p", package]);
+    }
+    let text = report::output(&mut command)?;
+    let messages = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let tests = messages.filter(|message| message["profile"]["test"] == true);
+    let program = |message: Value| {
+        Some(Program {
+            executable: message["executable"].as_str()?.into(),
+            package: Path::new(message["manifest_path"].as_str()?)
+                .parent()?
+                .into(),
+        })
+    };
+    Ok(tests.filter_map(program).collect())
+}
+
+/// A folder that belongs to `nobody`, removed at the end.
+struct Home(PathBuf);
+
+impl Home {
+    fn new() -> Result<Self, String> {
+        let path = PathBuf::from(format!("/tmp/otelctx-nobody-{}", std::process::id()));
+        let fail = |error| format!("{}: {error}", path.display());
+        fs::create_dir(&path).map_err(fail)?;
+        chown(&path, Some(NOBODY), Some(NOBODY)).map_err(fail)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn as_nobody(executable: &Path, home: &Path) -> Result<Command, String> {
+    let target = executable
+        .ancestors()
+        .nth(3)
+        .ok_or("cargo named no target folder")?;
+    let closed: BTreeSet<_> = [root(), target]
+        .into_iter()
+        .filter_map(closed_ancestor)
+        .collect();
+    let mut command = Command::new("unshare");
+    // `sh -c SCRIPT NAME ARGUMENTS`: paths are arguments, never part of the script.
+    command
+        .args(["--mount", "sh", "-euc", SHOW, "sh"])
+        .arg(home)
+        .arg(root())
+        .arg(target);
+    command.arg(closed.len().to_string()).args(closed);
+    command.args([
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+    ]);
+    command.args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]);
+    command.arg(executable);
+    command
+        .env(PREBUILT, "1")
+        .env("HOME", home)
+        .env("TMPDIR", home)
+        .env("USER", "nobody");
+    Ok(command)
+}
+
+/// Covers each closed folder with an empty one that holds only the way to the checkout and to the
+/// target folder. Arguments: HOME CHECKOUT TARGET COUNT CLOSED… COMMAND…
+const SHOW: &str = r#"
+home=$1 checkout=$2 target=$3 count=$4
+shift 4
+if [ "$count" -gt 0 ]; then
+    mkdir -p "$home/.checkout" "$home/.target"
+    mount --bind "$checkout" "$home/.checkout"
+    mount --bind "$target" "$home/.target"
+    while [ "$count" -gt 0 ]; do
+        mount -t tmpfs -o mode=755 otelctx "$1"
+        shift
+        count=$((count - 1))
+    done
+    for pair in "$checkout:$home/.checkout" "$target:$home/.target"; do
+        place=${pair%%:*}
+        mkdir -p "$place"
+        mount --bind "${pair#*:}" "$place"
+    done
+fi
+exec "$@"
+"#;
+
+/// The outermost folder above `path` that others may not enter.
+fn closed_ancestor(path: &Path) -> Option<&Path> {
+    let mut above: Vec<_> = path.ancestors().skip(1).collect();
+    above.reverse();
+    above.into_iter().find(|folder| {
+        fs::metadata(folder).is_ok_and(|status| status.permissions().mode() & 0o001 == 0)
+    })
+}

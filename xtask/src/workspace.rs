@@ -1,0 +1,85 @@
+//! Where things are, and what cargo knows about the workspace.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::report;
+
+/// The crates that applications carry: low minimum Rust, no heavy tree.
+pub(crate) const APPLICATION_CRATES: [&str; 3] = ["otelctx-format", "otelctx", "otelctx-build"];
+
+/// The checkout.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the checkout")
+}
+
+/// `target/setup`: what `cargo xtask setup` puts in place and tests look for. It stays inside the
+/// checkout whatever `CARGO_TARGET_DIR` says, so that tests find it by a path of their own.
+pub(crate) fn setup_dir() -> PathBuf {
+    root().join("target/setup")
+}
+
+/// The cargo that runs this chore.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// A program of rustup's nightly toolchain; fails to start where there is none.
+pub(crate) fn nightly(program: &str) -> Command {
+    let mut command = Command::new("rustup");
+    command
+        .current_dir(root())
+        .args(["run", "nightly", program]);
+    // Set by the cargo that runs this chore; the nightly one must not inherit it.
+    command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
+    command
+}
+
+/// `cargo metadata` of the workspace at `manifest`, with its dependencies.
+pub(crate) fn metadata(manifest: &Path) -> Result<Value, String> {
+    let text = report::output(
+        cargo()
+            .args(["metadata", "--format-version=1", "--manifest-path"])
+            .arg(manifest),
+    )?;
+    serde_json::from_str(&text).map_err(|error| format!("cargo metadata: {error}"))
+}
+
+/// Whether the workspace has a package of this name.
+pub(crate) fn has_package(name: &str) -> Result<bool, String> {
+    let metadata = metadata(&root().join("Cargo.toml"))?;
+    let members = metadata["workspace_members"]
+        .as_array()
+        .into_iter()
+        .flatten();
+    let ids: Vec<_> = members.collect();
+    let mut packages = metadata["packages"].as_array().into_iter().flatten();
+    Ok(packages.any(|package| package["name"] == name && ids.contains(&&package["id"])))
+}
+
+/// Whether a program of this name is on the search path.
+pub(crate) fn have(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// Where a program lies on the search path; the system's own folders come last, also when the
+/// path lacks them (an unprivileged user's path often has no `/usr/sbin`).
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    folders
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+}
+
+/// Whether this process is root.
+pub(crate) fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
