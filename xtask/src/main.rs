@@ -27,6 +27,7 @@ cargo xtask VERB
   setup         install what the tests need, and say what could not be had
   test          set up, then everything: tests, tests without root, conformance,
                 footprint, minimum Rust, Miri, fuzz smoke  [--fuzz-seconds N]
+  unprivileged  the tests again as the user nobody
   fuzz          run the fuzz targets  [--seconds N] [--keep] [TARGET]
   msrv          compile the application crates with an older Rust, and for other targets
   miri          run the format crate's tests under Miri
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         "check" => check::run(),
         "setup" => setup::run(),
         "test" => test::run(rest),
+        "unprivileged" => unprivileged::run(&mut test::Counts::default()),
         "fuzz" => fuzz::run(rest),
         "msrv" => msrv::run(),
         "miri" => miri::run(),

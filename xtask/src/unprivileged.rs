@@ -159,32 +159,38 @@ fn as_nobody(executable: &Path, home: &Path) -> Result<Command, String> {
     Ok(command)
 }
 
-/// Covers each closed folder with an empty one that holds only the way to the checkout and to the
-/// target folder. Arguments: HOME CHECKOUT TARGET COUNT CLOSED… COMMAND…
+/// Covers each closed folder with an open, empty one that holds only the checkout and the target
+/// folder, entry by entry: their own folders may be closed too.
+/// Arguments: HOME CHECKOUT TARGET COUNT CLOSED… COMMAND…
 const SHOW: &str = r#"
 home=$1 checkout=$2 target=$3 count=$4
 shift 4
 if [ "$count" -gt 0 ]; then
-    mkdir -p "$home/.checkout" "$home/.target"
-    mount --bind "$checkout" "$home/.checkout"
-    mount --bind "$target" "$home/.target"
+    mkdir -p "$home/checkout" "$home/target"
+    mount --bind "$checkout" "$home/checkout"
+    mount --bind "$target" "$home/target"
     while [ "$count" -gt 0 ]; do
         mount -t tmpfs -o mode=755 otelctx "$1"
         shift
         count=$((count - 1))
     done
-    for pair in "$checkout:$home/.checkout" "$target:$home/.target"; do
-        place=${pair%%:*}
-        mkdir -p "$place"
-        mount --bind "${pair#*:}" "$place"
-    done
+    show() {
+        mkdir -p "$2"
+        for entry in "$1"/* "$1"/.[!.]*; do
+            place=$2/${entry##*/}
+            if [ -d "$entry" ]; then mkdir -p "$place"; else : >> "$place"; fi
+            mount --bind "$entry" "$place"
+        done
+    }
+    show "$home/checkout" "$checkout"
+    case $target in "$checkout"/*) ;; *) show "$home/target" "$target" ;; esac
 fi
 exec "$@"
 "#;
 
-/// The outermost folder above `path` that others may not enter.
+/// The outermost folder on the way to `path`, itself included, that others may not enter.
 fn closed_ancestor(path: &Path) -> Option<&Path> {
-    let mut above: Vec<_> = path.ancestors().skip(1).collect();
+    let mut above: Vec<_> = path.ancestors().collect();
     above.reverse();
     above.into_iter().find(|folder| {
         fs::metadata(folder).is_ok_and(|status| status.permissions().mode() & 0o001 == 0)
