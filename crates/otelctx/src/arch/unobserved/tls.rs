@@ -1,0 +1,35 @@
+//! Targets for which no thread-local variable is defined: private memory in its place.
+
+use crate::thread::State;
+use std::cell::UnsafeCell;
+use std::ptr;
+
+/// Whether other processes can find what this module points at.
+pub(crate) const OBSERVED: bool = false;
+
+struct Variables {
+    slot: UnsafeCell<*mut u8>,
+    state: UnsafeCell<State>,
+}
+
+thread_local! {
+    // Nothing to drop, so it stays usable until the thread is gone.
+    static VARIABLES: Variables = const {
+        Variables {
+            slot: UnsafeCell::new(ptr::null_mut()),
+            state: UnsafeCell::new(State::ZERO),
+        }
+    };
+}
+
+/// The calling thread's slot.
+#[inline]
+pub(crate) fn slot() -> *mut *mut u8 {
+    VARIABLES.with(|variables| variables.slot.get())
+}
+
+/// The calling thread's state of this copy of the crate, zeroed when the thread starts.
+#[inline]
+pub(crate) fn state() -> *mut State {
+    VARIABLES.with(|variables| variables.state.get())
+}

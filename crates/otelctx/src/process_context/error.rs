@@ -1,0 +1,121 @@
+//! Why a process context could not be published.
+
+use std::fmt;
+use std::io;
+
+use otelctx_format::process_context::{PayloadError, Problem};
+
+/// Why a process context could not be published, updated or unpublished.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PublishError {
+    /// This copy of the crate has published one.
+    AlreadyPublished,
+    /// Something else in the process has published one: another copy or version of this crate,
+    /// or another publisher.
+    Foreign {
+        /// The line of `/proc/self/maps` that shows it.
+        mapping: String,
+    },
+    /// Another thread or a fork has unpublished it.
+    NotPublished,
+    /// A reader would reject an attribute.
+    Attribute(Problem),
+    /// An attribute of the process context has a name that the crate uses itself.
+    ReservedKey {
+        /// The name.
+        key: String,
+    },
+    /// There is nothing to publish, not a single attribute.
+    Empty,
+    /// The encoded context is too large.
+    TooLarge {
+        /// Its size in bytes.
+        size: usize,
+        /// The largest size allowed.
+        limit: usize,
+    },
+    /// A reader would reject the encoded context.
+    Malformed(PayloadError),
+    /// A system call failed.
+    System {
+        /// The call.
+        call: &'static str,
+        /// Its `errno`.
+        errno: i32,
+    },
+    /// The context would be there, but nobody could find it.
+    Invisible {
+        /// `errno` of `memfd_create`.
+        memfd: i32,
+        /// `errno` of `prctl(PR_SET_VMA_ANON_NAME)`.
+        naming: i32,
+    },
+}
+
+impl fmt::Display for PublishError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reason = |errno: &i32| io::Error::from_raw_os_error(*errno);
+        match self {
+            Self::AlreadyPublished => f.write_str(
+                "a process context is published already; a process has one: update it through \
+                 its guard",
+            ),
+            Self::Foreign { mapping } => write!(
+                f,
+                "something else in this process has published a process context ({mapping}); a \
+                 process has one: remove either publisher, or the second copy of otelctx (cargo \
+                 tree -d shows it)",
+                mapping = mapping.escape_debug(),
+            ),
+            Self::NotPublished => f.write_str(
+                "no process context is published any more under this guard; publish a new one",
+            ),
+            Self::Attribute(problem) => {
+                write!(
+                    f,
+                    "{problem}, which readers reject; give each attribute its own name"
+                )
+            }
+            Self::ReservedKey { key } => write!(
+                f,
+                "the attribute \"{}\" describes thread contexts and is set by the publisher \
+                 itself; use another name",
+                key.escape_debug()
+            ),
+            Self::Empty => f.write_str("the process context is empty; set an attribute"),
+            Self::TooLarge { size, limit } => write!(
+                f,
+                "the process context takes {size} bytes and at most {limit} are allowed; readers \
+                 may refuse more: leave attributes out, or raise max_payload_size"
+            ),
+            Self::Malformed(error) => {
+                write!(f, "readers would reject the process context: {error}")
+            }
+            Self::System { call, errno } => {
+                write!(
+                    f,
+                    "the process context was not published: {call}: {}",
+                    reason(errno)
+                )
+            }
+            Self::Invisible { memfd, naming } => write!(
+                f,
+                "the process context was not published, nobody could find it: memfd_create: {}; \
+                 prctl(PR_SET_VMA_ANON_NAME): {}. Allow memfd_create, or prctl on a kernel with \
+                 CONFIG_ANON_VMA_NAME",
+                reason(memfd),
+                reason(naming)
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PublishError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Malformed(error) => Some(error),
+            _ => None,
+        }
+    }
+}

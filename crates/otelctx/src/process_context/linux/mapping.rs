@@ -1,0 +1,181 @@
+//! The mapping with the header.
+
+use std::ffi::c_void;
+use std::mem;
+use std::ptr;
+use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
+
+use otelctx_format::process_context::{Header, HEADER_SIZE};
+
+use super::{errno, system_error};
+use crate::process_context::PublishError;
+
+/// [`otelctx_format::process_context::MAPPING_NAME`] for the kernel.
+const NAME: &std::ffi::CStr = c"OTEL_CTX";
+/// `MFD_NOEXEC_SEAL` of linux/memfd.h (Linux 6.3).
+const MFD_NOEXEC_SEAL: libc::c_uint = 8;
+/// `PR_SET_VMA` and `PR_SET_VMA_ANON_NAME` of linux/prctl.h (Linux 5.17).
+const PR_SET_VMA: libc::c_int = 0x5356_4d41;
+const PR_SET_VMA_ANON_NAME: libc::c_ulong = 0;
+
+/// The mapping of this process. Not removed when dropped: [`Mapping::withdraw`] does that.
+pub(super) struct Mapping {
+    address: *mut u8,
+    /// `errno` of `memfd_create` when the mapping had to be anonymous.
+    memfd_error: Option<i32>,
+}
+
+impl Mapping {
+    /// A mapping of zeroes that a forked child does not have.
+    pub(super) fn new() -> Result<Self, PublishError> {
+        let (address, memfd_error) = match memfd() {
+            Ok(file) => (map_file(file)?, None),
+            Err(errno) => (map(libc::MAP_ANONYMOUS, -1)?, Some(errno)),
+        };
+        let mapping = Self {
+            address: address.cast(),
+            memfd_error,
+        };
+        // SAFETY: the mapping is this one's.
+        if unsafe { libc::madvise(address, page_size(), libc::MADV_DONTFORK) } != 0 {
+            let error = system_error("madvise(MADV_DONTFORK)");
+            // The first failure is the one to report.
+            let _ = mapping.withdraw();
+            return Err(error);
+        }
+        Ok(mapping)
+    }
+
+    /// Makes `payload` visible, as the first or in place of another one.
+    pub(super) fn store(&self, payload: &[u8], timestamp: u64) {
+        let header = Header {
+            payload_size: payload.len() as u32,
+            monotonic_published_at_ns: 0,
+            payload_address: payload.as_ptr() as u64,
+        };
+        // SAFETY: the mapping is at least a header long, and aligned to a page; only the holder
+        // of the lock writes it.
+        unsafe {
+            let published_at = self
+                .address
+                .add(Header::TIMESTAMP_OFFSET)
+                .cast::<AtomicU64>();
+            (*published_at).store(0, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            let bytes = header.encode();
+            let words = bytes[..Header::TIMESTAMP_OFFSET].chunks_exact(mem::size_of::<u32>());
+            for (word, bytes) in words.enumerate() {
+                let word = self.address.cast::<AtomicU32>().add(word);
+                (*word).store(
+                    u32::from_ne_bytes(bytes.try_into().expect("4")),
+                    Ordering::Relaxed,
+                );
+            }
+            let address = self
+                .address
+                .add(Header::PAYLOAD_ADDRESS_OFFSET)
+                .cast::<AtomicU64>();
+            (*address).store(header.payload_address, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            (*published_at).store(timestamp, Ordering::Relaxed);
+        }
+    }
+
+    /// Names the mapping, which is also how a reader that watches `prctl` learns of an update.
+    ///
+    /// # Errors
+    /// When that leaves the mapping without any name. (A memfd has one.)
+    pub(super) fn name(&self) -> Result<(), PublishError> {
+        // SAFETY: the mapping is this one's; the kernel copies the name.
+        let result = unsafe {
+            libc::prctl(
+                PR_SET_VMA,
+                PR_SET_VMA_ANON_NAME,
+                self.address,
+                page_size(),
+                NAME.as_ptr(),
+            )
+        };
+        match self.memfd_error {
+            Some(memfd) if result != 0 => Err(PublishError::Invisible {
+                memfd,
+                naming: errno(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells readers that nothing is published here, and removes the mapping.
+    pub(super) fn withdraw(self) -> Result<(), PublishError> {
+        // SAFETY: the mapping is this one's, and not used any more.
+        unsafe {
+            let published_at = self
+                .address
+                .add(Header::TIMESTAMP_OFFSET)
+                .cast::<AtomicU64>();
+            (*published_at).store(0, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if libc::munmap(self.address.cast(), page_size()) != 0 {
+                return Err(system_error("munmap"));
+            }
+        }
+        Ok(())
+    }
+}
+
+const _: () = assert!(HEADER_SIZE <= 4096);
+
+/// A sealable memfd, or the `errno` of `memfd_create`.
+fn memfd() -> Result<libc::c_int, i32> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    let create = |flags: libc::c_uint| {
+        // SAFETY: the name is a C string. The system call itself, because glibc before 2.27 has
+        // no function for it.
+        unsafe { libc::syscall(libc::SYS_memfd_create, NAME.as_ptr(), flags) as libc::c_int }
+    };
+    let mut file = create(flags | MFD_NOEXEC_SEAL);
+    if file < 0 {
+        // Linux before 6.3 does not know the flag.
+        file = create(flags);
+    }
+    if file < 0 {
+        return Err(errno());
+    }
+    Ok(file)
+}
+
+/// Maps a page of the file, which is grown to it and closed.
+fn map_file(file: libc::c_int) -> Result<*mut c_void, PublishError> {
+    // SAFETY: the file is open, and ours to close.
+    unsafe {
+        let address = match libc::ftruncate(file, page_size() as libc::off_t) {
+            0 => map(0, file),
+            _ => Err(system_error("ftruncate")),
+        };
+        libc::close(file);
+        address
+    }
+}
+
+fn map(flags: libc::c_int, file: libc::c_int) -> Result<*mut c_void, PublishError> {
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    unsafe {
+        let address = libc::mmap(
+            ptr::null_mut(),
+            page_size(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | flags,
+            file,
+            0,
+        );
+        match address {
+            libc::MAP_FAILED => Err(system_error("mmap")),
+            address => Ok(address),
+        }
+    }
+}
+
+pub(super) fn page_size() -> usize {
+    // SAFETY: no arguments to get wrong; it cannot fail for this name.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}

@@ -1,0 +1,22 @@
+//! Publishing on Linux (OTEP 4719).
+
+mod foreign;
+mod lock;
+mod mapping;
+mod owner;
+
+pub(crate) use owner::{lock, publish, unpublish, update, Owner};
+
+use super::PublishError;
+
+/// The error of the system call that has just failed.
+fn system_error(call: &'static str) -> PublishError {
+    PublishError::System {
+        call,
+        errno: errno(),
+    }
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}

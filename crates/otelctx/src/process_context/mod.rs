@@ -1,0 +1,214 @@
+//! The process context: what a process says of itself, published where others find it.
+
+mod detect;
+mod error;
+#[cfg(not(target_os = "linux"))]
+#[path = "unobserved.rs"]
+pub(crate) mod platform;
+#[cfg(target_os = "linux")]
+#[path = "linux/mod.rs"]
+pub(crate) mod platform;
+
+pub use detect::Detect;
+pub use error::PublishError;
+use otelctx_format::environment::MalformedVariable;
+use otelctx_format::process_context::{Attributes, Payload, Value, MAX_PUBLISHED_SIZE};
+use otelctx_format::{KeyMap, Schema, KEY_MAP, SCHEMA_VERSION, THREADLOCAL};
+
+use crate::{arch, thread};
+
+const SERVICE_NAME: &str = "service.name";
+const INSTANCE_ID: &str = "service.instance.id";
+
+/// What a process says of itself: the attributes of its OpenTelemetry resource, and attributes of
+/// the process context itself.
+///
+/// Setting an attribute again replaces it. What is set here wins over what was detected.
+#[derive(Clone, Debug)]
+#[must_use = "a process context does nothing until it is published"]
+pub struct ProcessContext {
+    resource: Attributes,
+    attributes: Attributes,
+    schema: Schema,
+    random_instance_id: bool,
+    max_payload_size: usize,
+    malformed_variable: Option<MalformedVariable>,
+}
+
+impl Default for ProcessContext {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ProcessContext {
+    /// A process context without resource attributes.
+    pub fn new() -> Self {
+        Self {
+            resource: Attributes::new(),
+            attributes: Attributes::new(),
+            schema: Schema::TlsdescV1Dev,
+            random_instance_id: false,
+            max_payload_size: MAX_PUBLISHED_SIZE,
+            malformed_variable: None,
+        }
+    }
+
+    /// A process context with the resource attributes that can be found out; [`Detect`] lists
+    /// them.
+    pub fn detect() -> Self {
+        Self::detect_with(Detect::default())
+    }
+
+    /// A process context with some of the resource attributes that can be found out.
+    pub fn detect_with(detect: Detect) -> Self {
+        detect.run()
+    }
+
+    /// Sets `service.name`.
+    pub fn service_name(self, name: impl Into<String>) -> Self {
+        self.attribute(SERVICE_NAME, name.into())
+    }
+
+    /// Sets an attribute of the resource.
+    pub fn attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        set(&mut self.resource, key.into(), value.into());
+        self
+    }
+
+    /// Sets an attribute of the process context itself, which is no part of the resource. Names
+    /// that start with `threadlocal.` are the crate's.
+    pub fn context_attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        set(&mut self.attributes, key.into(), value.into());
+        self
+    }
+
+    /// Sets the name under which the layout of thread contexts is announced:
+    /// [`Schema::TlsdescV1Dev`], which the readers of today accept, unless set.
+    pub fn schema(mut self, schema: Schema) -> Self {
+        self.schema = schema;
+        self
+    }
+
+    /// Sets the largest size of the encoded context, in bytes: 65,536 unless set. Readers may
+    /// refuse larger ones.
+    pub fn max_payload_size(mut self, bytes: usize) -> Self {
+        self.max_payload_size = bytes;
+        self
+    }
+
+    /// Why `OTEL_RESOURCE_ATTRIBUTES` was ignored, when it was.
+    #[must_use]
+    pub fn malformed_variable(&self) -> Option<&MalformedVariable> {
+        self.malformed_variable.as_ref()
+    }
+
+    /// Publishes the context, so that other processes find it, until the guard is dropped.
+    ///
+    /// A process has one. After a fork, the child has none and may publish its own.
+    ///
+    /// On targets other than Linux this does nothing and succeeds.
+    ///
+    /// # Errors
+    /// When a context is published already, by this copy of the crate or by somebody else; when
+    /// readers would reject this one; when the kernel refuses what makes it visible. Nothing is
+    /// published then.
+    pub fn publish(self) -> Result<Published, PublishError> {
+        platform::publish(self).map(|id| Published { id })
+    }
+
+    /// The payload's bytes: this, and how thread contexts are to be read.
+    fn encode(&self, instance_id: Option<&str>) -> Vec<u8> {
+        let mut payload = Payload {
+            resource: self.resource.clone(),
+            attributes: self.attributes.clone(),
+        };
+        if let Some(id) = instance_id {
+            if payload.resource_attribute(INSTANCE_ID).is_none() {
+                payload.resource.push((INSTANCE_ID.into(), id.into()));
+            }
+        }
+        if arch::OBSERVED {
+            let keys = KeyMap::new(thread::registered_names()).unwrap_or_default();
+            payload
+                .attributes
+                .push((SCHEMA_VERSION.into(), self.schema.as_str().into()));
+            payload.attributes.push((KEY_MAP.into(), keys.to_value()));
+        }
+        payload.encode()
+    }
+
+    /// Encodes what shall be published for the first time or in place of another context.
+    fn encode_checked(&self, instance_id: Option<&str>) -> Result<Vec<u8>, PublishError> {
+        let reserved = self
+            .attributes
+            .iter()
+            .find(|(key, _)| key.starts_with(THREADLOCAL));
+        if let Some((key, _)) = reserved {
+            return Err(PublishError::ReservedKey { key: key.clone() });
+        }
+        let bytes = self.encode(instance_id);
+        self.check_size(bytes.len())?;
+        // What a reader would say of it.
+        let mut payload = Payload::decode(&bytes).map_err(PublishError::Malformed)?;
+        match payload.take_problems().into_iter().next() {
+            Some(problem) => Err(PublishError::Attribute(problem)),
+            None => Ok(bytes),
+        }
+    }
+
+    fn check_size(&self, size: usize) -> Result<(), PublishError> {
+        if size == 0 {
+            return Err(PublishError::Empty);
+        }
+        let limit = self.max_payload_size.min(u32::MAX as usize);
+        if size > limit {
+            return Err(PublishError::TooLarge { size, limit });
+        }
+        Ok(())
+    }
+}
+
+fn set(attributes: &mut Attributes, key: String, value: Value) {
+    match attributes.iter_mut().find(|(known, _)| *known == key) {
+        Some((_, known)) => *known = value,
+        None => attributes.push((key, value)),
+    }
+}
+
+/// Keeps the process context published. Dropping it unpublishes; in a forked child it does
+/// nothing, because the child has no context.
+#[must_use = "the process context is unpublished when the guard is dropped"]
+#[derive(Debug)]
+pub struct Published {
+    id: u64,
+}
+
+impl Published {
+    /// Replaces the published context. Readers see the old one, or the new one, or that it is
+    /// being updated. In a forked child, publishes it as the child's own.
+    ///
+    /// # Errors
+    /// Those of [`ProcessContext::publish`]; the old context stays then.
+    pub fn update(&mut self, context: ProcessContext) -> Result<(), PublishError> {
+        self.id = platform::update(self.id, context)?;
+        Ok(())
+    }
+
+    /// Unpublishes, as dropping does, and tells when it failed.
+    ///
+    /// # Errors
+    /// When the mapping cannot be removed. Readers know all the same that it holds nothing.
+    pub fn unpublish(self) -> Result<(), PublishError> {
+        let id = self.id;
+        std::mem::forget(self);
+        platform::unpublish(id)
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        // unpublish() is for who wants to know.
+        let _ = platform::unpublish(self.id);
+    }
+}

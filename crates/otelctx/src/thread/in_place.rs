@@ -1,0 +1,177 @@
+//! One record a thread, rewritten in place.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{compiler_fence, Ordering};
+
+use otelctx_format::record::{offset, RECOMMENDED_SIZE};
+use otelctx_format::{SpanId, TraceFlags, TraceId};
+
+use super::attributes::Attributes;
+use super::keys::Key;
+use super::pool;
+use super::record::{set_used, shrink, used, validate, write_ids};
+use super::state::{self, exit_has_begun, State};
+use crate::arch;
+
+/// The calling thread's own record: 640 bytes that are rewritten in place, for programs that know
+/// when a thread turns to another piece of work but have no scope to tie a guard to.
+///
+/// Writing it attaches it. A guard that is alive then, of a [`Record`](crate::Record), finds it in
+/// its place and leaves it there.
+#[inline]
+#[must_use]
+pub fn thread_record() -> ThreadRecord {
+    ThreadRecord {
+        state: arch::state(),
+        thread: PhantomData,
+    }
+}
+
+/// See [`thread_record`].
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadRecord {
+    state: *mut State,
+    thread: PhantomData<*mut u8>,
+}
+
+impl ThreadRecord {
+    /// Replaces the record: these ids and flags, no attributes.
+    ///
+    /// There are both ids or none: when one is zero, the other and the flags become zero.
+    #[inline]
+    pub fn set(self, trace_id: impl Into<TraceId>, span_id: impl Into<SpanId>, flags: TraceFlags) {
+        self.set_with(trace_id, span_id, flags, |_| ());
+    }
+
+    /// Replaces the record: these ids and flags, and the attributes that `write` adds. Readers
+    /// see all of it or nothing.
+    #[inline]
+    pub fn set_with(
+        self,
+        trace_id: impl Into<TraceId>,
+        span_id: impl Into<SpanId>,
+        flags: TraceFlags,
+        write: impl FnOnce(&mut Attributes<'_>),
+    ) {
+        // SAFETY: the state is this thread's, and only it changes the record.
+        unsafe {
+            let block = self.block();
+            if block.is_null() {
+                return;
+            }
+            // Should `write` panic, the record stays one to ignore.
+            block.add(offset::VALID).write_volatile(0);
+            compiler_fence(Ordering::SeqCst);
+            write_ids(block, trace_id.into(), span_id.into(), flags);
+            let mut attributes = Attributes::new(block, RECOMMENDED_SIZE, 0);
+            write(&mut attributes);
+            let (used, truncated) = (attributes.used(), attributes.is_truncated());
+            set_used(block, used);
+            (*self.state).in_place_truncated = truncated;
+            validate(block);
+            let slot = state::slot(self.state);
+            if slot.read_volatile() != block {
+                slot.write_volatile(block);
+            }
+        }
+    }
+
+    /// Adds an attribute to the record as it stands. Readers see the attribute whole or not at
+    /// all.
+    #[inline]
+    pub fn append(self, key: &Key, value: &str) {
+        // SAFETY: as for set_with().
+        unsafe {
+            let block = self.block();
+            if block.is_null() {
+                return;
+            }
+            let mut attributes = Attributes::new(block, RECOMMENDED_SIZE, used(block));
+            attributes.add(key, value);
+            (*self.state).in_place_truncated |= attributes.is_truncated();
+            let size = attributes.used();
+            set_used(block, size);
+        }
+    }
+
+    /// How many bytes of attributes there are: a mark for [`shrink_to`](Self::shrink_to).
+    #[inline]
+    #[must_use]
+    pub fn attributes_size(self) -> usize {
+        // SAFETY: as for set_with().
+        unsafe {
+            let block = (*self.state).in_place;
+            if block.is_null() {
+                return 0;
+            }
+            used(block)
+        }
+    }
+
+    /// Takes back the attributes added since there were `size` bytes of them. A size in the
+    /// middle of an attribute takes that one back, too.
+    pub fn shrink_to(self, size: usize) {
+        // SAFETY: as for set_with().
+        unsafe {
+            let block = (*self.state).in_place;
+            if !block.is_null() {
+                shrink(block, size);
+            }
+        }
+    }
+
+    /// Detaches the record if it is attached, and has readers ignore it until it is written
+    /// again.
+    pub fn detach(self) {
+        // SAFETY: as for set_with().
+        unsafe {
+            let block = (*self.state).in_place;
+            if block.is_null() {
+                return;
+            }
+            let slot = state::slot(self.state);
+            if slot.read_volatile() == block {
+                slot.write_volatile(std::ptr::null_mut());
+            }
+            pool::invalidate(block);
+        }
+    }
+
+    /// Whether an attribute was cut or left out since the record was last replaced, because it
+    /// did not fit or its key is not published.
+    #[inline]
+    #[must_use]
+    pub fn is_truncated(self) -> bool {
+        // SAFETY: the state is this thread's.
+        unsafe { (*self.state).in_place_truncated }
+    }
+
+    /// The record's memory; null once the thread's destructors have freed it.
+    #[inline(always)]
+    fn block(self) -> *mut u8 {
+        // SAFETY: the state is this thread's.
+        let block = unsafe { (*self.state).in_place };
+        if block.is_null() {
+            // SAFETY: as above.
+            return unsafe { make(self.state) };
+        }
+        block
+    }
+}
+
+/// # Safety
+/// `state` is the calling thread's.
+#[cold]
+#[inline(never)]
+unsafe fn make(state: *mut State) -> *mut u8 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if !exit_has_begun(state) {
+            let block = pool::allocate(state, pool::LARGEST);
+            // A record of no trace until it is set: append() may come first.
+            write_ids(block, TraceId::ZERO, SpanId::ZERO, TraceFlags::NONE);
+            (*state).in_place = block;
+        }
+        (*state).in_place
+    }
+}

@@ -1,0 +1,208 @@
+//! Names of attributes and the positions that stand for them in records.
+//!
+//! The registry only grows. A position is used in a record only once a process context that
+//! lists it has been published completely (OTEP 4947, "Process-level reference data").
+
+use std::fmt;
+use std::ptr;
+use std::slice;
+use std::str;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use otelctx_format::MAX_KEYS;
+
+use crate::process_context::{platform, PublishError};
+
+/// The name of an attribute in records, for example `http.route`.
+///
+/// Make it a `static`; it registers itself on first use. A process has room for 256 names and
+/// they are published for as long as it runs, so use names of which there are few.
+///
+/// Until the process context is published with the name, records leave its attributes out (and
+/// [count as truncated](crate::Record::is_truncated)), because no reader could tell what they mean:
+/// publish first.
+///
+/// Two keys with the same name are one.
+pub struct Key {
+    name: &'static str,
+    /// [`NEW`]; the position + 1 when it may be used; the position + 1 + 256 while it is not
+    /// published; [`REFUSED`].
+    state: AtomicU32,
+}
+
+const NEW: u32 = 0;
+const LAST_USABLE: u32 = MAX_KEYS as u32;
+const LAST_REGISTERED: u32 = 2 * MAX_KEYS as u32;
+const REFUSED: u32 = u32::MAX;
+
+impl Key {
+    /// A key with this name, not registered yet.
+    #[must_use]
+    pub const fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            state: AtomicU32::new(NEW),
+        }
+    }
+
+    /// The name.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Registers the key, so that its first use in a record need not: when a process context is
+    /// published, it is updated, which takes a few microseconds.
+    ///
+    /// # Errors
+    /// [`KeyError`]; using the key does nothing then, except to mark records as truncated.
+    pub fn register(&self) -> Result<(), KeyError> {
+        if self.name.is_empty() {
+            self.state.store(REFUSED, Ordering::Relaxed);
+            return Err(KeyError::Empty);
+        }
+        let registered = register(self.name);
+        let state = match registered {
+            Ok(index) => index as u32 + 1 + LAST_USABLE,
+            Err(_) => REFUSED,
+        };
+        // Another thread may have gone further meanwhile; it starts from here again then.
+        self.state.store(state, Ordering::Release);
+        registered.map(|_| ())
+    }
+
+    /// The position that stands for the key in a record, when readers know it.
+    #[inline]
+    pub(super) fn index(&self) -> Option<u8> {
+        let state = self.state.load(Ordering::Acquire);
+        if state.wrapping_sub(1) < LAST_USABLE {
+            return Some((state - 1) as u8);
+        }
+        self.find_index()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_index(&self) -> Option<u8> {
+        if self.state.load(Ordering::Acquire) == NEW {
+            // An explicit register() tells why; here the record is marked as truncated.
+            let _ = self.register();
+        }
+        let state = self.state.load(Ordering::Acquire);
+        let position = state.checked_sub(1 + LAST_USABLE)?;
+        if state > LAST_REGISTERED || position as usize >= PUBLISHED.load(Ordering::Acquire) {
+            return None;
+        }
+        self.state.store(position + 1, Ordering::Release);
+        Some(position as u8)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Key").field(&self.name).finish()
+    }
+}
+
+/// Why a [`Key`] cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The name is empty, which readers reject.
+    Empty,
+    /// 256 other names are registered.
+    Full {
+        /// The name there is no room for.
+        name: &'static str,
+    },
+    /// The process context could not be updated with the name.
+    Update {
+        /// The name.
+        name: &'static str,
+        /// What failed.
+        error: PublishError,
+    },
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("a key needs a name: readers reject an empty one"),
+            Self::Full { name } => write!(
+                f,
+                "no room for the key {name:?}: {MAX_KEYS} keys are registered and an index is one \
+                 byte; use fewer names, and put what varies into values"
+            ),
+            Self::Update { name, error } => {
+                write!(f, "the key {name:?} could not be published: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for KeyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Update { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// A name in the registry: address and length of a `&'static str`.
+struct Name {
+    address: AtomicPtr<u8>,
+    length: AtomicUsize,
+}
+
+static NAMES: [Name; MAX_KEYS] = [const {
+    Name {
+        address: AtomicPtr::new(ptr::null_mut()),
+        length: AtomicUsize::new(0),
+    }
+}; MAX_KEYS];
+/// How many names there are. Stored after the name, so that a process forked in between counts
+/// only whole ones.
+static REGISTERED: AtomicUsize = AtomicUsize::new(0);
+/// How many of them a process context has been published with.
+static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
+
+/// The registered names, in the order of their positions.
+pub(crate) fn registered_names() -> impl Iterator<Item = &'static str> {
+    let count = REGISTERED.load(Ordering::Acquire);
+    NAMES[..count].iter().map(|name| {
+        let address = name.address.load(Ordering::Relaxed);
+        let length = name.length.load(Ordering::Relaxed);
+        // SAFETY: both came from one `&'static str`, before REGISTERED counted it.
+        unsafe { str::from_utf8_unchecked(slice::from_raw_parts(address, length)) }
+    })
+}
+
+/// Notes that the first `count` names are published. Positions stay what they are for as long as
+/// the process lives, whatever happens to its context.
+pub(crate) fn mark_published(count: usize) {
+    PUBLISHED.fetch_max(count, Ordering::Release);
+}
+
+/// The position of a name, new or known.
+fn register(name: &'static str) -> Result<usize, KeyError> {
+    let owner = platform::lock();
+    if let Some(known) = registered_names().position(|known| known == name) {
+        return Ok(known);
+    }
+    let index = REGISTERED.load(Ordering::Relaxed);
+    let Some(entry) = NAMES.get(index) else {
+        return Err(KeyError::Full { name });
+    };
+    entry
+        .address
+        .store(name.as_ptr().cast_mut(), Ordering::Relaxed);
+    entry.length.store(name.len(), Ordering::Relaxed);
+    REGISTERED.store(index + 1, Ordering::Release);
+    if let Err(error) = owner.publish_keys() {
+        // Nobody has seen the position: the next key may have it.
+        REGISTERED.store(index, Ordering::Release);
+        return Err(KeyError::Update { name, error });
+    }
+    Ok(index)
+}

@@ -1,0 +1,21 @@
+//! The thread context: records, and what puts them into the calling thread's slot.
+
+mod attached;
+mod attributes;
+mod in_place;
+mod keys;
+mod pool;
+mod record;
+mod scope;
+mod shared;
+mod state;
+
+pub use attached::Attached;
+pub use attributes::Attributes;
+pub use in_place::{thread_record, ThreadRecord};
+pub(crate) use keys::{mark_published, registered_names};
+pub use keys::{Key, KeyError};
+pub use record::Record;
+pub use scope::InScope;
+pub use shared::SharedRecord;
+pub(crate) use state::State;

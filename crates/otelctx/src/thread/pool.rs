@@ -1,0 +1,205 @@
+//! A thread's records: memory that is never anything but a record until the thread ends.
+//!
+//! A slot may go on pointing at a record that was dropped (its guard was forgotten, or another
+//! publisher restored it). So a free block stays a record, one that says it is not valid, and
+//! whole chunks go back to the allocator only when the thread ends.
+
+use std::alloc::{alloc, dealloc, handle_alloc_error, Layout};
+use std::ptr;
+use std::sync::atomic::{compiler_fence, Ordering};
+
+use otelctx_format::record::{offset, RECOMMENDED_SIZE};
+
+use super::state::{exit_has_begun, prepare_exit, slot, State};
+
+/// Records are aligned to a cache line; the format demands 2 (OTEP 4947).
+pub(super) const ALIGN: usize = 64;
+/// Bytes of a record, header included, by size class.
+pub(super) const SIZES: [usize; 4] = [64, 128, 256, RECOMMENDED_SIZE];
+/// The size class of the largest record.
+pub(super) const LARGEST: usize = SIZES.len() - 1;
+
+/// Bytes of a chunk: one page of most machines.
+const CHUNK_SIZE: usize = 4096;
+const CHUNK: Layout = match Layout::from_size_align(CHUNK_SIZE, ALIGN) {
+    Ok(layout) => layout,
+    Err(_) => panic!(),
+};
+
+/// Where a free block keeps the address of the next one: among its attributes, of which it has
+/// none.
+const LINK: usize = 32;
+const _: () = assert!(LINK >= offset::ATTRIBUTES && LINK + 8 <= SIZES[0]);
+
+/// # Safety
+/// `block` is free.
+#[inline]
+pub(super) unsafe fn next_free(block: *mut u8) -> *mut u8 {
+    // SAFETY: LINK is a multiple of 8 within the smallest block.
+    unsafe { block.add(LINK).cast::<*mut u8>().read() }
+}
+
+/// # Safety
+/// `block` is a record to ignore, and this thread's or under a lock.
+#[inline]
+pub(super) unsafe fn set_next_free(block: *mut u8, next: *mut u8) {
+    // SAFETY: as above.
+    unsafe { block.add(LINK).cast::<*mut u8>().write(next) };
+}
+
+/// The free blocks of a thread.
+#[repr(C)]
+pub(super) struct Pool {
+    free: [*mut u8; SIZES.len()],
+    /// The first chunk; each starts with the address of the next.
+    chunks: *mut u8,
+    /// Blocks in use.
+    used: usize,
+}
+
+impl Pool {
+    /// A pool that owns nothing.
+    #[cfg_attr(all(target_os = "linux", not(miri)), allow(dead_code))]
+    pub(super) const EMPTY: Self = Self {
+        free: [ptr::null_mut(); SIZES.len()],
+        chunks: ptr::null_mut(),
+        used: 0,
+    };
+}
+
+/// The smallest size class with room for `attributes` bytes of attributes; the largest when none
+/// has.
+pub(super) fn class_for(attributes: usize) -> usize {
+    SIZES
+        .iter()
+        .position(|size| size - offset::ATTRIBUTES >= attributes)
+        .unwrap_or(LARGEST)
+}
+
+/// Takes a block. It says that it is not valid and has no attributes.
+///
+/// # Safety
+/// `state` is the calling thread's.
+#[inline]
+pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
+    // SAFETY: as the caller promises; a free block holds the address of the next at LINK.
+    unsafe {
+        let pool = &raw mut (*state).pool;
+        let mut block = (*pool).free[class];
+        if block.is_null() {
+            block = add_chunk(state, class);
+        }
+        (*pool).free[class] = next_free(block);
+        (*pool).used += 1;
+        block
+    }
+}
+
+/// Adds a chunk of blocks to the (empty) free list of a size class; returns the first.
+///
+/// # Safety
+/// `state` is the calling thread's.
+#[cold]
+#[inline(never)]
+unsafe fn add_chunk(state: *mut State, class: usize) -> *mut u8 {
+    // SAFETY: the layout has a size; each block lies within the chunk, behind its first 64 bytes.
+    unsafe {
+        prepare_exit(state);
+        let chunk = alloc(CHUNK);
+        if chunk.is_null() {
+            handle_alloc_error(CHUNK);
+        }
+        let pool = &raw mut (*state).pool;
+        chunk.cast::<*mut u8>().write((*pool).chunks);
+        (*pool).chunks = chunk;
+        let mut next = ptr::null_mut();
+        let count = (CHUNK_SIZE - ALIGN) / SIZES[class];
+        for block in (0..count).rev() {
+            let block = chunk.add(ALIGN + block * SIZES[class]);
+            invalidate(block);
+            set_next_free(block, next);
+            next = block;
+        }
+        (*pool).free[class] = next;
+        next
+    }
+}
+
+/// Makes a block a record to ignore, without attributes.
+///
+/// # Safety
+/// `block` is one.
+#[inline]
+pub(super) unsafe fn invalidate(block: *mut u8) {
+    // SAFETY: both fields lie within the smallest block, the second at a multiple of 2.
+    unsafe {
+        block.add(offset::VALID).write_volatile(0);
+        compiler_fence(Ordering::SeqCst);
+        block.add(offset::ATTRIBUTES_SIZE).cast::<u16>().write(0);
+    }
+}
+
+/// Gives a block back.
+///
+/// # Safety
+/// `state` is the calling thread's, and the block came from [`allocate`] with this class.
+#[inline]
+pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        super::state::forget_record(state, block);
+        invalidate(block);
+        let pool = &raw mut (*state).pool;
+        set_next_free(block, (*pool).free[class]);
+        (*pool).free[class] = block;
+        (*pool).used -= 1;
+        if exit_has_begun(state) {
+            free_if_unused(state);
+        }
+    }
+}
+
+/// Whether `address` lies in a chunk of this thread.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn owns(state: *mut State, address: *mut u8) -> bool {
+    // SAFETY: each chunk starts with the address of the next.
+    unsafe {
+        let mut chunk = (*state).pool.chunks;
+        while !chunk.is_null() {
+            if (address as usize).wrapping_sub(chunk as usize) < CHUNK_SIZE {
+                return true;
+            }
+            chunk = chunk.cast::<*mut u8>().read();
+        }
+        false
+    }
+}
+
+/// Once the thread's end has begun: gives the chunks back to the allocator unless a block is in
+/// use, by a record in a thread-local that is dropped later.
+///
+/// # Safety
+/// `state` is the calling thread's.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn free_if_unused(state: *mut State) {
+    // SAFETY: as the caller promises; no block is in use and the slot points at none of them.
+    unsafe {
+        if !exit_has_begun(state) || (*state).pool.used != 0 {
+            return;
+        }
+        if owns(state, slot(state).read_volatile()) {
+            slot(state).write_volatile(ptr::null_mut());
+        }
+        let mut chunk = (*state).pool.chunks;
+        (*state).pool.chunks = ptr::null_mut();
+        (*state).pool.free = [ptr::null_mut(); SIZES.len()];
+        while !chunk.is_null() {
+            let next = chunk.cast::<*mut u8>().read();
+            dealloc(chunk, CHUNK);
+            chunk = next;
+        }
+    }
+}
