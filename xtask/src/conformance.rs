@@ -15,7 +15,9 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     }
     let mut command = cargo();
     if arguments.iter().any(|word| word == "--write") {
-        command.args(["run", "--quiet", "--locked", "-p", PACKAGE, "--", "--write"]);
+        command.args([
+            "run", "--quiet", "--locked", "-p", PACKAGE, "--", "generate",
+        ]);
     } else {
         command.args(["test", "--quiet", "--locked", "-p", PACKAGE]);
     }
