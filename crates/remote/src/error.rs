@@ -92,7 +92,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What was found.
-        reason: &'static str,
+        reason: String,
     },
     /// The file is a FIFO, a device, a directory or a socket.
     #[error("{}: not a regular file", .path.display())]

@@ -11,8 +11,12 @@
 //! What it does not do: it runs no code in the target, writes no byte of its memory, and maps
 //! none of its files. Everything read from a target is untrusted: bounded before it is used.
 
+mod arch;
 pub mod device;
+mod elf;
 mod error;
+mod libc;
+mod loaded;
 pub mod mappings;
 pub mod memory;
 pub mod module;

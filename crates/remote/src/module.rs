@@ -1,14 +1,66 @@
-//! Facts of one ELF file that do not change from process to process.
+//! Facts of one ELF file that do not change from process to process: whether and how it knows one
+//! thread-local variable.
 
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
-use crate::Error;
+use object::elf;
+
+pub use crate::arch::Machine;
+use crate::arch::TlsRelocation;
+use crate::elf::{DynamicTable, Elf, ElfError, Segment, Source};
+use crate::libc::glibc;
+use crate::memory::{Memory, MemoryError};
+use crate::{Device, Error};
+
+/// Relocations kept of one module; a linker writes one or two for a variable.
+const MAX_RELOCATIONS: usize = 64;
+/// Files that a cache keeps before it starts anew.
+const MAX_CACHED: usize = 16 * 1024;
 
 /// What one ELF file says about one thread-local variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
-    /// The variable as the module knows it.
+    /// The architecture it was built for.
+    pub machine: Machine,
+    /// It is a program (also a position-independent one), not a library.
+    pub executable: bool,
+    /// It has a dynamic table: the dynamic linker can export its symbols.
+    pub dynamic: bool,
+    /// It names a dynamic linker (PT_INTERP). An executable without one is static.
+    pub interpreter: bool,
+    /// The name it gives itself (DT_SONAME).
+    pub soname: Option<Vec<u8>>,
+    /// Its thread-local storage.
+    pub tls: Option<TlsSegment>,
+    /// How it knows the variable.
     pub symbol: Symbol,
+    /// How its code reaches the variable, as far as the dynamic linker has a part in it. Empty in
+    /// a module without references, and in an executable whose accesses were relaxed to local
+    /// exec.
+    pub relocations: Vec<Relocation>,
+    /// The first PT_LOAD segment, from which the load bias follows.
+    pub(crate) first_load: Segment,
+    /// One past the last address of the PT_LOAD segments.
+    pub(crate) end: u64,
+    pub(crate) jump_relocations: (u64, u64),
+    pub(crate) glibc: glibc::FileFacts,
+}
+
+/// A PT_TLS segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TlsSegment {
+    /// `p_vaddr`
+    pub address: u64,
+    /// `p_filesz`, bytes with an initial value.
+    pub file_size: u64,
+    /// `p_memsz`, bytes of a block.
+    pub memory_size: u64,
+    /// `p_align`
+    pub alignment: u64,
 }
 
 /// How a module knows the variable.
@@ -21,7 +73,7 @@ pub enum Symbol {
         /// Bytes (`st_size`).
         size: u64,
     },
-    /// Defined in `.symtab` only: the linker kept it local.
+    /// Defined in `.symtab` only: the linker kept it local, or the program is static.
     Local {
         /// Offset in the module's TLS block (`st_value`).
         offset: u64,
@@ -30,25 +82,287 @@ pub enum Symbol {
     },
     /// Referred to, defined elsewhere.
     Undefined,
+    /// Defined in `.dynsym`, but not as a thread-local variable.
+    NotThreadLocal,
     /// Not mentioned.
     Absent,
 }
 
-/// [`Module`]s by file, for as long as the caller keeps it.
+/// How code reaches a thread-local variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Through a TLS descriptor.
+    Tlsdesc,
+    /// `__tls_get_addr` with module and offset.
+    GeneralDynamic,
+    /// `__tls_get_addr` for the module, the offset fixed by the linker. Not in OTEP 4947.
+    LocalDynamic,
+    /// The offset from the thread pointer is in the global offset table.
+    InitialExec,
+    /// The offset from the thread pointer is in the code.
+    LocalExec,
+}
+
+/// A place in a module that the dynamic linker fills so that code finds the variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Relocation {
+    /// Which access model the code uses there.
+    pub access: Access,
+    /// Where: an address of the module as its headers count, of one word (initial exec) or two.
+    pub slot: u64,
+    /// It names the symbol, so the dynamic linker may bind it to another module's definition.
+    /// Otherwise the linker bound it to this module's own.
+    pub named: bool,
+}
+
+impl Symbol {
+    /// Offset in the module's TLS block and size, if the module defines the variable.
+    pub fn definition(&self) -> Option<(u64, u64)> {
+        match *self {
+            Symbol::Exported { offset, size } | Symbol::Local { offset, size } => {
+                Some((offset, size))
+            }
+            Symbol::Undefined | Symbol::NotThreadLocal | Symbol::Absent => None,
+        }
+    }
+}
+
+impl Module {
+    /// Reads what the ELF file at `path`, on the reader's own side, says about the thread-local
+    /// variable `name`.
+    pub fn open(path: &Path, name: &str) -> Result<Self, Error> {
+        let io = |source| Error::Io {
+            path: path.into(),
+            source,
+        };
+        let elf = |reason: String| Error::Elf {
+            path: path.into(),
+            reason,
+        };
+        let file = File::options()
+            .read(true)
+            // A FIFO must not block the open.
+            .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
+            .open(path)
+            .map_err(io)?;
+        if !file.metadata().map_err(io)?.is_file() {
+            return Err(Error::NotRegularFile { path: path.into() });
+        }
+        Self::read_file(&file, name)
+            .map_err(|error| elf(error.to_string()))?
+            .ok_or_else(|| elf("it is no ELF file".to_string()))
+    }
+
+    /// `Ok(None)` if the file is no ELF module.
+    pub(crate) fn read_file(file: &File, name: &str) -> Result<Option<Self>, ElfError> {
+        Self::read(Source::File(&FileBytes(file)), name)
+    }
+
+    pub(crate) fn read(source: Source<'_>, name: &str) -> Result<Option<Self>, ElfError> {
+        let Some(elf) = Elf::read(source)? else {
+            return Ok(None);
+        };
+        let machine = Machine::from_elf(elf.machine());
+        let soname = elf.soname();
+        let found = elf.dynamic_symbol(name.as_bytes())?;
+        let symbol = match found {
+            Some(found) if found.kind != elf::STT_TLS => Symbol::NotThreadLocal,
+            Some(found) if found.defined => Symbol::Exported {
+                offset: found.value,
+                size: found.size,
+            },
+            Some(_) => Symbol::Undefined,
+            None if elf.tls.is_none() => Symbol::Absent,
+            None => match elf.static_tls_symbol(name.as_bytes())? {
+                Some(found) => Symbol::Local {
+                    offset: found.value,
+                    size: found.size,
+                },
+                None => Symbol::Absent,
+            },
+        };
+        let relocations = match symbol {
+            Symbol::NotThreadLocal | Symbol::Absent => Vec::new(),
+            _ => relocations(&elf, machine, found.map(|found| found.index), symbol)?,
+        };
+        let DynamicTable {
+            jump_relocations,
+            jump_relocations_size,
+            flags_1,
+            ..
+        } = elf.table;
+        let pie = flags_1 & u64::from(elf::DF_1_PIE.0) != 0;
+        Ok(Some(Module {
+            machine,
+            // Linkers before DF_1_PIE (binutils 2.26): libraries with PT_INTERP, as glibc's, have
+            // a name.
+            executable: elf.file_type() == elf::ET_EXEC
+                || pie
+                || (elf.interpreter && soname.is_none()),
+            dynamic: elf.dynamic.is_some(),
+            interpreter: elf.interpreter,
+            glibc: glibc::FileFacts::read(&elf, soname.as_deref())?,
+            soname,
+            tls: elf.tls.map(|tls| TlsSegment {
+                address: tls.address,
+                file_size: tls.file_size,
+                memory_size: tls.memory_size,
+                alignment: tls.alignment,
+            }),
+            symbol,
+            relocations,
+            first_load: elf.loads.first().copied().unwrap_or_default(),
+            end: elf
+                .loads
+                .iter()
+                .map(|load| load.address.saturating_add(load.memory_size))
+                .max()
+                .unwrap_or(0),
+            jump_relocations: (
+                jump_relocations,
+                jump_relocations.saturating_add(jump_relocations_size),
+            ),
+        }))
+    }
+}
+
+/// The relocations that concern the variable: those that name it, and, for a definition, those
+/// without symbol that mean its place in the module's own block.
+fn relocations(
+    elf: &Elf<'_>,
+    machine: Machine,
+    index: Option<u32>,
+    symbol: Symbol,
+) -> Result<Vec<Relocation>, ElfError> {
+    let mut found: Vec<Relocation> = Vec::new();
+    let offset = symbol.definition().map(|(offset, _)| offset);
+    elf.relocations(&mut |slot, number, by, addend| {
+        let Some(kind) = machine.tls_relocation(number) else {
+            return Ok(());
+        };
+        let named = by != 0 && Some(by) == index;
+        if !named && by != 0 {
+            return Ok(());
+        }
+        let own = |value: u64| offset == Some(value);
+        let access = match kind {
+            TlsRelocation::Descriptor if named || own(addend as u64) => Access::Tlsdesc,
+            TlsRelocation::ThreadPointerOffset if named || own(addend as u64) => {
+                Access::InitialExec
+            }
+            TlsRelocation::ModuleId if named => Access::GeneralDynamic,
+            TlsRelocation::ModuleId if offset.is_some() => {
+                // The linker put the offset into the next word, or left it 0 for local dynamic.
+                match elf.read_u64(slot.wrapping_add(8)) {
+                    Ok(next) if own(next) => Access::GeneralDynamic,
+                    Ok(0) => Access::LocalDynamic,
+                    _ => return Ok(()),
+                }
+            }
+            _ => return Ok(()),
+        };
+        let relocation = Relocation {
+            access,
+            slot,
+            named,
+        };
+        if found.len() < MAX_RELOCATIONS && !found.contains(&relocation) {
+            found.push(relocation);
+        }
+        Ok(())
+    })?;
+    // What the module's local variables use says nothing about one that is bound by name.
+    if found.iter().any(|relocation| relocation.named) {
+        found.retain(|relocation| relocation.named);
+    }
+    Ok(found)
+}
+
+/// Identity and state of a file: as long as all of it is the same, so are the contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct FileKey {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+/// [`Module`]s by file (device, inode, size, modification and change time), for as long as the
+/// caller keeps it. One cache serves any number of processes.
 #[derive(Debug, Default)]
-pub struct ModuleCache {}
+pub struct ModuleCache {
+    /// `None` for a file that is no ELF module, an error's text for one that is not readable.
+    modules: HashMap<(FileKey, String), Result<Option<Arc<Module>>, String>>,
+}
 
 impl ModuleCache {
     /// An empty cache.
     pub fn new() -> Self {
         ModuleCache::default()
     }
+
+    /// Number of files in it.
+    pub fn len(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// Whether it has no file.
+    pub fn is_empty(&self) -> bool {
+        self.modules.is_empty()
+    }
+
+    pub(crate) fn module(
+        &mut self,
+        file: &File,
+        name: &str,
+    ) -> Result<Option<Arc<Module>>, String> {
+        let metadata = file.metadata().map_err(|error| error.to_string())?;
+        let key = FileKey {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        };
+        let key = (key, name.to_string());
+        if let Some(known) = self.modules.get(&key) {
+            return known.clone();
+        }
+        let module = match Module::read_file(file, name) {
+            Ok(module) => Ok(module.map(Arc::new)),
+            Err(error) => Err(error.to_string()),
+        };
+        if self.modules.len() >= MAX_CACHED {
+            self.modules.clear();
+        }
+        self.modules.insert(key, module.clone());
+        module
+    }
 }
 
-impl Module {
-    /// Reads a file on the reader's own side.
-    pub fn open(path: &Path, name: &str) -> Result<Self, Error> {
-        let _ = name;
-        Err(Error::NotRegularFile { path: path.into() })
+/// A regular file that is the one that a mapping of `device` and `inode` shows.
+pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
+    file.metadata()
+        .is_ok_and(|it| it.is_file() && it.ino() == inode && Device::from_stat(it.dev()) == device)
+}
+
+/// A file's bytes, read with pread: a file that the target truncates ends a read early, where a
+/// mapping of it would end the reader.
+struct FileBytes<'a>(&'a File);
+
+impl Memory for FileBytes<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let length = buffer.len();
+        self.0
+            .read_exact_at(buffer, address)
+            .map_err(|error| match error.raw_os_error() {
+                Some(errno) => MemoryError::System {
+                    address,
+                    length,
+                    errno,
+                },
+                None => MemoryError::Unmapped { address, length },
+            })
     }
 }

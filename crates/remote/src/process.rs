@@ -1,6 +1,6 @@
 //! One process: what `/proc` tells of it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
@@ -14,10 +14,11 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat, readlinkat};
 use nix::sys::stat::Mode;
 
-use crate::Error;
 use crate::mappings::{self, Mapping, Walk};
 use crate::memory::ProcessMemory;
+use crate::module::is_mapped_file;
 use crate::permission;
+use crate::{Device, Error};
 
 /// For files on the target's side: a FIFO or a device put there must not block or be driven.
 const REGULAR: OFlag = OFlag::O_RDONLY
@@ -275,38 +276,35 @@ impl Process {
         }
     }
 
-    /// Opens a file that the process has mapped, by the range of the mapping and the name there.
+    /// Opens a file that the process has mapped, by the first mapping's range and name.
     ///
     /// Tried in turn: `map_files` (the very file, also when deleted or replaced; wants
     /// CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), the path below the process's root, the plain
-    /// path (a process in a chroot shows its paths as seen from outside). The caller compares
-    /// device and inode: a path may lead to another file by now.
+    /// path (a process in a chroot shows its paths as seen from outside). A path may lead to
+    /// another file by now, so device and inode decide.
     pub(crate) fn open_mapped_file(
         &self,
-        range: (u64, u64),
+        (start, end): (u64, u64),
         name: &[u8],
-        mut accept: impl FnMut(File) -> Option<File>,
+        device: Device,
+        inode: u64,
     ) -> Option<File> {
-        let (start, end) = range;
         let map_files = format!("map_files/{start:x}-{end:x}");
-        if let Some(file) = self.open_entry(&map_files).ok().and_then(&mut accept) {
-            return Some(file);
+        let open = |path: &Path| self.open_path(path, REGULAR).ok().map(File::from);
+        let very_file = open(Path::new(&map_files))
+            .filter(|file| file.metadata().is_ok_and(|metadata| metadata.is_file()));
+        if very_file.is_some() {
+            return very_file;
         }
-        let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
-        let relative = name.strip_prefix(b"/")?;
-        let mut below_root = b"root/".to_vec();
-        below_root.extend_from_slice(relative);
+        let relative = OsStr::from_bytes(name.strip_prefix(b"/")?);
+        let root = format!("{}root", self.task_prefix().ok()?);
         [
-            Path::new(std::ffi::OsStr::from_bytes(&below_root)),
-            Path::new(std::ffi::OsStr::from_bytes(name)),
+            Path::new(&root).join(relative),
+            Path::new("/").join(relative),
         ]
-        .into_iter()
-        .find_map(|path| {
-            self.open_path(path, REGULAR)
-                .ok()
-                .map(File::from)
-                .and_then(&mut accept)
-        })
+        .iter()
+        .filter_map(|path| open(path))
+        .find(|file| is_mapped_file(file, device, inode))
     }
 
     /// What to put before an entry's name so that it is one of a thread that still runs: nothing

@@ -1,0 +1,109 @@
+//! What differs between processor architectures: one folder each, with the same file names.
+
+pub(crate) mod aarch64;
+pub(crate) mod x86_64;
+
+use object::elf;
+
+use crate::Memory;
+use crate::memory::MemoryError;
+use crate::module::TlsSegment;
+
+/// The architecture that a module was built for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Machine {
+    /// 64-bit x86.
+    X86_64,
+    /// 64-bit Arm.
+    Aarch64,
+    /// Any other, by its `e_machine`.
+    Other(u16),
+}
+
+/// The relocations of thread-local variables that a dynamic linker resolves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TlsRelocation {
+    /// A TLS descriptor, two words.
+    Descriptor,
+    /// The module id, first word of what `__tls_get_addr` takes; the offset is the second.
+    ModuleId,
+    /// The offset from the thread pointer.
+    ThreadPointerOffset,
+}
+
+/// The numbers that an architecture gives to [`TlsRelocation`].
+pub(crate) struct RelocationNumbers {
+    descriptor: u32,
+    module_id: u32,
+    thread_pointer_offset: u32,
+}
+
+impl Machine {
+    pub(crate) fn from_elf(machine: elf::Machine) -> Self {
+        match machine {
+            elf::EM_X86_64 => Machine::X86_64,
+            elf::EM_AARCH64 => Machine::Aarch64,
+            other => Machine::Other(other.0),
+        }
+    }
+
+    /// The machine that this reader runs on.
+    pub(crate) fn own() -> Self {
+        if cfg!(target_arch = "x86_64") {
+            Machine::X86_64
+        } else if cfg!(target_arch = "aarch64") {
+            Machine::Aarch64
+        } else {
+            Machine::Other(0)
+        }
+    }
+
+    pub(crate) fn tls_relocation(self, number: u32) -> Option<TlsRelocation> {
+        let numbers = match self {
+            Machine::X86_64 => x86_64::relocation::NUMBERS,
+            Machine::Aarch64 => aarch64::relocation::NUMBERS,
+            Machine::Other(_) => return None,
+        };
+        match number {
+            number if number == numbers.descriptor => Some(TlsRelocation::Descriptor),
+            number if number == numbers.module_id => Some(TlsRelocation::ModuleId),
+            number if number == numbers.thread_pointer_offset => {
+                Some(TlsRelocation::ThreadPointerOffset)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a TLS descriptor that the dynamic linker has filled means static storage; its
+    /// argument is the offset from the thread pointer then.
+    pub(crate) fn descriptor_is_static(
+        self,
+        memory: &dyn Memory,
+        resolver: u64,
+        argument: u64,
+    ) -> Result<bool, MemoryError> {
+        match self {
+            Machine::Aarch64 => aarch64::tls::descriptor_is_static(memory, resolver),
+            _ => Ok(x86_64::tls::descriptor_is_static(argument)),
+        }
+    }
+
+    /// Where the executable's TLS block starts, counted from the thread pointer.
+    pub(crate) fn executable_block(self, tls: &TlsSegment) -> Option<i64> {
+        match self {
+            Machine::X86_64 => Some(x86_64::tls::executable_block(tls)),
+            Machine::Aarch64 => Some(aarch64::tls::executable_block(tls)),
+            Machine::Other(_) => None,
+        }
+    }
+
+    /// Where a module's TLS block starts, counted from the thread pointer, given glibc's
+    /// `l_tls_offset`.
+    pub(crate) fn glibc_block(self, l_tls_offset: u64) -> Option<i64> {
+        match self {
+            Machine::X86_64 => Some((l_tls_offset as i64).wrapping_neg()),
+            Machine::Aarch64 => Some(l_tls_offset as i64),
+            Machine::Other(_) => None,
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! glibc: where its dynamic linker keeps the modules' TLS blocks.
+//!
+//! Since 2.34 libc.so exports, for debuggers, the layout of the structures used here as
+//! `_thread_db_*` (`nptl_db/structs.def`, `nptl/libpthread_db.h`): no offset is guessed.
+
+use crate::Memory;
+use crate::arch::Machine;
+use crate::elf::{Elf, ElfError};
+use crate::memory::MemoryError;
+
+/// The name that glibc's libc.so gives itself.
+pub(crate) const SONAME: &[u8] = b"libc.so.6";
+/// What the names of its dynamic linker begin with, on every architecture.
+const LOADER_PREFIX: &[u8] = b"ld-linux";
+
+/// Slots of the slot-information list that are read: modules with thread-local storage.
+const MAX_MODULES: u64 = 64 * 1024;
+/// Nodes of that list; glibc adds one for every 62 modules or more (`TLS_SLOTINFO_SURPLUS`).
+const MAX_NODES: usize = 1024;
+
+/// Size of a `dtv_t`: the block's pointer and what to free (`sysdeps/generic/dl-dtv.h`).
+const ENTRY: u64 = 16;
+/// A block that the thread has not allocated (`TLS_DTV_UNALLOCATED`).
+const UNALLOCATED: u64 = u64::MAX;
+
+/// What libc.so and ld.so tell about themselves; nothing in other modules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct FileFacts {
+    /// Address of `_rtld_global` in ld.so.
+    pub(crate) rtld_global: Option<u64>,
+    /// From libc.so.
+    pub(crate) layout: Option<Layout>,
+}
+
+/// Offsets in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// In `_rtld_global`, of the pointer to the first `dtv_slotinfo_list`.
+    list: u64,
+    list_length: u64,
+    list_next: u64,
+    list_slots: u64,
+    slot_size: u64,
+    slot_generation: u64,
+    slot_map: u64,
+    /// In `link_map`.
+    tls_offset: u64,
+}
+
+impl FileFacts {
+    pub(crate) fn read(elf: &Elf<'_>, soname: Option<&[u8]>) -> Result<Self, ElfError> {
+        let mut facts = FileFacts::default();
+        match soname {
+            Some(SONAME) => facts.layout = Layout::read(elf)?,
+            Some(soname) if soname.starts_with(LOADER_PREFIX) => {
+                facts.rtld_global = elf
+                    .dynamic_symbol(b"_rtld_global")?
+                    .map(|symbol| symbol.value);
+            }
+            _ => {}
+        }
+        Ok(facts)
+    }
+}
+
+impl Layout {
+    /// `None` before 2.34, where libpthread kept this to itself.
+    fn read(elf: &Elf<'_>) -> Result<Option<Self>, ElfError> {
+        let address = |name: &str| {
+            let symbol = elf.dynamic_symbol(format!("_thread_db_{name}").as_bytes())?;
+            Ok::<_, ElfError>(symbol.map(|symbol| symbol.value))
+        };
+        // A field is described by three 32-bit numbers: its size in bits, the number of elements
+        // if it is an array, its offset in bytes (DB_STRUCT_FIELD in nptl_db/db_info.c).
+        let field = |name: &str| match address(name)? {
+            Some(at) => elf
+                .read_u32(at.wrapping_add(8))
+                .map(|offset| Some(u64::from(offset))),
+            None => Ok(None),
+        };
+        let size = match address("sizeof_dtv_slotinfo")? {
+            Some(at) => Some(u64::from(elf.read_u32(at)?)),
+            None => None,
+        };
+        let fields = [
+            field("rtld_global__dl_tls_dtv_slotinfo_list")?,
+            field("dtv_slotinfo_list_len")?,
+            field("dtv_slotinfo_list_next")?,
+            field("dtv_slotinfo_list_slotinfo")?,
+            size.filter(|size| (16..=256).contains(size)),
+            field("dtv_slotinfo_gen")?,
+            field("dtv_slotinfo_map")?,
+            field("link_map_l_tls_offset")?,
+        ];
+        let [
+            Some(list),
+            Some(list_length),
+            Some(list_next),
+            Some(list_slots),
+            Some(slot_size),
+            Some(slot_generation),
+            Some(slot_map),
+            Some(tls_offset),
+        ] = fields
+        else {
+            return Ok(None);
+        };
+        Ok(Some(Layout {
+            list,
+            list_length,
+            list_next,
+            list_slots,
+            slot_size,
+            slot_generation,
+            slot_map,
+            tls_offset,
+        }))
+    }
+}
+
+/// A loaded module with thread-local storage, as the dynamic linker has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TlsModule {
+    /// Index in a thread's vector.
+    pub(crate) id: u64,
+    /// The vector's generation that first knew it.
+    pub(crate) generation: u64,
+    /// `l_addr`: what is added to the module's addresses.
+    pub(crate) bias: u64,
+    /// `l_tls_offset`, if the module has static storage.
+    pub(crate) static_offset: Option<u64>,
+}
+
+/// Reads `_dl_tls_dtv_slotinfo_list` (glibc `elf/dl-tls.c`).
+pub(crate) fn tls_modules(
+    memory: &dyn Memory,
+    rtld_global: u64,
+    layout: &Layout,
+) -> Result<Vec<TlsModule>, MemoryError> {
+    let mut modules = Vec::new();
+    let mut first_id = 0;
+    let mut node = memory.read_u64(rtld_global.wrapping_add(layout.list))?;
+    for _ in 0..MAX_NODES {
+        if node == 0 || first_id >= MAX_MODULES {
+            break;
+        }
+        let length = memory.read_u64(node.wrapping_add(layout.list_length))?;
+        let count = length.min(MAX_MODULES - first_id);
+        for index in 0..count {
+            let slot = node
+                .wrapping_add(layout.list_slots)
+                .wrapping_add(index.wrapping_mul(layout.slot_size));
+            let map = memory.read_u64(slot.wrapping_add(layout.slot_map))?;
+            if map == 0 {
+                continue;
+            }
+            let tls_offset = memory.read_u64(map.wrapping_add(layout.tls_offset))?;
+            modules.push(TlsModule {
+                id: first_id + index,
+                generation: memory.read_u64(slot.wrapping_add(layout.slot_generation))?,
+                // First member of every `struct link_map` (<link.h>).
+                bias: memory.read_u64(map)?,
+                // NO_TLS_OFFSET and FORCED_DYNAMIC_TLS_OFFSET (include/link.h) are 0 and −1, or
+                // −1 and −2 where 0 is a valid offset.
+                static_offset: (tls_offset != 0 && tls_offset < u64::MAX - 1).then_some(tls_offset),
+            });
+        }
+        first_id += count;
+        node = memory.read_u64(node.wrapping_add(layout.list_next))?;
+    }
+    Ok(modules)
+}
+
+/// Where the thread control block keeps the vector: second word of `tcbhead_t` on x86-64, first
+/// on aarch64 (`sysdeps/{x86_64/nptl,aarch64/nptl}/tls.h`).
+fn vector_offset(machine: Machine) -> u64 {
+    match machine {
+        Machine::Aarch64 => 0,
+        _ => 8,
+    }
+}
+
+/// The block of a module in a thread's dynamic thread vector, by the conditions of
+/// `__tls_get_addr` and `_dl_tlsdesc_dynamic`.
+pub(crate) fn block(
+    memory: &dyn Memory,
+    machine: Machine,
+    thread_pointer: u64,
+    module: u64,
+    generation: Option<u64>,
+) -> Result<Option<u64>, MemoryError> {
+    let vector = memory.read_u64(thread_pointer.wrapping_add(vector_offset(machine)))?;
+    if vector == 0 || module == 0 {
+        return Ok(None);
+    }
+    // dtv[-1] is the number of entries, dtv[0] the generation that the thread has seen.
+    let mut head = [0; 24];
+    memory.read(vector.wrapping_sub(ENTRY), &mut head)?;
+    let word = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&head[at..at + 8]);
+        u64::from_le_bytes(bytes)
+    };
+    let (length, seen) = (word(0), word(16));
+    // A thread that is behind may still hold the block of a closed module with the same id.
+    if module > length || generation.is_some_and(|generation| seen < generation) {
+        return Ok(None);
+    }
+    let block = memory.read_u64(vector.wrapping_add(module.wrapping_mul(ENTRY)))?;
+    Ok((block != UNALLOCATED && block != 0).then_some(block))
+}

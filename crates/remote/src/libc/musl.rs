@@ -1,0 +1,34 @@
+//! musl: the dynamic thread vector is an array of pointers, its length in front
+//! (`src/internal/pthread_impl.h`, `src/thread/__tls_get_addr.c`).
+
+use crate::Memory;
+use crate::arch::Machine;
+use crate::memory::MemoryError;
+
+/// The name that musl's `libc.so` gives itself.
+pub(crate) const SONAME: &[u8] = b"libc.so";
+/// What Alpine Linux makes of it.
+pub(crate) const SONAME_PREFIX: &[u8] = b"libc.musl-";
+
+/// Where the thread pointer's structure keeps the vector: `struct pthread` begins at the thread
+/// pointer on x86-64 and ends at it on aarch64 (`TLS_ABOVE_TP`).
+fn vector_offset(machine: Machine) -> u64 {
+    match machine {
+        Machine::Aarch64 => (-8_i64) as u64,
+        _ => 8,
+    }
+}
+
+pub(crate) fn block(
+    memory: &dyn Memory,
+    machine: Machine,
+    thread_pointer: u64,
+    module: u64,
+) -> Result<Option<u64>, MemoryError> {
+    let vector = memory.read_u64(thread_pointer.wrapping_add(vector_offset(machine)))?;
+    if vector == 0 || module > memory.read_u64(vector)? {
+        return Ok(None);
+    }
+    let block = memory.read_u64(vector.wrapping_add(module.wrapping_mul(8)))?;
+    Ok((block != 0).then_some(block))
+}

@@ -1,0 +1,156 @@
+//! The ELF modules that a process has loaded.
+
+use std::ffi::OsString;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+
+use crate::elf::{self, Source};
+use crate::mappings::Mapping;
+use crate::module::{Module, ModuleCache};
+use crate::{Device, Error, Memory, Process};
+
+/// Modules that are looked at in one process; browsers load a few hundred.
+const MAX_MODULES: usize = 16 * 1024;
+
+/// A module and where it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Loaded {
+    pub(crate) module: Arc<Module>,
+    /// What is added to the module's addresses.
+    pub(crate) bias: u64,
+    /// The name of its mapping.
+    pub(crate) name: OsString,
+}
+
+impl Loaded {
+    /// Whether an address of the process lies inside of the module.
+    pub(crate) fn contains(&self, address: u64) -> bool {
+        let start = self.bias.wrapping_add(self.module.first_load.address);
+        let end = self.bias.wrapping_add(self.module.end);
+        (start..end).contains(&address)
+    }
+}
+
+/// What the mappings show: the modules, and those that could not be read with the reason.
+#[derive(Debug, Default)]
+pub(crate) struct Modules {
+    pub(crate) loaded: Vec<Loaded>,
+    pub(crate) unreadable: Vec<(OsString, String)>,
+}
+
+/// Mappings of one file that follow one another: what a dynamic linker makes of a module. Memory
+/// without a file (zeroed data) may lie between them.
+#[derive(Debug)]
+struct Run {
+    start: u64,
+    end: u64,
+    /// File offset of the first mapping.
+    offset: u64,
+    device: Device,
+    inode: u64,
+    name: Vec<u8>,
+    executable: bool,
+}
+
+impl Run {
+    fn new(mapping: &Mapping<'_>) -> Self {
+        Run {
+            start: mapping.start,
+            end: mapping.end,
+            offset: mapping.offset,
+            device: mapping.device,
+            inode: mapping.inode,
+            name: mapping.name.to_vec(),
+            executable: mapping.permissions.execute,
+        }
+    }
+
+    /// Whether the mapping belongs to the same loaded module: the same file, further on in it.
+    fn takes(&self, mapping: &Mapping<'_>) -> bool {
+        self.inode == mapping.inode && self.device == mapping.device && mapping.offset > self.offset
+    }
+}
+
+/// Finds the modules: runs of mappings of one file of which one is executable.
+fn runs(process: &Process) -> Result<(Vec<Run>, u64), Error> {
+    let mut runs = Vec::new();
+    let mut left_out = 0;
+    let mut current: Option<Run> = None;
+    let mut keep = |run: Option<Run>| {
+        if let Some(run) = run.filter(|run| run.executable) {
+            if runs.len() < MAX_MODULES {
+                runs.push(run)
+            } else {
+                left_out += 1
+            }
+        }
+    };
+    process.mappings(&mut |mapping| {
+        if mapping.inode == 0 {
+            return ControlFlow::Continue(());
+        }
+        match &mut current {
+            Some(run) if run.takes(mapping) => {
+                run.executable |= mapping.permissions.execute;
+            }
+            current => keep(current.replace(Run::new(mapping))),
+        }
+        ControlFlow::Continue(())
+    })?;
+    keep(current);
+    Ok((runs, left_out))
+}
+
+/// Reads what every module of the process says about the thread-local variable `name`.
+pub(crate) fn modules(
+    process: &Process,
+    memory: &dyn Memory,
+    cache: &mut ModuleCache,
+    name: &str,
+) -> Result<Modules, Error> {
+    let (runs, left_out) = runs(process)?;
+    let mut modules = Modules::default();
+    for run in runs {
+        let facts = match process.open_mapped_file(
+            (run.start, run.end),
+            &run.name,
+            run.device,
+            run.inode,
+        ) {
+            Some(file) => cache.module(&file, name),
+            // Deleted or replaced, and no right to map_files: what is loaded tells the same,
+            // except for .symtab.
+            None => Module::read(Source::Loaded(memory, run.start), name)
+                .map(|module| module.map(Arc::new))
+                .map_err(|error| error.to_string()),
+        };
+        match facts {
+            Ok(Some(module)) => {
+                let page = run.offset;
+                let first = module.first_load;
+                // The first mapping shows the page of the file that the first segment starts in.
+                if first.offset.wrapping_sub(page) >= first.alignment.max(0x1000) {
+                    continue;
+                }
+                let bias = elf::bias(run.start, page, &first);
+                modules.loaded.push(Loaded {
+                    module,
+                    bias,
+                    name: OsString::from_vec(run.name),
+                });
+            }
+            Ok(None) => {}
+            Err(reason) => modules
+                .unreadable
+                .push((OsString::from_vec(run.name), reason)),
+        }
+    }
+    if left_out > 0 {
+        let reason = format!("{left_out} modules above the limit of {MAX_MODULES} left out");
+        modules
+            .unreadable
+            .push((OsString::from(format!("process {}", process.pid())), reason));
+    }
+    Ok(modules)
+}
