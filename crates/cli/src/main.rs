@@ -1,3 +1,70 @@
-//! The otelctx command: ps, dump, check and demo.
+//! The `otelctx` command: reads OpenTelemetry contexts out of running processes.
 
-fn main() {}
+mod command;
+mod error;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use command::{check, demo, dump, ps};
+use output::terminal;
+
+/// See what each thread of a process works on: its trace, span and attributes, read from
+/// outside, without stopping it for longer than some microseconds.
+#[derive(Debug, Parser)]
+#[command(name = "otelctx", version, arg_required_else_help = true, after_help = EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  otelctx demo         a small service, watched from outside: nothing else needed
+  otelctx ps           which processes here publish a context
+  otelctx dump 4711    what process 4711 and each of its threads publish
+  otelctx check ./app  would a reader find the contexts of this program?
+
+Exit status: 0 done, 1 found a problem, 2 could not run.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a small service that publishes its contexts, and watch it from outside
+    Demo(demo::Arguments),
+    /// List the processes that publish a context
+    Ps(ps::Arguments),
+    /// Show the context of a process and of each of its threads
+    Dump(dump::Arguments),
+    /// Find out whether readers can find a program's contexts, and what to do if not
+    Check(check::Arguments),
+    /// The service that `demo` watches
+    #[command(hide = true)]
+    DemoService(demo::service::Arguments),
+}
+
+/// What a command that could run has to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    Done,
+    FoundProblem,
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::Ps(arguments) => ps::run(&arguments),
+        Command::Dump(arguments) => dump::run(&arguments),
+        Command::Check(arguments) => check::run(&arguments),
+        Command::DemoService(arguments) => demo::service::run(&arguments),
+    };
+    match done {
+        Ok(Status::Done) => ExitCode::SUCCESS,
+        Ok(Status::FoundProblem) => ExitCode::from(1),
+        Err(error) => {
+            terminal::complain(&error.to_string(), error.mend().as_deref());
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What was found, for a person.
+
+use otelctx_reader::format::record::{Context, LeftOut};
+use otelctx_reader::{ContextState, Outcome, SYMBOL, ThreadSupport, ThreadVariables};
+
+use super::report::{Look, NOT_VALID, Report, publishes_nothing};
+use crate::output::attributes::{language, pairs, string};
+use crate::output::table::{Align, Table};
+use crate::output::terminal::{Style, Terminal, escape};
+use crate::output::words::{self, count};
+
+/// Shown where no id is set, as in W3C's own text forms of ids a field is never empty.
+const NO_ID: &str = "-";
+
+/// The whole answer.
+pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
+    let mut text = head(report, terminal);
+    match &report.context {
+        ContextState::Published(context) => {
+            text += &terminal.flow("  resource  ", &pairs(&context.payload.resource));
+            let own = pairs(&context.payload.attributes);
+            if !own.is_empty() {
+                text += &terminal.flow("  context   ", &own);
+            }
+            for problem in &context.problems {
+                text += &format!("  left out  {}\n", escape(&problem.to_string()));
+            }
+            for address in &context.others {
+                text += &format!(
+                    "  warning   a second process context at {address:#x}: readers must not use it\n"
+                );
+            }
+        }
+        ContextState::Absent => text += "  publishes no process context\n",
+        ContextState::Broken(why) => {
+            text += &format!("  process context broken: {}\n", escape(&why.to_string()));
+        }
+    }
+    if let Some(detected) = &report.detected {
+        text += &terminal.flow("  detected  ", &pairs(&detected.resource));
+    }
+    match &report.support {
+        ThreadSupport::Readable(variables) => {
+            text += &threads_line(variables, report.forced);
+            text.push('\n');
+            text += &table(&report.looks, terminal);
+        }
+        ThreadSupport::Unreadable(why) => {
+            let threads = count(report.looks.len(), "thread", "threads");
+            text += &if publishes_nothing(why) {
+                format!("  threads   {threads}, without published contexts\n")
+            } else {
+                let why = escape(&why.to_string());
+                let pid = report.pid;
+                format!(
+                    "  threads   {threads}, unreadable: {why}\n            `otelctx check {pid}` tells how to mend it\n"
+                )
+            };
+        }
+    }
+    text
+}
+
+/// Service (or the program's name), pid, language.
+fn head(report: &Report, terminal: &Terminal) -> String {
+    let resource = match &report.context {
+        ContextState::Published(context) => Some(&context.payload.resource),
+        _ => report.detected.as_ref().map(|detected| &detected.resource),
+    };
+    let service = resource.and_then(|resource| string(resource, "service.name"));
+    let name = match service {
+        Some(service) => escape(service),
+        None => escape(&report.comm.to_string_lossy()),
+    };
+    let language = resource.and_then(language).map(escape).unwrap_or_default();
+    let head = format!(
+        "{}  pid {}  {language}",
+        terminal.paint(Style::Bold, &name),
+        report.pid
+    );
+    format!("{}\n", head.trim_end())
+}
+
+/// Where the contexts of the threads come from.
+fn threads_line(variables: &ThreadVariables, forced: bool) -> String {
+    let mut line = String::from("  threads   ");
+    for (index, variable) in variables.resolution.variables.iter().enumerate() {
+        if index > 0 {
+            line += ", also ";
+        } else {
+            line += &format!("{SYMBOL} ");
+        }
+        line += &format!(
+            "in {}, {}",
+            escape(&variable.module.to_string_lossy()),
+            words::access(variable.access)
+        );
+        if !variable.exported {
+            line += " (not exported: found in .symtab, which not every reader looks at)";
+        }
+    }
+    line += &format!(", {}", count(variables.keys.names().len(), "key", "keys"));
+    let announced = variables.schema.as_ref();
+    if forced && !announced.is_some_and(|schema| schema.is_thread_local_record()) {
+        line += &match announced {
+            Some(schema) => format!(
+                " (read by force: the process announces {})",
+                escape(schema.as_str())
+            ),
+            None => " (read by force: the process announces no schema)".into(),
+        };
+    }
+    line.push('\n');
+    line
+}
+
+fn table(looks: &[Look], terminal: &Terminal) -> String {
+    let mut table = Table::new(&[
+        ("TID", Align::Right),
+        ("NAME", Align::Left),
+        ("TRACE", Align::Left),
+        ("SPAN", Align::Left),
+        ("ATTRIBUTES", Align::Left),
+    ]);
+    for look in looks {
+        let [trace, span, attributes] = match &look.outcome {
+            Ok(Outcome::Attached(context)) => context_cells(context),
+            Ok(Outcome::NotValid) => word(NOT_VALID),
+            Ok(_) => word("none attached"),
+            Err(error) => word(&format!("unreadable: {}", escape(&error.to_string()))),
+        };
+        let name = escape(&look.name.to_string_lossy());
+        table.push([look.tid.to_string(), name, trace, span, attributes]);
+    }
+    table.render(terminal)
+}
+
+/// In place of a context.
+fn word(text: &str) -> [String; 3] {
+    [text.into(), String::new(), String::new()]
+}
+
+fn context_cells(context: &Context) -> [String; 3] {
+    let id = |zero: bool, id: String| if zero { NO_ID.into() } else { id };
+    let mut attributes: Vec<String> = context
+        .attributes
+        .iter()
+        .map(|(key, value)| format!("{}={}", escape(key), escape(value)))
+        .collect();
+    if !context.left_out.is_empty() {
+        attributes.push(left_out(&context.left_out));
+    }
+    [
+        id(context.trace_id.is_zero(), context.trace_id.to_string()),
+        id(context.span_id.is_zero(), context.span_id.to_string()),
+        attributes.join("  "),
+    ]
+}
+
+fn left_out(left_out: &LeftOut) -> String {
+    let parts = [
+        (left_out.unknown_key as usize, "with an unknown key"),
+        (left_out.not_utf8 as usize, "not UTF-8"),
+        (left_out.incomplete_bytes, "bytes incomplete"),
+    ];
+    let parts: Vec<String> = parts
+        .iter()
+        .filter(|(number, _)| *number > 0)
+        .map(|(number, what)| format!("{number} {what}"))
+        .collect();
+    format!("(left out: {})", parts.join(", "))
+}

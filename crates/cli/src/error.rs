@@ -1,0 +1,62 @@
+//! Why a command could not run.
+
+use std::io;
+
+use otelctx_reader::remote;
+
+/// Why a command could not run, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The process could not be looked at.
+    #[error("{}", headline(.0))]
+    Reader(otelctx_reader::Error),
+    /// Standard output does not take the answer.
+    #[error("the answer can't be written: {0}")]
+    Output(#[source] io::Error),
+}
+
+impl<E: Into<otelctx_reader::Error>> From<E> for Error {
+    fn from(error: E) -> Self {
+        Self::Reader(error.into())
+    }
+}
+
+impl Error {
+    /// What the user can do, if it is not part of the message.
+    pub(crate) fn mend(&self) -> Option<String> {
+        match self {
+            Self::Reader(error) => not_permitted(error).map(|(_, mend)| mend.to_owned()),
+            Self::Output(_) => None,
+        }
+    }
+}
+
+/// What was refused and what would allow it, if `error` is about rights.
+pub(crate) fn not_permitted(error: &otelctx_reader::Error) -> Option<(&'static str, &str)> {
+    match error {
+        otelctx_reader::Error::Remote(remote::Error::NotPermitted { action, mend, .. }) => {
+            Some((action, mend))
+        }
+        _ => None,
+    }
+}
+
+/// Whether the process, or the thread, is not there (any more).
+pub(crate) fn is_gone(error: &otelctx_reader::Error) -> bool {
+    matches!(
+        error,
+        otelctx_reader::Error::Remote(
+            remote::Error::NoSuchProcess { .. } | remote::Error::NoSuchThread { .. }
+        )
+    )
+}
+
+/// The message without its mend, which goes to a line of its own.
+fn headline(error: &otelctx_reader::Error) -> String {
+    match error {
+        otelctx_reader::Error::Remote(remote::Error::NotPermitted { pid, action, .. }) => {
+            format!("not permitted to {action} of process {pid}")
+        }
+        error => error.to_string(),
+    }
+}

@@ -1,0 +1,83 @@
+//! Attributes as text.
+
+use otelctx_reader::format::THREADLOCAL;
+use otelctx_reader::format::process_context::{Attributes, Value};
+
+use super::json::hexadecimal;
+use super::terminal::escape;
+
+/// `key=value` for each, without those that only describe the mechanism.
+pub(crate) fn pairs(attributes: &Attributes) -> Vec<String> {
+    attributes
+        .iter()
+        .filter(|(key, _)| !key.starts_with(THREADLOCAL))
+        .map(|(key, value)| format!("{}={}", escape(key), text(value)))
+        .collect()
+}
+
+/// A value on one line, safe to show.
+pub(crate) fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => escape(text),
+        Value::Bool(value) => value.to_string(),
+        Value::Int(value) => value.to_string(),
+        Value::Double(value) => value.to_string(),
+        Value::Array(values) => {
+            let items: Vec<String> = values.iter().map(text).collect();
+            format!("[{}]", items.join(", "))
+        }
+        Value::Map(attributes) => {
+            let items: Vec<String> = attributes
+                .iter()
+                .map(|(key, value)| format!("{}={}", escape(key), text(value)))
+                .collect();
+            format!("{{{}}}", items.join(", "))
+        }
+        Value::Bytes(bytes) => format!("0x{}", hexadecimal(bytes)),
+        // Nothing was set; and `Value` may grow.
+        _ => "(empty)".into(),
+    }
+}
+
+/// The value of a string attribute, `None` when there is none or it is no string.
+pub(crate) fn string<'a>(attributes: &'a Attributes, key: &str) -> Option<&'a str> {
+    match attributes.iter().find(|(name, _)| name == key) {
+        Some((_, Value::String(text))) => Some(text),
+        _ => None,
+    }
+}
+
+/// The language a service is written in: what its SDK says, else what runs it.
+pub(crate) fn language(resource: &Attributes) -> Option<&str> {
+    string(resource, "telemetry.sdk.language").or_else(|| string(resource, "process.runtime.name"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_of_value_has_its_text() {
+        let attributes: Attributes = vec![
+            ("a\x1b".into(), "b\n".into()),
+            ("threadlocal.schema_version".into(), "hidden".into()),
+            ("n".into(), (-1_i64).into()),
+            ("d".into(), 0.5.into()),
+            ("l".into(), vec![Value::Bool(true), Value::Empty].into()),
+            (
+                "m".into(),
+                vec![("k".to_owned(), Value::Bytes(vec![1, 255]))].into(),
+            ),
+        ];
+        assert_eq!(
+            pairs(&attributes),
+            [
+                "a\\u{1b}=b\\n",
+                "n=-1",
+                "d=0.5",
+                "l=[true, (empty)]",
+                "m={k=0x01ff}"
+            ]
+        );
+    }
+}

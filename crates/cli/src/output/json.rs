@@ -1,0 +1,147 @@
+//! One JSON value on standard output, described in docs/json.md.
+
+use otelctx_reader::format::process_context::{Attributes, Value};
+use serde::Serialize;
+use serde::ser::{SerializeMap, SerializeSeq, Serializer};
+
+use super::terminal::is_control;
+
+/// `answer` as JSON, laid out for people too. Control characters that JSON itself would let through
+/// (DEL, C1, those that turn the direction of text) are escaped: the value may end up on a
+/// terminal.
+pub(crate) fn render(answer: &impl Serialize) -> String {
+    // Maps have strings for keys and nothing here fails to serialize.
+    let json = serde_json::to_string_pretty(answer).expect("answers are plain data");
+    let mut text = String::with_capacity(json.len() + 1);
+    for character in json.chars() {
+        // The line breaks of the layout are the only controls outside of strings, and inside they
+        // are escaped already. All others that can stand there have four hexadecimal digits.
+        if character != '\n' && is_control(character) {
+            text.push_str(&format!("\\u{:04x}", u32::from(character)));
+        } else {
+            text.push(character);
+        }
+    }
+    text.push('\n');
+    text
+}
+
+/// `{"error": "…"}`: something is there and can't be read.
+#[derive(Debug, Serialize)]
+pub(crate) struct Unreadable {
+    /// What was being read, what was found, what to do.
+    pub(crate) error: String,
+}
+
+/// What was asked for, or why it can't be read.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum OrError<T> {
+    /// The value.
+    Value(T),
+    /// The reason.
+    Error(Unreadable),
+}
+
+impl<T> OrError<T> {
+    /// The reason why there is no value.
+    pub(crate) fn error(why: &impl ToString) -> Self {
+        Self::Error(Unreadable {
+            error: why.to_string(),
+        })
+    }
+}
+
+/// Attributes as an object, in the order they were published. Of repeated names in a map value the first
+/// counts, as it does on the way from the process.
+#[derive(Debug)]
+pub(crate) struct AttributeMap(pub(crate) Attributes);
+
+impl Serialize for AttributeMap {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        map(&self.0, serializer)
+    }
+}
+
+fn map<S: Serializer>(attributes: &Attributes, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(None)?;
+    let mut seen = std::collections::BTreeSet::new();
+    for (key, value) in attributes {
+        if seen.insert(key) {
+            map.serialize_entry(key, &Natural(value))?;
+        }
+    }
+    map.end()
+}
+
+/// A value as the JSON type nearest to it.
+struct Natural<'a>(&'a Value);
+
+impl Serialize for Natural<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Value::String(text) => serializer.serialize_str(text),
+            Value::Bool(value) => serializer.serialize_bool(*value),
+            Value::Int(value) => serializer.serialize_i64(*value),
+            Value::Double(value) if value.is_finite() => serializer.serialize_f64(*value),
+            // JSON has no such numbers; the names are those of Protocol Buffers' JSON.
+            Value::Double(value) if value.is_nan() => serializer.serialize_str("NaN"),
+            Value::Double(value) if *value > 0.0 => serializer.serialize_str("Infinity"),
+            Value::Double(_) => serializer.serialize_str("-Infinity"),
+            Value::Array(values) => {
+                let mut list = serializer.serialize_seq(Some(values.len()))?;
+                for value in values {
+                    list.serialize_element(&Natural(value))?;
+                }
+                list.end()
+            }
+            Value::Map(attributes) => map(attributes, serializer),
+            Value::Bytes(bytes) => serializer.serialize_str(&hexadecimal(bytes)),
+            // `Value` may grow; what is not known is shown as nothing.
+            _ => serializer.serialize_none(),
+        }
+    }
+}
+
+/// Two digits a byte, lower case.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_of_value_has_its_json() {
+        let attributes: Attributes = vec![
+            ("string".into(), "a\"\n\x1b\x7f\u{9b}\u{202e}é".into()),
+            ("bool".into(), true.into()),
+            ("int".into(), i64::MIN.into()),
+            ("double".into(), 0.5.into()),
+            ("nan".into(), f64::NAN.into()),
+            ("more".into(), f64::INFINITY.into()),
+            ("less".into(), f64::NEG_INFINITY.into()),
+            ("bytes".into(), vec![0_u8, 255].into()),
+            ("empty".into(), Value::Empty),
+            (
+                "list".into(),
+                vec![Value::Int(1), Value::Array(vec![])].into(),
+            ),
+            (
+                "map".into(),
+                vec![
+                    ("a".to_owned(), Value::Int(1)),
+                    ("a".to_owned(), Value::Int(2)),
+                ]
+                .into(),
+            ),
+        ];
+        let text = render(&AttributeMap(attributes));
+        let compact: String = text.split('\n').map(str::trim).collect();
+        assert_eq!(
+            compact,
+            r#"{"string": "a\"\n\u001b\u007f\u009b\u202eé","bool": true,"int": -9223372036854775808,"double": 0.5,"nan": "NaN","more": "Infinity","less": "-Infinity","bytes": "00ff","empty": null,"list": [1,[]],"map": {"a": 1}}"#
+        );
+    }
+}

@@ -1,0 +1,7 @@
+//! How answers are laid out.
+
+pub(crate) mod attributes;
+pub(crate) mod json;
+pub(crate) mod table;
+pub(crate) mod terminal;
+pub(crate) mod words;

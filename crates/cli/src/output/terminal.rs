@@ -1,0 +1,220 @@
+//! The place the text goes to: how wide it is, whether it shows colours, and what must not reach
+//! it as it is.
+
+use std::env;
+use std::io::{self, IsTerminal, Write};
+
+use nix::libc;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// What standard output can do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terminal {
+    /// Columns, where standard output is a terminal. Lines in a pipe are never cut.
+    width: Option<usize>,
+    colours: bool,
+}
+
+/// How a piece of text stands out, where there are colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// A heading, or the name of what is shown.
+    Bold,
+    /// What is there for completeness.
+    Dim,
+    /// Good.
+    Green,
+    /// Bad.
+    Red,
+}
+
+impl Terminal {
+    /// Looks at standard output.
+    pub(crate) fn of_stdout() -> Self {
+        let is_terminal = io::stdout().is_terminal();
+        let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+        // https://no-color.org: any value that is not empty.
+        let colours = is_terminal && !set("NO_COLOR") && env::var_os("TERM") != Some("dumb".into());
+        Self {
+            width: is_terminal.then(columns).flatten(),
+            colours,
+        }
+    }
+
+    /// Without colours, for tests.
+    #[cfg(test)]
+    pub(crate) fn with_width(width: Option<usize>) -> Self {
+        Self {
+            width,
+            colours: false,
+        }
+    }
+
+    /// Columns, where there is a limit.
+    pub(crate) fn width(&self) -> Option<usize> {
+        self.width
+    }
+
+    /// `text` in `style`, or as it is where there are no colours.
+    pub(crate) fn paint(&self, style: Style, text: &str) -> String {
+        if !self.colours || text.is_empty() {
+            return text.to_owned();
+        }
+        // ECMA-48, "Select graphic rendition".
+        let code = match style {
+            Style::Bold => 1,
+            Style::Dim => 2,
+            Style::Red => 31,
+            Style::Green => 32,
+        };
+        format!("\x1b[{code}m{text}\x1b[0m")
+    }
+
+    /// `text`, cut to what one line holds.
+    pub(crate) fn cut(&self, text: &str) -> String {
+        match self.width {
+            Some(width) => cut(text, width),
+            None => text.to_owned(),
+        }
+    }
+
+    /// `head` and the `items`, two spaces between them. Where a line has an end, they flow over several
+    /// lines, each beginning below the first item.
+    pub(crate) fn flow(&self, head: &str, items: &[String]) -> String {
+        let Some(limit) = self.width else {
+            return format!("{head}{}\n", items.join("  "));
+        };
+        let indent = head.width();
+        let mut text = head.to_owned();
+        let mut used = indent;
+        for (index, item) in items.iter().enumerate() {
+            let item = cut(item, limit.saturating_sub(indent).max(1));
+            if index > 0 && used + 2 + item.width() > limit {
+                text.push('\n');
+                text.extend(std::iter::repeat_n(' ', indent));
+                used = indent;
+            } else if index > 0 {
+                text.push_str("  ");
+                used += 2;
+            }
+            used += item.width();
+            text.push_str(&item);
+        }
+        text.push('\n');
+        text
+    }
+}
+
+fn columns() -> Option<usize> {
+    let mut size = libc::winsize {
+        ws_row: 0,
+        ws_col: 0,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: TIOCGWINSZ writes one winsize, and `size` is one.
+    let answer = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    // A terminal that does not know its size says 0.
+    (answer == 0 && size.ws_col > 0).then(|| size.ws_col.into())
+}
+
+/// Writes all of `text` to standard output. A reader that has seen enough and closed the pipe (`| head`) is no
+/// error.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
+/// A message on standard error, and below it what to do.
+pub(crate) fn complain(message: &str, mend: Option<&str>) {
+    let mut text = format!("otelctx: {}\n", escape(message));
+    if let Some(mend) = mend {
+        text.push_str(&format!("  {}\n", escape(mend)));
+    }
+    // Nobody is left to tell when this fails.
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// The start of `text` that fits into `width` columns, with `…` if something is missing.
+fn cut(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let mut short = String::new();
+    let mut used = 1;
+    for character in text.chars() {
+        used += character.width().unwrap_or(0);
+        if used > width {
+            break;
+        }
+        short.push(character);
+    }
+    short.push('…');
+    short
+}
+
+/// Whether a character could do something to a terminal other than show itself: C0, DEL and C1
+/// controls, line and paragraph separators, and what turns the direction of text (Unicode 15, section
+/// 23.2: a name could show itself as another).
+pub(crate) fn is_control(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+/// `text` with every control character shown as Rust writes it: `\n`, `\u{1b}`.
+pub(crate) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        if is_control(character) {
+            escaped.extend(character.escape_debug());
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_drive_a_terminal_is_escaped() {
+        assert_eq!(escape("Bücher\t\x1b[31m"), "Bücher\\t\\u{1b}[31m");
+        assert_eq!(
+            escape("a\x7fb\u{9b}c\u{202e}d"),
+            "a\\u{7f}b\\u{9b}c\\u{202e}d"
+        );
+        assert_eq!(
+            escape("C:\\x \"y\" 日本 e\u{301}"),
+            "C:\\x \"y\" 日本 e\u{301}"
+        );
+    }
+
+    #[test]
+    fn text_is_cut_by_columns_and_not_by_characters() {
+        assert_eq!(cut("abc", 3), "abc");
+        assert_eq!(cut("abcd", 3), "ab…");
+        assert_eq!(cut("日本語", 6), "日本語");
+        assert_eq!(cut("日本語", 5), "日本…");
+        assert_eq!(cut("日本語", 4), "日…");
+    }
+
+    #[test]
+    fn items_flow_below_the_first_one() {
+        let items = ["a=1".to_owned(), "b=22".to_owned(), "c=333".to_owned()];
+        let narrow = Terminal::with_width(Some(12));
+        assert_eq!(narrow.flow("x  ", &items), "x  a=1  b=22\n   c=333\n");
+        let pipe = Terminal::with_width(None);
+        assert_eq!(pipe.flow("x  ", &items), "x  a=1  b=22  c=333\n");
+    }
+}
