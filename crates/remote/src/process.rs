@@ -72,7 +72,7 @@ pub struct Status {
 }
 
 impl Status {
-    fn parse(text: &[u8]) -> Self {
+    pub(crate) fn parse(text: &[u8]) -> Self {
         let mut has_memory = false;
         let mut status = Status {
             state: '?',
@@ -217,6 +217,19 @@ impl Process {
                 Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },
                 error => error,
             })
+    }
+
+    /// One thread's state letter, see [`Status::state`].
+    pub fn thread_state(&self, tid: i32) -> Result<char, Error> {
+        let stat = self.read_entry(&format!("task/{tid}/stat"), STATUS_LIMIT);
+        let stat = stat.map_err(|error| match error {
+            Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },
+            error => error,
+        })?;
+        // Behind the name, which stands in parentheses and may hold some itself.
+        let name_end = stat.iter().rposition(|byte| *byte == b')');
+        let state = name_end.and_then(|end| stat.get(end + 2));
+        Ok(state.map_or('?', |state| char::from(*state)))
     }
 
     /// The environment that the program was started with, at most `limit` bytes of it; what the

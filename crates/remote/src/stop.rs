@@ -1,29 +1,109 @@
 //! Stopping a thread with ptrace, and letting it go as it was.
+//!
+//! A stop is PTRACE_SEIZE + PTRACE_INTERRUPT, which the target cannot tell from the outside of a
+//! system call; letting go is PTRACE_DETACH. Two things need care so that the thread notices
+//! nothing: a signal that was about to be delivered when the thread stopped is handed back, and a
+//! system call that the stop ended with EINTR is started anew.
 
+mod signals;
+mod tracee;
+
+use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::{Error, Process};
+use nix::errno::Errno;
+
+pub use crate::arch::Registers;
+use crate::{Error, Process, permission};
+
+use tracee::{LONGEST_PAUSE, Outcome, Poll, Stop};
+
+/// How long a thread that was killed while it was stopped may take to be gone.
+const DEATH: Duration = Duration::from_millis(100);
+
+thread_local! {
+    /// Threads (process, thread) that this OS thread still traces although nobody holds a
+    /// [`Stopped`]: they did not stop in time, or are dying.
+    static LINGERING: RefCell<Vec<(i32, i32)>> = const { RefCell::new(Vec::new()) };
+}
 
 /// A stopped thread. It runs on when this is dropped.
 ///
 /// ptrace binds a stop to the OS thread that asked for it, so this cannot be sent to another.
 #[derive(Debug)]
 pub struct Stopped {
+    pid: i32,
     tid: i32,
-    thread_pointer: u64,
+    stop: Stop,
+    registers: Registers,
+    resumed: bool,
     /// Not `Send`, not `Sync`.
     bound: PhantomData<*const ()>,
 }
 
 impl Stopped {
     /// Stops thread `tid` of `process`, waiting at most `timeout`.
+    ///
+    /// A thread in an uninterruptible sleep is not stopped. If it falls into one just when it is
+    /// asked to stop it stays traced until it wakes, and is let go by the next call in this OS
+    /// thread or when this OS thread ends: see [`on_own_thread`].
     pub fn stop(process: &Process, tid: i32, timeout: Duration) -> Result<Self, Error> {
-        let _ = timeout;
-        Err(Error::NoSuchThread {
-            pid: process.pid(),
+        let pid = process.pid();
+        let deadline = Instant::now() + timeout;
+        release_lingering();
+        wait_while_uninterruptible(process, tid, timeout, deadline)?;
+        tracee::seize(tid).map_err(|errno| refused(process, tid, errno))?;
+        // From here on the id cannot pass to another thread; before, it could have.
+        let belongs = process.has_thread(tid);
+        // A thread that has died since is met by the wait.
+        let _ = tracee::interrupt(tid);
+        match tracee::wait_for_stop(pid, tid, deadline) {
+            Outcome::Stopped(stop) => {
+                let stopped = Self::hold(pid, tid, stop)?;
+                if belongs {
+                    Ok(stopped)
+                } else {
+                    Err(Error::NoSuchThread { pid, tid })
+                }
+            }
+            Outcome::Gone => Err(Error::NoSuchThread { pid, tid }),
+            Outcome::Executed(stop) => {
+                drop(Self::hold(pid, pid, stop));
+                Err(Error::NoSuchThread { pid, tid })
+            }
+            Outcome::Late(tid) => {
+                LINGERING.with_borrow_mut(|lingering| lingering.push((pid, tid)));
+                match process.thread_state(tid) {
+                    Ok('Z' | 'X') | Err(_) => Err(Error::NoSuchThread { pid, tid }),
+                    Ok(state) => Err(Error::StopTimeout {
+                        pid,
+                        tid,
+                        timeout,
+                        state,
+                    }),
+                }
+            }
+        }
+    }
+
+    /// Takes hold of a thread that has stopped. On an error it is let go.
+    fn hold(pid: i32, tid: i32, stop: Stop) -> Result<Self, Error> {
+        let registers = Registers::read(tid);
+        let stopped = Stopped {
+            pid,
             tid,
-        })
+            stop,
+            registers: registers.unwrap_or_default(),
+            resumed: false,
+            bound: PhantomData,
+        };
+        match registers {
+            Ok(_) => Ok(stopped),
+            Err(Errno::EINVAL) => Err(Error::Not64Bit { pid, tid }),
+            // Killed meanwhile: only SIGKILL ends a stop.
+            Err(_) => Err(Error::NoSuchThread { pid, tid }),
+        }
     }
 
     /// The thread's id.
@@ -33,12 +113,135 @@ impl Stopped {
 
     /// The thread pointer: fs base on x86-64, TPIDR_EL0 on aarch64.
     pub fn thread_pointer(&self) -> u64 {
-        self.thread_pointer
+        self.registers.thread_pointer()
     }
 
-    /// Lets the thread run on and reports whether that worked; dropping does the same silently.
-    pub fn resume(self) -> Result<(), Error> {
-        Ok(())
+    /// The registers that it stopped with.
+    pub fn registers(&self) -> &Registers {
+        &self.registers
+    }
+
+    /// Lets the thread run on, and reports [`Error::NoSuchThread`] if it was killed while it was
+    /// stopped: what was read of it meanwhile may be no longer true. Dropping does the same and
+    /// reports nothing.
+    pub fn resume(mut self) -> Result<(), Error> {
+        if self.release() {
+            Ok(())
+        } else {
+            Err(Error::NoSuchThread {
+                pid: self.pid,
+                tid: self.tid,
+            })
+        }
+    }
+
+    /// Lets the thread go; false if it was killed meanwhile.
+    fn release(&mut self) -> bool {
+        if std::mem::replace(&mut self.resumed, true) {
+            return true;
+        }
+        // A group-stopped thread would have seen EINTR without this tracer, too.
+        if self.registers.is_interrupted_call()
+            && !self.stop.group_stop
+            && !signals::deliverable(self.pid, self.tid, self.stop.signal)
+        {
+            // If the thread dies just now there is nothing to restart.
+            let _ = self.registers.restart_call(self.tid);
+        }
+        if tracee::detach(self.tid, self.stop.signal).is_ok() {
+            return true;
+        }
+        // Killed. An exec in another thread waits until its tracer has seen it die.
+        let deadline = Instant::now() + DEATH;
+        match tracee::wait_for_stop(self.pid, self.tid, deadline) {
+            Outcome::Gone => {}
+            Outcome::Executed(stop) => {
+                let _ = tracee::detach(self.pid, stop.signal);
+            }
+            Outcome::Stopped(stop) => {
+                let _ = tracee::detach(self.tid, stop.signal);
+            }
+            Outcome::Late(tid) => {
+                LINGERING.with_borrow_mut(|lingering| lingering.push((self.pid, tid)));
+            }
+        }
+        false
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// Lets go of threads that have stopped too late.
+fn release_lingering() {
+    let waiting = LINGERING.with_borrow_mut(std::mem::take);
+    for (pid, tid) in waiting {
+        match tracee::poll(pid, tid) {
+            Poll::Stopped(stop) => drop(Stopped::hold(pid, tid, stop)),
+            Poll::Gone => {}
+            Poll::Running => {
+                LINGERING.with_borrow_mut(|lingering| lingering.push((pid, tid)));
+            }
+        }
+    }
+}
+
+/// Asking a thread in an uninterruptible sleep to stop would leave it traced until it wakes.
+fn wait_while_uninterruptible(
+    process: &Process,
+    tid: i32,
+    timeout: Duration,
+    deadline: Instant,
+) -> Result<(), Error> {
+    let pid = process.pid();
+    loop {
+        match process.thread_state(tid)? {
+            'Z' | 'X' => return Err(Error::NoSuchThread { pid, tid }),
+            'D' if Instant::now() >= deadline => {
+                return Err(Error::StopTimeout {
+                    pid,
+                    tid,
+                    timeout,
+                    state: 'D',
+                });
+            }
+            'D' => std::thread::sleep(LONGEST_PAUSE),
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Says why the kernel did not let us trace a thread.
+fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
+    let pid = process.pid();
+    let status = match process.thread_status(tid) {
+        Ok(status) => status,
+        Err(error) => return error,
+    };
+    match errno {
+        Errno::ESRCH => Error::NoSuchThread { pid, tid },
+        _ if matches!(status.state, 'Z' | 'X') => Error::NoSuchThread { pid, tid },
+        _ if status.tracer != 0 => Error::AlreadyTraced {
+            pid,
+            tid,
+            tracer: status.tracer,
+        },
+        _ if status.kernel_thread => Error::Unsupported {
+            pid,
+            reason: "it is a kernel thread, which has no thread pointer",
+        },
+        Errno::EPERM | Errno::EACCES => Error::NotPermitted {
+            pid,
+            action: "stop a thread",
+            mend: permission::mend(),
+        },
+        errno => Error::Io {
+            path: format!("/proc/{pid}/task/{tid}").into(),
+            source: errno.into(),
+        },
     }
 }
 

@@ -5,6 +5,11 @@ pub(crate) mod x86_64;
 
 use object::elf;
 
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::registers::Registers;
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::registers::Registers;
+
 use crate::Memory;
 use crate::memory::MemoryError;
 use crate::module::TlsSegment;

@@ -1,4 +1,6 @@
 //! aarch64: thread-local storage above the thread pointer (variant I).
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod registers;
 pub(crate) mod relocation;
 pub(crate) mod tls;

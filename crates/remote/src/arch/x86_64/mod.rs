@@ -1,4 +1,6 @@
 //! x86-64: thread-local storage below the thread pointer (variant II).
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod registers;
 pub(crate) mod relocation;
 pub(crate) mod tls;

@@ -1,0 +1,168 @@
+//! The ptrace and waitid calls, as functions that return values.
+
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc::{self, c_int, c_uint, c_void};
+
+/// Polls without a pause: a sleeping thread stops within some 20 µs.
+const SPINS: u32 = 100;
+/// The first and the longest pause between polls after that.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// A stop as the kernel reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stop {
+    /// The signal that was being delivered, to be handed back; 0 for none.
+    pub(super) signal: c_int,
+    /// The whole process is stopped by a signal; the thread stays so when it is let go.
+    pub(super) group_stop: bool,
+}
+
+/// What a look at a tracee shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Poll {
+    Running,
+    Stopped(Stop),
+    /// It has ended, or is not ours any more.
+    Gone,
+}
+
+/// What waiting for a stop came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Stopped(Stop),
+    /// It has ended.
+    Gone,
+    /// The thread has executed another program, is the thread-group leader now, and has stopped
+    /// as that.
+    Executed(Stop),
+    /// Time is over and this thread is still traced.
+    Late(i32),
+}
+
+fn ptrace(request: c_uint, tid: i32, data: usize) -> Result<(), Errno> {
+    // SAFETY: these requests (SEIZE, INTERRUPT, DETACH) take numbers, no pointers.
+    let result = unsafe { libc::ptrace(request, tid, std::ptr::null_mut::<c_void>(), data) };
+    Errno::result(result).map(drop)
+}
+
+pub(super) fn seize(tid: i32) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_SEIZE, tid, 0)
+}
+
+pub(super) fn interrupt(tid: i32) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_INTERRUPT, tid, 0)
+}
+
+/// Ends the tracing of a stopped thread, delivering `signal` if it is not 0. A group-stopped
+/// thread stays stopped (kernel/ptrace.c, `__ptrace_unlink`).
+pub(super) fn detach(tid: i32, signal: c_int) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_DETACH, tid, signal as usize)
+}
+
+/// Asks the kernel for one kind of news of a tracee without waiting: `Ok(None)` if there is none.
+fn wait(tid: i32, flags: c_int) -> Result<Option<c_int>, Errno> {
+    // SAFETY: an all-zero siginfo_t is a valid value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let flags = flags | libc::WNOHANG | libc::__WALL;
+    // SAFETY: info is a siginfo_t that lives through the call.
+    let result = unsafe { libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut info, flags) };
+    Errno::result(result)?;
+    // SAFETY: waitid fills in the fields of SIGCHLD; without news they stay zero.
+    let (found, status) = unsafe { (info.si_pid(), info.si_status()) };
+    Ok((found != 0).then_some(status))
+}
+
+/// Looks whether a tracee has stopped or ended.
+pub(super) fn poll(pid: i32, tid: i32) -> Poll {
+    match wait(tid, libc::WSTOPPED) {
+        Ok(Some(status)) => return Poll::Stopped(Stop::from_status(status)),
+        Ok(None) => {}
+        Err(Errno::EINTR) => return Poll::Running,
+        Err(_) => return Poll::Gone,
+    }
+    match wait(tid, libc::WEXITED | libc::WNOWAIT) {
+        Ok(Some(_)) => {
+            // A thread's end is its tracer's to see, and its process's parent waits for that. A
+            // child of this very process is left for whoever waits for the child.
+            if tid != pid || !is_own_child(pid) {
+                let _ = wait(tid, libc::WEXITED);
+            }
+            Poll::Gone
+        }
+        Ok(None) | Err(Errno::EINTR) => Poll::Running,
+        Err(_) => Poll::Gone,
+    }
+}
+
+fn is_own_child(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The parent is the second field behind the name, which may hold anything.
+    let parent = stat
+        .rsplit(')')
+        .next()
+        .and_then(|rest| rest.split_whitespace().nth(1));
+    parent.and_then(|parent| parent.parse().ok()) == Some(std::process::id())
+}
+
+/// Waits until thread `tid` of process `pid` has stopped, or until `deadline`.
+///
+/// By polling: waitpid knows no time-out, and a timer's signal would meddle with the program
+/// that this runs in.
+pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
+    let mut pause = SHORTEST_PAUSE;
+    let mut polls = 0;
+    let mut current = tid;
+    loop {
+        match poll(pid, current) {
+            Poll::Stopped(stop) if current == tid => return Outcome::Stopped(stop),
+            Poll::Stopped(stop) => return Outcome::Executed(stop),
+            Poll::Running => {}
+            // A thread that executes a program takes over the id of its process.
+            Poll::Gone if current != pid && interrupt(pid).is_ok() => current = pid,
+            Poll::Gone => return Outcome::Gone,
+        }
+        polls += 1;
+        if polls < SPINS {
+            std::thread::yield_now();
+            continue;
+        }
+        if Instant::now() >= deadline {
+            return Outcome::Late(current);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        // When another thread executes a program, this id may live on untraced: it is only by
+        // asking again that we learn it.
+        if pause == LONGEST_PAUSE
+            && interrupt(current).is_err()
+            && poll(pid, current) == Poll::Running
+        {
+            return Outcome::Gone;
+        }
+    }
+}
+
+impl Stop {
+    /// `status` is signal + event × 256 (ptrace(2), "Stopped states").
+    fn from_status(status: c_int) -> Self {
+        let (signal, event) = (status & 0xff, status >> 8);
+        match (event, signal) {
+            // Our own interrupt, or a stop of the whole process: no signal is on its way.
+            (libc::PTRACE_EVENT_STOP, signal) => Stop {
+                signal: 0,
+                group_stop: signal != libc::SIGTRAP,
+            },
+            (0, signal) => Stop {
+                signal,
+                group_stop: false,
+            },
+            _ => Stop {
+                signal: 0,
+                group_stop: false,
+            },
+        }
+    }
+}
