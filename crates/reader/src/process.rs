@@ -267,6 +267,20 @@ impl Process {
             .collect())
     }
 
+    /// Whether the same libraries are loaded as when the variable was last looked for. A library
+    /// that goes while threads are being read may leave others' data where its variable was: whoever
+    /// reads several threads asks this afterwards, and reads again if the answer is no.
+    ///
+    /// # Errors
+    /// When the process can't be looked at.
+    pub fn modules_unchanged(&self) -> Result<bool, Error> {
+        let layout = self.layout()?;
+        Ok(self
+            .variables
+            .as_ref()
+            .is_none_or(|(known, _)| *known == layout))
+    }
+
     pub(crate) fn open_memory(&self) -> Option<&ProcessMemory> {
         self.memory.as_ref()
     }
