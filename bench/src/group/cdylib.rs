@@ -1,0 +1,123 @@
+//! The publishers' work from libraries that a C program loads: one library for each side, both
+//! in one process, taking turns.
+//!
+//! There, the linker cannot know where the variable will lie, so each access really calls the
+//! TLS descriptor's function. The group looks into both libraries for the relocation that makes
+//! such a descriptor.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use object::read::elf::{ElfFile64, FileHeader, Rela, SectionHeader};
+
+use crate::pair::{self, Times};
+use crate::row::Report;
+use crate::work::WORKS;
+use crate::{machine, scratch};
+
+/// Takes the dynamic linker's room for static storage away, so that descriptors look up a
+/// thread's block.
+const DYNAMIC: &str = "glibc.rtld.optional_static_tls=0";
+const BOUND: f64 = 0.6;
+
+pub(crate) fn run(report: &mut Report) {
+    report.group("cdylib");
+    machine::pin(0);
+    let scratch = scratch::Directory::new("cdylib");
+    let host = match build(scratch.path()) {
+        Ok(host) => host,
+        Err(why) => return report.failed("build", &why),
+    };
+    for library in [&host.ours, &host.libdd] {
+        if let Err(why) = check_descriptor(library) {
+            return report.failed("check", &why);
+        }
+    }
+    for (storage, tunables) in [("static", ""), ("dynamic", DYNAMIC)] {
+        match measure(&host, tunables) {
+            Err(why) => report.failed(storage, &why),
+            Ok(medians) => {
+                for ((name, bound), medians) in WORKS.into_iter().zip(medians) {
+                    let work = format!("{name}, {storage} storage, to libdd");
+                    report.pair(work, medians, "ns", bound.map(|_| BOUND));
+                }
+            }
+        }
+    }
+}
+
+struct Host {
+    program: PathBuf,
+    ours: PathBuf,
+    libdd: PathBuf,
+}
+
+/// Builds the libraries and the C program that loads them.
+fn build(scratch: &Path) -> Result<Host, String> {
+    let examples = scratch::cargo_build(&["-p", "otelctx-bench", "--examples"])?;
+    let library = |name: &str| {
+        let found = examples.iter().find(|path| {
+            path.file_name().is_some_and(|file| *file == *format!("lib{name}.so"))
+        });
+        found.cloned().ok_or(format!("cargo built no lib{name}.so"))
+    };
+    let program = scratch.join("host");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cdylib/host.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-o"]).arg(&program).arg(source).arg("-ldl");
+    scratch::output(&mut cc)?;
+    Ok(Host {
+        program,
+        ours: library("bench_ours")?,
+        libdd: library("bench_libdd")?,
+    })
+}
+
+/// Makes sure that a library has a TLS descriptor for the dynamic linker to fill in.
+fn check_descriptor(library: &Path) -> Result<(), String> {
+    let wrong = |what: &str| format!("{}: {what}", library.display());
+    let bytes = std::fs::read(library).map_err(|error| wrong(&error.to_string()))?;
+    let file = ElfFile64::<object::Endianness>::parse(&*bytes)
+        .map_err(|error| wrong(&error.to_string()))?;
+    let (endian, header) = (file.endian(), file.elf_header());
+    let kind = match header.e_machine(endian) {
+        object::elf::EM_X86_64 => object::elf::R_X86_64_TLSDESC,
+        object::elf::EM_AARCH64 => object::elf::R_AARCH64_TLSDESC,
+        other => return Err(wrong(&format!("machine {other}"))),
+    };
+    let sections = header
+        .sections(endian, &*bytes)
+        .map_err(|error| wrong(&error.to_string()))?;
+    let descriptors = sections
+        .iter()
+        .filter_map(|section| section.rela(endian, &*bytes).ok().flatten())
+        .flat_map(|(relocations, _)| relocations)
+        .filter(|relocation| relocation.r_type(endian, false) == kind)
+        .count();
+    if descriptors == 0 {
+        return Err(wrong("it has no TLS descriptor"));
+    }
+    Ok(())
+}
+
+/// Runs the C program; returns the medians of each work.
+fn measure(host: &Host, tunables: &str) -> Result<Vec<(f64, f64)>, String> {
+    let mut command = Command::new(&host.program);
+    command
+        .arg(&host.ours)
+        .arg(&host.libdd)
+        .args([WORKS.len().to_string(), pair::ROUNDS.to_string(), pair::ROUND_NS.to_string()])
+        .env("GLIBC_TUNABLES", tunables);
+    let text = scratch::output(&mut command)?;
+    let mut times: Vec<(Times, Times)> = WORKS.iter().map(|_| Default::default()).collect();
+    for line in text.lines() {
+        let odd = || format!("the C program printed {line:?}");
+        let mut words = line.split(' ');
+        let mut number = || words.next()?.parse::<f64>().ok();
+        let work = number().ok_or_else(odd)? as usize;
+        let (ours, libdd) = times.get_mut(work).ok_or_else(odd)?;
+        ours.push(number().ok_or_else(odd)?);
+        libdd.push(number().ok_or_else(odd)?);
+    }
+    Ok(times.iter().map(|(ours, libdd)| (ours.median(), libdd.median())).collect())
+}

@@ -1,0 +1,43 @@
+//! The machine that the numbers are of.
+
+use std::process::Command;
+
+/// Processor, kernel and compiler, in a line.
+pub(crate) fn description() -> String {
+    let processor = std::fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("model name"))?;
+            Some(line.split_once(": ")?.1.to_owned())
+        })
+        .unwrap_or_else(|| "unknown processor".into());
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!(
+        "{processor}, {cores} cores, Linux {}, {}",
+        kernel.trim(),
+        rustc()
+    )
+}
+
+/// The compiler's version, as far as it decides about the code it makes.
+pub(crate) fn rustc() -> String {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).arg("--version").output();
+    match output {
+        Ok(output) => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        Err(_) => "unknown rustc".into(),
+    }
+}
+
+/// Keeps the calling thread, and what it starts from now on, on processor `cpu`.
+///
+/// Fails silently where a container allows another set: numbers are only a little noisier then.
+pub(crate) fn pin(cpu: usize) {
+    // SAFETY: the set is plain data of this function.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
+    }
+}

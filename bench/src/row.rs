@@ -1,0 +1,147 @@
+//! The rows of the table, as text or as JSON.
+
+use serde::Serialize;
+
+/// One piece of work against its bound.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    group: &'static str,
+    work: String,
+    ours: f64,
+    /// What `ours` is compared with, in the same unit; null where the bound is absolute.
+    peer: Option<f64>,
+    unit: &'static str,
+    /// `ours / peer`.
+    ratio: Option<f64>,
+    /// The most that `ratio` may be; without a peer, the most that `ours` may be. Null for what is
+    /// only recorded.
+    bound: Option<f64>,
+    holds: Option<bool>,
+}
+
+/// Prints rows as they are measured.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) json: bool,
+    /// Whether to compare instruction counts with the noted ones.
+    pub(crate) check: bool,
+    /// Whether to note instruction counts.
+    pub(crate) write: bool,
+    group: &'static str,
+    failed: bool,
+}
+
+impl Report {
+    pub(crate) fn new(json: bool) -> Self {
+        Self {
+            json,
+            check: false,
+            write: false,
+            group: "",
+            failed: false,
+        }
+    }
+
+    /// Starts a group.
+    pub(crate) fn group(&mut self, name: &'static str) {
+        self.group = name;
+        if !self.json {
+            println!("{name}");
+        }
+    }
+
+    /// Reports work that a peer did as well.
+    pub(crate) fn pair(
+        &mut self,
+        work: impl Into<String>,
+        (ours, peer): (f64, f64),
+        unit: &'static str,
+        bound: impl Into<Option<f64>>,
+    ) {
+        let (ratio, bound) = (ours / peer, bound.into());
+        self.print(&Row {
+            group: self.group,
+            work: work.into(),
+            ours,
+            peer: Some(peer),
+            unit,
+            ratio: Some(ratio),
+            bound,
+            holds: bound.map(|bound| ratio <= bound),
+        });
+    }
+
+    /// Reports work whose bound is absolute.
+    pub(crate) fn alone(
+        &mut self,
+        work: impl Into<String>,
+        ours: f64,
+        unit: &'static str,
+        bound: impl Into<Option<f64>>,
+    ) {
+        let bound = bound.into();
+        self.print(&Row {
+            group: self.group,
+            work: work.into(),
+            ours,
+            peer: None,
+            unit,
+            ratio: None,
+            bound,
+            holds: bound.map(|bound| ours <= bound),
+        });
+    }
+
+    /// Reports that something could not be measured here, and why.
+    pub(crate) fn skipped(&self, work: &str, why: &str) {
+        eprintln!("skipped: {}: {work}: {why}", self.group);
+    }
+
+    /// Reports that something went wrong.
+    pub(crate) fn failed(&mut self, work: &str, why: &str) {
+        eprintln!("failed: {}: {work}: {why}", self.group);
+        self.failed = true;
+    }
+
+    /// Whether every bound held and nothing failed.
+    pub(crate) fn holds(&self) -> bool {
+        !self.failed
+    }
+
+    fn print(&mut self, row: &Row) {
+        self.failed |= row.holds == Some(false);
+        if self.json {
+            let line = serde_json::to_string(row).expect("a row has no map and no odd number");
+            println!("{line}");
+            return;
+        }
+        let unit = row.unit;
+        let ours = format!("{} {unit}", number(row.ours));
+        let peer = row.peer.map_or(String::new(), |peer| format!("{} {unit}", number(peer)));
+        let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.3} ×"));
+        let bound = match (row.bound, row.ratio) {
+            (Some(bound), Some(_)) => format!("≤ {bound} ×"),
+            (Some(bound), None) => format!("≤ {} {unit}", number(bound)),
+            (None, _) => String::new(),
+        };
+        let holds = match row.holds {
+            Some(true) => "holds",
+            Some(false) => "MISSED",
+            None => "recorded",
+        };
+        println!(
+            "  {:<62} {ours:>14} {peer:>14} {ratio:>9} {bound:>14}  {holds}",
+            row.work
+        );
+    }
+}
+
+/// Three digits or so.
+fn number(value: f64) -> String {
+    let decimals = match value.abs() {
+        size if value.fract() == 0.0 || size >= 100.0 => 0,
+        size if size >= 10.0 => 1,
+        _ => 2,
+    };
+    format!("{value:.decimals$}")
+}

@@ -1,0 +1,74 @@
+//! Building and running other programs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A directory that is removed with this value.
+#[derive(Debug)]
+pub(crate) struct Directory(PathBuf);
+
+impl Directory {
+    /// Makes one of this process's own.
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("otelctx-bench-{name}-{}", std::process::id()));
+        // What cannot be made shows in the first use of it.
+        let _ = std::fs::create_dir_all(&path);
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The checkout.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("bench lies in the checkout")
+}
+
+/// The cargo that runs this program.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// What a program prints; an error with what it complained of when it fails.
+pub(crate) fn output(command: &mut Command) -> Result<String, String> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    if !output.status.success() {
+        return Err(format!(
+            "{} failed ({}): {}",
+            command.get_program().display(),
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        ));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Builds optimised; returns the files that cargo made.
+pub(crate) fn cargo_build(arguments: &[&str]) -> Result<Vec<PathBuf>, String> {
+    let mut command = cargo();
+    command
+        .args(["build", "--release", "--locked", "--message-format=json"])
+        .args(arguments);
+    let messages = output(&mut command)?;
+    let messages = messages.lines().filter_map(|line| serde_json::from_str(line).ok());
+    Ok(messages
+        .filter(|message: &serde_json::Value| message["reason"] == "compiler-artifact")
+        .flat_map(|message| message["filenames"].as_array().cloned().unwrap_or_default())
+        .filter_map(|name| Some(PathBuf::from(name.as_str()?)))
+        .collect())
+}
