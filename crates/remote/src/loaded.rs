@@ -47,6 +47,8 @@ struct Run {
     end: u64,
     /// File offset of the first mapping.
     offset: u64,
+    /// File offset of the last mapping.
+    last_offset: u64,
     device: Device,
     inode: u64,
     name: Vec<u8>,
@@ -59,6 +61,7 @@ impl Run {
             start: mapping.start,
             end: mapping.end,
             offset: mapping.offset,
+            last_offset: mapping.offset,
             device: mapping.device,
             inode: mapping.inode,
             name: mapping.name.to_vec(),
@@ -67,8 +70,11 @@ impl Run {
     }
 
     /// Whether the mapping belongs to the same loaded module: the same file, further on in it.
+    /// Small segments share a page of the file, which is mapped for each of them.
     fn takes(&self, mapping: &Mapping<'_>) -> bool {
-        self.inode == mapping.inode && self.device == mapping.device && mapping.offset > self.offset
+        self.inode == mapping.inode
+            && self.device == mapping.device
+            && mapping.offset >= self.last_offset
     }
 }
 
@@ -92,6 +98,7 @@ fn runs(process: &Process) -> Result<(Vec<Run>, u64), Error> {
         }
         match &mut current {
             Some(run) if run.takes(mapping) => {
+                run.last_offset = mapping.offset;
                 run.executable |= mapping.permissions.execute;
             }
             current => keep(current.replace(Run::new(mapping))),

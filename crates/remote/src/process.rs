@@ -174,7 +174,7 @@ impl Process {
     /// Where `/proc/PID/exe` leads: a path in the target's mount namespace, ` (deleted)` behind
     /// it when the file is gone. For a program started through `ld.so PROGRAM` it is ld.so.
     pub fn executable(&self) -> Result<PathBuf, Error> {
-        let entry = format!("{}exe", self.task_prefix()?);
+        let entry = format!("{}exe", self.task_prefix());
         readlinkat(&self.directory, entry.as_str())
             .map(PathBuf::from)
             .map_err(|errno| self.error("exe", "read the executable's name", errno.into()))
@@ -235,7 +235,7 @@ impl Process {
     /// The environment that the program was started with, at most `limit` bytes of it; what the
     /// program changed later does not show.
     pub fn environment(&self, limit: usize) -> Result<Vec<(OsString, OsString)>, Error> {
-        let entry = format!("{}environ", self.task_prefix()?);
+        let entry = format!("{}environ", self.task_prefix());
         let bytes = self.read_entry(&entry, limit as u64)?;
         let pairs = bytes.split(|byte| *byte == 0).filter_map(|entry| {
             let equals = entry.iter().position(|byte| *byte == b'=')?;
@@ -250,20 +250,20 @@ impl Process {
 
     /// Opens its memory. The right to do so is the right to trace the process.
     pub fn memory(&self) -> Result<ProcessMemory, Error> {
-        let open = |prefix: &str| {
-            self.open_entry(&format!("{prefix}mem"))
-                .map_err(|error| self.error("mem", "read the memory", error))
-        };
-        let memory = open("")?;
-        // Without an address space (fs/proc/base.c, mem_rw) a read ends at once. At address 0
-        // nothing is mapped otherwise.
-        if !matches!(memory.read_at(&mut [0], 0), Ok(0)) {
-            return Ok(ProcessMemory::new(memory));
+        let open = |prefix: &str| self.open_entry(&format!("{prefix}mem"));
+        let mut memory = open("");
+        // Without an address space the open fails, or (before Linux 6.14; fs/proc/base.c,
+        // mem_rw) a read ends at once. At address 0 nothing is mapped otherwise.
+        if memory
+            .as_ref()
+            .map_or_else(is_gone, |file| matches!(file.read_at(&mut [0], 0), Ok(0)))
+            && let Some(prefix) = self.other_task()
+        {
+            memory = open(&prefix);
         }
-        match self.task_prefix()? {
-            prefix if prefix.is_empty() => Ok(ProcessMemory::new(memory)),
-            prefix => open(&prefix).map(ProcessMemory::new),
-        }
+        memory
+            .map(ProcessMemory::new)
+            .map_err(|error| self.error("mem", "read the memory", error))
     }
 
     /// Calls `visit` for each mapping until it breaks, see [`mappings`].
@@ -275,18 +275,18 @@ impl Process {
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
     ) -> Result<Walk, Error> {
         let mut walk = |prefix: &str| {
-            self.open_entry(&format!("{prefix}maps"))
-                .and_then(|maps| mappings::walk(maps, visit))
-                .map_err(|error| self.error("maps", "read the mappings", error))
+            let maps = self.open_entry(&format!("{prefix}maps"));
+            maps.and_then(|maps| mappings::walk(maps, visit))
         };
-        let whole = walk("")?;
-        if whole != Walk::default() {
-            return Ok(whole);
+        let mut whole = walk("");
+        if whole
+            .as_ref()
+            .map_or_else(is_gone, |walk| *walk == Walk::default())
+            && let Some(prefix) = self.other_task()
+        {
+            whole = walk(&prefix);
         }
-        match self.task_prefix()? {
-            prefix if prefix.is_empty() => Ok(whole),
-            prefix => walk(&prefix),
-        }
+        whole.map_err(|error| self.error("maps", "read the mappings", error))
     }
 
     /// Opens a file that the process has mapped, by the first mapping's range and name.
@@ -310,7 +310,7 @@ impl Process {
             return very_file;
         }
         let relative = OsStr::from_bytes(name.strip_prefix(b"/")?);
-        let root = format!("{}root", self.task_prefix().ok()?);
+        let root = format!("{}root", self.task_prefix());
         [
             Path::new(&root).join(relative),
             Path::new("/").join(relative),
@@ -322,25 +322,28 @@ impl Process {
 
     /// What to put before an entry's name so that it is one of a thread that still runs: nothing
     /// for the thread-group leader, and if that has exited another thread's directory.
-    fn task_prefix(&self) -> Result<String, Error> {
-        let alive = |prefix: &str| {
-            // A task without address space (a zombie, a kernel thread) has no executable.
-            !matches!(
-                readlinkat(&self.directory, format!("{prefix}exe").as_str()),
-                Err(Errno::ENOENT | Errno::ESRCH)
-            )
-        };
-        if alive("") {
-            return Ok(String::new());
+    fn task_prefix(&self) -> String {
+        if self.has_memory("") {
+            String::new()
+        } else {
+            self.other_task().unwrap_or_default()
         }
-        let others = self
-            .thread_ids()?
+    }
+
+    /// The directory of a thread that still runs, for when the thread-group leader has exited.
+    fn other_task(&self) -> Option<String> {
+        let mut tasks = self
+            .thread_ids()
+            .ok()?
             .into_iter()
             .map(|tid| format!("task/{tid}/"));
-        Ok(others
-            .into_iter()
-            .find(|prefix| alive(prefix))
-            .unwrap_or_default())
+        tasks.find(|prefix| self.has_memory(prefix))
+    }
+
+    /// A task without memory (a zombie, a kernel thread) has no executable.
+    fn has_memory(&self, prefix: &str) -> bool {
+        let link = readlinkat(&self.directory, format!("{prefix}exe").as_str());
+        !matches!(link, Err(Errno::ENOENT | Errno::ESRCH))
     }
 
     fn open_entry(&self, entry: &str) -> io::Result<File> {
@@ -381,4 +384,11 @@ impl Process {
             },
         }
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(nix::libc::ENOENT | nix::libc::ESRCH)
+    )
 }

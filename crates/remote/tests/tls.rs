@@ -128,3 +128,391 @@ fn loaded_library() {
         assert_found(&Target::spawn(&mut command), &library, *access, storage);
     }
 }
+
+#[test]
+fn a_segment_whose_size_is_no_multiple_of_its_alignment() {
+    for linker in ["bfd", "gold", "lld", "mold"] {
+        let compiler = Compiler::gcc().linker(linker);
+        let Some((target, program)) = executable(compiler, &["-DMISALIGN"]) else {
+            continue;
+        };
+        assert_found(&target, &program, Access::LocalExec, Storage::Static);
+    }
+}
+
+/// The segment's address is moved off its alignment, which linkers only do under orders.
+#[test]
+fn a_segment_whose_address_is_misaligned() {
+    let script =
+        otelctx_fixtures::directory().join(format!("misaligned-{}.ld", std::process::id()));
+    std::fs::write(
+        &script,
+        "SECTIONS { .tdata 0x800008 : SUBALIGN(8) { *(.tdata .tdata.*) } .tbss : { *(.tbss .tbss.*) } } \
+         INSERT AFTER .data;",
+    )
+    .unwrap();
+    let flag = format!("-Wl,-T,{}", script.display());
+    let found = executable(Compiler::gcc(), &["-DMISALIGN", "-no-pie", &flag]);
+    std::fs::remove_file(&script).unwrap();
+    let Some((target, program)) = found else {
+        return;
+    };
+    assert_found(&target, &program, Access::LocalExec, Storage::Static);
+}
+
+#[test]
+fn large_thread_local_storage() {
+    let Some((target, program)) = executable(Compiler::gcc(), &["-DBIG=131072"]) else {
+        return;
+    };
+    assert_found(&target, &program, Access::LocalExec, Storage::Static);
+
+    // Too large for the static surplus: dynamic also with descriptors.
+    let flags = ["-mtls-dialect=gnu2", "-DBIG=131072"];
+    let Some(library) = Compiler::gcc().library(&["variable.c"], &flags) else {
+        return;
+    };
+    let Some(program) = loader() else { return };
+    let mut command = Command::new(&program);
+    command.arg(format!("lib={}", library.display()));
+    assert_found(
+        &Target::spawn(&mut command),
+        &library,
+        Access::Tlsdesc,
+        Storage::Dynamic,
+    );
+}
+
+#[test]
+fn other_compilers_and_linkers() {
+    for compiler in [
+        Compiler::clang(),
+        Compiler::clang().linker("lld"),
+        Compiler::gcc().linker("gold"),
+        Compiler::gcc().linker("lld"),
+        Compiler::gcc().linker("mold"),
+    ] {
+        let Some((target, program)) = executable(compiler, &[]) else {
+            continue;
+        };
+        assert_found(&target, &program, Access::LocalExec, Storage::Static);
+        drop(target);
+
+        let Some(library) = compiler.library(&["variable.c"], &["-ftls-model=global-dynamic"])
+        else {
+            continue;
+        };
+        let Some(program) = loader() else { return };
+        let mut command = Command::new(&program);
+        command.arg(format!("lib={}", library.display()));
+        let target = Target::spawn(&mut command);
+        assert_found(&target, &library, Access::GeneralDynamic, Storage::Dynamic);
+    }
+    for linker in ["gold", "lld", "mold"] {
+        // .rela.dyn or .rela.plt, with or without symbol: linkers differ.
+        for symbolic in ["-Wl,-Bdynamic", "-Wl,-Bsymbolic"] {
+            let flags = ["-mtls-dialect=gnu2", symbolic];
+            let compiler = Compiler::gcc().linker(linker);
+            let Some(library) = compiler.library(&["variable.c"], &flags) else {
+                continue;
+            };
+            let Some(program) = loader() else { return };
+            let mut command = Command::new(&program);
+            command
+                .arg(format!("lib={}", library.display()))
+                .env(NO_SURPLUS.0, NO_SURPLUS.1);
+            assert_found(
+                &Target::spawn(&mut command),
+                &library,
+                Access::Tlsdesc,
+                Storage::Dynamic,
+            );
+        }
+    }
+}
+
+/// -Bsymbolic binds inside of the library: relocations name no symbol.
+#[test]
+fn relocations_without_symbol() {
+    for (flags, access) in MODELS {
+        let mut flags = flags.to_vec();
+        // Another variable in front, so that an offset of 0 does not pass for a match.
+        flags.extend(["-Wl,-Bsymbolic", "-DBIG=24"]);
+        let Some(library) = Compiler::gcc().library(&["variable.c"], &flags) else {
+            return;
+        };
+        let Some(program) = loader() else { return };
+        let mut command = Command::new(&program);
+        command.arg(format!("lib={}", library.display()));
+        let target = Target::spawn(&mut command);
+        let found = variables(&target);
+        let [variable] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!(variable.access, *access);
+        assert_threads(&target, variable);
+    }
+}
+
+#[test]
+fn local_dynamic_is_read_and_told_apart() {
+    let flags = ["-mtls-dialect=gnu", "-DMODEL=\"local-dynamic\"", "-DBIG=24"];
+    let Some(library) = Compiler::gcc().library(&["variable.c"], &flags) else {
+        return;
+    };
+    let Some(program) = loader() else { return };
+    let mut command = Command::new(&program);
+    command.arg(format!("lib={}", library.display()));
+    assert_found(
+        &Target::spawn(&mut command),
+        &library,
+        Access::LocalDynamic,
+        Storage::Dynamic,
+    );
+}
+
+#[test]
+fn variable_that_the_executable_only_refers_to() {
+    let Some(library) = Compiler::gcc().library(&["variable.c"], &["-DSLOT=unused"]) else {
+        return;
+    };
+    for pie in ["-no-pie", "-pie"] {
+        let flags = [
+            "-DLINKED".into(),
+            "-DREFER".into(),
+            pie.into(),
+            library.clone(),
+        ];
+        let sources = ["threads.c", "variable.c"];
+        let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+            return;
+        };
+        let target = Target::spawn(&mut Command::new(&program));
+        let found = variables(&target);
+        let [variable] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!(Path::new(&variable.module), library);
+        assert_eq!(variable.storage(), Storage::Static);
+        assert_threads(&target, variable);
+    }
+}
+
+#[test]
+fn stripped() {
+    let Some((target, program)) = executable(Compiler::gcc(), &["-s"]) else {
+        return;
+    };
+    assert_found(&target, &program, Access::LocalExec, Storage::Static);
+}
+
+#[test]
+fn symbol_that_is_not_exported_is_found_and_said_to_be_so() {
+    let flags = ["-DLINKED"];
+    let sources = ["threads.c", "variable.c"];
+    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(&program));
+    let found = variables(&target);
+    let [variable] = &found[..] else {
+        panic!("{found:?}")
+    };
+    assert!(!variable.exported);
+    assert_threads(&target, variable);
+}
+
+#[test]
+fn several_definitions_of_which_one_is_used() {
+    // The executable's own comes first in the dynamic linker's order, so the library's references
+    // are bound to it.
+    for (flags, _) in MODELS {
+        let Some(library) = Compiler::gcc().library(&["variable.c"], flags) else {
+            return;
+        };
+        let flags = [
+            "-DLINKED".into(),
+            "-rdynamic".into(),
+            "-DSLOT=own_slot".into(),
+            library.clone(),
+        ];
+        let sources = ["threads.c", "variable.c"];
+        let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+            return;
+        };
+        let target = Target::spawn(&mut Command::new(&program));
+        let process = Process::open(target.pid()).unwrap();
+        let memory = process.memory().unwrap();
+        let resolution = resolve(&process, &memory, &mut ModuleCache::new(), NAME).unwrap();
+        let [variable] = &resolution.variables[..] else {
+            panic!("{resolution:?}")
+        };
+        assert_eq!(Path::new(&variable.module), program);
+        assert_eq!(resolution.bound_elsewhere, [library.as_os_str()]);
+        assert_threads(&target, variable);
+    }
+}
+
+#[test]
+fn two_libraries_with_a_definition_each() {
+    // The second library is loaded with a scope of its own, behind the first in the global one.
+    let Some(linked) = Compiler::gcc().library(&["variable.c"], &["-DSLOT=linked_slot"]) else {
+        return;
+    };
+    let flags = ["-mtls-dialect=gnu", "-Wl,-Bsymbolic", "-DBIG=40"];
+    let Some(loaded) = Compiler::gcc().library(&["variable.c"], &flags) else {
+        return;
+    };
+    let flags = ["-Wl,--no-as-needed".into(), linked.clone()];
+    let Some(program) = Compiler::gcc().program(&["threads.c"], &flags) else {
+        return;
+    };
+    let mut command = Command::new(&program);
+    command.arg(format!("lib={}", loaded.display()));
+    let target = Target::spawn(&mut command);
+    let found = variables(&target);
+    assert_eq!(found.len(), 2, "{found:?}");
+    let used = found
+        .iter()
+        .find(|variable| Path::new(&variable.module) == loaded)
+        .unwrap();
+    assert_threads(&target, used);
+    // The other one holds nothing, in any thread.
+    let unused = found
+        .iter()
+        .find(|variable| Path::new(&variable.module) == linked)
+        .unwrap();
+    let process = Process::open(target.pid()).unwrap();
+    let memory = process.memory().unwrap();
+    for thread in &target.threads {
+        let stopped = Stopped::stop(&process, thread.tid, TIMEOUT).unwrap();
+        let address = unused
+            .address(&memory, stopped.thread_pointer())
+            .unwrap()
+            .unwrap();
+        assert_eq!(memory.read_u64(address), Ok(0));
+    }
+}
+
+#[test]
+fn threads_that_are_older_than_the_library() {
+    for (flags, access) in MODELS {
+        for surplus in [true, false] {
+            let Some(library) = Compiler::gcc().library(&["variable.c"], flags) else {
+                return;
+            };
+            let Some(program) = loader() else { return };
+            let mut command = Command::new(&program);
+            command.arg(format!("late={}", library.display()));
+            if !surplus {
+                command.env(NO_SURPLUS.0, NO_SURPLUS.1);
+            }
+            let mut target = Target::spawn(&mut command);
+            assert!(variables(&target).is_empty());
+            target.command("attach");
+            let found = variables(&target);
+            let [variable] = &found[..] else {
+                panic!("{found:?}")
+            };
+            assert_eq!(variable.access, *access);
+            assert_threads(&target, variable);
+        }
+    }
+}
+
+/// After dlclose and dlopen the second library takes the first one's module id. A thread that
+/// has not touched the new one still holds the old one's block under that id.
+#[test]
+fn recycled_module_id() {
+    for dialect in ["-mtls-dialect=gnu2", "-mtls-dialect=gnu"] {
+        // Different sizes make different files, and different blocks.
+        let library = |big: &str| Compiler::gcc().library(&["variable.c"], &[dialect, big]);
+        let (Some(first), Some(second)) = (library("-DBIG=64"), library("-DBIG=72")) else {
+            return;
+        };
+        let Some(program) = loader() else { return };
+        let mut command = Command::new(&program);
+        command
+            .arg(format!("lib={}", first.display()))
+            .arg(format!("then={}", second.display()))
+            .arg("workers=3")
+            .env(NO_SURPLUS.0, NO_SURPLUS.1);
+        let mut target = Target::spawn(&mut command);
+        assert_found(
+            &target,
+            &first,
+            if dialect.ends_with('2') {
+                Access::Tlsdesc
+            } else {
+                Access::GeneralDynamic
+            },
+            Storage::Dynamic,
+        );
+        target.command("reload");
+        // Only the first worker has reached for the second library's variable.
+        for thread in &mut target.threads {
+            if thread.name != "worker-0" {
+                thread.attached = None;
+            }
+        }
+        let found = variables(&target);
+        let [variable] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!(Path::new(&variable.module), second);
+        assert_threads(&target, variable);
+    }
+}
+
+#[test]
+fn thread_group_leader_that_has_exited() {
+    let Some((target, program)) = executable(Compiler::gcc(), &[]) else {
+        return;
+    };
+    drop(target);
+    let target = Target::spawn(Command::new(&program).arg("exit-leader"));
+    let process = Process::open(target.pid()).unwrap();
+    while process.thread_state(target.pid()).unwrap() != 'Z' {
+        std::thread::yield_now();
+    }
+    assert_found(&target, &program, Access::LocalExec, Storage::Static);
+    assert_eq!(process.executable().unwrap(), program);
+}
+
+#[test]
+fn threads_that_never_sleep() {
+    let Some((target, program)) = executable(Compiler::gcc(), &[]) else {
+        return;
+    };
+    drop(target);
+    let target = Target::spawn(Command::new(&program).arg("busy"));
+    assert_found(&target, &program, Access::LocalExec, Storage::Static);
+}
+
+/// A deleted file is read through map_files, or where it is loaded; a new file of that name never.
+#[test]
+fn deleted_and_replaced_files() {
+    let Some(library) = Compiler::gcc().library(&["variable.c"], &["-DBIG=16"]) else {
+        return;
+    };
+    let Some(other) = Compiler::gcc().library(&["variable.c"], &["-DBIG=4096"]) else {
+        return;
+    };
+    let Some(program) = loader() else { return };
+    let copy = library.with_extension(format!("copy-{}.so", std::process::id()));
+    for replace in [false, true] {
+        std::fs::copy(&library, &copy).unwrap();
+        let target = Target::spawn(Command::new(&program).arg(format!("lib={}", copy.display())));
+        std::fs::remove_file(&copy).unwrap();
+        if replace {
+            std::fs::copy(&other, &copy).unwrap();
+        }
+        let found = variables(&target);
+        let _ = std::fs::remove_file(&copy);
+        let [variable] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!(variable.access, Access::GeneralDynamic);
+        assert_threads(&target, variable);
+    }
+}

@@ -151,7 +151,9 @@ pub(crate) fn tls_modules(
                 .wrapping_add(layout.list_slots)
                 .wrapping_add(index.wrapping_mul(layout.slot_size));
             let map = memory.read_u64(slot.wrapping_add(layout.slot_map))?;
-            if map == 0 {
+            // Module ids start at 1. Slot 0 is not used as one, but not always empty: glibc 2.36
+            // was seen to keep the executable's map there, too.
+            if map == 0 || first_id + index == 0 {
                 continue;
             }
             let tls_offset = memory.read_u64(map.wrapping_add(layout.tls_offset))?;
