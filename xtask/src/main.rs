@@ -26,7 +26,8 @@ cargo xtask VERB
   check         format, lints and unit tests: the inner loop, under 3 minutes
   setup         install what the tests need, and say what could not be had
   test          set up, then everything: tests, tests without root, conformance,
-                footprint, minimum Rust, Miri, fuzz smoke  [--fuzz-seconds N]
+                footprint, instruction counts, minimum Rust, Miri, fuzz smoke
+                [--fuzz-seconds N]
   unprivileged  the tests again as the user nobody
   fuzz          run the fuzz targets  [--seconds N] [--keep] [TARGET]
   msrv          compile the application crates with an older Rust, and for other targets

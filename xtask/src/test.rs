@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::report::{self, Outcome, Report};
 use crate::workspace::cargo;
-use crate::{conformance, footprint, fuzz, miri, msrv, setup, unprivileged};
+use crate::{bench, conformance, footprint, fuzz, miri, msrv, setup, unprivileged};
 
 /// How long each fuzz target runs in CI, and elsewhere.
 const FUZZ_SECONDS_CI: u64 = 60;
@@ -29,6 +29,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("without root", || unprivileged::run(&mut counts));
     report.step("conformance", || conformance::run(&[]));
     report.step("footprint", footprint::run);
+    report.step("instructions", bench::instructions);
     report.step("msrv", msrv::run);
     report.step("miri", miri::run);
     report.step("fuzz", || fuzz::smoke(fuzz_seconds));

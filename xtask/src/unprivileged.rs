@@ -1,8 +1,8 @@
 //! The tests again, as a user without any right: part of `cargo xtask test`.
 //!
 //! Runs the test programs that root built, as the user `nobody`, in the checkout. Tests that do
-//! need root see that they lack it and skip with a line. What fixtures build has been built by the
-//! privileged run before: [`PREBUILT`] tells them to take it as it is.
+//! need root see that they lack it and skip with a line. What they compile goes into a folder of
+//! `nobody`'s own; cargo itself usually lies in root's home, and tests that call it skip too.
 //!
 //! A checkout below a folder that only root may enter (`/root`, a private temporary folder) is
 //! shown at the same path in a mount namespace of the tests' own.
@@ -19,8 +19,6 @@ use crate::report::{self, Outcome};
 use crate::test::Counts;
 use crate::workspace::{cargo, have, is_root, root};
 
-/// Set to 1 for a run that may read the build's results and write none of them.
-const PREBUILT: &str = "OTELCTX_PREBUILT";
 /// The user and group `nobody`, on every Linux.
 const NOBODY: u32 = 65534;
 
@@ -79,8 +77,11 @@ impl Program {
         command.args(["--bounding-set=-all", "--no-new-privs"]);
         command.arg(&self.executable).current_dir(&self.package);
         command.env("CARGO_MANIFEST_DIR", &self.package);
-        command.env(PREBUILT, "1").env("USER", "nobody");
-        command.env("HOME", home).env("TMPDIR", home);
+        command.env_remove("CARGO").env("CARGO_TARGET_DIR", home);
+        command
+            .env("HOME", home)
+            .env("TMPDIR", home)
+            .env("USER", "nobody");
         command
     }
 }
