@@ -13,10 +13,31 @@ pub(crate) enum Error {
     /// Standard output does not take the answer.
     #[error("the answer can't be written: {0}")]
     Output(#[source] io::Error),
+    /// The demo's service can't be started.
+    #[error("the demo's service can't be started: {0}")]
+    Start(#[source] io::Error),
+    /// The demo's service has ended before its time.
+    #[error("the demo's service could not start")]
+    ServiceEnded,
+    /// The service could not publish.
+    #[error("the demo's service can't publish its context: {0}")]
+    Publish(#[from] otelctx::PublishError),
+    /// The kernel told nothing about a thread of the service.
+    #[error("the demo's service can't be watched: {0}")]
+    Watch(#[source] io::Error),
+    /// A system call failed that does not fail.
+    #[error("the demo's service can't be tied to this process: {0}")]
+    Tie(#[source] nix::Error),
 }
 
-impl<E: Into<otelctx_reader::Error>> From<E> for Error {
-    fn from(error: E) -> Self {
+impl From<otelctx_reader::Error> for Error {
+    fn from(error: otelctx_reader::Error) -> Self {
+        Self::Reader(error)
+    }
+}
+
+impl From<remote::Error> for Error {
+    fn from(error: remote::Error) -> Self {
         Self::Reader(error.into())
     }
 }
@@ -26,7 +47,7 @@ impl Error {
     pub(crate) fn mend(&self) -> Option<String> {
         match self {
             Self::Reader(error) => not_permitted(error).map(|(_, mend)| mend.to_owned()),
-            Self::Output(_) => None,
+            _ => None,
         }
     }
 }

@@ -25,3 +25,27 @@ pub(crate) fn storage(storage: Storage) -> &'static str {
 pub(crate) fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
+
+/// A number with its thousands set apart: `12,345`.
+pub(crate) fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grouped;
+
+    #[test]
+    fn thousands_are_set_apart() {
+        let groups = [0, 999, 1000, 123_456, 1_234_567].map(grouped);
+        assert_eq!(groups, ["0", "999", "1,000", "123,456", "1,234,567"]);
+    }
+}

@@ -1,0 +1,117 @@
+//! The shop's requests: what they cost, and how they say what they are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+use otelctx::{Key, Record, SharedRecord, SpanId, TraceFlags, TraceId, thread_record};
+
+use super::executor::Executor;
+
+static ROUTE: Key = Key::new("http.route");
+static METHOD: Key = Key::new("http.request.method");
+static STEP: Key = Key::new("code.function.name");
+
+/// Between half and one and a half times `milliseconds`, so that requests differ.
+fn about(milliseconds: f64) -> Duration {
+    Duration::from_secs_f64(milliseconds * (0.5 + fastrand::f64()) / 1000.0)
+}
+
+fn trace_id() -> TraceId {
+    TraceId::from_bytes(fastrand::u128(1..).to_be_bytes())
+}
+
+fn span_id() -> SpanId {
+    SpanId::from_bytes(fastrand::u64(1..).to_be_bytes())
+}
+
+/// Somebody who shops: looks at the cart, and sometimes buys.
+pub(super) async fn client(executor: Arc<Executor>) {
+    loop {
+        executor.sleep(about(15.0)).await;
+        let trace = trace_id();
+        if fastrand::u8(..) < 80 {
+            let root = root(trace, "POST", "/checkout");
+            root.in_scope(checkout(&executor, trace)).await;
+        } else {
+            let root = root(trace, "GET", "/cart");
+            root.in_scope(cart(&executor, trace)).await;
+        }
+    }
+}
+
+/// The record of a request's first span. It goes where the task goes, from thread to thread.
+fn root(trace: TraceId, method: &str, route: &str) -> SharedRecord {
+    Record::new(trace, span_id())
+        .sampled(true)
+        .with(&METHOD, method)
+        .with(&ROUTE, route)
+        .share()
+}
+
+/// A span within a request.
+fn step(trace: TraceId, route: &str, name: &str) -> Record {
+    Record::new(trace, span_id())
+        .sampled(true)
+        .with(&ROUTE, route)
+        .with(&STEP, name)
+}
+
+async fn checkout(executor: &Arc<Executor>, trace: TraceId) {
+    compute(about(3.0));
+    // Waits for the stock database. Another thread may take up the task afterwards.
+    let reserve = step(trace, "/checkout", "reserve_stock").share();
+    reserve.in_scope(executor.sleep(about(4.0))).await;
+    {
+        let pay = step(trace, "/checkout", "sign_payment");
+        let _paying = pay.attach();
+        compute(about(8.0));
+    }
+    compute(about(1.0));
+}
+
+async fn cart(executor: &Arc<Executor>, trace: TraceId) {
+    compute(about(0.8));
+    let load = step(trace, "/cart", "load_items").share();
+    load.in_scope(executor.sleep(about(3.0))).await;
+    compute(about(1.2));
+}
+
+/// Answers health checks on a thread of its own, whose one record is rewritten for each.
+pub(super) fn answer_health_checks() {
+    loop {
+        std::thread::sleep(about(5.0));
+        thread_record().set_with(trace_id(), span_id(), TraceFlags::SAMPLED, |attributes| {
+            attributes.add(&METHOD, "GET");
+            attributes.add(&ROUTE, "/health");
+        });
+        compute(about(0.2));
+        // Waits for an answer: the record stays attached, the thread does not run.
+        let before = thread_record().attributes_size();
+        thread_record().append(&STEP, "ping_database");
+        std::thread::sleep(about(1.0));
+        thread_record().shrink_to(before);
+        compute(about(0.1));
+        thread_record().detach();
+    }
+}
+
+/// Keeps a processor busy for this long.
+fn compute(duration: Duration) {
+    let Some(until) = cpu_time().map(|now| now + duration) else {
+        return;
+    };
+    let mut number = fastrand::u64(..);
+    while cpu_time().is_some_and(|now| now < until) {
+        // Long enough that asking for the time does not count.
+        for _ in 0..10_000 {
+            number = std::hint::black_box(number.wrapping_mul(6_364_136_223_846_793_005));
+        }
+    }
+}
+
+/// How long the calling thread has run on a processor.
+fn cpu_time() -> Option<Duration> {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).ok()?;
+    Some(time.into())
+}
