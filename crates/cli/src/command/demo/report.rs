@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use otelctx_reader::format::TraceId;
 use serde::Serialize;
 
-use super::watch::{ThreadSeen, Watched};
+use super::watch::{ThreadSeen, TraceSeen, Watched};
 
 /// The whole answer.
 #[derive(Debug, Serialize)]
@@ -18,7 +19,7 @@ pub(super) struct Report {
     pub(super) first_error: Option<String>,
     /// The median time that a look kept its thread stopped, in microseconds.
     pub(super) stopped_us: f64,
-    /// What the service used of the processors, in milliseconds.
+    /// What the service used of the processors where a look met it running, in milliseconds.
     pub(super) cpu_ms: f64,
     /// Traces that were met on more than one thread.
     pub(super) traces_that_moved: usize,
@@ -53,8 +54,15 @@ pub(super) struct Thread {
     /// The part of the time that it was running, from 0 to 1.
     pub(super) busy: f64,
     /// What it was running for, as parts of its CPU time, most first.
-    pub(super) routes: Vec<(String, f64)>,
+    pub(super) routes: Vec<Part>,
     pub(super) last: Option<Last>,
+}
+
+/// A route's part of a thread's CPU time.
+#[derive(Debug, Serialize)]
+pub(super) struct Part {
+    pub(super) route: Option<String>,
+    pub(super) share: f64,
 }
 
 /// What a thread worked on when it was last seen at work.
@@ -68,35 +76,51 @@ pub(super) struct Last {
 impl Report {
     /// Adds up.
     ///
-    /// How much of the processors the service used is known from the kernel; what for, from the
-    /// looks that met a thread running. Each such look stands for an equal part of that time.
+    /// How much of the processors a thread used is known from the kernel; what for, from the looks
+    /// that met it running. Each such look stands for an equal part of that time.
     pub(super) fn of(mut watched: Watched) -> Self {
-        let cpu = watched.threads.iter().map(|thread| thread.cpu).sum();
-        let running: BTreeMap<&str, usize> = add_up(&watched.threads);
-        let all: usize = running.values().sum();
-        let milliseconds = |looks| milliseconds(cpu) * part(looks, all);
-        let mut routes: Vec<Route> = running
-            .iter()
-            .map(|(route, looks)| {
-                let traces = watched
-                    .traces
-                    .iter()
-                    .filter(|(_, seen)| seen.route == **route);
-                let costliest = traces.clone().max_by_key(|(id, seen)| (seen.running, **id));
-                Route {
-                    route: named(route),
-                    cpu_ms: milliseconds(*looks),
-                    share: part(*looks, all),
-                    traces: traces.count(),
-                    costliest_trace: costliest.map(|(id, seen)| Trace {
-                        trace_id: id.to_string(),
-                        cpu_ms: milliseconds(seen.running),
-                    }),
-                }
-            })
-            .collect();
+        let mut cpu_of_route: BTreeMap<&str, f64> = BTreeMap::new();
+        let mut cpu_of_look: BTreeMap<i32, f64> = BTreeMap::new();
+        for thread in &watched.threads {
+            let looks: usize = thread.running.values().sum();
+            let each = milliseconds(thread.cpu) / looks.max(1) as f64;
+            cpu_of_look.insert(thread.tid, each);
+            for (route, looks) in &thread.running {
+                *cpu_of_route.entry(route).or_default() += each * *looks as f64;
+            }
+        }
+        let cpu_of_trace = |seen: &TraceSeen| -> f64 {
+            let parts = seen.running.iter();
+            parts
+                .map(|(tid, looks)| cpu_of_look.get(tid).unwrap_or(&0.0) * *looks as f64)
+                .sum()
+        };
+        let cpu_ms: f64 = cpu_of_route.values().sum();
+        let mut routes = Vec::new();
+        for (route, cpu) in &cpu_of_route {
+            let traces = watched
+                .traces
+                .iter()
+                .filter(|(_, seen)| seen.route == **route);
+            let costs: Vec<(f64, &TraceId)> =
+                traces.map(|(id, seen)| (cpu_of_trace(seen), id)).collect();
+            let costliest = costs.iter().max_by(|a, b| a.0.total_cmp(&b.0));
+            routes.push(Route {
+                route: named(route),
+                cpu_ms: *cpu,
+                share: cpu / cpu_ms.max(f64::MIN_POSITIVE),
+                traces: costs.len(),
+                costliest_trace: costliest.map(|(cpu, id)| Trace {
+                    trace_id: id.to_string(),
+                    cpu_ms: *cpu,
+                }),
+            });
+        }
         routes.sort_by(|a, b| b.cpu_ms.total_cmp(&a.cpu_ms));
-        let moved = watched.traces.values().filter(|seen| seen.tids.len() > 1);
+        let moved = watched
+            .traces
+            .values()
+            .filter(|seen| seen.running.len() > 1);
         Self {
             pid: watched.pid,
             seconds: watched.duration.as_secs_f64(),
@@ -104,7 +128,7 @@ impl Report {
             unreadable: watched.unreadable,
             first_error: watched.first_error.take(),
             stopped_us: median(&mut watched.stops).as_secs_f64() * 1e6,
-            cpu_ms: self::milliseconds(cpu),
+            cpu_ms,
             traces_that_moved: moved.count(),
             routes,
             threads: watched
@@ -118,13 +142,16 @@ impl Report {
 
 impl Thread {
     fn of(seen: &ThreadSeen, duration: Duration) -> Self {
-        let all = seen.running.values().sum();
-        let mut routes: Vec<(String, f64)> = seen
+        let all: usize = seen.running.values().sum();
+        let mut routes: Vec<Part> = seen
             .running
             .iter()
-            .map(|(route, looks)| (route.clone(), part(*looks, all)))
+            .map(|(route, looks)| Part {
+                route: named(route),
+                share: *looks as f64 / all as f64,
+            })
             .collect();
-        routes.sort_by(|a, b| b.1.total_cmp(&a.1));
+        routes.sort_by(|a, b| b.share.total_cmp(&a.share));
         Self {
             tid: seen.tid,
             name: seen.name.clone(),
@@ -140,20 +167,8 @@ impl Thread {
     }
 }
 
-fn add_up(threads: &[ThreadSeen]) -> BTreeMap<&str, usize> {
-    let mut sum = BTreeMap::new();
-    for (route, looks) in threads.iter().flat_map(|thread| &thread.running) {
-        *sum.entry(route.as_str()).or_default() += looks;
-    }
-    sum
-}
-
 fn named(route: &str) -> Option<String> {
     (!route.is_empty()).then(|| route.to_owned())
-}
-
-fn part(looks: usize, all: usize) -> f64 {
-    looks as f64 / all.max(1) as f64
 }
 
 fn milliseconds(duration: Duration) -> f64 {

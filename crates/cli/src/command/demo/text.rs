@@ -67,7 +67,7 @@ fn routes(routes: &[Route]) -> Table {
             None => ("-".into(), "-".into()),
         };
         table.push([
-            route.route.as_deref().map_or(NO_ROUTE.into(), escape),
+            name(route.route.as_ref()),
             bar(route.share),
             milliseconds(route.cpu_ms),
             percent(route.share),
@@ -91,10 +91,7 @@ fn threads(threads: &[Thread]) -> Table {
         let with: Vec<String> = thread
             .routes
             .iter()
-            .map(|(route, share)| match route.as_str() {
-                "" => format!("{NO_ROUTE} {}", percent(*share)),
-                route => format!("{} {}", escape(route), percent(*share)),
-            })
+            .map(|part| format!("{} {}", name(part.route.as_ref()), percent(part.share)))
             .collect();
         let (trace, span) = match &thread.last {
             Some(last) => (last.trace_id.clone(), last.span_id.clone()),
@@ -109,6 +106,10 @@ fn threads(threads: &[Thread]) -> Table {
         ]);
     }
     table
+}
+
+fn name(route: Option<&String>) -> String {
+    route.map_or(NO_ROUTE.into(), |route| escape(route))
 }
 
 fn percent(part: f64) -> String {

@@ -37,10 +37,8 @@ pub(super) struct Watched {
 #[derive(Debug)]
 pub(super) struct TraceSeen {
     pub(super) route: String,
-    /// Looks that met it on a thread that was running.
-    pub(super) running: usize,
-    /// The threads it was met on.
-    pub(super) tids: Vec<i32>,
+    /// The threads it was met on, and how many looks met it there while the thread was running.
+    pub(super) running: BTreeMap<i32, usize>,
 }
 
 /// One thread.
@@ -144,15 +142,12 @@ impl Watched {
             .entry(context.trace_id)
             .or_insert_with(|| TraceSeen {
                 route: route.clone(),
-                running: 0,
-                tids: Vec::new(),
+                running: BTreeMap::new(),
             });
-        if !trace.tids.contains(&thread.tid) {
-            trace.tids.push(thread.tid);
-        }
+        let running = trace.running.entry(thread.tid).or_default();
         thread.last = Some((route.clone(), context.trace_id, context.span_id));
         if runs {
-            trace.running += 1;
+            *running += 1;
             *thread.running.entry(route).or_default() += 1;
         }
     }
