@@ -10,5 +10,6 @@ pub use otelctx_format::process_context::Value;
 pub use otelctx_format::{Schema, SpanId, TraceFlags, TraceId};
 pub use process_context::{Detect, ProcessContext, PublishError, Published};
 pub use thread::{
-    thread_record, Attached, Attributes, InScope, Key, KeyError, Record, SharedRecord, ThreadRecord,
+    thread_record, Attached, AttachedShared, Attributes, InScope, Key, KeyError, Record,
+    SharedRecord, ThreadRecord,
 };

@@ -3,6 +3,7 @@
 //! One folder an architecture, with the same file in each. Everywhere else, also under Miri,
 //! both are ordinary Rust thread-locals: everything works, and nobody outside can see it.
 
+mod hex;
 #[cfg(all(target_os = "linux", target_arch = "aarch64", not(miri)))]
 #[path = "aarch64/tls.rs"]
 mod tls;
@@ -17,6 +18,7 @@ mod tls;
 #[path = "unobserved/tls.rs"]
 mod tls;
 
+pub(crate) use hex::hex;
 pub(crate) use tls::{slot, state, OBSERVED};
 
 /// Defines, in the zero-initialised thread-local section:

@@ -1,40 +1,63 @@
 //! The guard of an attached record.
 
 use std::marker::PhantomData;
+use std::ops::Deref;
 
-use super::state::{self, State};
+use super::out_of_order::{self, GapOwner};
+use super::record::Record;
+use super::state;
 use crate::arch;
 
-/// Keeps a record attached to the thread. Dropping it attaches what was attached before.
+/// Keeps a [`Record`] attached to the thread. Dropping it attaches what was attached before.
 ///
-/// Guards may be dropped in any order: the thread is left with the record of the innermost guard
+/// Guards may be dropped in any order: the thread is left with the record of the latest guard
 /// that is still alive. A guard that finds a record of somebody else in its place leaves it there.
+///
+/// It dereferences to the record, which can be [appended](Record::append) to meanwhile.
 #[must_use = "the record is detached when the guard is dropped"]
 #[derive(Debug)]
 pub struct Attached<'a> {
-    state: *mut State,
-    record: *mut u8,
+    slot: *mut *mut u8,
+    /// The record's block, so that dropping does not have to look it up.
+    block: *mut u8,
     previous: *mut u8,
-    order: u64,
-    borrowed: PhantomData<&'a ()>,
+    record: &'a mut Record,
+    /// Of one thread: neither `Send` nor `Sync`.
+    thread: PhantomData<*mut u8>,
 }
 
-impl Attached<'_> {
-    /// Attaches a record to the calling thread.
-    ///
-    /// # Safety
-    /// `record` points at a record that stays one until the thread ends.
+impl<'a> Attached<'a> {
     #[inline(always)]
-    pub(super) unsafe fn new(record: *mut u8) -> Self {
-        let state = arch::state();
-        // SAFETY: the state is this thread's; the rest as the caller promises.
-        let (previous, order) = unsafe { state::attach(state, record) };
+    pub(super) fn new(record: &'a mut Record) -> Self {
+        let slot = arch::slot();
+        let block = record.block();
+        // SAFETY: the slot is this thread's, and so is the record, which is Send no more than
+        // the guard is; its memory stays a record until the thread ends.
+        let previous = unsafe { state::attach(slot, block) };
         Self {
-            state,
-            record,
+            slot,
+            block,
             previous,
-            order,
-            borrowed: PhantomData,
+            record,
+            thread: PhantomData,
+        }
+    }
+}
+
+/// Drops a guard whose record is not in the slot.
+///
+/// # Safety
+/// The record was attached to the calling thread and replaced `previous`.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn detach_out_of_order(record: &mut Record, previous: *mut u8) {
+    let state = arch::state();
+    let block = record.block();
+    // SAFETY: as the caller promises. The record leaves its block to the gap.
+    unsafe {
+        if !out_of_order::detach(state, block, previous) {
+            let class = record.leave_block(state);
+            out_of_order::add_gap(state, block, GapOwner::Pool(class), previous);
         }
     }
 }
@@ -42,7 +65,20 @@ impl Attached<'_> {
 impl Drop for Attached<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: the guard is of this thread (it is not Send), and dropped once.
-        unsafe { state::detach(self.state, self.record, self.previous, self.order) };
+        // SAFETY: the guard is this thread's, and it is dropped once.
+        unsafe {
+            if !state::detach(self.slot, self.block, self.previous) {
+                detach_out_of_order(self.record, self.previous);
+            }
+        }
+    }
+}
+
+impl Deref for Attached<'_> {
+    type Target = Record;
+
+    #[inline]
+    fn deref(&self) -> &Record {
+        self.record
     }
 }

@@ -1,11 +1,13 @@
 //! Writing attributes into a record.
 
-use std::slice;
+use std::marker::PhantomData;
+use std::ptr;
 
-use otelctx_format::record::{append, offset, Appended, ENTRY_HEADER_SIZE};
+use otelctx_format::record::{cut, offset, ENTRY_HEADER_SIZE, MAX_VALUE_SIZE};
 use otelctx_format::SpanId;
 
 use super::keys::Key;
+use crate::arch::hex;
 
 /// Writes the attributes of a record, one after the other.
 ///
@@ -13,114 +15,140 @@ use super::keys::Key;
 /// key is not published, is left out whole. Both mark the record as truncated.
 #[derive(Debug)]
 pub struct Attributes<'a> {
-    room: &'a mut [u8],
-    used: usize,
+    start: *mut u8,
+    next: *mut u8,
+    end: *mut u8,
     truncated: bool,
+    record: PhantomData<&'a mut [u8]>,
 }
 
-/// Bytes of an attribute that holds a span id as hexadecimal digits.
-const SPAN_ENTRY: usize = ENTRY_HEADER_SIZE + 16;
-
-impl<'a> Attributes<'a> {
+impl Attributes<'_> {
     /// A writer that goes on behind the first `used` bytes of attributes.
     ///
     /// # Safety
-    /// `block` points at a record of `size` bytes that only this thread changes.
-    #[inline]
+    /// `block` points at a record of `size` bytes that only this thread changes, as long as the
+    /// writer lives; `used` of them are attributes already.
+    #[inline(always)]
     pub(super) unsafe fn new(block: *mut u8, size: usize, used: usize) -> Self {
         // SAFETY: as the caller promises.
-        let room = unsafe {
-            slice::from_raw_parts_mut(block.add(offset::ATTRIBUTES), size - offset::ATTRIBUTES)
-        };
-        Self {
-            room,
-            used,
-            truncated: false,
+        unsafe {
+            let start = block.add(offset::ATTRIBUTES);
+            Self {
+                start,
+                next: start.add(used),
+                end: block.add(size),
+                truncated: false,
+                record: PhantomData,
+            }
         }
     }
 
     /// Adds an attribute.
-    #[inline]
+    #[inline(always)]
     pub fn add(&mut self, key: &Key, value: &str) {
         let Some(index) = key.index() else {
             self.truncated = true;
             return;
         };
-        if append(self.room, &mut self.used, index, value) != Appended::Whole {
-            self.truncated = true;
+        if value.len() > MAX_VALUE_SIZE {
+            self.add_cut(index, value);
+            return;
         }
+        let Some(to) = self.entry(index, value.len()) else {
+            return;
+        };
+        // SAFETY: the entry has that many bytes.
+        unsafe { copy(value.as_ptr(), to, value.len()) };
     }
 
     /// Adds a span id as 16 hexadecimal digits: what the local root span of a trace is commonly
     /// published as.
-    #[inline]
-    pub fn add_span_id(&mut self, key: &Key, span_id: SpanId) {
+    #[inline(always)]
+    pub fn add_span_id(&mut self, key: &Key, span_id: impl Into<SpanId>) {
         let Some(index) = key.index() else {
             self.truncated = true;
             return;
         };
-        let Some(entry) = self
-            .room
-            .get_mut(self.used..)
-            .and_then(|r| r.first_chunk_mut())
-        else {
-            self.truncated = true;
+        let digits = hex(span_id.into().to_bytes());
+        let Some(to) = self.entry(index, digits.len()) else {
             return;
         };
-        let entry: &mut [u8; SPAN_ENTRY] = entry;
-        entry[0] = index;
-        entry[1] = 16;
-        let [high, low] = hex(span_id);
-        entry[2..10].copy_from_slice(&high);
-        entry[10..18].copy_from_slice(&low);
-        self.used += SPAN_ENTRY;
+        // SAFETY: the entry has that many bytes.
+        unsafe { to.cast::<[u8; 16]>().write_unaligned(digits) };
+    }
+
+    /// Writes the header of the next entry; returns where its value goes. `None` when there is no
+    /// room for it.
+    #[inline(always)]
+    fn entry(&mut self, index: u8, length: usize) -> Option<*mut u8> {
+        let size = ENTRY_HEADER_SIZE + length;
+        if (self.end as usize) - (self.next as usize) < size {
+            self.truncated = true;
+            return None;
+        }
+        // SAFETY: there is room for that many bytes.
+        unsafe {
+            let header = u16::from_ne_bytes([index, length as u8]);
+            self.next.cast::<u16>().write_unaligned(header);
+            let value = self.next.add(ENTRY_HEADER_SIZE);
+            self.next = self.next.add(size);
+            Some(value)
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_cut(&mut self, index: u8, value: &str) {
+        self.truncated = true;
+        let value = cut(value);
+        if let Some(to) = self.entry(index, value.len()) {
+            // SAFETY: the entry has that many bytes.
+            unsafe { copy(value.as_ptr(), to, value.len()) };
+        }
     }
 
     /// Bytes of attributes so far.
-    #[inline]
+    #[inline(always)]
     pub(super) fn used(&self) -> usize {
-        self.used
+        self.next as usize - self.start as usize
     }
 
     /// Whether something did not go in whole.
-    #[inline]
+    #[inline(always)]
     pub(super) fn is_truncated(&self) -> bool {
         self.truncated
     }
 }
 
-/// The lower-case hexadecimal digits of an id, eight at a time.
-#[inline]
-fn hex(id: SpanId) -> [[u8; 8]; 2] {
-    let bytes = u64::from_be_bytes(id.to_bytes());
-    [digits((bytes >> 32) as u32), digits(bytes as u32)]
-}
-
-/// Eight digits without a branch or a table: spread the nibbles over the bytes of a word, then add
-/// what takes each to its character, '0' for all and 39 more ('a' - '0' - 10) above 9.
-#[inline]
-fn digits(value: u32) -> [u8; 8] {
-    let mut word = u64::from(value);
-    word = (word << 16 | word) & 0x0000_ffff_0000_ffff;
-    word = (word << 8 | word) & 0x00ff_00ff_00ff_00ff;
-    word = (word << 4 | word) & 0x0f0f_0f0f_0f0f_0f0f;
-    let above_nine = (word + 0x0606_0606_0606_0606) >> 4 & 0x0101_0101_0101_0101;
-    (word + 0x3030_3030_3030_3030 + above_nine * 39).to_be_bytes()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn span_ids_are_written_as_their_display() {
-        for bytes in [
-            [0; 8],
-            [0xff; 8],
-            [0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef],
-        ] {
-            let id = SpanId::from_bytes(bytes);
-            assert_eq!(hex(id).concat(), id.to_string().as_bytes());
+/// Copies a value. Most are short, and for those a call of `memcpy` costs more than the copying.
+///
+/// # Safety
+/// Both are `length` bytes long and do not overlap.
+#[inline(always)]
+unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: as the caller promises; the first and the last bytes may be the same ones.
+    unsafe {
+        match length {
+            8..=16 => ends::<u64>(from, to, length),
+            4..=7 => ends::<u32>(from, to, length),
+            2..=3 => ends::<u16>(from, to, length),
+            _ => ptr::copy_nonoverlapping(from, to, length),
         }
+    }
+}
+
+/// Copies the first and the last bytes that make a `T`.
+///
+/// # Safety
+/// Both are `length` bytes long, which is at least that of a `T`.
+#[inline(always)]
+unsafe fn ends<T: Copy>(from: *const u8, to: *mut u8, length: usize) {
+    let last = length - size_of::<T>();
+    // SAFETY: as the caller promises.
+    unsafe {
+        let first = from.cast::<T>().read_unaligned();
+        let second = from.add(last).cast::<T>().read_unaligned();
+        to.cast::<T>().write_unaligned(first);
+        to.add(last).cast::<T>().write_unaligned(second);
     }
 }

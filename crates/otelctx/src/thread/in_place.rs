@@ -1,6 +1,7 @@
 //! One record a thread, rewritten in place.
 
 use std::marker::PhantomData;
+use std::ptr;
 use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::{offset, RECOMMENDED_SIZE};
@@ -55,21 +56,25 @@ impl ThreadRecord {
     ) {
         // SAFETY: the state is this thread's, and only it changes the record.
         unsafe {
-            let block = self.block();
+            let mut block = (*self.state).in_place_whole;
             if block.is_null() {
-                return;
+                block = make(self.state);
+                if block.is_null() {
+                    return;
+                }
             }
             // Should `write` panic, the record stays one to ignore.
             block.add(offset::VALID).write_volatile(0);
             compiler_fence(Ordering::SeqCst);
-            write_ids(block, trace_id.into(), span_id.into(), flags);
+            let flags = write_ids(block, trace_id.into(), span_id.into(), flags);
             let mut attributes = Attributes::new(block, RECOMMENDED_SIZE, 0);
             write(&mut attributes);
             let (used, truncated) = (attributes.used(), attributes.is_truncated());
-            set_used(block, used);
-            (*self.state).in_place_truncated = truncated;
-            validate(block);
-            let slot = state::slot(self.state);
+            validate(block, flags, used);
+            if truncated {
+                (*self.state).in_place_whole = ptr::null_mut();
+            }
+            let slot = state::found_slot(self.state);
             if slot.read_volatile() != block {
                 slot.write_volatile(block);
             }
@@ -82,15 +87,20 @@ impl ThreadRecord {
     pub fn append(self, key: &Key, value: &str) {
         // SAFETY: as for set_with().
         unsafe {
-            let block = self.block();
+            let mut block = (*self.state).in_place;
             if block.is_null() {
-                return;
+                block = make(self.state);
+                if block.is_null() {
+                    return;
+                }
             }
             let mut attributes = Attributes::new(block, RECOMMENDED_SIZE, used(block));
             attributes.add(key, value);
-            (*self.state).in_place_truncated |= attributes.is_truncated();
-            let size = attributes.used();
-            set_used(block, size);
+            let (used, truncated) = (attributes.used(), attributes.is_truncated());
+            set_used(block, used);
+            if truncated {
+                (*self.state).in_place_whole = ptr::null_mut();
+            }
         }
     }
 
@@ -131,7 +141,7 @@ impl ThreadRecord {
             }
             let slot = state::slot(self.state);
             if slot.read_volatile() == block {
-                slot.write_volatile(std::ptr::null_mut());
+                slot.write_volatile(ptr::null_mut());
             }
             pool::invalidate(block);
         }
@@ -143,22 +153,13 @@ impl ThreadRecord {
     #[must_use]
     pub fn is_truncated(self) -> bool {
         // SAFETY: the state is this thread's.
-        unsafe { (*self.state).in_place_truncated }
-    }
-
-    /// The record's memory; null once the thread's destructors have freed it.
-    #[inline(always)]
-    fn block(self) -> *mut u8 {
-        // SAFETY: the state is this thread's.
-        let block = unsafe { (*self.state).in_place };
-        if block.is_null() {
-            // SAFETY: as above.
-            return unsafe { make(self.state) };
-        }
-        block
+        unsafe { (*self.state).in_place != (*self.state).in_place_whole }
     }
 }
 
+/// Makes the record unless there is one, and marks it as whole. Null once the thread's destructors
+/// have freed it.
+///
 /// # Safety
 /// `state` is the calling thread's.
 #[cold]
@@ -166,12 +167,15 @@ impl ThreadRecord {
 unsafe fn make(state: *mut State) -> *mut u8 {
     // SAFETY: as the caller promises.
     unsafe {
-        if !exit_has_begun(state) {
+        if (*state).in_place.is_null() && !exit_has_begun(state) {
+            // What writes the record needs the slot and does not look whether it was found.
+            state::slot(state);
             let block = pool::allocate(state, pool::LARGEST);
             // A record of no trace until it is set: append() may come first.
             write_ids(block, TraceId::ZERO, SpanId::ZERO, TraceFlags::NONE);
             (*state).in_place = block;
         }
+        (*state).in_place_whole = (*state).in_place;
         (*state).in_place
     }
 }

@@ -47,12 +47,18 @@ pub(super) unsafe fn set_next_free(block: *mut u8, next: *mut u8) {
     unsafe { block.add(LINK).cast::<*mut u8>().write(next) };
 }
 
+/// What a chunk starts with.
+struct ChunkHeader {
+    next: *mut ChunkHeader,
+    class: usize,
+}
+const _: () = assert!(std::mem::size_of::<ChunkHeader>() <= ALIGN);
+
 /// The free blocks of a thread.
 #[repr(C)]
 pub(super) struct Pool {
     free: [*mut u8; SIZES.len()],
-    /// The first chunk; each starts with the address of the next.
-    chunks: *mut u8,
+    chunks: *mut ChunkHeader,
     /// Blocks in use.
     used: usize,
 }
@@ -110,8 +116,12 @@ unsafe fn add_chunk(state: *mut State, class: usize) -> *mut u8 {
             handle_alloc_error(CHUNK);
         }
         let pool = &raw mut (*state).pool;
-        chunk.cast::<*mut u8>().write((*pool).chunks);
-        (*pool).chunks = chunk;
+        let header = chunk.cast::<ChunkHeader>();
+        header.write(ChunkHeader {
+            next: (*pool).chunks,
+            class,
+        });
+        (*pool).chunks = header;
         let mut next = ptr::null_mut();
         let count = (CHUNK_SIZE - ALIGN) / SIZES[class];
         for block in (0..count).rev() {
@@ -159,21 +169,21 @@ pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
     }
 }
 
-/// Whether `address` lies in a chunk of this thread.
+/// The size class of a block of this thread; `None` when the address is no block of its pool.
 ///
 /// # Safety
 /// `state` is the calling thread's.
-pub(super) unsafe fn owns(state: *mut State, address: *mut u8) -> bool {
-    // SAFETY: each chunk starts with the address of the next.
+pub(super) unsafe fn class_of(state: *mut State, address: *mut u8) -> Option<usize> {
+    // SAFETY: each chunk starts with its header.
     unsafe {
         let mut chunk = (*state).pool.chunks;
         while !chunk.is_null() {
             if (address as usize).wrapping_sub(chunk as usize) < CHUNK_SIZE {
-                return true;
+                return Some((*chunk).class);
             }
-            chunk = chunk.cast::<*mut u8>().read();
+            chunk = (*chunk).next;
         }
-        false
+        None
     }
 }
 
@@ -190,15 +200,15 @@ pub(super) unsafe fn free_if_unused(state: *mut State) {
         if !exit_has_begun(state) || (*state).pool.used != 0 {
             return;
         }
-        if owns(state, slot(state).read_volatile()) {
+        if class_of(state, slot(state).read_volatile()).is_some() {
             slot(state).write_volatile(ptr::null_mut());
         }
         let mut chunk = (*state).pool.chunks;
         (*state).pool.chunks = ptr::null_mut();
         (*state).pool.free = [ptr::null_mut(); SIZES.len()];
         while !chunk.is_null() {
-            let next = chunk.cast::<*mut u8>().read();
-            dealloc(chunk, CHUNK);
+            let next = (*chunk).next;
+            dealloc(chunk.cast(), CHUNK);
             chunk = next;
         }
     }

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
-use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{compiler_fence, Ordering};
 
@@ -13,9 +12,11 @@ use otelctx_format::{SpanId, TraceFlags, TraceId};
 use super::attached::Attached;
 use super::attributes::Attributes;
 use super::keys::Key;
+use super::out_of_order;
 use super::pool::{self, SIZES};
 use super::scope::InScope;
 use super::shared::SharedRecord;
+use super::state::State;
 use crate::arch;
 
 /// What a thread works on: a trace, a span, flags and attributes, ready to be attached.
@@ -23,12 +24,19 @@ use crate::arch;
 /// A record belongs to the thread that made it, and takes its memory from that thread's pool.
 /// [`SharedRecord`] is the one for several threads.
 pub struct Record {
-    block: *mut u8,
-    class: u8,
-    truncated: Cell<bool>,
-    /// Of one thread: neither `Send` nor `Sync`.
-    thread: PhantomData<*mut u8>,
+    /// The block's address, whose low bits are free ([`pool::ALIGN`]): its size class and
+    /// [`TRUNCATED`]. One word moves in a register; more of them would go through memory at every
+    /// step of building a record.
+    ///
+    /// A pointer, so neither `Send` nor `Sync`.
+    tagged: Cell<*mut u8>,
 }
+
+/// The low bits of [`Record::tagged`] that are the size class.
+const CLASS: usize = SIZES.len() - 1;
+/// The low bit of [`Record::tagged`] that says that an attribute was cut or left out.
+const TRUNCATED: usize = SIZES.len();
+const _: () = assert!(SIZES.len().is_power_of_two() && TRUNCATED < pool::ALIGN);
 
 impl Record {
     /// A record of this trace and span, without flags or attributes.
@@ -42,16 +50,11 @@ impl Record {
         // SAFETY: the state is this thread's; the block has room for a header.
         let block = unsafe {
             let block = pool::allocate(state, class);
-            write_ids(block, trace_id.into(), span_id.into(), TraceFlags::NONE);
-            validate(block);
+            let flags = write_ids(block, trace_id.into(), span_id.into(), TraceFlags::NONE);
+            validate(block, flags, 0);
             block
         };
-        Self {
-            block,
-            class: class as u8,
-            truncated: Cell::new(false),
-            thread: PhantomData,
-        }
+        Self::from_block(block, class)
     }
 
     /// Sets or clears the flag that the trace is sampled.
@@ -74,9 +77,9 @@ impl Record {
     pub fn flags(self, flags: TraceFlags) -> Self {
         // SAFETY: the block is this record's, and a header long.
         unsafe {
-            let has_ids = self.block.add(offset::SPAN_ID).cast::<u64>().read() != 0;
+            let has_ids = self.block().add(offset::SPAN_ID).cast::<u64>().read() != 0;
             let bits = if has_ids { flags.0 } else { 0 };
-            self.block.add(offset::TRACE_FLAGS).write_volatile(bits);
+            self.block().add(offset::TRACE_FLAGS).write_volatile(bits);
         }
         self
     }
@@ -107,13 +110,15 @@ impl Record {
     pub fn append(&self, key: &Key, value: &str) {
         // SAFETY: the block is this record's, and only its thread changes it.
         unsafe {
-            let mut attributes =
-                Attributes::new(self.block, SIZES[usize::from(self.class)], self.used());
+            let mut attributes = Attributes::new(self.block(), SIZES[self.class()], self.used());
             attributes.add(key, value);
-            self.truncated
-                .set(self.truncated.get() | attributes.is_truncated());
-            set_used(self.block, attributes.used());
+            if attributes.is_truncated() {
+                self.mark_truncated();
+            }
+            let used = attributes.used();
+            set_used(self.block(), used);
         }
+        self.changed();
     }
 
     /// How many bytes of attributes there are: a mark for [`shrink_to`](Self::shrink_to).
@@ -127,7 +132,8 @@ impl Record {
     /// middle of an attribute takes that one back, too. The record may be attached.
     pub fn shrink_to(&self, size: usize) {
         // SAFETY: as for append().
-        unsafe { shrink(self.block, size) };
+        unsafe { shrink(self.block(), size) };
+        self.changed();
     }
 
     /// Replaces the ids and flags of a record that is not attached.
@@ -143,10 +149,10 @@ impl Record {
         // SAFETY: the block is this record's. It is invalid meanwhile because a forgotten guard
         // may have left it attached.
         unsafe {
-            self.block.add(offset::VALID).write_volatile(0);
+            self.block().add(offset::VALID).write_volatile(0);
             compiler_fence(Ordering::SeqCst);
-            write_ids(self.block, trace_id.into(), span_id.into(), flags);
-            validate(self.block);
+            let flags = write_ids(self.block(), trace_id.into(), span_id.into(), flags);
+            validate(self.block(), flags, self.used());
         }
     }
 
@@ -155,44 +161,112 @@ impl Record {
     #[inline]
     #[must_use]
     pub fn is_truncated(&self) -> bool {
-        self.truncated.get()
+        self.tagged.get() as usize & TRUNCATED != 0
     }
 
     /// Makes this what the thread works on, until the guard is dropped: then, what was attached
     /// before is attached again.
     #[inline]
-    pub fn attach(&self) -> Attached<'_> {
-        // SAFETY: the block stays a record as long as its thread lives.
-        unsafe { Attached::new(self.block) }
+    pub fn attach(&mut self) -> Attached<'_> {
+        Attached::new(self)
     }
 
     /// The future that attaches this record whenever it is polled. It stays on this thread;
     /// [`SharedRecord::in_scope`] is for futures that move.
-    pub fn in_scope<F: Future>(&self, future: F) -> InScope<&Self, F> {
+    pub fn in_scope<F: Future>(&mut self, future: F) -> InScope<&mut Self, F> {
         InScope::new(self, future)
     }
 
     /// An immutable copy that any thread may attach.
     #[must_use]
     pub fn share(self) -> SharedRecord {
-        SharedRecord::copy(self.block, self.class, self.truncated.get())
+        SharedRecord::copy(self.block(), self.class(), self.is_truncated())
+    }
+
+    /// A record of this thread with the bytes of another one.
+    pub(super) fn copy_of(block: *mut u8) -> Self {
+        // SAFETY: the other record does not change meanwhile.
+        unsafe {
+            let class = pool::class_for(used(block));
+            let own = pool::allocate(arch::state(), class);
+            copy(block, own);
+            Self::from_block(own, class)
+        }
+    }
+
+    #[inline(always)]
+    fn from_block(block: *mut u8, class: usize) -> Self {
+        Self {
+            tagged: Cell::new(block.wrapping_add(class)),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn block(&self) -> *mut u8 {
+        let tagged = self.tagged.get();
+        tagged.wrapping_sub(tagged as usize % pool::ALIGN)
+    }
+
+    #[inline(always)]
+    fn class(&self) -> usize {
+        self.tagged.get() as usize & CLASS
+    }
+
+    fn move_to(&mut self, block: *mut u8, class: usize) {
+        let truncated = self.tagged.get() as usize & TRUNCATED;
+        self.tagged.set(block.wrapping_add(class | truncated));
+    }
+
+    #[inline]
+    fn mark_truncated(&self) {
+        if !self.is_truncated() {
+            self.tagged.set(self.tagged.get().wrapping_add(TRUNCATED));
+        }
+    }
+
+    /// Moves to another block. Returns the size class of the one left, which is the caller's.
+    ///
+    /// # Safety
+    /// `state` is the calling thread's.
+    pub(super) unsafe fn leave_block(&mut self, state: *mut State) -> usize {
+        let class = self.class();
+        // SAFETY: the blocks are two of the same size.
+        unsafe {
+            let block = pool::allocate(state, class);
+            copy(self.block(), block);
+            pool::invalidate(self.block());
+            self.move_to(block, class);
+        }
+        class
+    }
+
+    /// After a change of a record that may be attached.
+    #[inline]
+    fn changed(&self) {
+        let state = arch::state();
+        // SAFETY: the state and the record are this thread's.
+        unsafe {
+            if !(*state).out_of_order.is_null() {
+                out_of_order::change_copies(state, self.block());
+            }
+        }
     }
 
     #[inline]
     fn used(&self) -> usize {
         // SAFETY: the block is this record's.
-        unsafe { used(self.block) }
+        unsafe { used(self.block()) }
     }
 
     #[inline]
     fn flags_now(&self) -> TraceFlags {
         // SAFETY: the block is this record's.
-        TraceFlags(unsafe { self.block.add(offset::TRACE_FLAGS).read() })
+        TraceFlags(unsafe { self.block().add(offset::TRACE_FLAGS).read() })
     }
 
     #[inline]
     fn make_room(&mut self, attributes: usize) {
-        if attributes > SIZES[usize::from(self.class)] - offset::ATTRIBUTES {
+        if attributes > SIZES[self.class()] - offset::ATTRIBUTES {
             self.grow(attributes);
         }
     }
@@ -202,18 +276,17 @@ impl Record {
     #[inline(never)]
     fn grow(&mut self, attributes: usize) {
         let class = pool::class_for(attributes);
-        if class == usize::from(self.class) {
+        if class == self.class() {
             return;
         }
         let state = arch::state();
         // SAFETY: the blocks are two, and the new one is larger.
         unsafe {
             let block = pool::allocate(state, class);
-            copy(self.block, block);
-            pool::release(state, self.block, usize::from(self.class));
-            self.block = block;
+            copy(self.block(), block);
+            pool::release(state, self.block(), self.class());
+            self.move_to(block, class);
         }
-        self.class = class as u8;
     }
 }
 
@@ -221,61 +294,66 @@ impl Drop for Record {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the block came from this thread's pool with this class: a record stays there.
-        unsafe { pool::release(arch::state(), self.block, usize::from(self.class)) };
+        unsafe { pool::release(arch::state(), self.block(), self.class()) };
     }
 }
 
 impl fmt::Debug for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // SAFETY: the block is this record's.
-        unsafe { debug(self.block, "Record", f) }
+        unsafe { debug(self.block(), "Record", f) }
     }
 }
 
-/// Writes ids and flags; none of them when one of the ids is zero.
+/// Writes the ids. Returns the flags that go with them: none, and no ids, when one of the ids is
+/// zero.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes, and not valid now.
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn write_ids(
     block: *mut u8,
     trace_id: TraceId,
     span_id: SpanId,
     flags: TraceFlags,
-) {
-    let trace = u128::from_ne_bytes(trace_id.to_bytes());
-    let span = u64::from_ne_bytes(span_id.to_bytes());
-    let some = trace != 0 && span != 0;
-    // SAFETY: blocks are aligned to 64 bytes.
+) -> TraceFlags {
+    // SAFETY: the ids lie within the smallest block.
     unsafe {
-        let trace = if some { trace } else { 0 };
         block
             .add(offset::TRACE_ID)
-            .cast::<u64>()
-            .write(trace as u64);
-        block
-            .add(offset::TRACE_ID + 8)
-            .cast::<u64>()
-            .write((trace >> 64) as u64);
-        block
-            .add(offset::SPAN_ID)
-            .cast::<u64>()
-            .write(if some { span } else { 0 });
-        block
-            .add(offset::TRACE_FLAGS)
-            .write(if some { flags.0 } else { 0 });
+            .cast::<TraceId>()
+            .write(trace_id);
+        block.add(offset::SPAN_ID).cast::<SpanId>().write(span_id);
+        if trace_id.is_zero() || span_id.is_zero() {
+            block
+                .add(offset::TRACE_ID)
+                .cast::<TraceId>()
+                .write(TraceId::ZERO);
+            block
+                .add(offset::SPAN_ID)
+                .cast::<SpanId>()
+                .write(SpanId::ZERO);
+            return TraceFlags::NONE;
+        }
     }
+    flags
 }
 
-/// Makes a record valid once everything else has been written.
+/// Makes a record valid once everything else has been written. The last four bytes of the header
+/// are one store.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes.
-#[inline]
-pub(super) unsafe fn validate(block: *mut u8) {
+#[inline(always)]
+pub(super) unsafe fn validate(block: *mut u8, flags: TraceFlags, attributes_size: usize) {
+    const _: () = assert!(offset::VALID % 4 == 0 && offset::ATTRIBUTES == offset::VALID + 4);
+    let [low, high] = (attributes_size as u16).to_ne_bytes();
     compiler_fence(Ordering::SeqCst);
-    // SAFETY: as the caller promises.
-    unsafe { block.add(offset::VALID).write_volatile(VALID) };
+    // SAFETY: the four bytes lie within the smallest block, and blocks are aligned.
+    unsafe {
+        let end_of_header = block.add(offset::VALID).cast::<u32>();
+        end_of_header.write_volatile(u32::from_ne_bytes([VALID, flags.0, low, high]));
+    }
 }
 
 /// Bytes of attributes in a record.
@@ -341,8 +419,11 @@ pub(super) unsafe fn copy(from: *mut u8, to: *mut u8) {
             to.add(offset::ATTRIBUTES),
             attributes,
         );
-        set_used(to, attributes);
-        validate(to);
+        validate(
+            to,
+            TraceFlags(from.add(offset::TRACE_FLAGS).read()),
+            attributes,
+        );
     }
 }
 

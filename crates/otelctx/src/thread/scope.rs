@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use super::attached::Attached;
 use super::record::Record;
-use super::shared::SharedRecord;
+use super::shared::{AttachedShared, SharedRecord};
 
 /// A future with a record: made by [`Record::in_scope`] and [`SharedRecord::in_scope`].
 #[must_use = "futures do nothing unless polled"]
@@ -16,29 +16,41 @@ pub struct InScope<R, F> {
     future: F,
 }
 
-/// What [`InScope`] can attach.
+/// What [`InScope`] attaches: `&mut Record` or `SharedRecord`.
 pub trait Attach: private::Sealed {
+    /// The guard.
+    type Attached<'a>
+    where
+        Self: 'a;
+
     /// Attaches the record to the calling thread.
-    fn attach_record(&self) -> Attached<'_>;
+    fn attach(&mut self) -> Self::Attached<'_>;
 }
 
 mod private {
     pub trait Sealed {}
-    impl Sealed for &super::Record {}
+    impl Sealed for &mut super::Record {}
     impl Sealed for super::SharedRecord {}
 }
 
-impl Attach for &Record {
+impl Attach for &mut Record {
+    type Attached<'a>
+        = Attached<'a>
+    where
+        Self: 'a;
+
     #[inline]
-    fn attach_record(&self) -> Attached<'_> {
-        self.attach()
+    fn attach(&mut self) -> Attached<'_> {
+        Record::attach(self)
     }
 }
 
 impl Attach for SharedRecord {
+    type Attached<'a> = AttachedShared<'a>;
+
     #[inline]
-    fn attach_record(&self) -> Attached<'_> {
-        self.attach()
+    fn attach(&mut self) -> AttachedShared<'_> {
+        SharedRecord::attach(self)
     }
 }
 
@@ -57,9 +69,9 @@ impl<R: Attach, F: Future> Future for InScope<R, F> {
         // from both fields); `record` is only borrowed.
         let (record, future) = unsafe {
             let this = self.get_unchecked_mut();
-            (&this.record, Pin::new_unchecked(&mut this.future))
+            (&mut this.record, Pin::new_unchecked(&mut this.future))
         };
-        let _attached = record.attach_record();
+        let _attached = record.attach();
         future.poll(context)
     }
 }

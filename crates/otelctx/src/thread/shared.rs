@@ -7,31 +7,34 @@ use std::future::Future;
 use std::ptr;
 use std::sync::Arc;
 
-use super::attached::Attached;
-use super::pool::{invalidate, ALIGN, SIZES};
-use super::record::{copy, debug};
+use super::attached::detach_out_of_order;
+use super::out_of_order::{self, GapOwner};
+use super::pool::{invalidate, next_free, set_next_free, ALIGN, SIZES};
+use super::record::{copy, debug, Record};
 use super::scope::InScope;
+use super::state::{self, State};
+use crate::arch;
 use crate::process_context::platform::{self, Owner};
 
 /// A record that does not change any more: cheap to clone, attached on any thread and dropped on
-/// any. [`Record::share`](crate::Record::share) makes it.
+/// any. [`Record::share`] makes it.
 #[derive(Clone)]
 pub struct SharedRecord(Arc<Shared>);
 
-struct Shared {
+pub(super) struct Shared {
     block: *mut u8,
-    class: u8,
+    class: usize,
     truncated: bool,
 }
 
-// SAFETY: the record does not change after it was made, and its memory is freed through a lock.
+// SAFETY: the record does not change after it was made, and its memory is freed under a lock.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
 impl SharedRecord {
-    pub(super) fn copy(block: *mut u8, class: u8, truncated: bool) -> Self {
-        let own = allocate(usize::from(class));
+    pub(super) fn copy(block: *mut u8, class: usize, truncated: bool) -> Self {
+        let own = allocate(class);
         // SAFETY: the new block is as large as the other, and nobody else knows it.
         unsafe { copy(block, own) };
         Self(Arc::new(Shared {
@@ -44,9 +47,23 @@ impl SharedRecord {
     /// Makes this what the calling thread works on, until the guard is dropped: then, what was
     /// attached before is attached again.
     #[inline]
-    pub fn attach(&self) -> Attached<'_> {
-        // SAFETY: the memory of shared records is never anything else.
-        unsafe { Attached::new(self.0.block) }
+    pub fn attach(&self) -> AttachedShared<'_> {
+        let block = self.0.block;
+        let state = arch::state();
+        // SAFETY: state and slot are this thread's. The memory of shared records is never
+        // anything else.
+        unsafe {
+            if !(*state).shared.add(block) {
+                return AttachedShared::twice(self);
+            }
+            let slot = state::slot(state);
+            let previous = state::attach(slot, block);
+            AttachedShared(Guard::Itself {
+                state,
+                previous,
+                record: self,
+            })
+        }
     }
 
     /// The future that attaches this record whenever it is polled, on whatever thread.
@@ -64,7 +81,7 @@ impl SharedRecord {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        release(self.block, usize::from(self.class));
+        release(self.block, self.class);
     }
 }
 
@@ -73,6 +90,117 @@ impl fmt::Debug for SharedRecord {
         // SAFETY: a shared record does not change.
         unsafe { debug(self.0.block, "SharedRecord", f) }
     }
+}
+
+/// Keeps a [`SharedRecord`] attached to the thread. Dropping it attaches what was attached
+/// before; see [`Attached`](crate::Attached).
+#[must_use = "the record is detached when the guard is dropped"]
+#[derive(Debug)]
+pub struct AttachedShared<'a>(Guard<'a>);
+
+#[derive(Debug)]
+enum Guard<'a> {
+    Itself {
+        state: *mut State,
+        previous: *mut u8,
+        record: &'a SharedRecord,
+    },
+    /// A guard knows its place by its record's address. So what is attached a second time is a
+    /// copy.
+    Copy { previous: *mut u8, record: Record },
+}
+
+impl AttachedShared<'_> {
+    #[cold]
+    #[inline(never)]
+    fn twice(record: &SharedRecord) -> Self {
+        let record = Record::copy_of(record.0.block);
+        // SAFETY: the slot is this thread's, and so is the copy.
+        let previous = unsafe { state::attach(arch::slot(), record.block()) };
+        Self(Guard::Copy { previous, record })
+    }
+}
+
+impl Drop for AttachedShared<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the guard is this thread's, and it is dropped once.
+        unsafe {
+            match &mut self.0 {
+                Guard::Itself {
+                    state,
+                    previous,
+                    record,
+                } => {
+                    let (state, block) = (*state, record.0.block);
+                    if state::detach(state::slot(state), block, *previous)
+                        || out_of_order::detach(state, block, *previous)
+                    {
+                        (*state).shared.remove(block);
+                    } else {
+                        let owner = GapOwner::Shared(Arc::clone(&record.0));
+                        out_of_order::add_gap(state, block, owner, *previous);
+                    }
+                }
+                Guard::Copy { previous, record } => {
+                    if !state::detach(arch::slot(), record.block(), *previous) {
+                        detach_out_of_order(record, *previous);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Shared records that are attached to a thread, or in a gap of it. Each is there once.
+#[repr(C)]
+pub(super) struct AttachedBlocks {
+    blocks: [*mut u8; 6],
+    count: usize,
+}
+
+impl AttachedBlocks {
+    pub(super) const NONE: Self = Self {
+        blocks: [ptr::null_mut(); 6],
+        count: 0,
+    };
+
+    /// Adds a block, unless it is there or there is no room.
+    #[inline]
+    fn add(&mut self, block: *mut u8) -> bool {
+        if self.count == self.blocks.len() || self.contains(block) {
+            return false;
+        }
+        self.blocks[self.count] = block;
+        self.count += 1;
+        true
+    }
+
+    #[inline]
+    fn remove(&mut self, block: *mut u8) {
+        if let Some(at) = self.blocks[..self.count]
+            .iter()
+            .rposition(|other| *other == block)
+        {
+            self.count -= 1;
+            self.blocks[at] = self.blocks[self.count];
+        }
+    }
+
+    /// Whether a block is there.
+    #[inline]
+    pub(super) fn contains(&self, block: *mut u8) -> bool {
+        self.blocks[..self.count].contains(&block)
+    }
+}
+
+/// The record of a gap may be attached directly again.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn end_gap(state: *mut State, record: Arc<Shared>) {
+    // SAFETY: as the caller promises.
+    unsafe { (*state).shared.remove(record.block) };
 }
 
 /// Free blocks by size class, for the whole process. A guard that was forgotten on any thread may
@@ -92,20 +220,19 @@ fn free_list(_lock: &Owner, class: usize) -> *mut *mut u8 {
 }
 
 fn allocate(class: usize) -> *mut u8 {
-    {
-        let owner = platform::lock();
-        let free = free_list(&owner, class);
-        // SAFETY: the lock is held; a free block holds the address of the next.
-        unsafe {
-            let block = *free;
-            if !block.is_null() {
-                free.write_volatile(super::pool::next_free(block));
-                return block;
-            }
+    let owner = platform::lock();
+    let free = free_list(&owner, class);
+    // SAFETY: the lock is held; a free block holds the address of the next.
+    unsafe {
+        let block = free.read();
+        if !block.is_null() {
+            free.write_volatile(next_free(block));
+            return block;
         }
     }
+    drop(owner);
     let layout = Layout::from_size_align(SIZES[class], ALIGN).expect("a power of two");
-    // SAFETY: the layout has a size.
+    // SAFETY: the layout has a size, and the block is as long.
     unsafe {
         let block = alloc(layout);
         if block.is_null() {
@@ -123,7 +250,7 @@ fn release(block: *mut u8, class: usize) {
     let free = free_list(&owner, class);
     // SAFETY: the lock is held.
     unsafe {
-        super::pool::set_next_free(block, *free);
+        set_next_free(block, free.read());
         free.write_volatile(block);
     }
 }

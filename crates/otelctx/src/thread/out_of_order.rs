@@ -1,0 +1,240 @@
+//! Guards that are not dropped in the reverse order of their making.
+//!
+//! The short way of dropping a guard compares the slot with the guard's own record, and that
+//! must be all it does. A guard A that is dropped while a later one B is alive leaves a *gap*: B
+//! will want to restore A's record. So that B does not take the short way, the slot then gets a
+//! *copy* of the record that is in it, as long as there are gaps. No guard finds a copy to be its
+//! own record.
+//!
+//! The block of a gap is nobody's record: A's record has moved to another block. So whoever finds
+//! it in `previous` knows what it means.
+
+use super::pool;
+use super::record;
+use super::shared::{self, Shared};
+use super::state::{exit_has_begun, prepare_exit, slot, State};
+use std::ptr;
+use std::sync::Arc;
+
+/// Gaps and copies of a thread.
+#[derive(Default)]
+pub(super) struct OutOfOrder {
+    gaps: Vec<Gap>,
+    copies: Vec<Copy>,
+}
+
+/// A guard that was dropped early.
+struct Gap {
+    /// What its record was: a guard still has this as its `previous`.
+    block: *mut u8,
+    owner: GapOwner,
+    /// What the guard would have restored.
+    previous: *mut u8,
+}
+
+/// Where the block of a gap goes.
+pub(super) enum GapOwner {
+    /// Into the thread's pool, with this size class.
+    Pool(usize),
+    /// Nowhere: it is a shared record, kept alive and not attached directly meanwhile.
+    Shared(Arc<Shared>),
+}
+
+/// A record that is or was in the slot in place of another one with the same bytes.
+struct Copy {
+    of: *mut u8,
+    block: *mut u8,
+    class: usize,
+}
+
+/// Drops a guard whose record is not in the slot. Returns false when a later guard is alive: then
+/// a gap must be [added](add_gap).
+///
+/// # Safety
+/// `state` is the calling thread's, `previous` what attaching `record` has replaced.
+pub(super) unsafe fn detach(state: *mut State, record: *mut u8, previous: *mut u8) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let slot = slot(state);
+        let current = slot.read_volatile();
+        // Somebody has cleared the slot, or attached the thread's own record. Both restore
+        // nothing, so no guard's `previous` counts any more.
+        if current.is_null() || current == (*state).in_place || exit_has_begun(state) {
+            clear(state);
+            return true;
+        }
+        let Some(this) = (*state).out_of_order.as_mut() else {
+            return false;
+        };
+        let copy = this.copies.iter().position(|copy| copy.block == current);
+        if copy.map(|copy| this.copies[copy].of) != Some(record) {
+            return false;
+        }
+        let previous = this.close_gaps(state, previous);
+        let this = &mut *(*state).out_of_order;
+        let previous = match this.gaps.is_empty() {
+            true => previous,
+            false => this.copy_of(state, previous),
+        };
+        slot.write_volatile(previous);
+        if let Some(copy) = copy {
+            let copy = this.copies.swap_remove(copy);
+            pool::release(state, copy.block, copy.class);
+        }
+        if previous.is_null() || previous == (*state).in_place {
+            clear(state);
+        }
+        true
+    }
+}
+
+/// Notes that a guard was dropped early which had replaced `previous` with `block`. Nobody's
+/// record has this block any more.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn add_gap(
+    state: *mut State,
+    block: *mut u8,
+    owner: GapOwner,
+    previous: *mut u8,
+) {
+    // SAFETY: as the caller promises; `out_of_order` is null or came from Box.
+    unsafe {
+        if (*state).out_of_order.is_null() {
+            prepare_exit(state);
+            (*state).out_of_order = Box::into_raw(Box::default());
+        }
+        let this = &mut *(*state).out_of_order;
+        this.gaps.push(Gap {
+            block,
+            owner,
+            previous,
+        });
+        let slot = slot(state);
+        slot.write_volatile(this.copy_of(state, slot.read_volatile()));
+    }
+}
+
+impl OutOfOrder {
+    /// What is right in place of `previous`, which may have become a gap.
+    ///
+    /// # Safety
+    /// `state` is the calling thread's.
+    unsafe fn close_gaps(&mut self, state: *mut State, mut previous: *mut u8) -> *mut u8 {
+        while let Some(gap) = self.gaps.iter().position(|gap| gap.block == previous) {
+            let gap = self.gaps.swap_remove(gap);
+            previous = gap.previous;
+            // SAFETY: as the caller promises; the guard that knew the block is being dropped.
+            unsafe { gap.close(state) };
+        }
+        previous
+    }
+
+    /// A copy of a record that is about to be in the slot; the record itself when it is not one
+    /// of ours, or a copy already.
+    ///
+    /// # Safety
+    /// `state` is the calling thread's.
+    unsafe fn copy_of(&mut self, state: *mut State, record: *mut u8) -> *mut u8 {
+        if self.copies.iter().any(|copy| copy.block == record) {
+            return record;
+        }
+        // SAFETY: the record is this thread's, or a shared one that is attached to it.
+        unsafe {
+            let class = match pool::class_of(state, record) {
+                Some(_) if record == (*state).in_place => return record,
+                Some(class) => class,
+                None if (*state).shared.contains(record) => pool::class_for(record::used(record)),
+                None => return record,
+            };
+            let block = pool::allocate(state, class);
+            record::copy(record, block);
+            self.copies.push(Copy {
+                of: record,
+                block,
+                class,
+            });
+            block
+        }
+    }
+}
+
+impl Gap {
+    /// # Safety
+    /// `state` is the calling thread's; no guard has the block as its `previous` any more.
+    unsafe fn close(self, state: *mut State) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self.owner {
+                GapOwner::Pool(class) => pool::release(state, self.block, class),
+                GapOwner::Shared(record) => shared::end_gap(state, record),
+            }
+        }
+    }
+}
+
+/// Writes the change of an attached record into its copies as well.
+///
+/// # Safety
+/// `state` is the calling thread's, and `record` a record of its pool.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn change_copies(state: *mut State, record: *mut u8) {
+    // SAFETY: as the caller promises; a copy is as large as its record.
+    unsafe {
+        let Some(this) = (*state).out_of_order.as_ref() else {
+            return;
+        };
+        for copy in this.copies.iter().filter(|copy| copy.of == record) {
+            pool::invalidate(copy.block);
+            record::copy(record, copy.block);
+        }
+    }
+}
+
+/// Takes copies of `record`, whose memory is about to be used for another one, out of the slot.
+///
+/// # Safety
+/// `state` is the calling thread's.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn forget_record(state: *mut State, record: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let slot = slot(state);
+        let current = slot.read_volatile();
+        let Some(this) = (*state).out_of_order.as_ref() else {
+            return;
+        };
+        if this
+            .copies
+            .iter()
+            .any(|copy| copy.block == current && copy.of == record)
+        {
+            slot.write_volatile(ptr::null_mut());
+            clear(state);
+        }
+    }
+}
+
+/// Forgets all gaps and copies: no guard restores anything any more.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn clear(state: *mut State) {
+    // SAFETY: as the caller promises; `out_of_order` is null or came from Box.
+    unsafe {
+        if (*state).out_of_order.is_null() {
+            return;
+        }
+        let this = Box::from_raw((*state).out_of_order);
+        (*state).out_of_order = ptr::null_mut();
+        for gap in this.gaps {
+            gap.close(state);
+        }
+        for copy in this.copies {
+            pool::release(state, copy.block, copy.class);
+        }
+    }
+}
