@@ -79,9 +79,10 @@ fn wait(tid: i32, flags: c_int) -> Result<Option<c_int>, Errno> {
 pub(super) fn poll(pid: i32, tid: i32) -> Poll {
     match wait(tid, libc::WSTOPPED) {
         Ok(Some(status)) => return Poll::Stopped(Stop::from_status(status)),
-        Ok(None) => {}
         Err(Errno::EINTR) => return Poll::Running,
-        Err(_) => return Poll::Gone,
+        // To who asks for stops only, a tracee that has ended looks like none at all
+        // (kernel/exit.c, `wait_consider_task`); it has to be seen all the same.
+        Ok(None) | Err(_) => {}
     }
     match wait(tid, libc::WEXITED | libc::WNOWAIT) {
         Ok(Some(_)) => {
