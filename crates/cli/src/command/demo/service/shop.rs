@@ -63,7 +63,7 @@ async fn checkout(executor: &Arc<Executor>, trace: TraceId) {
     let reserve = step(trace, "/checkout", "reserve_stock").share();
     reserve.in_scope(executor.sleep(about(4.0))).await;
     {
-        let pay = step(trace, "/checkout", "sign_payment");
+        let mut pay = step(trace, "/checkout", "sign_payment");
         let _paying = pay.attach();
         compute(about(8.0));
     }

@@ -1,0 +1,56 @@
+//! `otelctx check FILE|PID`: would a reader find the contexts of this program?
+
+mod file;
+mod finding;
+mod process;
+mod variable;
+
+use std::path::PathBuf;
+
+use otelctx_reader::remote::stop;
+
+use self::finding::Answer;
+use crate::Status;
+use crate::error::Error;
+use crate::output::json;
+use crate::output::terminal::{self, Terminal};
+
+/// Find out whether readers can find a program's contexts, and what to do if not
+///
+/// Takes a program or library in any language, or a running process, of which it also checks what
+/// is published, by reading it: each thread is stopped for some microseconds. Exit status 1 if a
+/// reader would fail.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  otelctx check target/release/shop
+  otelctx check /usr/lib/libshop.so
+  otelctx check 4711")]
+pub(crate) struct Arguments {
+    /// A process, if it is a number (./123 is a file), else an ELF file
+    #[arg(value_name = "FILE|PID")]
+    target: PathBuf,
+    /// Print one JSON value (docs/json.md tells its fields)
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    let pid = arguments.target.to_str().and_then(|text| text.parse().ok());
+    let answer: Answer = match pid {
+        Some(pid) => stop::on_own_thread(|| process::check(pid))?,
+        None => file::check(&arguments.target)?,
+    };
+    let text = if arguments.json {
+        json::render(&answer)
+    } else {
+        answer.render(&Terminal::of_stdout())
+    };
+    terminal::print(&text).map_err(Error::Output)?;
+    Ok(if answer.readable() {
+        Status::Done
+    } else {
+        Status::FoundProblem
+    })
+}
