@@ -1,5 +1,7 @@
 //! Making `otel_thread_ctx_v1` visible, and checking that it is.
 
+use std::fmt;
+
 /// Puts the symbol into the dynamic symbol table of a cdylib.
 ///
 /// rustc writes a linker version script with the names of the exported Rust items and `local: *`,
@@ -9,3 +11,266 @@
 #[unsafe(export_name = concat!("otel_thread_ctx_v[1", env!("OTELCTX_TAG"), "]"))]
 #[allow(unreachable_pub)]
 pub static EXPORT: u8 = 0;
+
+/// Checks that other processes can find this process's thread contexts: that the variable which
+/// this copy of the crate writes is in the dynamic symbol table of its module.
+///
+/// It needs no rights and reads this process's own memory only. Call it once, for example at
+/// start-up, and log what it says.
+///
+/// ```
+/// if let Err(why) = otelctx::is_exported() {
+///     eprintln!("thread contexts are not visible: {why}");
+/// }
+/// ```
+///
+/// # Errors
+/// [`NotExported`], which tells what to add.
+pub fn is_exported() -> Result<(), NotExported> {
+    #[cfg(all(target_os = "linux", not(miri)))]
+    return own_modules::check(crate::arch::slot() as usize);
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    Err(NotExported::Unsupported)
+}
+
+/// Why other processes cannot find this process's thread contexts, and the mend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotExported {
+    /// The module has a dynamic symbol table and the linker left the variable out.
+    Hidden {
+        /// The file that defines the variable.
+        module: String,
+    },
+    /// The executable is fully static: it has no dynamic symbol table.
+    Static {
+        /// The executable.
+        module: String,
+    },
+    /// No module of the process holds the variable.
+    NotFound,
+    /// Thread contexts are defined for Linux on x86-64 and aarch64.
+    Unsupported,
+}
+
+impl fmt::Display for NotExported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hidden { module } => write!(
+                f,
+                "otel_thread_ctx_v1 is defined in {} but not exported: the linker kept it local. \
+                 Add otelctx-build to the build-dependencies and otelctx_build::export(); to the \
+                 build script of the package with the executable, or pass \
+                 -Wl,--export-dynamic-symbol=otel_thread_ctx_v1 to the linker",
+                module.escape_debug()
+            ),
+            Self::Static { module } => write!(
+                f,
+                "{} is fully static and has no dynamic symbol table, so otel_thread_ctx_v1 cannot \
+                 be exported. Link it dynamically (-C target-feature=-crt-static), or as \
+                 static-pie with lld or mold and \
+                 -Wl,--export-dynamic-symbol=otel_thread_ctx_v1",
+                module.escape_debug()
+            ),
+            Self::NotFound => f.write_str(
+                "no loaded module holds otel_thread_ctx_v1; a libc that does not say where a \
+                 module's thread-local storage lies cannot be checked from inside: run \
+                 `otelctx check` on the executable",
+            ),
+            Self::Unsupported => f.write_str(
+                "thread contexts are defined for Linux on x86-64 and aarch64; on this target they \
+                 are visible to nobody",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for NotExported {}
+
+/// The dynamic symbol tables of the modules of this process.
+#[cfg(all(target_os = "linux", not(miri)))]
+mod own_modules {
+    use std::env;
+    use std::ffi::{c_int, c_void, CStr};
+    use std::slice;
+
+    use super::NotExported;
+
+    const SYMBOL: &CStr = c"otel_thread_ctx_v1";
+
+    // elf(5). Names as there.
+    const PT_DYNAMIC: u32 = 2;
+    const PT_TLS: u32 = 7;
+    const DT_HASH: u64 = 4;
+    const DT_STRTAB: u64 = 5;
+    const DT_SYMTAB: u64 = 6;
+    const DT_GNU_HASH: u64 = 0x6fff_fef5;
+    const STT_TLS: u8 = 6;
+
+    #[repr(C)]
+    struct Symbol {
+        name: u32,
+        info: u8,
+        other: u8,
+        section: u16,
+        value: u64,
+        size: u64,
+    }
+
+    struct Search {
+        variable: usize,
+        result: Result<(), NotExported>,
+    }
+
+    pub(super) fn check(variable: usize) -> Result<(), NotExported> {
+        if !crate::arch::OBSERVED {
+            return Err(NotExported::Unsupported);
+        }
+        let mut search = Search {
+            variable,
+            result: Err(NotExported::NotFound),
+        };
+        // SAFETY: the callback takes a `Search`, which outlives the call.
+        unsafe { libc::dl_iterate_phdr(Some(look_at), (&raw mut search).cast()) };
+        search.result
+    }
+
+    /// Ends the iteration at the module whose thread-local storage holds the variable.
+    unsafe extern "C" fn look_at(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        search: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader passes a module that stays loaded during the call.
+        unsafe {
+            let (info, search) = (&*info, &mut *search.cast::<Search>());
+            let headers = slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum));
+            let start = info.dlpi_tls_data as usize;
+            let Some(tls) = headers.iter().find(|header| header.p_type == PT_TLS) else {
+                return 0;
+            };
+            let offset = search.variable.wrapping_sub(start);
+            if start == 0 || offset >= tls.p_memsz as usize {
+                return 0;
+            }
+            let base = info.dlpi_addr as usize;
+            let dynamic = headers.iter().find(|header| header.p_type == PT_DYNAMIC);
+            let table = dynamic.and_then(|dynamic| {
+                Table::new(base, (base + dynamic.p_vaddr as usize) as *const [u64; 2])
+            });
+            search.result = match table {
+                Some(table) if table.exports(offset) => Ok(()),
+                Some(_) => Err(NotExported::Hidden { module: name(info) }),
+                None => Err(NotExported::Static { module: name(info) }),
+            };
+            1
+        }
+    }
+
+    /// The module's file; the executable's has no name here.
+    unsafe fn name(info: &libc::dl_phdr_info) -> String {
+        // SAFETY: the loader passes null or a C string.
+        unsafe {
+            if info.dlpi_name.is_null() || *info.dlpi_name == 0 {
+                return match env::current_exe() {
+                    Ok(path) => path.to_string_lossy().into_owned(),
+                    Err(_) => "the executable".into(),
+                };
+            }
+            CStr::from_ptr(info.dlpi_name)
+                .to_string_lossy()
+                .into_owned()
+        }
+    }
+
+    struct Table {
+        symbols: *const Symbol,
+        strings: *const libc::c_char,
+        /// How many symbols the hash table speaks of.
+        count: usize,
+    }
+
+    impl Table {
+        /// The table that a dynamic section describes.
+        ///
+        /// # Safety
+        /// `dynamic` is the dynamic section of a loaded module at `base`.
+        unsafe fn new(base: usize, mut dynamic: *const [u64; 2]) -> Option<Self> {
+            let (mut symbols, mut strings, mut hash, mut gnu_hash) = (0, 0, 0, 0);
+            // SAFETY: the section ends with a null entry.
+            unsafe {
+                while (*dynamic)[0] != 0 {
+                    let [tag, address] = *dynamic;
+                    // glibc has added the base here, musl has not.
+                    let address = match address as usize {
+                        address if address < base => address + base,
+                        address => address,
+                    };
+                    match tag {
+                        DT_SYMTAB => symbols = address,
+                        DT_STRTAB => strings = address,
+                        DT_HASH => hash = address,
+                        DT_GNU_HASH => gnu_hash = address,
+                        _ => {}
+                    }
+                    dynamic = dynamic.add(1);
+                }
+                if symbols == 0 || strings == 0 {
+                    return None;
+                }
+                let count = match (hash, gnu_hash) {
+                    (0, 0) => return None,
+                    // nbucket, nchain: as many as there are symbols.
+                    (hash, _) if hash != 0 => *(hash as *const u32).add(1) as usize,
+                    (_, gnu_hash) => gnu_count(gnu_hash as *const u32),
+                };
+                Some(Self {
+                    symbols: symbols as _,
+                    strings: strings as _,
+                    count,
+                })
+            }
+        }
+
+        /// Whether the table has the variable at this offset of the module's storage.
+        ///
+        /// # Safety
+        /// The module is still loaded.
+        unsafe fn exports(&self, offset: usize) -> bool {
+            (0..self.count).any(|index| {
+                // SAFETY: the hash table speaks of that many symbols.
+                unsafe {
+                    let symbol = &*self.symbols.add(index);
+                    symbol.section != 0
+                        && symbol.info & 0xf == STT_TLS
+                        && symbol.value as usize == offset
+                        && CStr::from_ptr(self.strings.add(symbol.name as usize)) == SYMBOL
+                }
+            })
+        }
+    }
+
+    /// One more than the last symbol that a GNU hash table speaks of: the chain of the highest
+    /// bucket, to its end (odd).
+    ///
+    /// # Safety
+    /// `table` is one of a loaded module.
+    unsafe fn gnu_count(table: *const u32) -> usize {
+        // SAFETY: four words, bloom words of 64 bits, buckets, chains.
+        unsafe {
+            let [buckets, first, bloom] = [0, 1, 2].map(|word| *table.add(word) as usize);
+            let bucket = table.add(4 + 2 * bloom);
+            let chain = bucket.add(buckets);
+            let Some(mut last) = (0..buckets).map(|at| *bucket.add(at) as usize).max() else {
+                return first;
+            };
+            if last < first {
+                return first;
+            }
+            while *chain.add(last - first) & 1 == 0 {
+                last += 1;
+            }
+            last + 1
+        }
+    }
+}

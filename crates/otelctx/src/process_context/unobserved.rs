@@ -18,7 +18,7 @@ pub(crate) fn lock() -> Owner {
 impl Owner {
     /// Nobody reads the keys.
     #[allow(clippy::unused_self, clippy::unnecessary_wraps)]
-    pub(crate) fn publish_keys(&self) -> Result<(), PublishError> {
+    pub(crate) fn publish_keys(&mut self) -> Result<(), PublishError> {
         thread::mark_published(thread::registered_names().count());
         Ok(())
     }
@@ -26,7 +26,7 @@ impl Owner {
 
 /// Checks the context, and no more.
 pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
-    let owner = lock();
+    let mut owner = lock();
     context.encode_checked(None)?;
     owner.publish_keys()?;
     Ok(1)

@@ -186,7 +186,7 @@ pub(crate) fn mark_published(count: usize) {
 
 /// The position of a name, new or known.
 fn register(name: &'static str) -> Result<usize, KeyError> {
-    let owner = platform::lock();
+    let mut owner = platform::lock();
     if let Some(known) = registered_names().position(|known| known == name) {
         return Ok(known);
     }

@@ -37,7 +37,7 @@ pub(crate) fn lock() -> Owner {
 }
 
 impl Owner {
-    fn publication(&self) -> Option<&mut Publication> {
+    fn publication(&mut self) -> Option<&mut Publication> {
         if self.0.shared.current.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -46,7 +46,7 @@ impl Owner {
     }
 
     /// Publishes the registered keys, if a context is published.
-    pub(crate) fn publish_keys(&self) -> Result<(), PublishError> {
+    pub(crate) fn publish_keys(&mut self) -> Result<(), PublishError> {
         let Some(publication) = self.publication() else {
             return Ok(());
         };
@@ -100,7 +100,7 @@ impl Publication {
 
 /// Publishes; returns the number of the publication.
 pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
-    let owner = lock();
+    let mut owner = lock();
     if owner.publication().is_some() {
         return Err(PublishError::AlreadyPublished);
     }
@@ -109,11 +109,12 @@ pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
 
 /// Replaces publication `id`; in a forked child, publishes. Returns the number of the publication.
 pub(crate) fn update(id: u64, context: ProcessContext) -> Result<u64, PublishError> {
-    let owner = lock();
+    let mut owner = lock();
+    let current = owner.0.shared.current.load(Ordering::Relaxed);
     let Some(publication) = owner.publication() else {
         return owner.publish(context);
     };
-    if owner.0.shared.current.load(Ordering::Relaxed) != id {
+    if current != id {
         return Err(PublishError::NotPublished);
     }
     let instance_id = match (context.random_instance_id, publication.instance_id.clone()) {
