@@ -231,6 +231,12 @@ fn entries() -> Vec<Vector> {
             valid(&cut_inside),
             leaving_out(&[("b", "y")], not_utf8),
         ),
+        with_keys(
+            "a_name_that_stands_twice_in_the_key_map",
+            &["a", "a"],
+            valid(&[entry(0, b"x"), entry(1, b"y")].concat()),
+            read(&[("a", "x"), ("a", "y")]),
+        ),
         ok(
             "a_repeat_that_is_not_utf8_does_not_count",
             valid(&last_is_broken),

@@ -212,7 +212,8 @@ pub struct Context {
     pub span_id: SpanId,
     /// The W3C trace flags.
     pub trace_flags: TraceFlags,
-    /// Names and values, each name once.
+    /// Names and values, each key of the record once. A key map that repeats a name (a writer
+    /// must not) can make that name stand here twice.
     pub attributes: Vec<(String, String)>,
     /// What the record holds beyond this.
     pub left_out: LeftOut,
