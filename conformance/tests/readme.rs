@@ -1,5 +1,4 @@
 //! The README's annotated hexdumps show real bytes.
-#![allow(missing_docs)]
 
 use otelctx_conformance::{header, record};
 

@@ -1,5 +1,4 @@
 //! Every committed file is what the code generates, and every vector holds.
-#![allow(missing_docs)]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,5 @@
 //! The payload codec against prost, on random payloads and random bytes. Every case follows
 //! from its number alone, so that a failure comes back.
-#![allow(missing_docs)]
 
 mod messages;
 
