@@ -66,21 +66,17 @@ pub(super) unsafe fn detach(state: *mut State, record: *mut u8, previous: *mut u
         let Some(this) = (*state).out_of_order.as_mut() else {
             return false;
         };
-        let copy = this.copies.iter().position(|copy| copy.block == current);
-        if copy.map(|copy| this.copies[copy].of) != Some(record) {
+        let is_own = |copy: &Copy| copy.block == current && copy.of == record;
+        let Some(copy) = this.copies.iter().position(is_own) else {
             return false;
-        }
-        let previous = this.close_gaps(state, previous);
-        let this = &mut *(*state).out_of_order;
-        let previous = match this.gaps.is_empty() {
-            true => previous,
-            false => this.copy_of(state, previous),
         };
-        slot.write_volatile(previous);
-        if let Some(copy) = copy {
-            let copy = this.copies.swap_remove(copy);
-            pool::release(state, copy.block, copy.class);
+        let copy = this.copies.swap_remove(copy);
+        let mut previous = this.close_gaps(state, previous);
+        if !this.gaps.is_empty() {
+            previous = this.copy_of(state, previous);
         }
+        slot.write_volatile(previous);
+        pool::put(state, copy.block, copy.class);
         if previous.is_null() || previous == (*state).in_place {
             clear(state);
         }
@@ -117,18 +113,28 @@ pub(super) unsafe fn add_gap(
 }
 
 impl OutOfOrder {
-    /// What is right in place of `previous`, which may have become a gap.
+    /// What is right in place of `previous`, which may have become a gap, or the copy of one.
     ///
     /// # Safety
-    /// `state` is the calling thread's.
+    /// `state` is the calling thread's; the guard that knew `previous` is being dropped.
     unsafe fn close_gaps(&mut self, state: *mut State, mut previous: *mut u8) -> *mut u8 {
-        while let Some(gap) = self.gaps.iter().position(|gap| gap.block == previous) {
+        loop {
+            let copy = self.copies.iter().position(|copy| copy.block == previous);
+            let record = copy.map_or(previous, |copy| self.copies[copy].of);
+            let Some(gap) = self.gaps.iter().position(|gap| gap.block == record) else {
+                return previous;
+            };
             let gap = self.gaps.swap_remove(gap);
             previous = gap.previous;
-            // SAFETY: as the caller promises; the guard that knew the block is being dropped.
-            unsafe { gap.close(state) };
+            // SAFETY: as the caller promises.
+            unsafe {
+                if let Some(copy) = copy {
+                    let copy = self.copies.swap_remove(copy);
+                    pool::put(state, copy.block, copy.class);
+                }
+                gap.close(state);
+            }
         }
-        previous
     }
 
     /// A copy of a record that is about to be in the slot; the record itself when it is not one
@@ -167,7 +173,7 @@ impl Gap {
         // SAFETY: as the caller promises.
         unsafe {
             match self.owner {
-                GapOwner::Pool(class) => pool::release(state, self.block, class),
+                GapOwner::Pool(class) => pool::put(state, self.block, class),
                 GapOwner::Shared(record) => shared::end_gap(state, record),
             }
         }
@@ -234,7 +240,7 @@ pub(super) unsafe fn clear(state: *mut State) {
             gap.close(state);
         }
         for copy in this.copies {
-            pool::release(state, copy.block, copy.class);
+            pool::put(state, copy.block, copy.class);
         }
     }
 }

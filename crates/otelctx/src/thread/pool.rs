@@ -10,7 +10,7 @@ use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::{offset, RECOMMENDED_SIZE};
 
-use super::state::{exit_has_begun, prepare_exit, slot, State};
+use super::state::{exit_has_begun, forget_record, prepare_exit, slot, State};
 
 /// Records are aligned to a cache line; the format demands 2 (OTEP 4947).
 pub(super) const ALIGN: usize = 64;
@@ -149,7 +149,7 @@ pub(super) unsafe fn invalidate(block: *mut u8) {
     }
 }
 
-/// Gives a block back.
+/// Gives the block of a record back.
 ///
 /// # Safety
 /// `state` is the calling thread's, and the block came from [`allocate`] with this class.
@@ -157,7 +157,19 @@ pub(super) unsafe fn invalidate(block: *mut u8) {
 pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
     // SAFETY: as the caller promises.
     unsafe {
-        super::state::forget_record(state, block);
+        forget_record(state, block);
+        put(state, block, class);
+    }
+}
+
+/// Gives a block back that is not in the slot.
+///
+/// # Safety
+/// That of [`release`].
+#[inline]
+pub(super) unsafe fn put(state: *mut State, block: *mut u8, class: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
         invalidate(block);
         let pool = &raw mut (*state).pool;
         set_next_free(block, (*pool).free[class]);

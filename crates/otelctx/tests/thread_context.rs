@@ -1,0 +1,408 @@
+//! What a thread's slot shows while records are attached, changed and dropped.
+
+#![cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+
+mod common;
+
+use std::mem;
+use std::thread;
+
+use common::{attached, attributes, bytes, in_own_process, number, slot};
+use otelctx::{thread_record, Key, KeyError, ProcessContext, Record, TraceFlags};
+
+fn record(number: u8) -> Record {
+    Record::new([number; 16], [number; 8])
+}
+
+#[test]
+fn a_record_lies_in_memory_as_the_proposal_says() {
+    in_own_process("a_record_lies_in_memory_as_the_proposal_says", || {
+        static ROUTE: Key = Key::new("http.route");
+        static EMPTY: Key = Key::new("empty");
+        let _process = ProcessContext::new()
+            .service_name("test")
+            .publish()
+            .unwrap();
+        let trace_id = *b"0123456789abcdef";
+        let mut record = Record::new(trace_id, *b"ABCDEFGH")
+            .flags(TraceFlags(0x82))
+            .sampled(true)
+            .with(&ROUTE, "/cart")
+            .with(&EMPTY, "");
+        let attached = record.attach();
+        let mut expected = b"0123456789abcdefABCDEFGH\x01\x83".to_vec();
+        expected.extend(9_u16.to_ne_bytes());
+        expected.extend(b"\x00\x05/cart\x01\x00");
+        assert_eq!(bytes().unwrap(), expected);
+        assert!(!attached.is_truncated());
+    });
+}
+
+#[test]
+fn a_guard_restores_what_was_attached_before() {
+    let (mut outer, mut inner) = (record(1), record(2));
+    assert!(attached().is_null());
+    let outer = outer.attach();
+    for _ in 0..3 {
+        let _inner = inner.attach();
+        assert_eq!(number(), Some(2));
+    }
+    assert_eq!(number(), Some(1));
+    drop(outer);
+    assert!(attached().is_null());
+}
+
+/// Every order in which the guards of four nested records can be dropped, with new records taking
+/// the place of those dropped.
+#[test]
+fn guards_dropped_in_any_order_leave_the_latest_that_is_alive() {
+    for order in permutations(4) {
+        let mut records: Vec<_> = (1..=4).map(|number| Box::new(record(number))).collect();
+        let mut guards: Vec<_> = records
+            .iter_mut()
+            .map(|record| Some(record.attach()))
+            .collect();
+        for &at in &order {
+            guards[at] = None;
+            let latest = guards.iter().rposition(Option::is_some);
+            assert_eq!(number(), latest.map(|at| at as u8 + 1), "{order:?}");
+            // Memory of the dropped record must not show up again.
+            let mut other = record(99);
+            let guard = other.attach();
+            assert_eq!(number(), Some(99));
+            drop(guard);
+            assert_eq!(number(), latest.map(|at| at as u8 + 1), "{order:?}");
+        }
+        assert!(attached().is_null());
+    }
+}
+
+#[test]
+fn a_record_dropped_early_can_be_attached_again() {
+    let (mut first, mut second) = (record(1), record(2));
+    let one = first.attach();
+    let two = second.attach();
+    drop(one);
+    let again = first.attach();
+    assert_eq!(number(), Some(1));
+    drop(two);
+    assert_eq!(number(), Some(1));
+    drop(again);
+    assert!(attached().is_null());
+}
+
+#[test]
+fn shared_records_attached_twice_can_be_dropped_in_any_order() {
+    let shared = [record(1).share(), record(2).share()];
+    // Which of the two each of three guards attaches, and the order of dropping.
+    for which in 0..8_usize {
+        for order in permutations(3) {
+            let which: Vec<_> = (0..3).map(|bit| which >> bit & 1).collect();
+            let mut guards: Vec<_> = which.iter().map(|at| Some(shared[*at].attach())).collect();
+            for &at in &order {
+                guards[at] = None;
+                let latest = guards.iter().rposition(Option::is_some);
+                let expected = latest.map(|at| which[at] as u8 + 1);
+                assert_eq!(number(), expected, "{which:?} {order:?}");
+            }
+            assert!(attached().is_null());
+        }
+    }
+}
+
+#[test]
+fn a_change_of_a_record_shows_whatever_the_order_of_guards() {
+    in_own_process(
+        "a_change_of_a_record_shows_whatever_the_order_of_guards",
+        || {
+            static KEY: Key = Key::new("key");
+            let _process = ProcessContext::new()
+                .service_name("test")
+                .publish()
+                .unwrap();
+            let (mut first, mut second) = (record(1), record(2));
+            let one = first.attach();
+            let two = second.attach();
+            drop(one);
+            two.append(&KEY, "late");
+            assert_eq!(number(), Some(2));
+            assert_eq!(attributes(), [(0, "late".to_owned())]);
+            two.shrink_to(0);
+            assert_eq!(attributes(), []);
+        },
+    );
+}
+
+#[test]
+fn a_record_of_somebody_else_stays_in_the_slot() {
+    #[repr(align(64))]
+    struct Foreign([u8; 64]);
+    let mut foreign = Foreign([0; 64]);
+    foreign.0[..16].fill(7);
+    foreign.0[24] = 1;
+    let before = foreign.0;
+    let address = foreign.0.as_mut_ptr();
+
+    let (mut below, mut above) = (record(1), record(2));
+    let guard = below.attach();
+    // SAFETY: the slot is this thread's, and the record outlives its time in it.
+    unsafe { slot().write(address) };
+    let nested = above.attach();
+    assert_eq!(number(), Some(2));
+    drop(nested);
+    assert_eq!(attached(), address);
+    drop(guard);
+    assert_eq!(attached(), address);
+    drop(below);
+    thread_record().detach();
+    assert_eq!(attached(), address);
+    assert_eq!(foreign.0, before);
+    // SAFETY: as above.
+    unsafe { slot().write(std::ptr::null_mut()) };
+}
+
+#[test]
+fn a_forgotten_guard_leaves_nothing_but_records_in_the_slot() {
+    let mut outer = record(1);
+    let guard = outer.attach();
+    let mut forgotten = record(2);
+    mem::forget(forgotten.attach());
+    assert_eq!(number(), Some(2));
+    drop(forgotten);
+    assert!(attached().is_null());
+    drop(guard);
+
+    // Restored by a later guard, the forgotten record's memory says that it is to be ignored.
+    let mut forgotten = record(3);
+    mem::forget(forgotten.attach());
+    let mut later = record(4);
+    let guard = later.attach();
+    drop(forgotten);
+    drop(guard);
+    assert_eq!(number(), None);
+
+    let shared = record(5).share();
+    mem::forget(shared.attach());
+    drop(shared);
+    assert_eq!(number(), None);
+    let next = record(6).share();
+    assert_eq!(
+        number(),
+        Some(6),
+        "the memory of shared records is theirs for ever"
+    );
+    drop(next);
+}
+
+#[test]
+fn ids_come_both_or_not_at_all() {
+    let flags = TraceFlags::SAMPLED;
+    for (trace, span) in [([0; 16], [1; 8]), ([1; 16], [0; 8]), ([0; 16], [0; 8])] {
+        let mut expected = vec![0; 28];
+        expected[24] = 1;
+        let mut record = Record::new(trace, span).flags(flags);
+        let guard = record.attach();
+        assert_eq!(bytes().unwrap(), expected);
+        drop(guard);
+        record.set_ids([1; 16], [1; 8], flags);
+        record.set_ids(trace, span, flags);
+        let guard = record.attach();
+        assert_eq!(bytes().unwrap(), expected);
+        drop(guard);
+        thread_record().set(trace, span, flags);
+        assert_eq!(bytes().unwrap(), expected);
+        thread_record().detach();
+    }
+}
+
+#[test]
+fn the_thread_record_is_rewritten_in_place() {
+    in_own_process("the_thread_record_is_rewritten_in_place", || {
+        static ROOT: Key = Key::new("root");
+        static ROUTE: Key = Key::new("route");
+        let _process = ProcessContext::new()
+            .service_name("test")
+            .publish()
+            .unwrap();
+        let thread_record = thread_record();
+        thread_record.set_with([1; 16], [2; 8], TraceFlags::SAMPLED, |attributes| {
+            attributes.add_span_id(&ROOT, [0x0f; 8]);
+            attributes.add(&ROUTE, "/cart");
+        });
+        let address = attached();
+        let expected = [(0, "0f0f0f0f0f0f0f0f".to_owned()), (1, "/cart".to_owned())];
+        assert_eq!(attributes(), expected);
+        assert_eq!(bytes().unwrap()[24..26], [1, 1]);
+
+        let mark = thread_record.attributes_size();
+        thread_record.append(&ROUTE, "/");
+        assert_eq!(attributes().last().unwrap(), &(1, "/".to_owned()));
+        thread_record.shrink_to(mark);
+        assert_eq!(attributes(), expected);
+        thread_record.shrink_to(mark - 1);
+        assert_eq!(attributes(), expected[..1]);
+
+        thread_record.set([3; 16], [3; 8], TraceFlags::NONE);
+        assert_eq!(
+            (attached(), number(), attributes()),
+            (address, Some(3), vec![])
+        );
+
+        // A guard that is alive when the thread's record is written leaves it there.
+        let mut other = record(4);
+        let guard = other.attach();
+        thread_record.set([5; 16], [5; 8], TraceFlags::NONE);
+        drop(guard);
+        assert_eq!(number(), Some(5));
+        thread_record.detach();
+        assert!(attached().is_null());
+    });
+}
+
+#[test]
+fn nothing_valid_is_seen_while_the_thread_record_is_written() {
+    let thread_record = thread_record();
+    thread_record.set([1; 16], [1; 8], TraceFlags::NONE);
+    thread_record.set_with([2; 16], [2; 8], TraceFlags::NONE, |_| {
+        assert_eq!(number(), None)
+    });
+    assert_eq!(number(), Some(2));
+    let panicked = std::panic::catch_unwind(|| {
+        otelctx::thread_record().set_with([3; 16], [3; 8], TraceFlags::NONE, |_| panic!("no"));
+    });
+    assert!(panicked.is_err());
+    assert_eq!(number(), None);
+    thread_record.detach();
+}
+
+#[test]
+fn values_are_cut_on_a_character_and_what_does_not_fit_is_left_out() {
+    in_own_process(
+        "values_are_cut_on_a_character_and_what_does_not_fit_is_left_out",
+        || {
+            static KEY: Key = Key::new("key");
+            let _process = ProcessContext::new()
+                .service_name("test")
+                .publish()
+                .unwrap();
+            for length in 0..=255 {
+                let value: String = ('a'..='z').cycle().take(length).collect();
+                let mut record = record(1).with(&KEY, &value);
+                assert!(!record.is_truncated());
+                let _guard = record.attach();
+                assert_eq!(attributes(), [(0, value)]);
+            }
+            // 254 bytes, then a character of two.
+            let long = "x".repeat(254) + "é";
+            let mut cut = record(1).with(&KEY, &long);
+            assert!(cut.is_truncated());
+            let guard = cut.attach();
+            assert_eq!(attributes(), [(0, "x".repeat(254))]);
+            drop(guard);
+            // 612 bytes in all: 2 + 255, twice, leave 98.
+            let full = "y".repeat(255);
+            let mut record = record(1).with(&KEY, &full).with(&KEY, &full);
+            assert!(!record.is_truncated());
+            record = record.with(&KEY, &"z".repeat(97));
+            assert!(record.is_truncated());
+            record = record.with(&KEY, &"z".repeat(96));
+            let guard = record.attach();
+            let lengths: Vec<_> = attributes().iter().map(|(_, value)| value.len()).collect();
+            assert_eq!(lengths, [255, 255, 96]);
+            guard.append(&KEY, "");
+            assert_eq!(attributes().len(), 3);
+
+            // Appending makes no room, because a guard may be alive; reserve() did.
+            let small = Record::new([1; 16], [1; 8]);
+            small.append(&KEY, &"a".repeat(35));
+            assert!(small.is_truncated());
+            let large = Record::new([1; 16], [1; 8]).reserve(37);
+            large.append(&KEY, &"a".repeat(35));
+            assert!(!large.is_truncated());
+
+            thread_record().set_with([1; 16], [1; 8], TraceFlags::NONE, |a| a.add(&KEY, &long));
+            assert!(thread_record().is_truncated());
+            thread_record().set([1; 16], [1; 8], TraceFlags::NONE);
+            assert!(!thread_record().is_truncated());
+        },
+    );
+}
+
+#[test]
+fn a_key_is_used_once_it_is_published() {
+    in_own_process("a_key_is_used_once_it_is_published", || {
+        static EARLY: Key = Key::new("early");
+        let unpublished = record(1).with(&EARLY, "value");
+        assert!(unpublished.is_truncated());
+        assert_eq!(unpublished.attributes_size(), 0);
+        EARLY.register().unwrap();
+
+        let process = ProcessContext::new()
+            .service_name("test")
+            .publish()
+            .unwrap();
+        let mut published = record(1).with(&EARLY, "value");
+        let guard = published.attach();
+        assert_eq!(attributes(), [(0, "value".to_owned())]);
+        drop(guard);
+
+        // Positions stay what they are, whoever asks, also without a context.
+        assert_eq!(Key::new("early").register(), Ok(()));
+        drop(process);
+        assert_eq!(record(1).with(&EARLY, "value").attributes_size(), 7);
+    });
+}
+
+#[test]
+fn there_is_room_for_256_keys_and_a_clear_error_above() {
+    in_own_process("there_is_room_for_256_keys_and_a_clear_error_above", || {
+        let _process = ProcessContext::new()
+            .service_name("test")
+            .publish()
+            .unwrap();
+        assert_eq!(Key::new("").register(), Err(KeyError::Empty));
+        let name = |number: usize| -> &'static str { format!("key {number}").leak() };
+        // Several threads register the same names at once, and each name gets one position.
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for number in 0..256 {
+                        Key::new(name(number)).register().unwrap();
+                    }
+                });
+            }
+        });
+        let last = Key::new(name(255));
+        let mut record = record(1).with(&last, "x");
+        let guard = record.attach();
+        assert_eq!(attributes().len(), 1);
+        drop(guard);
+
+        let one_more = Key::new("one more");
+        assert_eq!(
+            one_more.register(),
+            Err(KeyError::Full { name: "one more" })
+        );
+        let without = Record::new([1; 16], [1; 8]).with(&one_more, "x");
+        assert!(without.is_truncated());
+        assert_eq!(without.attributes_size(), 0);
+    });
+}
+
+fn permutations(count: usize) -> Vec<Vec<usize>> {
+    if count == 0 {
+        return vec![vec![]];
+    }
+    let mut all = Vec::new();
+    for shorter in permutations(count - 1) {
+        for at in 0..count {
+            let mut order = shorter.clone();
+            order.insert(at, count - 1);
+            all.push(order);
+        }
+    }
+    all
+}
