@@ -1,0 +1,124 @@
+//! Publishes one thing that no honest program would; the first argument says which.
+
+use std::io::{Read, Write};
+use std::ptr;
+
+use otelctx_reader::format::process_context::{HEADER_SIZE, Header, Payload, Value};
+use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
+
+/// Makes the mapping that readers look for and writes `header` into it; returns its address.
+fn publish(header: &[u8; HEADER_SIZE]) -> usize {
+    // SAFETY: a fresh mapping of 4096 bytes, of which the first 32 are written.
+    unsafe {
+        let file = libc::memfd_create(c"OTEL_CTX".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(file >= 0 && libc::ftruncate(file, 4096) == 0);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let address = libc::mmap(
+            ptr::null_mut(),
+            4096,
+            protection,
+            libc::MAP_PRIVATE,
+            file,
+            0,
+        );
+        assert_ne!(address, libc::MAP_FAILED);
+        address.cast::<[u8; HEADER_SIZE]>().write(*header);
+        address as usize
+    }
+}
+
+fn header(payload: &[u8]) -> Header {
+    Header {
+        payload_size: payload.len() as u32,
+        monotonic_published_at_ns: 1,
+        payload_address: payload.as_ptr() as u64,
+    }
+}
+
+fn with_attributes(attributes: Vec<(String, Value)>) -> &'static [u8] {
+    Payload {
+        resource: vec![("service.name".into(), "hostile".into())],
+        attributes,
+    }
+    .encode()
+    .leak()
+}
+
+/// A context that announces thread records.
+fn announcing() -> Header {
+    let schema = (SCHEMA_VERSION.to_owned(), Value::from("tlsdesc_v1_dev"));
+    header(with_attributes(vec![schema]))
+}
+
+/// Points the calling thread's variable at `record`.
+fn point_at(record: usize) {
+    // The publisher defines the variable, once something of it is used.
+    otelctx::thread_record().detach();
+    let variable: *mut usize;
+    // SAFETY: the sequence that compilers emit for a thread-local variable under TLS descriptors;
+    // what a descriptor's resolver may change is declared.
+    unsafe {
+        std::arch::asm!(
+            "lea rax, [rip + otel_thread_ctx_v1@tlsdesc]",
+            "call [rax + otel_thread_ctx_v1@tlscall]",
+            "add rax, fs:0",
+            out("rax") variable,
+            clobber_abi("C"),
+        );
+        variable.write_volatile(record);
+    }
+}
+
+fn main() {
+    let task = std::env::args().nth(1).expect("what to publish");
+    let good = announcing();
+    let bytes = match task.as_str() {
+        "huge-payload" => Header {
+            payload_size: u32::MAX,
+            ..good
+        }
+        .encode(),
+        "payload-nowhere" => Header {
+            payload_address: 16,
+            ..good
+        }
+        .encode(),
+        "payload-in-kernel" => Header {
+            payload_address: u64::MAX - 7,
+            ..good
+        }
+        .encode(),
+        "huge-keys" => {
+            let keys = vec![Value::from("k".repeat(1 << 20)); 256];
+            header(with_attributes(vec![(KEY_MAP.into(), Value::Array(keys))])).encode()
+        }
+        "malformed" => header(b"\xff\xff\xff\xff").encode(),
+        "never-finished" => Header {
+            monotonic_published_at_ns: 0,
+            ..good
+        }
+        .encode(),
+        "version-3" => {
+            let mut bytes = good.encode();
+            bytes[8] = 3;
+            bytes
+        }
+        "no-key-map" => header(with_attributes(vec![
+            (SCHEMA_VERSION.into(), "tlsdesc_v1_dev".into()),
+            (KEY_MAP.into(), Value::Int(1)),
+        ]))
+        .encode(),
+        _ => good.encode(),
+    };
+    println!("address\t{}", publish(&bytes));
+    match task.as_str() {
+        "two" => println!("address\t{}", publish(&good.encode())),
+        "record-nowhere" => point_at(0x10),
+        "record-odd" => point_at(bytes.as_ptr() as usize | 1),
+        "record-in-kernel" => point_at(usize::MAX & !1),
+        _ => {}
+    }
+    println!("ready");
+    std::io::stdout().flush().expect("somebody reads this");
+    let _ = std::io::stdin().read(&mut [0]);
+}

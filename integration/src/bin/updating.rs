@@ -1,0 +1,40 @@
+//! Publishes a process context and updates it all the time, at most so many times a second as its first
+//! argument says (0: as fast as it can). Every payload carries its own checksum.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use otelctx::ProcessContext;
+use otelctx_integration::checksum;
+
+fn context(number: i64) -> ProcessContext {
+    // Lengths differ from one update to the next, so that a torn payload shows.
+    let filler = "x".repeat(number as usize * 37 % 500);
+    ProcessContext::new()
+        .service_name("updating")
+        .attribute("number", number)
+        .attribute("checksum", checksum(number, &filler))
+        .attribute("filler", filler)
+}
+
+fn main() {
+    let rate: u32 = std::env::args()
+        .nth(1)
+        .and_then(|rate| rate.parse().ok())
+        .unwrap_or(0);
+    let mut published = context(0)
+        .publish()
+        .expect("nothing else is published here");
+    println!("ready");
+    std::io::stdout().flush().expect("somebody reads this");
+    let start = Instant::now();
+    for number in 1.. {
+        published
+            .update(context(number))
+            .expect("an update needs nothing that can fail");
+        if rate > 0 {
+            let due = start + Duration::from_secs(1) * number as u32 / rate;
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What no honest program would publish gets a clear answer, in bounded memory and time.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use otelctx_integration::Target;
+use otelctx_reader::format::KeyMapError;
+use otelctx_reader::{Broken, ContextState, Error, Options, Process, ThreadSupport, Unreadable};
+
+fn hostile(task: &str) -> (Target, Process) {
+    let target = Target::start(Command::new(env!("CARGO_BIN_EXE_hostile")).arg(task));
+    let process = Process::open(target.pid()).unwrap();
+    (target, process)
+}
+
+fn broken(task: &str) -> Broken {
+    let (_target, mut process) = hostile(task);
+    let start = Instant::now();
+    let state = process.context().unwrap();
+    assert!(
+        start.elapsed() < Duration::from_secs(1),
+        "{task} took {:?}",
+        start.elapsed()
+    );
+    match state {
+        ContextState::Broken(broken) => broken,
+        other => panic!("{task}: {other:?}"),
+    }
+}
+
+/// The most memory this process ever had, in KiB.
+fn peak_memory() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn a_context_that_makes_no_sense_is_broken_and_says_why() {
+    let before = peak_memory();
+    let too_large = |size| Broken::TooLarge {
+        size,
+        limit: 1 << 20,
+    };
+    assert_eq!(broken("huge-payload"), too_large(u32::MAX));
+    assert!(matches!(broken("huge-keys"), Broken::TooLarge { size, .. } if size > 256 << 20));
+    for task in ["payload-nowhere", "payload-in-kernel"] {
+        assert!(
+            matches!(broken(task), Broken::PayloadUnreadable(_)),
+            "{task}"
+        );
+    }
+    let malformed = broken("malformed").to_string();
+    assert_eq!(
+        malformed,
+        "the payload is malformed at byte 0: it ends in the middle of a value"
+    );
+    assert_eq!(broken("never-finished"), Broken::BeingUpdated { tries: 5 });
+    let version = broken("version-3").to_string();
+    assert_eq!(
+        version,
+        "the process context has version 3; version 2 is supported"
+    );
+    let grown = peak_memory() - before;
+    assert!(grown < 16 << 10, "reading took {grown} KiB");
+
+    // Whoever wants all of it gets it. Here, because it must not run beside the measurement.
+    let target = Target::start(Command::new(env!("CARGO_BIN_EXE_hostile")).arg("huge-keys"));
+    let mut options = Options::default();
+    options.max_payload = 300 << 20;
+    let mut process = Process::with_options(target.pid(), options).unwrap();
+    let ContextState::Published(context) = process.context().unwrap() else {
+        panic!()
+    };
+    let keys = context.keys.clone().unwrap().unwrap();
+    assert_eq!(keys.names().len(), 256);
+    assert!(keys.names().iter().all(|name| name.len() == 1 << 20));
+}
+
+#[test]
+fn of_two_contexts_the_first_is_read_and_the_other_reported() {
+    let (target, mut process) = hostile("two");
+    let ContextState::Published(context) = process.context().unwrap() else {
+        panic!()
+    };
+    let mut told: Vec<u64> = target
+        .facts("address")
+        .iter()
+        .map(|fact| fact[0].parse().unwrap())
+        .collect();
+    told.sort_unstable();
+    assert_eq!(
+        (context.address, &context.others[..]),
+        (told[0], &told[1..])
+    );
+}
+
+#[test]
+fn a_key_map_that_is_none_is_told() {
+    let (_target, mut process) = hostile("no-key-map");
+    match process.thread_support().unwrap() {
+        ThreadSupport::Unreadable(Unreadable::KeyMap(KeyMapError::NotAnArray)) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_variable_that_points_at_no_record_is_an_error() {
+    for (task, reason) in [
+        ("record-nowhere", "no readable memory at 0x10"),
+        ("record-odd", "a record's address is even"),
+        (
+            "record-in-kernel",
+            "no readable memory at 0xfffffffffffffffe",
+        ),
+    ] {
+        let (target, mut process) = hostile(task);
+        let threads = process.threads().unwrap();
+        assert_eq!(threads.len(), 1, "{task}");
+        match threads[0].context() {
+            Err(Error::Pointer {
+                tid, reason: told, ..
+            }) => {
+                assert_eq!(tid, target.pid());
+                assert!(told.contains(reason), "{task}: {told}");
+            }
+            other => panic!("{task}: {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Whatever a target does while it is looked at, at whatever moment: no look takes over a second,
+//! no thread stays stopped, no descriptor stays open.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use otelctx_integration::Target;
+use otelctx_reader::{Error, Outcome, Process};
+
+/// How many contexts one look found. A thread or process that is gone is no error; anything else
+/// that could be is one here.
+fn look(process: &mut Process) -> usize {
+    let start = Instant::now();
+    let found = match process.threads() {
+        Ok(threads) => {
+            let contexts = threads.iter().map(otelctx_reader::Thread::context);
+            contexts
+                .filter(|context| matches!(context, Ok(Outcome::Attached(_))))
+                .count()
+        }
+        Err(Error::Remote(_)) => 0,
+        Err(error) => panic!("{error}"),
+    };
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(1), "a look took {took:?}");
+    found
+}
+
+/// The state letter and tracer of every thread.
+fn states(pid: i32) -> Vec<(String, String)> {
+    let field = |status: &str, name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.map(|value| {
+            value
+                .trim()
+                .chars()
+                .take_while(|c| *c != ' ')
+                .collect::<String>()
+        })
+    };
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok())
+        .filter_map(|status| Some((field(&status, "State:")?, field(&status, "TracerPid:")?)))
+        .collect()
+}
+
+fn assert_running(pid: i32, task: &str) {
+    let states = states(pid);
+    assert!(!states.is_empty(), "{task}: the target is gone");
+    for (state, tracer) in states {
+        assert!(
+            !["t", "T"].contains(&state.as_str()),
+            "{task}: a thread was left stopped"
+        );
+        assert_eq!(tracer, "0", "{task}: a thread was left traced");
+    }
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn restless(arguments: &[&str]) -> Target {
+    Target::start(Command::new(env!("CARGO_BIN_EXE_restless")).args(arguments))
+}
+
+/// Looks at a target that keeps doing `arguments[0]`, and returns how many contexts were found.
+fn looks(arguments: &[&str], count: usize) -> usize {
+    let target = restless(arguments);
+    let mut found = 0;
+    let mut process = Process::open(target.pid()).unwrap();
+    for round in 0..count {
+        found += look(&mut process);
+        if round % 10 == 0 {
+            process = Process::open(target.pid()).unwrap();
+        }
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert_running(target.pid(), arguments[0]);
+    found
+}
+
+/// Kills the target while it is being looked at, `delay` after the first look.
+fn look_and_kill(delay: Duration) {
+    let target = restless(&["work"]);
+    let pid = target.pid();
+    let mut process = Process::open(pid).unwrap();
+    // Its threads may be starting only now, and are between two records at times.
+    let found = (0..1000).any(|_| look(&mut process) > 0);
+    assert!(found, "the target is read while it lives");
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(delay);
+            drop(target);
+        });
+        while process.target().exists() {
+            look(&mut process);
+        }
+    });
+    assert_eq!(states(pid), [], "the target is gone");
+}
+
+/// A shared library, made by the C compiler, that defines the thread-local variable and reaches
+/// it dynamically. `None`, and a line that says so, where there is no C compiler.
+fn library_with_variable() -> Option<PathBuf> {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (source, library) = (
+        directory.join("variable.c"),
+        directory.join("libvariable.so"),
+    );
+    let text = "__thread void *otel_thread_ctx_v1;\n\
+                void **variable(void) { return &otel_thread_ctx_v1; }\n";
+    std::fs::write(&source, text).unwrap();
+    let mut compiler = Command::new("cc");
+    match compiler
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .status()
+    {
+        Ok(status) => {
+            assert!(status.success());
+            Some(library)
+        }
+        Err(error) => {
+            eprintln!("skipped: dlclose under a reader ({compiler:?}: {error})");
+            None
+        }
+    }
+}
+
+#[test]
+fn a_target_may_do_anything_at_any_moment() {
+    let before = open_descriptors();
+    for round in 0..200 {
+        look_and_kill(Duration::from_micros(round * 37 % 2000));
+    }
+    for task in ["exec", "fork", "unpublish"] {
+        let found = looks(&[task], 200);
+        println!("{task}: {found} contexts in 200 looks");
+        assert!(found > 0, "{task}: not one context was read");
+    }
+    if let Some(library) = library_with_variable() {
+        let found = looks(&["dlclose", &library.to_string_lossy()], 200);
+        println!("dlclose: {found} contexts in 200 looks");
+        assert!(found > 0, "dlclose: not one context was read");
+    }
+    assert_eq!(open_descriptors(), before, "descriptors were left open");
+}
