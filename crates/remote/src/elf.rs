@@ -318,10 +318,10 @@ impl<'a> Elf<'a> {
             let mut links = 0;
             while index >= first && start != 0 {
                 let link = u64::from(self.read_u32(chains_at.wrapping_add(4 * (index - first)))?);
-                if link | 1 == hash | 1 {
-                    if let Some(symbol) = self.dynamic_symbol_if_named(index, name)? {
-                        return Ok(Some(symbol));
-                    }
+                if link | 1 == hash | 1
+                    && let Some(symbol) = self.dynamic_symbol_if_named(index, name)?
+                {
+                    return Ok(Some(symbol));
                 }
                 links += 1;
                 if link & 1 == 1 {

@@ -191,7 +191,7 @@ impl Module {
             flags_1,
             ..
         } = elf.table;
-        let pie = flags_1 & u64::from(elf::DF_1_PIE.0) != 0;
+        let pie = flags_1 & elf::DF_1_PIE.0 != 0;
         Ok(Some(Module {
             machine,
             // Linkers before DF_1_PIE (binutils 2.26): libraries with PT_INTERP, as glibc's, have
@@ -292,9 +292,11 @@ struct FileKey {
 /// caller keeps it. One cache serves any number of processes.
 #[derive(Debug, Default)]
 pub struct ModuleCache {
-    /// `None` for a file that is no ELF module, an error's text for one that is not readable.
-    modules: HashMap<(FileKey, String), Result<Option<Arc<Module>>, String>>,
+    modules: HashMap<(FileKey, String), Facts>,
 }
+
+/// `None` for a file that is no ELF module, an error's text for one that is not readable.
+pub(crate) type Facts = Result<Option<Arc<Module>>, String>;
 
 impl ModuleCache {
     /// An empty cache.
@@ -312,11 +314,7 @@ impl ModuleCache {
         self.modules.is_empty()
     }
 
-    pub(crate) fn module(
-        &mut self,
-        file: &File,
-        name: &str,
-    ) -> Result<Option<Arc<Module>>, String> {
+    pub(crate) fn module(&mut self, file: &File, name: &str) -> Facts {
         let metadata = file.metadata().map_err(|error| error.to_string())?;
         let key = FileKey {
             device: metadata.dev(),

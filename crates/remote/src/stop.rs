@@ -53,7 +53,15 @@ impl Stopped {
         let deadline = Instant::now() + timeout;
         release_lingering();
         wait_while_uninterruptible(process, tid, timeout, deadline)?;
-        tracee::seize(tid).map_err(|errno| refused(process, tid, errno))?;
+        // EPERM also means that the thread was just ending, or giving way to an exec, of which
+        // nothing may be seen any more: only a refusal that lasts is one.
+        tracee::seize(tid)
+            .or_else(|_| tracee::seize(tid))
+            .or_else(|_| {
+                std::thread::sleep(LONGEST_PAUSE);
+                tracee::seize(tid)
+            })
+            .map_err(|errno| refused(process, tid, errno))?;
         // From here on the id cannot pass to another thread; before, it could have.
         let belongs = process.has_thread(tid);
         // A thread that has died since is met by the wait.

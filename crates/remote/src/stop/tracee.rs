@@ -62,8 +62,29 @@ pub(super) fn detach(tid: i32, signal: c_int) -> Result<(), Errno> {
     ptrace(libc::PTRACE_DETACH, tid, signal as usize)
 }
 
-/// Asks the kernel for one kind of news of a tracee without waiting: `Ok(None)` if there is none.
-fn wait(tid: i32, flags: c_int) -> Result<Option<c_int>, Errno> {
+/// Looks whether a tracee has stopped or ended.
+///
+/// A stop of a tracee is reported whatever the flags (kernel/exit.c, `wait_task_stopped`); WNOWAIT
+/// leaves it, and above all an end, to be seen again.
+pub(super) fn poll(pid: i32, tid: i32) -> Poll {
+    let (code, status) = match wait(tid, libc::WEXITED | libc::WNOWAIT) {
+        Ok(Some(news)) => news,
+        Ok(None) | Err(Errno::EINTR) => return Poll::Running,
+        Err(_) => return Poll::Gone,
+    };
+    if code == libc::CLD_TRAPPED {
+        return Poll::Stopped(Stop::from_status(status));
+    }
+    // A thread's end is its tracer's to see, and the process's parent waits for that. A child of
+    // this very process is left for whoever waits for the child.
+    if tid != pid || !is_own_child(pid) {
+        let _ = wait(tid, libc::WEXITED);
+    }
+    Poll::Gone
+}
+
+/// Asks the kernel for news of a tracee, without waiting: `si_code` and `si_status`.
+fn wait(tid: i32, flags: c_int) -> Result<Option<(c_int, c_int)>, Errno> {
     // SAFETY: an all-zero siginfo_t is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = flags | libc::WNOHANG | libc::__WALL;
@@ -72,30 +93,7 @@ fn wait(tid: i32, flags: c_int) -> Result<Option<c_int>, Errno> {
     Errno::result(result)?;
     // SAFETY: waitid fills in the fields of SIGCHLD; without news they stay zero.
     let (found, status) = unsafe { (info.si_pid(), info.si_status()) };
-    Ok((found != 0).then_some(status))
-}
-
-/// Looks whether a tracee has stopped or ended.
-pub(super) fn poll(pid: i32, tid: i32) -> Poll {
-    match wait(tid, libc::WSTOPPED) {
-        Ok(Some(status)) => return Poll::Stopped(Stop::from_status(status)),
-        Err(Errno::EINTR) => return Poll::Running,
-        // To who asks for stops only, a tracee that has ended looks like none at all
-        // (kernel/exit.c, `wait_consider_task`); it has to be seen all the same.
-        Ok(None) | Err(_) => {}
-    }
-    match wait(tid, libc::WEXITED | libc::WNOWAIT) {
-        Ok(Some(_)) => {
-            // A thread's end is its tracer's to see, and its process's parent waits for that. A
-            // child of this very process is left for whoever waits for the child.
-            if tid != pid || !is_own_child(pid) {
-                let _ = wait(tid, libc::WEXITED);
-            }
-            Poll::Gone
-        }
-        Ok(None) | Err(Errno::EINTR) => Poll::Running,
-        Err(_) => Poll::Gone,
-    }
+    Ok((found != 0).then_some((info.si_code, status)))
 }
 
 fn is_own_child(pid: i32) -> bool {

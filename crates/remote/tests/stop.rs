@@ -1,0 +1,367 @@
+//! Stops threads, and asks the program afterwards whether it noticed anything.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use otelctx_fixtures::{Compiler, Target};
+use otelctx_remote::stop::on_own_thread;
+use otelctx_remote::{Error, Process, Stopped};
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+fn spawn(source: &str) -> Option<Target> {
+    let program = Compiler::gcc().program::<&str>(&[source], &[])?;
+    Some(Target::spawn(&mut Command::new(program)))
+}
+
+/// Thread ids and names of the calls of sleepers.c; the id of signals.c's thread.
+fn sleepers(target: &Target) -> Vec<(i32, String)> {
+    target
+        .lines
+        .iter()
+        .filter_map(|line| {
+            let mut words = line.strip_prefix("sleeper ")?.split(' ');
+            Some((
+                words.next()?.parse().ok()?,
+                words.next().unwrap_or_default().to_string(),
+            ))
+        })
+        .collect()
+}
+
+/// Lines `result …` since the last call, as words.
+fn report(target: &mut Target) -> Vec<Vec<String>> {
+    target.lines.clear();
+    target.command("report");
+    let results = target
+        .lines
+        .iter()
+        .filter_map(|line| line.strip_prefix("result "));
+    results
+        .map(|line| line.split(' ').map(String::from).collect())
+        .collect()
+}
+
+fn numbers(target: &mut Target) -> (i32, i32) {
+    let results = report(target);
+    (
+        results[0][0].parse().unwrap(),
+        results[0][1].parse().unwrap(),
+    )
+}
+
+fn send(pid: i32, tid: i32, signal: i32) {
+    // SAFETY: tgkill takes numbers only.
+    let result = unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, signal) };
+    assert_eq!(result, 0);
+}
+
+fn wait_for_state(process: &Process, tid: i32, wanted: char) {
+    let deadline = Instant::now() + TIMEOUT;
+    while process.thread_state(tid).unwrap() != wanted {
+        assert!(Instant::now() < deadline, "no state {wanted}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_stop_is_not_the_sleepers_eintr() {
+    let Some(mut target) = spawn("sleepers.c") else {
+        return;
+    };
+    let process = Process::open(target.pid()).unwrap();
+    let threads = sleepers(&target);
+    assert_eq!(threads.len(), 10);
+    for round in 0..100 {
+        for (tid, _) in &threads {
+            Stopped::stop(&process, *tid, TIMEOUT)
+                .unwrap()
+                .resume()
+                .unwrap();
+        }
+        // Now and then a call is to reach its time-out.
+        std::thread::sleep(Duration::from_millis(if round % 10 == 0 { 50 } else { 3 }));
+    }
+    for result in report(&mut target) {
+        let [call, rounds, failures] = &result[..] else {
+            panic!("{result:?}")
+        };
+        assert_ne!(rounds, "0", "{call} does not go on");
+        assert_eq!(failures, "0", "{call} failed in {rounds} rounds");
+    }
+}
+
+#[test]
+fn a_signal_that_arrives_during_a_stop_still_interrupts() {
+    let Some(mut target) = spawn("signals.c") else {
+        return;
+    };
+    let process = Process::open(target.pid()).unwrap();
+    let (tid, _) = sleepers(&target)[0];
+    wait_for_state(&process, tid, 'S');
+    for count in 1..=20 {
+        let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+        send(target.pid(), tid, libc::SIGRTMIN());
+        stopped.resume().unwrap();
+        let deadline = Instant::now() + TIMEOUT;
+        while numbers(&mut target) != (count, count) {
+            assert!(Instant::now() < deadline, "{:?}", numbers(&mut target));
+        }
+        wait_for_state(&process, tid, 'S');
+    }
+}
+
+#[test]
+fn a_signal_without_effect_does_not_interrupt() {
+    let Some(mut target) = spawn("signals.c") else {
+        return;
+    };
+    let process = Process::open(target.pid()).unwrap();
+    let (tid, _) = sleepers(&target)[0];
+    wait_for_state(&process, tid, 'S');
+    for _ in 0..20 {
+        let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+        // A tracee is told of signals that it would not hear of otherwise.
+        send(target.pid(), tid, libc::SIGCHLD);
+        stopped.resume().unwrap();
+    }
+    wait_for_state(&process, tid, 'S');
+    assert_eq!(numbers(&mut target), (0, 0));
+}
+
+#[test]
+fn no_signal_is_lost_or_doubled() {
+    let Some(mut target) = spawn("signals.c") else {
+        return;
+    };
+    let pid = target.pid();
+    let process = Process::open(pid).unwrap();
+    let (tid, _) = sleepers(&target)[0];
+    let sent = 2000;
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            for _ in 0..sent {
+                // Real-time signals queue: each one counts.
+                send(pid, tid, libc::SIGRTMIN());
+                std::thread::yield_now();
+            }
+        });
+        while !sender.is_finished() {
+            Stopped::stop(&process, tid, TIMEOUT)
+                .unwrap()
+                .resume()
+                .unwrap();
+        }
+    });
+    let deadline = Instant::now() + TIMEOUT;
+    while numbers(&mut target).0 < sent && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert_eq!(numbers(&mut target).0, sent);
+}
+
+#[test]
+fn a_stopped_process_stays_stopped() {
+    let Some(mut target) = spawn("signals.c") else {
+        return;
+    };
+    let process = Process::open(target.pid()).unwrap();
+    let (tid, _) = sleepers(&target)[0];
+    send(target.pid(), target.pid(), libc::SIGSTOP);
+    wait_for_state(&process, tid, 'T');
+    wait_for_state(&process, target.pid(), 'T');
+    for _ in 0..20 {
+        for tid in [tid, target.pid()] {
+            let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+            assert_eq!(process.thread_state(tid).unwrap(), 't');
+            stopped.resume().unwrap();
+            wait_for_state(&process, tid, 'T');
+        }
+    }
+    send(target.pid(), target.pid(), libc::SIGCONT);
+    wait_for_state(&process, tid, 'S');
+    let _ = numbers(&mut target);
+}
+
+#[test]
+fn an_uninterruptible_thread_is_reported_and_left_alone() {
+    let flags = ["-DLINKED", "-rdynamic"];
+    let Some(program) = Compiler::gcc().program(&["threads.c", "variable.c"], &flags) else {
+        return;
+    };
+    let mut target = Target::spawn(Command::new(program).arg("vfork"));
+    let pid = target.pid();
+    let process = Process::open(pid).unwrap();
+    wait_for_state(&process, pid, 'D');
+    let started = Instant::now();
+    let timeout = Duration::from_millis(50);
+    match Stopped::stop(&process, pid, timeout) {
+        Err(Error::StopTimeout {
+            tid, state: 'D', ..
+        }) if tid == pid => {}
+        other => panic!("{other:?}"),
+    }
+    assert!(started.elapsed() < Duration::from_secs(1));
+    assert_eq!(process.thread_status(pid).unwrap().tracer, 0);
+    // The child, which shares the memory, must not outlive the test.
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let child: i32 = children.trim().parse().unwrap();
+    send(child, child, libc::SIGKILL);
+    wait_for_state(&process, pid, 'S');
+    target.command("attach");
+    Stopped::stop(&process, pid, TIMEOUT)
+        .unwrap()
+        .resume()
+        .unwrap();
+}
+
+#[test]
+fn a_thread_that_others_trace_is_reported_with_its_tracer() {
+    let Some(target) = spawn("signals.c") else {
+        return;
+    };
+    let process = Process::open(target.pid()).unwrap();
+    let (tid, _) = sleepers(&target)[0];
+    let _stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+    // SAFETY: gettid takes nothing.
+    let own = unsafe { libc::gettid() };
+    on_own_thread(|| match Stopped::stop(&process, tid, TIMEOUT) {
+        Err(Error::AlreadyTraced { tracer, .. }) => assert_eq!(tracer, own),
+        other => panic!("{other:?}"),
+    });
+}
+
+#[test]
+fn a_thread_of_another_process_is_refused_and_runs_on() {
+    let (Some(one), Some(mut other)) = (spawn("signals.c"), spawn("signals.c")) else {
+        return;
+    };
+    let process = Process::open(one.pid()).unwrap();
+    let (tid, _) = sleepers(&other)[0];
+    let error = Stopped::stop(&process, tid, TIMEOUT).unwrap_err();
+    assert!(matches!(error, Error::NoSuchThread { .. }), "{error}");
+    let other_process = Process::open(other.pid()).unwrap();
+    assert_eq!(other_process.thread_status(tid).unwrap().tracer, 0);
+    assert_eq!(numbers(&mut other).0, 0);
+}
+
+#[test]
+fn killed_while_stopped() {
+    for leader in [true, false] {
+        let Some(mut target) = spawn("signals.c") else {
+            return;
+        };
+        let process = Process::open(target.pid()).unwrap();
+        let tid = if leader {
+            target.pid()
+        } else {
+            sleepers(&target)[0].0
+        };
+        let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+        send(target.pid(), target.pid(), libc::SIGKILL);
+        while process.thread_state(tid).is_ok_and(|state| state == 't') {
+            std::thread::yield_now();
+        }
+        let started = Instant::now();
+        let error = stopped.resume().unwrap_err();
+        assert!(matches!(error, Error::NoSuchThread { .. }), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(1));
+        // The end of a child of ours is for its owner to see.
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(target.child().wait().unwrap().signal(), Some(libc::SIGKILL));
+    }
+}
+
+#[test]
+fn an_exec_while_a_thread_is_stopped_goes_through() {
+    for leader in [true, false] {
+        let Some(mut target) = spawn("signals.c") else {
+            return;
+        };
+        let process = Process::open(target.pid()).unwrap();
+        let tid = if leader {
+            target.pid()
+        } else {
+            sleepers(&target)[0].0
+        };
+        let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
+        target.command("execute");
+        // The exec kills the other threads first.
+        let deadline = Instant::now() + TIMEOUT;
+        while process.thread_state(tid).is_ok_and(|state| state == 't') {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+        drop(stopped);
+        while process.comm().unwrap() != "sleep" {
+            assert!(Instant::now() < deadline, "{:?}", process.comm());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(process.status().unwrap().tracer, 0);
+    }
+}
+
+/// Targets that end, or execute another program, at any moment: no hang, nothing left behind.
+#[test]
+fn targets_that_vanish_at_random_moments() {
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let mut delay = 12345_u32;
+    let (mut most, mut stops) = (0, 0);
+    for round in 0..150 {
+        let Some(mut target) = spawn("signals.c") else {
+            return;
+        };
+        let process = Process::open(target.pid()).unwrap();
+        let threads = [target.pid(), sleepers(&target)[0].0];
+        let mut slowest = Duration::ZERO;
+        delay = delay.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let end = Instant::now() + Duration::from_micros(u64::from(delay >> 21));
+        let pid = target.pid();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while Instant::now() < end {
+                    std::thread::yield_now();
+                }
+                if round % 2 == 0 {
+                    send(pid, pid, libc::SIGKILL);
+                } else {
+                    target.command("execute");
+                }
+            });
+            let mut gone = 0;
+            while gone < 20 {
+                for tid in threads {
+                    let started = Instant::now();
+                    match Stopped::stop(&process, tid, Duration::from_millis(500)) {
+                        Ok(stopped) => {
+                            stops += 1;
+                            drop(stopped);
+                        }
+                        Err(Error::NoSuchThread { .. } | Error::NoSuchProcess { .. }) => gone += 1,
+                        Err(error) => panic!("{error}"),
+                    }
+                    slowest = slowest.max(started.elapsed());
+                }
+            }
+        });
+        assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+        if round % 2 == 1 {
+            let deadline = Instant::now() + TIMEOUT;
+            while process.comm().unwrap() != "sleep" {
+                assert!(Instant::now() < deadline, "{:?}", process.status());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let status = process.status().unwrap();
+            assert_eq!(status.tracer, 0, "{status:?}");
+            assert_ne!(status.state, 't');
+        }
+        drop((process, target));
+        // Other tests of this program open and close descriptors meanwhile.
+        if round == 10 {
+            most = descriptors() + 60;
+        }
+    }
+    assert!(stops > 0);
+    assert!(descriptors() < most);
+}
