@@ -12,7 +12,7 @@
 use super::pool;
 use super::record;
 use super::shared::{self, Shared};
-use super::state::{exit_has_begun, prepare_exit, slot, State};
+use super::state::{prepare_exit, slot, State};
 use std::ptr;
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ pub(super) unsafe fn detach(state: *mut State, record: *mut u8, previous: *mut u
         let current = slot.read_volatile();
         // Somebody has cleared the slot, or attached the thread's own record. Both restore
         // nothing, so no guard's `previous` counts any more.
-        if current.is_null() || current == (*state).in_place || exit_has_begun(state) {
+        if current.is_null() || current == (*state).in_place {
             clear(state);
             return true;
         }

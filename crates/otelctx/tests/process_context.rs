@@ -1,0 +1,509 @@
+//! Publishing, updating and unpublishing, and every way in which they can fail.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+mod seccomp;
+
+use std::env;
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::{in_forked_child, in_own_process, wait_for};
+use otelctx::{Detect, Key, ProcessContext, PublishError, Schema, Value};
+use otelctx_format::process_context::{Header, Payload};
+
+/// Address of the mapping with the context, from this process's maps.
+fn mappings() -> Vec<usize> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines()
+        .filter(|line| line.contains("/memfd:OTEL_CTX (deleted)") || line.contains(":OTEL_CTX]"))
+        .inspect(|line| assert!(line.contains("rw-p"), "{line}"))
+        .map(|line| usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap())
+        .collect()
+}
+
+fn header() -> Header {
+    let [mapping] = mappings()[..] else {
+        panic!("there is not one mapping: {:x?}", mappings());
+    };
+    // SAFETY: the mapping is a page, and nobody changes it meanwhile.
+    Header::decode(unsafe { &*(mapping as *const [u8; 32]) }).unwrap()
+}
+
+fn payload() -> Payload {
+    let header = header();
+    let address = header.payload_address as *const u8;
+    // SAFETY: the header says so, and nobody changes it meanwhile.
+    let bytes = unsafe { std::slice::from_raw_parts(address, header.payload_size as usize) };
+    let mut payload = Payload::decode(bytes).unwrap();
+    assert_eq!(payload.take_problems(), []);
+    payload
+}
+
+fn text(value: Option<&Value>) -> &str {
+    match value {
+        Some(Value::String(text)) => text,
+        other => panic!("not a text: {other:?}"),
+    }
+}
+
+#[test]
+fn a_context_is_published_updated_and_unpublished() {
+    in_own_process("a_context_is_published_updated_and_unpublished", || {
+        static FIRST: Key = Key::new("first");
+        static SECOND: Key = Key::new("second");
+        FIRST.register().unwrap();
+        let values = vec![
+            ("double".to_owned(), Value::from(1.5)),
+            ("bytes".to_owned(), Value::from(vec![0_u8, 255])),
+            (
+                "list".to_owned(),
+                Value::from(vec![Value::from(true), Value::from(-1_i64)]),
+            ),
+        ];
+        let mut process = ProcessContext::new()
+            .attribute("service.name", "other")
+            .service_name("shop")
+            .attribute("map", values.clone())
+            .context_attribute("extra", 7_i64)
+            .publish()
+            .unwrap();
+        let first = header();
+        assert_ne!(first.monotonic_published_at_ns, 0);
+        let keys = |names: &[&str]| Value::Array(names.iter().map(|name| (*name).into()).collect());
+        let expected = Payload {
+            resource: vec![
+                ("service.name".into(), "shop".into()),
+                ("map".into(), values.into()),
+            ],
+            attributes: vec![
+                ("extra".into(), 7_i64.into()),
+                ("threadlocal.schema_version".into(), "tlsdesc_v1_dev".into()),
+                ("threadlocal.attribute_key_map".into(), keys(&["first"])),
+            ],
+        };
+        assert_eq!(payload(), expected);
+
+        SECOND.register().unwrap();
+        let second = header();
+        assert!(second.monotonic_published_at_ns > first.monotonic_published_at_ns);
+        assert_eq!(payload().attributes[2].1, keys(&["first", "second"]));
+
+        process
+            .update(ProcessContext::new().schema(Schema::TlsV1))
+            .unwrap();
+        assert_ne!(
+            header().payload_address,
+            second.payload_address,
+            "the old payload is alive"
+        );
+        assert_eq!(
+            text(payload().attribute("threadlocal.schema_version")),
+            "tls_v1"
+        );
+        assert_eq!(payload().resource, []);
+
+        process.unpublish().unwrap();
+        assert_eq!(mappings(), []);
+        let last = second.monotonic_published_at_ns;
+        let _again = ProcessContext::new().publish().unwrap();
+        assert!(header().monotonic_published_at_ns > last);
+    });
+}
+
+#[test]
+fn the_previous_payload_stays_alive_until_the_next_update() {
+    in_own_process(
+        "the_previous_payload_stays_alive_until_the_next_update",
+        || {
+            let long =
+                |letter: &str| ProcessContext::new().attribute("text", letter.repeat(60_000));
+            let mut process = long("a").publish().unwrap();
+            let old = header();
+            process.update(long("b")).unwrap();
+            // Something else that might take freed memory.
+            let _other: Vec<_> = (0..4)
+                .map(|_| vec![0_u8; old.payload_size as usize])
+                .collect();
+            // SAFETY: that is what the test is about.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(
+                    old.payload_address as *const u8,
+                    old.payload_size as usize,
+                )
+            };
+            let payload = Payload::decode(bytes).unwrap();
+            assert_eq!(text(payload.resource_attribute("text")), "a".repeat(60_000));
+        },
+    );
+}
+
+#[test]
+fn what_readers_would_reject_is_not_published() {
+    in_own_process("what_readers_would_reject_is_not_published", || {
+        let message = |context: ProcessContext| {
+            let error = context.publish().unwrap_err();
+            assert_eq!(mappings(), []);
+            error.to_string()
+        };
+        let new = ProcessContext::new;
+        assert!(message(new().attribute("", 1_i64)).contains("empty key"));
+        let reserved = new().context_attribute("threadlocal.x", 1_i64);
+        assert!(message(reserved).contains("\"threadlocal.x\" describes thread contexts"));
+        let large = new().attribute("a", "x".repeat(70_000));
+        assert!(message(large.clone()).contains("at most 65536 are allowed"));
+        let deep = (0..40).fold(Value::from(1), |value, _| Value::Array(vec![value]));
+        assert!(message(new().attribute("deep", deep)).contains("nested deeper"));
+
+        let mut process = large.max_payload_size(1 << 20).publish().unwrap();
+        assert!(header().payload_size > 70_000);
+        let before = header();
+        assert!(process.update(new().attribute("", 1_i64)).is_err());
+        assert_eq!(header(), before);
+        assert_eq!(new().publish().unwrap_err(), PublishError::AlreadyPublished);
+    });
+}
+
+#[test]
+fn a_context_of_somebody_else_is_named() {
+    in_own_process("a_context_of_somebody_else_is_named", || {
+        // SAFETY: a mapping as another publisher would make it.
+        let header = unsafe {
+            let file = libc::memfd_create(c"OTEL_CTX".as_ptr(), 0);
+            libc::ftruncate(file, 4096);
+            let rw = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(std::ptr::null_mut(), 4096, rw, libc::MAP_PRIVATE, file, 0)
+                .cast::<[u8; 32]>()
+        };
+        // Not valid: not a context, however it is named.
+        let process = ProcessContext::new().publish().unwrap();
+        drop(process);
+        let foreign = Header {
+            payload_size: 1,
+            monotonic_published_at_ns: 1,
+            payload_address: header as u64,
+        };
+        // SAFETY: the mapping is ours.
+        unsafe { header.write(foreign.encode()) };
+        let error = ProcessContext::new().publish().unwrap_err();
+        let PublishError::Foreign { mapping } = &error else {
+            panic!("{error:?}");
+        };
+        assert!(
+            mapping.starts_with(&format!("{:x}-", header as usize)),
+            "{mapping}"
+        );
+        assert!(error.to_string().contains("/memfd:OTEL_CTX (deleted)"));
+        assert_eq!(mappings(), [header as usize]);
+    });
+}
+
+#[test]
+fn a_forked_child_publishes_its_own_context() {
+    in_own_process("a_forked_child_publishes_its_own_context", || {
+        static FIRST: Key = Key::new("first");
+        static SECOND: Key = Key::new("second");
+        FIRST.register().unwrap();
+        SECOND.register().unwrap();
+        let mut process = ProcessContext::detect().publish().unwrap();
+        let id = |payload: &Payload| {
+            let id = text(payload.resource_attribute("service.instance.id")).to_owned();
+            assert_eq!(
+                (id.len(), id.as_bytes()[14], id.matches('-').count()),
+                (36, b'4', 4)
+            );
+            id
+        };
+        let parents = payload();
+        in_forked_child(|| {
+            assert_eq!(mappings(), []);
+            // Harmless before the child has published.
+            let mut record = otelctx::Record::new([1; 16], [1; 8]);
+            drop(record.attach());
+            process.update(ProcessContext::detect()).unwrap();
+            let own = payload();
+            assert_ne!(id(&own), id(&parents));
+            let keys = "threadlocal.attribute_key_map";
+            assert_eq!(own.attribute(keys), parents.attribute(keys));
+            let pid = i64::from(std::process::id());
+            assert_eq!(
+                own.resource_attribute("process.pid"),
+                Some(&Value::Int(pid))
+            );
+        });
+        assert_eq!(payload(), parents);
+        // An inherited guard does nothing in the child, and a new context is welcome.
+        in_forked_child(|| {
+            let inherited = process;
+            drop(inherited);
+            let _own = ProcessContext::detect().publish().unwrap();
+            assert_ne!(id(&payload()), id(&parents));
+        });
+    });
+}
+
+#[test]
+fn a_child_with_its_parents_pid_publishes_its_own_context() {
+    in_own_process(
+        "a_child_with_its_parents_pid_publishes_its_own_context",
+        || {
+            // A process that is the first of its namespace, and a child that is the first of the next.
+            // SAFETY: plain system calls.
+            let flags = libc::CLONE_NEWPID
+                | if unsafe { libc::geteuid() } == 0 {
+                    0
+                } else {
+                    libc::CLONE_NEWUSER
+                };
+            // SAFETY: as above.
+            if unsafe { libc::unshare(flags) } != 0 {
+                println!("skipped: no right to make PID namespaces");
+                return;
+            }
+            in_forked_child(|| {
+                assert_eq!(std::process::id(), 1);
+                let _process = ProcessContext::new().publish().unwrap();
+                // SAFETY: fork by clone(2), without glibc's own handlers.
+                match unsafe {
+                    libc::syscall(
+                        libc::SYS_clone,
+                        libc::CLONE_NEWPID | libc::SIGCHLD,
+                        0,
+                        0,
+                        0,
+                        0,
+                    )
+                } {
+                    0 => {
+                        let own = ProcessContext::new().publish();
+                        let fine = own.is_ok() && std::process::id() == 1 && mappings().len() == 1;
+                        // SAFETY: ends the child.
+                        unsafe { libc::_exit(i32::from(!fine)) };
+                    }
+                    child => wait_for(child as libc::pid_t),
+                }
+            });
+        },
+    );
+}
+
+#[test]
+fn a_fork_while_another_thread_updates_leaves_both_going() {
+    in_own_process(
+        "a_fork_while_another_thread_updates_leaves_both_going",
+        || {
+            let stop = AtomicBool::new(false);
+            let mut process = ProcessContext::detect().publish().unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        process.update(ProcessContext::detect()).unwrap();
+                    }
+                });
+                // Holds the lock of the shared records' pool, which is the same one.
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        drop(otelctx::Record::new([1; 16], [1; 8]).share());
+                    }
+                });
+                for _ in 0..200 {
+                    in_forked_child(|| {
+                        // SAFETY: a child that hangs is ended.
+                        unsafe { libc::alarm(10) };
+                        let shared = otelctx::Record::new([1; 16], [1; 8]).share();
+                        let _attached = shared.attach();
+                        let _own = ProcessContext::new()
+                            .service_name("child")
+                            .publish()
+                            .unwrap();
+                        assert_eq!(text(payload().resource_attribute("service.name")), "child");
+                    });
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+            assert_eq!(mappings().len(), 1);
+        },
+    );
+}
+
+/// Whether this kernel names anonymous mappings (CONFIG_ANON_VMA_NAME).
+fn kernel_names_mappings() -> bool {
+    // SAFETY: a mapping of our own.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let page = libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, flags, -1, 0);
+        libc::prctl(0x5356_4d41, 0_usize, page, 4096_usize, c"test".as_ptr()) == 0
+    }
+}
+
+#[test]
+fn without_memfd_the_mapping_is_named_or_publishing_fails() {
+    in_own_process(
+        "without_memfd_the_mapping_is_named_or_publishing_fails",
+        || {
+            seccomp::deny(&[libc::SYS_memfd_create]);
+            let result = ProcessContext::new().publish();
+            if kernel_names_mappings() {
+                let _process = result.unwrap();
+                assert_ne!(header().monotonic_published_at_ns, 0);
+            } else {
+                println!("this kernel names no anonymous mappings: only the failure is tested");
+                let invisible = PublishError::Invisible {
+                    memfd: libc::EPERM,
+                    naming: libc::EINVAL,
+                };
+                assert_eq!(result.unwrap_err(), invisible);
+                assert_eq!(mappings(), []);
+            }
+        },
+    );
+}
+
+#[test]
+fn without_memfd_and_naming_publishing_fails() {
+    in_own_process("without_memfd_and_naming_publishing_fails", || {
+        let before = fs::read_to_string("/proc/self/maps")
+            .unwrap()
+            .matches("rw-p")
+            .count();
+        seccomp::deny(&[libc::SYS_memfd_create, libc::SYS_prctl]);
+        let error = ProcessContext::new().publish().unwrap_err();
+        assert_eq!(
+            error,
+            PublishError::Invisible {
+                memfd: libc::EPERM,
+                naming: libc::EPERM
+            }
+        );
+        assert!(error.to_string().contains("Allow memfd_create"));
+        // Nothing is left but the page with the lock.
+        let after = fs::read_to_string("/proc/self/maps")
+            .unwrap()
+            .matches("rw-p")
+            .count();
+        assert!(after <= before + 1, "{before} {after}");
+    });
+}
+
+#[test]
+fn with_a_memfd_naming_may_fail() {
+    in_own_process("with_a_memfd_naming_may_fail", || {
+        seccomp::deny(&[libc::SYS_prctl]);
+        let _process = ProcessContext::new().publish().unwrap();
+        assert_ne!(header().monotonic_published_at_ns, 0);
+    });
+}
+
+#[test]
+fn a_system_call_that_fails_is_named_and_everything_undone() {
+    for (call, name) in [
+        (libc::SYS_ftruncate, "ftruncate"),
+        (libc::SYS_madvise, "madvise"),
+        (libc::SYS_getrandom, "getrandom"),
+    ] {
+        let child = || {
+            // The standard library's own needs come first.
+            drop(std::collections::HashMap::<u8, u8>::new());
+            let open = fs::read_dir("/proc/self/fd").unwrap().count();
+            seccomp::deny(&[call]);
+            let error = ProcessContext::detect().publish().unwrap_err();
+            assert!(
+                matches!(error, PublishError::System { call, errno: libc::EPERM } if call.starts_with(name)),
+                "{error:?}"
+            );
+            assert_eq!(mappings(), []);
+            assert_eq!(fs::read_dir("/proc/self/fd").unwrap().count(), open);
+        };
+        in_forked_child(child);
+    }
+}
+
+#[test]
+fn resource_attributes_come_from_the_environment_and_the_process() {
+    in_own_process(
+        "resource_attributes_come_from_the_environment_and_the_process",
+        || {
+            // Before there is another thread that reads the environment.
+            env::set_var("OTEL_SERVICE_NAME", "from-env");
+            env::set_var("OTEL_RESOURCE_ATTRIBUTES", "service.name=no,a=x%2Cy,b=1");
+            let executable = env::current_exe().unwrap();
+            let process = ProcessContext::detect()
+                .attribute("b", "code")
+                .publish()
+                .unwrap();
+            let found = payload();
+            let attribute = |key| text(found.resource_attribute(key)).to_owned();
+            assert_eq!(attribute("service.name"), "from-env");
+            assert_eq!(
+                (attribute("a"), attribute("b")),
+                ("x,y".into(), "code".into())
+            );
+            assert_eq!(
+                attribute("process.executable.path"),
+                executable.to_str().unwrap()
+            );
+            assert_eq!(attribute("telemetry.sdk.language"), "rust");
+            assert_eq!(found.resource_attribute("process.command_args"), None);
+            drop(process);
+
+            env::set_var("OTEL_RESOURCE_ATTRIBUTES", "a=%zz,b=1");
+            let context = ProcessContext::detect();
+            assert!(context.malformed_variable().is_some());
+            let process = context.publish().unwrap();
+            assert_eq!(payload().resource_attribute("b"), None);
+            drop(process);
+
+            env::remove_var("OTEL_SERVICE_NAME");
+            env::remove_var("OTEL_RESOURCE_ATTRIBUTES");
+            let context = ProcessContext::detect_with(Detect {
+                command_args: true,
+                ..Detect::default()
+            });
+            let process = context.publish().unwrap();
+            let name = executable.file_name().unwrap().to_str().unwrap();
+            assert_eq!(
+                text(payload().resource_attribute("service.name")),
+                format!("unknown_service:{name}")
+            );
+            let args: Vec<Value> = env::args().map(Value::from).collect();
+            assert_eq!(
+                payload().resource_attribute("process.command_args"),
+                Some(&args.into())
+            );
+            drop(process);
+
+            let nothing = Detect {
+                environment: false,
+                process: false,
+                command_args: false,
+                sdk: false,
+                instance_id: false,
+            };
+            let _process = ProcessContext::detect_with(nothing).publish().unwrap();
+            assert_eq!(payload().resource, []);
+        },
+    );
+}
+
+#[test]
+fn publishing_from_many_threads_makes_one_context() {
+    in_own_process("publishing_from_many_threads_makes_one_context", || {
+        let published: Vec<_> = thread::scope(|scope| {
+            let publish = || {
+                let result = ProcessContext::detect().publish();
+                thread::sleep(Duration::from_millis(1));
+                result
+            };
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(publish)).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        assert_eq!(published.iter().filter(|result| result.is_ok()).count(), 1);
+        assert_eq!(mappings().len(), 1);
+    });
+}

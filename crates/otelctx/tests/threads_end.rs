@@ -1,0 +1,124 @@
+//! What threads leave behind when they end.
+
+#![cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::RefCell;
+use std::mem;
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::thread;
+
+use common::{attached, number};
+use otelctx::{thread_record, Record, SharedRecord, TraceFlags};
+
+/// Counts what is allocated for records: they alone are aligned to 64 bytes.
+struct Counting;
+
+static RECORD_BYTES: AtomicIsize = AtomicIsize::new(0);
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.align() == 64 {
+            RECORD_BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
+        if layout.align() == 64 {
+            RECORD_BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
+            // What a reader would take for a record if it still looked.
+            // SAFETY: the memory is of that size.
+            unsafe { address.write_bytes(0xaa, layout.size()) };
+        }
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(address, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn record(number: u8) -> Record {
+    Record::new([number; 16], [number; 8])
+}
+
+fn in_thread(body: impl FnOnce() + Send + 'static) {
+    thread::spawn(body).join().unwrap();
+}
+
+// One test, because what it counts belongs to the process.
+#[test]
+fn a_thread_that_ends_leaves_no_memory_of_records() {
+    let before = RECORD_BYTES.load(Ordering::Relaxed);
+    let left = || RECORD_BYTES.load(Ordering::Relaxed) - before;
+    for _ in 0..50 {
+        in_thread(|| {
+            let mut records: Vec<_> = (0..200).map(|_| record(1).reserve(600)).collect();
+            let (first, rest) = records.split_at_mut(1);
+            let early = first[0].attach();
+            let late = rest[0].attach();
+            drop(early);
+            drop(late);
+            thread_record().set([1; 16], [1; 8], TraceFlags::NONE);
+        });
+        assert_eq!(left(), 0);
+        // Still attached, and never detached.
+        in_thread(|| mem::forget(record(1).attach()));
+        in_thread(|| {
+            let (mut first, mut second) = (record(1), record(2));
+            let early = first.attach();
+            mem::forget(second.attach());
+            drop(early);
+        });
+        assert_eq!(left(), 0);
+    }
+
+    thread_local! {
+        static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
+    }
+    struct Late(Record);
+    impl Drop for Late {
+        fn drop(&mut self) {
+            // The pool's own destructor has run: it was registered later.
+            let mut another = record(4);
+            let outer = self.0.attach();
+            assert_eq!(number(), Some(3));
+            let inner = another.attach();
+            drop(outer);
+            assert_eq!(number(), Some(4));
+            drop(inner);
+            thread_record().set([5; 16], [5; 8], TraceFlags::NONE);
+            assert!(attached().is_null());
+        }
+    }
+    for _ in 0..50 {
+        in_thread(|| {
+            LATE.with(|_| ());
+            LATE.set(Some(Late(record(3))));
+        });
+        assert_eq!(left(), 0);
+    }
+
+    // Shared records: as much memory as there ever were at once, and no more.
+    let share = || record(6).share();
+    drop(share());
+    let once = left();
+    for _ in 0..100 {
+        let shared: SharedRecord = share();
+        let elsewhere = shared.clone();
+        thread::spawn(move || drop(elsewhere.attach()))
+            .join()
+            .unwrap();
+        drop(shared);
+    }
+    // This thread's own pool is the rest.
+    assert_eq!(left(), once);
+}
