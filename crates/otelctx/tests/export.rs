@@ -1,0 +1,227 @@
+//! The variable is exported from what a user builds, without flags, by each linker.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
+
+mod packages;
+#[path = "../build/stub.rs"]
+mod stub;
+
+use object::read::elf::{Dyn, ElfFile64, FileHeader};
+use object::{elf, Object, ObjectSymbol};
+use packages::{exports, have, run, Package, OTELCTX};
+
+const MAIN: &str = r#"
+fn main() {
+    let mut record = otelctx::Record::new([1; 16], [2; 8]);
+    let _attached = record.attach();
+    match otelctx::is_exported() {
+        Ok(()) => println!("exported"),
+        Err(why) => println!("{why}"),
+    }
+}
+"#;
+
+/// Takes its orders from the environment: the linker, and whether to help.
+const BUILD: &str = r#"
+fn main() {
+    println!("cargo:rerun-if-env-changed=TEST_LINKER");
+    println!("cargo:rerun-if-env-changed=TEST_HELPER");
+    if let Ok(linker) = std::env::var("TEST_LINKER") {
+        println!("cargo:rustc-link-arg=-fuse-ld={linker}");
+    }
+    if std::env::var_os("TEST_HELPER").is_some() {
+        otelctx_build::export();
+    }
+}
+"#;
+
+fn program(name: &'static str) -> Package {
+    let manifest = format!(
+        "[dependencies]\notelctx.path = {OTELCTX:?}\n\
+         [build-dependencies]\notelctx-build.path = {:?}\n",
+        format!("{OTELCTX}/../build")
+    );
+    Package::new(
+        name,
+        &manifest,
+        &[("src/main.rs", MAIN), ("build.rs", BUILD)],
+    )
+}
+
+const HELPER: (&str, &str) = ("TEST_HELPER", "1");
+
+#[test]
+fn executables_export_the_variable() {
+    let package = program("exporting-executable");
+    for (linker, alone) in [
+        ("lld", true),
+        ("gold", true),
+        ("bfd", false),
+        ("mold", false),
+    ] {
+        let tool = if linker == "mold" {
+            "mold".into()
+        } else {
+            format!("ld.{linker}")
+        };
+        if !have(&tool) {
+            continue;
+        }
+        let choice = ("TEST_LINKER", linker);
+        let (file, _) = package.build("exporting-executable", &[], &[choice]);
+        assert_eq!(exports(&file), alone, "{linker} without help");
+        let says = run(&file, &[]);
+        if alone {
+            assert_eq!(says, "exported\n", "{linker}");
+        } else {
+            let path = file.display();
+            let hidden = format!("otel_thread_ctx_v1 is defined in {path} but not exported");
+            assert!(says.starts_with(&hidden), "{linker}: {says}");
+            assert!(
+                says.contains("otelctx_build::export();"),
+                "{linker}: {says}"
+            );
+        }
+        let (file, _) = package.build("exporting-executable", &[], &[choice, HELPER]);
+        assert!(exports(&file), "{linker} with help");
+        assert_eq!(run(&file, &[]), "exported\n", "{linker}");
+    }
+    // What a plain `cargo build` gives, and that it needs no other library for that.
+    for profile in [&[][..], &["--release"]] {
+        let (file, _) = package.build("exporting-executable", profile, &[]);
+        assert!(exports(&file));
+        assert_eq!(run(&file, &[]), "exported\n");
+        let data = std::fs::read(&file).unwrap();
+        assert!(
+            !needed(&data).iter().any(|name| name.contains("otelctx")),
+            "{profile:?}"
+        );
+    }
+}
+
+#[test]
+fn a_static_executable_runs_and_says_what_it_lacks() {
+    let package = program("static-executable");
+    let target = ["--target", "x86_64-unknown-linux-gnu"];
+    let flags = ("RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    let (file, _) = package.build("static-executable", &target, &[flags]);
+    let says = run(&file, &[]);
+    assert!(
+        says.contains("is not exported") || says.contains("not exported"),
+        "{says}"
+    );
+
+    let (file, _) = package.build("static-executable", &target, &[flags, HELPER]);
+    assert!(exports(&file));
+    assert_eq!(run(&file, &[]), "exported\n");
+
+    // GNU ld would make a program that crashes before main.
+    let flags = (
+        "RUSTFLAGS",
+        "-Ctarget-feature=+crt-static -Clink-arg=-fuse-ld=bfd",
+    );
+    let (file, messages) = package.build("static-executable", &target, &[flags, HELPER]);
+    assert!(
+        messages.contains("crashes before main when GNU ld has linked it"),
+        "{messages}"
+    );
+    assert!(!exports(&file));
+    run(&file, &[]);
+}
+
+#[test]
+fn libraries_for_other_languages_export_the_variable() {
+    let manifest =
+        format!("[lib]\ncrate-type = [\"cdylib\"]\n[dependencies]\notelctx.path = {OTELCTX:?}\n");
+    let library = r#"
+#[no_mangle]
+pub extern "C" fn attach_for_ever() {
+    std::mem::forget(Box::leak(Box::new(otelctx::Record::new([1; 16], [2; 8]))).attach());
+}
+#[no_mangle]
+pub extern "C" fn is_exported() -> bool {
+    otelctx::is_exported().is_ok()
+}
+"#;
+    let build = BUILD.replace("otelctx_build::export();", "");
+    let files = [("src/lib.rs", library), ("build.rs", &build)];
+    let package = Package::new("exporting-library", &manifest, &files);
+    for linker in ["lld", "gold", "bfd", "mold"] {
+        let tool = if linker == "mold" {
+            "mold".into()
+        } else {
+            format!("ld.{linker}")
+        };
+        if !have(&tool) {
+            continue;
+        }
+        for profile in [&[][..], &["--release"]] {
+            let choice = ("TEST_LINKER", linker);
+            let (file, _) = package.build("libexporting_library.so", profile, &[choice]);
+            assert!(exports(&file), "{linker} {profile:?}");
+            let data = std::fs::read(&file).unwrap();
+            assert!(has_tlsdesc(&data), "{linker} {profile:?}");
+            assert!(
+                !needed(&data).iter().any(|name| name.contains("otelctx")),
+                "{linker}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_stub_holds_an_undefined_reference_and_nothing_else() {
+    for (arch, expected) in [
+        ("x86_64", object::Architecture::X86_64),
+        ("aarch64", object::Architecture::Aarch64),
+    ] {
+        let data = stub::shared_object(stub::machine(arch).unwrap());
+        assert!(data.len() < 1024, "{}", data.len());
+        let file = object::File::parse(&*data).unwrap();
+        assert_eq!(
+            (file.architecture(), file.kind()),
+            (expected, object::ObjectKind::Dynamic)
+        );
+        let symbols: Vec<_> = file.dynamic_symbols().collect();
+        let [symbol] = &symbols[..] else {
+            panic!("{symbols:?}");
+        };
+        assert_eq!(symbol.name(), Ok("otel_thread_ctx_v1"));
+        assert!(symbol.is_undefined() && symbol.kind() == object::SymbolKind::Tls);
+        assert_eq!(needed(&data), [""; 0]);
+    }
+    assert_eq!(stub::machine("riscv64"), None);
+}
+
+/// The libraries that a file needs (DT_NEEDED).
+fn needed(data: &[u8]) -> Vec<String> {
+    let file = ElfFile64::<object::Endianness>::parse(data).unwrap();
+    let endian = file.endian();
+    let (sections, header) = (file.elf_section_table(), file.elf_header());
+    let (dynamic, strings) = sections.dynamic(endian, data).unwrap().unwrap();
+    let strings = sections.strings(endian, data, strings).unwrap();
+    assert!(header.is_type_64());
+    dynamic
+        .iter()
+        .filter(|entry| entry.tag(endian) == elf::DT_NEEDED)
+        .map(|entry| String::from_utf8_lossy(entry.string(endian, strings).unwrap()).into_owned())
+        .collect()
+}
+
+/// Whether a file has a relocation for a TLS descriptor of the variable.
+fn has_tlsdesc(data: &[u8]) -> bool {
+    let file = object::File::parse(data).unwrap();
+    let variable = file
+        .dynamic_symbols()
+        .find(|symbol| symbol.name() == Ok("otel_thread_ctx_v1"))
+        .map(|symbol| object::RelocationTarget::Symbol(symbol.index()));
+    let found = file.dynamic_relocations().unwrap().any(|(_, relocation)| {
+        matches!(
+            relocation.flags(),
+            object::RelocationFlags::Elf {
+                r_type: elf::R_X86_64_TLSDESC
+            }
+        ) && Some(relocation.target()) == variable
+    });
+    found
+}
