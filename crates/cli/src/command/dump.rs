@@ -3,19 +3,15 @@
 mod report;
 mod text;
 
-use std::time::Duration;
-
 use otelctx_reader::remote::stop;
-use otelctx_reader::{Error as ReaderError, Options, Outcome, Process, Thread, remote};
+use otelctx_reader::{Error as ReaderError, Options, Outcome, Process, Thread};
 
 use self::report::{Look, Report};
+use super::patience::patiently;
 use crate::Status;
 use crate::error::{Error, is_gone};
 use crate::output::json;
 use crate::output::terminal::{self, Terminal};
-
-/// How long to wait before looking again at a thread that was caught in the middle of something.
-const SECOND_LOOK: Duration = Duration::from_millis(1);
 
 /// Show the context of a process and of each of its threads
 ///
@@ -97,14 +93,8 @@ fn gather(pid: i32, options: Options) -> Result<Report, ReaderError> {
     })
 }
 
-/// Reads a thread's context; again if it was being rewritten, or another reader held the thread just then.
+/// Reads a thread's context; again if it was being rewritten.
 fn look(thread: &Thread<'_>) -> Result<Outcome, ReaderError> {
-    let first = thread.context();
-    match first {
-        Ok(Outcome::NotValid) | Err(ReaderError::Remote(remote::Error::AlreadyTraced { .. })) => {
-            std::thread::sleep(SECOND_LOOK);
-            thread.context()
-        }
-        first => first,
-    }
+    let rewritten = |outcome: &Outcome| matches!(outcome, Outcome::NotValid);
+    patiently(|| thread.context(), rewritten)
 }

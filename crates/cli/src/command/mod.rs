@@ -3,4 +3,5 @@
 pub(crate) mod check;
 pub(crate) mod demo;
 pub(crate) mod dump;
+mod patience;
 pub(crate) mod ps;

@@ -1,9 +1,14 @@
 //! `otelctx ps`: every process that publishes a process context.
 
+mod address_space;
+
+use std::collections::HashMap;
+
 use otelctx_reader::remote::{process, stop};
 use otelctx_reader::{ContextState, Error as ReaderError, Options, Process, ThreadSupport};
 use serde::Serialize;
 
+use super::patience::patiently;
 use crate::Status;
 use crate::error::{Error, is_gone, not_permitted};
 use crate::output::attributes::{language, string};
@@ -50,7 +55,17 @@ struct Row {
     threads_with_trace: Option<usize>,
     /// Why the process context, or the threads' contexts, can't be read.
     unreadable: Option<String>,
+    /// The threads' contexts were found without the help of `.dynsym`: other readers may fail.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    not_exported: bool,
+    /// Processes that run in the memory of this one, and so show the same context.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shares_memory_with: Vec<i32>,
 }
+
+/// Where a context lies and when it was published. Two processes that agree in it share their memory, or
+/// one was forked from the other by a publisher that does not keep its mapping from children.
+type Place = (u64, u64);
 
 /// Processes that are not in the list though they might publish something.
 #[derive(Debug, Default, Serialize)]
@@ -78,6 +93,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     };
     terminal::print(&text).map_err(Error::Output)?;
     listing.skipped.report(arguments.max_mappings);
+    if listing.processes.is_empty() && !arguments.json {
+        terminal::complain(
+            "no process publishes a context here",
+            Some("to see one that does, run:  otelctx demo --duration 60 & sleep 1; otelctx ps"),
+        );
+    }
     Ok(Status::Done)
 }
 
@@ -85,9 +106,25 @@ fn gather(arguments: &Arguments) -> Result<Listing, Error> {
     let mut pids = process::processes()?;
     pids.sort_unstable();
     let mut listing = Listing::default();
+    let mut rows: HashMap<Place, Vec<usize>> = HashMap::new();
     for pid in pids {
         match look(pid, arguments) {
-            Ok(Some(row)) => listing.processes.push(row),
+            Ok(Some((row, place))) => {
+                let known = place.map(|place| rows.entry(place).or_default());
+                let same = known.as_ref().and_then(|known| {
+                    let rows = known.iter().copied();
+                    rows.into_iter()
+                        .find(|row| address_space::is_shared(listing.processes[*row].pid, pid))
+                });
+                if let Some(same) = same {
+                    listing.processes[same].shares_memory_with.push(pid);
+                    continue;
+                }
+                if let Some(known) = known {
+                    known.push(listing.processes.len());
+                }
+                listing.processes.push(row);
+            }
             Ok(None) => {}
             // It ended while the list was being made.
             Err(error) if is_gone(&error) => {}
@@ -98,7 +135,7 @@ fn gather(arguments: &Arguments) -> Result<Listing, Error> {
 }
 
 /// `None` when the process publishes nothing.
-fn look(pid: i32, arguments: &Arguments) -> Result<Option<Row>, ReaderError> {
+fn look(pid: i32, arguments: &Arguments) -> Result<Option<(Row, Option<Place>)>, ReaderError> {
     let mut options = Options::default();
     options.max_mappings = arguments.max_mappings;
     let mut process = Process::with_options(pid, options)?;
@@ -112,7 +149,10 @@ fn look(pid: i32, arguments: &Arguments) -> Result<Option<Row>, ReaderError> {
         threads: 0,
         threads_with_trace: None,
         unreadable: None,
+        not_exported: false,
+        shares_memory_with: Vec::new(),
     };
+    let mut place = None;
     match process.context()? {
         ContextState::Absent => return Ok(None),
         ContextState::Broken(why) => {
@@ -129,8 +169,13 @@ fn look(pid: i32, arguments: &Arguments) -> Result<Option<Row>, ReaderError> {
                 Ok(Some(keys)) => Some(keys.names().len()),
                 _ => None,
             };
-            if let ThreadSupport::Unreadable(why) = process.thread_support()? {
-                row.unreadable = Some(why.to_string());
+            place = Some((context.address, context.monotonic_published_at_ns));
+            match process.thread_support()? {
+                ThreadSupport::Readable(threads) => {
+                    let mut variables = threads.resolution.variables.iter();
+                    row.not_exported = !variables.any(|variable| variable.exported);
+                }
+                ThreadSupport::Unreadable(why) => row.unreadable = Some(why.to_string()),
             }
         }
     }
@@ -138,7 +183,7 @@ fn look(pid: i32, arguments: &Arguments) -> Result<Option<Row>, ReaderError> {
     row.threads = process.target().thread_ids()?.len();
     if arguments.threads && row.unreadable.is_none() {
         let works = |thread: &otelctx_reader::Thread<'_>| {
-            let outcome = thread.context();
+            let outcome = patiently(|| thread.context(), |_| false);
             outcome.is_ok_and(|outcome| {
                 outcome
                     .attached()
@@ -147,7 +192,7 @@ fn look(pid: i32, arguments: &Arguments) -> Result<Option<Row>, ReaderError> {
         };
         row.threads_with_trace = Some(process.threads()?.iter().filter(|t| works(t)).count());
     }
-    Ok(Some(row))
+    Ok(Some((row, place)))
 }
 
 fn render(listing: &Listing, terminal: &Terminal) -> String {
@@ -165,15 +210,18 @@ fn render(listing: &Listing, terminal: &Terminal) -> String {
     for row in &listing.processes {
         let or_none = |text: &Option<String>| text.as_deref().map_or("-".into(), escape);
         let keys = row.keys.map_or("-".into(), |keys| keys.to_string());
-        let threads = match (&row.unreadable, row.threads_with_trace) {
-            (Some(why), _) => format!(
-                "unreadable: {}; `otelctx check {}` tells how",
-                escape(why),
-                row.pid
-            ),
-            (None, Some(with_trace)) => format!("{}, {with_trace} with a trace", row.threads),
-            (None, None) => row.threads.to_string(),
-        };
+        let mut threads = row.threads.to_string();
+        let hint = format!("`otelctx check {}` tells how", row.pid);
+        if let Some(why) = &row.unreadable {
+            threads = format!("unreadable: {}; {hint}", escape(why));
+        } else {
+            if let Some(with_trace) = row.threads_with_trace {
+                threads += &format!(", {with_trace} with a trace");
+            }
+            if row.not_exported {
+                threads += &format!("; not exported, so that other readers fail; {hint}");
+            }
+        }
         table.push([
             row.pid.to_string(),
             or_none(&row.service),

@@ -20,8 +20,6 @@ pub(crate) struct Terminal {
 pub(crate) enum Style {
     /// A heading, or the name of what is shown.
     Bold,
-    /// What is there for completeness.
-    Dim,
     /// Good.
     Green,
     /// Bad.
@@ -50,11 +48,6 @@ impl Terminal {
         }
     }
 
-    /// Columns, where there is a limit.
-    pub(crate) fn width(&self) -> Option<usize> {
-        self.width
-    }
-
     /// `text` in `style`, or as it is where there are no colours.
     pub(crate) fn paint(&self, style: Style, text: &str) -> String {
         if !self.colours || text.is_empty() {
@@ -63,7 +56,6 @@ impl Terminal {
         // ECMA-48, "Select graphic rendition".
         let code = match style {
             Style::Bold => 1,
-            Style::Dim => 2,
             Style::Red => 31,
             Style::Green => 32,
         };
@@ -78,24 +70,31 @@ impl Terminal {
         }
     }
 
-    /// `head` and the `items`, two spaces between them. Where a line has an end, they flow over several
-    /// lines, each beginning below the first item.
+    /// `head` and the `items`, two spaces between them. Where a line has an end, they flow over
+    /// several lines, each beginning below the first item.
     pub(crate) fn flow(&self, head: &str, items: &[String]) -> String {
-        let Some(limit) = self.width else {
-            return format!("{head}{}\n", items.join("  "));
-        };
+        self.fill(head, items.iter().map(String::as_str), "  ")
+    }
+
+    /// `head` and a sentence, which flows as the items of [`Self::flow`] do.
+    pub(crate) fn sentence(&self, head: &str, sentence: &str) -> String {
+        self.fill(head, sentence.split(' '), " ")
+    }
+
+    fn fill<'a>(&self, head: &str, items: impl Iterator<Item = &'a str>, gap: &str) -> String {
+        let limit = self.width.unwrap_or(usize::MAX);
         let indent = head.width();
         let mut text = head.to_owned();
         let mut used = indent;
-        for (index, item) in items.iter().enumerate() {
+        for (index, item) in items.enumerate() {
             let item = cut(item, limit.saturating_sub(indent).max(1));
-            if index > 0 && used + 2 + item.width() > limit {
+            if index > 0 && used + gap.len() + item.width() > limit {
                 text.push('\n');
                 text.extend(std::iter::repeat_n(' ', indent));
                 used = indent;
             } else if index > 0 {
-                text.push_str("  ");
-                used += 2;
+                text.push_str(gap);
+                used += gap.len();
             }
             used += item.width();
             text.push_str(&item);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use otelctx_reader::format::{KEY_MAP, KeyMapError, SCHEMA_VERSION, Schema};
+use otelctx_reader::remote::Access;
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::{
     Broken, ContextState, Error as ReaderError, Options, Process, ProcessContext, SYMBOL,
@@ -11,6 +12,7 @@ use otelctx_reader::{
 
 use super::finding::{Answer, Finding};
 use super::variable;
+use crate::command::patience::patiently;
 use crate::error::{Error, is_gone};
 use crate::output::words::count;
 
@@ -212,7 +214,7 @@ fn definition(variable: &TlsVariable) -> [Finding; 2] {
     } else {
         variable::not_exported(&format!(" in {module}"))
     };
-    let executable = matches!(variable.access, otelctx_reader::remote::Access::LocalExec);
+    let executable = matches!(variable.access, Access::LocalExec);
     [exported, variable::access(variable.access, executable)]
 }
 
@@ -235,7 +237,7 @@ fn threads(process: &mut Process) -> Result<Finding, ReaderError> {
     let (mut read, mut attached) = (0, 0);
     let mut failed = Vec::new();
     for thread in process.threads()? {
-        match thread.context() {
+        match patiently(|| thread.context(), |_| false) {
             Ok(outcome) => {
                 read += 1;
                 attached += usize::from(outcome.attached().is_some());

@@ -7,6 +7,7 @@ use otelctx_reader::format::record::Context;
 use otelctx_reader::format::{SpanId, TraceId};
 use otelctx_reader::{Outcome, Process, Thread};
 
+use super::super::patience::patiently;
 use super::cpu::{Moment, Stat};
 use crate::error::Error;
 
@@ -126,7 +127,7 @@ impl Watched {
     }
 
     fn read(&mut self, thread: &Thread<'_>) -> Result<Outcome, otelctx_reader::Error> {
-        let mut stopped = thread.stop()?;
+        let mut stopped = patiently(|| thread.stop(), |_| false)?;
         let start = Instant::now();
         let outcome = stopped.context();
         drop(stopped);

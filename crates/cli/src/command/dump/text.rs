@@ -1,5 +1,6 @@
 //! What was found, for a person.
 
+use otelctx_reader::format::Schema;
 use otelctx_reader::format::record::{Context, LeftOut};
 use otelctx_reader::{ContextState, Outcome, SYMBOL, ThreadSupport, ThreadVariables};
 
@@ -9,8 +10,11 @@ use crate::output::table::{Align, Table};
 use crate::output::terminal::{Style, Terminal, escape};
 use crate::output::words::{self, count};
 
-/// Shown where no id is set, as in W3C's own text forms of ids a field is never empty.
+/// Shown where no id is set.
 const NO_ID: &str = "-";
+
+/// Starts what is said of all threads.
+const THREADS: &str = "  threads   ";
 
 /// The whole answer.
 pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
@@ -23,17 +27,19 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
                 text += &terminal.flow("  context   ", &own);
             }
             for problem in &context.problems {
-                text += &format!("  left out  {}\n", escape(&problem.to_string()));
+                text += &terminal.sentence("  left out  ", &escape(&problem.to_string()));
             }
             for address in &context.others {
-                text += &format!(
-                    "  warning   a second process context at {address:#x}: readers must not use it\n"
+                text += &terminal.sentence(
+                    "  warning   ",
+                    &format!("a second process context at {address:#x}: readers must not use it"),
                 );
             }
         }
         ContextState::Absent => text += "  publishes no process context\n",
         ContextState::Broken(why) => {
-            text += &format!("  process context broken: {}\n", escape(&why.to_string()));
+            let broken = format!("process context broken: {}", escape(&why.to_string()));
+            text += &terminal.sentence("  ", &broken);
         }
     }
     if let Some(detected) = &report.detected {
@@ -41,20 +47,21 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
     }
     match &report.support {
         ThreadSupport::Readable(variables) => {
-            text += &threads_line(variables, report.forced);
+            text += &terminal.sentence(THREADS, &source(variables, report.forced));
             text.push('\n');
             text += &table(&report.looks, terminal);
         }
         ThreadSupport::Unreadable(why) => {
             let threads = count(report.looks.len(), "thread", "threads");
             text += &if publishes_nothing(why) {
-                format!("  threads   {threads}, without published contexts\n")
+                terminal.sentence(THREADS, &format!("{threads}, without published contexts"))
             } else {
                 let why = escape(&why.to_string());
-                let pid = report.pid;
-                format!(
-                    "  threads   {threads}, unreadable: {why}\n            `otelctx check {pid}` tells how to mend it\n"
-                )
+                terminal.sentence(THREADS, &format!("{threads}, unreadable: {why}"))
+                    + &format!(
+                        "            `otelctx check {}` tells how to mend it\n",
+                        report.pid
+                    )
             };
         }
     }
@@ -82,36 +89,29 @@ fn head(report: &Report, terminal: &Terminal) -> String {
 }
 
 /// Where the contexts of the threads come from.
-fn threads_line(variables: &ThreadVariables, forced: bool) -> String {
-    let mut line = String::from("  threads   ");
-    for (index, variable) in variables.resolution.variables.iter().enumerate() {
-        if index > 0 {
-            line += ", also ";
-        } else {
-            line += &format!("{SYMBOL} ");
-        }
-        line += &format!(
-            "in {}, {}",
-            escape(&variable.module.to_string_lossy()),
-            words::access(variable.access)
-        );
-        if !variable.exported {
-            line += " (not exported: found in .symtab, which not every reader looks at)";
-        }
-    }
-    line += &format!(", {}", count(variables.keys.names().len(), "key", "keys"));
+fn source(variables: &ThreadVariables, forced: bool) -> String {
+    let places: Vec<String> = variables
+        .resolution
+        .variables
+        .iter()
+        .map(|variable| {
+            let module = escape(&variable.module.to_string_lossy());
+            let access = words::access(variable.access);
+            let hint = match variable.exported {
+                true => "",
+                false => " (not exported: found in .symtab, where not every reader looks)",
+            };
+            format!("in {module}, {access}{hint}")
+        })
+        .collect();
+    let keys = count(variables.keys.names().len(), "key", "keys");
+    let mut text = format!("{SYMBOL} {}, {keys}", places.join(", also "));
     let announced = variables.schema.as_ref();
-    if forced && !announced.is_some_and(|schema| schema.is_thread_local_record()) {
-        line += &match announced {
-            Some(schema) => format!(
-                " (read by force: the process announces {})",
-                escape(schema.as_str())
-            ),
-            None => " (read by force: the process announces no schema)".into(),
-        };
+    if forced && !announced.is_some_and(Schema::is_thread_local_record) {
+        let schema = announced.map_or("no schema".into(), |schema| escape(schema.as_str()));
+        text += &format!(" (read by force: the process announces {schema})");
     }
-    line.push('\n');
-    line
+    text
 }
 
 fn table(looks: &[Look], terminal: &Terminal) -> String {

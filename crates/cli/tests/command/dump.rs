@@ -1,0 +1,279 @@
+//! `otelctx dump`: exact values.
+
+use serde_json::{Value, json};
+
+use crate::run::otelctx;
+use crate::target::{SPAN, TRACE, Target};
+
+/// Path of the program that targets run.
+fn program() -> String {
+    std::env::current_exe()
+        .unwrap()
+        .to_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// The thread of this name, as the answer has it.
+fn thread<'a>(answer: &'a Value, name: &str) -> &'a Value {
+    let threads = answer["threads"].as_array().unwrap();
+    threads
+        .iter()
+        .find(|thread| thread["name"] == name)
+        .unwrap()
+}
+
+#[test]
+fn json_has_every_published_value() {
+    let target = Target::start("shop");
+    let mut answer = otelctx(&["dump", &target.pid().to_string(), "--json"])
+        .expect(0)
+        .json();
+    let published = answer["process_context"]["monotonic_published_at_ns"].take();
+    assert!(published.as_str().unwrap().parse::<u64>().unwrap() > 0);
+    assert_eq!(
+        answer["process_context"],
+        json!({
+            "mapping": "/memfd:OTEL_CTX (deleted)",
+            "version": 2,
+            "monotonic_published_at_ns": null,
+            "resource": {
+                "service.name": "shop",
+                "telemetry.sdk.language": "rust",
+                "replicas": 3,
+                "ratio": 0.5,
+                "canary": true,
+                "digest": "dead",
+                "zones": ["a", "b"],
+                "limits": {"cpu": 2},
+            },
+            "attributes": {
+                "deployment": "blue",
+                "threadlocal.schema_version": "tlsdesc_v1_dev",
+                "threadlocal.attribute_key_map": ["http.route", "http.request.method"],
+            },
+        })
+    );
+    assert_eq!(
+        answer["thread_context"],
+        json!({
+            "schema": "tlsdesc_v1_dev",
+            "symbol": "otel_thread_ctx_v1",
+            "module": program(),
+            "access": "local-exec",
+            "storage": "static",
+            "keys": ["http.route", "http.request.method"],
+        })
+    );
+    assert_eq!(answer["pid"], target.pid());
+    assert_eq!(answer.get("detected"), None);
+    assert_eq!(
+        thread(&answer, "worker-1"),
+        &json!({
+            "tid": target.number("worker-1"),
+            "name": "worker-1",
+            "context": {
+                "trace_id": TRACE,
+                "span_id": SPAN,
+                "trace_flags": 1,
+                "attributes": {"http.route": "/cart", "http.request.method": "GET"},
+            },
+        })
+    );
+    assert_eq!(thread(&answer, "worker-2")["context"], Value::Null);
+    assert_eq!(
+        thread(&answer, "worker-3")["context"],
+        json!({
+            "trace_id": null,
+            "span_id": null,
+            "trace_flags": 0,
+            "attributes": {"http.route": "/none"},
+        })
+    );
+    assert_eq!(
+        thread(&answer, "worker-4")["context"],
+        json!({"trace_id": TRACE, "span_id": SPAN, "trace_flags": 0x81, "attributes": {}})
+    );
+    // And those of the test harness.
+    assert_eq!(answer["threads"].as_array().unwrap().len(), 6);
+}
+
+#[test]
+fn text_has_it_in_columns() {
+    let target = Target::start("shop");
+    let answer = otelctx(&["dump", &target.pid().to_string()]).expect(0);
+    assert_eq!(answer.stderr, "");
+    let mut lines = answer.stdout.lines();
+    let pid = target.pid();
+    assert_eq!(lines.next().unwrap(), format!("shop  pid {pid}  rust"));
+    assert_eq!(
+        lines.next().unwrap(),
+        "  resource  service.name=shop  telemetry.sdk.language=rust  replicas=3  ratio=0.5  \
+         canary=true  digest=0xdead  zones=[a, b]  limits={cpu=2}"
+    );
+    assert_eq!(lines.next().unwrap(), "  context   deployment=blue");
+    assert_eq!(
+        lines.next().unwrap(),
+        format!(
+            "  threads   otel_thread_ctx_v1 in {}, local-exec, 2 keys",
+            program()
+        )
+    );
+    assert_eq!(lines.next().unwrap(), "");
+    let head = lines.next().unwrap();
+    let rows: Vec<&str> = lines.collect();
+    let row = |name: &str| {
+        let tid = target.number(name).to_string();
+        *rows
+            .iter()
+            .find(|row| row.trim_start().starts_with(&tid))
+            .unwrap()
+    };
+    // Every cell starts below its head.
+    let at = |row: &str, column: &str| row[head.find(column).unwrap()..].to_owned();
+    assert_eq!(
+        at(row("worker-1"), "TRACE"),
+        format!("{TRACE}  {SPAN}  http.route=/cart  http.request.method=GET")
+    );
+    assert_eq!(
+        at(row("worker-2"), "NAME")
+            .trim_start_matches("worker-2")
+            .trim_start(),
+        "none attached"
+    );
+    assert!(at(row("worker-3"), "ATTRIBUTES").starts_with("http.route=/none"));
+    assert_eq!(at(row("worker-4"), "TRACE"), format!("{TRACE}  {SPAN}"));
+}
+
+#[test]
+fn a_process_that_publishes_nothing_is_described_from_outside() {
+    let target = Target::start_with("silent", |command| {
+        command.env("OTEL_SERVICE_NAME", "quiet");
+    });
+    let pid = target.pid();
+    let answer = otelctx(&["dump", &pid.to_string(), "--json"])
+        .expect(0)
+        .json();
+    assert_eq!(answer["process_context"], Value::Null);
+    assert_eq!(answer["thread_context"], Value::Null);
+    assert_eq!(answer["threads"][0]["context"], Value::Null);
+    let detected = &answer["detected"]["resource"];
+    assert_eq!(detected["service.name"], "quiet");
+    assert_eq!(detected["process.pid"], pid);
+    assert_eq!(detected["process.executable.path"], program());
+
+    let text = otelctx(&["dump", &pid.to_string()]).expect(0).stdout;
+    assert!(
+        text.starts_with(&format!(
+            "quiet  pid {pid}\n  publishes no process context\n  detected  service.name=quiet  "
+        )),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_broken_is_an_error_and_what_is_absent_is_none() {
+    for (scenario, error) in [
+        ("newer_version", "version 3"),
+        ("enormous", "4294967295 bytes"),
+        ("dangling", "payload can't be read"),
+    ] {
+        let target = Target::start(scenario);
+        let answer = otelctx(&["dump", &target.pid().to_string(), "--json"])
+            .expect(1)
+            .json();
+        for field in ["process_context", "thread_context"] {
+            let told = answer[field]["error"].as_str().unwrap();
+            assert!(told.contains(error), "{scenario}: {field}: {told}");
+        }
+        assert!(answer["threads"][0]["context"]["error"].is_string());
+        let text = otelctx(&["dump", &target.pid().to_string()])
+            .expect(1)
+            .stdout;
+        assert!(text.contains(error), "{text}");
+    }
+}
+
+#[test]
+fn a_larger_payload_is_read_when_asked_for() {
+    let target = Target::start("shop");
+    let pid = target.pid().to_string();
+    let answer = otelctx(&["dump", &pid, "--json", "--max-payload", "64"])
+        .expect(1)
+        .json();
+    let error = answer["process_context"]["error"].as_str().unwrap();
+    assert!(error.contains("more than the limit of 64"), "{error}");
+    otelctx(&["dump", &pid, "--json", "--max-payload", "4096"]).expect(0);
+}
+
+#[test]
+fn less_of_a_record_is_read_when_asked_for() {
+    let target = Target::start("shop");
+    let pid = target.pid().to_string();
+    // Header, the first attribute (two bytes and "/cart") and a byte of the second, which has five.
+    let answer = otelctx(&["dump", &pid, "--json", "--record-size", "36"])
+        .expect(0)
+        .json();
+    let context = &thread(&answer, "worker-1")["context"];
+    assert_eq!(context["attributes"], json!({"http.route": "/cart"}));
+    assert_eq!(
+        context["left_out"],
+        json!({"unknown_key": 0, "not_utf8": 0, "incomplete_bytes": 5})
+    );
+}
+
+#[test]
+fn a_second_context_is_reported() {
+    let target = Target::start("two_contexts");
+    let pid = target.pid().to_string();
+    let answer = otelctx(&["dump", &pid, "--json"]).expect(0).json();
+    let others = answer["second_contexts"].as_array().unwrap();
+    assert_eq!(others.len(), 1);
+    let text = otelctx(&["dump", &pid]).expect(0).stdout;
+    let warning = format!(
+        "a second process context at {}",
+        others[0].as_str().unwrap()
+    );
+    assert!(text.contains(&warning), "{text}");
+}
+
+#[test]
+fn other_schemas_are_read_by_force_only() {
+    for (scenario, schema, forced_text) in [
+        ("no_schema", Value::Null, "announces no schema"),
+        ("other_schema", "future_v9".into(), "announces future_v9"),
+    ] {
+        let target = Target::start(scenario);
+        let pid = target.pid().to_string();
+        let status = if schema.is_null() { 0 } else { 1 };
+        let answer = otelctx(&["dump", &pid, "--json"]).expect(status).json();
+        assert_eq!(
+            thread(&answer, "worker-1")["context"]["trace_id"],
+            Value::Null
+        );
+
+        let forced = otelctx(&["dump", &pid, "--json", "--force"])
+            .expect(0)
+            .json();
+        assert_eq!(forced["thread_context"]["forced"], true);
+        assert_eq!(forced["thread_context"]["schema"], schema);
+        assert_eq!(thread(&forced, "worker-1")["context"]["trace_id"], TRACE);
+        let text = otelctx(&["dump", &pid, "--force"]).expect(0).stdout;
+        assert!(text.contains(forced_text), "{text}");
+    }
+}
+
+#[test]
+fn a_process_that_does_not_exist_can_not_be_dumped() {
+    let mut ended = std::process::Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let pid = ended.id().to_string();
+    let answer = otelctx(&["dump", &pid]).expect(2);
+    assert_eq!(answer.stdout, "");
+    assert_eq!(
+        answer.stderr,
+        format!("otelctx: process {pid} does not exist, or has exited\n")
+    );
+    otelctx(&["dump", "0"]).expect(2);
+    otelctx(&["dump", "x"]).expect(2);
+}

@@ -1,0 +1,11 @@
+//! The real command on real processes.
+
+mod check;
+mod demo;
+mod dump;
+mod hostile;
+mod ps;
+mod run;
+mod target;
+mod terminal;
+mod unprivileged;

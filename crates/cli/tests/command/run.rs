@@ -1,0 +1,47 @@
+//! Running the command.
+
+use std::ffi::OsStr;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// What the command answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// `otelctx` with these arguments, not yet started.
+pub(crate) fn command<A: AsRef<OsStr>>(arguments: &[A]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// Runs `otelctx` with these arguments to its end.
+pub(crate) fn otelctx<A: AsRef<OsStr>>(arguments: &[A]) -> Answer {
+    Answer::of(command(arguments).output().unwrap())
+}
+
+impl Answer {
+    pub(crate) fn of(output: Output) -> Self {
+        Self {
+            status: output.status.code().expect("it was not killed"),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// Standard output, which is one JSON value.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// Asserts the status, and shows everything if it is another.
+    pub(crate) fn expect(self, status: i32) -> Self {
+        assert_eq!(self.status, status, "{self:?}");
+        self
+    }
+}

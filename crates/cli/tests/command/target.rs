@@ -1,0 +1,354 @@
+//! The process that the other tests look at: this test program once more, started so that it only
+//! runs [`target`].
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Barrier};
+use std::{env, thread};
+
+use nix::libc;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+use nix::unistd::{ftruncate, gettid};
+use otelctx::{Key, Record, SpanId, TraceFlags, TraceId};
+use otelctx_reader::format::process_context::{Header, Payload, Value};
+use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
+
+/// Tells the program which [`SCENARIOS`] to play.
+const SCENARIO: &str = "OTELCTX_TEST_SCENARIO";
+
+/// What a target can be.
+const SCENARIOS: [(&str, fn()); 12] = [
+    ("shop", shop),
+    ("hostile", hostile),
+    ("silent", silent),
+    ("two_contexts", two_contexts),
+    ("vm_child", vm_child),
+    ("newer_version", newer_version),
+    ("enormous", enormous),
+    ("dangling", dangling),
+    ("no_schema", no_schema),
+    ("other_schema", other_schema),
+    ("bad_key_map", bad_key_map),
+    ("odd_keys", odd_keys),
+];
+
+/// A running target. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Target {
+    child: Child,
+    /// Ids of the threads that the target names, and other numbers that it tells.
+    numbers: HashMap<String, i32>,
+}
+
+impl Target {
+    /// Starts the target and waits until it has published.
+    pub(crate) fn start(scenario: &str) -> Self {
+        Self::start_with(scenario, |_| {})
+    }
+
+    /// The same, with something about the process changed.
+    pub(crate) fn start_with(scenario: &str, change: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command
+            .args(["--exact", "target::target", "--ignored", "--nocapture"])
+            .env(SCENARIO, scenario)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        change(&mut command);
+        let mut child = command.spawn().unwrap();
+        let mut numbers = HashMap::new();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        for line in lines.map(Result::unwrap) {
+            if line == "ready" {
+                return Self { child, numbers };
+            }
+            if let Some((name, number)) = line.split_once(": ")
+                && let Ok(number) = number.parse()
+            {
+                numbers.insert(name.to_owned(), number);
+            }
+        }
+        panic!("target {scenario} ended: {:?}", child.wait());
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// A number that the target told.
+    pub(crate) fn number(&self, name: &str) -> i32 {
+        self.numbers[name]
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+#[ignore = "the process that other tests look at"]
+fn target() {
+    let Ok(scenario) = env::var(SCENARIO) else {
+        return;
+    };
+    let (_, play) = SCENARIOS
+        .iter()
+        .find(|(name, _)| *name == scenario)
+        .unwrap();
+    play();
+}
+
+/// Says that everything is as it shall be looked at, and waits for the end.
+fn ready() {
+    println!("ready");
+    // The test holds the other end.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+pub(crate) const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+pub(crate) const SPAN: &str = "00f067aa0ba902b7";
+
+static ROUTE: Key = Key::new("http.route");
+static METHOD: Key = Key::new("http.request.method");
+
+/// Runs `work` in a thread of this name, which tells its id and stays. `work` calls what it is given while
+/// everything is attached.
+fn worker(name: &str, work: impl FnOnce(&dyn Fn()) + Send + 'static) {
+    let attached = Arc::new(Barrier::new(2));
+    let here = attached.clone();
+    let told = name.to_owned();
+    let worker = thread::Builder::new().name(name.into()).spawn(move || {
+        println!("{told}: {}", gettid());
+        work(&|| {
+            here.wait();
+            loop {
+                thread::park();
+            }
+        });
+    });
+    worker.unwrap();
+    attached.wait();
+}
+
+fn ids() -> (TraceId, SpanId) {
+    (TRACE.parse().unwrap(), SPAN.parse().unwrap())
+}
+
+/// Everything as it should be: typed attributes, and threads with one record, none, and one without ids.
+fn shop() {
+    let _process = otelctx::ProcessContext::new()
+        .service_name("shop")
+        .attribute("telemetry.sdk.language", "rust")
+        .attribute("replicas", 3_i64)
+        .attribute("ratio", 0.5)
+        .attribute("canary", true)
+        .attribute("digest", vec![0xde_u8, 0xad])
+        .attribute("zones", vec![Value::from("a"), Value::from("b")])
+        .attribute("limits", vec![("cpu".to_owned(), Value::from(2_i64))])
+        .context_attribute("deployment", "blue")
+        .publish()
+        .unwrap();
+    ROUTE.register().unwrap();
+    METHOD.register().unwrap();
+    worker("worker-1", |stay| {
+        let (trace, span) = ids();
+        let mut record = Record::new(trace, span)
+            .sampled(true)
+            .with(&ROUTE, "/cart")
+            .with(&METHOD, "GET");
+        let _attached = record.attach();
+        stay();
+    });
+    worker("worker-2", |stay| stay());
+    worker("worker-3", |stay| {
+        let mut record = Record::new(TraceId::ZERO, SpanId::ZERO).with(&ROUTE, "/none");
+        let _attached = record.attach();
+        stay();
+    });
+    worker("worker-4", |stay| {
+        let (trace, span) = ids();
+        otelctx::thread_record().set(trace, span, TraceFlags(0x81));
+        stay();
+    });
+    ready();
+}
+
+/// What could drive a terminal: escape sequences in 7 and 8 bits, line breaks, DEL, and text that
+/// turns around.
+pub(crate) const EVIL: &str = "a\x1b]0;x\x07\u{9b}31m\r\n\x7f\u{202e}b";
+
+fn hostile() {
+    static KEY: Key = Key::new(EVIL);
+    let _process = otelctx::ProcessContext::new()
+        .service_name(EVIL)
+        .attribute("telemetry.sdk.language", EVIL)
+        .attribute(EVIL, vec![Value::from(EVIL)])
+        .context_attribute(EVIL, EVIL)
+        .publish()
+        .unwrap();
+    KEY.register().unwrap();
+    worker("e\x1b[31m\n\u{9b}", |stay| {
+        let (trace, span) = ids();
+        let mut record = Record::new(trace, span).with(&KEY, EVIL);
+        let _attached = record.attach();
+        stay();
+    });
+    ready();
+}
+
+/// Publishes nothing.
+fn silent() {
+    ready();
+}
+
+/// A header at the start of a mapping of the right name, and where its payload lies.
+fn by_hand(header: &[u8]) {
+    let file = memfd_create(c"OTEL_CTX", MFdFlags::MFD_CLOEXEC).unwrap();
+    ftruncate(file.as_fd(), 4096).unwrap();
+    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    let length = 4096.try_into().unwrap();
+    // SAFETY: a new mapping at an address that the kernel chooses disturbs nothing.
+    let at = unsafe { mmap(None, length, protection, MapFlags::MAP_PRIVATE, &file, 0) }.unwrap();
+    // SAFETY: the mapping has 4096 bytes and is never unmapped; a header has 32.
+    unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at.cast().as_ptr(), header.len()) };
+}
+
+/// A whole context, made by hand.
+fn publish(payload: &Payload) {
+    let bytes = payload.encode().leak();
+    let header = Header {
+        payload_size: bytes.len() as u32,
+        monotonic_published_at_ns: 7,
+        payload_address: bytes.as_ptr() as u64,
+    };
+    by_hand(&header.encode());
+}
+
+fn payload(service: &str, attributes: Vec<(String, Value)>) -> Payload {
+    Payload {
+        resource: vec![("service.name".into(), service.into())],
+        attributes,
+    }
+}
+
+fn schema(name: &str) -> (String, Value) {
+    (SCHEMA_VERSION.into(), name.into())
+}
+
+fn keys(names: &[&str]) -> (String, Value) {
+    let names = names.iter().map(|name| Value::from(*name)).collect();
+    (KEY_MAP.into(), Value::Array(names))
+}
+
+fn two_contexts() {
+    let attributes = vec![schema("tls_v1"), keys(&[])];
+    publish(&payload("one", attributes.clone()));
+    publish(&payload("two", attributes));
+    ready();
+}
+
+/// A child in the same memory, as after vfork().
+fn vm_child() {
+    publish(&payload(
+        "parent",
+        vec![schema("tls_v1"), keys(&["a", "b"])],
+    ));
+    extern "C" fn wait(_: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: these take no pointers.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+    // Aligned for any architecture, and never freed.
+    let stack = Vec::leak(vec![0_u128; 4096]).as_mut_ptr_range().end;
+    let flags = libc::CLONE_VM | libc::SIGCHLD;
+    // SAFETY: the child only waits, on a stack of its own.
+    let child = unsafe { libc::clone(wait, stack.cast(), flags, std::ptr::null_mut()) };
+    assert!(child > 0);
+    println!("child: {child}");
+    ready();
+}
+
+fn newer_version() {
+    let header = Header {
+        payload_size: 1,
+        monotonic_published_at_ns: 7,
+        payload_address: 1,
+    };
+    let mut bytes = header.encode();
+    bytes[8] = 3;
+    by_hand(&bytes);
+    ready();
+}
+
+fn enormous() {
+    let header = Header {
+        payload_size: u32::MAX,
+        monotonic_published_at_ns: 7,
+        payload_address: 4096,
+    };
+    by_hand(&header.encode());
+    ready();
+}
+
+fn dangling() {
+    let header = Header {
+        payload_size: 100,
+        monotonic_published_at_ns: 7,
+        payload_address: 16,
+    };
+    by_hand(&header.encode());
+    ready();
+}
+
+/// Attaches a record though the process context does not say so.
+fn attach() {
+    worker("worker-1", |stay| {
+        let (trace, span) = ids();
+        let mut record = Record::new(trace, span);
+        let _attached = record.attach();
+        stay();
+    });
+}
+
+fn no_schema() {
+    publish(&payload("quiet", vec![]));
+    attach();
+    ready();
+}
+
+fn other_schema() {
+    publish(&payload("strange", vec![schema("future_v9")]));
+    attach();
+    ready();
+}
+
+fn bad_key_map() {
+    let attributes = vec![
+        schema("tlsdesc_v1_dev"),
+        (KEY_MAP.into(), "http.route".into()),
+    ];
+    publish(&payload("odd", attributes));
+    ready();
+}
+
+fn odd_keys() {
+    let mut payload = payload(
+        "odd",
+        vec![schema("tlsdesc_v1_dev"), keys(&["a", "", "b", "a"])],
+    );
+    payload
+        .resource
+        .push(("service.name".into(), "again".into()));
+    publish(&payload);
+    ready();
+}

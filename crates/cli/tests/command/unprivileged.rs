@@ -1,0 +1,94 @@
+//! Without rights: what is refused is named, with what would allow it.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use nix::unistd::geteuid;
+
+use crate::run::Answer;
+
+/// Of the user `nobody`.
+const NOBODY: u32 = 65_534;
+
+/// The command where anybody can run it. Removed when dropped.
+struct Copy(PathBuf);
+
+impl Copy {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("otelctx-{name}-{}", std::process::id()));
+        std::fs::copy(env!("CARGO_BIN_EXE_otelctx"), &path).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        Self(path)
+    }
+
+    /// Runs it as `nobody`, or as who the test is when that is not root.
+    fn run(&self, arguments: &[&str]) -> Answer {
+        let mut command = Command::new(&self.0);
+        command.args(arguments).current_dir("/");
+        if geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        Answer::of(command.output().unwrap())
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Whether process 1 is somebody else's, as it is outside of very small containers.
+fn init_is_foreign() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let owner = std::fs::metadata("/proc/1").map(|it| it.uid());
+    owner.is_ok_and(|owner| geteuid().is_root() || owner != geteuid().as_raw())
+}
+
+#[test]
+fn a_refused_process_names_the_missing_capability() {
+    if !init_is_foreign() {
+        return;
+    }
+    let copy = Copy::new("refused");
+    for arguments in [["dump", "1"], ["check", "1"]] {
+        let answer = copy.run(&arguments).expect(2);
+        assert_eq!(answer.stdout, "");
+        let lines: Vec<&str> = answer.stderr.lines().collect();
+        assert_eq!(lines.len(), 2, "{answer:?}");
+        assert!(
+            lines[0].starts_with("otelctx: not permitted to read "),
+            "{answer:?}"
+        );
+        assert!(lines[0].ends_with(" of process 1"), "{answer:?}");
+        assert!(lines[1].contains("CAP_SYS_PTRACE"), "{answer:?}");
+    }
+}
+
+#[test]
+fn refused_processes_are_counted_in_one_message() {
+    if !init_is_foreign() {
+        return;
+    }
+    let answer = Copy::new("counted").run(&["ps", "--json"]).expect(0);
+    let skipped = answer.json()["skipped"]["not_permitted"].as_u64().unwrap();
+    assert!(skipped >= 1);
+    let lines: Vec<&str> = answer.stderr.lines().collect();
+    assert_eq!(lines.len(), 2, "{answer:?}");
+    assert!(lines[0].starts_with(&format!(
+        "otelctx: not permitted to look at {skipped} process"
+    )));
+    assert!(lines[1].contains("CAP_SYS_PTRACE"), "{answer:?}");
+}
+
+#[test]
+fn the_demo_needs_no_rights() {
+    let answer = Copy::new("demo")
+        .run(&["demo", "--duration", "0.5", "--json"])
+        .expect(0);
+    let report = answer.json();
+    assert!(report["looks"].as_u64().unwrap() > 0);
+    assert_eq!(report["unreadable"], 0);
+}
