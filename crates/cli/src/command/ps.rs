@@ -63,8 +63,8 @@ struct Row {
     shares_memory_with: Vec<i32>,
 }
 
-/// Where a context lies and when it was published. Two processes that agree in it share their memory, or
-/// one was forked from the other by a publisher that does not keep its mapping from children.
+/// Where a context lies and when it was published. Two processes that agree in it share their
+/// memory, or one was forked from the other and its publisher let the mapping be inherited.
 type Place = (u64, u64);
 
 /// Processes that are not in the list though they might publish something.

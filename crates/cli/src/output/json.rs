@@ -52,8 +52,8 @@ impl<T> OrError<T> {
     }
 }
 
-/// Attributes as an object, in the order they were published. Of repeated names in a map value the first
-/// counts, as it does on the way from the process.
+/// Attributes as an object, in the order they were published. Of repeated names in a map value
+/// the first counts.
 #[derive(Debug)]
 pub(crate) struct AttributeMap(pub(crate) Attributes);
 

@@ -117,8 +117,8 @@ fn columns() -> Option<usize> {
     (answer == 0 && size.ws_col > 0).then(|| size.ws_col.into())
 }
 
-/// Writes all of `text` to standard output. A reader that has seen enough and closed the pipe (`| head`) is no
-/// error.
+/// Writes all of `text` to standard output. A reader that has seen enough and closed the pipe
+/// (`| head`) is no error.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout
@@ -159,8 +159,8 @@ fn cut(text: &str, width: usize) -> String {
 }
 
 /// Whether a character could do something to a terminal other than show itself: C0, DEL and C1
-/// controls, line and paragraph separators, and what turns the direction of text (Unicode 15, section
-/// 23.2: a name could show itself as another).
+/// controls, line and paragraph separators, and what turns the direction of text (Unicode 15,
+/// section 23.2: a name could show itself as another).
 pub(crate) fn is_control(character: char) -> bool {
     character.is_control()
         || matches!(

@@ -117,8 +117,8 @@ pub(crate) const SPAN: &str = "00f067aa0ba902b7";
 static ROUTE: Key = Key::new("http.route");
 static METHOD: Key = Key::new("http.request.method");
 
-/// Runs `work` in a thread of this name, which tells its id and stays. `work` calls what it is given while
-/// everything is attached.
+/// Runs `work` in a thread of this name, which tells its id and stays. `work` calls what it is
+/// given while everything is attached.
 fn worker(name: &str, work: impl FnOnce(&dyn Fn()) + Send + 'static) {
     let attached = Arc::new(Barrier::new(2));
     let here = attached.clone();
@@ -140,7 +140,8 @@ fn ids() -> (TraceId, SpanId) {
     (TRACE.parse().unwrap(), SPAN.parse().unwrap())
 }
 
-/// Everything as it should be: typed attributes, and threads with one record, none, and one without ids.
+/// Everything as it should be: typed attributes, and threads with one record, none, and one
+/// without ids.
 fn shop() {
     let _process = otelctx::ProcessContext::new()
         .service_name("shop")

@@ -80,7 +80,7 @@ fn accesses(module: &Module) -> Vec<Finding> {
         } else {
             vec![Finding::note(
                 "no-access",
-                "nothing in this library uses the variable: whoever uses it decides the access model",
+                "this library does not use the variable itself: who does decides the access model",
             )]
         };
     }

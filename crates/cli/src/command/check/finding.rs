@@ -78,8 +78,8 @@ impl Answer {
         self.readable
     }
 
-    /// A line for each finding, and below it what to do. Never cut: the end of a mend matters as much as its
-    /// start.
+    /// A line for each finding, and below it what to do. Never cut: the end of a mend matters as
+    /// much as its start.
     pub(super) fn render(&self, terminal: &Terminal) -> String {
         let mut text = String::new();
         for finding in &self.findings {

@@ -26,7 +26,9 @@ pub(super) fn check(pid: i32) -> Result<Answer, Error> {
         ContextState::Published(context) => published(&context),
         ContextState::Absent => vec![
             Finding::problem("no-process-context", "it publishes no process context")
-                .mend("A Rust program calls  otelctx::ProcessContext::detect().publish()  at start-up.")
+                .mend(
+                    "At start-up a Rust program calls  otelctx::ProcessContext::detect().publish()",
+                )
                 .mend("If it does: did that return an error? A sandbox may deny memfd_create."),
         ],
         ContextState::Broken(why) => vec![broken(&why)],
@@ -55,12 +57,10 @@ fn broken(why: &Broken) -> Finding {
         format!("its process context can't be read: {why}"),
     );
     match why {
-        Broken::TooLarge { .. } => finding.mend(
-            "Publish less: readers need not accept more than 64 KiB, and seldom accept more than 1 MiB.",
-        ),
-        Broken::BeingUpdated { .. } => finding.mend(
-            "If this does not go away, the publisher ended in the middle of an update: publish again.",
-        ),
+        Broken::TooLarge { .. } => finding
+            .mend("Publish less: readers need not accept more than 64 KiB, and seldom take 1 MiB."),
+        Broken::BeingUpdated { .. } => finding
+            .mend("If this stays, the publisher ended in the middle of an update: publish again."),
         _ => finding.mend("Publish in the order that OTEP 4719 demands; the crate otelctx does."),
     }
 }

@@ -11,8 +11,8 @@ use crate::error::Error;
 pub(super) struct Service(Child);
 
 impl Service {
-    /// Starts it, and waits until its context is published. To be called on a thread that lives as long as
-    /// the service shall (prctl(2), `PR_SET_PDEATHSIG`).
+    /// Starts it, and waits until its context is published. To be called on a thread that lives
+    /// as long as the service shall (prctl(2), `PR_SET_PDEATHSIG`).
     pub(super) fn start() -> Result<Self, Error> {
         let mut service = Command::new("/proc/self/exe")
             .arg("demo-service")

@@ -41,7 +41,7 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
     };
     text += &format!(
         "{} looks, {readable}; each stopped a thread for {:.0} µs (median).\n\
-         {} requests were seen on more than one thread: async tasks move, and their context with them.\n\
+         {} requests were seen on more than one thread: tasks move, and their context with them.\n\
          Try, in another terminal while `otelctx demo --duration 60` runs:\n  \
          otelctx ps · otelctx dump PID · otelctx check PID\n",
         grouped(report.looks),

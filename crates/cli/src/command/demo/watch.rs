@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_reader::format::record::Context;
 use otelctx_reader::format::{SpanId, TraceId};
-use otelctx_reader::{Outcome, Process, Thread};
+use otelctx_reader::{Outcome, Process, Thread, ThreadSupport};
 
 use super::super::patience::patiently;
 use super::cpu::{Moment, Stat};
@@ -64,9 +64,13 @@ struct Eye<'p> {
     seen: ThreadSeen,
 }
 
-/// Watches process `pid` for `duration`. To be called on a thread of its own, because it stops threads.
+/// Watches process `pid` for `duration`. To be called on a thread of its own, because it stops
+/// threads.
 pub(super) fn watch(pid: i32, duration: Duration) -> Result<Watched, Error> {
     let mut process = Process::open(pid)?;
+    if let ThreadSupport::Unreadable(why) = process.thread_support()? {
+        return Err(otelctx_reader::Error::Unreadable { pid, why }.into());
+    }
     let mut eyes = Vec::new();
     for thread in process.threads()? {
         let stat = Stat::open(pid, thread.tid()).map_err(Error::Watch)?;
@@ -84,7 +88,7 @@ pub(super) fn watch(pid: i32, duration: Duration) -> Result<Watched, Error> {
     let start = Instant::now();
     'watching: loop {
         for eye in &mut eyes {
-            // At irregular times, so as not to keep step with anything that the service does regularly.
+            // At irregular times, so as not to keep step with what the service does regularly.
             std::thread::sleep(BETWEEN_LOOKS.mul_f64(0.5 + fastrand::f64()));
             if start.elapsed() >= duration {
                 break 'watching;

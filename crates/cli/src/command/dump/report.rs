@@ -184,6 +184,9 @@ struct VariableJson {
     module: String,
     access: &'static str,
     storage: &'static str,
+    /// Only told when it is not.
+    #[serde(skip_serializing_if = "bool::clone")]
+    exported: bool,
 }
 
 impl VariableJson {
@@ -192,6 +195,7 @@ impl VariableJson {
             module: lossy(&variable.module),
             access: words::access(variable.access),
             storage: words::storage(variable.storage()),
+            exported: variable.exported,
         }
     }
 }

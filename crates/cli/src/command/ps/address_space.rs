@@ -5,8 +5,8 @@ use nix::libc;
 /// `KCMP_VM` of linux/kcmp.h: compare the address spaces.
 const KCMP_VM: libc::c_long = 1;
 
-/// Whether both processes run in the same memory. A kernel that can't tell (built without kcmp) is taken to say
-/// yes: only processes whose contexts agree in place and time are asked about.
+/// Whether both processes run in the same memory. A kernel that can't tell (built without kcmp)
+/// is taken to say yes: only processes whose contexts agree in place and time are asked about.
 pub(super) fn is_shared(one: i32, other: i32) -> bool {
     // SAFETY: kcmp with KCMP_VM takes numbers, no pointers (kernel/kcmp.c).
     let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
