@@ -13,8 +13,9 @@ use crate::memory::{Memory, MemoryError};
 const MAX_SEGMENTS: usize = 512;
 /// Entries of the dynamic table that are read; a linker writes about thirty.
 const MAX_DYNAMIC: usize = 4096;
-/// Links of one hash chain that are followed.
-const MAX_CHAIN: u64 = 1 << 20;
+/// Links of one hash chain that are followed, and symbols whose names are compared one by one.
+/// Linkers keep chains to a handful; a program has a few hundred thread-local variables.
+const MAX_CHAIN: u64 = 1 << 16;
 /// Symbols or relocations of one table that are looked at: 384 MiB of relocations, above what
 /// the largest browsers have.
 const MAX_ENTRIES: u64 = 1 << 24;
@@ -31,6 +32,9 @@ pub(crate) enum ElfError {
 }
 
 use ElfError::Malformed;
+
+const TOO_MANY_VARIABLES: ElfError =
+    Malformed("it has more than 65,536 thread-local variables to look through");
 
 /// Where the module's bytes are.
 #[derive(Clone, Copy)]
@@ -401,11 +405,17 @@ impl<'a> Elf<'a> {
         let from = self.table.symbols.wrapping_add(size);
         let mut found = None;
         let mut index = 1;
+        let mut compared = 0;
         self.for_chunks(from, count.saturating_mul(size), size, |bytes| {
             for symbol in structs::<Sym64<LE>>(bytes) {
-                let candidate = symbol.st_type() == elf::STT_TLS && found.is_none();
-                if candidate && self.is_named(symbol, name)? {
-                    found = Some(FoundSymbol::new(index, symbol));
+                if symbol.st_type() == elf::STT_TLS && found.is_none() {
+                    compared += 1;
+                    if compared > MAX_CHAIN {
+                        return Err(TOO_MANY_VARIABLES);
+                    }
+                    if self.is_named(symbol, name)? {
+                        found = Some(FoundSymbol::new(index, symbol));
+                    }
                 }
                 index += 1;
             }
@@ -441,6 +451,7 @@ impl<'a> Elf<'a> {
         let entry = size_of::<Sym64<LE>>() as u64;
         let mut found: Option<FoundSymbol> = None;
         let mut expected = vec![0; name.len() + 1];
+        let mut compared = 0;
         chunks(table.sh_size.get(LE), entry, |skip, length| {
             let bytes = file.read_vec(
                 table.sh_offset.get(LE).wrapping_add(skip),
@@ -456,6 +467,10 @@ impl<'a> Elf<'a> {
                     || offset + expected.len() as u64 > strings_size
                 {
                     continue;
+                }
+                compared += 1;
+                if compared > MAX_CHAIN {
+                    return Err(TOO_MANY_VARIABLES);
                 }
                 file.read(strings_at.wrapping_add(offset), &mut expected)?;
                 if expected.split_last() == Some((&0, name)) {

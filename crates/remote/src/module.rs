@@ -13,7 +13,7 @@ pub use crate::arch::Machine;
 use crate::arch::TlsRelocation;
 use crate::elf::{DynamicTable, Elf, ElfError, Segment, Source};
 use crate::libc::glibc;
-use crate::memory::{Memory, MemoryError};
+use crate::memory::{Image, Memory, MemoryError};
 use crate::{Device, Error};
 
 /// Relocations kept of one module; a linker writes one or two for a variable.
@@ -151,6 +151,14 @@ impl Module {
         Self::read_file(&file, name)
             .map_err(|error| elf(error.to_string()))?
             .ok_or_else(|| elf("it is no ELF file".to_string()))
+    }
+
+    /// Reads what an ELF file's bytes say, see [`Self::open`]. `None` if they are not those of a
+    /// readable ELF file.
+    pub fn from_bytes(bytes: &[u8], name: &str) -> Option<Self> {
+        let mut image = Image::new();
+        image.map(0, bytes);
+        Self::read(Source::File(&image), name).ok().flatten()
     }
 
     /// `Ok(None)` if the file is no ELF module.

@@ -248,6 +248,18 @@ impl Process {
         Ok(pairs.collect())
     }
 
+    /// Whether both run in one address space, as a process and its vfork child do, or one made
+    /// with CLONE_VM. `None` if the kernel does not tell: it is built without kcmp(2), or does not
+    /// permit it.
+    pub fn shares_memory_with(&self, other: &Process) -> Option<bool> {
+        const KCMP_VM: i32 = 1;
+        // SAFETY: this form of kcmp takes numbers only.
+        let order =
+            unsafe { nix::libc::syscall(nix::libc::SYS_kcmp, self.pid, other.pid, KCMP_VM, 0, 0) };
+        // The numbers could have passed to other processes.
+        (order >= 0 && self.exists() && other.exists()).then_some(order == 0)
+    }
+
     /// Opens its memory. The right to do so is the right to trace the process.
     pub fn memory(&self) -> Result<ProcessMemory, Error> {
         let open = |prefix: &str| self.open_entry(&format!("{prefix}mem"));

@@ -389,3 +389,6 @@ impl TlsVariable {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

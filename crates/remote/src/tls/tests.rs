@@ -1,0 +1,175 @@
+//! Slots and vectors made by hand, for states that no program here can be brought into.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::elf::Segment;
+use crate::libc::glibc::FileFacts;
+use crate::memory::Image;
+use crate::module::{Module, TlsSegment};
+
+const BIAS: u64 = 0x7f00_0000_0000;
+const SLOT: u64 = 0x3000;
+const RESOLVER: u64 = 0x7f11_0000_0100;
+
+/// A library that defines the variable at offset 8 of its block.
+fn library(access: Access) -> Loaded {
+    let module = Module {
+        machine: Machine::X86_64,
+        executable: false,
+        dynamic: true,
+        interpreter: false,
+        soname: None,
+        tls: Some(TlsSegment {
+            address: 0,
+            file_size: 0,
+            memory_size: 16,
+            alignment: 8,
+        }),
+        symbol: Symbol::Exported { offset: 8, size: 8 },
+        relocations: vec![Relocation {
+            access,
+            slot: SLOT,
+            named: true,
+        }],
+        first_load: Segment::default(),
+        end: 0x5000,
+        jump_relocations: (0x600, 0x660),
+        glibc: FileFacts::default(),
+    };
+    Loaded {
+        module: Arc::new(module),
+        bias: BIAS,
+        name: "library".into(),
+    }
+}
+
+fn location(access: Access, words: &[u64]) -> Option<Location> {
+    let mut memory = Image::new();
+    memory.map_u64(BIAS + SLOT, words);
+    // {module, offset, generation}, at an address that a non-PIE program's heap may have.
+    memory.map_u64(0x1000, &[3, 8, 7]);
+    let loaded = library(access);
+    slot(&memory, &loaded, &loaded.module.relocations[0])
+}
+
+#[test]
+fn descriptors() {
+    let of = |words: [u64; 2]| location(Access::Tlsdesc, &words);
+    assert_eq!(of([RESOLVER, -24_i64 as u64]), Some(Location::Static(-24)));
+    let dynamic = Location::Dynamic {
+        module: 3,
+        offset: 8,
+        generation: Some(7),
+    };
+    assert_eq!(
+        of([RESOLVER, 0x1000]),
+        Some(dynamic),
+        "a small argument is no offset"
+    );
+    // Nothing there yet.
+    assert_eq!(of([0, 0]), None);
+    assert_eq!(of([0, -24_i64 as u64]), None);
+    // Lazy binding: the resolver is the module's own stub, or the argument its relocation.
+    assert_eq!(of([BIAS + 0x1020, BIAS + 0x618]), None);
+    assert_eq!(of([BIAS + 0x1020, 0x1000]), None);
+    assert_eq!(of([RESOLVER, BIAS + 0x648]), None);
+    // An undefined weak symbol's: the argument is the addend.
+    assert_eq!(of([RESOLVER, 0]), None);
+}
+
+#[test]
+fn other_slots() {
+    let dynamic = |offset| Location::Dynamic {
+        module: 2,
+        offset,
+        generation: None,
+    };
+    assert_eq!(
+        location(Access::GeneralDynamic, &[2, 40]),
+        Some(dynamic(40))
+    );
+    assert_eq!(location(Access::GeneralDynamic, &[0, 40]), None);
+    assert_eq!(location(Access::LocalDynamic, &[2, 0]), Some(dynamic(8)));
+    assert_eq!(
+        location(Access::InitialExec, &[-16_i64 as u64]),
+        Some(Location::Static(-16))
+    );
+    assert_eq!(location(Access::InitialExec, &[0]), None);
+    assert_eq!(
+        location(Access::GeneralDynamic, &[]),
+        None,
+        "nothing mapped"
+    );
+}
+
+const THREAD: u64 = 0x7f22_0000_0000;
+const VECTOR: u64 = 0x7f22_0000_1000;
+
+/// A thread's vector: length and generation, then blocks of module 1, 2 …
+fn thread(length: u64, generation: u64, blocks: &[u64]) -> Image {
+    let mut memory = Image::new();
+    memory.map_u64(THREAD, &[THREAD, VECTOR + 16]);
+    let mut words = vec![length, 0, generation, 0];
+    words.extend(blocks.iter().flat_map(|block| [*block, 0]));
+    memory.map_u64(VECTOR, &words);
+    memory
+}
+
+fn address(memory: &Image, module: u64, generation: Option<u64>) -> Option<u64> {
+    let place = Place::Dynamic {
+        library: CLibrary::Glibc,
+        machine: Machine::X86_64,
+        module,
+        offset: 8,
+        generation,
+    };
+    let variable = TlsVariable {
+        module: "library".into(),
+        access: Access::Tlsdesc,
+        exported: true,
+        place,
+    };
+    variable.address(memory, THREAD).unwrap()
+}
+
+#[test]
+fn dynamic_blocks() {
+    let memory = thread(4, 7, &[0x5000, u64::MAX, 0]);
+    assert_eq!(address(&memory, 1, Some(7)), Some(0x5008));
+    assert_eq!(address(&memory, 1, None), Some(0x5008));
+    assert_eq!(address(&memory, 2, Some(7)), None, "not allocated");
+    assert_eq!(address(&memory, 3, Some(7)), None, "no block");
+    assert_eq!(address(&memory, 5, Some(7)), None, "vector too short");
+    assert_eq!(
+        address(&memory, u64::MAX, Some(7)),
+        None,
+        "vector too short"
+    );
+    assert_eq!(
+        address(&memory, 1, Some(8)),
+        None,
+        "a block of a closed module"
+    );
+}
+
+#[test]
+fn threads_without_storage() {
+    let mut memory = Image::new();
+    memory.map_u64(THREAD, &[THREAD, 0]);
+    assert_eq!(address(&memory, 1, None), None, "no vector yet");
+    let place = Place::Static(-8);
+    let module = "program".into();
+    let variable = TlsVariable {
+        module,
+        access: Access::LocalExec,
+        exported: true,
+        place,
+    };
+    assert_eq!(
+        variable.address(&memory, 0).unwrap(),
+        None,
+        "no thread pointer yet"
+    );
+    assert_eq!(variable.address(&memory, THREAD).unwrap(), Some(THREAD - 8));
+}

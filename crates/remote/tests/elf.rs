@@ -1,0 +1,115 @@
+//! ELF files that are not what they say.
+
+use otelctx_fixtures::Compiler;
+use otelctx_remote::Access;
+use otelctx_remote::module::{Module, Symbol};
+
+const NAME: &str = "otel_thread_ctx_v1";
+
+fn library() -> Option<Vec<u8>> {
+    let path = Compiler::gcc().library(&["variable.c"], &["-mtls-dialect=gnu2"])?;
+    Some(std::fs::read(path).unwrap())
+}
+
+#[test]
+fn what_a_file_says() {
+    let gcc = Compiler::gcc();
+    let flags = ["-mtls-dialect=gnu2", "-DBIG=24"];
+    let Some(path) = gcc.library(&["variable.c"], &flags) else {
+        return;
+    };
+    let module = Module::open(&path, NAME).unwrap();
+    assert_eq!(
+        module.symbol,
+        Symbol::Exported {
+            offset: 24,
+            size: 8
+        }
+    );
+    assert_eq!(module.relocations.len(), 1);
+    assert_eq!(module.relocations[0].access, Access::Tlsdesc);
+    assert!(!module.executable && module.dynamic && !module.interpreter);
+    assert_eq!(
+        Module::open(&path, "fixture_slot").unwrap().symbol,
+        Symbol::NotThreadLocal
+    );
+    assert_eq!(
+        Module::open(&path, "absent").unwrap().symbol,
+        Symbol::Absent
+    );
+
+    let sources = ["threads.c", "variable.c"];
+    let path = gcc.program(&sources, &["-DLINKED", "-DBIG=24"]).unwrap();
+    let module = Module::open(&path, NAME).unwrap();
+    assert!(
+        matches!(module.symbol, Symbol::Local { size: 8, .. }),
+        "{module:?}"
+    );
+    assert!(module.executable && module.interpreter);
+    assert_eq!(module.relocations, []);
+    let path = gcc
+        .program(&sources, &["-DLINKED", "-DBIG=24", "-s"])
+        .unwrap();
+    assert_eq!(Module::open(&path, NAME).unwrap().symbol, Symbol::Absent);
+
+    let path = gcc.program(&sources, &["-DLINKED", "-static"]).unwrap();
+    let module = Module::open(&path, NAME).unwrap();
+    assert!(module.executable && !module.interpreter && !module.dynamic);
+    assert!(matches!(module.symbol, Symbol::Local { size: 8, .. }));
+
+    let library = gcc.library(&["variable.c"], &["-DSLOT=unused"]).unwrap();
+    let flags = ["-DLINKED".into(), "-DREFER".into(), library];
+    let path = gcc.program(&sources, &flags).unwrap();
+    let module = Module::open(&path, NAME).unwrap();
+    assert_eq!(module.symbol, Symbol::Undefined);
+    assert_eq!(module.relocations[0].access, Access::InitialExec);
+}
+
+/// DT_HASH, which old linkers write and new ones on demand.
+#[test]
+fn both_hash_tables() {
+    for style in ["sysv", "gnu", "both"] {
+        let flag = format!("-Wl,--hash-style={style}");
+        let Some(path) = Compiler::gcc().library(&["variable.c"], &[flag.as_str()]) else {
+            return;
+        };
+        let module = Module::open(&path, NAME).unwrap();
+        assert_eq!(
+            module.symbol,
+            Symbol::Exported { offset: 0, size: 8 },
+            "{style}"
+        );
+        assert_eq!(module.relocations[0].access, Access::GeneralDynamic);
+        let flags = ["-DREFER", flag.as_str()];
+        let path = Compiler::gcc().library(&["variable.c"], &flags).unwrap();
+        assert_eq!(
+            Module::open(&path, NAME).unwrap().symbol,
+            Symbol::Undefined,
+            "{style}"
+        );
+    }
+}
+
+#[test]
+fn cut_anywhere() {
+    let Some(bytes) = library() else { return };
+    assert!(Module::from_bytes(&bytes, NAME).is_some());
+    for length in (0..bytes.len()).step_by(7) {
+        let _ = Module::from_bytes(&bytes[..length], NAME);
+    }
+    assert_eq!(Module::from_bytes(b"\x7fELF", NAME), None);
+    assert_eq!(Module::from_bytes(b"#!/bin/sh\n", NAME), None);
+}
+
+#[test]
+fn any_byte_wrong() {
+    let Some(bytes) = library() else { return };
+    let mut broken = bytes.clone();
+    for at in 0..bytes.len() {
+        for value in [0, 0x7f, 0xff] {
+            broken[at] = value;
+            let _ = Module::from_bytes(&broken, NAME);
+        }
+        broken[at] = bytes[at];
+    }
+}

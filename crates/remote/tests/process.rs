@@ -1,0 +1,284 @@
+//! What `/proc` tells of programs that say it themselves.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use otelctx_fixtures::{Compiler, Target};
+use otelctx_remote::{Error, Memory, MemoryError, Module, Process};
+use std::ops::ControlFlow;
+
+fn program() -> Option<std::path::PathBuf> {
+    let flags = ["-DLINKED", "-rdynamic"];
+    Compiler::gcc().program(&["threads.c", "variable.c"], &flags)
+}
+
+#[test]
+fn facts_of_a_process() {
+    let Some(program) = program() else { return };
+    let target = Target::spawn(
+        Command::new(&program)
+            .env_clear()
+            .env("COLOUR", "blue=green"),
+    );
+    let process = Process::open(target.pid()).unwrap();
+    assert_eq!(process.executable().unwrap(), program);
+    let comm = program.file_name().unwrap().to_str().unwrap();
+    assert_eq!(process.comm().unwrap().to_str().unwrap(), &comm[..15]);
+    assert_eq!(
+        process.environment(4096).unwrap(),
+        [("COLOUR".into(), "blue=green".into())]
+    );
+    let names: Vec<_> = process.threads().unwrap();
+    for thread in &target.threads {
+        let found = names.iter().find(|found| found.tid == thread.tid).unwrap();
+        assert_eq!(found.name, thread.name.as_str());
+        assert!(process.has_thread(thread.tid));
+    }
+    let status = process.status().unwrap();
+    assert_eq!((status.process, status.tracer), (target.pid(), 0));
+    assert_eq!(status.namespace_pids.first(), Some(&target.pid()));
+    assert!(!status.kernel_thread);
+    assert!(!process.has_thread(1));
+}
+
+#[test]
+fn the_mappings_are_those_of_the_kernel() {
+    let Some(program) = program() else { return };
+    let target = Target::spawn(&mut Command::new(program));
+    let process = Process::open(target.pid()).unwrap();
+    let mut seen = Vec::new();
+    let walk = process
+        .mappings(&mut |mapping| {
+            let it = mapping.permissions;
+            let letter = |set, letter| if set { letter } else { '-' };
+            let text = format!(
+                "{:x}-{:x} {}{}{}{} {:08x} {:02x}:{:02x} {} {}",
+                mapping.start,
+                mapping.end,
+                letter(it.read, 'r'),
+                letter(it.write, 'w'),
+                letter(it.execute, 'x'),
+                if it.shared { 's' } else { 'p' },
+                mapping.offset,
+                mapping.device.major,
+                mapping.device.minor,
+                mapping.inode,
+                std::str::from_utf8(mapping.name).unwrap(),
+            );
+            seen.push(
+                text.split_whitespace()
+                    .map(String::from)
+                    .collect::<Vec<_>>(),
+            );
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    let text = std::fs::read_to_string(format!("/proc/{}/maps", target.pid())).unwrap();
+    let truth: Vec<Vec<String>> = text
+        .lines()
+        .map(|line| {
+            line.split_whitespace()
+                .map(String::from)
+                .collect::<Vec<_>>()
+        })
+        .map(|mut words| {
+            // The kernel pads addresses to eight digits.
+            let range = words[0]
+                .split('-')
+                .map(|it| it.trim_start_matches('0').to_string());
+            words[0] = range.collect::<Vec<_>>().join("-");
+            words
+        })
+        .collect();
+    assert_eq!(seen, truth);
+    assert_eq!((walk.mappings, walk.malformed), (truth.len() as u64, 0));
+}
+
+#[test]
+fn memory_that_was_opened_before_an_exec_shows_nothing_after_it() {
+    let Some(program) = Compiler::gcc().program::<&str>(&["signals.c"], &[]) else {
+        return;
+    };
+    let mut target = Target::spawn(&mut Command::new(program));
+    let process = Process::open(target.pid()).unwrap();
+    let memory = process.memory().unwrap();
+    let mut first = 0;
+    let _ = process.mappings(&mut |mapping| {
+        first = mapping.start;
+        ControlFlow::Break(())
+    });
+    assert_eq!(memory.read_u32(first), Ok(u32::from_ne_bytes(*b"\x7fELF")));
+    assert!(matches!(
+        memory.read_u32(8),
+        Err(MemoryError::Unmapped { address: 8, .. })
+    ));
+    assert!(matches!(
+        memory.read_u32(u64::MAX - 1),
+        Err(MemoryError::Unmapped { .. })
+    ));
+    target.command("execute");
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while memory.read_u32(first).is_ok() {
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(
+        memory.read_u32(first),
+        Err(MemoryError::Gone { address: first })
+    );
+}
+
+#[test]
+fn a_process_that_has_gone_is_not_another_one() {
+    let Some(program) = program() else { return };
+    let target = Target::spawn(&mut Command::new(program));
+    let pid = target.pid();
+    let process = Process::open(pid).unwrap();
+    assert!(process.exists());
+    drop(target);
+    assert!(!process.exists());
+    assert!(matches!(process.status(), Err(Error::NoSuchProcess { .. })));
+    assert!(matches!(process.memory(), Err(Error::NoSuchProcess { .. })));
+    assert!(matches!(
+        process.threads(),
+        Err(Error::NoSuchProcess { .. })
+    ));
+    let walk = process.mappings(&mut |_| ControlFlow::Continue(()));
+    assert!(matches!(walk, Err(Error::NoSuchProcess { .. })));
+    assert!(matches!(
+        Process::open(pid),
+        Err(Error::NoSuchProcess { .. })
+    ));
+}
+
+#[test]
+fn one_address_space_of_two_processes() {
+    let Some(program) = program() else { return };
+    let target = Target::spawn(Command::new(&program).arg("vfork"));
+    let process = Process::open(target.pid()).unwrap();
+    let children = format!("/proc/{0}/task/{0}/children", target.pid());
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let child: i32 = loop {
+        if let Ok(child) = std::fs::read_to_string(&children).unwrap().trim().parse() {
+            break child;
+        }
+        assert!(Instant::now() < deadline);
+    };
+    let child = Process::open(child).unwrap();
+    let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+    if let Some(shared) = process.shares_memory_with(&child) {
+        assert!(shared);
+        assert_eq!(process.shares_memory_with(&own), Some(false));
+    }
+    // SAFETY: kill takes numbers only. The child must not outlive the test.
+    unsafe { libc::kill(child.pid(), libc::SIGKILL) };
+}
+
+#[test]
+fn a_kernel_thread_has_no_memory() {
+    // 2 is kthreadd, except in a PID namespace.
+    let Ok(process) = Process::open(2) else {
+        return;
+    };
+    if process.comm().unwrap() == "kthreadd" {
+        assert!(process.status().unwrap().kernel_thread);
+        let walk = process.mappings(&mut |_| ControlFlow::Continue(()));
+        assert_eq!(walk.map(|walk| walk.mappings).unwrap_or(0), 0);
+    }
+}
+
+#[test]
+fn what_is_no_regular_file_is_not_read() {
+    let path = otelctx_fixtures::directory().join(format!("fifo-{}", std::process::id()));
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let error = Module::open(&path, "x");
+    std::fs::remove_file(&path).unwrap();
+    assert!(
+        matches!(error, Err(Error::NotRegularFile { .. })),
+        "{error:?}"
+    );
+    let error = Module::open("/dev/null".as_ref(), "x");
+    assert!(
+        matches!(error, Err(Error::NotRegularFile { .. })),
+        "{error:?}"
+    );
+    let error = Module::open("/".as_ref(), "x");
+    assert!(
+        matches!(error, Err(Error::NotRegularFile { .. })),
+        "{error:?}"
+    );
+}
+
+/// Runs one of the tests below as a user without rights; they do nothing otherwise.
+fn as_nobody(test: &str, pid: i32) {
+    // SAFETY: geteuid takes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: only root can become another user");
+        return;
+    }
+    // Copied to where that user may read it.
+    let copy = std::env::temp_dir().join(format!("otelctx-remote-{test}-{}", std::process::id()));
+    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let mut command = Command::new(&copy);
+    command
+        .args(["--exact", "--nocapture", test])
+        .env("OTELCTX_TEST_PID", pid.to_string())
+        .current_dir("/")
+        .uid(65534)
+        .gid(65534);
+    let output = loop {
+        match command.output() {
+            // A test that forks meanwhile has the copy open for writing until its exec.
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
+            output => break output,
+        }
+    };
+    std::fs::remove_file(&copy).unwrap();
+    let output = output.unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+}
+
+fn pid_for_nobody() -> Option<i32> {
+    std::env::var("OTELCTX_TEST_PID").ok()?.parse().ok()
+}
+
+#[test]
+fn without_rights_the_error_names_the_capability() {
+    let Some(program) = program() else { return };
+    let target = Target::spawn(&mut Command::new(program));
+    as_nobody("looks_without_rights", target.pid());
+}
+
+#[test]
+fn looks_without_rights() {
+    let Some(pid) = pid_for_nobody() else { return };
+    let process = Process::open(pid).unwrap();
+    let timeout = Duration::from_secs(1);
+    let stopped = otelctx_remote::Stopped::stop(&process, pid, timeout).map(drop);
+    let walk = process
+        .mappings(&mut |_| ControlFlow::Continue(()))
+        .map(drop);
+    for refused in [
+        stopped,
+        walk,
+        process.memory().map(drop),
+        process.environment(64).map(drop),
+    ] {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, Error::NotPermitted { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(
+            text.contains("CAP_SYS_PTRACE") || text.contains("ptrace_scope"),
+            "{text}"
+        );
+    }
+    // What everybody may see.
+    assert!(process.comm().is_ok());
+    assert!(!process.threads().unwrap().is_empty());
+}
