@@ -81,7 +81,7 @@ mod thread;
 
 pub use export::{is_exported, NotExported};
 pub use otelctx_format::environment::MalformedVariable;
-pub use otelctx_format::process_context::{PayloadError, Problem, Value};
+pub use otelctx_format::process_context::Value;
 pub use otelctx_format::{ParseIdError, Schema, SpanId, TraceFlags, TraceId};
 pub use process_context::{Detect, ProcessContext, PublishError, Published};
 pub use thread::{

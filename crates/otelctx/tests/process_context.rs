@@ -150,7 +150,7 @@ fn what_readers_would_reject_is_not_published() {
             error.to_string()
         };
         let new = ProcessContext::new;
-        assert!(message(new().attribute("", 1_i64)).contains("empty key"));
+        assert!(message(new().attribute("", 1_i64)).contains("an attribute has an empty key"));
         let reserved = new().context_attribute("threadlocal.x", 1_i64);
         assert!(message(reserved).contains("\"threadlocal.x\" describes thread contexts"));
         let large = new().attribute("a", "x".repeat(70_000));

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use otelctx_format::process_context::{PayloadError, Problem};
+use otelctx_format::process_context::{MAX_DEPTH, MAX_VALUES};
 
 /// Why a process context could not be published, updated or unpublished.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +19,8 @@ pub enum PublishError {
     },
     /// Another thread or a fork has unpublished it.
     NotPublished,
-    /// A reader would reject an attribute.
-    Attribute(Problem),
+    /// An attribute has an empty name.
+    EmptyKey,
     /// An attribute of the process context has a name that the crate uses itself.
     ReservedKey {
         /// The name.
@@ -35,8 +35,10 @@ pub enum PublishError {
         /// The largest size allowed.
         limit: usize,
     },
-    /// A reader would reject the encoded context.
-    Malformed(PayloadError),
+    /// Values are nested too deep.
+    TooDeep,
+    /// There are too many values, those in lists and maps included.
+    TooManyValues,
     /// A system call failed.
     System {
         /// The call.
@@ -71,11 +73,8 @@ impl fmt::Display for PublishError {
             Self::NotPublished => f.write_str(
                 "no process context is published any more under this guard; publish a new one",
             ),
-            Self::Attribute(problem) => {
-                write!(
-                    f,
-                    "{problem}, which readers reject; give each attribute its own name"
-                )
+            Self::EmptyKey => {
+                f.write_str("an attribute has an empty key, which readers reject; give it a name")
             }
             Self::ReservedKey { key } => write!(
                 f,
@@ -89,9 +88,14 @@ impl fmt::Display for PublishError {
                 "the process context takes {size} bytes and at most {limit} are allowed; readers \
                  may refuse more: leave attributes out, or raise max_payload_size"
             ),
-            Self::Malformed(error) => {
-                write!(f, "readers would reject the process context: {error}")
-            }
+            Self::TooDeep => write!(
+                f,
+                "a value is nested deeper than {MAX_DEPTH} lists and maps, which readers reject"
+            ),
+            Self::TooManyValues => write!(
+                f,
+                "there are more than {MAX_VALUES} values, which readers reject; leave some out"
+            ),
             Self::System { call, errno } => {
                 write!(
                     f,
@@ -111,11 +115,4 @@ impl fmt::Display for PublishError {
     }
 }
 
-impl std::error::Error for PublishError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Malformed(error) => Some(error),
-            _ => None,
-        }
-    }
-}
+impl std::error::Error for PublishError {}

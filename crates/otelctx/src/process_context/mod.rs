@@ -1,5 +1,6 @@
 //! The process context: what a process says of itself, published where others find it.
 
+mod check;
 mod detect;
 mod error;
 #[cfg(not(target_os = "linux"))]
@@ -147,14 +148,10 @@ impl ProcessContext {
         if let Some((key, _)) = reserved {
             return Err(PublishError::ReservedKey { key: key.clone() });
         }
+        check::check(&self.resource, &self.attributes)?;
         let bytes = self.encode(instance_id);
         self.check_size(bytes.len())?;
-        // What a reader would say of it.
-        let mut payload = Payload::decode(&bytes).map_err(PublishError::Malformed)?;
-        match payload.take_problems().into_iter().next() {
-            Some(problem) => Err(PublishError::Attribute(problem)),
-            None => Ok(bytes),
-        }
+        Ok(bytes)
     }
 
     fn check_size(&self, size: usize) -> Result<(), PublishError> {

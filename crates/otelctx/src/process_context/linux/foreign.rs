@@ -23,25 +23,25 @@ const TRIES: u32 = 5;
 /// either.
 pub(super) fn find() -> Option<String> {
     let maps = fs::read("/proc/self/maps").ok()?;
-    let maps = String::from_utf8_lossy(&maps);
-    maps.lines()
-        .find(|line| is_context(line))
-        .map(str::to_owned)
+    let line = maps
+        .split(|byte| *byte == b'\n')
+        .find(|line| is_context(line))?;
+    Some(line.iter().map(|byte| char::from(*byte)).collect())
 }
 
 /// Whether a line of `/proc/self/maps` (proc_pid_maps(5)) shows a valid context.
-fn is_context(line: &str) -> bool {
-    let Some((address, rest)) = line.split_once('-') else {
-        return false;
-    };
-    // Behind the addresses: permissions, offset, device, inode, spaces, name.
-    let name = rest.splitn(6, ' ').nth(5).unwrap_or_default().trim_start();
-    if !NAMES.iter().any(|start| name.starts_with(start)) {
+fn is_context(line: &[u8]) -> bool {
+    // Behind addresses, permissions, offset, device, inode and spaces; the numbers have no such
+    // character.
+    let name = line
+        .iter()
+        .position(|byte| b"/[".contains(byte))
+        .map_or(&[][..], |at| &line[at..]);
+    if !NAMES.iter().any(|start| name.starts_with(start.as_bytes())) {
         return false;
     }
-    let Ok(address) = usize::from_str_radix(address, 16) else {
-        return false;
-    };
+    let address = line.iter().map_while(|byte| char::from(*byte).to_digit(16));
+    let address = address.fold(0, |address, digit| address << 4 | digit as usize);
     for _ in 0..TRIES {
         match read(address).map(|bytes| Header::decode(&bytes)) {
             // Unmapped meanwhile.
