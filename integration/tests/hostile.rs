@@ -3,12 +3,13 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use otelctx_integration::Target;
+use otelctx_fixtures::Target;
+use otelctx_integration::facts;
 use otelctx_reader::format::KeyMapError;
 use otelctx_reader::{Broken, ContextState, Error, Options, Process, ThreadSupport, Unreadable};
 
 fn hostile(task: &str) -> (Target, Process) {
-    let target = Target::start(Command::new(env!("CARGO_BIN_EXE_hostile")).arg(task));
+    let target = Target::spawn(Command::new(env!("CARGO_BIN_EXE_hostile")).arg(task));
     let process = Process::open(target.pid()).unwrap();
     (target, process)
 }
@@ -68,7 +69,7 @@ fn a_context_that_makes_no_sense_is_broken_and_says_why() {
     assert!(grown < 16 << 10, "reading took {grown} KiB");
 
     // Whoever wants all of it gets it. Here, because it must not run beside the measurement.
-    let target = Target::start(Command::new(env!("CARGO_BIN_EXE_hostile")).arg("huge-keys"));
+    let target = Target::spawn(Command::new(env!("CARGO_BIN_EXE_hostile")).arg("huge-keys"));
     let mut options = Options::default();
     options.max_payload = 300 << 20;
     let mut process = Process::with_options(target.pid(), options).unwrap();
@@ -86,8 +87,7 @@ fn of_two_contexts_the_first_is_read_and_the_other_reported() {
     let ContextState::Published(context) = process.context().unwrap() else {
         panic!()
     };
-    let mut told: Vec<u64> = target
-        .facts("address")
+    let mut told: Vec<u64> = facts(&target.lines, "address")
         .iter()
         .map(|fact| fact[0].parse().unwrap())
         .collect();

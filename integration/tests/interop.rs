@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use otelctx_integration::{Target, words};
+use otelctx_fixtures::Target;
+use otelctx_integration::{facts, words};
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::{ContextState, Outcome, Process, ProcessContext};
@@ -26,10 +27,9 @@ fn pairs(attributes: &Attributes) -> Vec<(String, String)> {
 
 #[test]
 fn what_libdd_publishes_is_read_exactly() {
-    let target = Target::start(&mut Command::new(env!("CARGO_BIN_EXE_libdd")));
+    let target = Target::spawn(&mut Command::new(env!("CARGO_BIN_EXE_libdd")));
     let told = |word| -> Vec<(String, String)> {
-        target
-            .facts(word)
+        facts(&target.lines, word)
             .iter()
             .map(|fact| (fact[0].clone(), fact[1].clone()))
             .collect()
@@ -41,12 +41,12 @@ fn what_libdd_publishes_is_read_exactly() {
     assert!(
         told("resource").len() >= 8 && told("attribute").len() >= 3,
         "{:?}",
-        target.truth
+        target.lines
     );
     assert_eq!(context.schema, Some(Schema::TlsdescV1Dev));
     assert_eq!(
         context.keys.clone().unwrap().unwrap().names(),
-        target.facts("keys")[0]
+        facts(&target.lines, "keys")[0]
     );
     assert_eq!((context.problems.len(), context.others.len()), (0, 0));
 
@@ -69,8 +69,7 @@ fn what_libdd_publishes_is_read_exactly() {
             read.insert(fact[0].clone(), fact);
         }
     }
-    let told = target
-        .facts("thread")
+    let told = facts(&target.lines, "thread")
         .into_iter()
         .map(|fact| (fact[0].clone(), fact.to_vec()));
     assert_eq!(read, told.collect());
@@ -90,22 +89,21 @@ fn what_ddtrace_publishes_from_python_is_read_exactly() {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ddtrace_program.py");
     let mut command = Command::new("python3");
     command.arg(program).env("PYTHONPATH", packages);
-    let target = Target::start(&mut command);
+    let target = Target::spawn(&mut command);
 
     let mut process = Process::open(target.pid()).unwrap();
     let context = context(&mut process);
-    for fact in target.facts("resource") {
+    for fact in facts(&target.lines, "resource") {
         let value = context.payload.resource_attribute(&fact[0]);
         assert_eq!(value, Some(&Value::from(fact[1].as_str())), "{}", fact[0]);
     }
-    assert_eq!(target.facts("resource").len(), 5);
+    assert_eq!(facts(&target.lines, "resource").len(), 5);
     assert_eq!(context.schema, Some(Schema::TlsdescV1Dev));
 
     let mut seen = 0;
     for thread in process.threads().unwrap() {
         let tid = thread.tid().to_string();
-        let told = target
-            .facts("thread")
+        let told = facts(&target.lines, "thread")
             .into_iter()
             .find(|fact| fact[0] == tid);
         match (thread.context().unwrap(), told) {

@@ -1,11 +1,10 @@
 //! Whatever a target does while it is looked at, at whatever moment: no look takes over a second,
 //! no thread stays stopped, no descriptor stays open.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use otelctx_integration::Target;
+use otelctx_fixtures::{Compiler, Target};
 use otelctx_reader::{Error, Outcome, Process};
 
 /// How many contexts one look found. A thread or process that is gone is no error; anything else
@@ -66,7 +65,7 @@ fn open_descriptors() -> usize {
 }
 
 fn restless(arguments: &[&str]) -> Target {
-    Target::start(Command::new(env!("CARGO_BIN_EXE_restless")).args(arguments))
+    Target::spawn(Command::new(env!("CARGO_BIN_EXE_restless")).args(arguments))
 }
 
 /// Looks at a target that keeps doing `arguments[0]`, and returns how many contexts were found.
@@ -105,34 +104,6 @@ fn look_and_kill(delay: Duration) {
     assert_eq!(states(pid), [], "the target is gone");
 }
 
-/// A shared library, made by the C compiler, that defines the thread-local variable and reaches
-/// it dynamically. `None`, and a line that says so, where there is no C compiler.
-fn library_with_variable() -> Option<PathBuf> {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (source, library) = (
-        directory.join("variable.c"),
-        directory.join("libvariable.so"),
-    );
-    let text = "__thread void *otel_thread_ctx_v1;\n\
-                void **variable(void) { return &otel_thread_ctx_v1; }\n";
-    std::fs::write(&source, text).unwrap();
-    let mut compiler = Command::new("cc");
-    match compiler
-        .args(["-shared", "-fPIC", "-o"])
-        .args([&library, &source])
-        .status()
-    {
-        Ok(status) => {
-            assert!(status.success());
-            Some(library)
-        }
-        Err(error) => {
-            eprintln!("skipped: dlclose under a reader ({compiler:?}: {error})");
-            None
-        }
-    }
-}
-
 #[test]
 fn a_target_may_do_anything_at_any_moment() {
     let before = open_descriptors();
@@ -144,7 +115,7 @@ fn a_target_may_do_anything_at_any_moment() {
         println!("{task}: {found} contexts in 200 looks");
         assert!(found > 0, "{task}: not one context was read");
     }
-    if let Some(library) = library_with_variable() {
+    if let Some(library) = Compiler::gcc().library::<&str>(&["variable.c"], &[]) {
         let found = looks(&["dlclose", &library.to_string_lossy()], 200);
         println!("dlclose: {found} contexts in 200 looks");
         assert!(found > 0, "dlclose: not one context was read");

@@ -3,7 +3,8 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use otelctx_integration::{Target, checksum};
+use otelctx_fixtures::Target;
+use otelctx_integration::checksum;
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::{Broken, ContextState, Process, ProcessContext};
 
@@ -28,12 +29,12 @@ fn check(context: &ProcessContext) {
 
 /// Reads `reads` times from each of `readers` threads, each with its own [`Process`]; returns how
 /// many succeeded. Each read makes at most five tries.
-fn read(target: &Target, readers: usize, reads: u64) -> u64 {
+fn read(pid: i32, readers: usize, reads: u64) -> u64 {
     let succeeded = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for _ in 0..readers {
             scope.spawn(|| {
-                let mut process = Process::open(target.pid()).unwrap();
+                let mut process = Process::open(pid).unwrap();
                 for _ in 0..reads {
                     match process.context().unwrap() {
                         ContextState::Published(context) => {
@@ -54,8 +55,8 @@ fn read(target: &Target, readers: usize, reads: u64) -> u64 {
 
 #[test]
 fn a_context_updated_as_fast_as_can_be_is_never_torn() {
-    let target = Target::start(&mut Command::new(env!("CARGO_BIN_EXE_updating")));
-    let succeeded = read(&target, 10, 100_000);
+    let target = Target::spawn(&mut Command::new(env!("CARGO_BIN_EXE_updating")));
+    let succeeded = read(target.pid(), 10, 100_000);
     println!("{succeeded} of 1,000,000 reads succeeded within 5 tries");
     assert!(
         succeeded >= 500_000,
@@ -65,8 +66,8 @@ fn a_context_updated_as_fast_as_can_be_is_never_torn() {
 
 #[test]
 fn a_context_updated_a_thousand_times_a_second_is_nearly_always_read() {
-    let target = Target::start(Command::new(env!("CARGO_BIN_EXE_updating")).arg("1000"));
-    let succeeded = read(&target, 1, 100_000);
+    let target = Target::spawn(Command::new(env!("CARGO_BIN_EXE_updating")).arg("1000"));
+    let succeeded = read(target.pid(), 1, 100_000);
     println!("{succeeded} of 100,000 reads succeeded within 5 tries");
     assert!(
         succeeded >= 99_900,

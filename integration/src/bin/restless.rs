@@ -46,7 +46,7 @@ fn main() {
             "fork" => fork(),
             "dlclose" => load_and_unload(&arguments[2], pause),
             "unpublish" => {
-                published = None;
+                drop(published.take());
                 std::thread::sleep(pause);
                 published = Some(publish());
                 std::thread::sleep(pause);
