@@ -1,6 +1,7 @@
 //! Resource attributes that a process can find out about itself.
 
 use std::env;
+use std::ffi::OsString;
 
 use otelctx_format::environment;
 use otelctx_format::process_context::Value;
@@ -48,37 +49,35 @@ impl Detect {
     pub(super) fn run(self) -> ProcessContext {
         let mut context = ProcessContext::new();
         context.random_instance_id = self.instance_id;
+        let resource = &mut context.payload.resource;
+        let mut add = |key: &str, value: Value| resource.push((key.into(), value));
         let executable = env::current_exe().unwrap_or_default();
         let name = executable.file_name().map(|name| name.to_string_lossy());
         if self.environment {
-            let unknown = match &name {
-                Some(name) => format!("unknown_service:{name}"),
-                None => "unknown_service".into(),
-            };
-            context = context.service_name(unknown);
+            let mut unknown = String::from("unknown_service");
+            if let Some(name) = &name {
+                unknown.push(':');
+                unknown.push_str(name);
+            }
+            add(SERVICE_NAME, unknown.into());
         }
         if self.sdk {
-            context = context
-                .attribute("telemetry.sdk.language", "rust")
-                .attribute("telemetry.sdk.name", "otelctx")
-                .attribute("telemetry.sdk.version", env!("CARGO_PKG_VERSION"));
+            add("telemetry.sdk.language", "rust".into());
+            add("telemetry.sdk.name", "otelctx".into());
+            add("telemetry.sdk.version", env!("CARGO_PKG_VERSION").into());
         }
         if self.process {
-            context = context.attribute("process.pid", i64::from(std::process::id()));
+            add("process.pid", i64::from(std::process::id()).into());
             if let Some(name) = &name {
-                context = context
-                    .attribute("process.executable.name", name.as_ref())
-                    .attribute(
-                        "process.executable.path",
-                        executable.to_string_lossy().as_ref(),
-                    );
+                add("process.executable.name", name.as_ref().into());
+                let path = executable.to_string_lossy();
+                add("process.executable.path", path.as_ref().into());
             }
         }
         if self.command_args {
-            let args: Vec<Value> = env::args_os()
-                .map(|arg| arg.to_string_lossy().as_ref().into())
-                .collect();
-            context = context.attribute("process.command_args", args);
+            let text = |arg: OsString| Value::from(arg.to_string_lossy().as_ref());
+            let args: Vec<Value> = env::args_os().map(text).collect();
+            add("process.command_args", args.into());
         }
         if self.environment {
             context.read_environment();
@@ -89,26 +88,21 @@ impl Detect {
 
 impl ProcessContext {
     fn read_environment(&mut self) {
-        // A value that is not UTF-8 is malformed, and the parser says so of U+FFFD's neighbours only
-        // when they are: read it as malformed percent-encoding instead.
-        let variable = |name| {
-            let value = env::var_os(name)?;
-            Some(value.into_string().unwrap_or_else(|_| "%".into()))
-        };
         let service_name = env::var_os(environment::SERVICE_NAME);
         let service_name = service_name.as_ref().map(|name| name.to_string_lossy());
-        let found = environment::resource(
-            service_name.as_deref(),
-            variable(environment::RESOURCE_ATTRIBUTES).as_deref(),
-        );
-        let resource = found.unwrap_or_else(|malformed| {
-            let resource = malformed.resource.clone();
-            self.malformed_variable = Some(malformed);
-            resource
-        });
+        // A value that is not UTF-8 is as malformed as a `%` that encodes nothing.
+        let pairs = env::var_os(environment::RESOURCE_ATTRIBUTES)
+            .map(|value| value.into_string().unwrap_or_else(|_| "%".into()));
+        let resource = match environment::resource(service_name.as_deref(), pairs.as_deref()) {
+            Ok(resource) => resource,
+            Err(mut malformed) => {
+                let resource = std::mem::take(&mut malformed.resource);
+                self.malformed_variable = Some(malformed);
+                resource
+            }
+        };
         for (key, value) in resource {
-            super::set(&mut self.resource, key, value);
+            super::set(&mut self.payload.resource, key, value);
         }
-        debug_assert!(self.resource.iter().any(|(key, _)| key == SERVICE_NAME));
     }
 }

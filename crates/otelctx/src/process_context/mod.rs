@@ -14,7 +14,7 @@ pub use detect::Detect;
 pub use error::PublishError;
 use otelctx_format::environment::MalformedVariable;
 use otelctx_format::process_context::{Attributes, Payload, Value, MAX_PUBLISHED_SIZE};
-use otelctx_format::{KeyMap, Schema, KEY_MAP, SCHEMA_VERSION, THREADLOCAL};
+use otelctx_format::{Schema, KEY_MAP, SCHEMA_VERSION, THREADLOCAL};
 
 use crate::{arch, thread};
 
@@ -28,8 +28,7 @@ const INSTANCE_ID: &str = "service.instance.id";
 #[derive(Clone, Debug)]
 #[must_use = "a process context does nothing until it is published"]
 pub struct ProcessContext {
-    resource: Attributes,
-    attributes: Attributes,
+    payload: Payload,
     schema: Schema,
     random_instance_id: bool,
     max_payload_size: usize,
@@ -46,8 +45,7 @@ impl ProcessContext {
     /// A process context without resource attributes.
     pub fn new() -> Self {
         Self {
-            resource: Attributes::new(),
-            attributes: Attributes::new(),
+            payload: Payload::default(),
             schema: Schema::TlsdescV1Dev,
             random_instance_id: false,
             max_payload_size: MAX_PUBLISHED_SIZE,
@@ -73,14 +71,14 @@ impl ProcessContext {
 
     /// Sets an attribute of the resource.
     pub fn attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
-        set(&mut self.resource, key.into(), value.into());
+        set(&mut self.payload.resource, key.into(), value.into());
         self
     }
 
     /// Sets an attribute of the process context itself, which is no part of the resource. Names
     /// that start with `threadlocal.` are the crate's.
     pub fn context_attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
-        set(&mut self.attributes, key.into(), value.into());
+        set(&mut self.payload.attributes, key.into(), value.into());
         self
     }
 
@@ -119,39 +117,40 @@ impl ProcessContext {
     }
 
     /// The payload's bytes: this, and how thread contexts are to be read.
-    fn encode(&self, instance_id: Option<&str>) -> Vec<u8> {
-        let mut payload = Payload {
-            resource: self.resource.clone(),
-            attributes: self.attributes.clone(),
-        };
-        if let Some(id) = instance_id {
-            if payload.resource_attribute(INSTANCE_ID).is_none() {
-                payload.resource.push((INSTANCE_ID.into(), id.into()));
-            }
-        }
+    fn encode(&mut self) -> Vec<u8> {
+        let own = self.payload.attributes.len();
         if arch::OBSERVED {
-            let keys = KeyMap::new(thread::registered_names()).unwrap_or_default();
-            payload
-                .attributes
-                .push((SCHEMA_VERSION.into(), self.schema.as_str().into()));
-            payload.attributes.push((KEY_MAP.into(), keys.to_value()));
+            let keys: Vec<Value> = thread::registered_names().map(Value::from).collect();
+            let attributes = &mut self.payload.attributes;
+            attributes.push((SCHEMA_VERSION.into(), self.schema.as_str().into()));
+            attributes.push((KEY_MAP.into(), keys.into()));
         }
-        payload.encode()
+        let bytes = self.payload.encode();
+        self.payload.attributes.truncate(own);
+        bytes
     }
 
     /// Encodes what shall be published for the first time or in place of another context.
-    fn encode_checked(&self, instance_id: Option<&str>) -> Result<Vec<u8>, PublishError> {
+    fn encode_checked(&mut self) -> Result<Vec<u8>, PublishError> {
         let reserved = self
+            .payload
             .attributes
             .iter()
             .find(|(key, _)| key.starts_with(THREADLOCAL));
         if let Some((key, _)) = reserved {
             return Err(PublishError::ReservedKey { key: key.clone() });
         }
-        check::check(&self.resource, &self.attributes)?;
-        let bytes = self.encode(instance_id);
+        check::check(&self.payload.resource, &self.payload.attributes)?;
+        let bytes = self.encode();
         self.check_size(bytes.len())?;
         Ok(bytes)
+    }
+
+    /// Sets the instance id, unless the program has set one of its own.
+    fn set_instance_id(&mut self, id: &str) {
+        if self.payload.resource_attribute(INSTANCE_ID).is_none() {
+            self.payload.resource.push((INSTANCE_ID.into(), id.into()));
+        }
     }
 
     fn check_size(&self, size: usize) -> Result<(), PublishError> {

@@ -25,9 +25,9 @@ impl Owner {
 }
 
 /// Checks the context, and no more.
-pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
+pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
-    context.encode_checked(None)?;
+    context.encode_checked()?;
     owner.publish_keys()?;
     Ok(1)
 }

@@ -50,22 +50,20 @@ impl Owner {
         let Some(publication) = self.publication() else {
             return Ok(());
         };
-        let payload = publication
-            .context
-            .encode(publication.instance_id.as_deref());
+        let payload = publication.context.encode();
         publication.context.check_size(payload.len())?;
         publication.show(payload)
     }
 
-    fn publish(&self, context: ProcessContext) -> Result<u64, PublishError> {
+    fn publish(&self, mut context: ProcessContext) -> Result<u64, PublishError> {
         if let Some(problem) = &self.0.problem {
             return Err(problem.clone());
         }
         if let Some(mapping) = foreign::find() {
             return Err(PublishError::Foreign { mapping });
         }
-        let instance_id = context.random_instance_id.then(random_id).transpose()?;
-        let payload = context.encode_checked(instance_id.as_deref())?;
+        let instance_id = identify(&mut context, None)?;
+        let payload = context.encode_checked()?;
         let mut publication = Box::new(Publication {
             context,
             instance_id,
@@ -108,7 +106,7 @@ pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
 }
 
 /// Replaces publication `id`; in a forked child, publishes. Returns the number of the publication.
-pub(crate) fn update(id: u64, context: ProcessContext) -> Result<u64, PublishError> {
+pub(crate) fn update(id: u64, mut context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
     let current = owner.0.shared.current.load(Ordering::Relaxed);
     let Some(publication) = owner.publication() else {
@@ -117,12 +115,8 @@ pub(crate) fn update(id: u64, context: ProcessContext) -> Result<u64, PublishErr
     if current != id {
         return Err(PublishError::NotPublished);
     }
-    let instance_id = match (context.random_instance_id, publication.instance_id.clone()) {
-        (false, _) => None,
-        (true, Some(id)) => Some(id),
-        (true, None) => Some(random_id()?),
-    };
-    let payload = context.encode_checked(instance_id.as_deref())?;
+    let instance_id = identify(&mut context, publication.instance_id.as_deref())?;
+    let payload = context.encode_checked()?;
     publication.context = context;
     publication.instance_id = instance_id;
     publication.show(payload)?;
@@ -141,6 +135,22 @@ pub(crate) fn unpublish(id: u64) -> Result<(), PublishError> {
     // SAFETY: `current` said that this process made it; nobody else has it now.
     let publication = unsafe { Box::from_raw(publication) };
     publication.mapping.withdraw()
+}
+
+/// Gives a context that wants it the instance id of before, or else a random one.
+fn identify(
+    context: &mut ProcessContext,
+    before: Option<&str>,
+) -> Result<Option<String>, PublishError> {
+    if !context.random_instance_id {
+        return Ok(None);
+    }
+    let id = match before {
+        Some(id) => id.to_owned(),
+        None => random_id()?,
+    };
+    context.set_instance_id(&id);
+    Ok(Some(id))
 }
 
 /// Nanoseconds of `CLOCK_BOOTTIME`, later than all that were returned before.
