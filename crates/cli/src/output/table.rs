@@ -38,7 +38,8 @@ impl Table {
         self.rows.push(cells.into());
     }
 
-    /// The lines, each cut to the terminal's width.
+    /// The lines, each cut to the terminal's width. Where the last cell of a row has no room it
+    /// stands below the row, on lines of its own.
     pub(crate) fn render(&self, terminal: &Terminal) -> String {
         let widths: Vec<usize> = (0..self.columns.len())
             .map(|index| {
@@ -59,14 +60,26 @@ impl Table {
                     Align::Right => line.extend([&padding, cell]),
                 }
             }
-            terminal.cut(line.trim_end())
+            line.truncate(line.trim_end().len());
+            line
         };
         let head = line(&mut self.columns.iter().map(|(name, _)| *name));
-        let mut text = terminal.paint(Style::Bold, &head);
+        let mut text = terminal.paint(Style::Bold, &terminal.cut(&head));
         text.push('\n');
+        // Below the second column.
+        let indent = " ".repeat(2 * GAP.len() + widths.first().copied().unwrap_or(0));
         for row in &self.rows {
-            text.push_str(&line(&mut row.iter().map(String::as_str)));
-            text.push('\n');
+            let whole = line(&mut row.iter().map(String::as_str));
+            if terminal.fits(&whole) {
+                text += &whole;
+                text.push('\n');
+            } else if let Some((last, others)) = row.split_last() {
+                text += &terminal.cut(&line(&mut others.iter().map(String::as_str)));
+                text.push('\n');
+                if !last.is_empty() {
+                    text += &terminal.sentence(&indent, last);
+                }
+            }
         }
         text
     }
@@ -93,7 +106,7 @@ mod tests {
         let narrow = Terminal::with_width(Some(10));
         assert_eq!(
             table.render(&narrow),
-            "  NAME   …\n  日本   …\n  e\u{301}     1…\n"
+            "  NAME   …\n  日本   …\n        a\n  e\u{301}     1…\n"
         );
     }
 }

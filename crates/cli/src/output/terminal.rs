@@ -62,6 +62,16 @@ impl Terminal {
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 
+    /// Columns, where there is a limit.
+    pub(crate) fn width(&self) -> Option<usize> {
+        self.width
+    }
+
+    /// Whether one line holds `text`.
+    pub(crate) fn fits(&self, text: &str) -> bool {
+        self.width.is_none_or(|width| text.width() <= width)
+    }
+
     /// `text`, cut to what one line holds.
     pub(crate) fn cut(&self, text: &str) -> String {
         match self.width {

@@ -73,8 +73,16 @@ fn lines_end_where_the_terminal_does_and_never_in_a_pipe() {
         lines.iter().all(|line| line.chars().count() <= 60),
         "{lines:#?}"
     );
-    let worker = lines.iter().find(|line| line.contains("worker-1")).unwrap();
-    assert!(worker.ends_with('…'), "{lines:#?}");
+    // What has no room in its row follows below it.
+    let worker = lines
+        .iter()
+        .position(|line| line.contains("worker-1"))
+        .unwrap();
+    assert!(lines[worker].ends_with('…'), "{lines:#?}");
+    assert_eq!(
+        lines[worker + 1].trim_start(),
+        "http.route=/cart  http.request.method=GET"
+    );
     // The resource flows over several lines, with nothing lost.
     let start = lines
         .iter()

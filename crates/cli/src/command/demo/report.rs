@@ -6,7 +6,7 @@ use std::time::Duration;
 use otelctx_reader::format::TraceId;
 use serde::Serialize;
 
-use super::watch::{ThreadSeen, TraceSeen, Watched};
+use super::watch::{ThreadSeen, Watched};
 
 /// The whole answer.
 #[derive(Debug, Serialize)]
@@ -80,21 +80,13 @@ impl Report {
     /// that met it running. Each such look stands for an equal part of that time.
     pub(super) fn of(mut watched: Watched) -> Self {
         let mut cpu_of_route: BTreeMap<&str, f64> = BTreeMap::new();
-        let mut cpu_of_look: BTreeMap<i32, f64> = BTreeMap::new();
         for thread in &watched.threads {
             let looks: usize = thread.running.values().sum();
             let each = milliseconds(thread.cpu) / looks.max(1) as f64;
-            cpu_of_look.insert(thread.tid, each);
             for (route, looks) in &thread.running {
                 *cpu_of_route.entry(route).or_default() += each * *looks as f64;
             }
         }
-        let cpu_of_trace = |seen: &TraceSeen| -> f64 {
-            let parts = seen.running.iter();
-            parts
-                .map(|(tid, looks)| cpu_of_look.get(tid).unwrap_or(&0.0) * *looks as f64)
-                .sum()
-        };
         let cpu_ms: f64 = cpu_of_route.values().sum();
         let mut routes = Vec::new();
         for (route, cpu) in &cpu_of_route {
@@ -102,9 +94,9 @@ impl Report {
                 .traces
                 .iter()
                 .filter(|(_, seen)| seen.route == **route);
-            let costs: Vec<(f64, &TraceId)> =
-                traces.map(|(id, seen)| (cpu_of_trace(seen), id)).collect();
-            let costliest = costs.iter().max_by(|a, b| a.0.total_cmp(&b.0));
+            let costs: Vec<(Duration, &TraceId)> =
+                traces.map(|(id, seen)| (seen.cpu, id)).collect();
+            let costliest = costs.iter().max();
             routes.push(Route {
                 route: named(route),
                 cpu_ms: *cpu,
@@ -112,15 +104,12 @@ impl Report {
                 traces: costs.len(),
                 costliest_trace: costliest.map(|(cpu, id)| Trace {
                     trace_id: id.to_string(),
-                    cpu_ms: *cpu,
+                    cpu_ms: milliseconds(*cpu),
                 }),
             });
         }
         routes.sort_by(|a, b| b.cpu_ms.total_cmp(&a.cpu_ms));
-        let moved = watched
-            .traces
-            .values()
-            .filter(|seen| seen.running.len() > 1);
+        let moved = watched.traces.values().filter(|seen| seen.tids.len() > 1);
         Self {
             pid: watched.pid,
             seconds: watched.duration.as_secs_f64(),

@@ -8,12 +8,17 @@ use crate::output::table::{Align, Table};
 use crate::output::terminal::{Terminal, escape};
 use crate::output::words::grouped;
 
-/// Columns of a bar for the whole.
-const BAR: f64 = 20.0;
+/// Columns of a bar for the whole, where there is room.
+const BAR: usize = 28;
+/// Columns of everything else in the bars' table.
+const BESIDE_BAR: usize = 71;
 /// Parts of a column that there are characters for.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 /// Work outside of requests.
-const NO_ROUTE: &str = "(no request)";
+const NO_ROUTE: &str = "(none)";
+
+/// The service is gone when this is read.
+const TRY: &str = "Try, in another terminal while `otelctx demo --duration 60` runs:";
 
 /// What is about to happen.
 pub(super) fn head(pid: i32, duration: Duration) -> String {
@@ -25,7 +30,10 @@ pub(super) fn head(pid: i32, duration: Duration) -> String {
 
 /// What has happened.
 pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
-    let mut text = routes(&report.routes).render(terminal);
+    let bar = terminal
+        .width()
+        .map_or(BAR, |width| width.saturating_sub(BESIDE_BAR).clamp(1, BAR));
+    let mut text = routes(&report.routes, bar).render(terminal);
     text.push('\n');
     text += &threads(&report.threads).render(terminal);
     text.push('\n');
@@ -39,28 +47,32 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
         }
         (None, _) => "every one readable".into(),
     };
-    text += &format!(
-        "{} looks, {readable}; each stopped a thread for {:.0} µs (median).\n\
-         {} requests were seen on more than one thread: tasks move, and their context with them.\n\
-         Try, in another terminal while `otelctx demo --duration 60` runs:\n  \
-         otelctx ps · otelctx dump PID · otelctx check PID\n",
+    let looks = format!(
+        "{} looks, {readable}; each stopped a thread for {:.0} µs (median).",
         grouped(report.looks),
-        report.stopped_us,
-        grouped(report.traces_that_moved),
+        report.stopped_us
     );
+    let moved = format!(
+        "{} requests were seen on several threads: async tasks move, their context with them.",
+        grouped(report.traces_that_moved)
+    );
+    for sentence in [looks.as_str(), moved.as_str(), TRY] {
+        text += &terminal.sentence("", sentence);
+    }
+    text += "  otelctx ps · otelctx dump PID · otelctx check PID\n";
     text
 }
 
-fn routes(routes: &[Route]) -> Table {
+fn routes(routes: &[Route], width: usize) -> Table {
     let mut table = Table::new(&[
         ("ROUTE", Align::Left),
         ("CPU", Align::Left),
-        ("", Align::Right),
         ("SHARE", Align::Right),
-        ("TRACES SEEN", Align::Right),
+        ("TRACES", Align::Right),
         ("COSTLIEST TRACE", Align::Left),
-        ("ITS CPU", Align::Right),
+        ("", Align::Right),
     ]);
+    let most = routes.first().map_or(1.0, |route| route.share);
     for route in routes {
         let (trace, cpu) = match &route.costliest_trace {
             Some(trace) => (trace.trace_id.clone(), milliseconds(trace.cpu_ms)),
@@ -68,8 +80,7 @@ fn routes(routes: &[Route]) -> Table {
         };
         table.push([
             name(route.route.as_ref()),
-            bar(route.share),
-            milliseconds(route.cpu_ms),
+            bar(route.share / most, width),
             percent(route.share),
             grouped(route.traces),
             trace,
@@ -83,9 +94,8 @@ fn threads(threads: &[Thread]) -> Table {
     let mut table = Table::new(&[
         ("THREAD", Align::Left),
         ("BUSY", Align::Right),
-        ("WITH", Align::Left),
-        ("LAST TRACE", Align::Left),
-        ("AND SPAN", Align::Left),
+        ("LAST SEEN AT TRACE", Align::Left),
+        ("BUSY WITH", Align::Left),
     ]);
     for thread in threads {
         let with: Vec<String> = thread
@@ -93,16 +103,12 @@ fn threads(threads: &[Thread]) -> Table {
             .iter()
             .map(|part| format!("{} {}", name(part.route.as_ref()), percent(part.share)))
             .collect();
-        let (trace, span) = match &thread.last {
-            Some(last) => (last.trace_id.clone(), last.span_id.clone()),
-            None => ("-".into(), "-".into()),
-        };
+        let last = thread.last.as_ref();
         table.push([
             escape(&thread.name),
             percent(thread.busy),
+            last.map_or("-".into(), |last| last.trace_id.clone()),
             with.join(", "),
-            trace,
-            span,
         ]);
     }
     table
@@ -116,13 +122,17 @@ fn percent(part: f64) -> String {
     format!("{:.0} %", part * 100.0)
 }
 
+/// To a tenth where that matters.
 fn milliseconds(milliseconds: f64) -> String {
-    format!("{} ms", grouped(milliseconds.round() as usize))
+    match milliseconds {
+        few if few < 10.0 => format!("{few:.1} ms"),
+        many => format!("{} ms", grouped(many.round() as usize)),
+    }
 }
 
-/// A bar of up to [`BAR`] columns, to an eighth of a column.
-fn bar(part: f64) -> String {
-    let eighths = (part.clamp(0.0, 1.0) * BAR * 8.0).round() as usize;
+/// A bar of up to `width` columns, to an eighth of a column.
+fn bar(part: f64, width: usize) -> String {
+    let eighths = (part.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize;
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
@@ -132,10 +142,10 @@ mod tests {
 
     #[test]
     fn bars_are_as_long_as_their_part() {
-        assert_eq!(bar(0.0), "");
-        assert_eq!(bar(0.5), "██████████");
-        assert_eq!(bar(0.55), "███████████");
-        assert_eq!(bar(0.0125), "▎");
-        assert_eq!(bar(7.0).chars().count(), 20);
+        assert_eq!(bar(0.0, 20), "");
+        assert_eq!(bar(0.5, 20), "██████████");
+        assert_eq!(bar(0.55, 20), "███████████");
+        assert_eq!(bar(0.0125, 20), "▎");
+        assert_eq!(bar(7.0, 20).chars().count(), 20);
     }
 }

@@ -1,6 +1,6 @@
 //! Looks at the service's threads, one after the other, and keeps what was seen.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use otelctx_reader::format::record::Context;
@@ -8,7 +8,7 @@ use otelctx_reader::format::{SpanId, TraceId};
 use otelctx_reader::{Outcome, Process, Thread, ThreadSupport};
 
 use super::super::patience::patiently;
-use super::cpu::{Moment, Stat};
+use super::cpu::Cpu;
 use crate::error::Error;
 
 /// The mean time from one look to the next. A processor can spare it, and a request of 10 ms is
@@ -38,8 +38,11 @@ pub(super) struct Watched {
 #[derive(Debug)]
 pub(super) struct TraceSeen {
     pub(super) route: String,
-    /// The threads it was met on, and how many looks met it there while the thread was running.
-    pub(super) running: BTreeMap<i32, usize>,
+    /// The threads it was met on.
+    pub(super) tids: BTreeSet<i32>,
+    /// What it used of the processors. Of what a thread used between two looks, each look's trace
+    /// gets one half.
+    pub(super) cpu: Duration,
 }
 
 /// One thread.
@@ -59,8 +62,12 @@ pub(super) struct ThreadSeen {
 /// A thread to look at.
 struct Eye<'p> {
     thread: Thread<'p>,
-    stat: Stat,
-    first: Moment,
+    cpu: Cpu,
+    /// What the thread had used at the first look, and at the last.
+    first: Duration,
+    last: Duration,
+    /// The trace that was attached at the last look.
+    trace: Option<TraceId>,
     seen: ThreadSeen,
 }
 
@@ -73,10 +80,13 @@ pub(super) fn watch(pid: i32, duration: Duration) -> Result<Watched, Error> {
     }
     let mut eyes = Vec::new();
     for thread in process.threads()? {
-        let stat = Stat::open(pid, thread.tid()).map_err(Error::Watch)?;
+        let cpu = Cpu::open(pid, thread.tid()).map_err(Error::Watch)?;
+        let first = cpu.used().map_err(Error::Watch)?;
         eyes.push(Eye {
-            first: stat.read().map_err(Error::Watch)?,
-            stat,
+            cpu,
+            first,
+            last: first,
+            trace: None,
             seen: ThreadSeen::new(&thread),
             thread,
         });
@@ -97,16 +107,10 @@ pub(super) fn watch(pid: i32, duration: Duration) -> Result<Watched, Error> {
         }
     }
     watched.duration = start.elapsed();
-    for Eye {
-        stat,
-        first,
-        mut seen,
-        ..
-    } in eyes
-    {
-        let last = stat.read().map_err(Error::Watch)?;
-        seen.cpu = last.cpu.saturating_sub(first.cpu);
-        watched.threads.push(seen);
+    for mut eye in eyes {
+        let last = eye.cpu.used().map_err(Error::Watch)?;
+        eye.seen.cpu = last.saturating_sub(eye.first);
+        watched.threads.push(eye.seen);
     }
     Ok(watched)
 }
@@ -114,11 +118,21 @@ pub(super) fn watch(pid: i32, duration: Duration) -> Result<Watched, Error> {
 impl Watched {
     fn look(&mut self, eye: &mut Eye<'_>) -> Result<(), Error> {
         // Asked before the stop, because afterwards every thread is stopped.
-        let runs = eye.stat.read().map_err(Error::Watch)?.runs;
+        let runs = eye.cpu.runs().map_err(Error::Watch)?;
         self.looks += 1;
         eye.seen.looks += 1;
-        match self.read(&eye.thread) {
-            Ok(Outcome::Attached(context)) => self.attached(&context, runs, &mut eye.seen),
+        let outcome = self.read(&eye.thread);
+        // Asked after the stop, for which the thread left its processor.
+        let used = eye.cpu.used().map_err(Error::Watch)?;
+        let half = used.saturating_sub(eye.last) / 2;
+        eye.last = used;
+        self.share_out(eye.trace.take(), half);
+        match outcome {
+            Ok(Outcome::Attached(context)) => {
+                self.attached(&context, runs, &mut eye.seen);
+                eye.trace = Some(context.trace_id);
+                self.share_out(eye.trace, half);
+            }
             // A record that is being rewritten belongs to no request.
             Ok(_) if runs => *eye.seen.running.entry(String::new()).or_default() += 1,
             Ok(_) => {}
@@ -139,6 +153,12 @@ impl Watched {
         outcome
     }
 
+    fn share_out(&mut self, trace: Option<TraceId>, cpu: Duration) {
+        if let Some(seen) = trace.and_then(|trace| self.traces.get_mut(&trace)) {
+            seen.cpu += cpu;
+        }
+    }
+
     fn attached(&mut self, context: &Context, runs: bool, thread: &mut ThreadSeen) {
         let route = context.attributes.iter().find(|(key, _)| key == ROUTE);
         let route = route.map(|(_, value)| value.clone()).unwrap_or_default();
@@ -147,12 +167,12 @@ impl Watched {
             .entry(context.trace_id)
             .or_insert_with(|| TraceSeen {
                 route: route.clone(),
-                running: BTreeMap::new(),
+                tids: BTreeSet::new(),
+                cpu: Duration::ZERO,
             });
-        let running = trace.running.entry(thread.tid).or_default();
+        trace.tids.insert(thread.tid);
         thread.last = Some((route.clone(), context.trace_id, context.span_id));
         if runs {
-            *running += 1;
             *thread.running.entry(route).or_default() += 1;
         }
     }
