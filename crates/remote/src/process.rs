@@ -1,5 +1,7 @@
 //! One process: what `/proc` tells of it.
 
+mod status;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,9 +18,11 @@ use nix::sys::stat::Mode;
 
 use crate::mappings::{self, Mapping, Walk};
 use crate::memory::ProcessMemory;
+
 use crate::module::is_mapped_file;
 use crate::permission;
 use crate::{Device, Error};
+pub use status::Status;
 
 /// For files on the target's side: a FIFO or a device put there must not block or be driven.
 const REGULAR: OFlag = OFlag::O_RDONLY
@@ -43,74 +47,6 @@ pub struct Thread {
     pub tid: i32,
     /// Its name: 15 bytes at most, chosen by the target.
     pub name: OsString,
-}
-
-/// Fields of `/proc/PID/status`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Status {
-    /// State letter: R running, S sleeping, D in an uninterruptible sleep, T stopped, t traced,
-    /// Z zombie, X dead.
-    pub state: char,
-    /// The process that the thread belongs to.
-    pub process: i32,
-    /// The process that traces it, 0 for none.
-    pub tracer: i32,
-    /// Its process id in each PID namespace from the reader's to its own.
-    pub namespace_pids: Vec<i32>,
-    /// It has no memory of its own and runs in the kernel only.
-    pub kernel_thread: bool,
-    /// Signals pending for this thread, bit n−1 for signal n.
-    pub pending: u64,
-    /// Signals pending for the whole process.
-    pub shared_pending: u64,
-    /// Signals blocked.
-    pub blocked: u64,
-    /// Signals ignored by disposition.
-    pub ignored: u64,
-    /// Signals with a handler.
-    pub caught: u64,
-}
-
-impl Status {
-    pub(crate) fn parse(text: &[u8]) -> Self {
-        let mut has_memory = false;
-        let mut status = Status {
-            state: '?',
-            ..Status::default()
-        };
-        for line in text.split(|byte| *byte == b'\n') {
-            let Some(colon) = line.iter().position(|byte| *byte == b':') else {
-                continue;
-            };
-            // What follows the colon is ASCII in every line used here; `Name` is not.
-            let Ok(value) = std::str::from_utf8(&line[colon + 1..]) else {
-                continue;
-            };
-            let value = value.trim();
-            let number = || value.parse().unwrap_or(0);
-            let set = || u64::from_str_radix(value, 16).unwrap_or(0);
-            match &line[..colon] {
-                b"State" => status.state = value.chars().next().unwrap_or('?'),
-                b"Tgid" => status.process = number(),
-                b"TracerPid" => status.tracer = number(),
-                b"NSpid" => {
-                    status.namespace_pids = value
-                        .split_whitespace()
-                        .filter_map(|pid| pid.parse().ok())
-                        .collect();
-                }
-                b"VmSize" => has_memory = true,
-                b"SigPnd" => status.pending = set(),
-                b"ShdPnd" => status.shared_pending = set(),
-                b"SigBlk" => status.blocked = set(),
-                b"SigIgn" => status.ignored = set(),
-                b"SigCgt" => status.caught = set(),
-                _ => {}
-            }
-        }
-        status.kernel_thread = !has_memory && !matches!(status.state, 'Z' | 'X' | '?');
-        status
-    }
 }
 
 /// Ids of the processes that exist now.

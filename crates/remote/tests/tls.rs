@@ -129,6 +129,46 @@ fn loaded_library() {
     }
 }
 
+/// The heap of a program at a fixed address lies low: a descriptor's argument, which is a pointer
+/// into it, is small.
+#[test]
+fn loaded_library_of_a_program_at_a_fixed_address() {
+    for (flags, access) in MODELS {
+        let Some(library) = Compiler::gcc().library(&["variable.c"], flags) else {
+            return;
+        };
+        let flags = ["-no-pie", "-fno-pie", "-ldl"];
+        let Some(program) = Compiler::gcc().program(&["threads.c"], &flags) else {
+            return;
+        };
+        let mut command = Command::new(&program);
+        command
+            .arg(format!("lib={}", library.display()))
+            .env(NO_SURPLUS.0, NO_SURPLUS.1);
+        let storage = match access {
+            Access::InitialExec => Storage::Static,
+            _ => Storage::Dynamic,
+        };
+        assert_found(&Target::spawn(&mut command), &library, *access, storage);
+    }
+}
+
+/// A program started through its dynamic linker: /proc/PID/exe is ld.so.
+#[test]
+fn program_started_through_ld_so() {
+    let Some((target, program)) = executable(Compiler::gcc(), &[]) else {
+        return;
+    };
+    drop(target);
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    if !Path::new(loader).exists() {
+        eprintln!("skipped: {loader} is not there");
+        return;
+    }
+    let target = Target::spawn(Command::new(loader).arg(&program));
+    assert_found(&target, &program, Access::LocalExec, Storage::Static);
+}
+
 #[test]
 fn a_segment_whose_size_is_no_multiple_of_its_alignment() {
     for linker in ["bfd", "gold", "lld", "mold"] {

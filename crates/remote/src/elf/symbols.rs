@@ -1,0 +1,246 @@
+//! Looking a symbol up by name.
+
+use object::LittleEndian as LE;
+use object::elf::{self, SectionHeader64, Sym64, SymbolType};
+
+use super::ElfError::Malformed;
+use super::{CHUNK, Elf, ElfError, Source, chunks, read_structs, structs};
+
+/// Links of one hash chain that are followed, and symbols whose names are compared one by one.
+/// Linkers keep chains to a handful; a program has a few hundred thread-local variables.
+const MAX_CHAIN: u64 = 1 << 16;
+const TOO_MANY_VARIABLES: ElfError =
+    Malformed("it has more than 65,536 thread-local variables to look through");
+
+/// A symbol that was asked for by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FoundSymbol {
+    /// Its index in `.dynsym`; 0 for one from `.symtab`.
+    pub(crate) index: u32,
+    pub(crate) value: u64,
+    pub(crate) size: u64,
+    pub(crate) kind: SymbolType,
+    pub(crate) defined: bool,
+}
+
+impl Elf<'_> {
+    /// Looks a symbol up in `.dynsym`: a definition through the hash table, else a reference.
+    pub(crate) fn dynamic_symbol(&self, name: &[u8]) -> Result<Option<FoundSymbol>, ElfError> {
+        let table = &self.table;
+        if table.symbols == 0 || table.strings == 0 {
+            return Ok(None);
+        }
+        if table.gnu_hash != 0 {
+            self.gnu_lookup(name)
+        } else if table.hash != 0 {
+            self.sysv_lookup(name)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// DT_GNU_HASH: {buckets, first hashed symbol, bloom words, bloom shift}, bloom filter,
+    /// buckets, chains. Symbols that are only referred to come before the first hashed one.
+    fn gnu_lookup(&self, name: &[u8]) -> Result<Option<FoundSymbol>, ElfError> {
+        let at = self.table.gnu_hash;
+        let mut head = [0; 16];
+        self.read_at(at, &mut head)?;
+        let word = |index: usize| {
+            u64::from(u32::from_le_bytes([
+                head[4 * index],
+                head[4 * index + 1],
+                head[4 * index + 2],
+                head[4 * index + 3],
+            ]))
+        };
+        let (buckets, first, bloom_words, bloom_shift) = (word(0), word(1), word(2), word(3));
+        if buckets == 0 || bloom_words == 0 || bloom_shift >= 32 {
+            return Err(Malformed(
+                "its DT_GNU_HASH has no buckets or an impossible filter",
+            ));
+        }
+        let hash = u64::from(elf::gnu_hash(name));
+        let bloom_at = at.wrapping_add(16);
+        let buckets_at = bloom_at.wrapping_add(8 * bloom_words);
+        let chains_at = buckets_at.wrapping_add(4 * buckets);
+
+        let bloom = self.read_u64(bloom_at.wrapping_add(8 * ((hash / 64) % bloom_words)))?;
+        let both = (1 << (hash % 64)) | (1 << ((hash >> bloom_shift) % 64));
+        if bloom & both == both {
+            let start = self.read_u32(buckets_at.wrapping_add(4 * (hash % buckets)))?;
+            let mut index = u64::from(start);
+            let mut links = 0;
+            while index >= first && start != 0 {
+                let link = u64::from(self.read_u32(chains_at.wrapping_add(4 * (index - first)))?);
+                if link | 1 == hash | 1
+                    && let Some(symbol) = self.dynamic_symbol_if_named(index, name)?
+                {
+                    return Ok(Some(symbol));
+                }
+                links += 1;
+                if link & 1 == 1 {
+                    break;
+                }
+                if links > MAX_CHAIN {
+                    return Err(Malformed("a chain of its DT_GNU_HASH does not end"));
+                }
+                index += 1;
+            }
+        }
+        self.undefined_tls_symbol(first.saturating_sub(1), name)
+    }
+
+    /// DT_HASH: {buckets, chains}, buckets, chains.
+    fn sysv_lookup(&self, name: &[u8]) -> Result<Option<FoundSymbol>, ElfError> {
+        let at = self.table.hash;
+        let buckets = u64::from(self.read_u32(at)?);
+        let chains = u64::from(self.read_u32(at.wrapping_add(4))?);
+        if buckets == 0 {
+            return Ok(None);
+        }
+        let hash = u64::from(elf::hash(name));
+        let mut index = u64::from(self.read_u32(at.wrapping_add(8 + 4 * (hash % buckets)))?);
+        let chains_at = at.wrapping_add(8 + 4 * buckets);
+        for _ in 0..MAX_CHAIN.min(chains) {
+            if index == 0 || index >= chains {
+                break;
+            }
+            if let Some(symbol) = self.dynamic_symbol_if_named(index, name)? {
+                return Ok(Some(symbol));
+            }
+            index = u64::from(self.read_u32(chains_at.wrapping_add(4 * index))?);
+        }
+        Ok(None)
+    }
+
+    fn dynamic_symbol_if_named(
+        &self,
+        index: u64,
+        name: &[u8],
+    ) -> Result<Option<FoundSymbol>, ElfError> {
+        let size = size_of::<Sym64<LE>>() as u64;
+        let mut bytes = [0; size_of::<Sym64<LE>>()];
+        self.read_at(
+            self.table.symbols.wrapping_add(size.wrapping_mul(index)),
+            &mut bytes,
+        )?;
+        let [symbol] = structs::<Sym64<LE>>(&bytes) else {
+            return Ok(None);
+        };
+        let named = self.is_named(symbol, name)?;
+        Ok(named.then(|| FoundSymbol::new(index as u32, symbol)))
+    }
+
+    fn is_named(&self, symbol: &Sym64<LE>, name: &[u8]) -> Result<bool, ElfError> {
+        let offset = u64::from(symbol.st_name.get(LE));
+        let length = name.len() as u64 + 1;
+        if offset
+            .checked_add(length)
+            .is_none_or(|end| end > self.table.strings_size)
+        {
+            return Ok(false);
+        }
+        let mut bytes = vec![0; name.len() + 1];
+        self.read_at(self.table.strings.wrapping_add(offset), &mut bytes)?;
+        Ok(bytes.split_last() == Some((&0, name)))
+    }
+
+    /// Looks through `.dynsym` from index 1 for a reference to a thread-local variable.
+    fn undefined_tls_symbol(
+        &self,
+        count: u64,
+        name: &[u8],
+    ) -> Result<Option<FoundSymbol>, ElfError> {
+        let size = size_of::<Sym64<LE>>() as u64;
+        let from = self.table.symbols.wrapping_add(size);
+        let mut found = None;
+        let mut index = 1;
+        let mut compared = 0;
+        self.for_chunks(from, count.saturating_mul(size), size, |bytes| {
+            for symbol in structs::<Sym64<LE>>(bytes) {
+                if symbol.st_type() == elf::STT_TLS && found.is_none() {
+                    compared += 1;
+                    if compared > MAX_CHAIN {
+                        return Err(TOO_MANY_VARIABLES);
+                    }
+                    if self.is_named(symbol, name)? {
+                        found = Some(FoundSymbol::new(index, symbol));
+                    }
+                }
+                index += 1;
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Looks a thread-local definition up in `.symtab`, which only files have.
+    pub(crate) fn static_tls_symbol(&self, name: &[u8]) -> Result<Option<FoundSymbol>, ElfError> {
+        let Source::File(file) = self.source else {
+            return Ok(None);
+        };
+        let (at, count) = (
+            self.header.e_shoff.get(LE),
+            usize::from(self.header.e_shnum.get(LE)),
+        );
+        let size = usize::from(self.header.e_shentsize.get(LE));
+        if at == 0 || size != size_of::<SectionHeader64<LE>>() {
+            return Ok(None);
+        }
+        let sections: Vec<SectionHeader64<LE>> = read_structs(file, at, count)?;
+        let Some(table) = sections
+            .iter()
+            .find(|it| it.sh_type.get(LE) == elf::SHT_SYMTAB)
+        else {
+            return Ok(None);
+        };
+        let Some(strings) = sections.get(table.sh_link.get(LE) as usize) else {
+            return Err(Malformed("its .symtab has no string table"));
+        };
+        let (strings_at, strings_size) = (strings.sh_offset.get(LE), strings.sh_size.get(LE));
+        let entry = size_of::<Sym64<LE>>() as u64;
+        let mut found: Option<FoundSymbol> = None;
+        let mut expected = vec![0; name.len() + 1];
+        let mut compared = 0;
+        chunks(table.sh_size.get(LE), entry, |skip, length| {
+            let bytes = file.read_vec(
+                table.sh_offset.get(LE).wrapping_add(skip),
+                length,
+                CHUNK as usize,
+            )?;
+            for symbol in structs::<Sym64<LE>>(&bytes) {
+                let local = FoundSymbol::new(0, symbol);
+                let offset = u64::from(symbol.st_name.get(LE));
+                if local.kind != elf::STT_TLS
+                    || !local.defined
+                    || found.is_some()
+                    || offset + expected.len() as u64 > strings_size
+                {
+                    continue;
+                }
+                compared += 1;
+                if compared > MAX_CHAIN {
+                    return Err(TOO_MANY_VARIABLES);
+                }
+                file.read(strings_at.wrapping_add(offset), &mut expected)?;
+                if expected.split_last() == Some((&0, name)) {
+                    found = Some(local);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+}
+
+impl FoundSymbol {
+    fn new(index: u32, symbol: &Sym64<LE>) -> Self {
+        FoundSymbol {
+            index,
+            value: symbol.st_value.get(LE),
+            size: symbol.st_size.get(LE),
+            kind: symbol.st_type(),
+            defined: symbol.st_shndx.get(LE) != elf::SHN_UNDEF,
+        }
+    }
+}
