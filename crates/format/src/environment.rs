@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::process_context::{Attributes, Value};
+use crate::process_context::Attributes;
 
 /// Names the service; wins over a `service.name` in [`RESOURCE_ATTRIBUTES`].
 pub const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
@@ -23,10 +23,10 @@ pub fn resource(
     resource_attributes: Option<&str>,
 ) -> Result<Attributes, MalformedVariable> {
     let name = service_name.filter(|name| !name.is_empty());
-    let mut resource: Attributes = name
-        .map(|name| ("service.name".into(), Value::from(name)))
-        .into_iter()
-        .collect();
+    let mut resource = Attributes::new();
+    if let Some(name) = name {
+        resource.push(("service.name".into(), name.into()));
+    }
     let Some(pairs) = parse(resource_attributes.unwrap_or_default()) else {
         return Err(MalformedVariable { resource });
     };
@@ -57,18 +57,23 @@ impl fmt::Display for MalformedVariable {
 
 impl core::error::Error for MalformedVariable {}
 
+/// Loops rather than chains of iterators, here as below: programs that publish carry this code,
+/// and loops are smaller.
 fn parse(text: &str) -> Option<Vec<(String, String)>> {
-    let pairs = text
-        .split(',')
-        .map(str::trim)
-        .filter(|pair| !pair.is_empty());
-    pairs
-        .map(|pair| {
-            let (key, value) = pair.split_once('=')?;
-            let key = percent_decode(key.trim())?;
-            (!key.is_empty()).then_some((key, percent_decode(value.trim())?))
-        })
-        .collect()
+    let mut pairs = Vec::new();
+    for pair in text.split(',') {
+        let pair = pair.trim_ascii();
+        if pair.is_empty() {
+            continue;
+        }
+        let (key, value) = pair.split_once('=')?;
+        let key = percent_decode(key.trim_ascii())?;
+        if key.is_empty() {
+            return None;
+        }
+        pairs.push((key, percent_decode(value.trim_ascii())?));
+    }
+    Some(pairs)
 }
 
 /// Replaces each `%` and two hexadecimal digits by their byte; `None` unless UTF-8 results.
@@ -94,6 +99,7 @@ fn percent_decode(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process_context::Value;
 
     fn owned<const N: usize>(pairs: [(&str, &str); N]) -> [(String, String); N] {
         pairs.map(|(key, value)| (key.into(), value.into()))
