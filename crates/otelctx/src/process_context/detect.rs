@@ -1,7 +1,6 @@
 //! Resource attributes that a process can find out about itself.
 
 use std::env;
-use std::ffi::OsString;
 
 use otelctx_format::environment;
 use otelctx_format::process_context::Value;
@@ -75,8 +74,10 @@ impl Detect {
             }
         }
         if self.command_args {
-            let text = |arg: OsString| Value::from(arg.to_string_lossy().as_ref());
-            let args: Vec<Value> = env::args_os().map(text).collect();
+            let mut args = Vec::new();
+            for arg in env::args_os() {
+                args.push(Value::from(arg.to_string_lossy().as_ref()));
+            }
             add("process.command_args", args.into());
         }
         if self.environment {

@@ -120,7 +120,10 @@ impl ProcessContext {
     fn encode(&mut self) -> Vec<u8> {
         let own = self.payload.attributes.len();
         if arch::OBSERVED {
-            let keys: Vec<Value> = thread::registered_names().map(Value::from).collect();
+            let mut keys = Vec::new();
+            for name in thread::registered_names() {
+                keys.push(Value::from(name));
+            }
             let attributes = &mut self.payload.attributes;
             attributes.push((SCHEMA_VERSION.into(), self.schema.as_str().into()));
             attributes.push((KEY_MAP.into(), keys.into()));

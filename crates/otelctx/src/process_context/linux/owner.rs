@@ -7,6 +7,7 @@ use super::foreign;
 use super::lock::Locked;
 use super::mapping::Mapping;
 use super::system_error;
+use crate::arch::hex;
 use crate::process_context::{ProcessContext, PublishError};
 use crate::thread;
 
@@ -179,12 +180,12 @@ fn random_id() -> Result<String, PublishError> {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     let mut id = String::with_capacity(36);
-    for (at, byte) in bytes.iter().enumerate() {
-        if [4, 6, 8, 10].contains(&at) {
-            id.push('-');
-        }
-        for nibble in [byte >> 4, byte & 0xf] {
-            id.push(char::from_digit(nibble.into(), 16).expect("below 16"));
+    for half in bytes.chunks_exact(8) {
+        for digit in hex(half.try_into().expect("8 bytes")) {
+            if [8, 13, 18, 23].contains(&id.len()) {
+                id.push('-');
+            }
+            id.push(char::from(digit));
         }
     }
     Ok(id)
