@@ -1,9 +1,8 @@
 //! Stopping a thread with ptrace, and letting it go as it was.
 //!
-//! A stop is PTRACE_SEIZE + PTRACE_INTERRUPT, which the target cannot tell from the outside of a
-//! system call; letting go is PTRACE_DETACH. Two things need care so that the thread notices
-//! nothing: a signal that was about to be delivered when the thread stopped is handed back, and a
-//! system call that the stop ended with EINTR is started anew.
+//! A stop is PTRACE_SEIZE and PTRACE_INTERRUPT, letting go is PTRACE_DETACH; neither sends a
+//! signal. Two things need care so that the thread notices nothing: a signal that was about to be delivered when the thread stopped is handed back, and a
+//! system call that the stop ended with EINTR is started anew, its time-out from the beginning.
 
 mod signals;
 mod tracee;

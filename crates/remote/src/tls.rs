@@ -131,7 +131,7 @@ pub fn resolve(
     let library = loaded
         .iter()
         .find_map(|loaded| CLibrary::from_soname(loaded.module.soname.as_deref()?));
-    let tls_modules = glibc_tls_modules(memory, &loaded);
+    let tls_modules = glibc_tls_modules(memory, &loaded, &mut unreadable);
 
     let mut definitions = Vec::new();
     for loaded in &loaded {
@@ -168,22 +168,25 @@ pub fn resolve(
     Ok(resolution)
 }
 
-/// The dynamic linker's own list, empty if it cannot be read: the slots tell most of it, too.
-fn glibc_tls_modules(memory: &dyn Memory, loaded: &[Loaded]) -> Vec<glibc::TlsModule> {
+/// The dynamic linker's own list. Empty, with a word to `unreadable`, if it cannot be read: the
+/// slots tell most of it, too.
+fn glibc_tls_modules(
+    memory: &dyn Memory,
+    loaded: &[Loaded],
+    unreadable: &mut Vec<(OsString, String)>,
+) -> Vec<glibc::TlsModule> {
     let layout = loaded.iter().find_map(|loaded| loaded.module.glibc.layout);
-    let rtld_global = loaded.iter().find_map(|loaded| {
-        loaded
-            .module
-            .glibc
-            .rtld_global
-            .map(|address| loaded.bias.wrapping_add(address))
-    });
-    match (rtld_global, layout) {
-        (Some(rtld_global), Some(layout)) => {
-            glibc::tls_modules(memory, rtld_global, &layout).unwrap_or_default()
-        }
-        _ => Vec::new(),
-    }
+    let linker = loaded
+        .iter()
+        .find_map(|loaded| Some((loaded, loaded.module.glibc.rtld_global?)));
+    let (Some((linker, rtld_global)), Some(layout)) = (linker, layout) else {
+        return Vec::new();
+    };
+    let address = linker.bias.wrapping_add(rtld_global);
+    glibc::tls_modules(memory, address, &layout).unwrap_or_else(|error| {
+        unreadable.push((linker.name.clone(), format!("its list of modules: {error}")));
+        Vec::new()
+    })
 }
 
 fn definition<'a>(

@@ -348,18 +348,25 @@ fn stripped() {
 
 #[test]
 fn symbol_that_is_not_exported_is_found_and_said_to_be_so() {
-    let flags = ["-DLINKED"];
-    let sources = ["threads.c", "variable.c"];
-    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
-        return;
-    };
-    let target = Target::spawn(&mut Command::new(&program));
-    let found = variables(&target);
-    let [variable] = &found[..] else {
-        panic!("{found:?}")
-    };
-    assert!(!variable.exported);
-    assert_threads(&target, variable);
+    // dlopen in a static program is worth a warning to the linker; it is not called here.
+    for kind in ["-pie", "-static", "-static-pie"] {
+        let flags = ["-DLINKED", "-fPIE", kind];
+        let sources = ["threads.c", "variable.c"];
+        let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+            return;
+        };
+        let target = Target::spawn(&mut Command::new(&program));
+        let found = variables(&target);
+        let [variable] = &found[..] else {
+            panic!("{kind}: {found:?}")
+        };
+        assert!(!variable.exported);
+        assert_eq!(
+            (variable.access, variable.storage()),
+            (Access::LocalExec, Storage::Static)
+        );
+        assert_threads(&target, variable);
+    }
 }
 
 #[test]
