@@ -1,9 +1,197 @@
 //! What the bench program does in processes of its own: `otelctx-bench child ROLE …`.
 
-use std::process::ExitCode;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc;
+use std::time::Instant;
+
+use otelctx::{Key, ProcessContext, Record, SpanId, TraceId};
+use otelctx_reader::Process;
+
+use crate::counted;
+
+/// A process of this program in one of its roles. It ends with this value.
+#[derive(Debug)]
+pub(crate) struct Role {
+    child: Child,
+    /// What it printed before `ready`, a line each.
+    pub(crate) told: Vec<String>,
+}
+
+impl Role {
+    /// Starts it and waits until it is ready.
+    pub(crate) fn start(arguments: &[&str]) -> Result<Self, String> {
+        let failed = |error: std::io::Error| format!("child {arguments:?}: {error}");
+        let mut child = command(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let stdout = child.stdout.take().expect("standard output is a pipe");
+        let mut role = Self {
+            child,
+            told: Vec::new(),
+        };
+        for line in BufReader::new(stdout).lines() {
+            let line = line.map_err(failed)?;
+            if line == "ready" {
+                return Ok(role);
+            }
+            role.told.push(line);
+        }
+        Err(format!("child {arguments:?} ended before it was ready"))
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// The number that it told after `word`.
+    pub(crate) fn number(&self, word: &str) -> Result<f64, String> {
+        let found = self
+            .told
+            .iter()
+            .find_map(|line| line.strip_prefix(word)?.trim().parse().ok());
+        found.ok_or(format!("the child did not tell {word}"))
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// This program in a role.
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    // The link stays right when the file is replaced by a newer build meanwhile.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("child").args(arguments);
+    command
+}
 
 /// Plays a role.
 pub(crate) fn run(arguments: &[String]) -> ExitCode {
-    eprintln!("no such role: {arguments:?}");
-    ExitCode::from(2)
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["publisher", mappings] => publisher(mappings.parse().unwrap_or(0)),
+        ["workers"] => workers(),
+        ["keys"] => keys(),
+        ["poll", pid, count] => poll(pid.parse().unwrap_or(0), count.parse().unwrap_or(0)),
+        ["counted", work] => return counted::run(work),
+        _ => {
+            eprintln!("no such role: {arguments:?}");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Ready to be looked at, until standard input ends.
+fn wait() {
+    println!("ready");
+    // Whether it ends or fails, there is nobody to be there for any more.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// Where the variable for readers of `/proc/PID/mem` is restricted to ancestors, allows all.
+fn allow_readers() {
+    // SAFETY: takes no pointer. It fails where there is no such restriction.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
+}
+
+/// A small process that publishes a process context and has `mappings` mappings, or those it
+/// cannot do without.
+fn publisher(mappings: usize) {
+    allow_readers();
+    let _published = ProcessContext::detect()
+        .service_name("shop")
+        .attribute("service.version", "1.2.3")
+        .attribute("deployment.environment.name", "prod")
+        .publish()
+        .expect("a process context can be published here");
+    let key = Key::new("http.route");
+    key.register().expect("there is room for a key");
+    let count = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        maps.lines().count()
+    };
+    println!("mappings {}", count());
+    // Neighbours that can be accessed differently stay mappings of their own.
+    while count() < mappings {
+        let protection = [libc::PROT_NONE, libc::PROT_READ][count() % 2];
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: asks for new memory wherever there is room.
+        unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
+    }
+    println!("all {}", count());
+    wait();
+}
+
+/// A process with a thread that computes and one that sleeps, both with a record of two
+/// attributes.
+fn workers() {
+    allow_readers();
+    let _published = ProcessContext::new()
+        .service_name("shop")
+        .publish()
+        .expect("a process context can be published here");
+    static ROUTE: Key = Key::new("http.route");
+    static USER: Key = Key::new("user.id");
+    for (name, busy) in [("busy", true), ("sleeping", false)] {
+        let (ready, is_ready) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut record = Record::new(TraceId::from_bytes([7; 16]), SpanId::from_bytes([8; 8]))
+                .with(&ROUTE, "/api/v1/cart")
+                .with(&USER, "4711");
+            let _attached = record.attach();
+            // SAFETY: gettid takes nothing and cannot fail.
+            println!("{name} {}", unsafe { libc::gettid() });
+            ready.send(()).expect("the main thread waits for this");
+            loop {
+                if busy {
+                    std::hint::spin_loop();
+                } else {
+                    std::thread::park();
+                }
+            }
+        });
+        is_ready.recv().expect("the thread tells when it is ready");
+    }
+    wait();
+}
+
+/// Times the first use of the 1st and of the 256th key, in nanoseconds.
+fn keys() {
+    allow_readers();
+    let _published = ProcessContext::detect()
+        .service_name("shop")
+        .publish()
+        .expect("a process context can be published here");
+    // Where the time goes otherwise: this thread's first record, and its first look at the clock.
+    drop(Record::new([1; 16], [2; 8]).attach());
+    let _ = Instant::now().elapsed();
+    for number in 1..=256 {
+        let name = format!("benchmark.attribute.{number}");
+        let key = Key::new(Box::leak(name.into_boxed_str()));
+        let record = Record::new([1; 16], [2; 8]).reserve(32);
+        let start = Instant::now();
+        record.append(&key, "value");
+        let elapsed = start.elapsed();
+        assert!(!record.is_truncated(), "key {number} could not be used");
+        if number == 1 || number == 256 {
+            println!("key-{number} {}", elapsed.as_nanos());
+        }
+    }
+    wait();
+}
+
+/// Reads the process context once, and looks at it again `count` times.
+fn poll(pid: i32, count: u32) {
+    let mut process = Process::open(pid).expect("the process is there");
+    for _ in 0..=count {
+        std::hint::black_box(process.context().expect("its context is readable"));
+    }
 }

@@ -4,11 +4,14 @@
 //! the first may take of the second. Exits with 1 when a bound does not hold.
 
 mod child;
+mod counted;
 mod group;
 mod machine;
 mod pair;
 mod row;
 mod scratch;
+mod stopped_time;
+mod system_calls;
 mod work;
 
 use std::process::ExitCode;

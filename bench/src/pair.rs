@@ -74,10 +74,6 @@ pub(crate) fn medians(ours: fn(u64), peer: fn(u64)) -> (f64, f64) {
         (ROUND_NS / time(side, 10_000)).max(1.0) as u64
     };
     let (ours_count, peer_count) = (count(ours), count(peer));
-    let (ours, peer) = interleave(
-        ROUNDS,
-        || time(ours, ours_count),
-        || time(peer, peer_count),
-    );
+    let (ours, peer) = interleave(ROUNDS, || time(ours, ours_count), || time(peer, peer_count));
     (ours.median(), peer.median())
 }

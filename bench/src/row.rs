@@ -117,8 +117,12 @@ impl Report {
         }
         let unit = row.unit;
         let ours = format!("{} {unit}", number(row.ours));
-        let peer = row.peer.map_or(String::new(), |peer| format!("{} {unit}", number(peer)));
-        let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.3} ×"));
+        let peer = row
+            .peer
+            .map_or(String::new(), |peer| format!("{} {unit}", number(peer)));
+        let ratio = row
+            .ratio
+            .map_or(String::new(), |ratio| format!("{ratio:.3} ×"));
         let bound = match (row.bound, row.ratio) {
             (Some(bound), Some(_)) => format!("≤ {bound} ×"),
             (Some(bound), None) => format!("≤ {} {unit}", number(bound)),

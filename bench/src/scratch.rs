@@ -10,7 +10,8 @@ pub(crate) struct Directory(PathBuf);
 impl Directory {
     /// Makes one of this process's own.
     pub(crate) fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("otelctx-bench-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("otelctx-bench-{name}-{}", std::process::id()));
         // What cannot be made shows in the first use of it.
         let _ = std::fs::create_dir_all(&path);
         Self(path)
@@ -65,7 +66,9 @@ pub(crate) fn cargo_build(arguments: &[&str]) -> Result<Vec<PathBuf>, String> {
         .args(["build", "--release", "--locked", "--message-format=json"])
         .args(arguments);
     let messages = output(&mut command)?;
-    let messages = messages.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let messages = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
     Ok(messages
         .filter(|message: &serde_json::Value| message["reason"] == "compiler-artifact")
         .flat_map(|message| message["filenames"].as_array().cloned().unwrap_or_default())

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use object::read::elf::{ElfFile64, FileHeader, Rela, SectionHeader};
+use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 
 use crate::pair::{self, Times};
 use crate::row::Report;
@@ -57,7 +57,8 @@ fn build(scratch: &Path) -> Result<Host, String> {
     let examples = scratch::cargo_build(&["-p", "otelctx-bench", "--examples"])?;
     let library = |name: &str| {
         let found = examples.iter().find(|path| {
-            path.file_name().is_some_and(|file| *file == *format!("lib{name}.so"))
+            path.file_name()
+                .is_some_and(|file| *file == *format!("lib{name}.so"))
         });
         found.cloned().ok_or(format!("cargo built no lib{name}.so"))
     };
@@ -106,7 +107,11 @@ fn measure(host: &Host, tunables: &str) -> Result<Vec<(f64, f64)>, String> {
     command
         .arg(&host.ours)
         .arg(&host.libdd)
-        .args([WORKS.len().to_string(), pair::ROUNDS.to_string(), pair::ROUND_NS.to_string()])
+        .args([
+            WORKS.len().to_string(),
+            pair::ROUNDS.to_string(),
+            pair::ROUND_NS.to_string(),
+        ])
         .env("GLIBC_TUNABLES", tunables);
     let text = scratch::output(&mut command)?;
     let mut times: Vec<(Times, Times)> = WORKS.iter().map(|_| Default::default()).collect();
@@ -119,5 +124,8 @@ fn measure(host: &Host, tunables: &str) -> Result<Vec<(f64, f64)>, String> {
         ours.push(number().ok_or_else(odd)?);
         libdd.push(number().ok_or_else(odd)?);
     }
-    Ok(times.iter().map(|(ours, libdd)| (ours.median(), libdd.median())).collect())
+    Ok(times
+        .iter()
+        .map(|(ours, libdd)| (ours.median(), libdd.median()))
+        .collect())
 }

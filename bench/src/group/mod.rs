@@ -1,7 +1,12 @@
 //! The groups of the table, one file each.
 
 mod cdylib;
+mod footprint;
+pub(crate) mod instructions;
+mod keys;
 mod publisher;
+mod reader;
+mod stop;
 
 use crate::row::Report;
 
@@ -28,5 +33,35 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "records in libraries that a C program loads",
         by_default: true,
         run: cdylib::run,
+    },
+    Group {
+        name: "keys",
+        summary: "adding keys at run time",
+        by_default: true,
+        run: keys::run,
+    },
+    Group {
+        name: "reader",
+        summary: "reading a process context",
+        by_default: true,
+        run: reader::run,
+    },
+    Group {
+        name: "stop",
+        summary: "how long a thread stands still in dump",
+        by_default: true,
+        run: stop::run,
+    },
+    Group {
+        name: "instructions",
+        summary: "instruction counts against the noted ones (valgrind)",
+        by_default: true,
+        run: instructions::run,
+    },
+    Group {
+        name: "footprint",
+        summary: "what building takes and makes; a minute or two",
+        by_default: false,
+        run: footprint::run,
     },
 ];

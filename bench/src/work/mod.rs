@@ -13,5 +13,8 @@ pub(crate) const WORKS: [(&str, Option<f64>); 6] = [
     ("update in place: and the local-root attribute", Some(0.4)),
     ("update in place: and 2 attributes", Some(0.6)),
     ("update in place: and local root and 2 attributes", None),
-    ("build a record with 2 attributes + attach + drop", Some(0.5)),
+    (
+        "build a record with 2 attributes + attach + drop",
+        Some(0.5),
+    ),
 ];

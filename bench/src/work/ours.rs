@@ -34,9 +34,9 @@ pub(crate) fn set_up() {
 }
 
 fn attach_detach(count: u64) {
-    let record = Record::new(INPUT.trace_id, INPUT.span_id).sampled(true);
+    let mut record = Record::new(INPUT.trace_id, INPUT.span_id).sampled(true);
     for _ in 0..count {
-        let record = black_box(&record);
+        let record = black_box(&mut record);
         drop(record.attach());
     }
 }
@@ -88,7 +88,7 @@ fn update_all(count: u64) {
 fn build(count: u64) {
     for _ in 0..count {
         let input = black_box(&INPUT);
-        let record = Record::new(input.trace_id, input.span_id)
+        let mut record = Record::new(input.trace_id, input.span_id)
             .flags(TraceFlags(input.flags))
             .with(&ROUTE, input.route)
             .with(&USER, input.user);

@@ -1,0 +1,154 @@
+//! Work whose instructions are counted: fixed inputs, a fixed number of times, in one function
+//! that callgrind knows by its name.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use otelctx::Key;
+use otelctx_format::process_context::{Payload, Value};
+use otelctx_format::{KEY_MAP, KeyMap, MAX_KEYS, SCHEMA_VERSION, record};
+use otelctx_remote::Mapping;
+
+use crate::work;
+
+/// How often a work is done while its instructions are counted.
+const TIMES: u64 = 10_000;
+/// The function whose instructions are counted.
+pub(crate) const FUNCTION: &str = "otelctx_bench_counted";
+/// Attaches and detaches while another thread adds keys.
+pub(crate) const WHILE_KEYS_ARE_ADDED: &str = "attach + detach while keys are added";
+
+/// A name, and what does the work as often as told.
+type Work = (&'static str, fn(u64));
+
+/// What can be counted.
+pub(crate) static COUNTED: [Work; 9] = [
+    ("attach + detach", |times| work::ours::WORKS[0](times)),
+    ("update ids and flags", |times| work::ours::WORKS[1](times)),
+    ("update with the local root", |times| {
+        work::ours::WORKS[2](times)
+    }),
+    ("update with 2 attributes", |times| {
+        work::ours::WORKS[3](times)
+    }),
+    ("build + attach + drop", |times| work::ours::WORKS[5](times)),
+    ("encode a payload", encode_payload),
+    ("decode a payload", decode_payload),
+    ("resolve a record", resolve_record),
+    ("parse a line of maps", parse_mapping),
+];
+
+/// Does the work of that name, and prints how often.
+pub(crate) fn run(name: &str) -> ExitCode {
+    work::ours::set_up();
+    if name == WHILE_KEYS_ARE_ADDED {
+        println!("{}", while_keys_are_added());
+        return ExitCode::SUCCESS;
+    }
+    let Some((_, work)) = COUNTED.iter().find(|(known, _)| *known == name) else {
+        eprintln!("no such work: {name}");
+        return ExitCode::from(2);
+    };
+    // What is done once, such as a thread's first record, is done here.
+    work(1);
+    otelctx_bench_counted(*work, TIMES);
+    println!("{TIMES}");
+    ExitCode::SUCCESS
+}
+
+/// Callgrind counts from the call of this to its return.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn otelctx_bench_counted(work: fn(u64), times: u64) {
+    work(times);
+}
+
+/// Goes on until the other thread has added all the keys there is room for; returns how often the
+/// work was done.
+fn while_keys_are_added() -> u64 {
+    let attach_detach = work::ours::WORKS[0];
+    attach_detach(1);
+    let added = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            loop {
+                let number = added.load(Ordering::Relaxed);
+                let key = Key::new(Box::leak(format!("key {number}").into_boxed_str()));
+                if key.register().is_err() {
+                    return added.store(MAX_KEYS, Ordering::Relaxed);
+                }
+                added.store(number + 1, Ordering::Relaxed);
+            }
+        });
+        let mut times = 0;
+        while added.load(Ordering::Relaxed) < MAX_KEYS {
+            // The other thread has begun.
+            if added.load(Ordering::Relaxed) > 0 {
+                otelctx_bench_counted(attach_detach, TIMES);
+                times += TIMES;
+            }
+        }
+        times
+    })
+}
+
+fn payload() -> Payload {
+    let keys = KeyMap::new(["http.route", "user.id"]).expect("two good names");
+    let text = |key: &str, value: &str| (key.to_owned(), Value::from(value));
+    Payload {
+        resource: vec![
+            text("service.name", "shop"),
+            text(
+                "service.instance.id",
+                "627cc493-f310-47de-96bd-71410b7dec09",
+            ),
+            text("telemetry.sdk.language", "rust"),
+            ("process.pid".to_owned(), Value::from(4711)),
+        ],
+        attributes: vec![
+            text(SCHEMA_VERSION, "tlsdesc_v1_dev"),
+            (KEY_MAP.to_owned(), keys.to_value()),
+        ],
+    }
+}
+
+fn encode_payload(times: u64) {
+    let payload = payload();
+    for _ in 0..times {
+        black_box(black_box(&payload).encode());
+    }
+}
+
+fn decode_payload(times: u64) {
+    let bytes = payload().encode();
+    for _ in 0..times {
+        black_box(Payload::decode(black_box(&bytes)).is_ok());
+    }
+}
+
+fn resolve_record(times: u64) {
+    let keys = KeyMap::new(["http.route", "user.id"]).expect("two good names");
+    let mut bytes = [0; record::RECOMMENDED_SIZE];
+    let mut size = 0;
+    let room = &mut bytes[record::HEADER_SIZE..];
+    let _ = record::append(room, &mut size, 0, "/api/v1/cart");
+    let _ = record::append(room, &mut size, 1, "4711");
+    let header = record::Header {
+        valid: record::VALID,
+        attributes_size: size as u16,
+        ..record::Header::default()
+    };
+    bytes[..record::HEADER_SIZE].copy_from_slice(&header.encode());
+    for _ in 0..times {
+        let record = record::decode(black_box(&bytes)).expect("it is valid");
+        black_box(record.resolve(&keys));
+    }
+}
+
+fn parse_mapping(times: u64) {
+    let line = b"7f3a1c000000-7f3a1c021000 r-xp 00028000 fd:10 1835301                    /usr/lib/libc.so.6";
+    for _ in 0..times {
+        black_box(Mapping::parse(black_box(line)));
+    }
+}

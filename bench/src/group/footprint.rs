@@ -1,0 +1,171 @@
+//! What building takes and what it makes. Everything is built from nothing in a directory of its
+//! own, which takes a minute or two: so this group runs only when it is named.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use crate::row::Report;
+use crate::scratch::{self, Directory};
+
+const KIB: f64 = 1024.0;
+const MIB: f64 = 1024.0 * KIB;
+/// Builds of the publisher, of which the median counts.
+const BUILDS: usize = 3;
+
+const WITHOUT: &str = "fn main() { println!(\"{}\", std::process::id()); }\n";
+const WITH: &str = r#"
+use otelctx::{Key, ProcessContext, Record};
+
+static ROUTE: Key = Key::new("http.route");
+
+fn main() {
+    let _process = ProcessContext::detect().service_name("shop").publish().expect("published");
+    let mut record = Record::new([1; 16], [2; 8]).sampled(true).with(&ROUTE, "/cart");
+    let _attached = record.attach();
+    println!("{}", std::process::id());
+}
+"#;
+
+pub(crate) fn run(report: &mut Report) {
+    report.group("footprint");
+    for measure in [tree, publisher, command] {
+        if let Err(why) = measure(report) {
+            report.failed("build", &why);
+        }
+    }
+}
+
+/// The crates that come with the publisher, itself and build dependencies included.
+fn tree(report: &mut Report) -> Result<(), String> {
+    let mut command = scratch::cargo();
+    command
+        .args([
+            "tree",
+            "--locked",
+            "-p",
+            "otelctx",
+            "--edges",
+            "normal,build",
+        ])
+        .args(["--target", "all", "--prefix", "none", "--format", "{p}"]);
+    let tree = scratch::output(&mut command)?;
+    let lines: BTreeSet<&str> = tree.lines().filter(|line| !line.is_empty()).collect();
+    let name = |line: &&str| line.split(' ').next().map(str::to_owned);
+    let crates: BTreeSet<String> = lines.iter().filter_map(name).collect();
+    let macros = lines
+        .iter()
+        .filter(|line| line.contains("(proc-macro)"))
+        .count();
+    report.alone(
+        "crates in the publisher's tree",
+        crates.len() as f64,
+        "crates",
+        5.0,
+    );
+    report.alone("procedural macros among them", macros as f64, "crates", 0.0);
+    Ok(())
+}
+
+/// A program that publishes, adds a key and attaches, against one that does nothing.
+fn publisher(report: &mut Report) -> Result<(), String> {
+    let scratch = Directory::new("footprint");
+    let dependency = format!(
+        "otelctx = {{ path = {:?} }}\n",
+        scratch::root().join("crates/otelctx")
+    );
+    let with = Program::write(scratch.path(), "with", &dependency, WITH)?;
+    let without = Program::write(scratch.path(), "without", "", WITHOUT)?;
+    let mut seconds = Vec::new();
+    for _ in 0..BUILDS {
+        let with = with.build()?;
+        // What a program takes that depends on nothing is no cost of the publisher's.
+        seconds.push(with - without.build()?);
+    }
+    seconds.sort_by(f64::total_cmp);
+    report.alone(
+        "building the publisher as a dependency",
+        seconds[BUILDS / 2],
+        "s",
+        4.0,
+    );
+    let added = (with.size()? - without.size()?) / KIB;
+    report.alone("added to a stripped release program", added, "KiB", 60.0);
+    Ok(())
+}
+
+/// A package with one program.
+struct Program {
+    directory: PathBuf,
+    name: &'static str,
+}
+
+impl Program {
+    fn write(
+        scratch: &Path,
+        name: &'static str,
+        dependencies: &str,
+        source: &str,
+    ) -> Result<Self, String> {
+        let directory = scratch.join(name);
+        let write = || {
+            std::fs::create_dir_all(directory.join("src"))?;
+            let manifest = format!(
+                "[package]\nname = {name:?}\nversion = \"0.0.0\"\nedition = \"2021\"\n\n\
+                 [dependencies]\n{dependencies}\n[profile.release]\nstrip = true\n\n[workspace]\n"
+            );
+            std::fs::write(directory.join("Cargo.toml"), manifest)?;
+            std::fs::write(directory.join("src/main.rs"), source)?;
+            // The versions that the workspace has, which are there already.
+            let lock = scratch::root().join("Cargo.lock");
+            std::fs::copy(lock, directory.join("Cargo.lock")).map(drop)
+        };
+        write().map_err(|error: std::io::Error| format!("{}: {error}", directory.display()))?;
+        Ok(Self { directory, name })
+    }
+
+    /// Builds it from nothing; returns how many seconds that took.
+    fn build(&self) -> Result<f64, String> {
+        let _ = std::fs::remove_dir_all(self.directory.join("target"));
+        let mut command = scratch::cargo();
+        command.current_dir(&self.directory);
+        command.args(["build", "--release", "--offline"]);
+        build(&mut command, &self.directory.join("target"))
+    }
+
+    fn size(&self) -> Result<f64, String> {
+        size(&self.directory.join("target/release").join(self.name))
+    }
+}
+
+/// The command, as the README has it built.
+fn command(report: &mut Report) -> Result<(), String> {
+    let scratch = Directory::new("command");
+    let target = scratch.path().join("target");
+    let mut command = scratch::cargo();
+    command.args(["build", "--release", "--locked"]);
+    let seconds = build(&mut command, &target)?;
+    report.alone("cargo build --release from nothing", seconds, "s", 90.0);
+    let size = size(&target.join("release/otelctx"))? / MIB;
+    report.alone("size of the stripped command", size, "MiB", 6.0);
+    Ok(())
+}
+
+/// Builds into `target`; returns how many seconds that took.
+fn build(command: &mut Command, target: &Path) -> Result<f64, String> {
+    command.env("CARGO_TARGET_DIR", target);
+    // As on a machine where nobody has set anything.
+    command
+        .env_remove("CARGO_INCREMENTAL")
+        .env_remove("RUSTFLAGS");
+    let start = Instant::now();
+    scratch::output(command)?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn size(file: &Path) -> Result<f64, String> {
+    let metadata =
+        std::fs::metadata(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    Ok(metadata.len() as f64)
+}

@@ -1,0 +1,68 @@
+//! How long threads stand still: from the return of the waitid(2) that sees the stop to the return
+//! of the ptrace(2) that lets the thread go.
+//!
+//! These functions take the place of the C library's in the bench program, also for the crates
+//! in it. So the production code is measured as it is, and a bare stop by the same clock.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_long, c_void};
+use std::time::Instant;
+
+thread_local! {
+    static STOPPED: Cell<Option<Instant>> = const { Cell::new(None) };
+    static LAST: Cell<Option<f64>> = const { Cell::new(None) };
+}
+
+/// How long the thread that the calling thread let go last had been standing still, in
+/// nanoseconds. Forgets it.
+pub(crate) fn take() -> Option<f64> {
+    LAST.take()
+}
+
+/// waitid(2), noting when it reports something.
+///
+/// # Safety
+/// That of the system call.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn waitid(
+    kind: libc::idtype_t,
+    id: libc::id_t,
+    info: *mut libc::siginfo_t,
+    options: c_int,
+) -> c_int {
+    let usage = std::ptr::null_mut::<libc::rusage>();
+    // SAFETY: as the caller promises; the system call's fifth argument may be null.
+    let result = unsafe { libc::syscall(libc::SYS_waitid, kind, id, info, options, usage) };
+    // SAFETY: the kernel has filled it in, or with WNOHANG and no news set the process to 0.
+    if result == 0 && !info.is_null() && unsafe { (*info).si_pid() } != 0 {
+        STOPPED.set(Some(Instant::now()));
+    }
+    result as c_int
+}
+
+/// ptrace(2), noting when it lets a thread go.
+///
+/// # Safety
+/// That of the system call.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ptrace(
+    request: c_int,
+    thread: libc::pid_t,
+    address: *mut c_void,
+    data: *mut c_void,
+) -> c_long {
+    let mut word: c_long = 0;
+    // The system call stores the word that it peeks at; the C library returns it.
+    let peeks =
+        (libc::PTRACE_PEEKTEXT as c_int..=libc::PTRACE_PEEKUSER as c_int).contains(&request);
+    let data = if peeks { (&raw mut word).cast() } else { data };
+    // SAFETY: as the caller promises.
+    let result = unsafe { libc::syscall(libc::SYS_ptrace, request, thread, address, data) };
+    if request == libc::PTRACE_DETACH as c_int && result == 0 {
+        let elapsed = STOPPED
+            .take()
+            .map(|stopped| stopped.elapsed().as_nanos() as f64);
+        LAST.set(elapsed);
+    }
+    if peeks && result == 0 { word } else { result }
+}
