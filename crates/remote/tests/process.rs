@@ -47,6 +47,14 @@ fn the_mappings_are_those_of_the_kernel() {
     let Some(program) = program() else { return };
     let target = Target::spawn(&mut Command::new(program));
     let process = Process::open(target.pid()).unwrap();
+    // Threads that run still set up their heaps.
+    // SAFETY: kill takes numbers only.
+    unsafe { libc::kill(target.pid(), libc::SIGSTOP) };
+    for tid in process.thread_ids().unwrap() {
+        while process.thread_state(tid).unwrap() != 'T' {
+            std::thread::yield_now();
+        }
+    }
     let mut seen = Vec::new();
     let walk = process
         .mappings(&mut |mapping| {
