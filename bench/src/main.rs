@@ -23,10 +23,10 @@ const USAGE: &str = "\
 cargo xtask bench [GROUP…] [--json] [--check] [--write]
 
   --json    one JSON object a line
-  --check   instructions: fail when a count has risen by more than 1 %
+  --check   instructions: a bound on each, 1 % more than the noted count
   --write   instructions: note the counts in bench/instructions.json
 
-Groups, all but the last unless named:
+Groups, all but footprint unless named:
 ";
 
 fn main() -> ExitCode {

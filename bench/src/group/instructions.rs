@@ -39,7 +39,8 @@ pub(crate) fn run(report: &mut Report) {
                     .and_then(|noted| noted.instructions.get(*work));
                 match before {
                     Some(before) => {
-                        report.pair(*work, (instructions, *before), "instructions", BOUND);
+                        let bound = report.check.then_some(BOUND);
+                        report.pair(*work, (instructions, *before), "instructions", bound);
                     }
                     None => report.alone(*work, instructions, "instructions", None),
                 }

@@ -60,11 +60,15 @@ fn slot() -> *mut *const u8 {
     address
 }
 
+/// A record to attach, behind a handle as the publisher's is.
+#[derive(Debug)]
+struct Prepared(*const u8);
+
 /// A load and two volatile stores.
 pub(crate) fn swap_and_back(count: u64) {
-    let record = (&raw const INPUT).cast::<u8>();
+    let mut record = Prepared((&raw const INPUT).cast());
     for _ in 0..count {
-        let record = black_box(record);
+        let record = black_box(&mut record).0;
         let slot = slot();
         // SAFETY: the slot is this thread's, and only this function uses it.
         unsafe {
