@@ -8,9 +8,9 @@ use otelctx_format::record::{offset, RECOMMENDED_SIZE};
 use otelctx_format::{SpanId, TraceFlags, TraceId};
 
 use super::attributes::Attributes;
+use super::bytes::{set_used, shrink, used, validate, write_ids};
 use super::keys::Key;
 use super::pool;
-use super::record::{set_used, shrink, used, validate, write_ids};
 use super::state::{self, exit_has_begun, State};
 use crate::arch;
 

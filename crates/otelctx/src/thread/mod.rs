@@ -2,6 +2,7 @@
 
 mod attached;
 mod attributes;
+mod bytes;
 mod in_place;
 mod keys;
 mod out_of_order;

@@ -9,8 +9,8 @@
 //! The block of a gap is nobody's record: A's record has moved to another block. So whoever finds
 //! it in `previous` knows what it means.
 
+use super::bytes;
 use super::pool;
-use super::record;
 use super::shared::{self, Shared};
 use super::state::{prepare_exit, slot, State};
 use std::ptr;
@@ -151,11 +151,11 @@ impl OutOfOrder {
             let class = match pool::class_of(state, record) {
                 Some(_) if record == (*state).in_place => return record,
                 Some(class) => class,
-                None if (*state).shared.contains(record) => pool::class_for(record::used(record)),
+                None if (*state).shared.contains(record) => pool::class_for(bytes::used(record)),
                 None => return record,
             };
             let block = pool::allocate(state, class);
-            record::copy(record, block);
+            bytes::copy(record, block);
             self.copies.push(Copy {
                 of: record,
                 block,
@@ -194,7 +194,7 @@ pub(super) unsafe fn change_copies(state: *mut State, record: *mut u8) {
         };
         for copy in this.copies.iter().filter(|copy| copy.of == record) {
             pool::invalidate(copy.block);
-            record::copy(record, copy.block);
+            bytes::copy(record, copy.block);
         }
     }
 }

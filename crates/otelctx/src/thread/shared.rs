@@ -8,9 +8,10 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::attached::detach_out_of_order;
+use super::bytes::{copy, debug};
 use super::out_of_order::{self, GapOwner};
 use super::pool::{invalidate, next_free, set_next_free, ALIGN, SIZES};
-use super::record::{copy, debug, Record};
+use super::record::Record;
 use super::scope::InScope;
 use super::state::{self, State};
 use crate::arch;

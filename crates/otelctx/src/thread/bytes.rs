@@ -1,0 +1,145 @@
+//! Reading and writing a record's bytes, in the order in which readers may see them.
+
+use std::fmt;
+use std::ptr;
+use std::sync::atomic::{compiler_fence, Ordering};
+
+use otelctx_format::record::{offset, Header, ENTRY_HEADER_SIZE, VALID};
+use otelctx_format::{SpanId, TraceFlags, TraceId};
+
+/// Writes the ids. Returns the flags that go with them: none, and no ids, when one of the ids is
+/// zero.
+///
+/// # Safety
+/// `block` is a record that only this thread changes, and not valid now.
+#[inline(always)]
+pub(super) unsafe fn write_ids(
+    block: *mut u8,
+    trace_id: TraceId,
+    span_id: SpanId,
+    flags: TraceFlags,
+) -> TraceFlags {
+    // SAFETY: the ids lie within the smallest block.
+    unsafe {
+        block
+            .add(offset::TRACE_ID)
+            .cast::<TraceId>()
+            .write(trace_id);
+        block.add(offset::SPAN_ID).cast::<SpanId>().write(span_id);
+        if trace_id.is_zero() || span_id.is_zero() {
+            block
+                .add(offset::TRACE_ID)
+                .cast::<TraceId>()
+                .write(TraceId::ZERO);
+            block
+                .add(offset::SPAN_ID)
+                .cast::<SpanId>()
+                .write(SpanId::ZERO);
+            return TraceFlags::NONE;
+        }
+    }
+    flags
+}
+
+/// Makes a record valid once everything else has been written. The last four bytes of the header
+/// are one store.
+///
+/// # Safety
+/// `block` is a record that only this thread changes.
+#[inline(always)]
+pub(super) unsafe fn validate(block: *mut u8, flags: TraceFlags, attributes_size: usize) {
+    const _: () = assert!(offset::VALID % 4 == 0 && offset::ATTRIBUTES == offset::VALID + 4);
+    let [low, high] = (attributes_size as u16).to_ne_bytes();
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: the four bytes lie within the smallest block, and blocks are aligned.
+    unsafe {
+        let end_of_header = block.add(offset::VALID).cast::<u32>();
+        end_of_header.write_volatile(u32::from_ne_bytes([VALID, flags.0, low, high]));
+    }
+}
+
+/// Bytes of attributes in a record.
+///
+/// # Safety
+/// `block` is a record that only this thread changes.
+#[inline]
+pub(super) unsafe fn used(block: *mut u8) -> usize {
+    // SAFETY: the field lies at a multiple of 2.
+    usize::from(unsafe { block.add(offset::ATTRIBUTES_SIZE).cast::<u16>().read() })
+}
+
+/// Announces `size` bytes of attributes, after they have been written.
+///
+/// # Safety
+/// `block` is a record that only this thread changes.
+#[inline]
+pub(super) unsafe fn set_used(block: *mut u8, size: usize) {
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: the field lies at a multiple of 2.
+    unsafe {
+        block
+            .add(offset::ATTRIBUTES_SIZE)
+            .cast::<u16>()
+            .write_volatile(size as u16)
+    };
+}
+
+/// Drops the attributes behind the last one that ends within `size` bytes.
+///
+/// # Safety
+/// `block` is a record that only this thread changes.
+pub(super) unsafe fn shrink(block: *mut u8, size: usize) {
+    // SAFETY: entries lie within the size announced.
+    unsafe {
+        let limit = size.min(used(block));
+        let mut end = 0;
+        while end + ENTRY_HEADER_SIZE <= limit {
+            let length = block.add(offset::ATTRIBUTES + end + 1).read();
+            let next = end + ENTRY_HEADER_SIZE + usize::from(length);
+            if next > limit {
+                break;
+            }
+            end = next;
+        }
+        set_used(block, end);
+    }
+}
+
+/// Copies a whole record into a larger or equal block that is not valid yet.
+///
+/// # Safety
+/// Both are records, and only this thread changes the second.
+pub(super) unsafe fn copy(from: *mut u8, to: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let attributes = used(from);
+        ptr::copy_nonoverlapping(from, to, offset::VALID);
+        to.add(offset::TRACE_FLAGS)
+            .write(from.add(offset::TRACE_FLAGS).read());
+        ptr::copy_nonoverlapping(
+            from.add(offset::ATTRIBUTES),
+            to.add(offset::ATTRIBUTES),
+            attributes,
+        );
+        validate(
+            to,
+            TraceFlags(from.add(offset::TRACE_FLAGS).read()),
+            attributes,
+        );
+    }
+}
+
+/// Shows ids and flags.
+///
+/// # Safety
+/// `block` is a record that nobody changes now.
+pub(super) unsafe fn debug(block: *mut u8, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    // SAFETY: as the caller promises; a header is 28 bytes.
+    let header = Header::decode(unsafe { &*block.cast() });
+    f.debug_struct(name)
+        .field("trace_id", &header.trace_id)
+        .field("span_id", &header.span_id)
+        .field("flags", &header.trace_flags)
+        .field("attributes_size", &header.attributes_size)
+        .finish()
+}
