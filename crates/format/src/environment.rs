@@ -1,6 +1,7 @@
 //! The environment variables by which a user describes a service
 //! (OpenTelemetry specification, "Resource SDK" and "General SDK Configuration").
 
+use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
@@ -30,14 +31,24 @@ pub fn resource(
     let Some(pairs) = parse(resource_attributes.unwrap_or_default()) else {
         return Err(MalformedVariable { resource });
     };
+    // By name, where in `resource` it stands. A reader takes these variables from processes that
+    // it does not trust, so that looking for repeats must not be quadratic.
+    let mut positions = BTreeMap::new();
     for (key, value) in pairs {
-        match resource.iter_mut().find(|(known, _)| *known == key) {
-            // Of repeated names the last counts, as in the SDKs; OTEL_SERVICE_NAME stays.
-            Some(_) if key == "service.name" && name.is_some() => {}
-            Some((_, known)) => *known = value.into(),
-            None if key == "service.name" => resource.insert(0, (key, value.into())),
-            None => resource.push((key, value.into())),
+        if key == "service.name" && name.is_some() {
+            continue;
         }
+        // Of repeated names the last counts, as in the SDKs.
+        match positions.get(&key) {
+            Some(&position) => resource[position] = (key, value.into()),
+            None => {
+                positions.insert(key.clone(), resource.len());
+                resource.push((key, value.into()));
+            }
+        }
+    }
+    if let Some(&position) = positions.get("service.name") {
+        resource[..=position].rotate_right(1);
     }
     Ok(resource)
 }
@@ -100,6 +111,7 @@ fn percent_decode(text: &str) -> Option<String> {
 mod tests {
     use super::*;
     use crate::process_context::Value;
+    use alloc::format;
 
     fn owned<const N: usize>(pairs: [(&str, &str); N]) -> [(String, String); N] {
         pairs.map(|(key, value)| (key.into(), value.into()))
@@ -129,6 +141,16 @@ mod tests {
         let one = resource(Some(""), Some("a=1,service.name=other,a=2")).unwrap();
         assert_eq!(pairs(&one), owned([("service.name", "other"), ("a", "2")]));
         assert_eq!(resource(None, None).unwrap(), []);
+    }
+
+    #[test]
+    fn as_many_names_as_an_environment_holds_are_told_apart() {
+        // Comparing each with each other would take this test minutes.
+        let text: String = (0..100_000).map(|n| format!("{n:x}={n},")).collect();
+        let resource = resource(None, Some(&(text + "0=again"))).unwrap();
+        assert_eq!(resource.len(), 100_000);
+        assert_eq!(resource[0], ("0".into(), "again".into()));
+        assert_eq!(resource[99_999], ("1869f".into(), "99999".into()));
     }
 
     #[test]
