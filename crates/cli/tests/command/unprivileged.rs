@@ -7,7 +7,7 @@ use std::process::Command;
 
 use nix::unistd::geteuid;
 
-use crate::run::Answer;
+use crate::run::{Answer, command};
 
 /// Of the user `nobody`.
 const NOBODY: u32 = 65_534;
@@ -80,6 +80,67 @@ fn refused_processes_are_counted_in_one_message() {
     assert!(lines[0].starts_with(&format!(
         "otelctx: not permitted to look at {skipped} process"
     )));
+    assert!(lines[1].contains("CAP_SYS_PTRACE"), "{answer:?}");
+}
+
+/// Denies ptrace(2) to a command, as the sandboxes of some container engines do.
+fn deny_ptrace(command: &mut Command) {
+    use nix::libc;
+    let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let filter = [
+        // The number of the system call is the first field of seccomp_data.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            libc::SYS_ptrace as u32,
+            0,
+            1,
+        ),
+        statement(
+            libc::BPF_RET | libc::BPF_K,
+            libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
+            0,
+            0,
+        ),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let install = move || {
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_ptr().cast_mut(),
+        };
+        // SAFETY: both are plain system calls; the kernel copies the filter, which outlives them.
+        let denied = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+        };
+        if denied {
+            Ok(())
+        } else {
+            Err(std::io::Error::last_os_error())
+        }
+    };
+    // SAFETY: between fork and exec it only makes system calls.
+    unsafe { command.pre_exec(install) };
+}
+
+#[test]
+fn a_demo_that_may_not_trace_says_so() {
+    let mut command = command(&["demo", "--duration", "60", "--json"]);
+    deny_ptrace(&mut command);
+    let answer = Answer::of(command.output().unwrap()).expect(2);
+    assert_eq!(answer.stdout, "");
+    let lines: Vec<&str> = answer.stderr.lines().collect();
+    assert_eq!(lines.len(), 2, "{answer:?}");
+    assert!(
+        lines[0].starts_with("otelctx: not permitted to stop a thread of process "),
+        "{answer:?}"
+    );
     assert!(lines[1].contains("CAP_SYS_PTRACE"), "{answer:?}");
 }
 

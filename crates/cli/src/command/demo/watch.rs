@@ -9,7 +9,7 @@ use otelctx_reader::{Outcome, Process, Thread, ThreadSupport};
 
 use super::super::patience::patiently;
 use super::cpu::Cpu;
-use crate::error::Error;
+use crate::error::{Error, not_permitted};
 
 /// The mean time from one look to the next. A processor can spare it, and a request of 10 ms is
 /// seen a few times.
@@ -136,6 +136,8 @@ impl Watched {
             // A record that is being rewritten belongs to no request.
             Ok(_) if runs => *eye.seen.running.entry(String::new()).or_default() += 1,
             Ok(_) => {}
+            // No other look would fare better.
+            Err(error) if not_permitted(&error).is_some() => return Err(error.into()),
             Err(error) => {
                 self.unreadable += 1;
                 self.first_error.get_or_insert_with(|| error.to_string());
