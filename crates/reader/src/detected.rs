@@ -42,10 +42,13 @@ impl Detected {
         };
         detected.add("process.pid", Value::Int(process.pid().into()));
         if let Ok(path) = process.executable() {
-            if let Some(name) = path.file_name() {
-                detected.add("process.executable.name", lossy(name).into());
+            let path = lossy(path.as_os_str());
+            // The kernel's word on a file that was removed or replaced since, not part of its name.
+            let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+            if let Some(name) = path.rsplit('/').next() {
+                detected.add("process.executable.name", name.into());
             }
-            detected.add("process.executable.path", lossy(path.as_os_str()).into());
+            detected.add("process.executable.path", path.into());
         }
         Ok(detected)
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use otelctx_format::{KeyMap, Schema, record};
 use otelctx_remote as remote;
-use remote::{ModuleCache, ProcessMemory, tls};
+use remote::{Mapping, Memory, MemoryError, ModuleCache, ProcessMemory, tls};
 
-use crate::process_context::{self, ContextState, Found, Place, Polled, ProcessContext};
+use crate::process_context::{self, Broken, ContextState, Found, Place, Polled, ProcessContext};
 use crate::thread_context::{SYMBOL, Thread, ThreadSupport, ThreadVariables, Unreadable};
 use crate::{Detected, Error};
 
@@ -25,8 +25,9 @@ pub struct Options {
     pub max_payload: usize,
     /// The most mappings of a process that are gone through. No limit.
     pub max_mappings: Option<u64>,
-    /// The most of a thread's record that is read, in bytes: between 28, the record's header, and 65,563, the most there can be.
-    /// 640, what the proposal recommends to write.
+    /// The most of a thread's record that is read, in bytes: between 28, the record's header, and
+    /// 65,563, the most there can be; values outside count as these. 640, what the proposal
+    /// recommends to write.
     pub max_record: usize,
     /// How long to wait for a thread to stop. 500 ms.
     pub stop_timeout: Duration,
@@ -110,6 +111,18 @@ impl Process {
         if let Some(known) = self.poll() {
             return Ok(known);
         }
+        match self.find()? {
+            // The process may have unpublished, ended or executed another program between the look
+            // at its mappings and the one into its memory: what a second look finds is so.
+            ContextState::Broken(Broken::HeaderUnreadable(_) | Broken::PayloadUnreadable(_)) => {
+                self.find()
+            }
+            state => Ok(state),
+        }
+    }
+
+    /// Looks for a context among the mappings.
+    fn find(&mut self) -> Result<ContextState, Error> {
         let places = self.places()?;
         if places.is_empty() {
             return Ok(ContextState::Absent);
@@ -136,8 +149,6 @@ impl Process {
             Ok(Polled::Gone) => {
                 // Unpublished, or the program was replaced and with it the whole address space.
                 self.found = None;
-                self.memory = None;
-                self.variables = None;
                 None
             }
             Err(broken) => Some(ContextState::Broken(broken)),
@@ -147,29 +158,45 @@ impl Process {
     /// Every mapping whose name promises a context, in the order of their addresses.
     fn places(&self) -> Result<Vec<Place>, Error> {
         let mut places = Vec::new();
-        let mut seen = 0;
-        let most = self.options.max_mappings.unwrap_or(u64::MAX);
-        self.target.mappings(&mut |mapping| {
-            seen += 1;
-            if process_context::is_candidate(mapping.name, mapping.permissions.execute) {
+        self.walk(&mut |mapping| {
+            let named = process_context::is_candidate(mapping.name, mapping.permissions.execute);
+            if named && places.len() < MOST_PLACES {
                 places.push(Place::new(mapping));
             }
-            if seen > most || places.len() == MOST_PLACES {
-                return ControlFlow::Break(());
-            }
-            ControlFlow::Continue(())
         })?;
-        if seen > most {
-            return Err(Error::TooManyMappings {
-                pid: self.target.pid(),
-                limit: most,
-            });
-        }
         Ok(places)
     }
 
+    /// Goes through the mappings, as many as [`Options::max_mappings`] allows.
+    fn walk(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
+        let mut seen = 0;
+        let limit = self.options.max_mappings.unwrap_or(u64::MAX);
+        self.target.mappings(&mut |mapping| {
+            seen += 1;
+            if seen > limit {
+                return ControlFlow::Break(());
+            }
+            visit(mapping);
+            ControlFlow::Continue(())
+        })?;
+        if seen > limit {
+            return Err(Error::TooManyMappings {
+                pid: self.target.pid(),
+                limit,
+            });
+        }
+        Ok(())
+    }
+
+    /// The memory of the program that runs now.
     fn memory(&mut self) -> Result<&ProcessMemory, Error> {
-        if self.memory.is_none() {
+        // Open memory stays that of the program it was opened for. Nothing is mapped at 0: a read
+        // there tells only whether that program still runs.
+        let gone = |memory: &ProcessMemory| {
+            matches!(memory.read(0, &mut [0]), Err(MemoryError::Gone { .. }))
+        };
+        if self.memory.as_ref().is_none_or(gone) {
+            self.variables = None;
             self.memory = Some(self.target.memory()?);
         }
         // The line above filled it.
@@ -223,15 +250,18 @@ impl Process {
         }))
     }
 
-    /// Finds the variable, again only when other modules are loaded than last time.
+    /// Finds the variable, again when other modules are loaded than last time, or when what was
+    /// found then may differ by now with the same modules.
     fn resolve(&mut self) -> Result<Arc<tls::Resolution>, Error> {
+        // May forget what is known of a program that runs no more.
+        self.memory()?;
         let layout = self.layout()?;
         if let Some((known, resolution)) = &self.variables
             && *known == layout
+            && is_settled(resolution)
         {
             return Ok(resolution.clone());
         }
-        self.memory()?;
         // Borrowed apart: the cache is written while the memory is read.
         let memory = self.memory.as_ref().expect("memory was just opened");
         let resolution = tls::resolve(&self.target, memory, &mut self.modules, SYMBOL)?;
@@ -243,11 +273,10 @@ impl Process {
     /// Which code is mapped where: changes with every dlopen, dlclose and exec.
     fn layout(&self) -> Result<Layout, Error> {
         let mut hasher = DefaultHasher::new();
-        self.target.mappings(&mut |mapping| {
+        self.walk(&mut |mapping| {
             if mapping.permissions.execute && mapping.inode != 0 {
                 (mapping.start, mapping.end, mapping.device, mapping.inode).hash(&mut hasher);
             }
-            ControlFlow::Continue(())
         })?;
         Ok(Layout(hasher.finish()))
     }
@@ -296,6 +325,17 @@ impl Process {
             _ => None,
         }
     }
+}
+
+/// Whether the same modules always make it the same. Not so while a module is being loaded or bound
+/// (then something in it is unreadable), nor for dynamic storage: a library that was closed and
+/// loaded again at the same place has another generation, by which blocks left over from the first
+/// time are told apart.
+fn is_settled(resolution: &tls::Resolution) -> bool {
+    let is_static = |variable: &tls::TlsVariable| variable.storage() == tls::Storage::Static;
+    resolution.unreadable.is_empty()
+        && !resolution.variables.is_empty()
+        && resolution.variables.iter().all(is_static)
 }
 
 impl ProcessContext {

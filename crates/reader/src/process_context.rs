@@ -286,3 +286,6 @@ pub(crate) fn read_first(
     }
     why.map_or(Ok(None), Err)
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,8 +15,8 @@ use crate::{Broken, Error, Process};
 /// The thread-local variable that points at the record: 8 bytes, exported.
 pub const SYMBOL: &str = "otel_thread_ctx_v1";
 
-/// Records never straddle more than this without a reader noticing: the page size of x86-64, and the
-/// smallest of aarch64.
+/// What lies in one page is readable as a whole or not at all. In bytes: the page size of x86-64,
+/// and the smallest of aarch64.
 const PAGE: u64 = 4096;
 
 /// Whether the threads of a process have a context that can be read.
@@ -155,8 +155,12 @@ impl<'p> Thread<'p> {
     pub fn stop(&self) -> Result<StoppedThread<'_>, Error> {
         let variables = self.variables()?;
         // All that can be done before the thread stands still is done before.
-        let record = vec![0; self.process.options().max_record.max(record::HEADER_SIZE)];
-        let timeout = self.process.options().stop_timeout;
+        let options = self.process.options();
+        let size = options
+            .max_record
+            .clamp(record::HEADER_SIZE, record::MAX_SIZE);
+        let record = vec![0; size];
+        let timeout = options.stop_timeout;
         let stopped = Stopped::stop(self.process.target(), self.id.tid, timeout)?;
         Ok(StoppedThread {
             thread: self,
@@ -311,4 +315,60 @@ fn read_record(memory: &dyn Memory, pointer: u64, buffer: &mut [u8]) -> Result<u
         memory.read(pointer + first as u64, &mut buffer[first..size])?;
     }
     Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use otelctx_remote::memory::Image;
+
+    /// The bytes of a record with so many bytes of attributes.
+    fn record(attributes: u16) -> Vec<u8> {
+        let mut bytes = vec![0xa5; record::HEADER_SIZE + usize::from(attributes)];
+        bytes[record::offset::ATTRIBUTES_SIZE..record::HEADER_SIZE]
+            .copy_from_slice(&attributes.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_record_may_end_where_its_mapping_ends() {
+        for attributes in [0, 1, 36, 612] {
+            let bytes = record(attributes);
+            let pointer = 2 * PAGE - bytes.len() as u64;
+            let mut image = Image::new();
+            image.map(pointer, bytes.clone());
+            let mut buffer = vec![0; record::RECOMMENDED_SIZE];
+            let size = read_record(&image, pointer, &mut buffer);
+            assert_eq!(size, Ok(bytes.len()));
+            assert_eq!(buffer[..bytes.len()], bytes);
+        }
+    }
+
+    #[test]
+    fn a_record_is_read_up_to_the_buffers_size() {
+        let bytes = record(u16::MAX);
+        let mut image = Image::new();
+        image.map(PAGE, bytes.clone());
+        for size in [
+            record::HEADER_SIZE,
+            record::RECOMMENDED_SIZE,
+            record::MAX_SIZE,
+        ] {
+            let mut buffer = vec![0; size];
+            assert_eq!(read_record(&image, PAGE, &mut buffer), Ok(size));
+            assert_eq!(buffer, bytes[..size]);
+        }
+    }
+
+    #[test]
+    fn a_record_that_announces_more_than_is_mapped_is_an_error() {
+        let mut image = Image::new();
+        image.map(2 * PAGE - 40, record(12));
+        let mut longer = record(13);
+        longer.truncate(40);
+        image.map(2 * PAGE - 40, longer);
+        let mut buffer = vec![0; record::RECOMMENDED_SIZE];
+        assert!(read_record(&image, 2 * PAGE - 40, &mut buffer).is_err());
+        assert!(read_record(&image, u64::MAX - 1, &mut buffer).is_err());
+    }
 }

@@ -1,0 +1,248 @@
+use std::cell::RefCell;
+
+use otelctx_format::process_context::Value;
+use otelctx_remote::memory::Image;
+
+use super::*;
+
+const HEADER: u64 = 0x1000;
+const PAYLOAD: u64 = 0x9000;
+const LIMIT: usize = 1 << 20;
+
+fn payload(service: &str) -> Vec<u8> {
+    Payload {
+        resource: vec![("service.name".into(), service.into())],
+        attributes: vec![],
+    }
+    .encode()
+}
+
+fn header(timestamp: u64, payload: &[u8]) -> Header {
+    Header {
+        payload_size: payload.len() as u32,
+        monotonic_published_at_ns: timestamp,
+        payload_address: PAYLOAD,
+    }
+}
+
+/// A process that publishes `service`.
+fn published(service: &str) -> Image {
+    let bytes = payload(service);
+    let mut image = Image::new();
+    image
+        .map(HEADER, header(7, &bytes).encode())
+        .map(PAYLOAD, bytes);
+    image
+}
+
+fn place() -> Place {
+    Place {
+        name: "/memfd:OTEL_CTX (deleted)".into(),
+        address: HEADER,
+    }
+}
+
+fn found(memory: &dyn Memory) -> Found {
+    read_first(&[place()], memory, LIMIT).unwrap().unwrap()
+}
+
+fn service(context: &ProcessContext) -> Option<&Value> {
+    context.payload.resource_attribute("service.name")
+}
+
+type Change = Box<dyn Fn(&mut Image)>;
+
+/// Memory that changes after certain reads, and remembers what was read.
+struct Changing {
+    image: RefCell<Image>,
+    reads: RefCell<Vec<(u64, usize)>>,
+    /// After this many reads, this happens.
+    changes: Vec<(usize, Change)>,
+}
+
+impl Changing {
+    fn new(image: Image) -> Self {
+        Self {
+            image: image.into(),
+            reads: RefCell::default(),
+            changes: Vec::new(),
+        }
+    }
+
+    fn after(mut self, reads: usize, change: impl Fn(&mut Image) + 'static) -> Self {
+        self.changes.push((reads, Box::new(change)));
+        self
+    }
+}
+
+impl Memory for Changing {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let result = self.image.borrow().read(address, buffer);
+        let mut reads = self.reads.borrow_mut();
+        reads.push((address, buffer.len()));
+        for (after, change) in &self.changes {
+            if reads.len() == *after {
+                change(&mut self.image.borrow_mut());
+            }
+        }
+        result
+    }
+}
+
+#[test]
+fn a_poll_of_what_is_unchanged_is_one_read_of_the_header() {
+    let memory = Changing::new(published("shop"));
+    let found = found(&memory);
+    memory.reads.borrow_mut().clear();
+    assert!(matches!(found.poll(&memory, LIMIT), Ok(Polled::Unchanged)));
+    assert_eq!(*memory.reads.borrow(), [(HEADER, HEADER_SIZE)]);
+}
+
+#[test]
+fn a_poll_compares_every_byte_of_the_header() {
+    let found = found(&published("shop"));
+    for position in 0..HEADER_SIZE {
+        let mut image = published("shop");
+        let mut bytes = [0; HEADER_SIZE];
+        image.read(HEADER, &mut bytes).unwrap();
+        bytes[position] ^= 0x10;
+        image.map(HEADER, bytes);
+        let polled = found.poll(&image, LIMIT);
+        assert!(!matches!(polled, Ok(Polled::Unchanged)), "byte {position}");
+    }
+    assert!(matches!(found.poll(&Image::new(), LIMIT), Ok(Polled::Gone)));
+}
+
+#[test]
+fn an_update_is_read_and_noticed() {
+    let found = found(&published("shop"));
+    let mut image = published("bank");
+    image.map(HEADER, header(8, &payload("bank")).encode());
+    let Ok(Polled::Changed(new)) = found.poll(&image, LIMIT) else {
+        panic!()
+    };
+    assert_eq!(service(&new.context), Some(&"bank".into()));
+    assert_eq!(new.context.monotonic_published_at_ns, 8);
+}
+
+#[test]
+fn a_payload_that_changes_while_it_is_read_is_read_again() {
+    // Reads: header, payload, header. The update comes between the first two, or the last two.
+    for after in [1, 2] {
+        let memory = Changing::new(published("shop")).after(after, |image| {
+            let bytes = payload("bank");
+            image
+                .map(HEADER, header(8, &bytes).encode())
+                .map(PAYLOAD, bytes);
+        });
+        let found = found(&memory);
+        assert_eq!(service(&found.context), Some(&"bank".into()));
+        assert_eq!(memory.reads.borrow().len(), 6, "after read {after}");
+    }
+}
+
+#[test]
+fn a_payload_that_cannot_be_read_is_broken_only_if_the_header_stays() {
+    let nowhere = Header {
+        payload_address: 0x10,
+        ..header(7, &payload("shop"))
+    };
+    let mut image = published("shop");
+    image.map(HEADER, nowhere.encode());
+    let unreadable = read_first(&[place()], &image, LIMIT).unwrap_err();
+    assert!(
+        matches!(unreadable, Broken::PayloadUnreadable(_)),
+        "{unreadable:?}"
+    );
+    // The old payload was freed by an update that came in between.
+    let memory = Changing::new(image).after(2, |image| {
+        image.map(HEADER, header(8, &payload("shop")).encode());
+    });
+    assert_eq!(service(&found(&memory).context), Some(&"shop".into()));
+}
+
+#[test]
+fn an_update_that_does_not_end_is_reported() {
+    let mut image = published("shop");
+    image.map(HEADER, header(0, &payload("shop")).encode());
+    assert_eq!(
+        read_first(&[place()], &image, LIMIT).unwrap_err(),
+        Broken::BeingUpdated { tries: 5 }
+    );
+    let found = found(&published("shop"));
+    let polled = found.poll(&image, LIMIT);
+    assert!(matches!(polled, Err(Broken::BeingUpdated { tries: 5 })));
+}
+
+#[test]
+fn a_payload_above_the_limit_is_not_read() {
+    let size = payload("shop").len();
+    let memory = Changing::new(published("shop"));
+    assert!(read_first(&[place()], &memory, size).is_ok());
+    memory.reads.borrow_mut().clear();
+    let error = read_first(&[place()], &memory, size - 1).unwrap_err();
+    let (size, limit) = (size as u32, size - 1);
+    assert_eq!(error, Broken::TooLarge { size, limit });
+    assert!(memory.reads.borrow().iter().all(|(at, _)| *at == HEADER));
+}
+
+#[test]
+fn empty_and_repeated_keys_are_left_out_and_reported() {
+    let bytes = Payload {
+        resource: vec![("a".into(), 1.into()), ("a".into(), 2.into())],
+        attributes: vec![(String::new(), 3.into())],
+    }
+    .encode();
+    let mut image = Image::new();
+    image
+        .map(HEADER, header(7, &bytes).encode())
+        .map(PAYLOAD, bytes);
+    let context = found(&image).context;
+    assert_eq!(context.payload.resource, [("a".into(), Value::Int(1))]);
+    assert_eq!(context.payload.attributes, []);
+    assert_eq!(
+        context.problems,
+        [Problem::RepeatedKey("a".into()), Problem::EmptyKey]
+    );
+}
+
+#[test]
+fn of_several_places_the_first_that_validates_counts() {
+    let at = |address| Place { address, ..place() };
+    let mut image = published("shop");
+    image
+        .map(0x100, *b"something else, 32 bytes of it..")
+        .map(0x2000, header(9, b"").encode());
+    let places = [at(0x10), at(0x100), at(HEADER), at(0x2000), at(0x3000)];
+    let found = read_first(&places, &image, LIMIT).unwrap().unwrap();
+    assert_eq!(found.context.address, HEADER);
+    assert_eq!(found.context.others, [0x2000]);
+    assert!(matches!(read_first(&[], &image, LIMIT), Ok(None)));
+
+    // Of those that do not, the one that is a context tells more than the ones that are none.
+    image.map(HEADER, header(7, &[0; 99]).encode());
+    let why = read_first(&places[..3], &image, LIMIT).unwrap_err();
+    assert!(matches!(why, Broken::PayloadUnreadable(_)), "{why:?}");
+}
+
+#[test]
+fn a_mapping_is_looked_into_for_its_name() {
+    for name in [
+        "[anon_shmem:OTEL_CTX]",
+        "[anon:OTEL_CTX]",
+        "/memfd:OTEL_CTX",
+        "/memfd:OTEL_CTX (deleted)",
+    ] {
+        assert!(is_candidate(name.as_bytes(), false), "{name}");
+        assert!(!is_candidate(name.as_bytes(), true), "{name}, executable");
+    }
+    for name in [
+        "",
+        "[heap]",
+        "/tmp/memfd:OTEL_CTX",
+        "[anon:OTEL_CT",
+        "/memfd:otel_ctx",
+    ] {
+        assert!(!is_candidate(name.as_bytes(), false), "{name}");
+    }
+}

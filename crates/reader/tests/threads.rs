@@ -1,0 +1,207 @@
+//! The threads of programs that announce nothing (`Options::any_schema`), compared with what the
+//! programs say of themselves.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::process::Command;
+
+use otelctx_fixtures::{Compiler, Target};
+use otelctx_reader::{ContextState, Error, Options, Outcome, Process, ThreadSupport, Unreadable};
+
+fn open(pid: i32) -> Process {
+    let mut options = Options::default();
+    options.any_schema = true;
+    Process::with_options(pid, options).unwrap()
+}
+
+fn executable() -> Option<Target> {
+    let flags = ["-DLINKED", "-rdynamic"];
+    let program = Compiler::gcc().program(&["threads.c", "variable.c"], &flags)?;
+    Some(Target::spawn(&mut Command::new(program)))
+}
+
+/// Trace and span of every thread with a context, by its number.
+fn read(process: &mut Process) -> BTreeMap<i32, (String, String)> {
+    let threads = process.threads().unwrap();
+    let contexts = threads.iter().filter_map(|thread| {
+        let outcome = thread.context().unwrap();
+        let context = outcome.attached()?;
+        // Nobody announced the key map, so that the attribute has no name.
+        assert_eq!(context.left_out.unknown_key, 1);
+        let ids = (context.trace_id.to_string(), context.span_id.to_string());
+        Some((thread.tid(), ids))
+    });
+    contexts.collect()
+}
+
+/// The same, as the program tells it.
+fn told(target: &Target) -> BTreeMap<i32, (String, String)> {
+    let threads = target.threads.iter().filter_map(|thread| {
+        let truth = thread.attached.as_ref()?;
+        Some((thread.tid, (truth.trace_id.clone(), truth.span_id.clone())))
+    });
+    threads.collect()
+}
+
+#[test]
+fn what_is_not_announced_is_read_only_when_asked_for() {
+    let Some(target) = executable() else { return };
+    let mut process = Process::open(target.pid()).unwrap();
+    assert_eq!(process.context().unwrap(), ContextState::Absent);
+    assert!(matches!(
+        process.thread_support().unwrap(),
+        ThreadSupport::Unreadable(Unreadable::NoProcessContext)
+    ));
+    assert!(matches!(
+        process.threads().unwrap()[0].context(),
+        Err(Error::Unreadable {
+            why: Unreadable::NoProcessContext,
+            ..
+        })
+    ));
+    let read = read(&mut open(target.pid()));
+    assert_eq!(read.len(), 2);
+    assert_eq!(read, told(&target));
+}
+
+#[test]
+fn a_library_closed_and_loaded_again_at_the_same_place() {
+    let Some(library) = Compiler::gcc().library::<&str>(&["variable.c"], &[]) else {
+        return;
+    };
+    let program = Compiler::gcc().program::<&str>(&["threads.c"], &[]);
+    let Some(program) = program else { return };
+    let path = library.to_string_lossy();
+    let mut target = Target::spawn(
+        Command::new(program)
+            .args([format!("lib={path}"), format!("then={path}")])
+            // Storage that other libraries may get, and not always the same.
+            .env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0"),
+    );
+    let mut process = open(target.pid());
+    assert_eq!(read(&mut process), told(&target));
+
+    // Only the first worker touches the variable again; the second one's vector still leads to the
+    // record that it had attached before.
+    let before = told(&target);
+    target.command("reload");
+    let first = target
+        .threads
+        .iter()
+        .find(|thread| thread.name == "worker-0");
+    let first = first.unwrap().tid;
+    let mut expected = told(&target);
+    expected.retain(|tid, _| *tid == first);
+    assert_ne!(expected[&first], before[&first]);
+    assert_eq!(read(&mut process), expected);
+}
+
+#[test]
+fn the_threads_of_a_process_whose_first_one_has_ended() {
+    let flags = ["-DLINKED", "-rdynamic"];
+    let program = Compiler::gcc().program(&["threads.c", "variable.c"], &flags);
+    let Some(program) = program else { return };
+    let target = Target::spawn(Command::new(&program).arg("exit-leader"));
+    let pid = target.pid();
+    while remote_state(pid) != 'Z' {
+        std::thread::yield_now();
+    }
+    let mut process = open(pid);
+    assert_eq!(process.context().unwrap(), ContextState::Absent);
+    let detected = process.detected().unwrap();
+    let executable = detected
+        .resource
+        .iter()
+        .find(|(key, _)| key == "process.executable.path");
+    assert_eq!(
+        executable.unwrap().1,
+        program.to_string_lossy().as_ref().into()
+    );
+    let mut read = BTreeMap::new();
+    for thread in process.threads().unwrap() {
+        match thread.context() {
+            Ok(Outcome::Attached(context)) => {
+                let ids = (context.trace_id.to_string(), context.span_id.to_string());
+                read.insert(thread.tid(), ids);
+            }
+            Ok(other) => assert_eq!(other, Outcome::Detached),
+            Err(error) => {
+                assert_eq!(thread.tid(), pid);
+                let gone = otelctx_reader::remote::Error::NoSuchThread { pid, tid: pid };
+                assert_eq!(error.to_string(), gone.to_string());
+            }
+        }
+    }
+    assert_eq!(read, told(&target));
+}
+
+fn remote_state(pid: i32) -> char {
+    let process = otelctx_reader::remote::Process::open(pid).unwrap();
+    process.status().unwrap().state
+}
+
+#[test]
+fn a_process_in_namespaces_of_its_own() {
+    let flags = ["-DLINKED", "-rdynamic"];
+    let program = Compiler::gcc().program(&["threads.c", "variable.c"], &flags);
+    let Some(program) = program else { return };
+    // A file that the reader does not see at that path, nor anywhere else.
+    let script = "mount -t tmpfs none /mnt && cp \"$0\" /mnt/namespaced && exec /mnt/namespaced";
+    let unshare = |end: &[&OsStr]| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--pid", "--fork", "--mount", "--kill-child", "--"])
+            .args(end);
+        command
+    };
+    let allowed = unshare(&["true".as_ref()]).status();
+    if !allowed.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: unshare refuses namespaces of one's own");
+        return;
+    }
+    let target = Target::spawn(&mut unshare(&[
+        "sh".as_ref(),
+        "-c".as_ref(),
+        script.as_ref(),
+        program.as_ref(),
+    ]));
+    let children = format!("/proc/{0}/task/{0}/children", target.pid());
+    let children = std::fs::read_to_string(children).unwrap();
+    let pid = children.trim().parse().unwrap();
+
+    let mut process = open(pid);
+    // The program tells its threads' numbers as its namespace has them.
+    let inner = |tid| {
+        let status = process.target().thread_status(tid).unwrap();
+        assert_eq!(status.namespace_pids.len(), 2);
+        status.namespace_pids[1]
+    };
+    let numbers = process.target().thread_ids().unwrap();
+    let numbers: BTreeMap<i32, i32> = numbers.into_iter().map(|tid| (tid, inner(tid))).collect();
+    let read = read(&mut process);
+    let read: BTreeMap<_, _> = read
+        .into_iter()
+        .map(|(tid, ids)| (numbers[&tid], ids))
+        .collect();
+    assert_eq!(read, told(&target));
+    assert_eq!(read.len(), 2);
+    let ThreadSupport::Readable(variables) = process.thread_support().unwrap() else {
+        panic!()
+    };
+    assert_eq!(variables.resolution.variables[0].module, "/mnt/namespaced");
+}
+
+#[test]
+fn more_mappings_than_allowed_are_an_error_in_every_look() {
+    let Some(target) = executable() else { return };
+    let mut options = Options::default();
+    options.any_schema = true;
+    options.max_mappings = Some(3);
+    let mut process = Process::with_options(target.pid(), options).unwrap();
+    let pid = target.pid();
+    let refused =
+        |error| matches!(error, Error::TooManyMappings { pid: of, limit: 3 } if of == pid);
+    assert!(refused(process.context().unwrap_err()));
+    assert!(refused(process.threads().map(|_| ()).unwrap_err()));
+    assert!(refused(process.modules_unchanged().unwrap_err()));
+}
