@@ -30,7 +30,7 @@ impl Terminal {
     /// Looks at standard output.
     pub(crate) fn of_stdout() -> Self {
         let is_terminal = io::stdout().is_terminal();
-        let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+        let set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
         // https://no-color.org: any value that is not empty.
         let colours = is_terminal && !set("NO_COLOR") && env::var_os("TERM") != Some("dumb".into());
         Self {

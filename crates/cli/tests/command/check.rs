@@ -261,3 +261,39 @@ fn a_process_whose_variable_nobody_exports() {
         &[("no-process-context", "problem"), ("absent", "problem")],
     );
 }
+
+#[test]
+fn every_module_of_a_process_that_has_the_variable() {
+    let Some(library) = library(&["-mtls-dialect=gnu2"]) else {
+        return;
+    };
+    let flags = ["-DLINKED".into(), library.clone()];
+    let Some(user) = Compiler::gcc().program(&["threads.c"], &flags) else {
+        return;
+    };
+    let target = Fixture::spawn(&mut Command::new(user));
+    let answer = check(target.pid().to_string());
+    let rest = [("exported", "ok"), ("access", "ok"), ("threads", "ok")];
+    let first = [("no-process-context", "problem")];
+    assert_findings(&answer, &[&first[..], &rest].concat());
+    let name = library.display();
+    assert_eq!(
+        text(&answer, "exported"),
+        format!("otel_thread_ctx_v1 is exported by {name}")
+    );
+
+    // The program's own definition comes before that of a library that is loaded later.
+    let Some(owner) = program(&["-rdynamic"]) else {
+        return;
+    };
+    let target = Fixture::spawn(Command::new(owner).arg(format!("lib={name}")));
+    let answer = check(target.pid().to_string());
+    let rest = [
+        ("exported", "ok"),
+        ("access", "ok"),
+        ("bound-elsewhere", "note"),
+        ("threads", "ok"),
+    ];
+    assert_findings(&answer, &[&first[..], &rest].concat());
+    assert!(text(&answer, "bound-elsewhere").starts_with(&format!("{name} defines ")));
+}
