@@ -68,13 +68,18 @@ fn restless(arguments: &[&str]) -> Target {
     Target::spawn(Command::new(env!("CARGO_BIN_EXE_restless")).args(arguments))
 }
 
-/// Looks at a target that keeps doing `arguments[0]`, and returns how many contexts were found.
+/// Looks at a target that keeps doing `arguments[0]`, `count` times and until a context was found;
+/// returns how many were.
 fn looks(arguments: &[&str], count: usize) -> usize {
     let target = restless(arguments);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let mut found = 0;
     let mut process = Process::open(target.pid()).unwrap();
-    for round in 0..count {
+    for round in 0.. {
         found += look(&mut process);
+        if round >= count && (found > 0 || Instant::now() > deadline) {
+            break;
+        }
         if round % 10 == 0 {
             process = Process::open(target.pid()).unwrap();
         }

@@ -36,7 +36,7 @@ fn main() {
         match arguments[1].as_str() {
             "work" => std::thread::sleep(Duration::from_secs(1)),
             "exec" => {
-                std::thread::sleep(Duration::from_millis(5) + pause);
+                std::thread::sleep(Duration::from_millis(10) + pause);
                 let error = std::process::Command::new("/proc/self/exe")
                     .args(&arguments[1..])
                     .env("RESTLESS_STARTED", "1")
