@@ -30,14 +30,31 @@ pub(crate) fn rustc() -> String {
     }
 }
 
-/// Keeps the calling thread, and what it starts from now on, on processor `cpu`.
-///
-/// Fails silently where a container allows another set: numbers are only a little noisier then.
-pub(crate) fn pin(cpu: usize) {
-    // SAFETY: the set is plain data of this function.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
+/// While this lives, the calling thread and what it starts stay on one processor.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Pinned(libc::cpu_set_t);
+
+impl Pinned {
+    /// Picks processor `cpu`.
+    ///
+    /// Fails silently where a container allows another set: numbers are only a little noisier then.
+    pub(crate) fn to(cpu: usize) -> Self {
+        // SAFETY: the sets are plain data of this function; an empty one is valid.
+        unsafe {
+            let mut before: libc::cpu_set_t = std::mem::zeroed();
+            libc::sched_getaffinity(0, size_of_val(&before), &raw mut before);
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(cpu, &mut set);
+            libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: the set is plain data of this value.
+        unsafe { libc::sched_setaffinity(0, size_of_val(&self.0), &raw const self.0) };
     }
 }

@@ -3,7 +3,7 @@
 //! The well-known benchmark crates measure one function to its end and then the next, minutes
 //! later on a machine whose clock rate and neighbours change meanwhile. A ratio of two such
 //! numbers carries that change. Here both sides of a pair take turns every few microseconds, each
-//! going first in half of the rounds, and the medians of thousands of rounds are compared.
+//! going first in half of the rounds, and the medians of thousands of rounds count.
 
 use std::time::Instant;
 
@@ -13,33 +13,65 @@ pub(crate) const ROUNDS: usize = 4001;
 /// takes, much shorter than a time slice.
 pub(crate) const ROUND_NS: f64 = 20_000.0;
 
-/// What each round took, in nanoseconds.
-#[derive(Debug, Default)]
-pub(crate) struct Times(Vec<f64>);
+/// Two measurements and how they compare.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pair {
+    pub(crate) ours: f64,
+    pub(crate) peer: f64,
+    pub(crate) ratio: f64,
+}
 
-impl Times {
-    pub(crate) fn push(&mut self, ns: f64) {
-        self.0.push(ns);
+impl Pair {
+    pub(crate) fn of(ours: f64, peer: f64) -> Self {
+        Self {
+            ours,
+            peer,
+            ratio: ours / peer,
+        }
+    }
+}
+
+/// What the two sides took in each round, in nanoseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Rounds {
+    ours: Vec<f64>,
+    peer: Vec<f64>,
+}
+
+impl Rounds {
+    pub(crate) fn push(&mut self, ours: f64, peer: f64) {
+        self.ours.push(ours);
+        self.peer.push(peer);
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.ours.len()
     }
 
-    pub(crate) fn median(&self) -> f64 {
-        self.quantile(0.5)
+    /// The medians, divided by `unit`, and the median of the rounds' ratios: a neighbour that
+    /// slows the machine down for half of the time moves the medians of the two sides by chance,
+    /// but hardly the ratio within a round.
+    pub(crate) fn medians(&self, unit: f64) -> Pair {
+        let ratios = self.ours.iter().zip(&self.peer).map(|(o, p)| o / p);
+        Pair {
+            ratio: quantile(ratios.collect(), 0.5),
+            ..self.quantiles(0.5, unit)
+        }
     }
 
-    /// The value that a `share` of all lie at or below.
-    pub(crate) fn quantile(&self, share: f64) -> f64 {
-        let mut sorted = self.0.clone();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let last = sorted.len().saturating_sub(1);
-        sorted
-            .get((last as f64 * share).round() as usize)
-            .copied()
-            .unwrap_or(f64::NAN)
+    /// The values that a `share` of all lie at or below, divided by `unit`.
+    pub(crate) fn quantiles(&self, share: f64, unit: f64) -> Pair {
+        let of = |times: &Vec<f64>| quantile(times.clone(), share) / unit;
+        Pair::of(of(&self.ours), of(&self.peer))
     }
+}
+
+/// The value that a `share` of all lie at or below; not a number when there are none.
+pub(crate) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1);
+    let value = values.get((last as f64 * share).round() as usize);
+    value.copied().unwrap_or(f64::NAN)
 }
 
 /// Runs both sides in turn, `rounds` times, each going first in half of them. A side tells how
@@ -48,22 +80,22 @@ pub(crate) fn interleave(
     rounds: usize,
     mut ours: impl FnMut() -> f64,
     mut peer: impl FnMut() -> f64,
-) -> (Times, Times) {
-    let (mut ours_times, mut peer_times) = (Times::default(), Times::default());
+) -> Rounds {
+    let mut times = Rounds::default();
     for round in 0..rounds {
         if round % 2 == 0 {
-            ours_times.push(ours());
-            peer_times.push(peer());
+            let ours = ours();
+            times.push(ours, peer());
         } else {
-            peer_times.push(peer());
-            ours_times.push(ours());
+            let peer = peer();
+            times.push(ours(), peer);
         }
     }
-    (ours_times, peer_times)
+    times
 }
 
-/// Medians, in nanoseconds a call, of two functions that do their work as often as told.
-pub(crate) fn medians(ours: fn(u64), peer: fn(u64)) -> (f64, f64) {
+/// Compares two functions that do their work as often as told, in nanoseconds a time.
+pub(crate) fn compare(ours: fn(u64), peer: fn(u64)) -> Pair {
     let time = |side: fn(u64), count: u64| {
         let start = Instant::now();
         side(count);
@@ -74,6 +106,5 @@ pub(crate) fn medians(ours: fn(u64), peer: fn(u64)) -> (f64, f64) {
         (ROUND_NS / time(side, 10_000)).max(1.0) as u64
     };
     let (ours_count, peer_count) = (count(ours), count(peer));
-    let (ours, peer) = interleave(ROUNDS, || time(ours, ours_count), || time(peer, peer_count));
-    (ours.median(), peer.median())
+    interleave(ROUNDS, || time(ours, ours_count), || time(peer, peer_count)).medians(1.0)
 }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::pair::Pair;
+
 /// One piece of work against its bound.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
@@ -11,7 +13,7 @@ pub(crate) struct Row {
     /// What `ours` is compared with, in the same unit; null where the bound is absolute.
     peer: Option<f64>,
     unit: &'static str,
-    /// `ours / peer`.
+    /// Of ours to the peer's.
     ratio: Option<f64>,
     /// The most that `ratio` may be; without a peer, the most that `ours` may be. Null for what is
     /// only recorded.
@@ -46,7 +48,10 @@ impl Report {
     pub(crate) fn group(&mut self, name: &'static str) {
         self.group = name;
         if !self.json {
-            println!("{name}");
+            println!(
+                "{name:<54}{:>18}{:>18}{:>10}{:>15}",
+                "ours", "peer", "ratio", "bound"
+            );
         }
     }
 
@@ -54,20 +59,20 @@ impl Report {
     pub(crate) fn pair(
         &mut self,
         work: impl Into<String>,
-        (ours, peer): (f64, f64),
+        pair: Pair,
         unit: &'static str,
         bound: impl Into<Option<f64>>,
     ) {
-        let (ratio, bound) = (ours / peer, bound.into());
+        let bound = bound.into();
         self.print(&Row {
             group: self.group,
             work: work.into(),
-            ours,
-            peer: Some(peer),
+            ours: pair.ours,
+            peer: Some(pair.peer),
             unit,
-            ratio: Some(ratio),
+            ratio: Some(pair.ratio),
             bound,
-            holds: bound.map(|bound| ratio <= bound),
+            holds: bound.map(|bound| pair.ratio <= bound),
         });
     }
 
@@ -134,7 +139,7 @@ impl Report {
             None => "recorded",
         };
         println!(
-            "  {:<62} {ours:>14} {peer:>14} {ratio:>9} {bound:>14}  {holds}",
+            "  {:<52}{ours:>18}{peer:>18}{ratio:>10}{bound:>15}  {holds}",
             row.work
         );
     }

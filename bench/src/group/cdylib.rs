@@ -10,7 +10,7 @@ use std::process::Command;
 
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 
-use crate::pair::{self, Times};
+use crate::pair::{self, Pair, Rounds};
 use crate::row::Report;
 use crate::work::WORKS;
 use crate::{machine, scratch};
@@ -22,7 +22,7 @@ const BOUND: f64 = 0.6;
 
 pub(crate) fn run(report: &mut Report) {
     report.group("cdylib");
-    machine::pin(0);
+    let _pinned = machine::Pinned::to(0);
     let scratch = scratch::Directory::new("cdylib");
     let host = match build(scratch.path()) {
         Ok(host) => host,
@@ -36,10 +36,10 @@ pub(crate) fn run(report: &mut Report) {
     for (storage, tunables) in [("static", ""), ("dynamic", DYNAMIC)] {
         match measure(&host, tunables) {
             Err(why) => report.failed(storage, &why),
-            Ok(medians) => {
-                for ((name, bound), medians) in WORKS.into_iter().zip(medians) {
-                    let work = format!("{name}, {storage} storage, to libdd");
-                    report.pair(work, medians, "ns", bound.map(|_| BOUND));
+            Ok(pairs) => {
+                for ((name, bound), pair) in WORKS.into_iter().zip(pairs) {
+                    let work = format!("{storage}: {name}");
+                    report.pair(work, pair, "ns", bound.map(|_| BOUND));
                 }
             }
         }
@@ -101,8 +101,8 @@ fn check_descriptor(library: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs the C program; returns the medians of each work.
-fn measure(host: &Host, tunables: &str) -> Result<Vec<(f64, f64)>, String> {
+/// Runs the C program; returns how the sides compare in each work.
+fn measure(host: &Host, tunables: &str) -> Result<Vec<Pair>, String> {
     let mut command = Command::new(&host.program);
     command
         .arg(&host.ours)
@@ -114,18 +114,14 @@ fn measure(host: &Host, tunables: &str) -> Result<Vec<(f64, f64)>, String> {
         ])
         .env("GLIBC_TUNABLES", tunables);
     let text = scratch::output(&mut command)?;
-    let mut times: Vec<(Times, Times)> = WORKS.iter().map(|_| Default::default()).collect();
+    let mut works: Vec<Rounds> = WORKS.iter().map(|_| Rounds::default()).collect();
     for line in text.lines() {
         let odd = || format!("the C program printed {line:?}");
         let mut words = line.split(' ');
         let mut number = || words.next()?.parse::<f64>().ok();
         let work = number().ok_or_else(odd)? as usize;
-        let (ours, libdd) = times.get_mut(work).ok_or_else(odd)?;
-        ours.push(number().ok_or_else(odd)?);
-        libdd.push(number().ok_or_else(odd)?);
+        let (ours, libdd) = (number().ok_or_else(odd)?, number().ok_or_else(odd)?);
+        works.get_mut(work).ok_or_else(odd)?.push(ours, libdd);
     }
-    Ok(times
-        .iter()
-        .map(|(ours, libdd)| (ours.median(), libdd.median()))
-        .collect())
+    Ok(works.iter().map(|rounds| rounds.medians(1.0)).collect())
 }

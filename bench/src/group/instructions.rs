@@ -12,6 +12,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 use crate::counted::{COUNTED, FUNCTION};
+use crate::pair::Pair;
 use crate::row::Report;
 use crate::{child, machine, scratch};
 
@@ -40,7 +41,8 @@ pub(crate) fn run(report: &mut Report) {
                 match before {
                     Some(before) => {
                         let bound = report.check.then_some(BOUND);
-                        report.pair(*work, (instructions, *before), "instructions", bound);
+                        let pair = Pair::of(instructions, *before);
+                        report.pair(*work, pair, "instructions", bound);
                     }
                     None => report.alone(*work, instructions, "instructions", None),
                 }

@@ -5,7 +5,7 @@ use otelctx_reader::{ContextState, Process};
 use crate::child::Role;
 use crate::counted;
 use crate::group::instructions;
-use crate::pair::Times;
+use crate::pair::{Pair, quantile};
 use crate::row::Report;
 
 /// Each is a process of its own: a process uses its first key once.
@@ -13,7 +13,7 @@ const PROCESSES: usize = 51;
 
 pub(crate) fn run(report: &mut Report) {
     report.group("keys");
-    let (mut first, mut last) = (Times::default(), Times::default());
+    let (mut first, mut last) = (Vec::new(), Vec::new());
     for _ in 0..PROCESSES {
         match first_uses() {
             Ok([first_us, last_us]) => {
@@ -25,13 +25,13 @@ pub(crate) fn run(report: &mut Report) {
     }
     report.alone(
         "first use of key 1, median of processes",
-        first.median(),
+        quantile(first, 0.5),
         "µs",
         20.0,
     );
     report.alone(
         "first use of key 256, median of processes",
-        last.median(),
+        quantile(last, 0.5),
         "µs",
         20.0,
     );
@@ -69,7 +69,7 @@ fn while_keys_are_added(report: &mut Report) {
     let (alone, busy) = (counted::COUNTED[0].0, counted::WHILE_KEYS_ARE_ADDED);
     match (instructions::count(alone), instructions::count(busy)) {
         (Ok(Some(alone)), Ok(Some(with))) => {
-            report.pair(busy, (with, alone), "instructions", 1.0);
+            report.pair(busy, Pair::of(with, alone), "instructions", 1.0);
         }
         (Ok(_), Ok(_)) => report.skipped(busy, instructions::NO_VALGRIND),
         (Err(why), _) | (_, Err(why)) => report.failed(busy, &why),

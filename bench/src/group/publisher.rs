@@ -9,13 +9,13 @@ use crate::{machine, pair};
 
 pub(crate) fn run(report: &mut Report) {
     report.group("publisher");
-    machine::pin(0);
+    let _pinned = machine::Pinned::to(0);
     ours::set_up();
     for (index, (name, bound)) in WORKS.into_iter().enumerate() {
-        let medians = pair::medians(ours::WORKS[index], libdd::WORKS[index]);
-        report.pair(format!("{name}, to libdd"), medians, "ns", bound);
+        let pair = pair::compare(ours::WORKS[index], libdd::WORKS[index]);
+        report.pair(name, pair, "ns", bound);
     }
-    let medians = pair::medians(ours::WORKS[0], reference::swap_and_back);
+    let pair = pair::compare(ours::WORKS[0], reference::swap_and_back);
     let work = format!("{}, to a load and two stores", WORKS[0].0);
-    report.pair(work, medians, "ns", 1.3);
+    report.pair(work, pair, "ns", 1.3);
 }

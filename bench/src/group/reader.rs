@@ -18,7 +18,7 @@ const POLLS: u32 = 1000;
 
 pub(crate) fn run(report: &mut Report) {
     report.group("reader");
-    machine::pin(0);
+    let _pinned = machine::Pinned::to(0);
     let target = match Role::start(&["publisher", &MAPPINGS.to_string()]) {
         Ok(target) => target,
         Err(why) => return report.failed("target", &why),
@@ -39,13 +39,13 @@ fn first_read(report: &mut Report, target: &Role) {
         .unwrap_or_default()
         .lines()
         .count();
-    let work = format!("first read of a process context, {mappings} mappings, to reading maps");
+    let work = format!("first read, {mappings} mappings, to reading the bare list");
     if let Err(why) = read(pid) {
         return report.failed(&work, &why);
     }
     // The kernel returns up to 4 KiB a call: all of 25 mappings.
     let mut buffer = [0; 4096];
-    let (ours, peer) = pair::interleave(
+    let rounds = pair::interleave(
         ROUNDS,
         || time(|| read(pid).is_ok()),
         || {
@@ -56,7 +56,7 @@ fn first_read(report: &mut Report, target: &Role) {
             })
         },
     );
-    report.pair(work, (ours.median() / 1e3, peer.median() / 1e3), "µs", 3.0);
+    report.pair(work, rounds.medians(1e3), "µs", 3.0);
 }
 
 fn read(pid: i32) -> Result<(), String> {

@@ -8,7 +8,7 @@ use otelctx_reader::{Process, Thread};
 use otelctx_remote::stop::on_own_thread;
 
 use crate::child::Role;
-use crate::pair::Times;
+use crate::pair::Rounds;
 use crate::row::Report;
 use crate::stopped_time;
 
@@ -38,23 +38,21 @@ fn measure(report: &mut Report, target: &Role, name: &str) -> Result<(), String>
         .iter()
         .find(|thread| thread.tid() == tid)
         .ok_or("the thread is not there")?;
-    let (mut ours, mut bare) = (Times::default(), Times::default());
+    let mut rounds = Rounds::default();
     let mut failures = 0;
-    while bare.len() < STOPS {
+    while rounds.len() < STOPS {
         match stops(thread) {
-            Ok([ours_ns, bare_ns]) => {
-                ours.push(ours_ns);
-                bare.push(bare_ns);
-            }
+            Ok([ours, bare]) => rounds.push(ours, bare),
             // Somebody else may be tracing it just now.
             Err(_) if failures < STOPS / 100 => failures += 1,
             Err(why) => return Err(why),
         }
     }
-    for (what, share) in [("median", 0.5), ("p99", 0.99)] {
-        let pair = (ours.quantile(share) / 1e3, bare.quantile(share) / 1e3);
-        let work = format!("stopped time of a {name} thread, {what}, to a bare stop");
-        report.pair(work, pair, "µs", 1.5);
+    for (what, pair) in [
+        ("median", rounds.medians(1e3)),
+        ("p99", rounds.quantiles(0.99, 1e3)),
+    ] {
+        report.pair(format!("{name} thread, {what}"), pair, "µs", 1.5);
     }
     Ok(())
 }
