@@ -46,18 +46,28 @@ impl Error {
     /// What the user can do, if it is not part of the message.
     pub(crate) fn mend(&self) -> Option<String> {
         match self {
-            Self::Reader(error) => not_permitted(error).map(|(_, mend)| mend.to_owned()),
+            Self::Reader(otelctx_reader::Error::Remote(error)) => match error {
+                remote::Error::NotPermitted { mend, .. } => Some(mend.clone()),
+                remote::Error::NoSuchProcess { .. } => {
+                    Some("`otelctx ps` lists the processes that publish a context".into())
+                }
+                remote::Error::Elf { .. } | remote::Error::NotRegularFile { .. } => {
+                    Some("check takes an ELF program or library, or the id of a process".into())
+                }
+                _ => None,
+            },
+            Self::Publish(_) | Self::ServiceEnded => {
+                Some("a sandbox may deny what it takes: try it outside of one".into())
+            }
             _ => None,
         }
     }
 }
 
-/// What was refused and what would allow it, if `error` is about rights.
-pub(crate) fn not_permitted(error: &otelctx_reader::Error) -> Option<(&'static str, &str)> {
+/// What would allow it, if `error` is about rights.
+pub(crate) fn not_permitted(error: &otelctx_reader::Error) -> Option<&str> {
     match error {
-        otelctx_reader::Error::Remote(remote::Error::NotPermitted { action, mend, .. }) => {
-            Some((action, mend))
-        }
+        otelctx_reader::Error::Remote(remote::Error::NotPermitted { mend, .. }) => Some(mend),
         _ => None,
     }
 }

@@ -11,8 +11,7 @@ use clap::{Parser, Subcommand};
 use command::{check, demo, dump, ps};
 use output::terminal;
 
-/// See what each thread of a process works on: its trace, span and attributes, read from
-/// outside, without stopping it for longer than some microseconds.
+/// See what each thread of a process works on: its trace, span and attributes
 #[derive(Debug, Parser)]
 #[command(name = "otelctx", version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Arguments {

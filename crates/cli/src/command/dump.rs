@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// Print one JSON value (docs/json.md tells its fields)
     #[arg(long)]
     json: bool,
-    /// Read the threads also when the process announces no schema, or an unknown one
+    /// Read the threads whatever schema the process announces, if any
     #[arg(long)]
     force: bool,
     /// Read at most this much of each thread's record, in bytes

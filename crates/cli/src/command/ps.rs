@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     /// Print one JSON value (docs/json.md tells its fields)
     #[arg(long)]
     json: bool,
-    /// Count the threads that work on a trace; stops each thread for some microseconds
+    /// Count the threads that work on a trace (stops each for some microseconds)
     #[arg(long)]
     threads: bool,
     /// Skip processes with more mappings than this
@@ -236,7 +236,7 @@ fn render(listing: &Listing, terminal: &Terminal) -> String {
 
 impl Skipped {
     fn add(&mut self, pid: i32, error: &ReaderError) {
-        if let Some((_, mend)) = not_permitted(error) {
+        if let Some(mend) = not_permitted(error) {
             self.not_permitted += 1;
             self.mend.get_or_insert_with(|| mend.into());
         } else if matches!(error, ReaderError::TooManyMappings { .. }) {

@@ -274,7 +274,10 @@ fn a_process_that_does_not_exist_can_not_be_dumped() {
     assert_eq!(answer.stdout, "");
     assert_eq!(
         answer.stderr,
-        format!("otelctx: process {pid} does not exist, or has exited\n")
+        format!(
+            "otelctx: process {pid} does not exist, or has exited\n  \
+             `otelctx ps` lists the processes that publish a context\n"
+        )
     );
     otelctx(&["dump", "0"]).expect(2);
     otelctx(&["dump", "x"]).expect(2);
