@@ -48,6 +48,15 @@ pub(crate) struct Segment {
     pub(crate) file_size: u64,
     pub(crate) memory_size: u64,
     pub(crate) alignment: u64,
+    /// PF_X
+    pub(crate) executable: bool,
+}
+
+impl Segment {
+    /// One past the last offset of the file that it shows.
+    pub(crate) fn file_end(&self) -> u64 {
+        self.offset.saturating_add(self.file_size)
+    }
 }
 
 /// The dynamic table's entries that are used here; 0 where absent.
@@ -121,6 +130,7 @@ impl<'a> Elf<'a> {
                     file_size: segment.p_filesz.get(LE),
                     memory_size: segment.p_memsz.get(LE),
                     alignment: segment.p_align.get(LE),
+                    executable: segment.p_flags.get(LE).contains(elf::PF_X),
                 })
         };
         let mut module = Elf {
@@ -308,8 +318,8 @@ impl<'a> Elf<'a> {
     }
 }
 
-/// What is added to the addresses of a module whose first PT_LOAD segment is `load`, when the
-/// page of the file at `offset` (that segment's first) is mapped at `start`.
+/// What is added to the addresses of a module whose PT_LOAD segment `load` is mapped so that the
+/// page of the file at `offset` is at `start`.
 pub(crate) fn bias(start: u64, offset: u64, load: &Segment) -> u64 {
     start
         .wrapping_sub(offset)

@@ -45,14 +45,14 @@ pub(crate) struct Modules {
 struct Run {
     start: u64,
     end: u64,
-    /// File offset of the first mapping.
-    offset: u64,
     /// File offset of the last mapping.
     last_offset: u64,
     device: Device,
     inode: u64,
     name: Vec<u8>,
-    executable: bool,
+    /// Address and file offset of the first executable mapping. Unlike those in front of it, which
+    /// a symbolizer may have put there, it is the module's for sure.
+    code: Option<(u64, u64)>,
 }
 
 impl Run {
@@ -60,12 +60,11 @@ impl Run {
         Run {
             start: mapping.start,
             end: mapping.end,
-            offset: mapping.offset,
             last_offset: mapping.offset,
             device: mapping.device,
             inode: mapping.inode,
             name: mapping.name.to_vec(),
-            executable: mapping.permissions.execute,
+            code: code(mapping),
         }
     }
 
@@ -78,13 +77,18 @@ impl Run {
     }
 }
 
+fn code(mapping: &Mapping<'_>) -> Option<(u64, u64)> {
+    let executable = mapping.permissions.execute;
+    executable.then_some((mapping.start, mapping.offset))
+}
+
 /// Finds the modules: runs of mappings of one file of which one is executable.
 fn runs(process: &Process) -> Result<(Vec<Run>, u64), Error> {
     let mut runs = Vec::new();
     let mut left_out = 0;
     let mut current: Option<Run> = None;
     let mut keep = |run: Option<Run>| {
-        if let Some(run) = run.filter(|run| run.executable) {
+        if let Some(run) = run.filter(|run| run.code.is_some()) {
             if runs.len() < MAX_MODULES {
                 runs.push(run)
             } else {
@@ -99,7 +103,7 @@ fn runs(process: &Process) -> Result<(Vec<Run>, u64), Error> {
         match &mut current {
             Some(run) if run.takes(mapping) => {
                 run.last_offset = mapping.offset;
-                run.executable |= mapping.permissions.execute;
+                run.code = run.code.or(code(mapping));
             }
             current => keep(current.replace(Run::new(mapping))),
         }
@@ -134,13 +138,15 @@ pub(crate) fn modules(
         };
         match facts {
             Ok(Some(module)) => {
-                let page = run.offset;
-                let first = module.first_load;
-                // The first mapping shows the page of the file that the first segment starts in.
-                if first.offset.wrapping_sub(page) >= first.alignment.max(0x1000) {
+                let (Some((start, offset)), code) = (run.code, module.first_code) else {
+                    continue;
+                };
+                // The page of the file that the segment starts in is mapped with it.
+                let before = code.offset.saturating_sub(offset);
+                if before >= code.alignment.max(0x1000) || offset >= code.file_end() {
                     continue;
                 }
-                let bias = elf::bias(run.start, page, &first);
+                let bias = elf::bias(start, offset, &code);
                 modules.loaded.push(Loaded {
                     module,
                     bias,

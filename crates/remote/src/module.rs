@@ -42,8 +42,10 @@ pub struct Module {
     /// a module without references, and in an executable whose accesses were relaxed to local
     /// exec.
     pub relocations: Vec<Relocation>,
-    /// The first PT_LOAD segment, from which the load bias follows.
+    /// The first PT_LOAD segment.
     pub(crate) first_load: Segment,
+    /// The first one with code, from which the load bias follows.
+    pub(crate) first_code: Segment,
     /// One past the last address of the PT_LOAD segments.
     pub(crate) end: u64,
     pub(crate) jump_relocations: (u64, u64),
@@ -220,6 +222,12 @@ impl Module {
             symbol,
             relocations,
             first_load: elf.loads.first().copied().unwrap_or_default(),
+            first_code: elf
+                .loads
+                .iter()
+                .find(|load| load.executable)
+                .copied()
+                .unwrap_or_default(),
             end: elf
                 .loads
                 .iter()

@@ -215,7 +215,10 @@ fn definition<'a>(
         return Err("its definition lies outside of its thread-local storage".to_string());
     };
     let known = tls_modules.iter().find(|known| known.bias == loaded.bias);
-    let block = if module.executable {
+    // glibc numbers the executable 1 (elf/rtld.c, `rtld_main`); a library that can be run looks
+    // like one to whoever sees the file alone.
+    let executable = module.executable && known.is_none_or(|known| known.id == 1);
+    let block = if executable {
         module.machine.executable_block(&tls)
     } else {
         known.and_then(|known| module.machine.glibc_block(known.static_offset?))

@@ -153,6 +153,35 @@ fn loaded_library_of_a_program_at_a_fixed_address() {
     }
 }
 
+/// A symbolizer maps a module's file once more, next to the module: that is no second module, and
+/// does not say where the module begins.
+#[test]
+fn a_second_mapping_of_the_file_next_to_the_module() {
+    let Some(library) = Compiler::gcc().library(&["variable.c"], &["-mtls-dialect=gnu2"]) else {
+        return;
+    };
+    let Some(program) = loader() else { return };
+    let mut command = Command::new(&program);
+    command.arg(format!("lib={}", library.display()));
+    command.arg("shadow").env(NO_SURPLUS.0, NO_SURPLUS.1);
+    let target = Target::spawn(&mut command);
+    assert_found(&target, &library, Access::Tlsdesc, Storage::Dynamic);
+}
+
+/// A library that can be run has an interpreter like a program, and its storage is a library's.
+#[test]
+fn library_that_can_be_run() {
+    let flags = ["-mtls-dialect=gnu", "-DINTERPRETER"];
+    let Some(library) = Compiler::gcc().library(&["variable.c"], &flags) else {
+        return;
+    };
+    let Some(program) = loader() else { return };
+    let mut command = Command::new(&program);
+    command.arg(format!("lib={}", library.display()));
+    let target = Target::spawn(&mut command);
+    assert_found(&target, &library, Access::GeneralDynamic, Storage::Dynamic);
+}
+
 /// A program started through its dynamic linker: /proc/PID/exe is ld.so.
 #[test]
 fn program_started_through_ld_so() {

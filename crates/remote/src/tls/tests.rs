@@ -33,6 +33,7 @@ fn library(access: Access) -> Loaded {
             named: true,
         }],
         first_load: Segment::default(),
+        first_code: Segment::default(),
         end: 0x5000,
         jump_relocations: (0x600, 0x660),
         glibc: FileFacts::default(),
