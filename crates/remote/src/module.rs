@@ -355,10 +355,10 @@ impl ModuleCache {
     }
 }
 
-/// A regular file that is the one that a mapping of `device` and `inode` shows.
+/// Whether the file is the one that a mapping of `device` and `inode` shows.
 pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
     file.metadata()
-        .is_ok_and(|it| it.is_file() && it.ino() == inode && Device::from_stat(it.dev()) == device)
+        .is_ok_and(|it| it.ino() == inode && Device::from_stat(it.dev()) == device)
 }
 
 /// A file's bytes, read with pread: a file that the target truncates ends a read early, where a

@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -23,11 +23,6 @@ use crate::module::is_mapped_file;
 use crate::permission;
 use crate::{Device, Error};
 pub use status::Status;
-
-/// For files on the target's side: a FIFO or a device put there must not block or be driven.
-const REGULAR: OFlag = OFlag::O_RDONLY
-    .union(OFlag::O_NONBLOCK)
-    .union(OFlag::O_NOCTTY);
 
 /// The most that is read of a `/proc` file whose length the target decides.
 const STATUS_LIMIT: u64 = 64 * 1024;
@@ -251,21 +246,36 @@ impl Process {
         inode: u64,
     ) -> Option<File> {
         let map_files = format!("map_files/{start:x}-{end:x}");
-        let open = |path: &Path| self.open_path(path, REGULAR).ok().map(File::from);
-        let very_file = open(Path::new(&map_files))
-            .filter(|file| file.metadata().is_ok_and(|metadata| metadata.is_file()));
+        let very_file = self.open_regular(Path::new(&map_files), |_| true);
         if very_file.is_some() {
             return very_file;
         }
         let relative = OsStr::from_bytes(name.strip_prefix(b"/")?);
         let root = format!("{}root", self.task_prefix());
-        [
+        let paths = [
             Path::new(&root).join(relative),
             Path::new("/").join(relative),
-        ]
-        .iter()
-        .filter_map(|path| open(path))
-        .find(|file| is_mapped_file(file, device, inode))
+        ];
+        paths
+            .iter()
+            .find_map(|path| self.open_regular(path, |file| is_mapped_file(file, device, inode)))
+    }
+
+    /// Opens a file if it is a regular one and `is_wanted`.
+    ///
+    /// The target chooses what lies at a path. Opening a device can do anything (a watchdog starts),
+    /// and a FIFO lets its writer go on, so the path is only looked up (O_PATH) until it is clear
+    /// what is there; then that very file is opened.
+    fn open_regular(&self, path: &Path, is_wanted: impl FnOnce(&File) -> bool) -> Option<File> {
+        let found = File::from(self.open_path(path, OFlag::O_PATH).ok()?);
+        if !found.metadata().is_ok_and(|it| it.is_file()) || !is_wanted(&found) {
+            return None;
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+        open(path.as_str(), flags, Mode::empty())
+            .ok()
+            .map(File::from)
     }
 
     /// What to put before an entry's name so that it is one of a thread that still runs: nothing
@@ -339,4 +349,48 @@ fn is_gone(error: &io::Error) -> bool {
         error.raw_os_error(),
         Some(nix::libc::ENOENT | nix::libc::ESRCH)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+
+    use super::*;
+
+    /// A path leads to what the target put there since it mapped the file.
+    #[test]
+    fn only_the_mapped_file_is_opened() {
+        let directory = otelctx_fixtures::directory().join(format!("open-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        fs::set_permissions(&directory, PermissionsExt::from_mode(0o755)).unwrap();
+        let (mapped, other, fifo) = (
+            directory.join("mapped"),
+            directory.join("other"),
+            directory.join("fifo"),
+        );
+        fs::write(&mapped, "mapped").unwrap();
+        fs::write(&other, "other").unwrap();
+        nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        let metadata = fs::metadata(&mapped).unwrap();
+        let (device, inode) = (Device::from_stat(metadata.dev()), metadata.ino());
+
+        let own = i32::try_from(std::process::id()).unwrap();
+        let process = Process::open(own).unwrap();
+        let opened = |path: &Path, inode| {
+            let watch = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
+            watch.add_watch(path, AddWatchFlags::IN_OPEN).unwrap();
+            // No mapping is there, so map_files has nothing, as for a reader without rights.
+            let name = path.as_os_str().as_bytes();
+            let file = process.open_mapped_file((0x1000, 0x2000), name, device, inode);
+            (file.is_some(), watch.read_events().is_ok())
+        };
+        assert_eq!(opened(&mapped, inode), (true, true));
+        assert_eq!(opened(&other, inode), (false, false));
+        let of_fifo = fs::metadata(&fifo).unwrap().ino();
+        assert_eq!(opened(&fifo, of_fifo), (false, false));
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }
