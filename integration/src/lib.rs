@@ -42,3 +42,8 @@ pub fn checksum(number: i64, filler: &str) -> i64 {
     });
     hash as i64
 }
+
+/// The README's programs compile, and run where they can.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

@@ -1,0 +1,57 @@
+//! Publishes what standard input says, one command a line, its words separated by tabs. Answers each
+//! with `done`:
+//!
+//! - `publish SERVICE`: publishes the process context, or publishes it anew elsewhere
+//! - `update SERVICE`
+//! - `unpublish`
+//! - `attach NAME VALUE`: the main thread works on trace 0x01…, span 0x02…, with this attribute
+//! - `exec`: starts over as another program in the same process, nothing published
+
+use std::io::BufRead;
+use std::os::unix::process::CommandExt;
+
+use otelctx::{Key, ProcessContext, Published, TraceFlags};
+
+fn context(service: &str) -> ProcessContext {
+    ProcessContext::new().service_name(service)
+}
+
+fn main() {
+    // A program that replaces this one goes on answering.
+    let answer = match std::env::args().nth(1) {
+        None => "ready",
+        Some(_) => "done",
+    };
+    println!("{answer}");
+    let mut published: Option<Published> = None;
+    for line in std::io::stdin().lock().lines() {
+        let line = line.expect("commands are UTF-8");
+        let words: Vec<&str> = line.split('\t').collect();
+        match words[..] {
+            ["publish", service] => {
+                published = None;
+                published = Some(context(service).publish().expect("published"));
+            }
+            ["update", service] => {
+                let published = published.as_mut().expect("published before");
+                published.update(context(service)).expect("updated");
+            }
+            ["unpublish"] => published = None,
+            ["attach", name, value] => {
+                let key = Box::leak(Box::new(Key::new(name.to_owned().leak())));
+                otelctx::thread_record().set_with([1; 16], [2; 8], TraceFlags::SAMPLED, |to| {
+                    to.add(key, value);
+                });
+            }
+            ["exec"] => {
+                let error = std::process::Command::new("/proc/self/exe")
+                    .arg("again")
+                    .exec();
+                panic!("exec: {error}");
+            }
+            _ => panic!("unknown command {line:?}"),
+        }
+        println!("done");
+    }
+    drop(published);
+}
