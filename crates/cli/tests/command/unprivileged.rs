@@ -1,6 +1,5 @@
 //! Without rights: what is refused is named, with what would allow it.
 
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,8 +17,11 @@ struct Copy(PathBuf);
 impl Copy {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("otelctx-{name}-{}", std::process::id()));
-        std::fs::copy(env!("CARGO_BIN_EXE_otelctx"), &path).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        // By another process: a child that another test forks meanwhile would hold the file open
+        // for writing, and it could not be executed (ETXTBSY).
+        let mut install = Command::new("install");
+        install.args(["-m", "755", env!("CARGO_BIN_EXE_otelctx")]);
+        assert!(install.arg(&path).status().unwrap().success());
         Self(path)
     }
 
