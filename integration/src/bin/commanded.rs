@@ -29,7 +29,7 @@ fn main() {
         let words: Vec<&str> = line.split('\t').collect();
         match words[..] {
             ["publish", service] => {
-                published = None;
+                drop(published.take());
                 published = Some(context(service).publish().expect("published"));
             }
             ["update", service] => {

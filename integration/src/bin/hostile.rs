@@ -49,7 +49,7 @@ fn with_attributes(attributes: Vec<(String, Value)>) -> &'static [u8] {
 fn announcing(schema: &str) -> Header {
     header(with_attributes(vec![
         (SCHEMA_VERSION.into(), schema.into()),
-        (KEY_MAP.into(), vec!["a".into(), "b".into()].into()),
+        (KEY_MAP.into(), vec![Value::from("a"), "b".into()].into()),
     ]))
 }
 
@@ -164,7 +164,7 @@ fn main() {
                 [(0, b"x"), (1, b"y"), (9, b"?"), (1, b"\xff"), (0, b"z")];
             point_at(record(&entries).leak().as_ptr() as usize);
         }
-        "record-at-page-end" => point_at(at_the_end_of_a_mapping(&record(&[(0, b"x")]))),
+        "record-at-page-end" => point_at(at_the_end_of_a_mapping(&record(&[(0, b"xy")]))),
         "record-not-valid" => {
             let mut bytes = record(&[(0, b"x")]);
             bytes[record::offset::VALID] = 2;
