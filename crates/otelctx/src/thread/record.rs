@@ -24,19 +24,18 @@ use crate::arch;
 /// A record belongs to the thread that made it, and takes its memory from that thread's pool.
 /// [`SharedRecord`] is the one for several threads.
 pub struct Record {
-    /// The block's address, whose low bits are free ([`pool::ALIGN`]): its size class and
-    /// [`TRUNCATED`]. One word moves in a register; more of them would go through memory at every
-    /// step of building a record.
-    ///
     /// A pointer, so neither `Send` nor `Sync`.
-    tagged: Cell<*mut u8>,
+    block: *mut u8,
+    /// The block's size class and [`TRUNCATED`]. Two scalars move in registers; a third one would
+    /// make them go through memory at every step of building a record.
+    notes: Cell<u8>,
 }
 
-/// The low bits of [`Record::tagged`] that are the size class.
-const CLASS: usize = SIZES.len() - 1;
-/// The low bit of [`Record::tagged`] that says that an attribute was cut or left out.
-const TRUNCATED: usize = SIZES.len();
-const _: () = assert!(SIZES.len().is_power_of_two() && TRUNCATED < pool::ALIGN);
+/// The bits of [`Record::notes`] that are the size class.
+const CLASS: u8 = SIZES.len() as u8 - 1;
+/// The bit of [`Record::notes`] that says that an attribute was cut or left out.
+const TRUNCATED: u8 = SIZES.len() as u8;
+const _: () = assert!(SIZES.len().is_power_of_two());
 
 impl Record {
     /// A record of this trace and span, without flags or attributes.
@@ -161,7 +160,7 @@ impl Record {
     #[inline]
     #[must_use]
     pub fn is_truncated(&self) -> bool {
-        self.tagged.get() as usize & TRUNCATED != 0
+        self.notes.get() & TRUNCATED != 0
     }
 
     /// Makes this what the thread works on, until the guard is dropped: then, what was attached
@@ -197,31 +196,29 @@ impl Record {
     #[inline(always)]
     fn from_block(block: *mut u8, class: usize) -> Self {
         Self {
-            tagged: Cell::new(block.wrapping_add(class)),
+            block,
+            notes: Cell::new(class as u8),
         }
     }
 
     #[inline(always)]
     pub(super) fn block(&self) -> *mut u8 {
-        let tagged = self.tagged.get();
-        tagged.wrapping_sub(tagged as usize % pool::ALIGN)
+        self.block
     }
 
     #[inline(always)]
     fn class(&self) -> usize {
-        self.tagged.get() as usize & CLASS
+        usize::from(self.notes.get() & CLASS)
     }
 
     fn move_to(&mut self, block: *mut u8, class: usize) {
-        let truncated = self.tagged.get() as usize & TRUNCATED;
-        self.tagged.set(block.wrapping_add(class | truncated));
+        self.block = block;
+        self.notes.set(class as u8 | self.notes.get() & TRUNCATED);
     }
 
     #[inline]
     fn mark_truncated(&self) {
-        if !self.is_truncated() {
-            self.tagged.set(self.tagged.get().wrapping_add(TRUNCATED));
-        }
+        self.notes.set(self.notes.get() | TRUNCATED);
     }
 
     /// Moves to another block. Returns the size class of the one left, which is the caller's.
