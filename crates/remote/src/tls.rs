@@ -252,7 +252,12 @@ fn bind(memory: &dyn Memory, referrer: &Loaded, definitions: &mut [Definition<'_
             let unplaced = |index: &usize| {
                 definitions[*index].module.is_none() && definitions[*index].fixed.is_none()
             };
-            known.or(own.filter(unplaced)).or(only)
+            // Another offset is another definition's, of a module that could not be read.
+            let possible = |index: &usize| match location {
+                Location::Static(_) => true,
+                Location::Dynamic { offset, .. } => definitions[*index].offset == offset,
+            };
+            known.or_else(|| own.filter(unplaced).or(only).filter(possible))
         } else {
             own
         };

@@ -104,6 +104,20 @@ fn other_slots() {
     );
 }
 
+/// A named reference that leads to an offset at which the module has nothing is bound to another
+/// module's definition.
+#[test]
+fn a_slot_with_another_offset_is_not_the_definitions() {
+    for (offset, module) in [(8, Some((2, None))), (40, None)] {
+        let mut memory = Image::new();
+        memory.map_u64(BIAS + SLOT, &[2, offset]);
+        let loaded = library(Access::GeneralDynamic);
+        let mut definitions = [definition(&loaded, 8, 8, &[]).unwrap()];
+        bind(&memory, &loaded, &mut definitions);
+        assert_eq!(definitions[0].module, module);
+    }
+}
+
 const THREAD: u64 = 0x7f22_0000_0000;
 const VECTOR: u64 = 0x7f22_0000_1000;
 
