@@ -48,10 +48,20 @@ impl Stopped {
     /// asked to stop it stays traced until it wakes, and is let go by the next call in this OS
     /// thread or when this OS thread ends: see [`on_own_thread`].
     pub fn stop(process: &Process, tid: i32, timeout: Duration) -> Result<Self, Error> {
-        let pid = process.pid();
         let deadline = Instant::now() + timeout;
         release_lingering();
         wait_while_uninterruptible(process, tid, timeout, deadline)?;
+        Self::trace(process, tid, timeout, deadline)
+    }
+
+    /// Traces a thread, whatever it does, and waits for it to stop.
+    fn trace(
+        process: &Process,
+        tid: i32,
+        timeout: Duration,
+        deadline: Instant,
+    ) -> Result<Self, Error> {
+        let pid = process.pid();
         // EPERM also means that the thread was just ending, or giving way to an exec, of which
         // nothing may be seen any more: only a refusal that lasts is one.
         tracee::seize(tid)
@@ -262,4 +272,72 @@ pub fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> R {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use otelctx_fixtures::{Compiler, Target};
+
+    use super::*;
+
+    fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !condition() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// A thread that falls into an uninterruptible sleep (here vfork's) just when it is asked to
+    /// stop: it stays traced until somebody lets it go, which the next stop or the end of the OS
+    /// thread does.
+    #[test]
+    fn a_thread_that_stops_too_late_is_let_go() {
+        let flags = ["-DLINKED", "-rdynamic"];
+        let Some(program) = Compiler::gcc().program(&["threads.c", "variable.c"], &flags) else {
+            return;
+        };
+        for own_thread in [false, true] {
+            let target = Target::spawn(Command::new(&program).arg("vfork"));
+            let pid = target.pid();
+            let process = Process::open(pid).unwrap();
+            let state = || process.thread_state(pid).unwrap();
+            let tracer = || process.thread_status(pid).unwrap().tracer;
+            wait_until("vfork", || state() == 'D');
+            let late = || {
+                let timeout = Duration::from_millis(5);
+                let stopped = Stopped::trace(&process, pid, timeout, Instant::now() + timeout);
+                match stopped {
+                    Err(Error::StopTimeout { state: 'D', .. }) => assert_ne!(tracer(), 0),
+                    other => panic!("{other:?}"),
+                }
+            };
+            if own_thread {
+                on_own_thread(late);
+                assert_eq!(tracer(), 0);
+            } else {
+                late();
+            }
+            // The child sleeps; without it the parent goes on, and into the stop asked for.
+            let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            let child = children.unwrap().trim().parse().unwrap();
+            let killed = nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(child),
+                nix::sys::signal::Signal::SIGKILL,
+            );
+            killed.unwrap();
+            if !own_thread {
+                wait_until("the late stop", || state() == 't');
+                // Any stop in this OS thread, here of another thread.
+                let other = target.threads[0].tid;
+                let timeout = Duration::from_secs(5);
+                drop(Stopped::stop(&process, other, timeout).unwrap());
+                assert_eq!(LINGERING.with_borrow(Vec::len), 0);
+            }
+            wait_until("the thread runs", || matches!(state(), 'S' | 'R'));
+            assert_eq!(tracer(), 0);
+        }
+    }
 }
