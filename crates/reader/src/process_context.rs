@@ -70,7 +70,7 @@ pub enum Broken {
     Header(HeaderError),
     /// The header lies in memory that can't be read.
     HeaderUnreadable(MemoryError),
-    /// Each of several tries met the context while it was being updated.
+    /// Each of several tries met the context while it was being published or updated.
     BeingUpdated {
         /// How many tries.
         tries: usize,
@@ -95,7 +95,7 @@ impl fmt::Display for Broken {
             Self::HeaderUnreadable(error) => write!(f, "its header can't be read: {error}"),
             Self::BeingUpdated { tries } => write!(
                 f,
-                "it was being updated at each of {tries} tries; try again, or look for a publisher \
+                "it was being written at each of {tries} tries; try again, or look for a publisher \
                  that died in the middle of an update"
             ),
             Self::TooLarge { size, limit } => write!(
@@ -135,7 +135,8 @@ impl Found {
     /// Looks at a context again: one read of the whole header if it has not changed.
     pub(crate) fn poll(&self, memory: &dyn Memory, limit: usize) -> Result<Polled, Broken> {
         let mut header = [0; HEADER_SIZE];
-        if memory.read(self.context.address, &mut header).is_err() {
+        // Zeroes: other memory took the place of an unpublished context, or will hold a new one.
+        if memory.read(self.context.address, &mut header).is_err() || header == [0; HEADER_SIZE] {
             return Ok(Polled::Gone);
         }
         if header == self.header {
@@ -195,7 +196,7 @@ impl Place {
         })
     }
 
-    /// One try; `None` when the context was being updated. An error is only an error when the header is
+    /// One try; `None` when the context was being published or updated. An error is only an error when the header is
     /// the same before and after: otherwise the payload was being replaced.
     fn try_read(
         &self,
@@ -206,6 +207,10 @@ impl Place {
         memory
             .read(self.address, &mut before)
             .map_err(Broken::HeaderUnreadable)?;
+        // A publisher names its mapping, or makes it from a named file, before it writes to it.
+        if before == [0; HEADER_SIZE] {
+            return Ok(None);
+        }
         let header = Header::decode(&before).map_err(Broken::Header)?;
         if header.monotonic_published_at_ns == 0 {
             return Ok(None);

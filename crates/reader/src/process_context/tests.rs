@@ -175,6 +175,26 @@ fn an_update_that_does_not_end_is_reported() {
 }
 
 #[test]
+fn a_mapping_that_nothing_was_written_to_yet_is_being_published() {
+    let mut image = published("shop");
+    image.map(HEADER, [0; HEADER_SIZE]);
+    assert_eq!(
+        read_first(&[place()], &image, LIMIT).unwrap_err(),
+        Broken::BeingUpdated { tries: 5 }
+    );
+    let memory = Changing::new(image).after(2, |image| {
+        image.map(HEADER, header(7, &payload("shop")).encode());
+    });
+    let found = found(&memory);
+    assert_eq!(service(&found.context), Some(&"shop".into()));
+
+    // Where a context was before, zeroes may be anything.
+    let mut image = Image::new();
+    image.map(HEADER, [0; HEADER_SIZE]);
+    assert!(matches!(found.poll(&image, LIMIT), Ok(Polled::Gone)));
+}
+
+#[test]
 fn a_payload_above_the_limit_is_not_read() {
     let size = payload("shop").len();
     let memory = Changing::new(published("shop"));
