@@ -205,3 +205,29 @@ fn more_mappings_than_allowed_are_an_error_in_every_look() {
     assert!(refused(process.threads().map(|_| ()).unwrap_err()));
     assert!(refused(process.modules_unchanged().unwrap_err()));
 }
+
+#[test]
+fn of_several_definitions_the_one_with_a_record_counts() {
+    let library = |size: &str| Compiler::gcc().library(&["variable.c"], &[size]);
+    let (Some(one), Some(other)) = (library("-DBIG=8"), library("-DBIG=16")) else {
+        return;
+    };
+    let program = Compiler::gcc().program::<&str>(&["threads.c"], &[]);
+    let Some(program) = program else { return };
+    for (untouched, used) in [(&one, &other), (&other, &one)] {
+        let mut target = Target::spawn(Command::new(&program).args([
+            format!("lib={}", untouched.display()),
+            format!("late={}", used.display()),
+        ]));
+        let mut process = open(target.pid());
+        assert_eq!(read(&mut process), BTreeMap::new());
+        // Loads the second library while its threads run.
+        target.command("attach");
+        assert_eq!(read(&mut process), told(&target));
+        assert_eq!(told(&target).len(), 2);
+        let ThreadSupport::Readable(variables) = process.thread_support().unwrap() else {
+            panic!()
+        };
+        assert_eq!(variables.resolution.variables.len(), 2);
+    }
+}
