@@ -90,6 +90,24 @@ fn both_hash_tables() {
     }
 }
 
+/// Linkers that export nothing write a hash table of another form.
+#[test]
+fn a_reference_in_a_module_that_exports_nothing() {
+    for linker in ["bfd", "gold", "lld", "mold"] {
+        for style in ["sysv", "gnu"] {
+            let style = format!("-Wl,--hash-style={style}");
+            let flags = ["-DREFER", "-fvisibility=hidden", &style];
+            let compiler = Compiler::gcc().linker(linker);
+            let Some(path) = compiler.library(&["variable.c"], &flags) else {
+                continue;
+            };
+            let module = Module::open(&path, NAME).unwrap();
+            assert_eq!(module.symbol, Symbol::Undefined, "{linker} {style}");
+            assert_eq!(module.relocations.len(), 1, "{linker} {style}");
+        }
+    }
+}
+
 #[test]
 fn cut_anywhere() {
     let Some(bytes) = library() else { return };

@@ -87,7 +87,16 @@ impl Elf<'_> {
                 index += 1;
             }
         }
-        self.undefined_tls_symbol(first.saturating_sub(1), name)
+        let mut unhashed = first.saturating_sub(1);
+        if unhashed == 0 {
+            // Where nothing is exported GNU ld writes an empty table that does not tell how many
+            // symbols there are (binutils bfd/elflink.c, "Empty .gnu.hash … section is special").
+            self.relocations(&mut |_, _, symbol, _| {
+                unhashed = unhashed.max(u64::from(symbol));
+                Ok(())
+            })?;
+        }
+        self.undefined_tls_symbol(unhashed, name)
     }
 
     /// DT_HASH: {buckets, chains}, buckets, chains.
