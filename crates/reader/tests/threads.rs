@@ -230,4 +230,23 @@ fn of_several_definitions_the_one_with_a_record_counts() {
         };
         assert_eq!(variables.resolution.variables.len(), 2);
     }
+
+    // One that nothing is exported from or bound to, in the program itself: first in the order of
+    // modules, and NULL in every thread.
+    let sources = ["threads.c", "variable.c"];
+    let Some(program) = Compiler::gcc().program(&sources, &["-DSLOT=unused_slot"]) else {
+        return;
+    };
+    let target = Target::spawn(Command::new(&program).arg(format!("lib={}", one.display())));
+    let mut process = open(target.pid());
+    assert_eq!(read(&mut process), told(&target));
+    assert_eq!(told(&target).len(), 2);
+    let ThreadSupport::Readable(variables) = process.thread_support().unwrap() else {
+        panic!()
+    };
+    let modules = variables.resolution.variables.iter();
+    let modules: Vec<_> = modules
+        .map(|variable| variable.module.as_os_str())
+        .collect();
+    assert_eq!(modules, [program.as_os_str(), one.as_os_str()]);
 }
