@@ -184,6 +184,24 @@ fn a_forgotten_guard_leaves_nothing_but_records_in_the_slot() {
     drop(guard);
     assert_eq!(number(), None);
 
+    // So does what stands in for it while guards are out of order.
+    let mut records: [Record; 5] = std::array::from_fn(|number| record(number as u8 + 10));
+    let [base, early, forgotten, third, fourth] = &mut records;
+    let guards = [base.attach(), early.attach()];
+    let [base, early] = guards;
+    drop(base);
+    mem::forget(forgotten.attach());
+    let [third, fourth] = [third.attach(), fourth.attach()];
+    let next_to_be_used = [record(20), record(21), record(22)];
+    *forgotten = record(23);
+    drop(next_to_be_used);
+    drop(third);
+    assert_eq!(number(), Some(14));
+    drop(fourth);
+    assert_eq!(number(), None);
+    drop(early);
+    assert!(attached().is_null());
+
     let shared = record(5).share();
     mem::forget(shared.attach());
     drop(shared);

@@ -58,6 +58,16 @@ pub(super) unsafe fn validate(block: *mut u8, flags: TraceFlags, attributes_size
     }
 }
 
+/// Whether a record is one to read.
+///
+/// # Safety
+/// `block` is a record that only this thread changes.
+#[inline]
+pub(super) unsafe fn is_valid(block: *mut u8) -> bool {
+    // SAFETY: the field lies within the smallest block.
+    unsafe { block.add(offset::VALID).read() == VALID }
+}
+
 /// Bytes of attributes in a record.
 ///
 /// # Safety

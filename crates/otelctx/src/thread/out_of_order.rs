@@ -13,6 +13,7 @@ use super::bytes;
 use super::pool;
 use super::shared::{self, Shared};
 use super::state::{prepare_exit, slot, State};
+use crate::process_context::platform;
 use std::ptr;
 use std::sync::Arc;
 
@@ -138,7 +139,7 @@ impl OutOfOrder {
     }
 
     /// A copy of a record that is about to be in the slot; the record itself when it is not one
-    /// of ours, or a copy already.
+    /// of ours, or a copy already; null when it was dropped, which a forgotten guard allows.
     ///
     /// # Safety
     /// `state` is the calling thread's.
@@ -146,14 +147,23 @@ impl OutOfOrder {
         if self.copies.iter().any(|copy| copy.block == record) {
             return record;
         }
-        // SAFETY: the record is this thread's, or a shared one that is attached to it.
+        // SAFETY: the record is this thread's, or a shared one. Should the guard of a shared one
+        // have been forgotten, another thread may use its memory for another record: under the
+        // lock.
         unsafe {
+            let mut _lock = None;
             let class = match pool::class_of(state, record) {
                 Some(_) if record == (*state).in_place => return record,
                 Some(class) => class,
-                None if (*state).shared.contains(record) => pool::class_for(bytes::used(record)),
+                None if (*state).shared.contains(record) => {
+                    _lock = Some(platform::lock());
+                    pool::class_for(bytes::used(record))
+                }
                 None => return record,
             };
+            if !bytes::is_valid(record) {
+                return ptr::null_mut();
+            }
             let block = pool::allocate(state, class);
             bytes::copy(record, block);
             self.copies.push(Copy {

@@ -35,11 +35,8 @@ unsafe impl Sync for Shared {}
 
 impl SharedRecord {
     pub(super) fn copy(block: *mut u8, class: usize, truncated: bool) -> Self {
-        let own = allocate(class);
-        // SAFETY: the new block is as large as the other, and nobody else knows it.
-        unsafe { copy(block, own) };
         Self(Arc::new(Shared {
-            block: own,
+            block: allocate_copy(block, class),
             class,
             truncated,
         }))
@@ -220,14 +217,17 @@ fn free_list(_lock: &Owner, class: usize) -> *mut *mut u8 {
     unsafe { FREE.0.get().cast::<*mut u8>().add(class) }
 }
 
-fn allocate(class: usize) -> *mut u8 {
+/// A block with the bytes of another one of the same size class.
+fn allocate_copy(from: *mut u8, class: usize) -> *mut u8 {
     let owner = platform::lock();
     let free = free_list(&owner, class);
-    // SAFETY: the lock is held; a free block holds the address of the next.
+    // SAFETY: the lock is held; a free block holds the address of the next. It is written under
+    // the lock, too, because a thread with a forgotten guard may be about to copy it.
     unsafe {
         let block = free.read();
         if !block.is_null() {
             free.write_volatile(next_free(block));
+            copy(from, block);
             return block;
         }
     }
@@ -240,17 +240,17 @@ fn allocate(class: usize) -> *mut u8 {
             handle_alloc_error(layout);
         }
         invalidate(block);
+        copy(from, block);
         block
     }
 }
 
 fn release(block: *mut u8, class: usize) {
-    // SAFETY: no handle refers to the block any more.
-    unsafe { invalidate(block) };
     let owner = platform::lock();
     let free = free_list(&owner, class);
-    // SAFETY: the lock is held.
+    // SAFETY: no handle refers to the block any more, and the lock is held.
     unsafe {
+        invalidate(block);
         set_next_free(block, free.read());
         free.write_volatile(block);
     }
