@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::thread;
 
 use common::{attached, number};
-use otelctx::{thread_record, Record, SharedRecord, TraceFlags};
+use otelctx::{thread_record, AttachedShared, Record, SharedRecord, TraceFlags};
 
 /// Counts what is allocated for records: they alone are aligned to 64 bytes.
 struct Counting;
@@ -105,6 +105,28 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
             LATE.set(Some(Late(record(3))));
         });
         assert_eq!(left(), 0);
+    }
+
+    // A guard that outlives the pool does not restore what was in it.
+    thread_local! {
+        static GUARD: RefCell<Option<Guard>> = const { RefCell::new(None) };
+    }
+    struct Guard(Option<AttachedShared<'static>>);
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            drop(self.0.take());
+            assert!(attached().is_null(), "the slot points at freed memory");
+        }
+    }
+    let lasting: &SharedRecord = Box::leak(Box::new(record(7).share()));
+    let before_guards = left();
+    for _ in 0..50 {
+        in_thread(|| {
+            GUARD.with(|_| ());
+            thread_record().set([8; 16], [8; 8], TraceFlags::NONE);
+            GUARD.set(Some(Guard(Some(lasting.attach()))));
+        });
+        assert_eq!(left(), before_guards);
     }
 
     // Shared records: as much memory as there ever were at once, and no more.

@@ -10,7 +10,7 @@ use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::{offset, RECOMMENDED_SIZE};
 
-use super::state::{exit_has_begun, forget_record, prepare_exit, slot, State};
+use super::state::{clear_slot, exit_has_begun, forget_record, prepare_exit, State};
 
 /// Records are aligned to a cache line; the format demands 2 (OTEP 4947).
 pub(super) const ALIGN: usize = 64;
@@ -212,9 +212,7 @@ pub(super) unsafe fn free_if_unused(state: *mut State) {
         if !exit_has_begun(state) || (*state).pool.used != 0 {
             return;
         }
-        if class_of(state, slot(state).read_volatile()).is_some() {
-            slot(state).write_volatile(ptr::null_mut());
-        }
+        clear_slot(state);
         let mut chunk = (*state).pool.chunks;
         (*state).pool.chunks = ptr::null_mut();
         (*state).pool.free = [ptr::null_mut(); SIZES.len()];

@@ -182,10 +182,24 @@ unsafe fn begin_exit(state: *mut State) {
             (*state).in_place_whole = ptr::null_mut();
             pool::release(state, in_place, pool::LARGEST);
         }
-        if pool::class_of(state, slot(state).read_volatile()).is_some() {
-            slot(state).write_volatile(ptr::null_mut());
-        }
+        clear_slot(state);
         pool::free_if_unused(state);
+    }
+}
+
+/// Empties the slot unless it holds a record of somebody else: the thread's records are about to be
+/// freed. A shared record is not, but its guard would restore what it has replaced.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn clear_slot(state: *mut State) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let slot = slot(state);
+        let record = slot.read_volatile();
+        if pool::class_of(state, record).is_some() || (*state).shared.contains(record) {
+            slot.write_volatile(ptr::null_mut());
+        }
     }
 }
 
