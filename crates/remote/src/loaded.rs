@@ -13,6 +13,10 @@ use crate::{Device, Error, Memory, Process};
 /// Modules that are looked at in one process; browsers load a few hundred.
 const MAX_MODULES: usize = 16 * 1024;
 
+/// Bytes that are read of the modules of one process, some seconds' work: hundreds of times what
+/// the tables of a large browser have. Files full of holes cost their maker nothing.
+const MAX_COST: u64 = 4 << 30;
+
 /// A module and where it is.
 #[derive(Debug, Clone)]
 pub(crate) struct Loaded {
@@ -120,9 +124,25 @@ pub(crate) fn modules(
     cache: &mut ModuleCache,
     name: &str,
 ) -> Result<Modules, Error> {
-    let (runs, left_out) = runs(process)?;
+    modules_within(MAX_COST, process, memory, cache, name)
+}
+
+fn modules_within(
+    limit: u64,
+    process: &Process,
+    memory: &dyn Memory,
+    cache: &mut ModuleCache,
+    name: &str,
+) -> Result<Modules, Error> {
+    let (runs, mut left_out) = runs(process)?;
     let mut modules = Modules::default();
+    let before = cache.cost;
+    let mut loaded_cost = 0_u64;
     for run in runs {
+        if (cache.cost - before).saturating_add(loaded_cost) > limit {
+            left_out += 1;
+            continue;
+        }
         let facts = match process.open_mapped_file(
             (run.start, run.end),
             &run.name,
@@ -132,9 +152,12 @@ pub(crate) fn modules(
             Some(file) => cache.module(&file, name),
             // Deleted or replaced, and no right to map_files: what is loaded tells the same,
             // except for .symtab.
-            None => Module::read(Source::Loaded(memory, run.start), name)
-                .map(|module| module.map(Arc::new))
-                .map_err(|error| error.to_string()),
+            None => {
+                let source = Source::Loaded(memory, run.start);
+                let (facts, cost) = Module::read_counted(source, name);
+                loaded_cost = loaded_cost.saturating_add(cost);
+                facts
+            }
         };
         match facts {
             Ok(Some(module)) => {
@@ -160,10 +183,38 @@ pub(crate) fn modules(
         }
     }
     if left_out > 0 {
-        let reason = format!("{left_out} modules above the limit of {MAX_MODULES} left out");
+        let reason = format!(
+            "{left_out} modules left out, above the limit of {MAX_MODULES} modules or of {} MiB \
+             read of them",
+            limit >> 20
+        );
         modules
             .unreadable
             .push((OsString::from(format!("process {}", process.pid())), reason));
     }
     Ok(modules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_that_cost_too_much_are_left_out_and_counted() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let process = Process::open(own).unwrap();
+        let memory = process.memory().unwrap();
+        let look = |limit, cache: &mut ModuleCache| {
+            modules_within(limit, &process, &memory, cache, "otel_thread_ctx_v1").unwrap()
+        };
+        let mut cache = ModuleCache::new();
+        let one = look(0, &mut cache);
+        assert_eq!((one.loaded.len(), one.unreadable.len()), (1, 1));
+        assert!(one.unreadable[0].1.contains("left out"));
+        let all = look(MAX_COST, &mut cache);
+        assert!(all.loaded.len() > 1);
+        assert_eq!(all.unreadable, []);
+        // What is known costs nothing.
+        assert_eq!(look(0, &mut cache).loaded.len(), all.loaded.len());
+    }
 }

@@ -1,6 +1,7 @@
 //! Facts of one ELF file that do not change from process to process: whether and how it knows one
 //! thread-local variable.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -163,6 +164,25 @@ impl Module {
         Self::read(Source::File(&image), name).ok().flatten()
     }
 
+    /// [`Self::read`] for many modules: the facts, and what they cost to read, see [`Counted`].
+    pub(crate) fn read_counted(source: Source<'_>, name: &str) -> (Facts, u64) {
+        let cost = Cell::new(0);
+        let counted = |memory| Counted {
+            memory,
+            cost: &cost,
+        };
+        let module = match source {
+            Source::File(memory) => Self::read(Source::File(&counted(memory)), name),
+            Source::Loaded(memory, base) => {
+                Self::read(Source::Loaded(&counted(memory), base), name)
+            }
+        };
+        let facts = module
+            .map(|module| module.map(Arc::new))
+            .map_err(|error| error.to_string());
+        (facts, cost.get())
+    }
+
     /// `Ok(None)` if the file is no ELF module.
     pub(crate) fn read_file(file: &File, name: &str) -> Result<Option<Self>, ElfError> {
         Self::read(Source::File(&FileBytes(file)), name)
@@ -309,6 +329,8 @@ struct FileKey {
 #[derive(Debug, Default)]
 pub struct ModuleCache {
     modules: HashMap<(FileKey, String), Facts>,
+    /// What reading them has cost so far, see [`Counted`].
+    pub(crate) cost: u64,
 }
 
 /// `None` for a file that is no ELF module, an error's text for one that is not readable.
@@ -343,10 +365,8 @@ impl ModuleCache {
         if let Some(known) = self.modules.get(&key) {
             return known.clone();
         }
-        let module = match Module::read_file(file, name) {
-            Ok(module) => Ok(module.map(Arc::new)),
-            Err(error) => Err(error.to_string()),
-        };
+        let (module, cost) = Module::read_counted(Source::File(&FileBytes(file)), name);
+        self.cost = self.cost.saturating_add(cost);
         if self.modules.len() >= MAX_CACHED {
             self.modules.clear();
         }
@@ -359,6 +379,20 @@ impl ModuleCache {
 pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
     file.metadata()
         .is_ok_and(|it| it.ino() == inode && Device::from_stat(it.dev()) == device)
+}
+
+/// Memory that adds up what is read: bytes, a short read as a page, which takes as long.
+struct Counted<'a> {
+    memory: &'a dyn Memory,
+    cost: &'a Cell<u64>,
+}
+
+impl Memory for Counted<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let cost = (buffer.len() as u64).max(4096);
+        self.cost.set(self.cost.get().saturating_add(cost));
+        self.memory.read(address, buffer)
+    }
 }
 
 /// A file's bytes, read with pread: a file that the target truncates ends a read early, where a
