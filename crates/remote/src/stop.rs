@@ -239,6 +239,10 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
         Err(error) => return error,
     };
     match errno {
+        _ if u32::try_from(status.process) == Ok(std::process::id()) => Error::Unsupported {
+            pid,
+            reason: "a process cannot stop its own threads: let a process of its own read them",
+        },
         Errno::ESRCH => Error::NoSuchThread { pid, tid },
         _ if matches!(status.state, 'Z' | 'X') => Error::NoSuchThread { pid, tid },
         _ if status.tracer != 0 => Error::AlreadyTraced {

@@ -184,6 +184,54 @@ fn a_stopped_process_stays_stopped() {
     let _ = numbers(&mut target);
 }
 
+/// Stops and continuations by signal, at any moment of a stop by ptrace.
+#[test]
+fn a_process_is_stopped_and_continued_as_without_a_tracer() {
+    let Some(mut target) = spawn("signals.c") else {
+        return;
+    };
+    let pid = target.pid();
+    let process = Process::open(pid).unwrap();
+    let threads = process.thread_ids().unwrap();
+    for last in [libc::SIGSTOP, libc::SIGCONT] {
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                for _ in 0..500 {
+                    send(pid, pid, libc::SIGSTOP);
+                    std::thread::yield_now();
+                    send(pid, pid, libc::SIGCONT);
+                    std::thread::yield_now();
+                }
+                send(pid, pid, last);
+            });
+            let mut after = 0;
+            while after < 10 {
+                after += i32::from(sender.is_finished());
+                for tid in &threads {
+                    Stopped::stop(&process, *tid, TIMEOUT)
+                        .unwrap()
+                        .resume()
+                        .unwrap();
+                }
+            }
+        });
+        for tid in &threads {
+            let wanted = if last == libc::SIGSTOP { 'T' } else { 'S' };
+            wait_for_state(&process, *tid, wanted);
+            assert_eq!(process.thread_status(*tid).unwrap().tracer, 0);
+        }
+    }
+    assert_eq!(numbers(&mut target).0, 0);
+}
+
+#[test]
+fn the_reader_itself_is_told_that_it_cannot_be_stopped() {
+    let own = i32::try_from(std::process::id()).unwrap();
+    let process = Process::open(own).unwrap();
+    let error = Stopped::stop(&process, own, TIMEOUT).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+}
+
 #[test]
 fn an_uninterruptible_thread_is_reported_and_left_alone() {
     let flags = ["-DLINKED", "-rdynamic"];
