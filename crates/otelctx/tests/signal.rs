@@ -9,9 +9,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use common::{attached, number};
-use otelctx::{thread_record, Record, TraceFlags};
+use otelctx::{thread_record, Record, SharedRecord, TraceFlags};
 
 static PREPARED: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
+static SHARED: AtomicPtr<SharedRecord> = AtomicPtr::new(ptr::null_mut());
 static SLOT: AtomicPtr<*mut u8> = AtomicPtr::new(ptr::null_mut());
 static RUNS: AtomicUsize = AtomicUsize::new(0);
 static FAILURES: AtomicUsize = AtomicUsize::new(0);
@@ -24,7 +25,10 @@ extern "C" fn on_trap(_signal: libc::c_int) {
         let before = slot.read_volatile();
         let attached = record.attach();
         let seen = slot.read_volatile();
-        let right = seen != before && *seen == 9;
+        let shared = (*SHARED.load(Ordering::Relaxed)).attach();
+        let second = slot.read_volatile();
+        let right = seen != before && *seen == 9 && second != seen && *second == 8;
+        drop(shared);
         drop(attached);
         if !right || slot.read_volatile() != before {
             FAILURES.fetch_add(1, Ordering::Relaxed);
@@ -53,6 +57,8 @@ fn step_by_step(body: impl FnOnce()) -> usize {
 fn a_handler_between_any_two_instructions_leaves_the_slot_as_it_was() {
     let mut prepared = Record::new([9; 16], [9; 8]);
     PREPARED.store(&raw mut prepared, Ordering::Relaxed);
+    let mut shared = Record::new([8; 16], [8; 8]).share();
+    SHARED.store(&raw mut shared, Ordering::Relaxed);
     SLOT.store(common::slot(), Ordering::Relaxed);
     // SAFETY: the handler does nothing but attach, detach and count.
     unsafe {
@@ -95,13 +101,51 @@ fn a_handler_between_any_two_instructions_leaves_the_slot_as_it_was() {
     assert!(steps > 200, "{steps}");
     assert_eq!(seen[..3], [Some(2), None, Some(3)]);
     assert_eq!(number(), None);
+
+    // Shared records, of which the thread keeps a list.
+    let shared = [4, 5, 6].map(|number| Record::new([number; 16], [number; 8]).share());
+    let of_handler = {
+        // SAFETY: nothing traps here.
+        let _attached = unsafe { (*SHARED.load(Ordering::Relaxed)).attach() };
+        attached()
+    };
+    let mut addresses = [ptr::null_mut(); 4];
+    step_by_step(|| {
+        let mut guards = [None, None, None];
+        for (at, guard) in guards.iter_mut().enumerate() {
+            *guard = Some(shared[at].attach());
+            addresses[at] = attached_now();
+        }
+        // Attached already, so that a copy is: the list still has it.
+        let again = shared[0].attach();
+        addresses[3] = attached_now();
+        drop(again);
+        // The first of the list leaves before the others.
+        guards[0] = None;
+        guards[2] = None;
+        guards[1] = None;
+    });
+    assert_ne!(addresses[0], addresses[3], "one record attached twice");
+    assert!(attached().is_null());
+    // The list is empty again: all of them are attached themselves.
+    for (shared, address) in shared.iter().zip(addresses) {
+        let _attached = shared.attach();
+        assert_eq!(attached(), address);
+    }
+    // SAFETY: nothing traps here.
+    let _attached = unsafe { (*SHARED.load(Ordering::Relaxed)).attach() };
+    assert_eq!(attached(), of_handler);
+}
+
+/// What the slot holds, without the work of finding it at each step.
+fn attached_now() -> *mut u8 {
+    // SAFETY: the slot is this thread's.
+    unsafe { SLOT.load(Ordering::Relaxed).read_volatile() }
 }
 
 /// The number of the attached record, without the work of a reader at each step.
 fn unsafe_number() -> Option<u8> {
-    // SAFETY: the slot is this thread's, and holds a record or null.
-    unsafe {
-        let record = SLOT.load(Ordering::Relaxed).read_volatile();
-        (!record.is_null()).then(|| *record)
-    }
+    let record = attached_now();
+    // SAFETY: the slot holds a record or null.
+    (!record.is_null()).then(|| unsafe { *record })
 }

@@ -11,7 +11,7 @@
 
 use super::bytes;
 use super::pool;
-use super::shared::{self, Shared};
+use super::shared::{self, AttachedBlocks, Shared};
 use super::state::{prepare_exit, slot, State};
 use crate::process_context::platform;
 use std::ptr;
@@ -155,7 +155,7 @@ impl OutOfOrder {
             let class = match pool::class_of(state, record) {
                 Some(_) if record == (*state).in_place => return record,
                 Some(class) => class,
-                None if (*state).shared.contains(record) => {
+                None if AttachedBlocks::contains(&raw mut (*state).shared, record) => {
                     _lock = Some(platform::lock());
                     pool::class_for(bytes::used(record))
                 }

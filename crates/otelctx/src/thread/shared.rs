@@ -51,7 +51,7 @@ impl SharedRecord {
         // SAFETY: state and slot are this thread's. The memory of shared records is never
         // anything else.
         unsafe {
-            if !(*state).shared.add(block) {
+            if !AttachedBlocks::add(&raw mut (*state).shared, block) {
                 return AttachedShared::twice(self);
             }
             let slot = state::slot(state);
@@ -134,7 +134,7 @@ impl Drop for AttachedShared<'_> {
                     if state::detach(state::slot(state), block, *previous)
                         || out_of_order::detach(state, block, *previous)
                     {
-                        (*state).shared.remove(block);
+                        AttachedBlocks::remove(&raw mut (*state).shared, block);
                     } else {
                         let owner = GapOwner::Shared(Arc::clone(&record.0));
                         out_of_order::add_gap(state, block, owner, *previous);
@@ -151,6 +151,9 @@ impl Drop for AttachedShared<'_> {
 }
 
 /// Shared records that are attached to a thread, or in a gap of it. Each is there once.
+///
+/// A signal handler may add and remove its own in the middle of any step: it changes what is
+/// behind `count` only, and leaves null there.
 #[repr(C)]
 pub(super) struct AttachedBlocks {
     blocks: [*mut u8; 6],
@@ -164,31 +167,57 @@ impl AttachedBlocks {
     };
 
     /// Adds a block, unless it is there or there is no room.
+    ///
+    /// # Safety
+    /// `this` is the calling thread's.
     #[inline]
-    fn add(&mut self, block: *mut u8) -> bool {
-        if self.count == self.blocks.len() || self.contains(block) {
-            return false;
+    unsafe fn add(this: *mut Self, block: *mut u8) -> bool {
+        // SAFETY: as the caller promises; the first `count` blocks are within the array.
+        unsafe {
+            let count = (*this).count;
+            if count == (*this).blocks.len() || Self::contains(this, block) {
+                return false;
+            }
+            // The place is taken before it is filled, so that a handler does not fill it.
+            (&raw mut (*this).count).write_volatile(count + 1);
+            Self::place(this, count).write_volatile(block);
+            true
         }
-        self.blocks[self.count] = block;
-        self.count += 1;
-        true
     }
 
+    /// # Safety
+    /// That of [`add`](Self::add).
     #[inline]
-    fn remove(&mut self, block: *mut u8) {
-        if let Some(at) = self.blocks[..self.count]
-            .iter()
-            .rposition(|other| *other == block)
-        {
-            self.count -= 1;
-            self.blocks[at] = self.blocks[self.count];
+    unsafe fn remove(this: *mut Self, block: *mut u8) {
+        // SAFETY: as above.
+        unsafe {
+            let count = (*this).count;
+            let Some(at) = (0..count).rfind(|at| Self::place(this, *at).read() == block) else {
+                return;
+            };
+            let last = Self::place(this, count - 1);
+            Self::place(this, at).write_volatile(last.read());
+            last.write_volatile(ptr::null_mut());
+            (&raw mut (*this).count).write_volatile(count - 1);
         }
     }
 
     /// Whether a block is there.
+    ///
+    /// # Safety
+    /// That of [`add`](Self::add).
     #[inline]
-    pub(super) fn contains(&self, block: *mut u8) -> bool {
-        self.blocks[..self.count].contains(&block)
+    pub(super) unsafe fn contains(this: *mut Self, block: *mut u8) -> bool {
+        // SAFETY: as above.
+        unsafe { (0..(*this).count).any(|at| Self::place(this, at).read() == block) }
+    }
+
+    /// # Safety
+    /// `at` is an index of `blocks`.
+    #[inline]
+    unsafe fn place(this: *mut Self, at: usize) -> *mut *mut u8 {
+        // SAFETY: as the caller promises.
+        unsafe { (&raw mut (*this).blocks).cast::<*mut u8>().add(at) }
     }
 }
 
@@ -198,7 +227,7 @@ impl AttachedBlocks {
 /// `state` is the calling thread's.
 pub(super) unsafe fn end_gap(state: *mut State, record: Arc<Shared>) {
     // SAFETY: as the caller promises.
-    unsafe { (*state).shared.remove(record.block) };
+    unsafe { AttachedBlocks::remove(&raw mut (*state).shared, record.block) };
 }
 
 /// Free blocks by size class, for the whole process. A guard that was forgotten on any thread may

@@ -197,7 +197,9 @@ pub(super) unsafe fn clear_slot(state: *mut State) {
     unsafe {
         let slot = slot(state);
         let record = slot.read_volatile();
-        if pool::class_of(state, record).is_some() || (*state).shared.contains(record) {
+        if pool::class_of(state, record).is_some()
+            || AttachedBlocks::contains(&raw mut (*state).shared, record)
+        {
             slot.write_volatile(ptr::null_mut());
         }
     }
