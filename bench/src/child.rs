@@ -8,8 +8,6 @@ use std::time::Instant;
 use otelctx::{Key, ProcessContext, Record, SpanId, TraceId};
 use otelctx_reader::Process;
 
-use crate::counted;
-
 /// A process of this program in one of its roles. It ends with this value.
 #[derive(Debug)]
 pub(crate) struct Role {
@@ -80,7 +78,6 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
         ["workers"] => workers(),
         ["keys"] => keys(),
         ["poll", pid, count] => poll(pid.parse().unwrap_or(0), count.parse().unwrap_or(0)),
-        ["counted", work] => return counted::run(work),
         _ => {
             eprintln!("no such role: {arguments:?}");
             return ExitCode::from(2);

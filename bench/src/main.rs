@@ -4,7 +4,6 @@
 //! the first may take of the second. Exits with 1 when a bound does not hold.
 
 mod child;
-mod counted;
 mod group;
 mod machine;
 mod pair;

@@ -64,7 +64,10 @@ pub(crate) fn cargo_build(arguments: &[&str]) -> Result<Vec<PathBuf>, String> {
     let mut command = cargo();
     command
         .args(["build", "--release", "--locked", "--message-format=json"])
-        .args(arguments);
+        .args(arguments)
+        // Each makes other code of the same source.
+        .env("CARGO_INCREMENTAL", "0")
+        .env_remove("RUSTFLAGS");
     let messages = output(&mut command)?;
     let messages = messages
         .lines()

@@ -11,13 +11,14 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use crate::counted::{COUNTED, FUNCTION};
 use crate::pair::Pair;
 use crate::row::Report;
-use crate::{child, machine, scratch};
+use crate::{machine, scratch};
 
 /// The most that a count may be of the noted one.
 const BOUND: f64 = 1.01;
+/// The function of `bin/counted.rs` whose instructions are counted.
+const FUNCTION: &str = "otelctx_bench_counted";
 pub(crate) const NO_VALGRIND: &str = "there is no valgrind here";
 
 /// The contents of `bench/instructions.json`.
@@ -31,26 +32,34 @@ struct Noted {
 pub(crate) fn run(report: &mut Report) {
     report.group("instructions");
     let noted = if report.write { None } else { noted(report) };
+    let works = build().and_then(|program| scratch::output(&mut Command::new(program)));
+    let works = match works {
+        Ok(works) => works,
+        Err(why) => return report.failed("build", &why),
+    };
     let mut counts = BTreeMap::new();
-    for (work, _) in &COUNTED {
+    for work in works.lines() {
         match count(work) {
             Ok(Some(instructions)) => {
                 let before = noted
                     .as_ref()
-                    .and_then(|noted| noted.instructions.get(*work));
+                    .and_then(|noted| noted.instructions.get(work));
                 match before {
                     Some(before) => {
                         let bound = report.check.then_some(BOUND);
                         let pair = Pair::of(instructions, *before);
-                        report.pair(*work, pair, "instructions", bound);
+                        report.pair(work, pair, "instructions", bound);
                     }
-                    None => report.alone(*work, instructions, "instructions", None),
+                    None => report.alone(work, instructions, "instructions", None),
                 }
-                counts.insert((*work).to_owned(), instructions);
+                counts.insert(work.to_owned(), instructions);
             }
             Ok(None) => return report.skipped(work, NO_VALGRIND),
             Err(why) => return report.failed(work, &why),
         }
+    }
+    if report.check && !report.holds() {
+        eprintln!("a rise with a reason is noted by: cargo xtask bench instructions --write");
     }
     if report.write {
         let noted = Noted {
@@ -107,14 +116,14 @@ fn toolchain() -> String {
 pub(crate) fn count(work: &str) -> Result<Option<f64>, String> {
     let scratch = scratch::Directory::new("callgrind");
     let file = scratch.path().join("out");
-    let program = std::fs::read_link("/proc/self/exe").map_err(|error| error.to_string())?;
+    let program = build()?;
     let mut command = Command::new("valgrind");
     command
         .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
         .arg(format!("--toggle-collect={FUNCTION}"))
         .arg(format!("--callgrind-out-file={}", file.display()))
         .arg(program)
-        .args(child::command(&["counted", work]).get_args())
+        .arg(work)
         .env_clear()
         // The plainest copying functions, whatever the processor has.
         .env(
@@ -135,6 +144,13 @@ pub(crate) fn count(work: &str) -> Result<Option<f64>, String> {
         Some(total) if total > 0.0 => Ok(Some(total / times)),
         _ => Err(format!("callgrind counted nothing in {FUNCTION}")),
     }
+}
+
+/// Builds the program that does what is counted; cargo remembers that it did.
+fn build() -> Result<PathBuf, String> {
+    let files = scratch::cargo_build(&["-p", "otelctx-bench", "--bin", "counted"])?;
+    let program = files.into_iter().find(|path| path.ends_with("counted"));
+    program.ok_or("cargo built no program".into())
 }
 
 fn is_installed() -> bool {
