@@ -2,6 +2,12 @@
 
 /// From here on, these system calls fail with EPERM (seccomp(2), classic BPF).
 pub(crate) fn deny(calls: &[libc::c_long]) {
+    answer(calls, libc::EPERM);
+}
+
+/// From here on, these system calls do nothing and fail with this `errno`, or succeed when it is
+/// 0. Of several answers to one call the latest counts.
+pub(crate) fn answer(calls: &[libc::c_long], errno: libc::c_int) {
     let instruction = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
         code: code as u16,
         jt,
@@ -20,7 +26,7 @@ pub(crate) fn deny(calls: &[libc::c_long]) {
         let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
         program.push(instruction(equal, to_failure, 0, *call as u32));
     }
-    let fail = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let fail = libc::SECCOMP_RET_ERRNO | errno as u32;
     program.push(instruction(
         libc::BPF_RET | libc::BPF_K,
         0,

@@ -21,20 +21,20 @@ const PR_SET_VMA_ANON_NAME: libc::c_ulong = 0;
 /// The mapping of this process. Not removed when dropped: [`Mapping::withdraw`] does that.
 pub(super) struct Mapping {
     address: *mut u8,
-    /// `errno` of `memfd_create` when the mapping had to be anonymous.
-    memfd_error: Option<i32>,
+    /// `errno` of `memfd_create` while the mapping has no name: it had to be anonymous.
+    nameless: Option<i32>,
 }
 
 impl Mapping {
     /// A mapping of zeroes that a forked child does not have.
     pub(super) fn new() -> Result<Self, PublishError> {
-        let (address, memfd_error) = match memfd() {
+        let (address, nameless) = match memfd() {
             Ok(file) => (map_file(file)?, None),
             Err(errno) => (map(libc::MAP_ANONYMOUS, -1)?, Some(errno)),
         };
         let mapping = Self {
             address: address.cast(),
-            memfd_error,
+            nameless,
         };
         // SAFETY: the mapping is this one's.
         if unsafe { libc::madvise(address, page_size(), libc::MADV_DONTFORK) } != 0 {
@@ -84,8 +84,9 @@ impl Mapping {
     /// Names the mapping, which is also how a reader that watches `prctl` learns of an update.
     ///
     /// # Errors
-    /// When that leaves the mapping without any name. (A memfd has one.)
-    pub(super) fn name(&self) -> Result<(), PublishError> {
+    /// When that leaves the mapping without any name. (A memfd has one, and a name given once
+    /// stays, also when a sandbox denies naming it again.)
+    pub(super) fn name(&mut self) -> Result<(), PublishError> {
         // SAFETY: the mapping is this one's; the kernel copies the name.
         let result = unsafe {
             libc::prctl(
@@ -96,12 +97,15 @@ impl Mapping {
                 NAME.as_ptr(),
             )
         };
-        match self.memfd_error {
+        match self.nameless {
             Some(memfd) if result != 0 => Err(PublishError::Invisible {
                 memfd,
                 naming: errno(),
             }),
-            _ => Ok(()),
+            _ => {
+                self.nameless = None;
+                Ok(())
+            }
         }
     }
 
