@@ -235,12 +235,19 @@ fn a_forked_child_publishes_its_own_context() {
             );
         });
         assert_eq!(payload(), parents);
-        // An inherited guard does nothing in the child, and a new context is welcome.
+        // An inherited guard does nothing in the child, and a context is welcome, also one that was
+        // detected before.
+        let detected = ProcessContext::detect();
         in_forked_child(|| {
             let inherited = process;
             drop(inherited);
-            let _own = ProcessContext::detect().publish().unwrap();
+            let _own = detected.publish().unwrap();
             assert_ne!(id(&payload()), id(&parents));
+            let pid = i64::from(std::process::id());
+            assert_eq!(
+                payload().resource_attribute("process.pid"),
+                Some(&Value::Int(pid))
+            );
         });
     });
 }
@@ -386,6 +393,25 @@ fn without_memfd_and_naming_publishing_fails() {
             .count();
         assert!(after <= before + 1, "{before} {after}");
     });
+}
+
+#[test]
+fn a_name_given_once_stays_when_naming_is_denied_later() {
+    in_own_process(
+        "a_name_given_once_stays_when_naming_is_denied_later",
+        || {
+            // As on a kernel that names anonymous mappings, in a program that enters a sandbox later.
+            seccomp::deny(&[libc::SYS_memfd_create]);
+            seccomp::answer(&[libc::SYS_prctl], 0);
+            let mut process = ProcessContext::new().publish().unwrap();
+            seccomp::deny(&[libc::SYS_prctl]);
+            static KEY: Key = Key::new("key");
+            KEY.register().unwrap();
+            process
+                .update(ProcessContext::new().service_name("new"))
+                .unwrap();
+        },
+    );
 }
 
 #[test]

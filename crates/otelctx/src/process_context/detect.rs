@@ -5,7 +5,7 @@ use std::env;
 use otelctx_format::environment;
 use otelctx_format::process_context::Value;
 
-use super::{ProcessContext, SERVICE_NAME};
+use super::{ProcessContext, PID, SERVICE_NAME};
 
 /// Which resource attributes to find out. Names are those of the OpenTelemetry semantic
 /// conventions.
@@ -21,7 +21,8 @@ pub struct Detect {
     /// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`; `service.name` is
     /// `unknown_service:` and the executable's name without them. On by default.
     pub environment: bool,
-    /// `process.pid`, `process.executable.name` and `process.executable.path`. On by default.
+    /// `process.pid` (a forked child publishes its own), `process.executable.name` and
+    /// `process.executable.path`. On by default.
     pub process: bool,
     /// `process.command_args`: off by default, because secrets are passed there.
     pub command_args: bool,
@@ -66,7 +67,9 @@ impl Detect {
             add("telemetry.sdk.version", env!("CARGO_PKG_VERSION").into());
         }
         if self.process {
-            add("process.pid", i64::from(std::process::id()).into());
+            let pid = std::process::id();
+            context.detected_pid = Some(pid);
+            add(PID, pid.into());
             if let Some(name) = &name {
                 add("process.executable.name", name.as_ref().into());
                 let path = executable.to_string_lossy();

@@ -20,6 +20,7 @@ use crate::{arch, thread};
 
 const SERVICE_NAME: &str = "service.name";
 const INSTANCE_ID: &str = "service.instance.id";
+const PID: &str = "process.pid";
 
 /// What a process says of itself: the attributes of its OpenTelemetry resource, and attributes of
 /// the process context itself.
@@ -31,6 +32,8 @@ pub struct ProcessContext {
     payload: Payload,
     schema: Schema,
     random_instance_id: bool,
+    /// The `process.pid` that was detected.
+    detected_pid: Option<u32>,
     max_payload_size: usize,
     malformed_variable: Option<MalformedVariable>,
 }
@@ -48,6 +51,7 @@ impl ProcessContext {
             payload: Payload::default(),
             schema: Schema::TlsdescV1Dev,
             random_instance_id: false,
+            detected_pid: None,
             max_payload_size: MAX_PUBLISHED_SIZE,
             malformed_variable: None,
         }
@@ -143,6 +147,7 @@ impl ProcessContext {
         if let Some((key, _)) = reserved {
             return Err(PublishError::ReservedKey { key: key.clone() });
         }
+        self.renew_pid();
         check::check(&self.payload.resource, &self.payload.attributes)?;
         let bytes = self.encode();
         self.check_size(bytes.len())?;
@@ -153,6 +158,20 @@ impl ProcessContext {
     fn set_instance_id(&mut self, id: &str) {
         if self.payload.resource_attribute(INSTANCE_ID).is_none() {
             self.payload.resource.push((INSTANCE_ID.into(), id.into()));
+        }
+    }
+
+    /// A process forked since the detection has another pid.
+    fn renew_pid(&mut self) {
+        let Some(detected) = self.detected_pid.map(Value::from) else {
+            return;
+        };
+        let resource = &mut self.payload.resource;
+        if let Some((_, pid)) = resource
+            .iter_mut()
+            .find(|(key, value)| key == PID && *value == detected)
+        {
+            *pid = std::process::id().into();
         }
     }
 
