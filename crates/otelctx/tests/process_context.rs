@@ -450,6 +450,32 @@ fn a_system_call_that_fails_is_named_and_everything_undone() {
 }
 
 #[test]
+fn threads_with_and_without_the_page_that_a_fork_wipes_share_one_lock() {
+    in_own_process(
+        "threads_with_and_without_the_page_that_a_fork_wipes_share_one_lock",
+        || {
+            let (tell, told) = std::sync::mpsc::channel();
+            // A thread that is not in the sandbox.
+            let other = thread::spawn(move || {
+                told.recv().unwrap();
+                ProcessContext::new().publish().unwrap_err()
+            });
+            seccomp::deny(&[libc::SYS_madvise]);
+            static KEY: Key = Key::new("key");
+            KEY.register().unwrap();
+            tell.send(()).unwrap();
+            let errors = [
+                ProcessContext::new().publish().unwrap_err(),
+                other.join().unwrap(),
+            ];
+            for error in errors {
+                assert!(error.to_string().contains("madvise(MADV_WIPEONFORK)"));
+            }
+        },
+    );
+}
+
+#[test]
 fn resource_attributes_come_from_the_environment_and_the_process() {
     in_own_process(
         "resource_attributes_come_from_the_environment_and_the_process",

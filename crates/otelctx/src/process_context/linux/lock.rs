@@ -7,11 +7,11 @@
 
 use std::hint;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
+use super::errno;
 use super::mapping::page_size;
-use super::system_error;
 use crate::process_context::PublishError;
 
 /// The page; all zeroes at first, and in a forked child.
@@ -24,11 +24,14 @@ pub(super) struct Shared {
 
 static PAGE: AtomicPtr<Shared> = AtomicPtr::new(ptr::null_mut());
 
-/// Stands in where there can be no page that a fork wipes. Nothing is published under it.
+/// Stands in where there can be no page that a fork wipes: for good, because two locks are none.
+/// Nothing is published under it.
 static FALLBACK: Shared = Shared {
     locked: AtomicU32::new(0),
     current: AtomicU64::new(0),
 };
+/// `errno` of the call for the page that failed.
+static FALLBACK_ERRNO: AtomicI32 = AtomicI32::new(0);
 
 /// Holds the lock.
 pub(super) struct Locked {
@@ -41,10 +44,11 @@ impl Locked {
     /// Waits for the lock. It is held for microseconds, or for as long as it takes to read one's
     /// own mappings.
     pub(super) fn acquire() -> Self {
-        let (shared, problem) = match shared() {
-            Ok(shared) => (shared, None),
-            Err(error) => (&FALLBACK, Some(error)),
-        };
+        let shared = shared();
+        let problem = ptr::eq(shared, &FALLBACK).then(|| PublishError::System {
+            call: "mmap or madvise(MADV_WIPEONFORK)",
+            errno: FALLBACK_ERRNO.load(Ordering::Relaxed),
+        });
         let mut tries = 0_u32;
         while shared
             .locked
@@ -68,26 +72,35 @@ impl Drop for Locked {
     }
 }
 
-fn shared() -> Result<&'static Shared, PublishError> {
-    let page = PAGE.load(Ordering::Acquire);
-    if !page.is_null() {
-        // SAFETY: the page is never unmapped.
-        return Ok(unsafe { &*page });
+fn shared() -> &'static Shared {
+    let mut page = PAGE.load(Ordering::Acquire);
+    if page.is_null() {
+        let own = map().unwrap_or_else(|errno| {
+            FALLBACK_ERRNO.store(errno, Ordering::Relaxed);
+            (&raw const FALLBACK).cast_mut()
+        });
+        page = match PAGE.compare_exchange(
+            ptr::null_mut(),
+            own,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => own,
+            Err(first) => {
+                if !ptr::eq(own, &FALLBACK) {
+                    // SAFETY: nobody else knows this page.
+                    unsafe { libc::munmap(own.cast(), page_size()) };
+                }
+                first
+            }
+        };
     }
-    let page = map()?;
-    match PAGE.compare_exchange(ptr::null_mut(), page, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: as above.
-        Ok(_) => Ok(unsafe { &*page }),
-        Err(first) => {
-            // SAFETY: nobody else knows this page.
-            unsafe { libc::munmap(page.cast(), page_size()) };
-            // SAFETY: as above.
-            Ok(unsafe { &*first })
-        }
-    }
+    // SAFETY: the page is never unmapped.
+    unsafe { &*page }
 }
 
-fn map() -> Result<*mut Shared, PublishError> {
+/// The page, or the `errno` of what failed.
+fn map() -> Result<*mut Shared, i32> {
     // SAFETY: a new mapping; zeroes are a `Shared`.
     unsafe {
         let page = libc::mmap(
@@ -99,10 +112,10 @@ fn map() -> Result<*mut Shared, PublishError> {
             0,
         );
         if page == libc::MAP_FAILED {
-            return Err(system_error("mmap"));
+            return Err(errno());
         }
         if libc::madvise(page, page_size(), libc::MADV_WIPEONFORK) != 0 {
-            let error = system_error("madvise(MADV_WIPEONFORK)");
+            let error = errno();
             libc::munmap(page, page_size());
             return Err(error);
         }
