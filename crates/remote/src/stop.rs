@@ -294,6 +294,21 @@ mod tests {
         }
     }
 
+    /// An exec in another thread hands the id of a traced leader to a thread that is not traced.
+    /// On a busy machine the time is over before the second look.
+    #[test]
+    fn an_id_that_is_not_traced_any_more_is_not_late() {
+        let Some(program) = Compiler::gcc().program::<&str>(&["signals.c"], &[]) else {
+            return;
+        };
+        let target = Target::spawn(&mut Command::new(program));
+        let pid = target.pid();
+        assert_eq!(
+            tracee::wait_for_stop(pid, pid, Instant::now()),
+            Outcome::Gone
+        );
+    }
+
     /// A thread that falls into an uninterruptible sleep (here vfork's) just when it is asked to
     /// stop: it stays traced until somebody lets it go, which the next stop or the end of the OS
     /// thread does.

@@ -128,19 +128,20 @@ pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
             std::thread::yield_now();
             continue;
         }
-        if Instant::now() >= deadline {
-            return Outcome::Late(current);
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
         // When another thread executes a program, this id may live on untraced: it is only by
         // asking again that we learn it.
-        if pause == LONGEST_PAUSE
+        let late = Instant::now() >= deadline;
+        if (late || pause == LONGEST_PAUSE)
             && interrupt(current).is_err()
             && poll(pid, current) == Poll::Running
         {
             return Outcome::Gone;
         }
+        if late {
+            return Outcome::Late(current);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
