@@ -147,8 +147,18 @@ pub(crate) fn count(work: &str) -> Result<Option<f64>, String> {
 }
 
 /// Builds the program that does what is counted; cargo remembers that it did.
+///
+/// All of it as one unit: how cargo's profile would divide it up, and with it what is inlined,
+/// depends on the symbols' hashes and so on where the checkout lies.
 fn build() -> Result<PathBuf, String> {
-    let files = scratch::cargo_build(&["-p", "otelctx-bench", "--bin", "counted"])?;
+    let whole = [
+        "--config",
+        "profile.release.codegen-units=1",
+        "--config",
+        "profile.release.lto=\"fat\"",
+    ];
+    let program = ["-p", "otelctx-bench", "--bin", "counted"];
+    let files = scratch::cargo_build(&[&whole[..], &program].concat())?;
     let program = files.into_iter().find(|path| path.ends_with("counted"));
     program.ok_or("cargo built no program".into())
 }
