@@ -1,0 +1,188 @@
+//! What a reader finds that stops the thread between any two instructions.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod common;
+
+use std::arch::asm;
+use std::ptr;
+use std::slice;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use common::{bytes, in_own_process};
+use otelctx::{thread_record, Key, ProcessContext, Record, TraceFlags};
+
+static SLOT: AtomicPtr<*mut u8> = AtomicPtr::new(ptr::null_mut());
+static ALLOWED: AtomicPtr<[Vec<u8>; 2]> = AtomicPtr::new(ptr::null_mut());
+static LOOKS: AtomicUsize = AtomicUsize::new(0);
+static WRONG: AtomicUsize = AtomicUsize::new(0);
+
+/// Looks as a reader does: nothing attached, a record to ignore, or bytes that are allowed.
+extern "C" fn look(_signal: libc::c_int) {
+    LOOKS.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: the slot is that of the one thread that traps; whatever is in it is a record.
+    unsafe {
+        let record = SLOT.load(Ordering::Relaxed).read_volatile();
+        if record.is_null() || record.add(24).read_volatile() != 1 {
+            return;
+        }
+        let size = record.add(26).cast::<u16>().read_volatile();
+        let seen = slice::from_raw_parts(record, 28 + usize::from(size));
+        if !(*ALLOWED.load(Ordering::Relaxed))
+            .iter()
+            .any(|one| one == seen)
+        {
+            WRONG.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Runs `step` twice: to learn what is to be seen before and after, and with a look after each
+/// instruction. `step` leaves the thread as `prepare` finds it.
+fn at_any_instruction<T>(name: &str, prepare: impl Fn() -> T, step: impl Fn(&mut T)) {
+    let mut subject = prepare();
+    let before = bytes().unwrap_or_default();
+    step(&mut subject);
+    let mut allowed = [before, bytes().unwrap_or_default()];
+    drop(subject);
+    ALLOWED.store(&raw mut allowed, Ordering::Relaxed);
+
+    let mut subject = prepare();
+    let looks = LOOKS.load(Ordering::Relaxed);
+    // SAFETY: sets and clears the trap flag (bit 8 of the flags).
+    unsafe { asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
+    step(&mut subject);
+    // SAFETY: as above.
+    unsafe { asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
+    assert!(LOOKS.load(Ordering::Relaxed) > looks + 5, "{name}");
+    assert_eq!(WRONG.load(Ordering::Relaxed), 0, "{name}");
+    assert_eq!(bytes().unwrap_or_default(), allowed[1], "{name}");
+}
+
+#[test]
+fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
+    in_own_process(
+        "a_reader_sees_the_old_record_or_the_new_one_or_none",
+        || {
+            static KEY: Key = Key::new("key");
+            let _process = ProcessContext::new().publish().unwrap();
+            KEY.register().unwrap();
+            SLOT.store(common::slot(), Ordering::Relaxed);
+            // SAFETY: the handler does nothing but look and count.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = look as extern "C" fn(libc::c_int) as usize;
+                let set = libc::sigaction(libc::SIGTRAP, &raw const action, ptr::null_mut());
+                assert_eq!(set, 0);
+            }
+            let record = |number: u8| Record::new([number; 16], [number; 8]).with(&KEY, "value");
+            let long = "x".repeat(200);
+
+            at_any_instruction(
+                "attach",
+                || record(1),
+                |record| std::mem::forget(record.attach()),
+            );
+            at_any_instruction(
+                "attach another and detach it; build and drop others",
+                || {
+                    let mut below = record(1);
+                    std::mem::forget(below.attach());
+                    (below, record(1))
+                },
+                |(_, above)| {
+                    drop(above.attach());
+                    drop(record(3).with(&KEY, &long));
+                    drop(record(4).share());
+                },
+            );
+            at_any_instruction(
+                "append",
+                || {
+                    let mut record = record(2).reserve(600);
+                    std::mem::forget(record.attach());
+                    record
+                },
+                |record| record.append(&KEY, &long),
+            );
+            at_any_instruction(
+                "shrink",
+                || {
+                    let mut record = record(2);
+                    std::mem::forget(record.attach());
+                    record
+                },
+                |record| record.shrink_to(0),
+            );
+            at_any_instruction(
+                "new ids for a record whose guard was forgotten",
+                || {
+                    let mut record = record(2);
+                    std::mem::forget(record.attach());
+                    record
+                },
+                |record| record.set_ids([3; 16], [3; 8], TraceFlags::SAMPLED),
+            );
+            at_any_instruction(
+                "drop a record whose guard was forgotten, and use its memory",
+                || {
+                    let mut record = record(2);
+                    std::mem::forget(record.attach());
+                    Some(record)
+                },
+                |record| {
+                    *record = None;
+                    *record = Some(Record::new([9; 16], [9; 8]));
+                },
+            );
+            at_any_instruction(
+                "drop guards out of order",
+                || [record(1), record(1)],
+                |[first, second]| {
+                    let one = first.attach();
+                    let two = second.attach();
+                    drop(one);
+                    drop(two);
+                    std::mem::forget(first.attach());
+                },
+            );
+            at_any_instruction(
+                "append out of order",
+                || [record(1), record(1)],
+                |[first, second]| {
+                    let one = first.attach();
+                    let two = second.attach();
+                    drop(one);
+                    two.append(&KEY, &long);
+                    std::mem::forget(two);
+                },
+            );
+            at_any_instruction(
+                "rewrite the thread's record",
+                || {
+                    thread_record()
+                        .set_with([5; 16], [5; 8], TraceFlags::NONE, |a| a.add(&KEY, "old"))
+                },
+                |()| {
+                    thread_record().set_with([6; 16], [6; 8], TraceFlags::SAMPLED, |a| {
+                        a.add(&KEY, "new");
+                        a.add_span_id(&KEY, [7; 8]);
+                    });
+                },
+            );
+            at_any_instruction(
+                "append to the thread's record",
+                || thread_record().set([5; 16], [5; 8], TraceFlags::NONE),
+                |()| thread_record().append(&KEY, "later"),
+            );
+            at_any_instruction(
+                "detach the thread's record and reuse it",
+                || thread_record().set([5; 16], [5; 8], TraceFlags::NONE),
+                |()| {
+                    thread_record().detach();
+                    thread_record().append(&KEY, "later");
+                },
+            );
+        },
+    );
+}
