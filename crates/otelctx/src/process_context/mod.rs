@@ -19,7 +19,6 @@ use otelctx_format::{Schema, KEY_MAP, SCHEMA_VERSION, THREADLOCAL};
 use crate::{arch, thread};
 
 const SERVICE_NAME: &str = "service.name";
-const INSTANCE_ID: &str = "service.instance.id";
 const PID: &str = "process.pid";
 
 /// What a process says of itself: the attributes of its OpenTelemetry resource, and attributes of
@@ -152,13 +151,6 @@ impl ProcessContext {
         let bytes = self.encode();
         self.check_size(bytes.len())?;
         Ok(bytes)
-    }
-
-    /// Sets the instance id, unless the program has set one of its own.
-    fn set_instance_id(&mut self, id: &str) {
-        if self.payload.resource_attribute(INSTANCE_ID).is_none() {
-            self.payload.resource.push((INSTANCE_ID.into(), id.into()));
-        }
     }
 
     /// A process forked since the detection has another pid.

@@ -11,6 +11,8 @@ use crate::arch::hex;
 use crate::process_context::{ProcessContext, PublishError};
 use crate::thread;
 
+const INSTANCE_ID: &str = "service.instance.id";
+
 /// What is published.
 struct Publication {
     context: ProcessContext,
@@ -150,7 +152,13 @@ fn identify(
         Some(id) => id.to_owned(),
         None => random_id()?,
     };
-    context.set_instance_id(&id);
+    // The program may have set one of its own.
+    let payload = &mut context.payload;
+    if payload.resource_attribute(INSTANCE_ID).is_none() {
+        payload
+            .resource
+            .push((INSTANCE_ID.into(), id.as_str().into()));
+    }
     Ok(Some(id))
 }
 
