@@ -197,10 +197,10 @@ impl Process {
         let mut memory = open("");
         // Without an address space the open fails, or (before Linux 6.14; fs/proc/base.c,
         // mem_rw) a read ends at once. At address 0 nothing is mapped otherwise.
-        if memory.as_ref().map_or_else(
-            |error| self.lacks_memory(error),
-            |file| matches!(file.read_at(&mut [0], 0), Ok(0)),
-        ) && let Some(prefix) = self.other_task()
+        if memory
+            .as_ref()
+            .map_or_else(is_gone, |file| matches!(file.read_at(&mut [0], 0), Ok(0)))
+            && let Some(prefix) = self.other_task()
         {
             memory = open(&prefix);
         }
@@ -222,10 +222,10 @@ impl Process {
             maps.and_then(|maps| mappings::walk(maps, visit))
         };
         let mut whole = walk("");
-        if whole.as_ref().map_or_else(
-            |error| self.lacks_memory(error),
-            |walk| *walk == Walk::default(),
-        ) && let Some(prefix) = self.other_task()
+        if whole
+            .as_ref()
+            .map_or_else(is_gone, |walk| *walk == Walk::default())
+            && let Some(prefix) = self.other_task()
         {
             whole = walk(&prefix);
         }
@@ -304,23 +304,22 @@ impl Process {
         !matches!(link, Err(Errno::ENOENT | Errno::ESRCH))
     }
 
-    /// Whether an entry could not be opened because the thread-group leader's memory is gone. Its
-    /// entries belong to root then (fs/proc/base.c, task_dump_owner), so that its own user is
-    /// refused with EACCES.
-    fn lacks_memory(&self, error: &io::Error) -> bool {
-        match error.raw_os_error() {
-            Some(nix::libc::ENOENT | nix::libc::ESRCH) => true,
-            Some(nix::libc::EACCES) => !self.has_memory(""),
-            _ => false,
-        }
-    }
-
+    /// Opens an entry; ESRCH if the task has no memory any more.
+    ///
+    /// Such a task's entries belong to root (fs/proc/base.c, task_dump_owner), so that its own user
+    /// is refused with EACCES as if there were no right. The next moment another thread may have
+    /// executed a program and taken the id over.
     fn open_entry(&self, entry: &str) -> io::Result<File> {
         let open = || self.open_path(Path::new(entry), OFlag::O_RDONLY);
         let mut file = open();
-        let refused = |error: &io::Error| error.raw_os_error() == Some(nix::libc::EACCES);
-        // A thread that executes a program takes over from a leader that has just ended.
-        if file.as_ref().is_err_and(refused) && self.has_memory("") {
+        for _ in 0..2 {
+            match &file {
+                Err(error) if error.raw_os_error() == Some(nix::libc::EACCES) => {}
+                _ => break,
+            }
+            if !self.has_memory("") {
+                return Err(Errno::ESRCH.into());
+            }
             file = open();
         }
         file.map(File::from)
@@ -346,7 +345,7 @@ impl Process {
 
     fn error(&self, entry: &str, action: &'static str, source: io::Error) -> Error {
         let pid = self.pid;
-        if self.lacks_memory(&source) {
+        if is_gone(&source) {
             return Error::NoSuchProcess { pid };
         }
         match source.raw_os_error() {
@@ -361,6 +360,13 @@ impl Process {
             },
         }
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(nix::libc::ENOENT | nix::libc::ESRCH)
+    )
 }
 
 #[cfg(test)]
