@@ -81,6 +81,21 @@ fn guards_dropped_in_any_order_leave_the_latest_that_is_alive() {
 }
 
 #[test]
+fn any_number_of_guards_dropped_early_leaves_the_latest_or_nothing() {
+    let mut records: Vec<_> = (0..3000).map(|_| record(1)).collect();
+    let mut latest = record(2);
+    let mut guards: Vec<_> = records.iter_mut().map(Record::attach).collect();
+    let last = latest.attach();
+    for (dropped, guard) in guards.drain(..).enumerate() {
+        drop(guard);
+        let expected = (dropped < 1024).then_some(2);
+        assert_eq!(number(), expected, "{dropped}");
+    }
+    drop(last);
+    assert!(attached().is_null());
+}
+
+#[test]
 fn a_record_dropped_early_can_be_attached_again() {
     let (mut first, mut second) = (record(1), record(2));
     let one = first.attach();

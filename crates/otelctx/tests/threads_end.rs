@@ -13,7 +13,7 @@ use std::mem;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::thread;
 
-use common::{attached, number};
+use common::{attached, number, slot};
 use otelctx::{thread_record, AttachedShared, Record, SharedRecord, TraceFlags};
 
 /// Counts what is allocated for records: they alone are aligned to 64 bytes.
@@ -58,7 +58,7 @@ fn in_thread(body: impl FnOnce() + Send + 'static) {
 #[test]
 fn a_thread_that_ends_leaves_no_memory_of_records() {
     let before = RECORD_BYTES.load(Ordering::Relaxed);
-    let left = || RECORD_BYTES.load(Ordering::Relaxed) - before;
+    let left = move || RECORD_BYTES.load(Ordering::Relaxed) - before;
     for _ in 0..50 {
         in_thread(|| {
             let mut records: Vec<_> = (0..200).map(|_| record(1).reserve(600)).collect();
@@ -128,6 +128,19 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
         });
         assert_eq!(left(), before_guards);
     }
+
+    // Guards that find somebody else's record each time, for as long as the thread runs.
+    in_thread(move || {
+        static FOREIGN: [u8; 64] = [0; 64];
+        for _ in 0..100_000 {
+            let mut record = record(9);
+            let guard = record.attach();
+            // SAFETY: the slot is this thread's, and what is in it says that it is to be ignored.
+            unsafe { slot().write(FOREIGN.as_ptr().cast_mut()) };
+            drop(guard);
+        }
+        assert!(left() < 200_000, "{} bytes", left());
+    });
 
     // Shared records: as much memory as there ever were at once, and no more.
     let share = || record(6).share();

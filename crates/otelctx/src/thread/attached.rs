@@ -11,7 +11,8 @@ use crate::arch;
 /// Keeps a [`Record`] attached to the thread. Dropping it attaches what was attached before.
 ///
 /// Guards may be dropped in any order: the thread is left with the record of the latest guard
-/// that is still alive. A guard that finds a record of somebody else in its place leaves it there.
+/// that is still alive (with none when more than 1,024 were dropped before later ones). A guard that
+/// finds a record of somebody else in its place leaves it there.
 ///
 /// It dereferences to the record, which can be [appended](Record::append) to meanwhile.
 #[must_use = "the record is detached when the guard is dropped"]

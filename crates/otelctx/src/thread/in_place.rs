@@ -45,7 +45,7 @@ impl ThreadRecord {
     }
 
     /// Replaces the record: these ids and flags, and the attributes that `write` adds. Readers
-    /// see all of it or nothing.
+    /// see all of it or nothing, unless `write` itself uses the thread's record.
     #[inline]
     pub fn set_with(
         self,

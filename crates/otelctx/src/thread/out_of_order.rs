@@ -12,10 +12,15 @@
 use super::bytes;
 use super::pool;
 use super::shared::{self, AttachedBlocks, Shared};
-use super::state::{prepare_exit, slot, State};
+use super::state::{clear_slot, prepare_exit, slot, State};
 use crate::process_context::platform;
 use std::ptr;
 use std::sync::Arc;
+
+/// How many gaps a thread may have at once: more than there are nested scopes, and few enough to
+/// look through. A publisher that leaves its own record in the slot each time makes a gap that
+/// nobody ever closes.
+const MAX_GAPS: usize = 1024;
 
 /// Gaps and copies of a thread.
 #[derive(Default)]
@@ -103,6 +108,18 @@ pub(super) unsafe fn add_gap(
             (*state).out_of_order = Box::into_raw(Box::default());
         }
         let this = &mut *(*state).out_of_order;
+        if this.gaps.len() == MAX_GAPS {
+            // What is right is not known any more; nothing attached is never wrong.
+            clear_slot(state);
+            clear(state);
+            Gap {
+                block,
+                owner,
+                previous,
+            }
+            .close(state);
+            return;
+        }
         this.gaps.push(Gap {
             block,
             owner,
