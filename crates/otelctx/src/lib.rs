@@ -67,12 +67,16 @@
 //! - Keeping the ids: this crate makes no spans and propagates nothing.
 //! - Attaching on the right thread: a [`Record`] belongs to its thread; [`Record::share`] makes
 //!   one that any thread may attach.
-//! - In signal handlers: attach and detach records that were built before, and nothing else.
+//! - In signal handlers: attach and detach records that were built before, on threads that have
+//!   attached one before, and nothing else. A shared record that the thread may have attached
+//!   already, or as its seventh, would be copied, which allocates.
 //!
 //! # Platforms
 //!
 //! Linux on x86-64 and aarch64, glibc and musl. Other Linux architectures publish the process context
 //! only. On other systems everything succeeds and nobody sees anything. There are no features.
+//! Executables and `cdylib`s may depend on this crate, a Rust `dylib` may not: programs that use
+//! the crate through one fail to link.
 
 mod arch;
 mod export;
