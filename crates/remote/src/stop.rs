@@ -18,6 +18,9 @@ use crate::{Error, Process, permission};
 
 use tracee::{LONGEST_PAUSE, Outcome, Poll, Stop};
 
+/// Longer time-outs are taken for this one: an hour. Some that a caller can name do not fit into an
+/// [`Instant`].
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long a thread that was killed while it was stopped may take to be gone.
 const DEATH: Duration = Duration::from_millis(100);
 
@@ -48,6 +51,7 @@ impl Stopped {
     /// asked to stop it stays traced until it wakes, and is let go by the next call in this OS
     /// thread or when this OS thread ends: see [`on_own_thread`].
     pub fn stop(process: &Process, tid: i32, timeout: Duration) -> Result<Self, Error> {
+        let timeout = timeout.min(LONGEST_TIMEOUT);
         let deadline = Instant::now() + timeout;
         release_lingering();
         wait_while_uninterruptible(process, tid, timeout, deadline)?;

@@ -66,6 +66,16 @@ fn wait_for_state(process: &Process, tid: i32, wanted: char) {
 }
 
 #[test]
+fn a_timeout_may_be_as_long_as_there_is() {
+    let Some(target) = spawn("sleepers.c") else {
+        return;
+    };
+    let process = Process::open(target.pid()).unwrap();
+    let stopped = Stopped::stop(&process, target.pid(), Duration::MAX).unwrap();
+    stopped.resume().unwrap();
+}
+
+#[test]
 fn a_stop_is_not_the_sleepers_eintr() {
     let Some(mut target) = spawn("sleepers.c") else {
         return;
