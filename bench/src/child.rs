@@ -127,8 +127,18 @@ fn publisher(mappings: usize) {
     wait();
 }
 
-/// A process with a thread that computes and one that sleeps, both with a record of two
-/// attributes.
+/// Waits in a system call that ends with EINTR whenever its thread is stopped.
+fn wait_for_events() {
+    // SAFETY: takes a number.
+    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    loop {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: there is room for the one event that is asked for.
+        unsafe { libc::epoll_wait(epoll, &raw mut event, 1, -1) };
+    }
+}
+
+/// A process with a thread of each kind that `dump` meets, all with a record of two attributes.
 fn workers() {
     allow_readers();
     let _published = ProcessContext::new()
@@ -137,7 +147,12 @@ fn workers() {
         .expect("a process context can be published here");
     static ROUTE: Key = Key::new("http.route");
     static USER: Key = Key::new("user.id");
-    for (name, busy) in [("busy", true), ("sleeping", false)] {
+    let kinds: [(&str, fn()); 3] = [
+        ("sleeping", std::thread::park),
+        ("polling", wait_for_events),
+        ("busy", std::hint::spin_loop),
+    ];
+    for (name, pass_time) in kinds {
         let (ready, is_ready) = mpsc::channel();
         std::thread::spawn(move || {
             let mut record = Record::new(TraceId::from_bytes([7; 16]), SpanId::from_bytes([8; 8]))
@@ -148,11 +163,7 @@ fn workers() {
             println!("{name} {}", unsafe { libc::gettid() });
             ready.send(()).expect("the main thread waits for this");
             loop {
-                if busy {
-                    std::hint::spin_loop();
-                } else {
-                    std::thread::park();
-                }
+                pass_time();
             }
         });
         is_ready.recv().expect("the thread tells when it is ready");

@@ -108,3 +108,39 @@ pub(crate) fn compare(ours: fn(u64), peer: fn(u64)) -> Pair {
     let (ours_count, peer_count) = (count(ours), count(peer));
     interleave(ROUNDS, || time(ours, ours_count), || time(peer, peer_count)).medians(1.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_half_of_the_rounds_leaves_the_ratio_as_it_is() {
+        let mut rounds = Rounds::default();
+        for round in 0..101 {
+            let slow = if round % 2 == 0 { 3.0 } else { 1.0 };
+            rounds.push(10.0 * slow, 20.0 * slow);
+        }
+        let pair = rounds.medians(1.0);
+        assert_eq!((pair.ours, pair.peer, pair.ratio), (30.0, 60.0, 0.5));
+    }
+
+    #[test]
+    fn quantiles_are_values_that_were_measured() {
+        let values = || (1..=101).rev().map(f64::from).collect();
+        assert_eq!(quantile(values(), 0.5), 51.0);
+        assert_eq!(quantile(values(), 0.99), 100.0);
+        assert!(quantile(Vec::new(), 0.5).is_nan());
+    }
+
+    #[test]
+    fn each_side_goes_first_in_half_of_the_rounds() {
+        let order = std::cell::RefCell::new(String::new());
+        let side = |name: char| {
+            order.borrow_mut().push(name);
+            f64::from(u32::from(name))
+        };
+        let rounds = interleave(4, || side('o'), || side('p'));
+        assert_eq!(*order.borrow(), "oppooppo");
+        assert_eq!(rounds.ours, [f64::from(u32::from('o')); 4]);
+    }
+}

@@ -154,3 +154,36 @@ fn number(value: f64) -> String {
     };
     format!("{value:.decimals$}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_the_documented_fields() {
+        let row = Row {
+            group: "reader",
+            work: "poll".into(),
+            ours: 1.0,
+            peer: None,
+            unit: "system calls",
+            ratio: None,
+            bound: Some(1.0),
+            holds: Some(true),
+        };
+        assert_eq!(
+            serde_json::to_string(&row).unwrap(),
+            r#"{"group":"reader","work":"poll","ours":1.0,"peer":null,"unit":"system calls","ratio":null,"bound":1.0,"holds":true}"#
+        );
+    }
+
+    #[test]
+    fn one_missed_bound_fails_the_report() {
+        let mut report = Report::new(true);
+        report.pair("a", Pair::of(1.0, 2.0), "ns", 0.5);
+        report.pair("b", Pair::of(9.0, 2.0), "ns", None);
+        assert!(report.holds());
+        report.alone("c", 2.0, "ns", 1.9);
+        assert!(!report.holds());
+    }
+}

@@ -17,7 +17,7 @@ const STOPS: usize = 10_000;
 
 pub(crate) fn run(report: &mut Report) {
     report.group("stop");
-    for thread in ["sleeping", "busy"] {
+    for thread in ["sleeping", "polling", "busy"] {
         let target = match Role::start(&["workers"]) {
             Ok(target) => target,
             Err(why) => return report.failed("target", &why),
