@@ -63,7 +63,12 @@ impl Table {
             line.truncate(line.trim_end().len());
             line
         };
-        let head = line(&mut self.columns.iter().map(|(name, _)| *name));
+        let mut head = line(&mut self.columns.iter().map(|(name, _)| *name));
+        if !terminal.fits(&head) {
+            // The last cells stand below their rows.
+            let others = &self.columns[..self.columns.len().saturating_sub(1)];
+            head = line(&mut others.iter().map(|(name, _)| *name));
+        }
         let mut text = terminal.paint(Style::Bold, &terminal.cut(&head));
         text.push('\n');
         // Below the second column.
@@ -102,6 +107,12 @@ mod tests {
         assert_eq!(
             table.render(&pipe),
             "  NAME   CPU  LAST\n  日本     7  a\n  e\u{301}     1234\n"
+        );
+        // A name whose cells stand below their rows is left out.
+        let narrower = Terminal::with_width(Some(15));
+        assert_eq!(
+            table.render(&narrower),
+            "  NAME   CPU\n  日本     7  a\n  e\u{301}     1234\n"
         );
         let narrow = Terminal::with_width(Some(10));
         assert_eq!(

@@ -83,21 +83,36 @@ impl Terminal {
     /// `head` and the `items`, two spaces between them. Where a line has an end, they flow over
     /// several lines, each beginning below the first item.
     pub(crate) fn flow(&self, head: &str, items: &[String]) -> String {
-        self.fill(head, items.iter().map(String::as_str), "  ")
+        self.fill(head, items.iter().map(String::as_str), "  ", true)
     }
 
     /// `head` and a sentence, which flows as the items of [`Self::flow`] do.
     pub(crate) fn sentence(&self, head: &str, sentence: &str) -> String {
-        self.fill(head, sentence.split(' '), " ")
+        self.fill(head, sentence.split(' '), " ", true)
     }
 
-    fn fill<'a>(&self, head: &str, items: impl Iterator<Item = &'a str>, gap: &str) -> String {
+    /// `head` and a sentence as [`Self::sentence`] has it, but nothing is cut: a word that has no
+    /// room on a line of its own is left to the terminal.
+    pub(crate) fn paragraph(&self, head: &str, sentence: &str) -> String {
+        self.fill(head, sentence.split(' '), " ", false)
+    }
+
+    fn fill<'a>(
+        &self,
+        head: &str,
+        items: impl Iterator<Item = &'a str>,
+        gap: &str,
+        may_cut: bool,
+    ) -> String {
         let limit = self.width.unwrap_or(usize::MAX);
         let indent = head.width();
         let mut text = head.to_owned();
         let mut used = indent;
         for (index, item) in items.enumerate() {
-            let item = cut(item, limit.saturating_sub(indent).max(1));
+            let item = match may_cut {
+                true => &cut(item, limit.saturating_sub(indent).max(1)),
+                false => item,
+            };
             if index > 0 && used + gap.len() + item.width() > limit {
                 text.push('\n');
                 text.extend(std::iter::repeat_n(' ', indent));
@@ -107,7 +122,7 @@ impl Terminal {
                 used += gap.len();
             }
             used += item.width();
-            text.push_str(&item);
+            text.push_str(item);
         }
         text.push('\n');
         text
@@ -225,5 +240,11 @@ mod tests {
         assert_eq!(narrow.flow("x  ", &items), "x  a=1  b=22\n   c=333\n");
         let pipe = Terminal::with_width(None);
         assert_eq!(pipe.flow("x  ", &items), "x  a=1  b=22  c=333\n");
+        let mend = "Add:  -Wl,--export it";
+        assert_eq!(narrow.sentence("  ", mend), "  Add: \n  -Wl,--exp…\n  it\n");
+        assert_eq!(
+            narrow.paragraph("  ", mend),
+            "  Add: \n  -Wl,--export\n  it\n"
+        );
     }
 }

@@ -115,6 +115,24 @@ fn lines_end_where_the_terminal_does_and_never_in_a_pipe() {
 }
 
 #[test]
+fn findings_are_broken_between_words_and_nothing_is_cut() {
+    let target = Target::start("shop");
+    let pid = target.pid().to_string();
+    let lines = on_terminal(&["check", &pid], Some("1"));
+    let findings = otelctx(&["check", &pid]).expect(0).stdout;
+    let words = |text: &str| {
+        text.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(words(&lines.join("\n")), words(&findings));
+    // Only a word that is longer itself goes beyond the terminal's width.
+    let fits = |line: &String| line.chars().count() <= 60 || line.split(' ').count() <= 3;
+    assert!(lines.iter().all(fits), "{lines:#?}");
+    assert!(lines.len() > findings.lines().count(), "{lines:#?}");
+}
+
+#[test]
 fn colours_are_for_terminals_and_can_be_refused() {
     let target = Target::start("shop");
     let pid = target.pid().to_string();

@@ -54,6 +54,11 @@ impl Finding {
         self.mend.push(line.into());
         self
     }
+
+    /// Whether a reader would succeed in spite of all of these.
+    pub(super) fn are_readable(findings: &[Self]) -> bool {
+        findings.iter().all(|it| it.level != Level::Problem)
+    }
 }
 
 /// All that was found (docs/json.md).
@@ -68,7 +73,7 @@ impl Answer {
     pub(super) fn new(target: impl Into<String>, findings: Vec<Finding>) -> Self {
         Self {
             target: target.into(),
-            readable: findings.iter().all(|it| it.level != Level::Problem),
+            readable: Finding::are_readable(&findings),
             findings,
         }
     }
@@ -83,14 +88,15 @@ impl Answer {
     pub(super) fn render(&self, terminal: &Terminal) -> String {
         let mut text = String::new();
         for finding in &self.findings {
-            let mark = match finding.level {
-                Level::Ok => terminal.paint(Style::Green, "✓"),
-                Level::Note => "•".into(),
-                Level::Problem => terminal.paint(Style::Red, "✗"),
+            let (mark, painted) = match finding.level {
+                Level::Ok => ("✓", terminal.paint(Style::Green, "✓")),
+                Level::Note => ("•", "•".into()),
+                Level::Problem => ("✗", terminal.paint(Style::Red, "✗")),
             };
-            text += &format!("{mark} {}\n", escape(&finding.text));
+            let lines = terminal.paragraph(&format!("{mark} "), &escape(&finding.text));
+            text += &lines.replacen(mark, &painted, 1);
             for line in &finding.mend {
-                text += &format!("    {}\n", escape(line));
+                text += &terminal.paragraph("    ", &escape(line));
             }
         }
         text
