@@ -52,13 +52,19 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
         grouped(report.looks),
         report.stopped_us
     );
-    let moved = format!(
-        "{} requests were seen on several threads: async tasks move, their context with them.",
-        grouped(report.traces_that_moved)
-    );
-    for sentence in [looks.as_str(), moved.as_str(), TRY] {
-        text += &terminal.sentence("", sentence);
+    text += &terminal.sentence("", &looks);
+    // A short look may miss it.
+    if report.traces_that_moved > 0 {
+        let moved = format!(
+            "{} seen on several threads: async tasks move, their context with them.",
+            match report.traces_that_moved {
+                1 => "1 request was".to_owned(),
+                many => format!("{} requests were", grouped(many)),
+            }
+        );
+        text += &terminal.sentence("", &moved);
     }
+    text += &terminal.sentence("", TRY);
     text += "  otelctx ps · otelctx dump PID · otelctx check PID\n";
     text
 }
