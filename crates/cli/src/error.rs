@@ -1,6 +1,7 @@
 //! Why a command could not run.
 
 use std::io;
+use std::path::PathBuf;
 
 use otelctx_reader::remote;
 
@@ -10,6 +11,12 @@ pub(crate) enum Error {
     /// The process could not be looked at.
     #[error("{}", headline(.0))]
     Reader(otelctx_reader::Error),
+    /// It would be a process, but no process can have this id.
+    #[error("no process has the id {0}: they go up to {max}", max = i32::MAX)]
+    NoProcessId(String),
+    /// Nothing that runs or is loaded: an object file, a core dump.
+    #[error("{}: neither a program nor a shared library", .0.display())]
+    NotLinked(PathBuf),
     /// Standard output does not take the answer.
     #[error("the answer can't be written: {0}")]
     Output(#[source] io::Error),
@@ -56,6 +63,10 @@ impl Error {
                 }
                 _ => None,
             },
+            Self::NoProcessId(name) => Some(format!("for a file of that name:  ./{name}")),
+            Self::NotLinked(_) => {
+                Some("check what is linked from it, or the process that runs".into())
+            }
             Self::Publish(_) | Self::ServiceEnded => {
                 Some("a sandbox may deny what it takes: try it outside of one".into())
             }

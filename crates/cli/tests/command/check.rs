@@ -92,11 +92,42 @@ fn a_variable_that_the_linker_kept_local() {
 }
 
 #[test]
+fn a_library_that_keeps_the_variable_to_itself() {
+    let variable =
+        "__thread void *otel_thread_ctx_v1; void *f(void) { return otel_thread_ctx_v1; }";
+    let hidden = format!("__attribute__((visibility(\"hidden\"))) {variable}");
+    let Some(hidden) = compile("cli-hidden.c", &hidden) else {
+        return;
+    };
+    let answer = check(hidden);
+    assert_eq!(
+        findings(&answer)[0],
+        ("not-exported".to_owned(), "problem".to_owned())
+    );
+    // The linker's option for programs would not help; what is told instead does.
+    let mend = &answer.json()["findings"][0]["mend"];
+    assert!(!mend.to_string().contains("-Wl,"), "{mend}");
+    let attribute = mend[1].as_str().unwrap().split(" __thread").next().unwrap();
+    let Some(mended) = compile("cli-mended.c", &format!("{attribute} {variable}")) else {
+        return;
+    };
+    assert_eq!(
+        findings(&check(mended))[0],
+        ("exported".to_owned(), "ok".to_owned())
+    );
+}
+
+#[test]
 fn a_static_program() {
     let Some(program) = program(&["-static"]) else {
         return;
     };
-    assert_findings(&check(program), &[("static", "problem"), ("access", "ok")]);
+    assert_findings(&check(&program), &[("static", "problem"), ("access", "ok")]);
+    // While it runs, the same is told of it.
+    let target = Fixture::spawn(&mut Command::new(program));
+    let answer = check(target.pid().to_string());
+    assert!(findings(&answer).contains(&("static".into(), "problem".into())));
+    assert!(text(&answer, "threads").starts_with("but for that, a reader would find "));
 }
 
 #[test]
@@ -158,11 +189,21 @@ fn files_without_the_variable_and_files_that_are_no_programs() {
     };
     assert_findings(&check(without), &[("absent", "problem")]);
 
+    let object = otelctx_fixtures::directory().join("cli-object.o");
+    let source = object.with_extension("c");
+    std::fs::write(&source, "__thread void *otel_thread_ctx_v1;").unwrap();
+    let mut gcc = Command::new("gcc");
+    gcc.arg("-c").arg(&source).arg("-o").arg(&object);
+    assert!(gcc.status().unwrap().success());
+    let object = object.to_str().unwrap();
+
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     for (path, why) in [
         (manifest, "no ELF file"),
         ("/", "not a regular file"),
         ("/nowhere", "No such file"),
+        (object, "neither a program nor a shared library"),
+        ("2147483648", "no process has the id 2147483648"),
     ] {
         let answer = otelctx(&["check", path]).expect(2);
         assert_eq!(answer.stdout, "");

@@ -13,6 +13,9 @@ use crate::error::Error;
 /// Says whether readers can find the variable that `path` defines.
 pub(super) fn check(path: &Path) -> Result<Answer, Error> {
     let module = Module::open(path, SYMBOL)?;
+    if !module.executable && !module.dynamic {
+        return Err(Error::NotLinked(path.to_owned()));
+    }
     let mut findings = Vec::new();
     if let Machine::Other(number) = module.machine {
         findings.push(
@@ -42,11 +45,7 @@ fn symbol(module: &Module) -> Vec<Finding> {
                 .collect()
         }
         Symbol::Local { size, .. } => {
-            let local = if module.dynamic {
-                variable::not_exported("")
-            } else {
-                variable::static_program()
-            };
+            let local = variable::not_exported("", variable::Owner::of(module));
             [local]
                 .into_iter()
                 .chain(variable::wrong_size("", size))
@@ -66,9 +65,12 @@ fn symbol(module: &Module) -> Vec<Finding> {
             )
             .mend(format!("Declare it as one:  __thread void *{SYMBOL};")),
         ],
-        Symbol::Absent => vec![variable::absent(format!(
-            "it has no {SYMBOL}: its threads publish no context"
-        ))],
+        Symbol::Absent => vec![
+            variable::absent(format!(
+                "it has no {SYMBOL}: its threads publish no context"
+            ))
+            .mend("If one of its libraries has it, check that, or the process that runs."),
+        ],
     }
 }
 

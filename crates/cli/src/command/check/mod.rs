@@ -37,9 +37,15 @@ pub(crate) struct Arguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
-    let pid = arguments.target.to_str().and_then(|text| text.parse().ok());
-    let answer: Answer = match pid {
-        Some(pid) => stop::on_own_thread(|| process::check(pid))?,
+    let digits = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = arguments.target.to_str().filter(digits);
+    let answer: Answer = match number {
+        Some(number) => {
+            let pid = number
+                .parse()
+                .map_err(|_| Error::NoProcessId(number.into()))?;
+            stop::on_own_thread(|| process::check(pid))?
+        }
         None => file::check(&arguments.target)?,
     };
     let text = if arguments.json {

@@ -1,9 +1,11 @@
 //! A running process: what it publishes, and whether a reader can follow it to each thread.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use otelctx_reader::format::{KEY_MAP, KeyMapError, SCHEMA_VERSION, Schema};
 use otelctx_reader::remote::Access;
+use otelctx_reader::remote::module::Module;
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::{
     Broken, ContextState, Error as ReaderError, Options, Process, ProcessContext, SYMBOL,
@@ -11,7 +13,7 @@ use otelctx_reader::{
 };
 
 use super::finding::{Answer, Finding};
-use super::variable;
+use super::variable::{self, Owner};
 use crate::command::patience::patiently;
 use crate::error::{Error, is_gone};
 use crate::output::words::count;
@@ -35,8 +37,8 @@ pub(super) fn check(pid: i32) -> Result<Answer, Error> {
     };
     match process.thread_support()? {
         ThreadSupport::Readable(variables) => {
-            findings.extend(found(&variables));
-            findings.push(threads(&mut process)?);
+            findings.extend(found(pid, &variables));
+            findings.push(threads(&mut process, !Finding::are_readable(&findings))?);
         }
         ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
             findings.push(variable::absent(format!(
@@ -179,9 +181,10 @@ fn oddities(names: &[String]) -> Vec<Finding> {
 }
 
 /// Every module that has the variable.
-fn found(variables: &ThreadVariables) -> Vec<Finding> {
+fn found(pid: i32, variables: &ThreadVariables) -> Vec<Finding> {
     let resolution = &variables.resolution;
-    let mut findings: Vec<Finding> = resolution.variables.iter().flat_map(definition).collect();
+    let definitions = resolution.variables.iter();
+    let mut findings: Vec<Finding> = definitions.flat_map(|it| definition(pid, it)).collect();
     if resolution.variables.len() > 1 {
         findings.push(
             Finding::note(
@@ -207,14 +210,20 @@ fn found(variables: &ThreadVariables) -> Vec<Finding> {
     findings
 }
 
-fn definition(variable: &TlsVariable) -> [Finding; 2] {
+fn definition(pid: i32, variable: &TlsVariable) -> [Finding; 2] {
     let module = variable.module.to_string_lossy();
+    let executable = matches!(variable.access, Access::LocalExec);
     let exported = if variable.exported {
         Finding::ok("exported", format!("{SYMBOL} is exported by {module}"))
     } else {
-        variable::not_exported(&format!(" in {module}"))
+        let owner = match executable {
+            // The file that runs, wherever its name leads to by now.
+            true => Module::open(Path::new(&format!("/proc/{pid}/exe")), SYMBOL)
+                .map_or(Owner::Program, |module| Owner::of(&module)),
+            false => Owner::Library,
+        };
+        variable::not_exported(&format!(" in {module}"), owner)
     };
-    let executable = matches!(variable.access, Access::LocalExec);
     [exported, variable::access(variable.access, executable)]
 }
 
@@ -232,8 +241,8 @@ fn modules(unreadable: &[(std::ffi::OsString, String)]) -> Vec<Finding> {
     unreadable.iter().map(module).collect()
 }
 
-/// Reads the context of every thread.
-fn threads(process: &mut Process) -> Result<Finding, ReaderError> {
+/// Reads the context of every thread. `troubled`: readers fail before they come that far.
+fn threads(process: &mut Process, troubled: bool) -> Result<Finding, ReaderError> {
     let (mut read, mut attached) = (0, 0);
     let mut failed = Vec::new();
     for thread in process.threads()? {
@@ -250,7 +259,11 @@ fn threads(process: &mut Process) -> Result<Finding, ReaderError> {
         None => Finding::ok(
             "threads",
             format!(
-                "a reader finds the contexts of its {}; {attached} attached now",
+                "{} the contexts of its {}; {attached} attached now",
+                match troubled {
+                    true => "but for that, a reader would find",
+                    false => "a reader finds",
+                },
                 count(read, "thread", "threads")
             ),
         ),

@@ -2,6 +2,7 @@
 
 use otelctx_reader::SYMBOL;
 use otelctx_reader::remote::Access;
+use otelctx_reader::remote::module::Module;
 
 use super::finding::Finding;
 use crate::output::words;
@@ -9,20 +10,59 @@ use crate::output::words;
 /// The size of the variable: a pointer of a 64-bit process.
 const SIZE: u64 = 8;
 
+/// What defines the variable: it decides what makes the linker export it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// A program that the dynamic linker starts.
+    Program,
+    /// A program without a dynamic symbol table.
+    StaticProgram,
+    /// A shared library.
+    Library,
+}
+
+impl Owner {
+    pub(super) fn of(module: &Module) -> Self {
+        match (module.executable, module.dynamic) {
+            (true, true) => Self::Program,
+            (true, false) => Self::StaticProgram,
+            (false, _) => Self::Library,
+        }
+    }
+}
+
 /// Defined, and only known to `.symtab`.
-pub(super) fn not_exported(place: &str) -> Finding {
-    Finding::problem(
+pub(super) fn not_exported(place: &str, owner: Owner) -> Finding {
+    if owner == Owner::StaticProgram {
+        return static_program();
+    }
+    let finding = Finding::problem(
         "not-exported",
         format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
-    )
-    .mend("The linker kept it local. Add to Cargo's build script:  otelctx_build::export();")
-    .mend(format!(
-        "or for gcc and clang:  -Wl,--export-dynamic-symbol={SYMBOL}"
-    ))
+    );
+    match owner {
+        // A linker exports what a library defines unless it was told not to; its option for
+        // single symbols does not overrule that.
+        Owner::Library => finding
+            .mend("It is hidden, or a version script of the linker keeps it local. For the one:")
+            .mend(format!(
+                "__attribute__((visibility(\"default\"))) __thread void *{SYMBOL};"
+            ))
+            .mend(format!(
+                "for the other, in the version script:  global: {SYMBOL};"
+            )),
+        _ => finding
+            .mend(
+                "The linker kept it local. Add to Cargo's build script:  otelctx_build::export();",
+            )
+            .mend(format!(
+                "or for gcc and clang:  -Wl,--export-dynamic-symbol={SYMBOL}"
+            )),
+    }
 }
 
 /// In the program's own block, with no dynamic symbol table to say so.
-pub(super) fn static_program() -> Finding {
+fn static_program() -> Finding {
     Finding::problem(
         "static",
         format!(
@@ -37,8 +77,8 @@ pub(super) fn static_program() -> Finding {
 /// Nothing of that name.
 pub(super) fn absent(text: String) -> Finding {
     Finding::problem("absent", text)
-        .mend("A Rust program gets it from the crate otelctx, others from a publisher for their")
-        .mend("language. If a library has it, check that library, or the process that runs.")
+        .mend("A Rust program gets it from the crate otelctx, others from a publisher for their language.")
+        .mend("Stripping removes one that is not exported: check the file from before that.")
 }
 
 /// A definition that is not one pointer.
