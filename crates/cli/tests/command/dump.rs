@@ -205,6 +205,16 @@ fn a_larger_payload_is_read_when_asked_for() {
         .json();
     let error = answer["process_context"]["error"].as_str().unwrap();
     assert!(error.contains("more than the limit of 64"), "{error}");
+    // The reason is told once.
+    let text = otelctx(&["dump", &pid, "--max-payload", "64"])
+        .expect(1)
+        .stdout;
+    assert_eq!(
+        text.matches("more than the limit of 64").count(),
+        1,
+        "{text}"
+    );
+    assert!(text.contains("threads, unreadable without it\n"), "{text}");
     otelctx(&["dump", &pid, "--json", "--max-payload", "4096"]).expect(0);
 }
 

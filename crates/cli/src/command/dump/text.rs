@@ -2,7 +2,7 @@
 
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::record::{Context, LeftOut};
-use otelctx_reader::{ContextState, Outcome, SYMBOL, ThreadSupport, ThreadVariables};
+use otelctx_reader::{ContextState, Outcome, SYMBOL, ThreadSupport, ThreadVariables, Unreadable};
 
 use super::report::{Look, NOT_VALID, Report, publishes_nothing};
 use crate::output::attributes::{language, pairs, string};
@@ -56,8 +56,12 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
             text += &if publishes_nothing(why) {
                 terminal.sentence(THREADS, &format!("{threads}, without published contexts"))
             } else {
-                let why = escape(&why.to_string());
-                terminal.sentence(THREADS, &format!("{threads}, unreadable: {why}"))
+                let why = match why {
+                    // Said above.
+                    Unreadable::BrokenProcessContext(_) => " without it".into(),
+                    why => format!(": {}", escape(&why.to_string())),
+                };
+                terminal.sentence(THREADS, &format!("{threads}, unreadable{why}"))
                     + &format!(
                         "            `otelctx check {}` tells how to mend it\n",
                         report.pid
