@@ -8,7 +8,7 @@ use libdd_otel_thread_ctx::linux::OwnedThreadContext;
 
 use super::input::INPUT;
 
-/// See [`super::WORKS`].
+/// See `WORKS`.
 pub(crate) static WORKS: [fn(u64); 6] = [
     attach_detach,
     update,

@@ -11,7 +11,7 @@ static LOCAL_ROOT: Key = Key::new("datadog.local_root_span_id");
 static ROUTE: Key = Key::new("http.route");
 static USER: Key = Key::new("user.id");
 
-/// See [`super::WORKS`].
+/// See `WORKS`.
 pub(crate) static WORKS: [fn(u64); 6] = [
     attach_detach,
     update,
