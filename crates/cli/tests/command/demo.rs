@@ -1,12 +1,12 @@
 //! `otelctx demo`.
 
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
@@ -104,10 +104,16 @@ fn text_says_what_is_watched_and_what_was_seen() {
 #[test]
 fn nothing_is_left_when_the_command_is_interrupted_or_killed() {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
-        let mut demo = command(&["demo", "--duration", "600"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut demo = command(&["demo", "--duration", "600"]);
+        // Who starts the tests in the background of a shell has them ignore it.
+        // SAFETY: sigaction, which may be called between fork and exec.
+        unsafe {
+            demo.pre_exec(|| {
+                nix::sys::signal::signal(Signal::SIGINT, SigHandler::SigDfl)?;
+                Ok(())
+            });
+        }
+        let mut demo = demo.stdout(Stdio::piped()).spawn().unwrap();
         let mut head = String::new();
         let mut stdout = BufReader::new(demo.stdout.take().unwrap());
         stdout.read_line(&mut head).unwrap();
