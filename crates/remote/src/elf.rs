@@ -1,5 +1,6 @@
 //! Walking an ELF module, in a file or in memory, with every step bounded.
 
+mod notes;
 mod symbols;
 
 use object::LittleEndian as LE;
@@ -40,7 +41,7 @@ pub(crate) enum Source<'a> {
     Loaded(&'a dyn Memory, u64),
 }
 
-/// A PT_LOAD, PT_TLS or PT_DYNAMIC segment.
+/// A PT_LOAD, PT_TLS, PT_DYNAMIC or PT_NOTE segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Segment {
     pub(crate) offset: u64,
@@ -50,6 +51,8 @@ pub(crate) struct Segment {
     pub(crate) alignment: u64,
     /// PF_X
     pub(crate) executable: bool,
+    /// PF_W
+    pub(crate) writable: bool,
 }
 
 impl Segment {
@@ -85,6 +88,7 @@ pub(crate) struct Elf<'a> {
     pub(crate) tls: Option<Segment>,
     pub(crate) dynamic: Option<Segment>,
     pub(crate) interpreter: bool,
+    notes: Vec<Segment>,
     pub(crate) table: DynamicTable,
 }
 
@@ -92,13 +96,27 @@ impl<'a> Elf<'a> {
     /// Reads headers and dynamic table of a little-endian 64-bit module. `Ok(None)` if the bytes
     /// are no ELF at all.
     pub(crate) fn read(source: Source<'a>) -> Result<Option<Self>, ElfError> {
+        let Some(mut module) = Self::read_headers(source)? else {
+            return Ok(None);
+        };
+        if let Some(dynamic) = module.dynamic {
+            module.table = module.read_dynamic(dynamic)?;
+        }
+        Ok(Some(module))
+    }
+
+    /// Reads headers alone, see [`Self::read`].
+    pub(crate) fn read_headers(source: Source<'a>) -> Result<Option<Self>, ElfError> {
         let (memory, base) = match source {
             Source::File(memory) => (memory, 0),
             Source::Loaded(memory, base) => (memory, base),
         };
         let mut magic = [0; 4];
-        if memory.read(base, &mut magic).is_err() || magic != elf::ELFMAG {
-            return Ok(None);
+        match memory.read(base, &mut magic) {
+            Ok(()) if magic == elf::ELFMAG => {}
+            // Whether it is a module cannot be told.
+            Err(error @ MemoryError::NotInCore { .. }) => return Err(error.into()),
+            _ => return Ok(None),
         }
         let header: FileHeader64<LE> = read_struct(memory, base)?;
         if header.e_ident.class != elf::ELFCLASS64 {
@@ -131,21 +149,19 @@ impl<'a> Elf<'a> {
                     memory_size: segment.p_memsz.get(LE),
                     alignment: segment.p_align.get(LE),
                     executable: segment.p_flags.get(LE).contains(elf::PF_X),
+                    writable: segment.p_flags.get(LE).contains(elf::PF_W),
                 })
         };
-        let mut module = Elf {
+        Ok(Some(Elf {
             source,
             header,
             loads: all(elf::PT_LOAD).collect(),
             tls: all(elf::PT_TLS).next(),
             dynamic: all(elf::PT_DYNAMIC).next(),
             interpreter: all(elf::PT_INTERP).next().is_some(),
+            notes: all(elf::PT_NOTE).collect(),
             table: DynamicTable::default(),
-        };
-        if let Some(dynamic) = module.dynamic {
-            module.table = module.read_dynamic(dynamic)?;
-        }
-        Ok(Some(module))
+        }))
     }
 
     pub(crate) fn file_type(&self) -> FileType {
@@ -346,16 +362,16 @@ fn chunks(
     Ok(())
 }
 
-fn structs<T: Pod>(bytes: &[u8]) -> &[T] {
+pub(crate) fn structs<T: Pod>(bytes: &[u8]) -> &[T] {
     pod::slice_from_all_bytes(bytes).unwrap_or_default()
 }
 
-fn read_struct<T: Pod>(memory: &dyn Memory, address: u64) -> Result<T, ElfError> {
+pub(crate) fn read_struct<T: Pod>(memory: &dyn Memory, address: u64) -> Result<T, ElfError> {
     let mut read = read_structs(memory, address, 1)?;
     read.pop().ok_or(Malformed("it is cut short"))
 }
 
-fn read_structs<T: Pod>(
+pub(crate) fn read_structs<T: Pod>(
     memory: &dyn Memory,
     address: u64,
     count: usize,

@@ -94,6 +94,14 @@ pub enum Error {
         /// What was found.
         reason: String,
     },
+    /// A file is no core file, or one that nothing can be read of.
+    #[error("{}: not a readable core file: {reason}", .path.display())]
+    Core {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        reason: String,
+    },
     /// The file is a FIFO, a device, a directory or a socket.
     #[error("{}: not a regular file", .path.display())]
     NotRegularFile {

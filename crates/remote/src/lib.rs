@@ -6,12 +6,14 @@
 //! - streams its mappings in bounded memory ([`mappings`]);
 //! - finds a thread-local variable by name in whatever module defines it ([`module`], once a
 //!   file; [`tls`], once a process) and computes its address for one thread;
+//! - reads the same out of a core file ([`core_file`]);
 //! - stops a thread, hands out its registers, and leaves it as it was ([`stop`]).
 //!
 //! What it does not do: it runs no code in the target, writes no byte of its memory, and maps
 //! none of its files. Everything read from a target is untrusted: bounded before it is used.
 
 mod arch;
+pub mod core_file;
 pub mod device;
 mod elf;
 mod error;
@@ -25,11 +27,12 @@ pub mod process;
 pub mod stop;
 pub mod tls;
 
+pub use core_file::CoreFile;
 pub use device::Device;
 pub use error::Error;
 pub use mappings::{Mapping, Permissions};
-pub use memory::{Memory, MemoryError, ProcessMemory};
+pub use memory::{Memory, MemoryError, Omission, ProcessMemory};
 pub use module::{Module, ModuleCache};
 pub use process::{Process, Thread};
 pub use stop::Stopped;
-pub use tls::{Access, Storage, TlsVariable};
+pub use tls::{Access, AddressSpace, Storage, TlsVariable};

@@ -1,12 +1,14 @@
-//! The ELF modules that a process has loaded.
+//! The ELF modules that a process has loaded, alive or in a core file.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
+use crate::arch::Machine;
 use crate::elf::{self, Source};
-use crate::mappings::Mapping;
+use crate::mappings::{Mapping, Walk};
 use crate::module::{Module, ModuleCache};
 use crate::{Device, Error, Memory, Process};
 
@@ -16,6 +18,60 @@ const MAX_MODULES: usize = 16 * 1024;
 /// Bytes that are read of the modules of one process, some seconds' work: hundreds of times what
 /// the tables of a large browser have. Files full of holes cost their maker nothing.
 const MAX_COST: u64 = 4 << 30;
+
+/// What a process has mapped: it is alive, or this is its core file.
+pub trait AddressSpace {
+    /// Calls `visit` for each mapping until it breaks, in the order of their addresses.
+    fn mappings(
+        &self,
+        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+    ) -> Result<Walk, Error>;
+
+    /// Opens the very file that a mapping shows, by the mapping's range, name, device and inode.
+    /// If it cannot be had what is loaded must do; the reason is told where that does not do
+    /// either.
+    fn mapped_file(
+        &self,
+        range: (u64, u64),
+        name: &[u8],
+        device: Device,
+        inode: u64,
+    ) -> Result<File, Option<String>>;
+
+    /// The architecture that it runs on.
+    fn machine(&self) -> Machine;
+
+    /// What to call it in a message.
+    fn name(&self) -> OsString;
+}
+
+impl AddressSpace for Process {
+    fn mappings(
+        &self,
+        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+    ) -> Result<Walk, Error> {
+        Process::mappings(self, visit)
+    }
+
+    fn mapped_file(
+        &self,
+        range: (u64, u64),
+        name: &[u8],
+        device: Device,
+        inode: u64,
+    ) -> Result<File, Option<String>> {
+        self.open_mapped_file(range, name, device, inode)
+            .ok_or(None)
+    }
+
+    fn machine(&self) -> Machine {
+        Machine::own()
+    }
+
+    fn name(&self) -> OsString {
+        OsString::from(format!("process {}", self.pid()))
+    }
+}
 
 /// A module and where it is.
 #[derive(Debug, Clone)]
@@ -87,7 +143,7 @@ fn code(mapping: &Mapping<'_>) -> Option<(u64, u64)> {
 }
 
 /// Finds the modules: runs of mappings of one file of which one is executable.
-fn runs(process: &Process) -> Result<(Vec<Run>, u64), Error> {
+fn runs(space: &dyn AddressSpace) -> Result<(Vec<Run>, u64), Error> {
     let mut runs = Vec::new();
     let mut left_out = 0;
     let mut current: Option<Run> = None;
@@ -100,7 +156,7 @@ fn runs(process: &Process) -> Result<(Vec<Run>, u64), Error> {
             }
         }
     };
-    process.mappings(&mut |mapping| {
+    space.mappings(&mut |mapping| {
         if mapping.inode == 0 {
             return ControlFlow::Continue(());
         }
@@ -119,22 +175,22 @@ fn runs(process: &Process) -> Result<(Vec<Run>, u64), Error> {
 
 /// Reads what every module of the process says about the thread-local variable `name`.
 pub(crate) fn modules(
-    process: &Process,
+    space: &dyn AddressSpace,
     memory: &dyn Memory,
     cache: &mut ModuleCache,
     name: &str,
 ) -> Result<Modules, Error> {
-    modules_within(MAX_COST, process, memory, cache, name)
+    modules_within(MAX_COST, space, memory, cache, name)
 }
 
 fn modules_within(
     limit: u64,
-    process: &Process,
+    space: &dyn AddressSpace,
     memory: &dyn Memory,
     cache: &mut ModuleCache,
     name: &str,
 ) -> Result<Modules, Error> {
-    let (runs, mut left_out) = runs(process)?;
+    let (runs, mut left_out) = runs(space)?;
     let mut modules = Modules::default();
     let before = cache.cost;
     let mut loaded_cost = 0_u64;
@@ -143,20 +199,19 @@ fn modules_within(
             left_out += 1;
             continue;
         }
-        let facts = match process.open_mapped_file(
-            (run.start, run.end),
-            &run.name,
-            run.device,
-            run.inode,
-        ) {
-            Some(file) => cache.module(&file, name),
+        let facts = match space.mapped_file((run.start, run.end), &run.name, run.device, run.inode)
+        {
+            Ok(file) => cache.module(&file, name),
             // Deleted or replaced, and no right to map_files: what is loaded tells the same,
             // except for .symtab.
-            None => {
+            Err(why) => {
                 let source = Source::Loaded(memory, run.start);
                 let (facts, cost) = Module::read_counted(source, name);
                 loaded_cost = loaded_cost.saturating_add(cost);
-                facts
+                facts.map_err(|error| match why {
+                    Some(why) => format!("{why}, and {error}"),
+                    None => error,
+                })
             }
         };
         match facts {
@@ -188,9 +243,7 @@ fn modules_within(
              read of them",
             limit >> 20
         );
-        modules
-            .unreadable
-            .push((OsString::from(format!("process {}", process.pid())), reason));
+        modules.unreadable.push((space.name(), reason));
     }
     Ok(modules)
 }

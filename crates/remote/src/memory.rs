@@ -36,6 +36,14 @@ pub enum MemoryError {
         /// The caller's limit.
         limit: usize,
     },
+    /// The core file does not hold it.
+    #[error("the page at {page:#x} is not in the core: {why}")]
+    NotInCore {
+        /// Address of the first page that is missing.
+        page: u64,
+        /// Why it is.
+        why: Omission,
+    },
     /// Any other answer of the system.
     #[error("reading {length} bytes at {address:#x}: {}", io::Error::from_raw_os_error(*.errno))]
     System {
@@ -46,6 +54,24 @@ pub enum MemoryError {
         /// The error number.
         errno: i32,
     },
+}
+
+/// Why memory of a process is missing from its core file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Omission {
+    /// The core file ends before it.
+    #[error("the file is cut short")]
+    CutShort,
+    /// It was mapped, and whoever wrote the core left it out.
+    #[error("it was left out when the core was written (see coredump_filter in core(5))")]
+    LeftOut,
+    /// It shows a file whose contents nobody changed, and that file is not at hand.
+    #[error("it shows a file of which no copy with the same build-id was found")]
+    FileNotFound,
+    /// The core file does not mention it.
+    #[error("nothing was mapped there, or it was left out")]
+    NotMentioned,
 }
 
 /// Memory of another process, of a core file, or an image made by hand.

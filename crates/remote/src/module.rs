@@ -397,7 +397,7 @@ impl Memory for Counted<'_> {
 
 /// A file's bytes, read with pread: a file that the target truncates ends a read early, where a
 /// mapping of it would end the reader.
-struct FileBytes<'a>(&'a File);
+pub(crate) struct FileBytes<'a>(pub(crate) &'a File);
 
 impl Memory for FileBytes<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {

@@ -8,10 +8,12 @@ use std::ffi::OsString;
 
 use crate::arch::Machine;
 use crate::libc::{CLibrary, glibc};
+pub use crate::loaded::AddressSpace;
 use crate::loaded::{self, Loaded};
+use crate::memory::{MemoryError, Omission};
 pub use crate::module::Access;
 use crate::module::{Relocation, Symbol};
-use crate::{Error, Memory, ModuleCache, Process};
+use crate::{Error, Memory, ModuleCache};
 
 /// Bytes of the variable: a pointer.
 const SIZE: u64 = 8;
@@ -119,7 +121,7 @@ impl Definition<'_> {
 /// The result holds until the process loads or unloads a module, or executes another program.
 /// Needs no stopped thread.
 pub fn resolve(
-    process: &Process,
+    space: &dyn AddressSpace,
     memory: &dyn Memory,
     cache: &mut ModuleCache,
     name: &str,
@@ -127,7 +129,7 @@ pub fn resolve(
     let loaded::Modules {
         loaded,
         mut unreadable,
-    } = loaded::modules(process, memory, cache, name)?;
+    } = loaded::modules(space, memory, cache, name)?;
     let library = loaded
         .iter()
         .find_map(|loaded| CLibrary::from_soname(loaded.module.soname.as_deref()?));
@@ -138,13 +140,16 @@ pub fn resolve(
         let Some((offset, size)) = loaded.module.symbol.definition() else {
             continue;
         };
-        match definition(loaded, offset, size, &tls_modules) {
+        match definition(loaded, (offset, size), space.machine(), &tls_modules) {
             Ok(definition) => definitions.push(definition),
             Err(reason) => unreadable.push((loaded.name.clone(), reason)),
         }
     }
     for referrer in &loaded {
-        bind(memory, referrer, &mut definitions);
+        if let Err(error) = bind(memory, referrer, &mut definitions) {
+            let reason = format!("what its code is bound to: {error}");
+            unreadable.push((referrer.name.clone(), reason));
+        }
     }
 
     let mut resolution = Resolution {
@@ -191,12 +196,12 @@ fn glibc_tls_modules(
 
 fn definition<'a>(
     loaded: &'a Loaded,
-    offset: u64,
-    size: u64,
+    (offset, size): (u64, u64),
+    machine: Machine,
     tls_modules: &[glibc::TlsModule],
 ) -> Result<Definition<'a>, String> {
     let module = &loaded.module;
-    if module.machine != Machine::own() {
+    if module.machine != machine {
         return Err(format!(
             "it was built for another machine ({:?})",
             module.machine
@@ -234,7 +239,14 @@ fn definition<'a>(
 }
 
 /// Follows the slots of one module to the definitions that they lead to.
-fn bind(memory: &dyn Memory, referrer: &Loaded, definitions: &mut [Definition<'_>]) {
+///
+/// An error if one of them is missing from the core; the others are followed all the same.
+fn bind(
+    memory: &dyn Memory,
+    referrer: &Loaded,
+    definitions: &mut [Definition<'_>],
+) -> Result<(), MemoryError> {
+    let mut missing = Ok(());
     let own = definitions
         .iter()
         .position(|it| std::ptr::eq(it.loaded, referrer));
@@ -244,8 +256,13 @@ fn bind(memory: &dyn Memory, referrer: &Loaded, definitions: &mut [Definition<'_
         None
     };
     for relocation in &referrer.module.relocations {
-        let Some(location) = slot(memory, referrer, relocation) else {
-            continue;
+        let location = match slot(memory, referrer, relocation) {
+            Ok(Some(location)) => location,
+            Ok(None) => continue,
+            Err(error) => {
+                missing = Err(error);
+                continue;
+            }
         };
         let target = if relocation.named {
             let known = definitions.iter().position(|it| it.is_at(location));
@@ -272,30 +289,59 @@ fn bind(memory: &dyn Memory, referrer: &Loaded, definitions: &mut [Definition<'_
             }
         }
     }
+    missing
+}
+
+/// What a live process does not let us read makes no sense as a slot; what a core file lacks
+/// might.
+fn sense<T>(read: Result<T, MemoryError>) -> Result<Option<T>, MemoryError> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(MemoryError::NotInCore {
+            why: Omission::NotMentioned,
+            ..
+        }) => Ok(None),
+        Err(error @ MemoryError::NotInCore { .. }) => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// Reads a slot; `None` while the dynamic linker has not filled it, or if it makes no sense.
-fn slot(memory: &dyn Memory, referrer: &Loaded, relocation: &Relocation) -> Option<Location> {
+fn slot(
+    memory: &dyn Memory,
+    referrer: &Loaded,
+    relocation: &Relocation,
+) -> Result<Option<Location>, MemoryError> {
+    let word = |at: u64| sense(memory.read_u64(at));
     let at = referrer.bias.wrapping_add(relocation.slot);
-    let first = memory.read_u64(at).ok()?;
-    let second = || memory.read_u64(at.wrapping_add(8)).ok();
-    match relocation.access {
+    let Some(first) = word(at)? else {
+        return Ok(None);
+    };
+    let second = || word(at.wrapping_add(8));
+    let location = match relocation.access {
         Access::InitialExec | Access::LocalExec => {
             (first != 0).then_some(Location::Static(first as i64))
         }
         Access::GeneralDynamic | Access::LocalDynamic => {
             let offset = match relocation.access {
-                Access::LocalDynamic => referrer.module.symbol.definition()?.0,
+                Access::LocalDynamic => {
+                    let definition = referrer.module.symbol.definition();
+                    definition.map(|(offset, _)| offset)
+                }
                 _ => second()?,
             };
-            (first != 0).then_some(Location::Dynamic {
-                module: first,
-                offset,
-                generation: None,
-            })
+            offset
+                .filter(|_| first != 0)
+                .map(|offset| Location::Dynamic {
+                    module: first,
+                    offset,
+                    generation: None,
+                })
         }
         Access::Tlsdesc => {
-            let (resolver, argument) = (first, second()?);
+            let (resolver, Some(argument)) = (first, second()?) else {
+                return Ok(None);
+            };
             // Until lazy binding has run (glibc before 2.35) the resolver is the module's own
             // stub, and the argument is the relocation.
             let (start, end) = referrer.module.jump_relocations;
@@ -303,27 +349,29 @@ fn slot(memory: &dyn Memory, referrer: &Loaded, relocation: &Relocation) -> Opti
                 .checked_sub(referrer.bias)
                 .is_some_and(|argument| (start..end).contains(&argument));
             if resolver == 0 || lazy || referrer.contains(resolver) {
-                return None;
+                return Ok(None);
             }
             let machine = referrer.module.machine;
-            if machine
-                .descriptor_is_static(memory, resolver, argument)
-                .ok()?
-            {
-                return Some(Location::Static(argument as i64));
+            match sense(machine.descriptor_is_static(memory, resolver, argument))? {
+                Some(false) => {}
+                Some(true) => return Ok(Some(Location::Static(argument as i64))),
+                None => return Ok(None),
             }
             // glibc `struct tlsdesc_dynamic_arg` (sysdeps/x86_64/dl-tlsdesc.h); musl's has no
             // generation, and stores its offset in the third word's place to the same effect.
-            let module = memory.read_u64(argument).ok()?;
-            let offset = memory.read_u64(argument.wrapping_add(8)).ok()?;
-            let generation = memory.read_u64(argument.wrapping_add(16)).ok();
+            let (Some(module), Some(offset)) = (word(argument)?, word(argument.wrapping_add(8))?)
+            else {
+                return Ok(None);
+            };
+            let generation = word(argument.wrapping_add(16))?;
             (module != 0).then_some(Location::Dynamic {
                 module,
                 offset,
                 generation,
             })
         }
-    }
+    };
+    Ok(location)
 }
 
 fn variable(

@@ -43,12 +43,38 @@ pub(crate) struct RelocationNumbers {
     thread_pointer_offset: u32,
 }
 
+/// How the notes of a core file describe a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StatusLayout {
+    /// Bytes of NT_PRSTATUS.
+    pub(crate) size: u64,
+    pub(crate) thread_pointer: ThreadPointerNote,
+}
+
+/// Where the thread pointer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ThreadPointerNote {
+    /// In NT_PRSTATUS, at this offset in bytes.
+    Status(usize),
+    /// In a note of its own, of this type.
+    Own(elf::NoteType),
+}
+
 impl Machine {
     pub(crate) fn from_elf(machine: elf::Machine) -> Self {
         match machine {
             elf::EM_X86_64 => Machine::X86_64,
             elf::EM_AARCH64 => Machine::Aarch64,
             other => Machine::Other(other.0),
+        }
+    }
+
+    /// How its core files describe a thread.
+    pub(crate) fn status_layout(self) -> Option<StatusLayout> {
+        match self {
+            Machine::X86_64 => Some(x86_64::core_notes::STATUS),
+            Machine::Aarch64 => Some(aarch64::core_notes::STATUS),
+            Machine::Other(_) => None,
         }
     }
 

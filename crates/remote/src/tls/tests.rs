@@ -51,7 +51,7 @@ fn location(access: Access, words: &[u64]) -> Option<Location> {
     // {module, offset, generation}, at an address that a non-PIE program's heap may have.
     memory.map_u64(0x1000, &[3, 8, 7]);
     let loaded = library(access);
-    slot(&memory, &loaded, &loaded.module.relocations[0])
+    slot(&memory, &loaded, &loaded.module.relocations[0]).unwrap()
 }
 
 #[test]
@@ -112,8 +112,8 @@ fn a_slot_with_another_offset_is_not_the_definitions() {
         let mut memory = Image::new();
         memory.map_u64(BIAS + SLOT, &[2, offset]);
         let loaded = library(Access::GeneralDynamic);
-        let mut definitions = [definition(&loaded, 8, 8, &[]).unwrap()];
-        bind(&memory, &loaded, &mut definitions);
+        let mut definitions = [definition(&loaded, (8, 8), Machine::X86_64, &[]).unwrap()];
+        bind(&memory, &loaded, &mut definitions).unwrap();
         assert_eq!(definitions[0].module, module);
     }
 }

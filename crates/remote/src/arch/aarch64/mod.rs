@@ -1,5 +1,6 @@
 //! aarch64: thread-local storage above the thread pointer (variant I).
 
+pub(crate) mod core_notes;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod registers;
 pub(crate) mod relocation;

@@ -1,0 +1,12 @@
+//! Where a core file's notes keep a thread's registers.
+
+use object::elf;
+
+use crate::arch::{StatusLayout, ThreadPointerNote};
+
+/// `struct elf_prstatus` with `struct user_regs_struct` (<sys/procfs.h>, <sys/user.h>), which has
+/// no TPIDR_EL0: that is a note of its own.
+pub(crate) const STATUS: StatusLayout = StatusLayout {
+    size: 392,
+    thread_pointer: ThreadPointerNote::Own(elf::NT_ARM_TLS),
+};

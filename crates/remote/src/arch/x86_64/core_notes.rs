@@ -1,0 +1,10 @@
+//! Where a core file's notes keep a thread's registers.
+
+use crate::arch::{StatusLayout, ThreadPointerNote};
+
+/// `struct elf_prstatus` with `struct user_regs_struct` (<sys/procfs.h>, <sys/user.h>).
+pub(crate) const STATUS: StatusLayout = StatusLayout {
+    size: 336,
+    // fs_base is the 22nd of the registers, which follow 112 bytes of signals and times.
+    thread_pointer: ThreadPointerNote::Status(112 + 21 * 8),
+};

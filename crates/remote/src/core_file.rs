@@ -1,0 +1,471 @@
+//! A core file: the memory and the threads of a process as they were when it was written, by the
+//! kernel or by a debugger (`gcore`).
+//!
+//! A core lacks most of what a process has mapped of files: their contents are taken from the
+//! files themselves, if those are at hand with the same build-id. What is neither in the core nor
+//! in such a file is an error that says so, and never zeros.
+//!
+//! The core is read with pread, never mapped, and trusted in nothing.
+
+mod files;
+mod notes;
+mod segments;
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::elf::{Elf, ElfError, Segment, Source};
+use crate::mappings::{Mapping, Walk};
+use crate::memory::{MemoryError, Omission};
+use crate::module::Machine;
+use crate::{AddressSpace, Device, Error, Memory, Permissions};
+pub use notes::CoreThread;
+use notes::{MappedFile, Notes};
+use segments::{Held, Load, PAGE, Segments, missing};
+
+/// Mappings that one module has at most; the dynamic linker makes one for each of its segments.
+const MAX_SEGMENTS: usize = 512;
+
+/// A core file.
+#[derive(Debug)]
+pub struct CoreFile {
+    path: PathBuf,
+    file: File,
+    /// The tree in which the files are that the process had mapped.
+    root: PathBuf,
+    segments: Segments,
+    notes: Notes,
+    missing: Vec<Missing>,
+    /// The file that memory was last taken from, by the start of its module.
+    backing: RefCell<Option<(u64, Option<Backing>)>>,
+}
+
+/// What a core file lacks as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Missing {
+    /// The file ends before its contents do.
+    CutShort {
+        /// Bytes that it has.
+        length: u64,
+        /// Bytes that it should have.
+        expected: u64,
+    },
+    /// Some of the notes: threads may be missing, and the names of what was mapped.
+    Notes,
+    /// The names of the files that were mapped (NT_FILE).
+    FileNames,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Missing::CutShort { length, expected } => write!(
+                f,
+                "the core is cut short: it has {length} of {expected} bytes (see RLIMIT_CORE in \
+                 core(5), and the disk's free space)"
+            ),
+            Missing::Notes => write!(
+                f,
+                "some of the core's notes are missing or unreadable: there may have been more \
+                 threads"
+            ),
+            Missing::FileNames => write!(
+                f,
+                "the core does not name the files that were mapped (it has no NT_FILE note): no \
+                 thread-local variable can be looked for"
+            ),
+        }
+    }
+}
+
+/// A file in the place of memory that the core lacks.
+#[derive(Debug)]
+struct Backing {
+    file: File,
+    /// What the dynamic linker does not write to.
+    read_only: Vec<Segment>,
+}
+
+impl CoreFile {
+    /// Opens the core file at `path`. The files that the process had mapped are looked for below
+    /// `root`, which is `/` for a process of this machine.
+    pub fn open(path: &Path, root: &Path) -> Result<Self, Error> {
+        let io = |source| Error::Io {
+            path: path.into(),
+            source,
+        };
+        let file = File::options()
+            .read(true)
+            // A FIFO must not block the open.
+            .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
+            .open(path)
+            .map_err(io)?;
+        if !file.metadata().map_err(io)?.is_file() {
+            return Err(Error::NotRegularFile { path: path.into() });
+        }
+        Self::from_file(file, path, root)
+    }
+
+    /// Takes an open core file; `path` is what messages call it.
+    pub fn from_file(file: File, path: &Path, root: &Path) -> Result<Self, Error> {
+        let length = file.metadata().map_err(|source| Error::Io {
+            path: path.into(),
+            source,
+        })?;
+        let length = length.len();
+        let core = |reason| Error::Core {
+            path: path.into(),
+            reason,
+        };
+        let segments = Segments::read(&file).map_err(core)?;
+        if let Machine::Other(number) = segments.machine {
+            return Err(core(format!(
+                "its processes ran on a machine that is not supported (e_machine {number})"
+            )));
+        }
+        let notes = Notes::read(&file, length, &segments.notes, segments.machine);
+        let mut missing = Vec::new();
+        if length < segments.expected_size {
+            missing.push(Missing::CutShort {
+                length,
+                expected: segments.expected_size,
+            });
+        }
+        if notes.incomplete || notes.threads.is_empty() {
+            missing.push(Missing::Notes);
+        }
+        if notes.mapped.is_none() {
+            missing.push(Missing::FileNames);
+        }
+        Ok(CoreFile {
+            path: path.into(),
+            file,
+            root: root.into(),
+            segments,
+            notes,
+            missing,
+            backing: RefCell::new(None),
+        })
+    }
+
+    /// The path that it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the core lacks as a whole.
+    pub fn missing(&self) -> &[Missing] {
+        &self.missing
+    }
+
+    /// The process's id in its own PID namespace.
+    pub fn pid(&self) -> Option<i32> {
+        self.notes.pid
+    }
+
+    /// The process's short name: 15 bytes at most, chosen by it.
+    pub fn comm(&self) -> Option<OsString> {
+        self.notes.comm.clone().map(OsString::from_vec)
+    }
+
+    /// The name of the executable's file.
+    pub fn executable(&self) -> Option<OsString> {
+        let mapped = self.mapped_at(self.notes.program_headers?)?;
+        Some(OsString::from_vec(self.mapped_name(mapped).to_vec()))
+    }
+
+    /// The threads. The first is the one that the core was written for: if a signal ended the
+    /// process, the thread that it hit.
+    pub fn threads(&self) -> &[CoreThread] {
+        &self.notes.threads
+    }
+
+    /// The signal that ended the process, and the thread that it hit; `None` if it went on.
+    pub fn crash(&self) -> Option<(i32, i32)> {
+        let first = self.notes.threads.first()?;
+        (first.signal != 0).then_some((first.signal, first.tid))
+    }
+
+    /// Starts of the writable mappings that no file name is known of.
+    pub fn unnamed_mappings(&self) -> impl Iterator<Item = u64> {
+        let writable = |load: &&Load| load.permissions.read && load.permissions.write;
+        let loads = self.segments.loads.iter().filter(writable);
+        loads
+            .map(|load| load.start)
+            .filter(|start| self.mapped_at(*start).is_none())
+    }
+
+    fn mapped(&self) -> &[MappedFile] {
+        self.notes.mapped.as_deref().unwrap_or_default()
+    }
+
+    fn mapped_name(&self, mapped: &MappedFile) -> &[u8] {
+        // Made together with the names.
+        &self.notes.names[mapped.name as usize]
+    }
+
+    fn mapped_index(&self, address: u64) -> Option<usize> {
+        let behind = self.mapped().partition_point(|it| it.start <= address);
+        let index = behind.checked_sub(1)?;
+        (address < self.mapped()[index].end).then_some(index)
+    }
+
+    fn mapped_at(&self, address: u64) -> Option<&MappedFile> {
+        self.mapped_index(address)
+            .map(|index| &self.mapped()[index])
+    }
+
+    /// Reads what the core itself holds at an address: as much as it has there in one piece.
+    fn read_held(&self, address: u64, buffer: &mut [u8]) -> Result<usize, MemoryError> {
+        let (offset, length) = match self.segments.held(address) {
+            Held::At { offset, length } => (offset, length),
+            Held::LeftOut(_) => return Err(missing(address, Omission::LeftOut)),
+            Held::NotMentioned(_) => return Err(missing(address, Omission::NotMentioned)),
+        };
+        let take = usize::try_from(length).map_or(buffer.len(), |length| length.min(buffer.len()));
+        let mut done = 0;
+        while done < take {
+            match self
+                .file
+                .read_at(&mut buffer[done..take], offset.saturating_add(done as u64))
+            {
+                Ok(0) => {
+                    return Err(missing(
+                        address.wrapping_add(done as u64),
+                        Omission::CutShort,
+                    ));
+                }
+                Ok(read) => done += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // An offset beyond what files can have.
+                Err(error) if error.raw_os_error() == Some(nix::libc::EINVAL) => {
+                    return Err(missing(address, Omission::CutShort));
+                }
+                Err(error) => {
+                    return Err(MemoryError::System {
+                        address,
+                        length: take,
+                        errno: error.raw_os_error().unwrap_or(0),
+                    });
+                }
+            }
+        }
+        Ok(take)
+    }
+
+    /// Reads what the core left out from the file that was mapped there. Only what the file says
+    /// that nobody writes to: else the process may have had something else there.
+    fn read_backing(&self, address: u64, buffer: &mut [u8]) -> Result<usize, Omission> {
+        let writable = self.segments.load(address);
+        if writable.is_some_and(|load| load.permissions.write) {
+            return Err(Omission::LeftOut);
+        }
+        let index = self.mapped_index(address).ok_or(Omission::LeftOut)?;
+        let first = self.first_of_module(index);
+        let mut backing = self.backing.borrow_mut();
+        if backing
+            .as_ref()
+            .is_none_or(|(start, _)| *start != first.start)
+        {
+            *backing = Some((first.start, self.open_backing(first)));
+        }
+        let Some((_, Some(backing))) = &*backing else {
+            return Err(Omission::FileNotFound);
+        };
+        let mapped = &self.mapped()[index];
+        let at = mapped.offset.saturating_add(address - mapped.start);
+        let left = backing.read_only.iter().find_map(|segment| {
+            let left = segment.file_end().checked_sub(at)?;
+            (at >= segment.offset && left > 0).then_some(left)
+        });
+        let left = left.ok_or(Omission::LeftOut)?.min(mapped.end - address);
+        let take = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
+        backing
+            .file
+            .read_exact_at(&mut buffer[..take], at)
+            .map(|()| take)
+            .map_err(|_| Omission::FileNotFound)
+    }
+
+    /// The first of the mappings that belong to the same loaded module, which has its headers.
+    fn first_of_module(&self, index: usize) -> &MappedFile {
+        let mapped = self.mapped();
+        let mut first = &mapped[index];
+        for earlier in mapped[..index].iter().rev().take(MAX_SEGMENTS) {
+            if earlier.name == first.name && earlier.offset <= first.offset {
+                first = earlier;
+            } else {
+                break;
+            }
+        }
+        first
+    }
+
+    /// gdb does not even mention what it leaves out: the headers of the module tell what it is.
+    /// `known` keeps those of the last module, by its start.
+    fn unmentioned_permissions(
+        &self,
+        index: usize,
+        known: &mut Option<(u64, Vec<Segment>)>,
+    ) -> Permissions {
+        let first = self.first_of_module(index);
+        if known
+            .as_ref()
+            .is_none_or(|(start, _)| *start != first.start)
+        {
+            let core = Core(self);
+            let elf = Elf::read_headers(Source::Loaded(&core, first.start));
+            let loads = elf.ok().flatten().map(|elf| elf.loads);
+            *known = Some((first.start, loads.unwrap_or_default()));
+        }
+        let mapped = &self.mapped()[index];
+        let page = |address: u64| address & !(PAGE - 1);
+        let shows =
+            |segment: &Segment| (page(segment.offset)..segment.file_end()).contains(&mapped.offset);
+        let loads = known.as_ref().map_or(&[][..], |(_, loads)| loads);
+        Permissions {
+            // Without headers: code lies behind them.
+            execute: match loads {
+                [] => mapped.offset > 0,
+                loads => loads.iter().any(|load| load.executable && shows(load)),
+            },
+            ..Permissions::default()
+        }
+    }
+
+    fn open_backing(&self, first: &MappedFile) -> Option<Backing> {
+        let file = self.find_file(first.start, self.mapped_name(first)).ok()?;
+        let bytes = crate::module::FileBytes(&file);
+        let elf = Elf::read_headers(Source::File(&bytes)).ok()??;
+        let read_only = elf.loads.iter().filter(|load| !load.writable);
+        Some(Backing {
+            read_only: read_only.copied().collect(),
+            file,
+        })
+    }
+
+    /// Finds the file of the module whose headers are loaded at `start`, or says why it cannot be
+    /// told which one it is.
+    fn find_file(&self, start: u64, name: &[u8]) -> Result<File, String> {
+        let held = Core(self);
+        let headers = Elf::read_headers(Source::Loaded(&held, start));
+        let id = headers.and_then(|elf| elf.map_or(Ok(None), |elf| elf.build_id()));
+        match id {
+            Ok(Some(id)) => files::find(&self.root, name, &id).ok_or_else(|| {
+                format!(
+                    "no file with its build-id {} was found below {}",
+                    files::hexadecimal(&id),
+                    self.root.display()
+                )
+            }),
+            Ok(None) => Err(
+                "it has no build-id, by which its file could be known (-Wl,--build-id)".to_string(),
+            ),
+            Err(ElfError::Memory(error)) => Err(format!("its build-id cannot be read: {error}")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// What the core itself holds, without any file.
+struct Core<'a>(&'a CoreFile);
+
+impl Memory for Core<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        read_all(address, buffer, |at, rest| self.0.read_held(at, rest))
+    }
+}
+
+impl Memory for CoreFile {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        read_all(address, buffer, |at, rest| {
+            match self.read_held(at, rest) {
+                Err(MemoryError::NotInCore { page, why }) if why != Omission::CutShort => self
+                    .read_backing(at, rest)
+                    .map_err(|omission| MemoryError::NotInCore {
+                        page,
+                        // That of memory without a file stands.
+                        why: match omission {
+                            Omission::LeftOut => why,
+                            omission => omission,
+                        },
+                    }),
+                held => held,
+            }
+        })
+    }
+}
+
+/// Reads piece after piece.
+fn read_all(
+    address: u64,
+    buffer: &mut [u8],
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<usize, MemoryError>,
+) -> Result<(), MemoryError> {
+    let mut done = 0;
+    while done < buffer.len() {
+        let at = address
+            .checked_add(done as u64)
+            .ok_or_else(|| missing(address, Omission::NotMentioned))?;
+        done += read(at, &mut buffer[done..])?;
+    }
+    Ok(())
+}
+
+impl AddressSpace for CoreFile {
+    /// A core has no devices and inodes: the inode is a number that stands for the name.
+    fn mappings(
+        &self,
+        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+    ) -> Result<Walk, Error> {
+        let mut walk = Walk::default();
+        let mut headers = None;
+        for (index, mapped) in self.mapped().iter().enumerate() {
+            let permissions = match self.segments.load(mapped.start) {
+                Some(load) => load.permissions,
+                None => self.unmentioned_permissions(index, &mut headers),
+            };
+            walk.mappings += 1;
+            let flow = visit(&Mapping {
+                start: mapped.start,
+                end: mapped.end,
+                permissions,
+                offset: mapped.offset,
+                device: Device::default(),
+                inode: u64::from(mapped.name) + 1,
+                name: self.mapped_name(mapped),
+            });
+            if flow.is_break() {
+                walk.stopped = true;
+                break;
+            }
+        }
+        Ok(walk)
+    }
+
+    fn mapped_file(
+        &self,
+        (start, _): (u64, u64),
+        name: &[u8],
+        _: Device,
+        _: u64,
+    ) -> Result<File, Option<String>> {
+        self.find_file(start, name).map_err(Some)
+    }
+
+    fn machine(&self) -> Machine {
+        self.segments.machine
+    }
+
+    fn name(&self) -> OsString {
+        self.path.clone().into_os_string()
+    }
+}

@@ -1,0 +1,110 @@
+//! The files that a process had mapped, found again on the reader's side.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path, PathBuf};
+
+use crate::elf::{Elf, Source};
+use crate::module::FileBytes;
+
+/// What the kernel puts behind the name of a file that had no name any more.
+const DELETED: &[u8] = b" (deleted)";
+
+/// Finds the file that was mapped as `name`, in the tree at `root`, by its build-id: at its path,
+/// in the directories in which distributions and debuginfod keep files by build-id, or by its
+/// name alone.
+pub(crate) fn find(root: &Path, name: &[u8], build_id: &[u8]) -> Option<File> {
+    places(root, name, build_id)
+        .iter()
+        .filter_map(|path| open(path))
+        .find(|file| self::build_id(file).as_deref() == Some(build_id))
+}
+
+fn places(root: &Path, name: &[u8], build_id: &[u8]) -> Vec<PathBuf> {
+    let mut places = Vec::new();
+    let name = name.strip_suffix(DELETED).unwrap_or(name);
+    // The core could be anybody's: nothing above the root is looked at.
+    let relative: Option<PathBuf> = Path::new(OsStr::from_bytes(name))
+        .components()
+        .filter(|part| *part != Component::RootDir)
+        .map(|part| matches!(part, Component::Normal(_)).then_some(part))
+        .collect();
+    let relative = relative.filter(|path| !path.as_os_str().is_empty());
+    if let Some(relative) = &relative {
+        places.push(root.join(relative));
+    }
+    let id = hexadecimal(build_id);
+    if let Some((first, rest)) = id.split_at_checked(2) {
+        for directory in ["usr/lib/.build-id", "usr/lib/debug/.build-id", ".build-id"] {
+            places.push(root.join(directory).join(first).join(rest));
+        }
+        places.push(root.join(&id).join("executable"));
+    }
+    if let Some(file_name) = relative.as_deref().and_then(Path::file_name) {
+        places.push(root.join(file_name));
+    }
+    places
+}
+
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Opens a regular file. Others are not even opened: that alone can have an effect.
+fn open(path: &Path) -> Option<File> {
+    let is_file = |metadata: fs::Metadata| metadata.is_file();
+    if !fs::metadata(path).is_ok_and(is_file) {
+        return None;
+    }
+    let file = File::options()
+        .read(true)
+        .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
+        .open(path)
+        .ok()?;
+    file.metadata().is_ok_and(is_file).then_some(file)
+}
+
+fn build_id(file: &File) -> Option<Vec<u8>> {
+    let bytes = FileBytes(file);
+    Elf::read_headers(Source::File(&bytes))
+        .ok()??
+        .build_id()
+        .ok()?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_place_lies_outside_of_the_root() {
+        let root = Path::new("/sysroot");
+        let names: [&[u8]; 5] = [
+            b"/usr/bin/shop (deleted)",
+            b"/../../etc/shadow",
+            b"/a/../../../etc/shadow",
+            b"/",
+            b"",
+        ];
+        for name in names {
+            for place in places(root, name, &[0xab, 0xcd, 0xef]) {
+                assert!(place.starts_with(root), "{place:?}");
+                assert!(!place.components().any(|part| part == Component::ParentDir));
+            }
+        }
+        assert_eq!(
+            places(root, names[0], &[0xab, 0xcd, 0xef]),
+            [
+                "/sysroot/usr/bin/shop",
+                "/sysroot/usr/lib/.build-id/ab/cdef",
+                "/sysroot/usr/lib/debug/.build-id/ab/cdef",
+                "/sysroot/.build-id/ab/cdef",
+                "/sysroot/abcdef/executable",
+                "/sysroot/shop",
+            ]
+            .map(PathBuf::from)
+        );
+    }
+}

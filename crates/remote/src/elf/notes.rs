@@ -1,0 +1,47 @@
+//! The notes of a module: its build-id.
+
+use object::LittleEndian as LE;
+use object::elf::{self, NoteHeader64};
+
+use super::{Elf, ElfError, Source, read_struct};
+
+/// Bytes of notes that are looked through; a linker writes about a hundred.
+const MAX_NOTES: u64 = 64 * 1024;
+/// The longest build-id that is read, in bytes. Linkers write 20 or fewer.
+const MAX_BUILD_ID: u64 = 64;
+
+impl Elf<'_> {
+    /// The build-id, which the linker made of the module's contents (NT_GNU_BUILD_ID).
+    pub(crate) fn build_id(&self) -> Result<Option<Vec<u8>>, ElfError> {
+        for segment in &self.notes {
+            let start = match self.source {
+                Source::File(_) => segment.offset,
+                Source::Loaded(..) => self.bias().wrapping_add(segment.address),
+            };
+            let size = segment.file_size.min(MAX_NOTES);
+            let mut done = 0;
+            while done + size_of::<NoteHeader64<LE>>() as u64 <= size {
+                let at = start.wrapping_add(done);
+                let note: NoteHeader64<LE> = read_struct(self.memory(), at)?;
+                let name_size = u64::from(note.n_namesz.get(LE));
+                let id_size = u64::from(note.n_descsz.get(LE));
+                let name_at = at.wrapping_add(size_of::<NoteHeader64<LE>>() as u64);
+                let id_at = name_at.wrapping_add(name_size.next_multiple_of(4));
+                if note.n_type.get(LE) == elf::NT_GNU_BUILD_ID
+                    && self.memory().read_vec(name_at, name_size, 4).as_deref() == Ok(b"GNU\0")
+                {
+                    let id = self
+                        .memory()
+                        .read_vec(id_at, id_size, MAX_BUILD_ID as usize)?;
+                    return Ok((!id.is_empty()).then_some(id));
+                }
+                // Entries of a segment with an alignment of 8 are padded to that.
+                let padding = if segment.alignment == 8 { 8 } else { 4 };
+                done += (id_at.wrapping_sub(at))
+                    .saturating_add(id_size)
+                    .next_multiple_of(padding);
+            }
+        }
+        Ok(None)
+    }
+}
