@@ -39,6 +39,22 @@ pub enum Error {
         /// Which address, and what the system said.
         source: MemoryError,
     },
+    /// The record of the thread is missing from the core file.
+    #[error("thread {tid}: its record at {pointer:#x} can't be read: {source}")]
+    Record {
+        /// The thread.
+        tid: i32,
+        /// What its variable holds.
+        pointer: u64,
+        /// What is missing.
+        source: MemoryError,
+    },
+    /// The core file does not have the thread's registers.
+    #[error("thread {tid}: its thread pointer is not in the core")]
+    NoThreadPointer {
+        /// The thread.
+        tid: i32,
+    },
     /// The thread's variable points at something that can't be a record.
     #[error("thread {tid}: its variable points at {pointer:#x}, which is no record: {reason}")]
     Pointer {

@@ -34,12 +34,14 @@
 //! # }
 //! ```
 
+mod core;
 mod detected;
 mod error;
 mod process;
 mod process_context;
 mod thread_context;
 
+pub use self::core::Core;
 pub use detected::Detected;
 pub use error::Error;
 pub use otelctx_format as format;

@@ -10,12 +10,12 @@ use otelctx_remote as remote;
 use remote::{Mapping, Memory, MemoryError, ModuleCache, ProcessMemory, tls};
 
 use crate::process_context::{self, Broken, ContextState, Found, Place, Polled, ProcessContext};
-use crate::thread_context::{SYMBOL, Thread, ThreadSupport, ThreadVariables, Unreadable};
+use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport};
 use crate::{Detected, Error};
 
 /// Mappings by the name of a process context that are looked into. A process has one; more
 /// than this is somebody's trap.
-const MOST_PLACES: usize = 64;
+pub(crate) const MOST_PLACES: usize = 64;
 
 /// Limits of a reader.
 #[derive(Clone, Debug)]
@@ -217,37 +217,10 @@ impl Process {
     /// # Errors
     /// When the process can't be looked at.
     pub fn thread_support(&mut self) -> Result<ThreadSupport, Error> {
-        let unreadable = |why| Ok(ThreadSupport::Unreadable(why));
-        let context = match self.context()? {
-            ContextState::Published(context) => Some(context),
-            ContextState::Absent if self.options.any_schema => None,
-            ContextState::Absent => return unreadable(Unreadable::NoProcessContext),
-            ContextState::Broken(_) if self.options.any_schema => None,
-            ContextState::Broken(why) => return unreadable(Unreadable::BrokenProcessContext(why)),
-        };
-        let schema = context.as_ref().and_then(|context| context.schema.clone());
-        match &schema {
-            Some(schema) if schema.is_thread_local_record() => {}
-            _ if self.options.any_schema => {}
-            None => return unreadable(Unreadable::NoSchema),
-            Some(schema) => return unreadable(Unreadable::UnsupportedSchema(schema.clone())),
+        match Announced::of(&self.context()?, self.options.any_schema) {
+            Ok(announced) => Ok(announced.at(self.resolve()?)),
+            Err(why) => Ok(ThreadSupport::Unreadable(why)),
         }
-        let keys = match context.map_or(Ok(None), |context| context.keys.clone()) {
-            Ok(keys) => keys.unwrap_or_default(),
-            Err(_) if self.options.any_schema => KeyMap::default(),
-            Err(error) => return unreadable(Unreadable::KeyMap(error)),
-        };
-        let resolution = self.resolve()?;
-        if resolution.variables.is_empty() {
-            return unreadable(Unreadable::NotFound {
-                unreadable: resolution.unreadable.clone(),
-            });
-        }
-        Ok(ThreadSupport::Readable(ThreadVariables {
-            schema,
-            keys,
-            resolution,
-        }))
     }
 
     /// Finds the variable, again when other modules are loaded than last time, or when what was

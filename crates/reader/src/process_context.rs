@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use otelctx_format::process_context::{
-    HEADER_SIZE, Header, HeaderError, Payload, PayloadError, Problem,
+    HEADER_SIZE, Header, HeaderError, Payload, PayloadError, Problem, SIGNATURE,
 };
 use otelctx_format::{KeyMap, KeyMapError, Schema};
 use otelctx_remote::{Mapping, Memory, MemoryError};
@@ -31,7 +31,7 @@ const BACK_OFF: [Duration; 4] = [
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ProcessContext {
-    /// The mapping's name in `/proc/PID/maps`.
+    /// The mapping's name in `/proc/PID/maps`; empty if a core file does not tell it.
     pub mapping: String,
     /// Where the header lies in the process.
     pub address: u64,
@@ -75,6 +75,13 @@ pub enum Broken {
         /// How many tries.
         tries: usize,
     },
+    /// The process stopped for good, in the middle of an update: this is its core file.
+    LeftInUpdate,
+    /// The core file lacks memory that a process context may lie in, and has none elsewhere.
+    NotInCore {
+        /// Mappings without a name that are missing.
+        mappings: usize,
+    },
     /// The payload is larger than the limit.
     TooLarge {
         /// Its size in bytes.
@@ -98,6 +105,15 @@ impl fmt::Display for Broken {
                 "it was being written at each of {tries} tries; try again, or look for a publisher \
                  that died in the middle of an update"
             ),
+            Self::LeftInUpdate => write!(
+                f,
+                "it was being updated when the core was written: nothing in it can be relied on"
+            ),
+            Self::NotInCore { mappings } => write!(
+                f,
+                "none was found, and {mappings} unnamed mappings that it may lie in are not in the \
+                 core"
+            ),
             Self::TooLarge { size, limit } => write!(
                 f,
                 "its payload has {size} bytes, more than the limit of {limit}; raise the limit to \
@@ -113,7 +129,19 @@ impl std::error::Error for Broken {}
 
 /// Whether a mapping may hold a process context: by its name, and data is not code.
 pub(crate) fn is_candidate(name: &[u8], executable: bool) -> bool {
-    !executable && NAMES.iter().any(|prefix| name.starts_with(prefix))
+    !executable && is_named(name)
+}
+
+/// Whether a mapping has the name of a process context.
+pub(crate) fn is_named(name: &[u8]) -> bool {
+    NAMES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Whether memory at `address` starts as a process context does; `None` if it is missing.
+pub(crate) fn is_signed(memory: &dyn Memory, address: u64) -> Option<bool> {
+    let mut start = [0; SIGNATURE.len()];
+    memory.read(address, &mut start).ok()?;
+    Some(start == SIGNATURE)
 }
 
 /// A context that was found, with what it takes to notice a change.
@@ -145,6 +173,7 @@ impl Found {
         let place = Place {
             name: self.context.mapping.clone(),
             address: self.context.address,
+            in_core: false,
         };
         match place.read(memory, limit) {
             Ok((header, mut context)) => {
@@ -165,6 +194,8 @@ impl Found {
 pub(crate) struct Place {
     name: String,
     address: u64,
+    /// Trying again is of no use.
+    in_core: bool,
 }
 
 impl Place {
@@ -172,6 +203,16 @@ impl Place {
         Self {
             name: String::from_utf8_lossy(mapping.name).into_owned(),
             address: mapping.start,
+            in_core: false,
+        }
+    }
+
+    /// A mapping of a core file, which may have no name: nothing in it changes any more.
+    pub(crate) fn in_core(name: &[u8], address: u64) -> Self {
+        Self {
+            name: String::from_utf8_lossy(name).into_owned(),
+            address,
+            in_core: true,
         }
     }
 
@@ -181,6 +222,9 @@ impl Place {
         memory: &dyn Memory,
         limit: usize,
     ) -> Result<([u8; HEADER_SIZE], ProcessContext), Broken> {
+        if self.in_core {
+            return self.try_read(memory, limit)?.ok_or(Broken::LeftInUpdate);
+        }
         for wait in [None].into_iter().chain(BACK_OFF.map(Some)) {
             match wait {
                 None => {}

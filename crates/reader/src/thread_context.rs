@@ -10,7 +10,7 @@ use otelctx_remote as remote;
 use remote::tls::{Resolution, TlsVariable};
 use remote::{Memory, MemoryError, Stopped};
 
-use crate::{Broken, Error, Process};
+use crate::{Broken, ContextState, Error, Process};
 
 /// The thread-local variable that points at the record: 8 bytes, exported.
 pub const SYMBOL: &str = "otel_thread_ctx_v1";
@@ -38,6 +38,51 @@ pub struct ThreadVariables {
     pub keys: KeyMap,
     /// The variables of that name which the process uses, best evidence first.
     pub resolution: Arc<Resolution>,
+}
+
+/// What a process says of its threads' contexts.
+pub(crate) struct Announced {
+    schema: Option<Schema>,
+    keys: KeyMap,
+}
+
+impl Announced {
+    /// What `context` says, or why that is not enough to read on. With `any_schema` it always is.
+    pub(crate) fn of(context: &ContextState, any_schema: bool) -> Result<Self, Unreadable> {
+        let context = match context {
+            ContextState::Published(context) => Some(context),
+            _ if any_schema => None,
+            ContextState::Absent => return Err(Unreadable::NoProcessContext),
+            ContextState::Broken(why) => return Err(Unreadable::BrokenProcessContext(why.clone())),
+        };
+        let schema = context.and_then(|context| context.schema.clone());
+        match &schema {
+            Some(schema) if schema.is_thread_local_record() => {}
+            _ if any_schema => {}
+            None => return Err(Unreadable::NoSchema),
+            Some(schema) => return Err(Unreadable::UnsupportedSchema(schema.clone())),
+        }
+        let keys = match context.map_or(Ok(None), |context| context.keys.clone()) {
+            Ok(keys) => keys.unwrap_or_default(),
+            Err(_) if any_schema => KeyMap::default(),
+            Err(error) => return Err(Unreadable::KeyMap(error)),
+        };
+        Ok(Self { schema, keys })
+    }
+
+    /// Together with where the variable is.
+    pub(crate) fn at(self, resolution: Arc<Resolution>) -> ThreadSupport {
+        if resolution.variables.is_empty() {
+            return ThreadSupport::Unreadable(Unreadable::NotFound {
+                unreadable: resolution.unreadable.clone(),
+            });
+        }
+        ThreadSupport::Readable(ThreadVariables {
+            schema: self.schema,
+            keys: self.keys,
+            resolution,
+        })
+    }
 }
 
 /// Why the threads of a process have no readable context.
@@ -198,21 +243,8 @@ impl<'p> Thread<'p> {
     }
 
     fn decode(&self, variables: &ThreadVariables, record: Option<&[u8]>) -> Outcome {
-        let Some(record) = record else {
-            return Outcome::Detached;
-        };
-        let Ok(record) = record::decode(record) else {
-            return Outcome::NotValid;
-        };
-        let context = record.resolve(&variables.keys);
-        if context.left_out.unknown_key == 0 {
-            return Outcome::Attached(context);
-        }
         // A key may have been registered since the key map was read.
-        Outcome::Attached(match self.process.newer_keys() {
-            Some(keys) => record.resolve(&keys),
-            None => context,
-        })
+        variables.decode(record, || self.process.newer_keys())
     }
 }
 
@@ -243,15 +275,32 @@ impl StoppedThread<'_> {
         self.stopped.thread_pointer()
     }
 
-    /// Reads the thread's record into `self.record`, and returns how much of it there is: `None`
+    fn read(&mut self) -> Result<Option<usize>, Error> {
+        let Some(memory) = self.thread.process.open_memory() else {
+            return Ok(None);
+        };
+        let (tid, thread_pointer) = (self.thread.id.tid, self.stopped.thread_pointer());
+        self.variables
+            .read(memory, tid, thread_pointer, &mut self.record)
+    }
+}
+
+impl ThreadVariables {
+    /// Reads the record of thread `tid` into `buffer`, and returns how much of it there is: `None`
     /// when none is attached, 0 when the one attached is not valid. Of several variables the first
     /// that points at a valid record counts, else the first that points at anything.
-    fn read(&mut self) -> Result<Option<usize>, Error> {
+    pub(crate) fn read(
+        &self,
+        memory: &dyn Memory,
+        tid: i32,
+        thread_pointer: u64,
+        buffer: &mut [u8],
+    ) -> Result<Option<usize>, Error> {
         let mut fallback = Ok(None);
-        for variable in &self.variables.resolution.variables {
-            let other = match self.read_variable(variable) {
+        for variable in &self.resolution.variables {
+            let other = match read_variable(variable, memory, tid, thread_pointer, buffer) {
                 Ok(None) => continue,
-                Ok(Some(size)) if self.record[record::offset::VALID] == record::VALID => {
+                Ok(Some(size)) if buffer[record::offset::VALID] == record::VALID => {
                     return Ok(Some(size));
                 }
                 Ok(Some(_)) => Ok(Some(0)),
@@ -264,33 +313,64 @@ impl StoppedThread<'_> {
         fallback
     }
 
-    fn read_variable(&mut self, variable: &TlsVariable) -> Result<Option<usize>, Error> {
-        let tid = self.thread.id.tid;
-        let Some(memory) = self.thread.process.open_memory() else {
-            return Ok(None);
+    /// What a record says, see [`Self::read`]. `newer_keys` is asked if a key is unknown.
+    pub(crate) fn decode(
+        &self,
+        record: Option<&[u8]>,
+        newer_keys: impl FnOnce() -> Option<KeyMap>,
+    ) -> Outcome {
+        let Some(record) = record else {
+            return Outcome::Detached;
         };
-        let thread_pointer = self.stopped.thread_pointer();
-        let Some(address) = variable.address(memory, thread_pointer)? else {
-            return Ok(None);
+        let Ok(record) = record::decode(record) else {
+            return Outcome::NotValid;
         };
-        let pointer = memory.read_u64(address).map_err(|source| Error::Variable {
-            tid,
-            module: variable.module.to_string_lossy().into_owned(),
-            source,
-        })?;
-        if pointer == 0 {
-            return Ok(None);
+        let context = record.resolve(&self.keys);
+        if context.left_out.unknown_key == 0 {
+            return Outcome::Attached(context);
         }
-        let no_record = |reason: String| Error::Pointer {
+        Outcome::Attached(match newer_keys() {
+            Some(keys) => record.resolve(&keys),
+            None => context,
+        })
+    }
+}
+
+fn read_variable(
+    variable: &TlsVariable,
+    memory: &dyn Memory,
+    tid: i32,
+    thread_pointer: u64,
+    buffer: &mut [u8],
+) -> Result<Option<usize>, Error> {
+    let Some(address) = variable.address(memory, thread_pointer)? else {
+        return Ok(None);
+    };
+    let pointer = memory.read_u64(address).map_err(|source| Error::Variable {
+        tid,
+        module: variable.module.to_string_lossy().into_owned(),
+        source,
+    })?;
+    if pointer == 0 {
+        return Ok(None);
+    }
+    let no_record = |reason: String| Error::Pointer {
+        tid,
+        pointer,
+        reason,
+    };
+    if pointer % 2 != 0 {
+        return Err(no_record("a record's address is even".into()));
+    }
+    match read_record(memory, pointer, buffer) {
+        Ok(size) => Ok(Some(size)),
+        // Whether it is one cannot be told.
+        Err(source @ MemoryError::NotInCore { .. }) => Err(Error::Record {
             tid,
             pointer,
-            reason,
-        };
-        if pointer % 2 != 0 {
-            return Err(no_record("a record's address is even".into()));
-        }
-        let size = read_record(memory, pointer, &mut self.record);
-        size.map(Some).map_err(|error| no_record(error.to_string()))
+            source,
+        }),
+        Err(error) => Err(no_record(error.to_string())),
     }
 }
 
