@@ -109,7 +109,10 @@ impl CoreFile {
             .open(path)
             .map_err(io)?;
         if !file.metadata().map_err(io)?.is_file() {
-            return Err(Error::NotRegularFile { path: path.into() });
+            return Err(Error::Core {
+                path: path.into(),
+                reason: "it is not a regular file".to_string(),
+            });
         }
         Self::from_file(file, path, root)
     }

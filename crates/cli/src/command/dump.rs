@@ -1,7 +1,11 @@
-//! `otelctx dump PID`: the process context, and the context of every thread.
+//! `otelctx dump`: the process context, and the context of every thread, of a process or of its
+//! core file.
 
+mod core;
 mod report;
 mod text;
+
+use std::path::PathBuf;
 
 use otelctx_reader::remote::stop;
 use otelctx_reader::{Error as ReaderError, Options, Outcome, Process, Thread};
@@ -15,16 +19,31 @@ use crate::output::terminal::{self, Terminal};
 
 /// Show the context of a process and of each of its threads
 ///
-/// Each thread is stopped for some microseconds while its record is read.
+/// Each thread is stopped for some microseconds while its record is read. Or the same from a core
+/// file (docs/core-files.md): nothing has to run then.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   otelctx dump 4711
-  otelctx dump 4711 --json | jq '.threads[].context.trace_id'")]
+  otelctx dump 4711 --json | jq '.threads[].context.trace_id'
+  otelctx dump --core core.4711          which trace was each thread on when it crashed?
+  otelctx dump --core core.4711 --sysroot ./files-of-that-machine")]
 pub(crate) struct Arguments {
     /// The process
-    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
-    pid: i32,
+    #[arg(value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "core")]
+    pid: Option<i32>,
+    /// A core file in place of a process
+    #[arg(long, value_name = "FILE", conflicts_with = "pid")]
+    core: Option<PathBuf>,
+    /// Where the files are that the process had mapped, if not on this machine: at their paths, or by build-id
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "core",
+        default_value = "/",
+        hide_default_value = true
+    )]
+    sysroot: PathBuf,
     /// Print one JSON value (docs/json.md tells its fields)
     #[arg(long)]
     json: bool,
@@ -46,7 +65,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     options.max_payload = arguments.max_payload as usize;
     options.max_record = arguments.record_size as usize;
     options.any_schema = arguments.force;
-    let report = stop::on_own_thread(|| gather(arguments.pid, options))?;
+    let report = match (&arguments.core, arguments.pid) {
+        (Some(core), _) => core::gather(core, &arguments.sysroot, options)?,
+        // One of them is required.
+        (None, pid) => stop::on_own_thread(|| gather(pid.unwrap_or_default(), options))?,
+    };
     let text = if arguments.json {
         json::render(&report.to_json())
     } else {
@@ -72,7 +95,7 @@ fn gather(pid: i32, options: Options) -> Result<Report, ReaderError> {
     let support = process.thread_support()?;
     let mut looks = Vec::new();
     for thread in process.threads()? {
-        let name = thread.name().to_owned();
+        let name = Some(thread.name().to_owned());
         match look(&thread) {
             Err(error) if is_gone(&error) => {}
             outcome => looks.push(Look {
@@ -83,8 +106,9 @@ fn gather(pid: i32, options: Options) -> Result<Report, ReaderError> {
         }
     }
     Ok(Report {
-        pid,
+        pid: Some(pid),
         comm,
+        core: None,
         forced: process.options().any_schema,
         context,
         detected,

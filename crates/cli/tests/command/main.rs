@@ -1,6 +1,7 @@
 //! The real command on real processes.
 
 mod check;
+mod core;
 mod demo;
 mod dump;
 mod hostile;

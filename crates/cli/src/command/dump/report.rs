@@ -11,14 +11,18 @@ use otelctx_reader::{
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
+use super::core::CoreReport;
 use crate::output::json::{AttributeMap, OrError};
 use crate::output::words;
 
 /// Everything that was found.
 #[derive(Debug)]
 pub(super) struct Report {
-    pub(super) pid: i32,
+    /// Known of every process, but not of every core file.
+    pub(super) pid: Option<i32>,
     pub(super) comm: OsString,
+    /// The process is no more: this is its core file.
+    pub(super) core: Option<CoreReport>,
     /// `--force` was given.
     pub(super) forced: bool,
     pub(super) context: ContextState,
@@ -32,7 +36,8 @@ pub(super) struct Report {
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) tid: i32,
-    pub(super) name: OsString,
+    /// Core files do not tell it.
+    pub(super) name: Option<OsString>,
     pub(super) outcome: Result<Outcome, Error>,
 }
 
@@ -42,14 +47,16 @@ pub(super) const NOT_VALID: &str = "the record is marked as not valid: it is bei
 impl Report {
     /// Whether something is published that can't be read. That nothing is published is no problem.
     pub(super) fn has_problem(&self) -> bool {
-        matches!(self.context, ContextState::Broken(_))
+        let missing = self.core.as_ref().map_or(0, |core| core.missing.len());
+        missing > 0
+            || matches!(self.context, ContextState::Broken(_))
             || match &self.support {
                 ThreadSupport::Readable(_) => self.looks.iter().any(|look| look.outcome.is_err()),
                 ThreadSupport::Unreadable(why) => !publishes_nothing(why),
             }
     }
 
-    pub(super) fn to_json(&self) -> impl Serialize {
+    pub(super) fn to_json(&self) -> impl Serialize + '_ {
         let (process_context, second_contexts) = match &self.context {
             ContextState::Published(context) => (
                 Some(OrError::Value(ProcessContextJson::of(context))),
@@ -69,6 +76,7 @@ impl Report {
         DumpJson {
             pid: self.pid,
             comm: lossy(&self.comm),
+            core: self.core.as_ref(),
             process_context,
             second_contexts,
             detected: self.detected.as_ref().map(|detected| DetectedJson {
@@ -90,7 +98,7 @@ impl Report {
         };
         ThreadJson {
             tid: look.tid,
-            name: lossy(&look.name),
+            name: look.name.as_deref().map(lossy),
             context,
         }
     }
@@ -106,9 +114,11 @@ fn lossy(name: &OsStr) -> String {
 }
 
 #[derive(Serialize)]
-struct DumpJson {
-    pid: i32,
+struct DumpJson<'r> {
+    pid: Option<i32>,
     comm: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core: Option<&'r CoreReport>,
     process_context: Option<OrError<ProcessContextJson>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     second_contexts: Vec<String>,
@@ -203,7 +213,7 @@ impl VariableJson {
 #[derive(Serialize)]
 struct ThreadJson {
     tid: i32,
-    name: String,
+    name: Option<String>,
     context: Option<OrError<ContextJson>>,
 }
 

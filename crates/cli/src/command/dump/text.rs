@@ -4,7 +4,8 @@ use otelctx_reader::format::Schema;
 use otelctx_reader::format::record::{Context, LeftOut};
 use otelctx_reader::{ContextState, Outcome, SYMBOL, ThreadSupport, ThreadVariables, Unreadable};
 
-use super::report::{Look, NOT_VALID, Report, publishes_nothing};
+use super::core::CoreReport;
+use super::report::{NOT_VALID, Report, publishes_nothing};
 use crate::output::attributes::{language, pairs, string};
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Style, Terminal, escape};
@@ -13,12 +14,18 @@ use crate::output::words::{self, count};
 /// Shown where no id is set.
 const NO_ID: &str = "-";
 
+/// Lines of what a core file lacks.
+const MOST_MISSING: usize = 8;
+
 /// Starts what is said of all threads.
 const THREADS: &str = "  threads   ";
 
 /// The whole answer.
 pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
     let mut text = head(report, terminal);
+    if let Some(core) = &report.core {
+        text += &core_lines(core, terminal);
+    }
     match &report.context {
         ContextState::Published(context) => {
             text += &terminal.flow("  resource  ", &pairs(&context.payload.resource));
@@ -49,7 +56,7 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
         ThreadSupport::Readable(variables) => {
             text += &terminal.sentence(THREADS, &source(variables, report.forced));
             text.push('\n');
-            text += &table(&report.looks, terminal);
+            text += &table(report, terminal);
         }
         ThreadSupport::Unreadable(why) => {
             let threads = count(report.looks.len(), "thread", "threads");
@@ -61,11 +68,16 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
                     Unreadable::BrokenProcessContext(_) => " without it".into(),
                     why => format!(": {}", escape(&why.to_string())),
                 };
-                terminal.sentence(THREADS, &format!("{threads}, unreadable{why}"))
-                    + &format!(
-                        "            `otelctx check {}` tells how to mend it\n",
-                        report.pid
-                    )
+                let hint = match (report.pid, &report.core) {
+                    (Some(pid), None) => {
+                        format!(
+                            "            `otelctx check {pid}` tells how to mend it
+"
+                        )
+                    }
+                    _ => String::new(),
+                };
+                terminal.sentence(THREADS, &format!("{threads}, unreadable{why}")) + &hint
             };
         }
     }
@@ -84,12 +96,28 @@ fn head(report: &Report, terminal: &Terminal) -> String {
         None => escape(&report.comm.to_string_lossy()),
     };
     let language = resource.and_then(language).map(escape).unwrap_or_default();
-    let head = format!(
-        "{}  pid {}  {language}",
-        terminal.paint(Style::Bold, &name),
-        report.pid
-    );
+    let pid = report
+        .pid
+        .map_or("pid unknown".into(), |pid| format!("pid {pid}"));
+    let head = format!("{}  {pid}  {language}", terminal.paint(Style::Bold, &name));
     format!("{}\n", head.trim_end())
+}
+
+/// Which core file it is, how the process ended, and what is missing.
+fn core_lines(core: &CoreReport, terminal: &Terminal) -> String {
+    let file = escape(&core.file.to_string_lossy());
+    let end = match (&core.signal, core.crashed_thread) {
+        (Some(signal), Some(tid)) => format!("ended by {signal} in thread {tid}"),
+        _ => "written while the process went on".to_owned(),
+    };
+    let mut text = terminal.sentence("  core      ", &format!("{file}, {end}"));
+    for missing in core.missing.iter().take(MOST_MISSING) {
+        text += &terminal.sentence("  missing   ", &escape(missing));
+    }
+    if let Some(more) = core.missing.len().checked_sub(MOST_MISSING + 1) {
+        text += &format!("  missing   and {} more: --json lists them\n", more + 1);
+    }
+    text
 }
 
 /// Where the contexts of the threads come from.
@@ -118,22 +146,30 @@ fn source(variables: &ThreadVariables, forced: bool) -> String {
     text
 }
 
-fn table(looks: &[Look], terminal: &Terminal) -> String {
+fn table(report: &Report, terminal: &Terminal) -> String {
+    let core = report.core.as_ref();
+    let second = if core.is_some() { "SIGNAL" } else { "NAME" };
     let mut table = Table::new(&[
         ("TID", Align::Right),
-        ("NAME", Align::Left),
+        (second, Align::Left),
         ("TRACE", Align::Left),
         ("SPAN", Align::Left),
         ("ATTRIBUTES", Align::Left),
     ]);
-    for look in looks {
+    for look in &report.looks {
         let [trace, span, attributes] = match &look.outcome {
             Ok(Outcome::Attached(context)) => context_cells(context),
             Ok(Outcome::NotValid) => word(NOT_VALID),
             Ok(_) => word("none attached"),
             Err(error) => word(&format!("unreadable: {}", escape(&error.to_string()))),
         };
-        let name = escape(&look.name.to_string_lossy());
+        let name = match (&look.name, core) {
+            (Some(name), _) => escape(&name.to_string_lossy()),
+            (None, Some(core)) if core.crashed_thread == Some(look.tid) => {
+                core.signal.clone().unwrap_or_default()
+            }
+            _ => String::new(),
+        };
         table.push([look.tid.to_string(), name, trace, span, attributes]);
     }
     table.render(terminal)
