@@ -64,7 +64,7 @@ pub enum Omission {
     #[error("the file is cut short")]
     CutShort,
     /// It was mapped, and whoever wrote the core left it out.
-    #[error("it was left out when the core was written (see coredump_filter in core(5))")]
+    #[error("it was left out when the core was written")]
     LeftOut,
     /// It shows a file whose contents nobody changed, and that file is not at hand.
     #[error("it shows a file of which no copy with the same build-id was found")]
