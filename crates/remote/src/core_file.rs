@@ -472,3 +472,6 @@ impl AddressSpace for CoreFile {
         self.path.clone().into_os_string()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! Core files made by hand, for what no process here can be brought to leave behind.
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use super::*;
+
+const X86_64: u16 = 62;
+const AARCH64: u16 = 183;
+const PT_LOAD: u32 = 1;
+const PT_NOTE: u32 = 4;
+const NT_PRSTATUS: u32 = 1;
+const NT_FILE: u32 = 0x4649_4c45;
+const NT_ARM_TLS: u32 = 0x401;
+/// Readable and writable.
+const RW: u32 = 6;
+const HEADERS: u64 = 64;
+
+/// {type, flags, offset, address, size in the file, size in memory}
+type Header = (u32, u32, u64, u64, u64, u64);
+
+/// A core of these program headers, and what follows them.
+fn core(machine: u16, headers: &[Header], rest: &[u8]) -> Vec<u8> {
+    let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    bytes.extend(4_u16.to_le_bytes());
+    bytes.extend(machine.to_le_bytes());
+    bytes.extend(1_u32.to_le_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend(HEADERS.to_le_bytes());
+    bytes.extend([0; 8 + 4]);
+    for half in [64, 56, headers.len() as u16, 0, 0, 0] {
+        bytes.extend(half.to_le_bytes());
+    }
+    for (kind, flags, offset, address, file_size, memory_size) in headers {
+        bytes.extend([*kind, *flags].map(u32::to_le_bytes).concat());
+        let words = [*offset, *address, 0, *file_size, *memory_size, 4096];
+        bytes.extend(words.map(u64::to_le_bytes).concat());
+    }
+    bytes.extend(rest);
+    bytes
+}
+
+fn note(owner: &[u8], kind: u32, contents: &[u8]) -> Vec<u8> {
+    let sizes = [owner.len() as u32, contents.len() as u32, kind];
+    let mut bytes = sizes.map(u32::to_le_bytes).concat();
+    for part in [owner, contents] {
+        bytes.extend(part);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+    bytes
+}
+
+fn with_notes(machine: u16, notes: &[u8]) -> Vec<u8> {
+    let size = notes.len() as u64;
+    core(machine, &[(PT_NOTE, 0, HEADERS + 56, 0, size, 0)], notes)
+}
+
+fn open(bytes: &[u8]) -> Result<CoreFile, Error> {
+    let file = File::from(memfd_create(c"core", MFdFlags::empty()).unwrap());
+    file.write_all_at(bytes, 0).unwrap();
+    CoreFile::from_file(file, Path::new("core"), Path::new("/nowhere"))
+}
+
+/// A thread's status of this size.
+fn status(size: usize, tid: i32, signal: i16) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    bytes[12..14].copy_from_slice(&signal.to_le_bytes());
+    bytes[32..36].copy_from_slice(&tid.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn an_aarch64_thread_pointer_is_in_the_note_behind_its_thread() {
+    let notes = [
+        note(b"CORE\0", NT_PRSTATUS, &status(392, 7, 11)),
+        note(b"LINUX\0", NT_ARM_TLS, &0x7000_u64.to_le_bytes()),
+        note(b"CORE\0", NT_PRSTATUS, &status(392, 8, 11)),
+        note(
+            b"LINUX\0",
+            NT_ARM_TLS,
+            &[0x8000_u64, 1].map(u64::to_le_bytes).concat(),
+        ),
+        note(b"CORE\0", NT_PRSTATUS, &status(392, 9, 11)),
+    ]
+    .concat();
+    let core = open(&with_notes(AARCH64, &notes)).unwrap();
+    assert_eq!(core.machine(), Machine::Aarch64);
+    let thread = |tid, thread_pointer| CoreThread {
+        tid,
+        signal: 11,
+        thread_pointer,
+    };
+    let expected = [
+        thread(7, Some(0x7000)),
+        thread(8, Some(0x8000)),
+        thread(9, None),
+    ];
+    assert_eq!(core.threads(), expected);
+    assert_eq!(core.crash(), Some((11, 7)));
+}
+
+#[test]
+fn missing_memory_is_no_zeros() {
+    let at = HEADERS + 4 * 56;
+    let headers = [
+        (PT_LOAD, RW, at, 0x1000, 8, 0x1000),
+        (PT_LOAD, RW, at, 0x2000, 0, 0x1000),
+        (PT_LOAD, RW, at, 0x4000, 64, 64),
+        (PT_LOAD, RW, u64::MAX - 8, 0x6000, 64, 64),
+    ];
+    let core = open(&core(X86_64, &headers, &[7; 16])).unwrap();
+    assert_eq!(core.read_u64(0x1000), Ok(0x0707_0707_0707_0707));
+    let why = |address| match core.read_u64(address) {
+        Err(MemoryError::NotInCore { page, why }) => (page, why),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(why(0x1004), (0x1000, Omission::LeftOut));
+    assert_eq!(why(0x2ff8), (0x2000, Omission::LeftOut));
+    assert_eq!(why(0x3000), (0x3000, Omission::NotMentioned));
+    assert_eq!(why(0x4010), (0x4000, Omission::CutShort));
+    assert_eq!(why(0x6000), (0x6000, Omission::CutShort));
+    assert_eq!(
+        why(0x6038),
+        (0x6000, Omission::LeftOut),
+        "its offset overflows"
+    );
+    assert_eq!(why(u64::MAX - 3), (!0xfff, Omission::NotMentioned));
+    assert!(matches!(core.missing()[0], Missing::CutShort { .. }));
+}
+
+#[test]
+fn counts_that_a_core_claims_are_bounded() {
+    // The number of program headers is in a section header, and enormous.
+    let mut many = core(X86_64, &[], &[0; 64]);
+    many[40..48].copy_from_slice(&HEADERS.to_le_bytes());
+    many[56..58].copy_from_slice(&u16::MAX.to_le_bytes());
+    many[64 + 44..64 + 48].copy_from_slice(&u32::MAX.to_le_bytes());
+    let error = open(&many).unwrap_err().to_string();
+    assert!(error.contains("4294967295 segments"), "{error}");
+
+    // Files: more than there is room for, and names without an end.
+    for words in [&[u64::MAX, 1][..], &[1, 4096, 0x1000, 0x2000, 0], &[1]] {
+        let contents = words.iter().flat_map(|word| word.to_le_bytes());
+        let files = note(b"CORE\0", NT_FILE, &contents.collect::<Vec<_>>());
+        let core = open(&with_notes(X86_64, &files)).unwrap();
+        assert!(core.missing().contains(&Missing::Notes), "{words:?}");
+        assert_eq!(core.mapped().len(), 0);
+    }
+
+    // A note that is longer than everything.
+    let mut long = note(b"CORE\0", NT_PRSTATUS, &status(336, 7, 11));
+    long[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+    let core = open(&with_notes(X86_64, &long)).unwrap();
+    assert_eq!((core.threads(), core.missing().len()), (&[][..], 2));
+}
+
+#[test]
+fn offsets_of_files_are_counted_in_the_notes_unit() {
+    for (unit, offset) in [(4096_u64, 3_u64), (1, 3 * 4096)] {
+        let mut contents = [1, unit, 0x1000, 0x2000, offset]
+            .map(u64::to_le_bytes)
+            .concat();
+        contents.extend(b"/usr/bin/shop\0");
+        let core = open(&with_notes(X86_64, &note(b"CORE\0", NT_FILE, &contents))).unwrap();
+        let mut seen = Vec::new();
+        let walk = core.mappings(&mut |mapping| {
+            seen.push((mapping.start, mapping.offset, mapping.name.to_vec()));
+            ControlFlow::Continue(())
+        });
+        assert_eq!(walk.unwrap().mappings, 1);
+        assert_eq!(seen, [(0x1000, 3 * 4096, b"/usr/bin/shop".to_vec())]);
+    }
+}
