@@ -170,3 +170,23 @@ fn offsets_of_files_are_counted_in_the_notes_unit() {
         assert_eq!(seen, [(0x1000, 3 * 4096, b"/usr/bin/shop".to_vec())]);
     }
 }
+
+/// Without its headers it cannot be told whether a file with code has the variable.
+#[test]
+fn a_module_whose_headers_are_missing_is_told() {
+    let mut contents = [1, 4096, 0x1000, 0x2000, 0].map(u64::to_le_bytes).concat();
+    contents.extend(b"/usr/bin/shop\0");
+    let notes = note(b"CORE\0", NT_FILE, &contents);
+    let headers = [
+        (PT_NOTE, 0, HEADERS + 2 * 56, 0, notes.len() as u64, 0),
+        // Readable and executable, and left out.
+        (PT_LOAD, 5, 0, 0x1000, 0, 0x1000),
+    ];
+    let core = open(&core(X86_64, &headers, &notes)).unwrap();
+    let resolution = crate::tls::resolve(&core, &core, &mut Default::default(), "v").unwrap();
+    let [(name, why)] = &resolution.unreadable[..] else {
+        panic!("{resolution:?}")
+    };
+    assert_eq!(name, "/usr/bin/shop");
+    assert!(why.contains("0x1000 is not in the core"), "{why}");
+}
