@@ -78,6 +78,8 @@ pub(crate) struct DynamicTable {
     pub(crate) jump_relocations_size: u64,
     soname: Option<u64>,
     pub(crate) flags_1: u64,
+    /// DT_DEBUG is there: linkers write it into programs only.
+    pub(crate) debug: bool,
 }
 
 /// A module with its headers read.
@@ -263,6 +265,7 @@ impl<'a> Elf<'a> {
                 elf::DT_PLTREL => jump_kind = value as i64,
                 elf::DT_SONAME => table.soname = Some(value),
                 elf::DT_FLAGS_1 => table.flags_1 = value,
+                elf::DT_DEBUG => table.debug = true,
                 _ => {}
             }
         }

@@ -13,7 +13,7 @@ use object::elf;
 pub use crate::arch::Machine;
 use crate::arch::TlsRelocation;
 use crate::elf::{DynamicTable, Elf, ElfError, Segment, Source};
-use crate::libc::glibc;
+use crate::libc::{CLibrary, glibc};
 use crate::memory::{Image, Memory, MemoryError};
 use crate::{Device, Error};
 
@@ -50,6 +50,8 @@ pub struct Module {
     /// One past the last address of the PT_LOAD segments.
     pub(crate) end: u64,
     pub(crate) jump_relocations: (u64, u64),
+    /// The C library that this module is.
+    pub(crate) library: Option<CLibrary>,
     pub(crate) glibc: glibc::FileFacts,
 }
 
@@ -219,18 +221,19 @@ impl Module {
             jump_relocations,
             jump_relocations_size,
             flags_1,
+            debug,
             ..
         } = elf.table;
         let pie = flags_1 & elf::DF_1_PIE.0 != 0;
         Ok(Some(Module {
             machine,
-            // Linkers before DF_1_PIE (binutils 2.26): libraries with PT_INTERP, as glibc's, have
-            // a name.
-            executable: elf.file_type() == elf::ET_EXEC
-                || pie
-                || (elf.interpreter && soname.is_none()),
+            // Linkers before DF_1_PIE (binutils 2.26): PT_INTERP does not tell. glibc's libc.so
+            // has it, and so has every library of gold or mold by way of musl-gcc, which always
+            // passes --dynamic-linker.
+            executable: elf.file_type() == elf::ET_EXEC || pie || (elf.interpreter && debug),
             dynamic: elf.dynamic.is_some(),
             interpreter: elf.interpreter,
+            library: CLibrary::recognise(&elf, soname.as_deref())?,
             glibc: glibc::FileFacts::read(&elf, soname.as_deref())?,
             soname,
             tls: elf.tls.map(|tls| TlsSegment {

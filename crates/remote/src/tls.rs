@@ -130,9 +130,7 @@ pub fn resolve(
         loaded,
         mut unreadable,
     } = loaded::modules(space, memory, cache, name)?;
-    let library = loaded
-        .iter()
-        .find_map(|loaded| CLibrary::from_soname(loaded.module.soname.as_deref()?));
+    let library = loaded.iter().find_map(|loaded| loaded.module.library);
     let tls_modules = glibc_tls_modules(memory, &loaded, &mut unreadable);
 
     let mut definitions = Vec::new();

@@ -5,6 +5,7 @@ pub(crate) mod musl;
 
 use crate::Memory;
 use crate::arch::Machine;
+use crate::elf::{Elf, ElfError};
 use crate::memory::MemoryError;
 
 /// The C library of a process, whose dynamic linker manages its thread-local storage.
@@ -15,14 +16,21 @@ pub(crate) enum CLibrary {
 }
 
 impl CLibrary {
-    /// Recognises a C library by the name it gives itself.
-    pub(crate) fn from_soname(soname: &[u8]) -> Option<Self> {
-        if soname == glibc::SONAME {
-            Some(CLibrary::Glibc)
-        } else if soname == musl::SONAME || soname.starts_with(musl::SONAME_PREFIX) {
-            Some(CLibrary::Musl)
-        } else {
-            None
+    /// Recognises a C library by the name it gives itself, or, for musl, which has none unless a
+    /// distribution gives it one, by a function that its dynamic linker looks up in itself.
+    pub(crate) fn recognise(
+        elf: &Elf<'_>,
+        soname: Option<&[u8]>,
+    ) -> Result<Option<Self>, ElfError> {
+        match soname {
+            Some(glibc::SONAME) => Ok(Some(CLibrary::Glibc)),
+            Some(musl::SONAME) => Ok(Some(CLibrary::Musl)),
+            Some(soname) if soname.starts_with(musl::SONAME_PREFIX) => Ok(Some(CLibrary::Musl)),
+            Some(_) => Ok(None),
+            None => Ok(elf
+                .dynamic_symbol(musl::DYNAMIC_LINKER)?
+                .is_some_and(|symbol| symbol.defined)
+                .then_some(CLibrary::Musl)),
         }
     }
 

@@ -5,7 +5,9 @@ use crate::Memory;
 use crate::arch::Machine;
 use crate::memory::MemoryError;
 
-/// The name that musl's `libc.so` gives itself.
+/// The last stage of its dynamic linker (`ldso/dynlink.c`), which the stage before finds by name.
+pub(crate) const DYNAMIC_LINKER: &[u8] = b"__dls3";
+/// The name of musl's `libc.so`, where it gives itself one.
 pub(crate) const SONAME: &[u8] = b"libc.so";
 /// What Alpine Linux makes of it.
 pub(crate) const SONAME_PREFIX: &[u8] = b"libc.musl-";

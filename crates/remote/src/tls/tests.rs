@@ -36,6 +36,7 @@ fn library(access: Access) -> Loaded {
         first_code: Segment::default(),
         end: 0x5000,
         jump_relocations: (0x600, 0x660),
+        library: None,
         glibc: FileFacts::default(),
     };
     Loaded {
