@@ -1,5 +1,6 @@
-//! An older Rust out of Debian's packages, where rustup has none: downloaded and unpacked below
-//! `target/setup`, never installed, so it needs no root and touches nothing of the machine.
+//! What Debian's packages have and neither rustup nor the machine has: other versions of Rust, a
+//! kernel for another architecture. Downloaded and unpacked below `target/setup`, never installed,
+//! so it needs no root and touches nothing of the machine.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,58 +10,118 @@ use std::process::Command;
 use crate::report;
 use crate::workspace::{have, setup_dir};
 
-/// The Debian release whose Rust (1.85) is the oldest one at or above the application crates'
-/// minimum; the releases around it have 1.63 and the current one.
-const SUITE: &str = "trixie";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// A Rust that Debian packages.
+pub(crate) struct Rust {
+    suite: &'static str,
+    /// Below `target/setup`.
+    folder: &'static str,
+    /// Standard libraries for other targets, without what they depend on.
+    other_targets: &'static [&'static str],
+}
+
+/// Rust 1.85, the oldest one at or above the application crates' minimum; the releases around
+/// it have 1.63 and the current one.
+pub(crate) const OLDER: Rust = Rust {
+    suite: "trixie",
+    folder: "debian-rust",
+    other_targets: &["libstd-rust-dev:arm64", "libstd-rust-dev-wasm32"],
+};
+
+/// The current Rust, with aarch64's standard library, which rustup may not have.
+pub(crate) const CURRENT: Rust = Rust {
+    suite: "sid",
+    folder: "debian-rust-current",
+    other_targets: &["libstd-rust-dev:arm64"],
+};
 
 /// The compiler with everything that it needs to run.
 const COMPILER: [&str; 2] = ["rustc", "libstd-rust-dev"];
-/// Standard libraries for other targets, without what they depend on: enough for `cargo check`.
-const OTHER_TARGETS: [&str; 2] = ["libstd-rust-dev:arm64", "libstd-rust-dev-wasm32"];
 
-/// The path of a `rustc` of Debian's, fetched on first use (about 15 s).
+impl Rust {
+    /// The path of its `rustc`, fetched on first use (about 15 s).
+    ///
+    /// # Errors
+    /// A sentence saying why there is none here.
+    pub(crate) fn rustc(&self) -> Result<PathBuf, String> {
+        let folder = setup_dir().join(self.folder);
+        let rustc = folder.join("rustc");
+        if rustc.is_file() {
+            return Ok(rustc);
+        }
+        if cfg!(not(target_arch = "x86_64")) {
+            return Err("Debian's Rust is set up on x86-64 only".into());
+        }
+        // A half-done earlier try is no use: the wrapper is written last.
+        let _ = fs::remove_dir_all(&folder);
+        println!(
+            "fetching Debian {}'s rustc into {}",
+            self.suite,
+            folder.display()
+        );
+        let apt = Apt::new(&folder, self.suite)?;
+        let download = [
+            "install",
+            "--download-only",
+            "--yes",
+            "--no-install-recommends",
+        ];
+        apt.run(&[&download[..], &COMPILER].concat())?;
+        apt.run(&[&["download"][..], self.other_targets].concat())?;
+        let tree = folder.join("tree");
+        apt.finish(&tree)?;
+        write_wrapper(&rustc, &tree)?;
+        report::output(Command::new(&rustc).arg("--version"))?;
+        Ok(rustc)
+    }
+}
+
+/// What a machine that `cargo xtask aarch64` starts is made of.
+pub(crate) struct Guest {
+    pub(crate) kernel: PathBuf,
+    /// A static busybox.
+    pub(crate) busybox: PathBuf,
+}
+
+/// Debian's cloud kernel for arm64 and a busybox, fetched on first use (about 10 s).
 ///
 /// # Errors
 /// A sentence saying why there is none here.
-pub(crate) fn rustc() -> Result<PathBuf, String> {
-    let folder = setup_dir().join("debian-rust");
-    let rustc = folder.join("rustc");
-    if rustc.is_file() {
-        return Ok(rustc);
-    }
-    if !have("apt-get") || !have("dpkg-deb") || !Path::new(KEYRING).is_file() {
-        return Err("Debian's packages are not to be had on this machine".into());
-    }
-    if cfg!(not(target_arch = "x86_64")) {
-        return Err("Debian's older Rust is set up on x86-64 only".into());
-    }
-    // A half-done earlier try is no use: the wrapper is written last.
-    let _ = fs::remove_dir_all(&folder);
-    println!("fetching Debian {SUITE}'s rustc into {}", folder.display());
-    let apt = Apt::new(&folder)?;
-    apt.run(&["update"])?;
-    let download = [
-        "install",
-        "--download-only",
-        "--yes",
-        "--no-install-recommends",
-    ];
-    apt.run(&[&download[..], &COMPILER].concat())?;
-    apt.run(&[&["download"][..], &OTHER_TARGETS].concat())?;
+pub(crate) fn arm64_guest() -> Result<Guest, String> {
+    /// Of the release whose C library the cross compiler has.
+    const SUITE: &str = "bookworm";
+    let folder = setup_dir().join("guest-arm64");
     let tree = folder.join("tree");
-    for package in deb_files(&apt.archives)? {
-        report::output(
-            Command::new("dpkg-deb")
-                .arg("--extract")
-                .arg(package)
-                .arg(&tree),
-        )?;
+    if !tree.is_dir() {
+        let _ = fs::remove_dir_all(&folder);
+        println!(
+            "fetching Debian {SUITE}'s arm64 kernel into {}",
+            folder.display()
+        );
+        let apt = Apt::new(&folder, SUITE)?;
+        let depends = ["depends", "linux-image-cloud-arm64:arm64"];
+        let depends = report::output(apt.command("apt-cache").args(depends))?;
+        let image = depends
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"))
+            .map(|version| format!("linux-image-{version}"))
+            .ok_or_else(|| format!("no arm64 kernel in {SUITE}: {depends}"))?;
+        apt.run(&["download", &image, "busybox-static:arm64"])?;
+        let partial = folder.join("partial");
+        apt.finish(&partial)?;
+        fs::rename(&partial, &tree).map_err(|error| format!("{}: {error}", tree.display()))?;
     }
-    fs::remove_dir_all(&apt.state).map_err(|error| format!("{}: {error}", apt.state.display()))?;
-    write_wrapper(&rustc, &tree)?;
-    report::output(Command::new(&rustc).arg("--version"))?;
-    Ok(rustc)
+    let boot = tree.join("boot");
+    let kernel = fs::read_dir(&boot)
+        .map_err(|error| format!("{}: {error}", boot.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.to_string_lossy().contains("/vmlinuz-"))
+        .ok_or_else(|| format!("{}: no kernel", boot.display()))?;
+    Ok(Guest {
+        kernel,
+        busybox: tree.join("bin/busybox"),
+    })
 }
 
 /// apt with lists, status and archives of its own.
@@ -70,7 +131,10 @@ struct Apt {
 }
 
 impl Apt {
-    fn new(folder: &Path) -> Result<Self, String> {
+    fn new(folder: &Path, suite: &str) -> Result<Self, String> {
+        if !have("apt-get") || !have("dpkg-deb") || !Path::new(KEYRING).is_file() {
+            return Err("Debian's packages are not to be had on this machine".into());
+        }
         let apt = Self {
             state: folder.join("apt"),
             archives: folder.join("apt/archives"),
@@ -80,7 +144,7 @@ impl Apt {
         fs::create_dir_all(apt.archives.join("partial")).map_err(fail)?;
         fs::write(apt.state.join("status"), "").map_err(fail)?;
         let mirror = mirror()?;
-        let source = format!("deb [signed-by={KEYRING}] {mirror} {SUITE} main\n");
+        let source = format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
         fs::write(apt.state.join("sources.list"), source).map_err(fail)?;
         // A mirror may be a snapshot whose release file is past its date; it is still signed.
         let configuration = format!(
@@ -99,15 +163,34 @@ impl Apt {
             state = apt.state.display(),
         );
         fs::write(apt.state.join("apt.conf"), configuration).map_err(fail)?;
+        apt.run(&["update"])?;
         Ok(apt)
     }
 
-    fn run(&self, arguments: &[&str]) -> Result<(), String> {
-        let mut command = Command::new("apt-get");
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
         command
             .env("APT_CONFIG", self.state.join("apt.conf"))
             .current_dir(&self.archives);
-        report::output(command.arg("-qq").args(arguments)).map(drop)
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Result<(), String> {
+        report::output(self.command("apt-get").arg("-qq").args(arguments)).map(drop)
+    }
+
+    /// Unpacks everything that was downloaded, and forgets the rest.
+    fn finish(self, tree: &Path) -> Result<(), String> {
+        for package in deb_files(&self.archives)? {
+            report::output(
+                Command::new("dpkg-deb")
+                    .arg("--extract")
+                    .arg(package)
+                    .arg(tree),
+            )?;
+        }
+        fs::remove_dir_all(&self.state)
+            .map_err(|error| format!("{}: {error}", self.state.display()))
     }
 }
 

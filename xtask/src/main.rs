@@ -1,5 +1,6 @@
 //! The project's own chores: `cargo xtask VERB`. One file a verb.
 
+mod aarch64;
 mod advisories;
 mod bench;
 mod check;
@@ -7,6 +8,7 @@ mod conformance;
 mod debian;
 mod footprint;
 mod fuzz;
+mod guest;
 mod licences;
 mod miri;
 mod msrv;
@@ -31,6 +33,7 @@ cargo xtask VERB
   unprivileged  the tests again as the user nobody
   fuzz          run the fuzz targets  [--seconds N] [--keep] [TARGET]
   msrv          compile the application crates with an older Rust, and for other targets
+  aarch64       the tests for aarch64, under an arm64 kernel in an emulator
   miri          run the format crate's tests under Miri
   conformance   check conformance/ against the code  [--write]
   footprint     what the publisher adds to an application's dependency tree
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         "miri" => miri::run(),
         "conformance" => conformance::run(rest),
         "footprint" => footprint::run(),
+        "aarch64" => aarch64::run(&mut test::Counts::default()),
         "licences" => licences::run(),
         "advisories" => advisories::run(rest),
         "bench" => bench::run(rest),

@@ -36,7 +36,7 @@ fn compile() -> Result<Outcome, String> {
         check(&rustc, &application_crates(), None)?;
         done.push(format!("application crates with {}", version(&rustc)?));
     }
-    match debian::rustc() {
+    match debian::OLDER.rustc() {
         Ok(rustc) => {
             check(&rustc, &application_crates(), None)?;
             done.push(format!("application crates with {}", version(&rustc)?));

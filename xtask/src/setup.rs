@@ -8,6 +8,8 @@
 //! | `target/setup/python3` | link to the Python that `ddtrace` was installed for |
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
+//! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64, for `cargo xtask aarch64` |
+//! | `target/setup/guest-arm64` | the kernel for that |
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,8 +19,8 @@ use crate::debian;
 use crate::report::{self, Outcome};
 use crate::workspace::{have, is_root, setup_dir};
 
-/// Program, its Debian package, and what goes untested without it.
-const PROGRAMS: [(&str, &str, &str); 12] = [
+/// Program, its Debian packages (a `-` behind a package: not that one), and what goes untested without it.
+const PROGRAMS: [(&str, &str, &str); 15] = [
     ("gcc", "gcc", "C fixtures"),
     ("clang", "clang", "C fixtures built by clang"),
     ("ld.lld", "lld", "fixtures linked by lld"),
@@ -31,6 +33,21 @@ const PROGRAMS: [(&str, &str, &str); 12] = [
     ("gdb", "gdb", "comparison with gdb"),
     ("valgrind", "valgrind", "instruction counts"),
     ("pip3", "python3-pip", "ddtrace from PyPI"),
+    (
+        "clang-19",
+        "clang-19",
+        "fixtures with TLS descriptors by clang",
+    ),
+    (
+        "aarch64-linux-gnu-gcc",
+        "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+        "aarch64",
+    ),
+    (
+        "qemu-system-aarch64",
+        "qemu-system-arm ipxe-qemu-",
+        "aarch64",
+    ),
 ];
 
 /// The release of PyPI's `ddtrace` that the interop tests compare values with.
@@ -42,9 +59,13 @@ pub(crate) fn run() -> Outcome {
     if let Err(why) = ddtrace() {
         missing.push(format!("ddtrace ({why})"));
     }
-    match debian::rustc() {
+    match debian::OLDER.rustc() {
         Ok(rustc) => println!("have {}", rustc.display()),
         Err(why) => missing.push(format!("an older Rust ({why})")),
+    }
+    match (debian::CURRENT.rustc(), debian::arm64_guest()) {
+        (Ok(_), Ok(guest)) => println!("have {}", guest.kernel.display()),
+        (Err(why), _) | (_, Err(why)) => missing.push(format!("aarch64 ({why})")),
     }
     if missing.is_empty() {
         return Outcome::Passed(format!("everything is there, in {}", setup_dir().display()));
@@ -58,7 +79,9 @@ pub(crate) fn run() -> Outcome {
 /// Installs missing Debian packages; returns what is still missing, with what it costs.
 fn programs() -> Vec<String> {
     let absent = || PROGRAMS.iter().filter(|(program, ..)| !have(program));
-    let packages: Vec<&str> = absent().map(|(_, package, _)| *package).collect();
+    let packages: Vec<&str> = absent()
+        .flat_map(|(_, packages, _)| packages.split(' '))
+        .collect();
     if packages.is_empty() {
         println!("have {}", PROGRAMS.map(|(program, ..)| program).join(", "));
         return Vec::new();

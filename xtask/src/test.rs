@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::report::{self, Outcome, Report};
 use crate::workspace::cargo;
-use crate::{bench, conformance, footprint, fuzz, miri, msrv, setup, unprivileged};
+use crate::{aarch64, bench, conformance, footprint, fuzz, miri, msrv, setup, unprivileged};
 
 /// How long each fuzz target runs in CI, and elsewhere.
 const FUZZ_SECONDS_CI: u64 = 60;
@@ -31,6 +31,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("footprint", footprint::run);
     report.step("instructions", bench::instructions);
     report.step("msrv", msrv::run);
+    report.step("aarch64", || aarch64::run(&mut counts));
     report.step("miri", miri::run);
     report.step("fuzz", || fuzz::smoke(fuzz_seconds));
     let outcome = report.finish();
@@ -101,7 +102,7 @@ impl Counts {
     }
 
     /// Zero for any line but libtest's closing one.
-    fn parse(line: &str) -> Self {
+    pub(crate) fn parse(line: &str) -> Self {
         let mut counts = Self::default();
         let Some((_, numbers)) = line
             .strip_prefix("test result: ")
