@@ -8,7 +8,7 @@ mod stub;
 
 use object::read::elf::{Dyn, ElfFile64, FileHeader};
 use object::{elf, Object, ObjectSymbol};
-use packages::{exports, have, run, Package, OTELCTX};
+use packages::{exports, have, have_cargo, run, Package, OTELCTX};
 
 const MAIN: &str = r#"
 fn main() {
@@ -52,6 +52,9 @@ const HELPER: (&str, &str) = ("TEST_HELPER", "1");
 
 #[test]
 fn executables_export_the_variable() {
+    if !have_cargo() {
+        return;
+    }
     let package = program("exporting-executable");
     for (linker, alone) in [
         ("lld", true),
@@ -101,6 +104,9 @@ fn executables_export_the_variable() {
 
 #[test]
 fn a_static_executable_runs_and_says_what_it_lacks() {
+    if !have_cargo() {
+        return;
+    }
     let package = program("static-executable");
     let target = ["--target", "x86_64-unknown-linux-gnu"];
     let flags = ("RUSTFLAGS", "-Ctarget-feature=+crt-static");
@@ -131,6 +137,9 @@ fn a_static_executable_runs_and_says_what_it_lacks() {
 
 #[test]
 fn libraries_for_other_languages_export_the_variable() {
+    if !have_cargo() {
+        return;
+    }
     let manifest =
         format!("[lib]\ncrate-type = [\"cdylib\"]\n[dependencies]\notelctx.path = {OTELCTX:?}\n");
     let library = r#"

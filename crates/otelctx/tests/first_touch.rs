@@ -6,7 +6,7 @@ mod packages;
 
 use std::process::Command;
 
-use packages::{Package, OTELCTX};
+use packages::{have_cargo, Package, OTELCTX};
 
 /// The library. All sixteen registers hold values while the thread touches the variable: the empty
 /// assembly keeps the compiler from reading them from memory again.
@@ -68,6 +68,9 @@ fn main() {
 
 #[test]
 fn vector_registers_survive_a_threads_first_touch() {
+    if !have_cargo() {
+        return;
+    }
     let manifest = format!(
         "[lib]\ncrate-type = [\"cdylib\"]\n[[bin]]\nname = \"loader\"\npath = \"src/main.rs\"\n\
          [dependencies]\notelctx.path = {OTELCTX:?}\n"

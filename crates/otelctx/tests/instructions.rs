@@ -7,7 +7,7 @@ mod packages;
 use std::path::Path;
 use std::process::Command;
 
-use packages::{have, Package, OTELCTX};
+use packages::{have, have_cargo, Package, OTELCTX};
 
 const MAIN: &str = r#"
 use otelctx::{thread_record, Record, TraceFlags};
@@ -60,6 +60,9 @@ fn hot_path(file: &Path, function: &str) -> Vec<String> {
 
 #[test]
 fn attaching_and_rewriting_call_nothing_and_lock_nothing() {
+    if !have_cargo() {
+        return;
+    }
     if !have("objdump") {
         return;
     }

@@ -110,6 +110,17 @@ pub(crate) fn exports(file: &Path) -> bool {
     found
 }
 
+/// Whether this user may run the Cargo that built the tests; says so when not. It usually lies in
+/// the home of who installed it, and the tests are also run as a user without rights.
+pub(crate) fn have_cargo() -> bool {
+    let runs = Command::new(env!("CARGO")).arg("--version").output();
+    let found = runs.is_ok_and(|output| output.status.success());
+    if !found {
+        println!("skipped: Cargo is out of this user's reach");
+    }
+    found
+}
+
 /// Whether the machine has the program; says so when it has not.
 pub(crate) fn have(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
