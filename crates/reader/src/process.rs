@@ -5,11 +5,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use otelctx_format::{KeyMap, Schema, record};
+use otelctx_format::{KeyMap, record};
 use otelctx_remote as remote;
 use remote::{Mapping, Memory, MemoryError, ModuleCache, ProcessMemory, tls};
 
-use crate::process_context::{self, Broken, ContextState, Found, Place, Polled, ProcessContext};
+use crate::process_context::{self, Broken, ContextState, Found, Place, Polled};
 use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport};
 use crate::{Detected, Error};
 
@@ -309,14 +309,4 @@ fn is_settled(resolution: &tls::Resolution) -> bool {
     resolution.unreadable.is_empty()
         && !resolution.variables.is_empty()
         && resolution.variables.iter().all(is_static)
-}
-
-impl ProcessContext {
-    /// Whether the process announces a thread-local variable with records.
-    #[must_use]
-    pub fn announces_records(&self) -> bool {
-        self.schema
-            .as_ref()
-            .is_some_and(Schema::is_thread_local_record)
-    }
 }
