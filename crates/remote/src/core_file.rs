@@ -18,13 +18,13 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::elf::{Elf, ElfError, Segment, Source};
 use crate::mappings::{Mapping, Walk};
 use crate::memory::{MemoryError, Omission};
-use crate::module::Machine;
+use crate::module::{Machine, open_regular};
 use crate::{AddressSpace, Device, Error, Memory, Permissions};
 pub use notes::CoreThread;
 use notes::{MappedFile, Notes};
@@ -102,18 +102,12 @@ impl CoreFile {
             path: path.into(),
             source,
         };
-        let file = File::options()
-            .read(true)
-            // A FIFO must not block the open.
-            .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
-            .open(path)
-            .map_err(io)?;
-        if !file.metadata().map_err(io)?.is_file() {
+        let Some(file) = open_regular(path).map_err(io)? else {
             return Err(Error::Core {
                 path: path.into(),
                 reason: "it is not a regular file".to_string(),
             });
-        }
+        };
         Self::from_file(file, path, root)
     }
 

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -132,6 +133,16 @@ impl Symbol {
     }
 }
 
+/// Opens a file on the reader's own side; `None` if it is a FIFO, a device, a directory or a socket.
+pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
+    let file = File::options()
+        .read(true)
+        // A FIFO must not block the open.
+        .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
+        .open(path)?;
+    Ok(file.metadata()?.is_file().then_some(file))
+}
+
 impl Module {
     /// Reads what the ELF file at `path`, on the reader's own side, says about the thread-local
     /// variable `name`.
@@ -144,15 +155,9 @@ impl Module {
             path: path.into(),
             reason,
         };
-        let file = File::options()
-            .read(true)
-            // A FIFO must not block the open.
-            .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
-            .open(path)
-            .map_err(io)?;
-        if !file.metadata().map_err(io)?.is_file() {
+        let Some(file) = open_regular(path).map_err(io)? else {
             return Err(Error::NotRegularFile { path: path.into() });
-        }
+        };
         Self::read_file(&file, name)
             .map_err(|error| elf(error.to_string()))?
             .ok_or_else(|| elf("it is no ELF file".to_string()))
