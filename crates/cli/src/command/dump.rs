@@ -92,7 +92,28 @@ fn gather(pid: i32, options: Options) -> Result<Report, ReaderError> {
         otelctx_reader::ContextState::Published(_) => None,
         _ => Some(process.detected()?),
     };
-    let support = process.thread_support()?;
+    let mut support = process.thread_support()?;
+    let mut looks = look_at_threads(&mut process)?;
+    // A library that went meanwhile may have left others' data where its variable was. If it can't
+    // be told any more, the process has ended, and what was read of it stands.
+    if matches!(process.modules_unchanged(), Ok(false)) {
+        support = process.thread_support()?;
+        looks = look_at_threads(&mut process)?;
+    }
+    Ok(Report {
+        pid: Some(pid),
+        comm,
+        core: None,
+        forced: process.options().any_schema,
+        context,
+        detected,
+        support,
+        looks,
+    })
+}
+
+/// What each thread works on. One that ends meanwhile is left out.
+fn look_at_threads(process: &mut Process) -> Result<Vec<Look>, ReaderError> {
     let mut looks = Vec::new();
     for thread in process.threads()? {
         let name = Some(thread.name().to_owned());
@@ -105,16 +126,7 @@ fn gather(pid: i32, options: Options) -> Result<Report, ReaderError> {
             }),
         }
     }
-    Ok(Report {
-        pid: Some(pid),
-        comm,
-        core: None,
-        forced: process.options().any_schema,
-        context,
-        detected,
-        support,
-        looks,
-    })
+    Ok(looks)
 }
 
 /// Reads a thread's context; again if it was being rewritten.
