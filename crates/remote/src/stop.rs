@@ -4,7 +4,6 @@
 //! signal. Two things need care so that the thread notices nothing: a signal that was about to be delivered when the thread stopped is handed back, and a
 //! system call that the stop ended with EINTR is started anew, its time-out from the beginning.
 
-mod signals;
 mod tracee;
 
 use std::cell::RefCell;
@@ -162,10 +161,7 @@ impl Stopped {
             return true;
         }
         // A group-stopped thread would have seen EINTR without this tracer, too.
-        if self.registers.is_interrupted_call()
-            && !self.stop.group_stop
-            && !signals::deliverable(self.pid, self.tid, self.stop.signal)
-        {
+        if self.registers.is_interrupted_call() && !self.stop.group_stop {
             // If the thread dies just now there is nothing to restart.
             let _ = self.registers.restart_call(self.tid);
         }

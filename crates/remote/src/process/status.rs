@@ -14,16 +14,6 @@ pub struct Status {
     pub namespace_pids: Vec<i32>,
     /// It has no memory of its own and runs in the kernel only.
     pub kernel_thread: bool,
-    /// Signals pending for this thread, bit n−1 for signal n.
-    pub pending: u64,
-    /// Signals pending for the whole process.
-    pub shared_pending: u64,
-    /// Signals blocked.
-    pub blocked: u64,
-    /// Signals ignored by disposition.
-    pub ignored: u64,
-    /// Signals with a handler.
-    pub caught: u64,
 }
 
 impl Status {
@@ -43,7 +33,6 @@ impl Status {
             };
             let value = value.trim();
             let number = || value.parse().unwrap_or(0);
-            let set = || u64::from_str_radix(value, 16).unwrap_or(0);
             match &line[..colon] {
                 b"State" => status.state = value.chars().next().unwrap_or('?'),
                 b"Tgid" => status.process = number(),
@@ -55,11 +44,6 @@ impl Status {
                         .collect();
                 }
                 b"VmSize" => has_memory = true,
-                b"SigPnd" => status.pending = set(),
-                b"ShdPnd" => status.shared_pending = set(),
-                b"SigBlk" => status.blocked = set(),
-                b"SigIgn" => status.ignored = set(),
-                b"SigCgt" => status.caught = set(),
                 _ => {}
             }
         }
@@ -75,19 +59,13 @@ mod tests {
     #[test]
     fn lines_are_read_by_their_names() {
         let text = b"Name:\tState:\xff\nState:\tD (disk sleep)\nTgid:\t7\nTracerPid:\t9\n\
-            NSpid:\t7\t1\nVmSize:\t4 kB\nSigPnd:\t0000000000000001\nShdPnd:\t8000000000000000\n\
-            SigBlk:\t2\nSigIgn:\t4\nSigCgt:\tnonsense\nno colon\n";
+            NSpid:\t7\t1\nVmSize:\t4 kB\nno colon\n";
         let expected = Status {
             state: 'D',
             process: 7,
             tracer: 9,
             namespace_pids: vec![7, 1],
             kernel_thread: false,
-            pending: 1,
-            shared_pending: 1 << 63,
-            blocked: 2,
-            ignored: 4,
-            caught: 0,
         };
         assert_eq!(Status::parse(text), expected);
         assert_eq!(Status::parse(b"").state, '?');

@@ -3,10 +3,11 @@
 use std::mem::size_of;
 
 use nix::errno::Errno;
-use nix::libc::{self, c_long, c_void};
+use nix::libc::{self, c_void};
 
-/// `syscall`
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// The result by which a system call asks the kernel to be called again unless a signal handler
+/// runs, and to return EINTR if one does (<linux/errno.h>).
+const ERESTARTNOHAND: i64 = 514;
 
 /// The registers that a thread stopped with.
 #[derive(Debug, Clone, Copy)]
@@ -23,9 +24,22 @@ impl Registers {
     /// Reads those of a stopped tracee in one call. EINVAL for 32-bit code.
     pub(crate) fn read(tid: i32) -> Result<Self, Errno> {
         let mut registers = Registers::default();
-        let length = transfer(libc::PTRACE_GETREGSET, tid, &mut registers.0)?;
+        let mut vector = libc::iovec {
+            iov_base: (&raw mut registers.0).cast(),
+            iov_len: size_of::<libc::user_regs_struct>(),
+        };
+        // SAFETY: vector describes a user_regs_struct that lives through the call.
+        let result = unsafe {
+            libc::ptrace(
+                libc::PTRACE_GETREGSET,
+                tid,
+                libc::NT_PRSTATUS as *mut c_void,
+                &raw mut vector,
+            )
+        };
+        Errno::result(result)?;
         // A 32-bit thread has a smaller set.
-        if length == size_of::<libc::user_regs_struct>() {
+        if vector.iov_len == size_of::<libc::user_regs_struct>() {
             Ok(registers)
         } else {
             Err(Errno::EINVAL)
@@ -62,61 +76,24 @@ impl Registers {
         self.0.rax as i64 == -i64::from(libc::EINTR) && call >= 0 && call != libc::SYS_close
     }
 
-    /// Makes the thread call again: the call's number back into rax, the instruction pointer back
-    /// on `syscall`, as the kernel does it for -ERESTARTNOINTR (arch/x86/kernel/signal.c).
+    /// Has the kernel call again on the thread's way out of the stop, unless a signal with a
+    /// handler is on its way to it: then EINTR is the right answer. The kernel looks at the result
+    /// after the stop (arch/x86/kernel/signal.c, `arch_do_signal_or_restart` and `handle_signal`),
+    /// so that it decides, without a race, and puts back the call's number and the instruction
+    /// pointer itself.
     pub(crate) fn restart_call(&self, tid: i32) -> Result<(), Errno> {
-        let at = self.0.rip.wrapping_sub(SYSCALL.len() as u64);
-        if peek(tid, at)?.to_le_bytes()[..2] != SYSCALL {
-            return Ok(());
-        }
-        let mut registers = self.0;
-        registers.rax = registers.orig_rax;
-        registers.rip = at;
-        // It is in no system call any more that the kernel could restart.
-        registers.orig_rax = u64::MAX;
-        transfer(libc::PTRACE_SETREGSET, tid, &mut registers).map(drop)
-    }
-}
-
-/// Reads or writes the general registers; returns how many bytes the thread has of them.
-fn transfer(
-    request: libc::c_uint,
-    tid: i32,
-    registers: &mut libc::user_regs_struct,
-) -> Result<usize, Errno> {
-    let mut vector = libc::iovec {
-        iov_base: (&raw mut *registers).cast(),
-        iov_len: size_of::<libc::user_regs_struct>(),
-    };
-    // SAFETY: vector describes a user_regs_struct that lives through the call.
-    let result = unsafe {
-        libc::ptrace(
-            request,
-            tid,
-            libc::NT_PRSTATUS as *mut c_void,
-            &raw mut vector,
-        )
-    };
-    Errno::result(result)?;
-    Ok(vector.iov_len)
-}
-
-fn peek(tid: i32, address: u64) -> Result<c_long, Errno> {
-    Errno::clear();
-    // SAFETY: PTRACE_PEEKTEXT takes an address of the tracee and no pointer of ours.
-    let word = unsafe {
-        libc::ptrace(
-            libc::PTRACE_PEEKTEXT,
-            tid,
-            address as *mut c_void,
-            std::ptr::null_mut::<c_void>(),
-        )
-    };
-    // −1 may be a word as well as an error.
-    match Errno::last_raw() {
-        0 => Ok(word),
-        _ if word != -1 => Ok(word),
-        errno => Err(Errno::from_raw(errno)),
+        let result = -ERESTARTNOHAND;
+        // SAFETY: PTRACE_POKEUSER takes an offset into the tracee's `struct user`, whose first
+        // member are the registers, and a number.
+        let done = unsafe {
+            libc::ptrace(
+                libc::PTRACE_POKEUSER,
+                tid,
+                std::mem::offset_of!(libc::user_regs_struct, rax) as *mut c_void,
+                result,
+            )
+        };
+        Errno::result(done).map(drop)
     }
 }
 
