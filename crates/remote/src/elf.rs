@@ -3,6 +3,8 @@
 mod notes;
 mod symbols;
 
+pub(crate) use symbols::FoundSymbol;
+
 use object::LittleEndian as LE;
 use object::elf::{
     self, Dyn64, FileHeader64, FileType, Machine, ProgramHeader64, ProgramType, Rela64,

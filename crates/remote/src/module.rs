@@ -13,7 +13,7 @@ use object::elf;
 
 pub use crate::arch::Machine;
 use crate::arch::TlsRelocation;
-use crate::elf::{DynamicTable, Elf, ElfError, Segment, Source};
+use crate::elf::{DynamicTable, Elf, ElfError, FoundSymbol, Segment, Source};
 use crate::libc::{CLibrary, glibc};
 use crate::memory::{Image, Memory, MemoryError};
 use crate::{Device, Error};
@@ -204,6 +204,10 @@ impl Module {
         let found = elf.dynamic_symbol(name.as_bytes())?;
         let symbol = match found {
             Some(found) if found.kind != elf::STT_TLS => Symbol::NotThreadLocal,
+            Some(found) if found.defined && found.local => Symbol::Local {
+                offset: found.value,
+                size: found.size,
+            },
             Some(found) if found.defined => Symbol::Exported {
                 offset: found.value,
                 size: found.size,
@@ -220,7 +224,7 @@ impl Module {
         };
         let relocations = match symbol {
             Symbol::NotThreadLocal | Symbol::Absent => Vec::new(),
-            _ => relocations(&elf, machine, found.map(|found| found.index), symbol)?,
+            _ => relocations(&elf, machine, found, symbol)?,
         };
         let DynamicTable {
             jump_relocations,
@@ -275,7 +279,7 @@ impl Module {
 fn relocations(
     elf: &Elf<'_>,
     machine: Machine,
-    index: Option<u32>,
+    dynamic: Option<FoundSymbol>,
     symbol: Symbol,
 ) -> Result<Vec<Relocation>, ElfError> {
     let mut found: Vec<Relocation> = Vec::new();
@@ -284,17 +288,22 @@ fn relocations(
         let Some(kind) = machine.tls_relocation(number) else {
             return Ok(());
         };
-        let named = by != 0 && Some(by) == index;
-        if !named && by != 0 {
+        let by_symbol = dynamic.filter(|symbol| by != 0 && by == symbol.index);
+        if by_symbol.is_none() && by != 0 {
             return Ok(());
         }
-        let own = |value: u64| offset == Some(value);
+        // The dynamic linker does not look elsewhere for a local symbol.
+        let named = by_symbol.is_some_and(|symbol| !symbol.local);
+        let own = |value: u64| {
+            let base = by_symbol.map_or(0, |symbol| symbol.value);
+            offset == Some(base.wrapping_add(value))
+        };
         let access = match kind {
             TlsRelocation::Descriptor if named || own(addend as u64) => Access::Tlsdesc,
             TlsRelocation::ThreadPointerOffset if named || own(addend as u64) => {
                 Access::InitialExec
             }
-            TlsRelocation::ModuleId if named => Access::GeneralDynamic,
+            TlsRelocation::ModuleId if by_symbol.is_some() => Access::GeneralDynamic,
             TlsRelocation::ModuleId if offset.is_some() => {
                 // The linker put the offset into the next word, or left it 0 for local dynamic.
                 match elf.read_u64(slot.wrapping_add(8)) {

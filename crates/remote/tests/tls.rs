@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, Target};
+use otelctx_remote::module::{Module, Symbol};
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{Access, Memory, ModuleCache, Process, Stopped, Storage, TlsVariable};
 
@@ -394,6 +395,45 @@ fn symbol_that_is_not_exported_is_found_and_said_to_be_so() {
             (variable.access, variable.storage()),
             (Access::LocalExec, Storage::Static)
         );
+        assert_threads(&target, variable);
+    }
+}
+
+const HIDE: &str = concat!(
+    "-Wl,--version-script=",
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../fixtures/programs/local.map"
+);
+
+/// gold, and mold for TLS descriptors, name a hidden variable in `.dynsym`, local to the module.
+#[test]
+fn hidden_in_a_library() {
+    for (linker, (model, access)) in ["bfd", "gold", "lld", "mold"]
+        .into_iter()
+        .flat_map(|linker| MODELS.iter().map(move |model| (linker, model)))
+    {
+        let mut flags = model.to_vec();
+        // The function that leads to the variable stays visible.
+        flags.extend([HIDE, "-DBIG=24"]);
+        let compiler = Compiler::gcc().linker(linker);
+        let Some(library) = compiler.library(&["variable.c"], &flags) else {
+            continue;
+        };
+        let module = Module::open(&library, NAME).unwrap();
+        let local = Symbol::Local {
+            offset: 24,
+            size: 8,
+        };
+        assert_eq!(module.symbol, local, "{linker} {model:?}");
+        assert!(module.relocations.iter().all(|it| !it.named), "{module:?}");
+        let Some(program) = loader() else { return };
+        let lib = format!("lib={}", library.display());
+        let target = Target::spawn(Command::new(&program).arg(lib));
+        let found = variables(&target);
+        let [variable] = &found[..] else {
+            panic!("{linker} {model:?}: {found:?}")
+        };
+        assert_eq!((variable.access, variable.exported), (*access, false));
         assert_threads(&target, variable);
     }
 }

@@ -21,6 +21,9 @@ pub(crate) struct FoundSymbol {
     pub(crate) size: u64,
     pub(crate) kind: SymbolType,
     pub(crate) defined: bool,
+    /// Known to its own module only (STB_LOCAL). gold and mold put hidden variables into `.dynsym`
+    /// so that relocations of TLS descriptors can name them.
+    pub(crate) local: bool,
 }
 
 impl Elf<'_> {
@@ -96,7 +99,7 @@ impl Elf<'_> {
                 Ok(())
             })?;
         }
-        self.undefined_tls_symbol(unhashed, name)
+        self.unhashed_tls_symbol(unhashed, name)
     }
 
     /// DT_HASH: {buckets, chains}, buckets, chains.
@@ -154,8 +157,9 @@ impl Elf<'_> {
         Ok(bytes.split_last() == Some((&0, name)))
     }
 
-    /// Looks through `.dynsym` from index 1 for a reference to a thread-local variable.
-    fn undefined_tls_symbol(
+    /// Looks through what no hash table has of `.dynsym`, from index 1, for a thread-local variable:
+    /// a reference, or one that is local to the module.
+    fn unhashed_tls_symbol(
         &self,
         count: u64,
         name: &[u8],
@@ -250,6 +254,7 @@ impl FoundSymbol {
             size: symbol.st_size.get(LE),
             kind: symbol.st_type(),
             defined: symbol.st_shndx.get(LE) != elf::SHN_UNDEF,
+            local: symbol.st_bind() == elf::STB_LOCAL,
         }
     }
 }
