@@ -8,8 +8,7 @@ use otelctx_remote as remote;
 use remote::core_file::CoreThread;
 use remote::{AddressSpace, CoreFile, ModuleCache, tls};
 
-use crate::process::MOST_PLACES;
-use crate::process_context::{self, ContextState, Place};
+use crate::process_context::{self, ContextState, MOST_PLACES, Place};
 use crate::thread_context::{Announced, Outcome, SYMBOL, ThreadSupport};
 use crate::{Error, Options};
 

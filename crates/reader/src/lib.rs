@@ -40,14 +40,16 @@ mod error;
 mod process;
 mod process_context;
 mod thread_context;
+pub mod watch;
 
 pub use self::core::Core;
 pub use detected::Detected;
 pub use error::Error;
 pub use otelctx_format as format;
 pub use otelctx_remote as remote;
-pub use process::{Options, Process};
+pub use process::{Options, Process, SharedModules};
 pub use process_context::{Broken, ContextState, ProcessContext};
 pub use thread_context::{
     Outcome, SYMBOL, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
 };
+pub use watch::Watch;

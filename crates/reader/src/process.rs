@@ -1,21 +1,20 @@
 //! One process, and what is remembered of it between two looks.
 
+mod find;
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use otelctx_format::{KeyMap, record};
 use otelctx_remote as remote;
 use remote::{Mapping, Memory, MemoryError, ModuleCache, ProcessMemory, tls};
 
-use crate::process_context::{self, Broken, ContextState, Found, Place, Polled};
+pub(crate) use self::find::Glance;
+use crate::process_context::{Found, HeaderBytes, Polled};
 use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport};
 use crate::{Detected, Error};
-
-/// Mappings by the name of a process context that are looked into. A process has one; more
-/// than this is somebody's trap.
-pub(crate) const MOST_PLACES: usize = 64;
 
 /// Limits of a reader.
 #[derive(Clone, Debug)]
@@ -47,6 +46,11 @@ impl Default for Options {
     }
 }
 
+/// What is known of ELF files, for any number of processes: those that run the same programs and
+/// libraries have each file read once. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct SharedModules(Arc<Mutex<ModuleCache>>);
+
 /// A process to read contexts from.
 ///
 /// It remembers where things lie, so that a second look is cheap: one read when the process context has
@@ -57,8 +61,10 @@ pub struct Process {
     target: remote::Process,
     options: Options,
     memory: Option<ProcessMemory>,
-    modules: ModuleCache,
+    modules: SharedModules,
     found: Option<Found>,
+    /// Where contexts lie that could not be read, and their headers as far as they could.
+    broken: Vec<(u64, Option<HeaderBytes>)>,
     variables: Option<(Layout, Arc<tls::Resolution>)>,
 }
 
@@ -80,12 +86,21 @@ impl Process {
     /// # Errors
     /// When there is no such process.
     pub fn with_options(pid: i32, options: Options) -> Result<Self, Error> {
+        Self::with_modules(pid, options, SharedModules::default())
+    }
+
+    /// Opens a process of several that are looked at.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub fn with_modules(pid: i32, options: Options, modules: SharedModules) -> Result<Self, Error> {
         Ok(Self {
             target: remote::Process::open(pid)?,
             options,
             memory: None,
-            modules: ModuleCache::new(),
+            modules,
             found: None,
+            broken: Vec::new(),
             variables: None,
         })
     }
@@ -100,71 +115,6 @@ impl Process {
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
-    }
-
-    /// The process context as it is now. When it was read before and has not changed, this is one
-    /// system call.
-    ///
-    /// # Errors
-    /// When the process can't be looked at.
-    pub fn context(&mut self) -> Result<ContextState, Error> {
-        if let Some(known) = self.poll() {
-            return Ok(known);
-        }
-        match self.find()? {
-            // The process may have unpublished, ended or executed another program between the look
-            // at its mappings and the one into its memory: what a second look finds is so.
-            ContextState::Broken(Broken::HeaderUnreadable(_) | Broken::PayloadUnreadable(_)) => {
-                self.find()
-            }
-            state => Ok(state),
-        }
-    }
-
-    /// Looks for a context among the mappings.
-    fn find(&mut self) -> Result<ContextState, Error> {
-        let places = self.places()?;
-        if places.is_empty() {
-            return Ok(ContextState::Absent);
-        }
-        let max_payload = self.options.max_payload;
-        match process_context::read_first(&places, self.memory()?, max_payload) {
-            Ok(Some(found)) => Ok(ContextState::Published(
-                self.found.insert(found).context.clone(),
-            )),
-            Ok(None) => Ok(ContextState::Absent),
-            Err(broken) => Ok(ContextState::Broken(broken)),
-        }
-    }
-
-    /// Looks at the context that was found before. `None` when there was none, or it is gone.
-    fn poll(&mut self) -> Option<ContextState> {
-        let found = self.found.as_ref()?;
-        match found.poll(self.memory.as_ref()?, self.options.max_payload) {
-            Ok(Polled::Unchanged) => Some(ContextState::Published(found.context.clone())),
-            Ok(Polled::Changed(new)) => {
-                let context = self.found.insert(new).context.clone();
-                Some(ContextState::Published(context))
-            }
-            Ok(Polled::Gone) => {
-                // Unpublished, or the program was replaced and with it the whole address space.
-                self.found = None;
-                None
-            }
-            Err(broken) => Some(ContextState::Broken(broken)),
-        }
-    }
-
-    /// Every mapping whose name promises a context, in the order of their addresses.
-    fn places(&self) -> Result<Vec<Place>, Error> {
-        let mut places = Vec::new();
-        self.walk(&mut |mapping| {
-            let named = process_context::is_candidate(mapping.name, mapping.permissions.execute);
-            if named && places.len() < MOST_PLACES {
-                places.push(Place::new(mapping));
-            }
-        })?;
-        Ok(places)
     }
 
     /// Goes through the mappings, as many as [`Options::max_mappings`] allows.
@@ -237,7 +187,12 @@ impl Process {
         }
         // Borrowed apart: the cache is written while the memory is read.
         let memory = self.memory.as_ref().expect("memory was just opened");
-        let resolution = tls::resolve(&self.target, memory, &mut self.modules, SYMBOL)?;
+        let modules = &mut self
+            .modules
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let resolution = tls::resolve(&self.target, memory, modules, SYMBOL)?;
         let resolution = Arc::new(resolution);
         self.variables = Some((layout, resolution.clone()));
         Ok(resolution)
@@ -294,7 +249,7 @@ impl Process {
             .as_ref()?
             .poll(self.memory.as_ref()?, self.options.max_payload)
         {
-            Ok(Polled::Changed(found)) => found.context.keys.clone().ok().flatten(),
+            Polled::Changed(found) => found.context.keys.clone().ok().flatten(),
             _ => None,
         }
     }

@@ -18,6 +18,13 @@ const NAMES: [&[u8]; 3] = [
     b"/memfd:OTEL_CTX",
 ];
 
+/// Mappings by the name of a process context that are looked into. A process has one; more
+/// than this is somebody's trap.
+pub(crate) const MOST_PLACES: usize = 64;
+
+/// The header as it lies in memory.
+pub(crate) type HeaderBytes = [u8; HEADER_SIZE];
+
 /// Waits between the tries to read a context that is being updated. An update takes a few
 /// microseconds, unless its thread is descheduled.
 const BACK_OFF: [Duration; 4] = [
@@ -47,7 +54,8 @@ pub struct ProcessContext {
     pub schema: Option<Schema>,
     /// The names that records refer to; an error if the attribute is there and is no key map.
     pub keys: Result<Option<KeyMap>, KeyMapError>,
-    /// Addresses of further valid contexts in the same process, which readers must not use.
+    /// Addresses of further valid contexts in the same process, which readers must not use. One that
+    /// came after this context was found is not among them.
     pub others: Vec<u64>,
 }
 
@@ -147,7 +155,7 @@ pub(crate) fn is_signed(memory: &dyn Memory, address: u64) -> Option<bool> {
 /// A context that was found, with what it takes to notice a change.
 #[derive(Debug)]
 pub(crate) struct Found {
-    header: [u8; HEADER_SIZE],
+    header: HeaderBytes,
     pub(crate) context: Arc<ProcessContext>,
 }
 
@@ -155,21 +163,21 @@ pub(crate) struct Found {
 pub(crate) enum Polled {
     Unchanged,
     Changed(Found),
+    /// It can't be read any more, beginning with this header.
+    Broken(HeaderBytes, Broken),
     /// There is no valid header any more at its address, or nothing can be read there.
     Gone,
 }
 
 impl Found {
     /// Looks at a context again: one read of the whole header if it has not changed.
-    pub(crate) fn poll(&self, memory: &dyn Memory, limit: usize) -> Result<Polled, Broken> {
-        let mut header = [0; HEADER_SIZE];
+    pub(crate) fn poll(&self, memory: &dyn Memory, limit: usize) -> Polled {
         // Zeroes: other memory took the place of an unpublished context, or will hold a new one.
-        if memory.read(self.context.address, &mut header).is_err() || header == [0; HEADER_SIZE] {
-            return Ok(Polled::Gone);
-        }
-        if header == self.header {
-            return Ok(Polled::Unchanged);
-        }
+        let first = match read_header(memory, self.context.address) {
+            None | Some([0, ..]) => return Polled::Gone,
+            Some(header) if header == self.header => return Polled::Unchanged,
+            Some(header) => header,
+        };
         let place = Place {
             name: self.context.mapping.clone(),
             address: self.context.address,
@@ -177,14 +185,15 @@ impl Found {
         };
         match place.read(memory, limit) {
             Ok((header, mut context)) => {
-                context.others.clone_from(&self.context.others);
-                Ok(Polled::Changed(Found {
+                let others = self.context.others.iter().copied();
+                context.others = others.filter(|at| is_valid(memory, *at)).collect();
+                Polled::Changed(Found {
                     header,
                     context: Arc::new(context),
-                }))
+                })
             }
-            Err(Broken::Header(_) | Broken::HeaderUnreadable(_)) => Ok(Polled::Gone),
-            Err(broken) => Err(broken),
+            Err(Broken::Header(_) | Broken::HeaderUnreadable(_)) => Polled::Gone,
+            Err(broken) => Polled::Broken(first, broken),
         }
     }
 }
@@ -221,7 +230,7 @@ impl Place {
         &self,
         memory: &dyn Memory,
         limit: usize,
-    ) -> Result<([u8; HEADER_SIZE], ProcessContext), Broken> {
+    ) -> Result<(HeaderBytes, ProcessContext), Broken> {
         if self.in_core {
             return self.try_read(memory, limit)?.ok_or(Broken::LeftInUpdate);
         }
@@ -246,7 +255,7 @@ impl Place {
         &self,
         memory: &dyn Memory,
         limit: usize,
-    ) -> Result<Option<([u8; HEADER_SIZE], ProcessContext)>, Broken> {
+    ) -> Result<Option<(HeaderBytes, ProcessContext)>, Broken> {
         let mut before = [0; HEADER_SIZE];
         memory
             .read(self.address, &mut before)
@@ -295,10 +304,21 @@ impl Place {
         Ok(Some((before, context)))
     }
 
-    fn is_valid(&self, memory: &dyn Memory) -> bool {
-        let mut header = [0; HEADER_SIZE];
-        memory.read(self.address, &mut header).is_ok() && Header::decode(&header).is_ok()
+    pub(crate) fn address(&self) -> u64 {
+        self.address
     }
+}
+
+/// The bytes of the header at `address`; `None` if they can't be read.
+pub(crate) fn read_header(memory: &dyn Memory, address: u64) -> Option<HeaderBytes> {
+    let mut header = [0; HEADER_SIZE];
+    memory.read(address, &mut header).ok()?;
+    Some(header)
+}
+
+/// Whether a context lies at `address`.
+fn is_valid(memory: &dyn Memory, address: u64) -> bool {
+    read_header(memory, address).is_some_and(|header| Header::decode(&header).is_ok())
 }
 
 /// The first readable context among `places`; `Ok(None)` when there are none. If all are unreadable, says why
@@ -312,10 +332,8 @@ pub(crate) fn read_first(
     for (index, place) in places.iter().enumerate() {
         match place.read(memory, limit) {
             Ok((header, mut context)) => {
-                let later = places[index + 1..]
-                    .iter()
-                    .filter(|place| place.is_valid(memory));
-                context.others = later.map(|place| place.address).collect();
+                let later = places[index + 1..].iter().map(|place| place.address);
+                context.others = later.filter(|at| is_valid(memory, *at)).collect();
                 return Ok(Some(Found {
                     header,
                     context: Arc::new(context),

@@ -1,5 +1,6 @@
 //! One process: what `/proc` tells of it.
 
+mod sizes;
 mod status;
 
 use std::ffi::{OsStr, OsString};
@@ -22,6 +23,7 @@ use crate::memory::ProcessMemory;
 use crate::module::is_mapped_file;
 use crate::permission;
 use crate::{Device, Error};
+pub use sizes::{Sizes, SizesFile};
 pub use status::Status;
 
 /// The most that is read of a `/proc` file whose length the target decides.

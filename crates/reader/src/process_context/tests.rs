@@ -95,7 +95,7 @@ fn a_poll_of_what_is_unchanged_is_one_read_of_the_header() {
     let memory = Changing::new(published("shop"));
     let found = found(&memory);
     memory.reads.borrow_mut().clear();
-    assert!(matches!(found.poll(&memory, LIMIT), Ok(Polled::Unchanged)));
+    assert!(matches!(found.poll(&memory, LIMIT), Polled::Unchanged));
     assert_eq!(*memory.reads.borrow(), [(HEADER, HEADER_SIZE)]);
 }
 
@@ -109,9 +109,9 @@ fn a_poll_compares_every_byte_of_the_header() {
         bytes[position] ^= 0x10;
         image.map(HEADER, bytes);
         let polled = found.poll(&image, LIMIT);
-        assert!(!matches!(polled, Ok(Polled::Unchanged)), "byte {position}");
+        assert!(!matches!(polled, Polled::Unchanged), "byte {position}");
     }
-    assert!(matches!(found.poll(&Image::new(), LIMIT), Ok(Polled::Gone)));
+    assert!(matches!(found.poll(&Image::new(), LIMIT), Polled::Gone));
 }
 
 #[test]
@@ -119,11 +119,30 @@ fn an_update_is_read_and_noticed() {
     let found = found(&published("shop"));
     let mut image = published("bank");
     image.map(HEADER, header(8, &payload("bank")).encode());
-    let Ok(Polled::Changed(new)) = found.poll(&image, LIMIT) else {
+    let Polled::Changed(new) = found.poll(&image, LIMIT) else {
         panic!()
     };
     assert_eq!(service(&new.context), Some(&"bank".into()));
     assert_eq!(new.context.monotonic_published_at_ns, 8);
+}
+
+#[test]
+fn an_update_takes_another_look_at_the_others() {
+    let at = |address| Place { address, ..place() };
+    let mut image = published("shop");
+    image
+        .map(0x2000, header(9, b"").encode())
+        .map(0x3000, header(9, b"").encode());
+    let places = [at(HEADER), at(0x2000), at(0x3000)];
+    let found = read_first(&places, &image, LIMIT).unwrap().unwrap();
+    assert_eq!(found.context.others, [0x2000, 0x3000]);
+    image
+        .map(HEADER, header(8, &payload("shop")).encode())
+        .map(0x2000, [0; HEADER_SIZE]);
+    let Polled::Changed(new) = found.poll(&image, LIMIT) else {
+        panic!()
+    };
+    assert_eq!(new.context.others, [0x3000]);
 }
 
 #[test]
@@ -172,7 +191,10 @@ fn an_update_that_does_not_end_is_reported() {
     );
     let found = found(&published("shop"));
     let polled = found.poll(&image, LIMIT);
-    assert!(matches!(polled, Err(Broken::BeingUpdated { tries: 5 })));
+    assert!(matches!(
+        polled,
+        Polled::Broken(_, Broken::BeingUpdated { tries: 5 })
+    ));
 }
 
 #[test]
@@ -201,7 +223,7 @@ fn a_mapping_that_nothing_was_written_to_yet_is_being_published() {
     // Where a context was before, zeroes may be anything.
     let mut image = Image::new();
     image.map(HEADER, [0; HEADER_SIZE]);
-    assert!(matches!(found.poll(&image, LIMIT), Ok(Polled::Gone)));
+    assert!(matches!(found.poll(&image, LIMIT), Polled::Gone));
 }
 
 #[test]
