@@ -6,11 +6,12 @@ use object::elf::{self, SectionHeader64, Sym64, SymbolType};
 use super::ElfError::Malformed;
 use super::{CHUNK, Elf, ElfError, Source, chunks, read_structs, structs};
 
-/// Links of one hash chain that are followed, and symbols whose names are compared one by one.
-/// Linkers keep chains to a handful; a program has a few hundred thread-local variables.
-const MAX_CHAIN: u64 = 1 << 16;
+/// Links of one hash chain that are followed; linkers keep chains to a handful.
+const MAX_CHAIN: u64 = 1 << 12;
+/// Symbols whose names are compared one by one; a program has a few hundred thread-local variables.
+const MAX_VARIABLES: u64 = 1 << 14;
 const TOO_MANY_VARIABLES: ElfError =
-    Malformed("it has more than 65,536 thread-local variables to look through");
+    Malformed("it has more than 16,384 thread-local variables to look through");
 
 /// A symbol that was asked for by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,16 +114,16 @@ impl Elf<'_> {
         let hash = u64::from(elf::hash(name));
         let mut index = u64::from(self.read_u32(at.wrapping_add(8 + 4 * (hash % buckets)))?);
         let chains_at = at.wrapping_add(8 + 4 * buckets);
-        for _ in 0..MAX_CHAIN.min(chains) {
+        for _ in 0..=MAX_CHAIN.min(chains) {
             if index == 0 || index >= chains {
-                break;
+                return Ok(None);
             }
             if let Some(symbol) = self.dynamic_symbol_if_named(index, name)? {
                 return Ok(Some(symbol));
             }
             index = u64::from(self.read_u32(chains_at.wrapping_add(4 * index))?);
         }
-        Ok(None)
+        Err(Malformed("a chain of its DT_HASH does not end"))
     }
 
     fn dynamic_symbol_if_named(
@@ -173,7 +174,7 @@ impl Elf<'_> {
             for symbol in structs::<Sym64<LE>>(bytes) {
                 if symbol.st_type() == elf::STT_TLS && found.is_none() {
                     compared += 1;
-                    if compared > MAX_CHAIN {
+                    if compared > MAX_VARIABLES {
                         return Err(TOO_MANY_VARIABLES);
                     }
                     if self.is_named(symbol, name)? {
@@ -232,7 +233,7 @@ impl Elf<'_> {
                     continue;
                 }
                 compared += 1;
-                if compared > MAX_CHAIN {
+                if compared > MAX_VARIABLES {
                     return Err(TOO_MANY_VARIABLES);
                 }
                 file.read(strings_at.wrapping_add(offset), &mut expected)?;
