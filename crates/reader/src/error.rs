@@ -21,6 +21,14 @@ pub enum Error {
         /// [`Options::max_mappings`](crate::Options::max_mappings).
         limit: u64,
     },
+    /// The time that the caller gives is over.
+    #[error("process {pid}: no time is left to {action}; give it more")]
+    Deadline {
+        /// The process.
+        pid: i32,
+        /// What was not done, or not to its end.
+        action: &'static str,
+    },
     /// The threads of this process have no context that could be read.
     #[error("the threads of process {pid} can't be read: {why}")]
     Unreadable {

@@ -5,7 +5,7 @@ mod find;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use otelctx_format::{KeyMap, record};
 use otelctx_remote as remote;
@@ -15,6 +15,9 @@ pub(crate) use self::find::Glance;
 use crate::process_context::{Found, HeaderBytes, Polled};
 use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport};
 use crate::{Detected, Error};
+
+/// How many mappings are gone through between two looks at the clock.
+const MAPPINGS_BETWEEN_LOOKS: u64 = 1024;
 
 /// Limits of a reader.
 #[derive(Clone, Debug)]
@@ -30,6 +33,9 @@ pub struct Options {
     pub max_record: usize,
     /// How long to wait for a thread to stop. 500 ms.
     pub stop_timeout: Duration,
+    /// When to give up looking at the process, for who looks once: from then on nothing that may
+    /// take long is begun. Never.
+    pub deadline: Option<Instant>,
     /// Read the thread-local variable also when the process context does not announce it.
     pub any_schema: bool,
 }
@@ -41,6 +47,7 @@ impl Default for Options {
             max_mappings: None,
             max_record: record::RECOMMENDED_SIZE,
             stop_timeout: Duration::from_millis(500),
+            deadline: None,
             any_schema: false,
         }
     }
@@ -66,6 +73,18 @@ pub struct Process {
     /// Where contexts lie that could not be read, and their headers as far as they could.
     broken: Vec<(u64, Option<HeaderBytes>)>,
     variables: Option<(Layout, Arc<tls::Resolution>)>,
+}
+
+/// Threads of a process: [`Process::threads_while`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Threads<'p> {
+    /// Whether their contexts can be read, and how they are reached.
+    pub support: Arc<ThreadSupport>,
+    /// In the order of `/proc/PID/task`.
+    pub threads: Vec<Thread<'p>>,
+    /// Whether these are all.
+    pub is_whole: bool,
 }
 
 /// Tells two sets of loaded modules apart.
@@ -117,18 +136,24 @@ impl Process {
         &self.options
     }
 
-    /// Goes through the mappings, as many as [`Options::max_mappings`] allows.
+    /// Goes through the mappings, as many as [`Options::max_mappings`] and [`Options::deadline`]
+    /// allow.
     fn walk(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
-        let mut seen = 0;
+        let mut seen: u64 = 0;
+        let mut late = false;
         let limit = self.options.max_mappings.unwrap_or(u64::MAX);
         self.target.mappings(&mut |mapping| {
+            late = seen.is_multiple_of(MAPPINGS_BETWEEN_LOOKS) && self.is_late();
             seen += 1;
-            if seen > limit {
+            if seen > limit || late {
                 return ControlFlow::Break(());
             }
             visit(mapping);
             ControlFlow::Continue(())
         })?;
+        if late {
+            return Err(self.late("go through its mappings"));
+        }
         if seen > limit {
             return Err(Error::TooManyMappings {
                 pid: self.target.pid(),
@@ -136,6 +161,20 @@ impl Process {
             });
         }
         Ok(())
+    }
+
+    /// Whether [`Options::deadline`] has passed.
+    fn is_late(&self) -> bool {
+        self.options
+            .deadline
+            .is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    fn late(&self, action: &'static str) -> Error {
+        Error::Deadline {
+            pid: self.target.pid(),
+            action,
+        }
     }
 
     /// The memory of the program that runs now.
@@ -185,6 +224,9 @@ impl Process {
         {
             return Ok(resolution.clone());
         }
+        if self.is_late() {
+            return Err(self.late("look for the variable of its threads"));
+        }
         // Borrowed apart: the cache is written while the memory is read.
         let memory = self.memory.as_ref().expect("memory was just opened");
         let modules = &mut self
@@ -209,19 +251,38 @@ impl Process {
         Ok(Layout(hasher.finish()))
     }
 
-    /// Its threads. One that exits meanwhile is left out.
+    /// Its threads.
     ///
     /// # Errors
     /// When the process can't be looked at. That its threads have no readable context shows when one
     /// of them is asked for it.
     pub fn threads(&mut self) -> Result<Vec<Thread<'_>>, Error> {
+        Ok(self.threads_while(|| true)?.threads)
+    }
+
+    /// Its threads, listed for as long as `go_on` says so, and what [`Self::thread_support`] says.
+    /// The list has no end while a process creates threads as fast as they are listed.
+    ///
+    /// # Errors
+    /// See [`Self::threads`].
+    pub fn threads_while(&mut self, mut go_on: impl FnMut() -> bool) -> Result<Threads<'_>, Error> {
         let support = Arc::new(self.thread_support()?);
-        let threads = self.target.threads()?;
         let process = &*self;
-        Ok(threads
-            .into_iter()
-            .map(|id| Thread::new(process, support.clone(), id))
-            .collect())
+        let mut threads = Vec::new();
+        let mut is_whole = true;
+        process.target.visit_thread_ids(&mut |tid| {
+            is_whole = go_on();
+            if !is_whole {
+                return ControlFlow::Break(());
+            }
+            threads.push(Thread::new(process, support.clone(), tid));
+            ControlFlow::Continue(())
+        })?;
+        Ok(Threads {
+            support,
+            threads,
+            is_whole,
+        })
     }
 
     /// Whether the same libraries are loaded as when the variable was last looked for. A library

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use otelctx_format::record::{self, Context};
 use otelctx_format::{KeyMap, KeyMapError, Schema};
@@ -18,6 +19,10 @@ pub const SYMBOL: &str = "otel_thread_ctx_v1";
 /// What lies in one page is readable as a whole or not at all. In bytes: the page size of x86-64,
 /// and the smallest of aarch64.
 const PAGE: u64 = 4096;
+
+/// How long a thread is given to stop at the least, also when less is left: one that is asked to
+/// stop and not waited for would stop all the same.
+const SHORTEST_STOP: Duration = Duration::from_millis(20);
 
 /// Whether the threads of a process have a context that can be read.
 #[derive(Clone, Debug)]
@@ -165,32 +170,31 @@ impl Outcome {
 pub struct Thread<'p> {
     process: &'p Process,
     support: Arc<ThreadSupport>,
-    id: remote::Thread,
+    tid: i32,
 }
 
 impl<'p> Thread<'p> {
-    pub(crate) fn new(
-        process: &'p Process,
-        support: Arc<ThreadSupport>,
-        id: remote::Thread,
-    ) -> Self {
+    pub(crate) fn new(process: &'p Process, support: Arc<ThreadSupport>, tid: i32) -> Self {
         Self {
             process,
             support,
-            id,
+            tid,
         }
     }
 
     /// Its id, as the reader's PID namespace has it.
     #[must_use]
     pub fn tid(&self) -> i32 {
-        self.id.tid
+        self.tid
     }
 
-    /// Its name, at most 15 bytes, chosen by the process: escape it before it reaches a terminal.
-    #[must_use]
-    pub fn name(&self) -> &std::ffi::OsStr {
-        &self.id.name
+    /// Its name as it is now, at most 15 bytes, chosen by the process: escape it before it reaches
+    /// a terminal.
+    ///
+    /// # Errors
+    /// When the thread has exited.
+    pub fn name(&self) -> Result<OsString, Error> {
+        Ok(self.process.target().thread_name(self.tid)?)
     }
 
     /// Stops the thread for as long as the answer lives. ptrace binds that to the calling OS thread.
@@ -205,8 +209,20 @@ impl<'p> Thread<'p> {
             .max_record
             .clamp(record::HEADER_SIZE, record::MAX_SIZE);
         let record = vec![0; size];
-        let timeout = options.stop_timeout;
-        let stopped = Stopped::stop(self.process.target(), self.id.tid, timeout)?;
+        let timeout = match options.deadline {
+            None => options.stop_timeout,
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(Error::Deadline {
+                        pid: self.process.target().pid(),
+                        action: "stop a thread",
+                    });
+                }
+                left.max(SHORTEST_STOP).min(options.stop_timeout)
+            }
+        };
+        let stopped = Stopped::stop(self.process.target(), self.tid, timeout)?;
         Ok(StoppedThread {
             thread: self,
             variables,
@@ -279,7 +295,7 @@ impl StoppedThread<'_> {
         let Some(memory) = self.thread.process.open_memory() else {
             return Ok(None);
         };
-        let (tid, thread_pointer) = (self.thread.id.tid, self.stopped.thread_pointer());
+        let (tid, thread_pointer) = (self.thread.tid, self.stopped.thread_pointer());
         self.variables
             .read(memory, tid, thread_pointer, &mut self.record)
     }

@@ -54,16 +54,15 @@ pub fn processes() -> Result<Vec<i32>, Error> {
             path: path.into(),
             source: errno.into(),
         })?;
-    Ok(numbers(&mut directory))
+    Ok(numbers(&mut directory).collect())
 }
 
 /// The names in a directory that are numbers. Those that cannot be read are gone already.
-fn numbers(directory: &mut Dir) -> Vec<i32> {
+fn numbers(directory: &mut Dir) -> impl Iterator<Item = i32> {
     directory
         .iter()
         .flatten()
         .filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok())
-        .collect()
 }
 
 impl Process {
@@ -116,7 +115,7 @@ impl Process {
     /// Its threads, in the order of `/proc/PID/task`. One that exits meanwhile is left out.
     pub fn threads(&self) -> Result<Vec<Thread>, Error> {
         let threads = self.thread_ids()?.into_iter().filter_map(|tid| {
-            let name = self.name_of(&format!("task/{tid}/comm")).ok()?;
+            let name = self.thread_name(tid).ok()?;
             Some(Thread { tid, name })
         });
         Ok(threads.collect())
@@ -124,10 +123,35 @@ impl Process {
 
     /// The ids of its threads.
     pub fn thread_ids(&self) -> Result<Vec<i32>, Error> {
+        let mut ids = Vec::new();
+        self.visit_thread_ids(&mut |tid| {
+            ids.push(tid);
+            ControlFlow::Continue(())
+        })?;
+        Ok(ids)
+    }
+
+    /// Calls `visit` with the id of each thread until it breaks. The list has no end while a
+    /// process creates threads as fast as it is read.
+    pub fn visit_thread_ids(
+        &self,
+        visit: &mut dyn FnMut(i32) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let mut directory = Dir::openat(&self.directory, "task", flags, Mode::empty())
             .map_err(|errno| self.error("task", "list the threads", errno.into()))?;
-        Ok(numbers(&mut directory))
+        // The end of the list, or a break: the caller knows which.
+        let _ = numbers(&mut directory).try_for_each(visit);
+        Ok(())
+    }
+
+    /// The name of thread `tid`: 15 bytes at most, chosen by the target.
+    pub fn thread_name(&self, tid: i32) -> Result<OsString, Error> {
+        self.name_of(&format!("task/{tid}/comm"))
+            .map_err(|error| match error {
+                Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },
+                error => error,
+            })
     }
 
     /// Whether `tid` is a thread of this process.

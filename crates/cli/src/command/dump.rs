@@ -116,12 +116,12 @@ fn gather(pid: i32, options: Options) -> Result<Report, ReaderError> {
 fn look_at_threads(process: &mut Process) -> Result<Vec<Look>, ReaderError> {
     let mut looks = Vec::new();
     for thread in process.threads()? {
-        let name = Some(thread.name().to_owned());
+        let Ok(name) = thread.name() else { continue };
         match look(&thread) {
             Err(error) if is_gone(&error) => {}
             outcome => looks.push(Look {
                 tid: thread.tid(),
-                name,
+                name: Some(name),
                 outcome,
             }),
         }

@@ -184,7 +184,7 @@ impl ThreadSeen {
     fn new(thread: &Thread<'_>) -> Self {
         Self {
             tid: thread.tid(),
-            name: thread.name().to_string_lossy().into_owned(),
+            name: thread.name().unwrap_or_default().to_string_lossy().into(),
             looks: 0,
             cpu: Duration::ZERO,
             running: BTreeMap::new(),
