@@ -1,27 +1,29 @@
 //! Facts of one ELF file that do not change from process to process: whether and how it knows one
 //! thread-local variable.
 
+mod cache;
+mod file;
+
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use object::elf;
 
+use crate::Error;
 pub use crate::arch::Machine;
 use crate::arch::TlsRelocation;
 use crate::elf::{DynamicTable, Elf, ElfError, FoundSymbol, Segment, Source};
 use crate::libc::{CLibrary, glibc};
-use crate::memory::{Image, Memory, MemoryError};
-use crate::{Device, Error};
+use crate::memory::Image;
+pub(crate) use cache::Facts;
+pub use cache::ModuleCache;
+use file::Counted;
+pub(crate) use file::{FileBytes, is_mapped_file, open_regular};
 
 /// Relocations kept of one module; a linker writes one or two for a variable.
 const MAX_RELOCATIONS: usize = 64;
-/// Files that a cache keeps before it starts anew.
-const MAX_CACHED: usize = 16 * 1024;
 
 /// What one ELF file says about one thread-local variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,16 +133,6 @@ impl Symbol {
             Symbol::Undefined | Symbol::NotThreadLocal | Symbol::Absent => None,
         }
     }
-}
-
-/// Opens a file on the reader's own side; `None` if it is a FIFO, a device, a directory or a socket.
-pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
-    let file = File::options()
-        .read(true)
-        // A FIFO must not block the open.
-        .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
-        .open(path)?;
-    Ok(file.metadata()?.is_file().then_some(file))
 }
 
 impl Module {
@@ -329,105 +321,4 @@ fn relocations(
         found.retain(|relocation| relocation.named);
     }
     Ok(found)
-}
-
-/// Identity and state of a file: as long as all of it is the same, so are the contents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct FileKey {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-/// [`Module`]s by file (device, inode, size, modification and change time), for as long as the
-/// caller keeps it. One cache serves any number of processes.
-#[derive(Debug, Default)]
-pub struct ModuleCache {
-    modules: HashMap<(FileKey, String), Facts>,
-    /// What reading them has cost so far, see [`Counted`].
-    pub(crate) cost: u64,
-}
-
-/// `None` for a file that is no ELF module, an error's text for one that is not readable.
-pub(crate) type Facts = Result<Option<Arc<Module>>, String>;
-
-impl ModuleCache {
-    /// An empty cache.
-    pub fn new() -> Self {
-        ModuleCache::default()
-    }
-
-    /// Number of files in it.
-    pub fn len(&self) -> usize {
-        self.modules.len()
-    }
-
-    /// Whether it has no file.
-    pub fn is_empty(&self) -> bool {
-        self.modules.is_empty()
-    }
-
-    pub(crate) fn module(&mut self, file: &File, name: &str) -> Facts {
-        let metadata = file.metadata().map_err(|error| error.to_string())?;
-        let key = FileKey {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        };
-        let key = (key, name.to_string());
-        if let Some(known) = self.modules.get(&key) {
-            return known.clone();
-        }
-        let (module, cost) = Module::read_counted(Source::File(&FileBytes(file)), name);
-        self.cost = self.cost.saturating_add(cost);
-        if self.modules.len() >= MAX_CACHED {
-            self.modules.clear();
-        }
-        self.modules.insert(key, module.clone());
-        module
-    }
-}
-
-/// Whether the file is the one that a mapping of `device` and `inode` shows.
-pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
-    file.metadata()
-        .is_ok_and(|it| it.ino() == inode && Device::from_stat(it.dev()) == device)
-}
-
-/// Memory that adds up what is read: bytes, a short read as a page, which takes as long.
-struct Counted<'a> {
-    memory: &'a dyn Memory,
-    cost: &'a Cell<u64>,
-}
-
-impl Memory for Counted<'_> {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        let cost = (buffer.len() as u64).max(4096);
-        self.cost.set(self.cost.get().saturating_add(cost));
-        self.memory.read(address, buffer)
-    }
-}
-
-/// A file's bytes, read with pread: a file that the target truncates ends a read early, where a
-/// mapping of it would end the reader.
-pub(crate) struct FileBytes<'a>(pub(crate) &'a File);
-
-impl Memory for FileBytes<'_> {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        let length = buffer.len();
-        self.0
-            .read_exact_at(buffer, address)
-            .map_err(|error| match error.raw_os_error() {
-                Some(errno) => MemoryError::System {
-                    address,
-                    length,
-                    errno,
-                },
-                None => MemoryError::Unmapped { address, length },
-            })
-    }
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use super::slot::{Location, slot};
 use super::*;
 use crate::elf::Segment;
 use crate::libc::glibc::FileFacts;
 use crate::memory::Image;
-use crate::module::{Module, TlsSegment};
+use crate::module::{Module, Relocation, TlsSegment};
 
 const BIAS: u64 = 0x7f00_0000_0000;
 const SLOT: u64 = 0x3000;

@@ -1,0 +1,60 @@
+//! Files on the reader's own side, and what reading them costs.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use crate::Device;
+use crate::memory::{Memory, MemoryError};
+
+/// Opens a file on the reader's own side; `None` if it is a FIFO, a device, a directory or a socket.
+pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
+    let file = File::options()
+        .read(true)
+        // A FIFO must not block the open.
+        .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
+        .open(path)?;
+    Ok(file.metadata()?.is_file().then_some(file))
+}
+
+/// Whether the file is the one that a mapping of `device` and `inode` shows.
+pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
+    file.metadata()
+        .is_ok_and(|it| it.ino() == inode && Device::from_stat(it.dev()) == device)
+}
+
+/// Memory that adds up what is read: bytes, a short read as a page, which takes as long.
+pub(super) struct Counted<'a> {
+    pub(super) memory: &'a dyn Memory,
+    pub(super) cost: &'a Cell<u64>,
+}
+
+impl Memory for Counted<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let cost = (buffer.len() as u64).max(4096);
+        self.cost.set(self.cost.get().saturating_add(cost));
+        self.memory.read(address, buffer)
+    }
+}
+
+/// A file's bytes, read with pread: a file that the target truncates ends a read early, where a
+/// mapping of it would end the reader.
+pub(crate) struct FileBytes<'a>(pub(crate) &'a File);
+
+impl Memory for FileBytes<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let length = buffer.len();
+        self.0
+            .read_exact_at(buffer, address)
+            .map_err(|error| match error.raw_os_error() {
+                Some(errno) => MemoryError::System {
+                    address,
+                    length,
+                    errno,
+                },
+                None => MemoryError::Unmapped { address, length },
+            })
+    }
+}

@@ -1,0 +1,146 @@
+//! The modules that define the variable, and the evidence for where each of them keeps it.
+
+use super::SIZE;
+use super::slot::{Location, slot};
+use crate::Memory;
+use crate::arch::Machine;
+use crate::libc::glibc;
+use crate::loaded::Loaded;
+use crate::memory::MemoryError;
+use crate::module::Access;
+
+/// A definition while evidence is collected.
+pub(super) struct Definition<'a> {
+    pub(super) loaded: &'a Loaded,
+    pub(super) offset: u64,
+    /// Distance of the variable from the thread pointer, if its storage is static.
+    pub(super) fixed: Option<i64>,
+    /// Module id and generation.
+    pub(super) module: Option<(u64, Option<u64>)>,
+    /// Access models of the references that are bound to it, its own module's first.
+    pub(super) accesses: Vec<Access>,
+    /// References of its own module are bound to another definition.
+    pub(super) bound_elsewhere: bool,
+}
+
+impl Definition<'_> {
+    fn is_at(&self, location: Location) -> bool {
+        match location {
+            Location::Static(offset) => self.fixed == Some(offset),
+            Location::Dynamic { module, offset, .. } => {
+                self.offset == offset && self.module.is_some_and(|(id, _)| id == module)
+            }
+        }
+    }
+
+    /// Takes a slot's word for it where nothing better is known.
+    fn learn(&mut self, location: Location) {
+        match location {
+            Location::Static(offset) => self.fixed = self.fixed.or(Some(offset)),
+            Location::Dynamic {
+                module, generation, ..
+            } => match &mut self.module {
+                Some((_, known)) => *known = known.or(generation),
+                unknown => *unknown = Some((module, generation)),
+            },
+        }
+    }
+}
+
+pub(super) fn definition<'a>(
+    loaded: &'a Loaded,
+    (offset, size): (u64, u64),
+    machine: Machine,
+    tls_modules: &[glibc::TlsModule],
+) -> Result<Definition<'a>, String> {
+    let module = &loaded.module;
+    if module.machine != machine {
+        return Err(format!(
+            "it was built for another machine ({:?})",
+            module.machine
+        ));
+    }
+    if size != SIZE {
+        return Err(format!(
+            "it defines a variable of {size} bytes instead of {SIZE}"
+        ));
+    }
+    let Some(tls) = module.tls.filter(|tls| {
+        offset
+            .checked_add(SIZE)
+            .is_some_and(|end| end <= tls.memory_size)
+    }) else {
+        return Err("its definition lies outside of its thread-local storage".to_string());
+    };
+    let known = tls_modules.iter().find(|known| known.bias == loaded.bias);
+    // glibc numbers the executable 1 (elf/rtld.c, `rtld_main`); a library that can be run looks
+    // like one to whoever sees the file alone.
+    let executable = module.executable && known.is_none_or(|known| known.id == 1);
+    let block = if executable {
+        module.machine.executable_block(&tls)
+    } else {
+        known.and_then(|known| module.machine.glibc_block(known.static_offset?))
+    };
+    Ok(Definition {
+        loaded,
+        offset,
+        fixed: block.map(|block| block.wrapping_add(offset as i64)),
+        module: known.map(|known| (known.id, Some(known.generation))),
+        accesses: Vec::new(),
+        bound_elsewhere: false,
+    })
+}
+
+/// Follows the slots of one module to the definitions that they lead to.
+///
+/// An error if one of them is missing from the core; the others are followed all the same.
+pub(super) fn bind(
+    memory: &dyn Memory,
+    referrer: &Loaded,
+    definitions: &mut [Definition<'_>],
+) -> Result<(), MemoryError> {
+    let mut missing = Ok(());
+    let own = definitions
+        .iter()
+        .position(|it| std::ptr::eq(it.loaded, referrer));
+    let only = if definitions.len() == 1 {
+        Some(0)
+    } else {
+        None
+    };
+    for relocation in &referrer.module.relocations {
+        let location = match slot(memory, referrer, relocation) {
+            Ok(Some(location)) => location,
+            Ok(None) => continue,
+            Err(error) => {
+                missing = Err(error);
+                continue;
+            }
+        };
+        let target = if relocation.named {
+            let known = definitions.iter().position(|it| it.is_at(location));
+            let unplaced = |index: &usize| {
+                definitions[*index].module.is_none() && definitions[*index].fixed.is_none()
+            };
+            // Another offset is another definition's, of a module that could not be read.
+            let possible = |index: &usize| match location {
+                Location::Static(_) => true,
+                Location::Dynamic { offset, .. } => definitions[*index].offset == offset,
+            };
+            known.or_else(|| own.filter(unplaced).or(only).filter(possible))
+        } else {
+            own
+        };
+        let Some(target) = target else { continue };
+        definitions[target].learn(location);
+        if own == Some(target) {
+            definitions[target].accesses.insert(0, relocation.access);
+        } else {
+            definitions[target].accesses.push(relocation.access);
+            if let Some(own) = own {
+                definitions[own].bound_elsewhere = true;
+            }
+        }
+    }
+    missing
+}

@@ -1,0 +1,101 @@
+//! The slots that the dynamic linker fills where it binds a reference.
+
+use crate::Memory;
+use crate::loaded::Loaded;
+use crate::memory::{MemoryError, Omission};
+use crate::module::{Access, Relocation};
+
+/// Where the dynamic linker says that a reference leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Location {
+    /// Distance from the thread pointer.
+    Static(i64),
+    /// A module's block, the offset in it, and the generation if the slot tells.
+    Dynamic {
+        module: u64,
+        offset: u64,
+        generation: Option<u64>,
+    },
+}
+
+/// What a live process does not let us read makes no sense as a slot; what a core file lacks
+/// might.
+fn sense<T>(read: Result<T, MemoryError>) -> Result<Option<T>, MemoryError> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(MemoryError::NotInCore {
+            why: Omission::NotMentioned,
+            ..
+        }) => Ok(None),
+        Err(error @ MemoryError::NotInCore { .. }) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Reads a slot; `None` while the dynamic linker has not filled it, or if it makes no sense.
+pub(super) fn slot(
+    memory: &dyn Memory,
+    referrer: &Loaded,
+    relocation: &Relocation,
+) -> Result<Option<Location>, MemoryError> {
+    let word = |at: u64| sense(memory.read_u64(at));
+    let at = referrer.bias.wrapping_add(relocation.slot);
+    let Some(first) = word(at)? else {
+        return Ok(None);
+    };
+    let second = || word(at.wrapping_add(8));
+    let location = match relocation.access {
+        Access::InitialExec | Access::LocalExec => {
+            (first != 0).then_some(Location::Static(first as i64))
+        }
+        Access::GeneralDynamic | Access::LocalDynamic => {
+            let offset = match relocation.access {
+                Access::LocalDynamic => {
+                    let definition = referrer.module.symbol.definition();
+                    definition.map(|(offset, _)| offset)
+                }
+                _ => second()?,
+            };
+            offset
+                .filter(|_| first != 0)
+                .map(|offset| Location::Dynamic {
+                    module: first,
+                    offset,
+                    generation: None,
+                })
+        }
+        Access::Tlsdesc => {
+            let (resolver, Some(argument)) = (first, second()?) else {
+                return Ok(None);
+            };
+            // Until lazy binding has run (glibc before 2.35) the resolver is the module's own
+            // stub, and the argument is the relocation.
+            let (start, end) = referrer.module.jump_relocations;
+            let lazy = argument
+                .checked_sub(referrer.bias)
+                .is_some_and(|argument| (start..end).contains(&argument));
+            if resolver == 0 || lazy || referrer.contains(resolver) {
+                return Ok(None);
+            }
+            let machine = referrer.module.machine;
+            match sense(machine.descriptor_is_static(memory, resolver, argument))? {
+                Some(false) => {}
+                Some(true) => return Ok(Some(Location::Static(argument as i64))),
+                None => return Ok(None),
+            }
+            // glibc `struct tlsdesc_dynamic_arg` (sysdeps/x86_64/dl-tlsdesc.h); musl's has no
+            // generation, and stores its offset in the third word's place to the same effect.
+            let (Some(module), Some(offset)) = (word(argument)?, word(argument.wrapping_add(8))?)
+            else {
+                return Ok(None);
+            };
+            let generation = word(argument.wrapping_add(16))?;
+            (module != 0).then_some(Location::Dynamic {
+                module,
+                offset,
+                generation,
+            })
+        }
+    };
+    Ok(location)
+}
