@@ -20,7 +20,7 @@ use crate::report::{self, Outcome};
 use crate::workspace::{have, is_root, setup_dir};
 
 /// Program, its Debian packages (a `-` behind a package: not that one), and what goes untested without it.
-const PROGRAMS: [(&str, &str, &str); 15] = [
+const PROGRAMS: [(&str, &str, &str); 16] = [
     ("gcc", "gcc", "C fixtures"),
     ("clang", "clang", "C fixtures built by clang"),
     ("ld.lld", "lld", "fixtures linked by lld"),
@@ -31,6 +31,7 @@ const PROGRAMS: [(&str, &str, &str); 15] = [
     ("capsh", "libcap2-bin", "missing capabilities"),
     ("setpriv", "util-linux", "tests without root"),
     ("gdb", "gdb", "comparison with gdb"),
+    ("strace", "strace", "faults in system calls"),
     ("valgrind", "valgrind", "instruction counts"),
     ("pip3", "python3-pip", "ddtrace from PyPI"),
     (

@@ -24,7 +24,7 @@ pub(crate) fn run(report: &mut Report) {
         };
         // Should it fail in the middle, nothing stays traced.
         let measured = on_own_thread(|| measure(report, &target, thread));
-        if let Err(why) = measured {
+        if let Err(why) = measured.unwrap_or_else(|error| Err(error.to_string())) {
             report.failed(thread, &why);
         }
     }

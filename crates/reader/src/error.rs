@@ -37,6 +37,12 @@ pub enum Error {
         /// Why not, and what its publisher can do.
         why: Unreadable,
     },
+    /// The kernel shows the thread, and yet says each time it is to be stopped that there is none.
+    #[error("thread {tid} could not be held: it is there, but got away from every look")]
+    NotHeld {
+        /// The thread.
+        tid: i32,
+    },
     /// The thread's variable lies in memory that can't be read.
     #[error("thread {tid}: its variable in {module} can't be read: {source}")]
     Variable {

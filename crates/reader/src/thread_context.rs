@@ -24,6 +24,9 @@ const PAGE: u64 = 4096;
 /// stop and not waited for would stop all the same.
 const SHORTEST_STOP: Duration = Duration::from_millis(20);
 
+/// Looks at a thread that the kernel shows, and says at each look that there is none.
+const LOOKS: usize = 3;
+
 /// Whether the threads of a process have a context that can be read.
 #[derive(Clone, Debug)]
 pub enum ThreadSupport {
@@ -236,6 +239,17 @@ impl<'p> Thread<'p> {
     /// # Errors
     /// When it can't be stopped or read.
     pub fn context(&self) -> Result<Outcome, Error> {
+        for _ in 0..LOOKS {
+            match self.look() {
+                // Nobody may take a thread for ended that is there.
+                Err(Error::Remote(remote::Error::NoSuchThread { .. })) if self.is_there() => {}
+                outcome => return outcome,
+            }
+        }
+        Err(Error::NotHeld { tid: self.tid })
+    }
+
+    fn look(&self) -> Result<Outcome, Error> {
         let mut stopped = self.stop()?;
         let read = stopped.read();
         let StoppedThread {
@@ -246,6 +260,14 @@ impl<'p> Thread<'p> {
         } = stopped;
         stopped.resume()?;
         Ok(self.decode(variables, read?.map(|size| &record[..size])))
+    }
+
+    /// Whether the process still has the thread, and not only what is left of one that has ended.
+    fn is_there(&self) -> bool {
+        match self.process.target().thread_state(self.tid) {
+            Ok(state) => !matches!(state, 'Z' | 'X'),
+            Err(error) => !matches!(error, remote::Error::NoSuchThread { .. }),
+        }
     }
 
     fn variables(&self) -> Result<&ThreadVariables, Error> {

@@ -62,6 +62,9 @@ pub enum Error {
         /// The state letter of `/proc/PID/task/TID/stat`, `?` when that could not be read.
         state: char,
     },
+    /// The system starts no further thread in the reader.
+    #[error("no thread of the reader's own can be started to stop others from: {0}")]
+    NoOwnThread(#[source] io::Error),
     /// The process runs as 32-bit code: only 64-bit threads have readable registers here.
     #[error("thread {tid} of process {pid} runs as 32-bit code, which is not supported")]
     Not64Bit {

@@ -3,7 +3,8 @@
 mod sizes;
 mod status;
 
-use std::ffi::{OsStr, OsString};
+use std::cell::Cell;
+use std::ffi::{CStr, OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
@@ -54,15 +55,20 @@ pub fn processes() -> Result<Vec<i32>, Error> {
             path: path.into(),
             source: errno.into(),
         })?;
-    Ok(numbers(&mut directory).collect())
+    let numbers: Result<Vec<i32>, Errno> = numbers(&mut directory).collect();
+    numbers.map_err(|errno| Error::Io {
+        path: path.into(),
+        source: errno.into(),
+    })
 }
 
-/// The names in a directory that are numbers. Those that cannot be read are gone already.
-fn numbers(directory: &mut Dir) -> impl Iterator<Item = i32> {
-    directory
-        .iter()
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok())
+/// The names in a directory that are numbers, and what keeps the others from being told.
+fn numbers(directory: &mut Dir) -> impl Iterator<Item = Result<i32, Errno>> {
+    let number = |name: &CStr| name.to_str().ok()?.parse().ok();
+    directory.iter().filter_map(move |entry| match entry {
+        Ok(entry) => number(entry.file_name()).map(Ok),
+        Err(errno) => Some(Err(errno)),
+    })
 }
 
 impl Process {
@@ -114,11 +120,15 @@ impl Process {
 
     /// Its threads, in the order of `/proc/PID/task`. One that exits meanwhile is left out.
     pub fn threads(&self) -> Result<Vec<Thread>, Error> {
-        let threads = self.thread_ids()?.into_iter().filter_map(|tid| {
-            let name = self.thread_name(tid).ok()?;
-            Some(Thread { tid, name })
-        });
-        Ok(threads.collect())
+        let mut threads = Vec::new();
+        for tid in self.thread_ids()? {
+            match self.thread_name(tid) {
+                Ok(name) => threads.push(Thread { tid, name }),
+                Err(Error::NoSuchThread { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(threads)
     }
 
     /// The ids of its threads.
@@ -138,20 +148,30 @@ impl Process {
         visit: &mut dyn FnMut(i32) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let mut directory = Dir::openat(&self.directory, "task", flags, Mode::empty())
-            .map_err(|errno| self.error("task", "list the threads", errno.into()))?;
-        // The end of the list, or a break: the caller knows which.
-        let _ = numbers(&mut directory).try_for_each(visit);
+        let error = |errno: Errno| self.error("task", "list the threads", errno.into());
+        let mut directory =
+            Dir::openat(&self.directory, "task", flags, Mode::empty()).map_err(error)?;
+        for tid in numbers(&mut directory) {
+            // The caller knows that it broke.
+            if visit(tid.map_err(error)?).is_break() {
+                break;
+            }
+        }
         Ok(())
     }
 
     /// The name of thread `tid`: 15 bytes at most, chosen by the target.
     pub fn thread_name(&self, tid: i32) -> Result<OsString, Error> {
-        self.name_of(&format!("task/{tid}/comm"))
-            .map_err(|error| match error {
-                Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },
-                error => error,
-            })
+        let name = || self.name_of(&format!("task/{tid}/comm"));
+        let name = match name() {
+            // Nothing that is there is left out for one bad answer.
+            Err(Error::NoSuchProcess { .. }) if self.has_thread(tid) => name(),
+            name => name,
+        };
+        name.map_err(|error| match error {
+            Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },
+            error => error,
+        })
     }
 
     /// Whether `tid` is a thread of this process.
@@ -243,14 +263,23 @@ impl Process {
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
     ) -> Result<Walk, Error> {
+        let visited = Cell::new(false);
         let mut walk = |prefix: &str| {
             let maps = self.open_entry(&format!("{prefix}maps"));
-            maps.and_then(|maps| mappings::walk(maps, visit))
+            maps.and_then(|maps| {
+                mappings::walk(maps, &mut |mapping| {
+                    visited.set(true);
+                    visit(mapping)
+                })
+            })
         };
         let mut whole = walk("");
-        if whole
+        let nothing = whole
             .as_ref()
-            .map_or_else(is_gone, |walk| *walk == Walk::default())
+            .map_or_else(is_gone, |walk| *walk == Walk::default());
+        // Nothing is visited twice: what ends halfway has ended.
+        if nothing
+            && !visited.get()
             && let Some(prefix) = self.other_task()
         {
             whole = walk(&prefix);

@@ -271,10 +271,17 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
 /// A thread of the target that did not stop in time stays traced until it stops, or until the OS
 /// thread that asked for the stop ends. So whoever stops threads in a long-lived OS thread does
 /// it in here: nothing stays traced behind.
-pub fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    std::thread::scope(|scope| match scope.spawn(work).join() {
-        Ok(result) => result,
-        Err(panic) => std::panic::resume_unwind(panic),
+///
+/// # Errors
+///
+/// [`Error::NoOwnThread`] when the system starts no further thread.
+pub fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, Error> {
+    std::thread::scope(|scope| {
+        let worker = std::thread::Builder::new().spawn_scoped(scope, work);
+        match worker.map_err(Error::NoOwnThread)?.join() {
+            Ok(result) => Ok(result),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
     })
 }
 
@@ -334,7 +341,7 @@ mod tests {
                 }
             };
             if own_thread {
-                on_own_thread(late);
+                on_own_thread(late).unwrap();
                 assert_eq!(tracer(), 0);
             } else {
                 late();

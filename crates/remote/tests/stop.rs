@@ -287,7 +287,8 @@ fn a_thread_that_others_trace_is_reported_with_its_tracer() {
     on_own_thread(|| match Stopped::stop(&process, tid, TIMEOUT) {
         Err(Error::AlreadyTraced { tracer, .. }) => assert_eq!(tracer, own),
         other => panic!("{other:?}"),
-    });
+    })
+    .unwrap();
 }
 
 #[test]

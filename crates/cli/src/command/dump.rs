@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let report = match (&arguments.core, arguments.pid) {
         (Some(core), _) => core::gather(core, &arguments.sysroot, options)?,
         // One of them is required.
-        (None, pid) => stop::on_own_thread(|| gather(pid.unwrap_or_default(), options))?,
+        (None, pid) => stop::on_own_thread(|| gather(pid.unwrap_or_default(), options))??,
     };
     let text = if arguments.json {
         json::render(&report.to_json())
@@ -116,12 +116,15 @@ fn gather(pid: i32, options: Options) -> Result<Report, ReaderError> {
 fn look_at_threads(process: &mut Process) -> Result<Vec<Look>, ReaderError> {
     let mut looks = Vec::new();
     for thread in process.threads()? {
-        let Ok(name) = thread.name() else { continue };
-        match look(&thread) {
+        let (name, outcome) = match thread.name() {
+            Ok(name) => (Some(name), look(&thread)),
+            Err(error) => (None, Err(error)),
+        };
+        match outcome {
             Err(error) if is_gone(&error) => {}
             outcome => looks.push(Look {
                 tid: thread.tid(),
-                name: Some(name),
+                name,
                 outcome,
             }),
         }

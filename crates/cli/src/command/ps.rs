@@ -83,7 +83,7 @@ struct Failure {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
-    let listing = stop::on_own_thread(|| gather(arguments))?;
+    let listing = stop::on_own_thread(|| gather(arguments))??;
     let text = if arguments.json {
         json::render(&listing)
     } else {

@@ -4,6 +4,7 @@ mod check;
 mod core;
 mod demo;
 mod dump;
+mod faults;
 mod hostile;
 mod ps;
 mod run;

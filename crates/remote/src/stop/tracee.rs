@@ -69,8 +69,9 @@ pub(super) fn detach(tid: i32, signal: c_int) -> Result<(), Errno> {
 pub(super) fn poll(pid: i32, tid: i32) -> Poll {
     let (code, status) = match wait(tid, libc::WEXITED | libc::WNOWAIT) {
         Ok(Some(news)) => news,
-        Ok(None) | Err(Errno::EINTR) => return Poll::Running,
-        Err(_) => return Poll::Gone,
+        Err(Errno::ECHILD) => return Poll::Gone,
+        // Only that tells that it is not traced any more.
+        Ok(None) | Err(_) => return Poll::Running,
     };
     if code == libc::CLD_TRAPPED {
         return Poll::Stopped(Stop::from_status(status));

@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
             let pid = number
                 .parse()
                 .map_err(|_| Error::NoProcessId(number.into()))?;
-            stop::on_own_thread(|| process::check(pid))?
+            stop::on_own_thread(|| process::check(pid))??
         }
         None => file::check(&arguments.target)?,
     };

@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         let head = text::head(service.pid(), arguments.duration);
         terminal::print(&head).map_err(Error::Output)?;
     }
-    let watched = stop::on_own_thread(|| watch::watch(service.pid(), arguments.duration))?;
+    let watched = stop::on_own_thread(|| watch::watch(service.pid(), arguments.duration))??;
     drop(service);
     let report = report::Report::of(watched);
     let text = if arguments.json {

@@ -1,0 +1,387 @@
+//! Faults injected by strace into each system call of `dump`, one at a time: the answer is right, or
+//! says what is missing, and nothing stays stopped.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use otelctx_fixtures::{Compiler, Target, directory};
+use serde_json::{Value, json};
+
+use crate::run::{Answer, command};
+
+/// What each call is made to fail with.
+const ERRORS: [&str; 5] = ["EINTR", "EPERM", "ESRCH", "EIO", "ENOMEM"];
+/// Calls of the C library's and Rust's own making, for memory, hashing and to start: they end a
+/// program that is refused them.
+const RUNTIME: [&str; 10] = [
+    "brk",
+    "futex",
+    "getrandom",
+    "mmap",
+    "mprotect",
+    "munmap",
+    "poll",
+    "rseq",
+    "rt_sigaction",
+    "sigaltstack",
+];
+/// Calls that do not fail, or whose failure nobody is told of.
+const NEVER_FAIL: [&str; 6] = [
+    "exit",
+    "exit_group",
+    "execve",
+    "rt_sigreturn",
+    "restart_syscall",
+    "sched_yield",
+];
+/// Runs of one test; [`every_fault`] has all that there are.
+const SOME: usize = 250;
+/// A command that runs for longer hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A target of threads.c, and the answer that a reader has to give of it.
+struct Subject {
+    target: Target,
+    truth: Value,
+    preload: PathBuf,
+    /// Where strace writes.
+    trace: PathBuf,
+}
+
+/// How the target reaches its variable.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// In the program: at a fixed distance from the thread pointer.
+    Static,
+    /// In a library that was loaded late: in blocks that threads allocate.
+    Dynamic,
+}
+
+impl Subject {
+    fn start(kind: Kind, purpose: &str) -> Option<Self> {
+        let strace = Command::new("strace").arg("-V").output();
+        if strace.is_err() {
+            eprintln!("skipped: strace is not installed");
+            return None;
+        }
+        let gcc = Compiler::gcc();
+        let preload = gcc.library(&["preload.c"], &["-ldl"])?;
+        let mut target = match kind {
+            Kind::Static => {
+                let sources = ["threads.c", "variable.c", "publish.c"];
+                Command::new(gcc.program(&sources, &["-DLINKED", "-rdynamic"])?)
+            }
+            Kind::Dynamic => {
+                let mut target = Command::new(gcc.program(&["threads.c", "publish.c"], &["-ldl"])?);
+                let library = gcc.library(&["variable.c"], &["-mtls-dialect=gnu2"])?;
+                target.arg(format!("lib={}", library.display()));
+                target.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0");
+                target
+            }
+        };
+        let target = Target::spawn(&mut target);
+        let answer = Answer::of(
+            command(&["dump", "--json", &target.pid().to_string()])
+                .output()
+                .unwrap(),
+        );
+        let truth = answer.expect(0).json();
+        check_truth(&truth, &target, kind);
+        let trace = directory().join(format!("faults-{purpose}-{}", std::process::id()));
+        Some(Self {
+            target,
+            truth,
+            preload,
+            trace,
+        })
+    }
+
+    /// `dump --json` with the preloaded library, which is told this.
+    fn dump(&self, option: &str, value: &str) -> Child {
+        let pid = self.target.pid().to_string();
+        let mut dump = command(&["dump", "--json", &pid]);
+        dump.env("LD_PRELOAD", &self.preload).env(option, value);
+        dump.stdout(Stdio::piped()).stderr(Stdio::piped());
+        dump.spawn().unwrap()
+    }
+
+    /// Runs `dump --json` under strace, from its `main` on; returns its answer and the trace.
+    fn traced(&self, inject: Option<&str>) -> (Answer, String) {
+        let dump = self.dump("PRELOAD_STOP", "1");
+        let pid = dump.id();
+        wait_until("the stop before main", || {
+            field(pid, "State:").starts_with('T')
+        });
+        let mut strace = Command::new("strace");
+        strace
+            .args(["-f", "-qqq", "-p", &pid.to_string(), "-o"])
+            .arg(&self.trace);
+        strace.args(inject.map(|it| format!("--inject={it}")));
+        let mut strace = strace.spawn().unwrap();
+        let tracer = strace.id().to_string();
+        wait_until("strace", || field(pid, "TracerPid:") == tracer);
+        kill(Pid::from_raw(pid as i32), Signal::SIGCONT).unwrap();
+        let answer = finish(dump);
+        strace.wait().unwrap();
+        (answer, fs::read_to_string(&self.trace).unwrap())
+    }
+
+    /// How often each call occurs in one thread, at most.
+    fn occurrences(&self) -> Vec<(String, usize)> {
+        let (answer, trace) = self.traced(None);
+        assert_eq!(answer.expect(0).json(), self.truth);
+        let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for line in trace.lines() {
+            let Some((thread, call)) = line.split_once(char::is_whitespace) else {
+                continue;
+            };
+            // Not `+++ exited with 0 +++`, nor `<... futex resumed>`.
+            let name = call.trim_start().split('(').next().unwrap_or_default();
+            if call.contains('(')
+                && name
+                    .bytes()
+                    .all(|it| it.is_ascii_alphanumeric() || it == b'_')
+            {
+                *counts.entry((name, thread)).or_default() += 1;
+            }
+        }
+        let mut most: BTreeMap<&str, usize> = BTreeMap::new();
+        for ((name, _), count) in counts {
+            let known = most.entry(name).or_default();
+            *known = count.max(*known);
+        }
+        let injectable = most
+            .into_iter()
+            .filter(|(name, _)| !NEVER_FAIL.contains(name));
+        injectable
+            .map(|(name, count)| (name.to_owned(), count))
+            .collect()
+    }
+
+    /// Lets the `at`th `call` of each thread fail with `error`, and says how it ended, or what is
+    /// wrong with that.
+    fn inject(&self, call: &str, error: &str, at: usize) -> Result<Ending, String> {
+        let what = format!("{call}:error={error}:when={at}");
+        let (answer, trace) = self.traced(Some(&what));
+        let ending = match answer.status {
+            0..=2 if answer.stderr.contains("panicked") => Err("a panic".to_owned()),
+            0 if answer.json() != self.truth => Err("an answer that is not true".to_owned()),
+            0 if !trace.contains("(INJECTED)") => Ok(Ending::NotReached),
+            0 => Ok(Ending::Right),
+            1 => self.judge(&answer.json()).map(|()| Ending::Partial),
+            2 if answer.stdout.is_empty() && answer.stderr.starts_with("otelctx: ") => {
+                Ok(Ending::Error)
+            }
+            3.. | ..0 if RUNTIME.contains(&call) => Ok(Ending::RuntimeEnded),
+            status => Err(format!("status {status}")),
+        };
+        self.none_stopped()
+            .and(ending)
+            .map_err(|why| format!("{what}: {why}: {answer:?}"))
+    }
+
+    /// Each part has to be the truth or an error, at least one an error, and no thread missing.
+    fn judge(&self, answer: &Value) -> Result<(), String> {
+        let threads = |of: &Value| of["threads"].as_array().cloned().unwrap();
+        let parts = |of: &Value| {
+            let whole = ["pid", "comm", "process_context", "thread_context"];
+            let whole = whole.map(|part| of[part].clone());
+            let contexts = threads(of).into_iter().map(|it| it["context"].clone());
+            whole.into_iter().chain(contexts).collect::<Vec<_>>()
+        };
+        let tids = |of: &Value| {
+            let threads = threads(of).into_iter();
+            threads.map(|it| it["tid"].clone()).collect::<Vec<_>>()
+        };
+        if tids(answer) != tids(&self.truth) {
+            return Err("other threads than there are".into());
+        }
+        let is_error = |part: &Value| part.get("error").is_some_and(Value::is_string);
+        for (thread, truth) in threads(answer).iter().zip(threads(&self.truth)) {
+            let unnamed = thread["name"].is_null() && is_error(&thread["context"]);
+            if thread["name"] != truth["name"] && !unnamed {
+                return Err(format!("{thread} is not {truth}"));
+            }
+        }
+        let mut errors = 0;
+        for (part, truth) in parts(answer).iter().zip(&parts(&self.truth)) {
+            errors += usize::from(is_error(part));
+            if part != truth && !is_error(part) {
+                return Err(format!("{part} is not {truth}"));
+            }
+        }
+        if errors == 0 {
+            return Err("status 1 without an error".into());
+        }
+        Ok(())
+    }
+
+    /// Another test may count the threads of all processes and stop each for a moment: only a stop
+    /// that stays is one.
+    fn none_stopped(&self) -> Result<(), String> {
+        let pid = self.target.pid();
+        let stopped = || {
+            let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+            let tids = tasks.map(|it| it.unwrap().file_name().to_string_lossy().parse().unwrap());
+            tids.map(|tid| (tid, field(tid, "State:"), field(tid, "TracerPid:")))
+                .find(|(_, state, tracer)| tracer != "0" || state.starts_with(['t', 'T']))
+        };
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while let Some((tid, state, tracer)) = stopped() {
+            if Instant::now() > deadline {
+                return Err(format!("thread {tid} is in {state}, traced by {tracer}"));
+            }
+            sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.trace);
+    }
+}
+
+/// What became of a run with a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Ending {
+    /// The whole answer.
+    Right,
+    /// An answer that says what is missing.
+    Partial,
+    /// No answer, and the reason.
+    Error,
+    /// The runtime gave up, see [`RUNTIME`].
+    RuntimeEnded,
+    /// This run did not come to that call.
+    NotReached,
+}
+
+/// Waits for the end of the command. If a signal ended it, the status is that signal's number,
+/// negative.
+fn finish(mut child: Child) -> Answer {
+    let deadline = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            panic!("the command hangs: {:?}", child.wait_with_output());
+        }
+        sleep(Duration::from_micros(500));
+    }
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+    Answer {
+        status: output.status.code().or(signal.map(|it| -it)).unwrap(),
+        stdout: text(output.stdout),
+        stderr: text(output.stderr),
+    }
+}
+
+/// A field of a task's status; empty once it is gone.
+fn field(task: u32, name: &str) -> String {
+    let status = fs::read_to_string(Path::new("/proc").join(task.to_string()).join("status"));
+    let status = status.unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_default().trim().to_owned()
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}");
+        sleep(Duration::from_micros(200));
+    }
+}
+
+/// Compares an answer with what the target says of itself.
+fn check_truth(answer: &Value, target: &Target, kind: Kind) {
+    let storage = match kind {
+        Kind::Static => "static",
+        Kind::Dynamic => "dynamic",
+    };
+    assert_eq!(answer["thread_context"]["storage"], storage);
+    for thread in answer["threads"].as_array().unwrap() {
+        let told = target.threads.iter().find(|it| thread["tid"] == it.tid);
+        let context = told.and_then(|it| Some((it, it.attached.as_ref()?))).map(
+            |(it, attached)| {
+                json!({"trace_id": attached.trace_id, "span_id": attached.span_id, "trace_flags": 1,
+                   "attributes": {"worker": it.name}})
+            },
+        );
+        assert_eq!(thread["context"], json!(context));
+    }
+}
+
+/// One run for each of at most `most` faults, spread evenly over all there are.
+fn inject(kind: Kind, purpose: &str, most: usize) {
+    let Some(subject) = Subject::start(kind, purpose) else {
+        return;
+    };
+    let occurrences = subject.occurrences();
+    let faults: Vec<(&str, &str, usize)> = occurrences
+        .iter()
+        .flat_map(|(call, count)| (1..=*count).map(move |at| (call.as_str(), at)))
+        .flat_map(|(call, at)| ERRORS.map(|error| (call, error, at)))
+        .collect();
+    // No multiple of the number of errors, so that each has its turn.
+    let mut stride = faults.len().div_ceil(most);
+    stride += usize::from(stride > 1 && stride.is_multiple_of(ERRORS.len()));
+    let mut table: BTreeMap<&str, BTreeMap<Ending, usize>> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for (call, error, at) in faults.iter().step_by(stride) {
+        match subject.inject(call, error, *at) {
+            Ok(ending) => *table.entry(call).or_default().entry(ending).or_default() += 1,
+            Err(why) => wrong.push(why),
+        }
+    }
+    println!(
+        "{kind:?}: {} of {} faults",
+        faults.len().div_ceil(stride),
+        faults.len()
+    );
+    for (call, endings) in table {
+        println!("{call:20} {endings:?}");
+    }
+    assert!(wrong.is_empty(), "{} wrong: {wrong:#?}", wrong.len());
+}
+
+#[test]
+fn a_fault_in_any_system_call_makes_no_wrong_answer() {
+    std::thread::scope(|scope| {
+        scope.spawn(|| inject(Kind::Static, "some-static", SOME));
+        inject(Kind::Dynamic, "some-dynamic", SOME);
+    });
+}
+
+/// Some thousand runs:
+/// `cargo test --release -p otelctx-cli --test command every_fault -- --ignored --nocapture`
+#[test]
+#[ignore = "takes minutes"]
+fn every_fault() {
+    std::thread::scope(|scope| {
+        scope.spawn(|| inject(Kind::Static, "all-static", usize::MAX));
+        inject(Kind::Dynamic, "all-dynamic", usize::MAX);
+    });
+}
+
+#[test]
+fn reads_that_return_less_than_asked_for_change_nothing() {
+    for kind in [Kind::Static, Kind::Dynamic] {
+        let Some(subject) = Subject::start(kind, "short") else {
+            return;
+        };
+        // Every read, then one after the other.
+        for which in 0..=250 {
+            let answer = finish(subject.dump("PRELOAD_SHORT", &which.to_string()));
+            assert_eq!(answer.expect(0).json(), subject.truth, "read {which}");
+        }
+    }
+}
