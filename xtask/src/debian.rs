@@ -40,6 +40,11 @@ pub(crate) const CURRENT: Rust = Rust {
 const COMPILER: [&str; 2] = ["rustc", "libstd-rust-dev"];
 
 impl Rust {
+    /// The release of Debian that it is from.
+    pub(crate) fn suite(&self) -> &'static str {
+        self.suite
+    }
+
     /// The path of its `rustc`, fetched on first use (about 15 s).
     ///
     /// # Errors
@@ -69,9 +74,8 @@ impl Rust {
         ];
         apt.run(&[&download[..], &COMPILER].concat())?;
         apt.run(&[&["download"][..], self.other_targets].concat())?;
-        let tree = folder.join("tree");
-        apt.finish(&tree)?;
-        write_wrapper(&rustc, &tree)?;
+        apt.finish(&folder.join("tree"))?;
+        write_wrapper(&rustc)?;
         report::output(Command::new(&rustc).arg("--version"))?;
         Ok(rustc)
     }
@@ -122,6 +126,17 @@ pub(crate) fn arm64_guest() -> Result<Guest, String> {
         kernel,
         busybox: tree.join("bin/busybox"),
     })
+}
+
+/// Fetches packages (`NAME` or `NAME:ARCHITECTURE`), without what they depend on, and unpacks them
+/// into `tree` below a folder.
+pub(crate) fn unpack(folder: &Path, suite: &str, packages: &[String]) -> Result<PathBuf, String> {
+    let apt = Apt::new(folder, suite)?;
+    let packages = packages.iter().map(String::as_str);
+    apt.run(&["download"].into_iter().chain(packages).collect::<Vec<_>>())?;
+    let tree = folder.join("tree");
+    apt.finish(&tree)?;
+    Ok(tree)
 }
 
 /// apt with lists, status and archives of its own.
@@ -223,15 +238,13 @@ fn deb_files(folder: &Path) -> Result<Vec<PathBuf>, String> {
 
 /// Starts the unpacked compiler through its own dynamic linker, because the machine's libc may be
 /// older than it asks for.
-fn write_wrapper(rustc: &Path, tree: &Path) -> Result<(), String> {
-    let text = format!(
-        "#!/bin/sh\n\
-         tree='{tree}'\n\
+fn write_wrapper(rustc: &Path) -> Result<(), String> {
+    // The checkout may move, or be reached by another path.
+    let text = "#!/bin/sh\n\
+         tree=\"$(dirname \"$(readlink -f \"$0\")\")/tree\"\n\
          exec \"$tree/usr/lib64/ld-linux-x86-64.so.2\" \\\n    \
          --library-path \"$tree/usr/lib/x86_64-linux-gnu:$tree/usr/lib\" \\\n    \
-         \"$tree/usr/bin/rustc\" --sysroot \"$tree/usr\" \"$@\"\n",
-        tree = tree.display(),
-    );
+         \"$tree/usr/bin/rustc\" --sysroot \"$tree/usr\" \"$@\"\n";
     let fail = |error| format!("{}: {error}", rustc.display());
     fs::write(rustc, text).map_err(fail)?;
     fs::set_permissions(rustc, fs::Permissions::from_mode(0o755)).map_err(fail)

@@ -12,6 +12,7 @@ mod guest;
 mod licences;
 mod miri;
 mod msrv;
+mod musl;
 mod report;
 mod setup;
 mod test;

@@ -8,16 +8,17 @@
 //! | `target/setup/python3` | link to the Python that `ddtrace` was installed for |
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
-//! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64, for `cargo xtask aarch64` |
+//! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64 and musl |
 //! | `target/setup/guest-arm64` | the kernel for that |
+//! | `target/setup/musl-x86_64/gcc`, `target/setup/musl-aarch64/gcc` | compilers for musl |
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::debian;
 use crate::report::{self, Outcome};
 use crate::workspace::{have, is_root, setup_dir};
+use crate::{debian, musl};
 
 /// Program, its Debian packages (a `-` behind a package: not that one), and what goes untested without it.
 const PROGRAMS: [(&str, &str, &str); 16] = [
@@ -67,6 +68,19 @@ pub(crate) fn run() -> Outcome {
     match (debian::CURRENT.rustc(), debian::arm64_guest()) {
         (Ok(_), Ok(guest)) => println!("have {}", guest.kernel.display()),
         (Err(why), _) | (_, Err(why)) => missing.push(format!("aarch64 ({why})")),
+    }
+    for (what, gcc) in [
+        ("musl", musl::X86_64.gcc()),
+        ("musl for aarch64", musl::AARCH64.gcc()),
+    ] {
+        match gcc {
+            Ok(gcc) => println!("have {}", gcc.display()),
+            Err(why) => missing.push(format!("{what} ({why})")),
+        }
+    }
+    match musl::X86_64.rust() {
+        Ok(_) => println!("have Rust for {}", musl::X86_64.target()),
+        Err(why) => missing.push(format!("Rust for musl ({why})")),
     }
     if missing.is_empty() {
         return Outcome::Passed(format!("everything is there, in {}", setup_dir().display()));

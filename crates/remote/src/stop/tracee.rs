@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::libc::{self, c_int, c_uint, c_void};
+use nix::libc::{self, c_int, c_void};
 
 /// Polls without a pause: a sleeping thread stops within some 20 µs.
 const SPINS: u32 = 100;
@@ -42,7 +42,13 @@ pub(super) enum Outcome {
     Late(i32),
 }
 
-fn ptrace(request: c_uint, tid: i32, data: usize) -> Result<(), Errno> {
+/// What the C library's `ptrace` takes as its request.
+#[cfg(target_env = "musl")]
+type Request = c_int;
+#[cfg(not(target_env = "musl"))]
+type Request = libc::c_uint;
+
+fn ptrace(request: Request, tid: i32, data: usize) -> Result<(), Errno> {
     // SAFETY: these requests (SEIZE, INTERRUPT, DETACH) take numbers, no pointers.
     let result = unsafe { libc::ptrace(request, tid, std::ptr::null_mut::<c_void>(), data) };
     Errno::result(result).map(drop)

@@ -1,0 +1,220 @@
+//! musl beside the machine's C library: headers and libraries from Debian, a gcc that uses them,
+//! and Rust's standard library, which neither rustup nor Debian has for musl here.
+//!
+//! | below `target/setup/musl-ARCHITECTURE` | what |
+//! |---|---|
+//! | `tree` | Debian's packages `musl` and `musl-dev` |
+//! | `gcc` | a compiler and linker for musl, also for static-pie |
+//! | `include`, `lib` | links into `tree`, and libgcc's unwinder under the names that Rust links |
+//!
+//! The standard library goes to Debian's current Rust (`target/setup/debian-rust-current`), where
+//! `--target x86_64-unknown-linux-musl` finds it.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::debian;
+use crate::report;
+use crate::workspace::{cargo, have, setup_dir};
+
+/// The release whose compilers and kernels the tests use.
+const SUITE: &str = "bookworm";
+
+/// An architecture that musl is set up for.
+pub(crate) struct Musl {
+    name: &'static str,
+    /// Debian's name of it.
+    debian: &'static str,
+    /// The machine's gcc for it.
+    gcc: &'static str,
+}
+
+/// The architecture of the tests' own machine.
+pub(crate) const X86_64: Musl = Musl {
+    name: "x86_64",
+    debian: "amd64",
+    gcc: "x86_64-linux-gnu-gcc",
+};
+
+/// That of the emulated machine.
+pub(crate) const AARCH64: Musl = Musl {
+    name: "aarch64",
+    debian: "arm64",
+    gcc: "aarch64-linux-gnu-gcc",
+};
+
+impl Musl {
+    /// Its compiler and linker, made on first use (about 10 s).
+    ///
+    /// # Errors
+    /// A sentence saying why there is none here.
+    pub(crate) fn gcc(&self) -> Result<PathBuf, String> {
+        let folder = setup_dir().join(format!("musl-{}", self.name));
+        let gcc = folder.join("gcc");
+        if gcc.is_file() {
+            return Ok(gcc);
+        }
+        if !have(self.gcc) {
+            return Err(format!("no {}", self.gcc));
+        }
+        // A half-done earlier try is no use: the wrapper is written last.
+        let _ = fs::remove_dir_all(&folder);
+        println!(
+            "fetching Debian {SUITE}'s musl for {} into {}",
+            self.debian,
+            folder.display()
+        );
+        let packages = ["musl", "musl-dev"].map(|name| format!("{name}:{}", self.debian));
+        let tree = debian::unpack(&folder, SUITE, &packages)?;
+        let triple = format!("{}-linux-musl", self.name);
+        let fail = |error| format!("{}: {error}", folder.display());
+        symlink(format!("tree/usr/include/{triple}"), folder.join("include")).map_err(fail)?;
+        symlink(format!("tree/usr/lib/{triple}"), folder.join("lib")).map_err(fail)?;
+        // The packages count on `/lib` being a link to `/usr/lib`.
+        let shared = tree.join("lib").join(&triple).join("libc.so");
+        fs::rename(shared, folder.join("lib/libc.so")).map_err(fail)?;
+        fs::write(folder.join("specs"), self.specs(&folder)).map_err(fail)?;
+        let text = format!(
+            "#!/bin/sh\nexec {} \"$@\" -specs \"$(dirname \"$(readlink -f \"$0\")\")/specs\"\n",
+            self.gcc
+        );
+        let partial = folder.join("gcc.partial");
+        fs::write(&partial, text).map_err(fail)?;
+        fs::set_permissions(&partial, fs::Permissions::from_mode(0o755)).map_err(fail)?;
+        self.unwinder(&partial, &folder)?;
+        fs::rename(&partial, &gcc).map_err(fail)?;
+        Ok(gcc)
+    }
+
+    /// What Debian's `musl-gcc.specs` says, for these paths, with static-pie and without a dynamic
+    /// linker in static programs.
+    fn specs(&self, folder: &Path) -> String {
+        let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.into());
+        format!(
+            "%rename cpp_options old_cpp_options\n\n\
+             *cpp_options:\n\
+             -nostdinc -isystem {folder}/include -isystem include%s %(old_cpp_options)\n\n\
+             *cc1:\n\
+             %(cc1_cpu) -nostdinc -isystem {folder}/include -isystem include%s\n\n\
+             *link_libgcc:\n\
+             -L{folder}/lib -L .%s\n\n\
+             *libgcc:\n\
+             libgcc.a%s %:if-exists(libgcc_eh.a%s)\n\n\
+             *startfile:\n\
+             %{{shared:;static-pie:{folder}/lib/rcrt1.o;static|no-pie:{folder}/lib/crt1.o;:{folder}/lib/Scrt1.o}} \
+             {folder}/lib/crti.o crtbeginS.o%s\n\n\
+             *endfile:\n\
+             crtendS.o%s {folder}/lib/crtn.o\n\n\
+             *link:\n\
+             -nostdlib %{{shared:-shared}} %{{pie:-pie}} %{{rdynamic:-export-dynamic}} \
+             %{{static-pie:-static -pie --no-dynamic-linker -z text;static:-static;\
+             !shared:-dynamic-linker /lib/ld-musl-{name}.so.1}}\n\n\
+             *esp_link:\n\n\n\
+             *esp_options:\n\n\n\
+             *esp_cpp_options:\n\n\n",
+            folder = folder.display(),
+            name = self.name,
+        )
+    }
+
+    /// libgcc's unwinder under the names by which Rust's standard library asks for it: LLVM's in
+    /// static programs, the shared one in others (glibc's, which musl cannot load).
+    fn unwinder(&self, gcc: &Path, folder: &Path) -> Result<(), String> {
+        let object = folder.join("find_object.o");
+        let source = folder.join("find_object.c");
+        let fail = |error| format!("{}: {error}", source.display());
+        fs::write(&source, include_str!("musl/find_object.c")).map_err(fail)?;
+        let flags = ["-O2", "-fPIC", "-c", "-o"];
+        report::output(Command::new(gcc).args(flags).arg(&object).arg(&source))?;
+        let unwinder = report::output(Command::new(self.gcc).arg("-print-file-name=libgcc_eh.a"))?;
+        for name in ["libunwind.a", "libgcc_s.a"] {
+            let archive = folder.join("lib").join(name);
+            fs::copy(unwinder.trim(), &archive).map_err(fail)?;
+            report::output(Command::new("ar").arg("q").arg(&archive).arg(&object))?;
+        }
+        Ok(())
+    }
+
+    /// A `rustc` whose `--target` can be [`Self::target`], and the linker that it needs; the
+    /// standard library is built on first use (about 40 s on two cores).
+    ///
+    /// # Errors
+    /// A sentence saying why there is none here.
+    pub(crate) fn rust(&self) -> Result<(PathBuf, PathBuf), String> {
+        let rustc = debian::CURRENT.rustc()?;
+        let gcc = self.gcc()?;
+        let libraries = report::output(
+            Command::new(&rustc)
+                .args(["--print", "target-libdir", "--target"])
+                .arg(self.target()),
+        )?;
+        let libraries = Path::new(libraries.trim());
+        if !libraries.is_dir() {
+            println!("building Rust's standard library for {}", self.target());
+            self.standard_library(&rustc, libraries)?;
+        }
+        Ok((rustc, gcc))
+    }
+
+    /// Rust's name of this target.
+    pub(crate) fn target(&self) -> String {
+        format!("{}-unknown-linux-musl", self.name)
+    }
+
+    /// Builds it from the sources, and with the dependencies, that Debian packages.
+    fn standard_library(&self, rustc: &Path, libraries: &Path) -> Result<(), String> {
+        let folder = setup_dir().join("musl-std");
+        let _ = fs::remove_dir_all(&folder);
+        let tree = debian::unpack(&folder, debian::CURRENT.suite(), &["rust-src".to_owned()])?;
+        let sources = find_library(&tree.join("usr/src"))?;
+        let vendored = format!(
+            "source.vendored.directory={:?}",
+            sources.join("vendor").display().to_string()
+        );
+        let build = folder.join("build");
+        let mut command = cargo();
+        command
+            .env("RUSTC", rustc)
+            // The standard library is written in unstable Rust.
+            .env("RUSTC_BOOTSTRAP", "1")
+            // What rustc's own build says of every crate of it (bootstrap's `std_cargo`).
+            .env("RUSTFLAGS", "-Zforce-unstable-if-unmarked")
+            .env_remove("RUSTC_WRAPPER")
+            .current_dir(sources.join("sysroot"))
+            .args(["build", "--quiet", "--release", "--offline"])
+            .args(["--config", "source.crates-io.replace-with='vendored'"])
+            .args(["--config", &vendored])
+            .args(["--features", "panic-unwind,backtrace", "--target"])
+            .arg(self.target())
+            .arg("--target-dir")
+            .arg(&build);
+        report::output(&mut command)?;
+
+        let partial = libraries.with_extension("partial");
+        let fail = |error| format!("{}: {error}", partial.display());
+        let _ = fs::remove_dir_all(&partial);
+        fs::create_dir_all(&partial).map_err(fail)?;
+        let built = build.join(self.target()).join("release/deps");
+        for entry in fs::read_dir(&built).map_err(fail)? {
+            let file = entry.map_err(fail)?.path();
+            if file.extension().is_some_and(|ending| ending == "rlib") {
+                fs::copy(&file, partial.join(file.file_name().unwrap_or_default()))
+                    .map_err(fail)?;
+            }
+        }
+        fs::rename(&partial, libraries).map_err(fail)?;
+        fs::remove_dir_all(&folder).map_err(fail)
+    }
+}
+
+/// The folder `library` of the one version of Rust's sources.
+fn find_library(sources: &Path) -> Result<PathBuf, String> {
+    let entries =
+        fs::read_dir(sources).map_err(|error| format!("{}: {error}", sources.display()))?;
+    entries
+        .filter_map(|entry| Some(entry.ok()?.path().join("library")))
+        .find(|folder| folder.is_dir())
+        .ok_or_else(|| format!("{}: no sources of Rust", sources.display()))
+}
