@@ -17,9 +17,9 @@ use crate::memory::{Memory, MemoryError};
 const MAX_SEGMENTS: usize = 512;
 /// Entries of the dynamic table that are read; a linker writes about thirty.
 const MAX_DYNAMIC: usize = 4096;
-/// Symbols or relocations of one table that are looked at: 384 MiB of relocations, above what
-/// the largest browsers have.
-const MAX_ENTRIES: u64 = 1 << 24;
+/// Symbols or relocations of one table that are looked at: 192 MiB of them, above what the
+/// largest browsers have.
+const MAX_ENTRIES: u64 = 1 << 23;
 /// Bytes of a table read at a time.
 const CHUNK: u64 = 64 * 1024;
 
@@ -118,9 +118,9 @@ impl<'a> Elf<'a> {
         let mut magic = [0; 4];
         match memory.read(base, &mut magic) {
             Ok(()) if magic == elf::ELFMAG => {}
+            Ok(()) | Err(MemoryError::Unmapped { .. }) => return Ok(None),
             // Whether it is a module cannot be told.
-            Err(error @ MemoryError::NotInCore { .. }) => return Err(error.into()),
-            _ => return Ok(None),
+            Err(error) => return Err(error.into()),
         }
         let header: FileHeader64<LE> = read_struct(memory, base)?;
         if header.e_ident.class != elf::ELFCLASS64 {
@@ -277,16 +277,24 @@ impl<'a> Elf<'a> {
         Ok(table)
     }
 
-    /// The name that the module gives itself (DT_SONAME), at most 255 bytes of it.
-    pub(crate) fn soname(&self) -> Option<Vec<u8>> {
-        let offset = self.table.soname?;
-        let length = self.table.strings_size.checked_sub(offset)?.min(255);
-        let mut name = vec![0; length as usize];
-        self.read_at(self.table.strings.checked_add(offset)?, &mut name)
-            .ok()?;
-        let end = name.iter().position(|byte| *byte == 0)?;
-        name.truncate(end);
-        Some(name)
+    /// The name that the module gives itself (DT_SONAME), at most 255 bytes of it. `None` also if
+    /// that lies outside of the module.
+    pub(crate) fn soname(&self) -> Result<Option<Vec<u8>>, ElfError> {
+        let Some(offset) = self.table.soname else {
+            return Ok(None);
+        };
+        let left = self.table.strings_size.saturating_sub(offset);
+        let mut name = vec![0; left.min(255) as usize];
+        match self.read_at(self.table.strings.wrapping_add(offset), &mut name) {
+            Ok(()) => {}
+            Err(Malformed(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let end = name.iter().position(|byte| *byte == 0);
+        Ok(end.map(|end| {
+            name.truncate(end);
+            name
+        }))
     }
 
     /// Calls `visit` with the address, type, symbol index and addend of every relocation that is
@@ -354,7 +362,7 @@ fn chunks(
     mut visit: impl FnMut(u64, u64) -> Result<(), ElfError>,
 ) -> Result<(), ElfError> {
     if total / entry > MAX_ENTRIES {
-        return Err(Malformed("a table has more than 16 million entries"));
+        return Err(Malformed("a table has more than 8 million entries"));
     }
     let step = CHUNK / entry * entry;
     let total = total / entry * entry;
@@ -385,3 +393,6 @@ pub(crate) fn read_structs<T: Pod>(
     memory.read(address, &mut bytes)?;
     Ok(structs::<T>(&bytes).to_vec())
 }
+
+#[cfg(test)]
+mod tests;

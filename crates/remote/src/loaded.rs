@@ -15,9 +15,12 @@ use crate::{Device, Error, Memory, Process};
 /// Modules that are looked at in one process; browsers load a few hundred.
 const MAX_MODULES: usize = 16 * 1024;
 
-/// Bytes that are read of the modules of one process, some seconds' work: hundreds of times what
-/// the tables of a large browser have. Files full of holes cost their maker nothing.
-const MAX_COST: u64 = 4 << 30;
+/// Bytes of the names of these modules; a path has at most 4096, each at most four when escaped.
+const MAX_NAMES: usize = 8 << 20;
+
+/// Bytes that are read of the modules of one process, some hundred times what the tables of a
+/// large browser have: about half a second's work. What is known of a file costs nothing.
+const MAX_COST: u64 = 1 << 30;
 
 /// What a process has mapped: it is alive, or this is its core file.
 pub trait AddressSpace {
@@ -146,10 +149,12 @@ fn code(mapping: &Mapping<'_>) -> Option<(u64, u64)> {
 fn runs(space: &dyn AddressSpace) -> Result<(Vec<Run>, u64), Error> {
     let mut runs = Vec::new();
     let mut left_out = 0;
+    let mut names = 0;
     let mut current: Option<Run> = None;
     let mut keep = |run: Option<Run>| {
         if let Some(run) = run.filter(|run| run.code.is_some()) {
-            if runs.len() < MAX_MODULES {
+            names += run.name.len();
+            if runs.len() < MAX_MODULES && names <= MAX_NAMES {
                 runs.push(run)
             } else {
                 left_out += 1
@@ -239,8 +244,9 @@ fn modules_within(
     }
     if left_out > 0 {
         let reason = format!(
-            "{left_out} modules left out, above the limit of {MAX_MODULES} modules or of {} MiB \
-             read of them",
+            "{left_out} modules left out, above the limit of {MAX_MODULES} modules, of {} MiB of \
+             names or of {} MiB read of them",
+            MAX_NAMES >> 20,
             limit >> 20
         );
         modules.unreadable.push((space.name(), reason));

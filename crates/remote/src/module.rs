@@ -5,7 +5,6 @@ mod cache;
 mod file;
 
 use std::cell::Cell;
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use crate::libc::{CLibrary, glibc};
 use crate::memory::Image;
 pub(crate) use cache::Facts;
 pub use cache::ModuleCache;
-use file::Counted;
+use file::{Counted, MAX_COST};
 pub(crate) use file::{FileBytes, is_mapped_file, open_regular};
 
 /// Relocations kept of one module; a linker writes one or two for a variable.
@@ -150,9 +149,11 @@ impl Module {
         let Some(file) = open_regular(path).map_err(io)? else {
             return Err(Error::NotRegularFile { path: path.into() });
         };
-        Self::read_file(&file, name)
-            .map_err(|error| elf(error.to_string()))?
-            .ok_or_else(|| elf("it is no ELF file".to_string()))
+        let (facts, _) = Self::read_counted(Source::File(&FileBytes(&file)), name);
+        match facts.map_err(elf)? {
+            Some(module) => Ok(Arc::unwrap_or_clone(module)),
+            None => Err(elf("it is no ELF file".to_string())),
+        }
     }
 
     /// Reads what an ELF file's bytes say, see [`Self::open`]. `None` if they are not those of a
@@ -163,28 +164,31 @@ impl Module {
         Self::read(Source::File(&image), name).ok().flatten()
     }
 
-    /// [`Self::read`] for many modules: the facts, and what they cost to read, see [`Counted`].
+    /// Reads no more of a module than is bearable: the facts, and what they cost, see [`Counted`].
     pub(crate) fn read_counted(source: Source<'_>, name: &str) -> (Facts, u64) {
+        Self::read_within(MAX_COST, source, name)
+    }
+
+    /// See [`Self::read_counted`].
+    pub(crate) fn read_within(limit: u64, source: Source<'_>, name: &str) -> (Facts, u64) {
         let cost = Cell::new(0);
-        let counted = |memory| Counted {
-            memory,
-            cost: &cost,
-        };
+        let counted = |memory| Counted::new(memory, &cost, limit);
         let module = match source {
             Source::File(memory) => Self::read(Source::File(&counted(memory)), name),
             Source::Loaded(memory, base) => {
                 Self::read(Source::Loaded(&counted(memory), base), name)
             }
         };
-        let facts = module
-            .map(|module| module.map(Arc::new))
-            .map_err(|error| error.to_string());
+        let facts = match module {
+            // Whatever it says then, something is missing.
+            _ if cost.get() > limit => Err(format!(
+                "more than {} MiB of it would have to be read",
+                limit >> 20
+            )),
+            Ok(module) => Ok(module.map(Arc::new)),
+            Err(error) => Err(error.to_string()),
+        };
         (facts, cost.get())
-    }
-
-    /// `Ok(None)` if the file is no ELF module.
-    pub(crate) fn read_file(file: &File, name: &str) -> Result<Option<Self>, ElfError> {
-        Self::read(Source::File(&FileBytes(file)), name)
     }
 
     pub(crate) fn read(source: Source<'_>, name: &str) -> Result<Option<Self>, ElfError> {
@@ -192,7 +196,7 @@ impl Module {
             return Ok(None);
         };
         let machine = Machine::from_elf(elf.machine());
-        let soname = elf.soname();
+        let soname = elf.soname()?;
         let found = elf.dynamic_symbol(name.as_bytes())?;
         let symbol = match found {
             Some(found) if found.kind != elf::STT_TLS => Symbol::NotThreadLocal,
@@ -301,6 +305,7 @@ fn relocations(
                 match elf.read_u64(slot.wrapping_add(8)) {
                     Ok(next) if own(next) => Access::GeneralDynamic,
                     Ok(0) => Access::LocalDynamic,
+                    Err(error @ ElfError::Memory(_)) => return Err(error),
                     _ => return Ok(()),
                 }
             }

@@ -20,6 +20,10 @@ use definition::{Definition, bind, definition};
 
 /// Bytes of the variable: a pointer.
 const SIZE: u64 = 8;
+/// Definitions that are told apart in one process, which uses one of them or a few.
+const MAX_DEFINITIONS: usize = 256;
+/// Slots that are followed in one process; every module that refers to the variable has one or two.
+const MAX_SLOTS: usize = 1 << 16;
 
 /// Where each thread keeps the variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,21 +89,40 @@ pub fn resolve(
     let library = loaded.iter().find_map(|loaded| loaded.module.library);
     let tls_modules = glibc_tls_modules(memory, &loaded, &mut unreadable);
 
+    let mut left_out = 0;
     let mut definitions = Vec::new();
     for loaded in &loaded {
         let Some((offset, size)) = loaded.module.symbol.definition() else {
             continue;
         };
+        if definitions.len() == MAX_DEFINITIONS {
+            left_out += 1;
+            continue;
+        }
         match definition(loaded, (offset, size), space.machine(), &tls_modules) {
             Ok(definition) => definitions.push(definition),
             Err(reason) => unreadable.push((loaded.name.clone(), reason)),
         }
     }
+    let mut slots = 0;
     for referrer in &loaded {
+        slots += referrer.module.relocations.len();
+        if slots > MAX_SLOTS {
+            left_out += 1;
+            continue;
+        }
         if let Err(error) = bind(memory, referrer, &mut definitions) {
             let reason = format!("what its code is bound to: {error}");
             unreadable.push((referrer.name.clone(), reason));
         }
+    }
+
+    if left_out > 0 {
+        let reason = format!(
+            "{left_out} definitions of the variable, or modules that refer to it, left out, above \
+             the limit of {MAX_DEFINITIONS} definitions or of {MAX_SLOTS} references"
+        );
+        unreadable.push((space.name(), reason));
     }
 
     let mut resolution = Resolution {

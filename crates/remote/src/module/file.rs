@@ -9,6 +9,12 @@ use std::path::Path;
 use crate::Device;
 use crate::memory::{Memory, MemoryError};
 
+/// Bytes that are read of one module: several times what the tables of a large browser have. A
+/// file full of holes costs its maker nothing.
+pub(super) const MAX_COST: u64 = 256 << 20;
+/// What a short read takes as long as: about half a microsecond.
+const SHORT_READ: u64 = 1024;
+
 /// Opens a file on the reader's own side; `None` if it is a FIFO, a device, a directory or a socket.
 pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     let file = File::options()
@@ -25,16 +31,36 @@ pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
         .is_ok_and(|it| it.ino() == inode && Device::from_stat(it.dev()) == device)
 }
 
-/// Memory that adds up what is read: bytes, a short read as a page, which takes as long.
+/// Memory that adds up what reading it costs: bytes, a short read as [`SHORT_READ`]. Ends at a
+/// limit.
 pub(super) struct Counted<'a> {
-    pub(super) memory: &'a dyn Memory,
-    pub(super) cost: &'a Cell<u64>,
+    memory: &'a dyn Memory,
+    cost: &'a Cell<u64>,
+    limit: u64,
+}
+
+impl<'a> Counted<'a> {
+    pub(super) fn new(memory: &'a dyn Memory, cost: &'a Cell<u64>, limit: u64) -> Self {
+        Counted {
+            memory,
+            cost,
+            limit,
+        }
+    }
 }
 
 impl Memory for Counted<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        let cost = (buffer.len() as u64).max(4096);
-        self.cost.set(self.cost.get().saturating_add(cost));
+        let length = buffer.len() as u64;
+        let cost = self.cost.get().saturating_add(length.max(SHORT_READ));
+        self.cost.set(cost);
+        if cost > self.limit {
+            return Err(MemoryError::Limit {
+                address,
+                length,
+                limit: self.limit as usize,
+            });
+        }
         self.memory.read(address, buffer)
     }
 }

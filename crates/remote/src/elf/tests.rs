@@ -1,0 +1,295 @@
+//! Modules made by hand whose tables lie: what they cost is bounded, and what is wrong is said.
+
+use std::cell::Cell;
+
+use object::elf::DynamicTag;
+
+use super::*;
+use crate::memory::Image;
+use crate::module::{Module, Symbol};
+
+const NAME: &str = "otel_thread_ctx_v1";
+
+/// Where the parts of [`file`] are; addresses are file offsets.
+const DYNAMIC: u64 = 0x400;
+const TABLES: u64 = 0x1000;
+/// The file, which is one segment, ends here: 1 TiB, nearly all of it holes.
+const END: u64 = 1 << 40;
+
+/// A file that keeps account of what is read of it. What the image lacks up to the end is
+/// `filler`, again and again.
+struct Hostile {
+    image: Image,
+    filler: [u8; 8],
+    reads: Cell<u64>,
+    bytes: Cell<u64>,
+}
+
+impl Memory for Hostile {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.reads.set(self.reads.get() + 1);
+        self.bytes.set(self.bytes.get() + buffer.len() as u64);
+        if address < TABLES {
+            return self.image.read(address, buffer);
+        }
+        let length = buffer.len();
+        let end = address.checked_add(length as u64);
+        if end.is_none_or(|end| end > END) {
+            return Err(MemoryError::Unmapped { address, length });
+        }
+        buffer.fill(0);
+        if self.filler != [0; 8] {
+            for (at, byte) in (address..end.unwrap()).zip(buffer.iter_mut()) {
+                *byte = self.filler[at as usize % 8];
+            }
+        }
+        // What the image has wins.
+        let mut piece = vec![0; buffer.len().min(64)];
+        if self.image.read(address, &mut piece).is_ok() {
+            buffer[..piece.len()].copy_from_slice(&piece);
+        }
+        Ok(())
+    }
+}
+
+/// A library with one PT_LOAD segment, a PT_TLS segment and this dynamic table.
+fn file(filler: [u8; 8], dynamic: &[(DynamicTag, u64)]) -> Hostile {
+    let mut header = vec![0; 64];
+    header[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    let mut put = |at: usize, bytes: &[u8]| header[at..at + bytes.len()].copy_from_slice(bytes);
+    put(16, &elf::ET_DYN.0.to_le_bytes());
+    put(18, &elf::EM_X86_64.0.to_le_bytes());
+    put(32, &64_u64.to_le_bytes());
+    put(54, &56_u16.to_le_bytes());
+    put(56, &3_u16.to_le_bytes());
+    let table = dynamic.len() as u64 * 16;
+    for (kind, flags, at, size) in [
+        (elf::PT_LOAD.0, 5_u32, 0, END),
+        (elf::PT_DYNAMIC.0, 4, DYNAMIC, table),
+        (elf::PT_TLS.0, 4, 0, 16),
+    ] {
+        header.extend(kind.to_le_bytes());
+        header.extend(flags.to_le_bytes());
+        header.extend([at, at, at, size, size, 8].map(u64::to_le_bytes).concat());
+    }
+    let mut image = Image::new();
+    image.map(0, header);
+    let words: Vec<u64> = dynamic
+        .iter()
+        .flat_map(|(tag, value)| [tag.0 as u64, *value])
+        .collect();
+    image.map_u64(DYNAMIC, &words);
+    Hostile {
+        image,
+        filler,
+        reads: Cell::new(0),
+        bytes: Cell::new(0),
+    }
+}
+
+fn facts(file: &Hostile) -> Result<Option<Symbol>, String> {
+    let (facts, _) = Module::read_counted(Source::File(file), NAME);
+    facts.map(|module| module.map(|module| module.symbol))
+}
+
+/// Symbols, names and hash table in the same place: none of them ends anywhere.
+fn cyclic(hash: DynamicTag) -> [(DynamicTag, u64); 4] {
+    [
+        (elf::DT_SYMTAB, TABLES),
+        (elf::DT_STRTAB, TABLES),
+        (elf::DT_STRSZ, END - TABLES),
+        (hash, TABLES),
+    ]
+}
+
+#[test]
+fn a_chain_of_dt_hash_that_loops() {
+    // One bucket, a huge number of chains; each leads to symbol 1, whose name is not the one.
+    let mut file = file([1, 0, 0, 0, 1, 0, 0, 0], &cyclic(elf::DT_HASH));
+    file.image.map(TABLES, [1, 0, 0, 0, 255, 255, 255, 255]);
+    let error = facts(&file).unwrap_err();
+    assert_eq!(error, "a chain of its DT_HASH does not end");
+    // A link, a symbol and a name for each of 4,096 links.
+    assert!(file.reads.get() <= 3 * 4097 + 16, "{}", file.reads.get());
+}
+
+#[test]
+fn a_chain_of_dt_gnu_hash_that_does_not_end() {
+    // A filter that lets everything pass, all links even: none is the last.
+    let mut file = file([0xfe; 8], &cyclic(elf::DT_GNU_HASH));
+    file.image.map_u64(TABLES, &[1 << 32 | 1, 1, u64::MAX]);
+    let error = facts(&file).unwrap_err();
+    assert_eq!(error, "a chain of its DT_GNU_HASH does not end");
+    assert!(file.reads.get() <= 3 * 4097 + 16, "{}", file.reads.get());
+}
+
+/// The name's offset in every symbol leads into the symbols: each is compared, and none is it.
+#[test]
+fn more_thread_local_variables_than_any_program_has() {
+    // st_name and st_info (STT_TLS) of every symbol.
+    let mut file = file([6; 8], &cyclic(elf::DT_GNU_HASH));
+    // Hashed symbols begin at 2^20: those in front are looked through.
+    file.image.map_u64(TABLES, &[1 << 52 | 1, 1, 0]);
+    let error = facts(&file).unwrap_err();
+    assert!(error.contains("16,384 thread-local variables"), "{error}");
+    assert!(file.reads.get() <= 16_384 + 64, "{}", file.reads.get());
+}
+
+#[test]
+fn counts_beyond_all_reason() {
+    let sizes = |tag: DynamicTag, size_tag: DynamicTag| [(tag, TABLES), (size_tag, u64::MAX)];
+    let hash = cyclic(elf::DT_GNU_HASH);
+    for (extra, expected) in [
+        // A file may name more symbols than it could relocate.
+        (&sizes(elf::DT_RELA, elf::DT_RELASZ)[..], "8 million"),
+        (&sizes(elf::DT_JMPREL, elf::DT_PLTRELSZ), "8 million"),
+        (&[(elf::DT_RELAENT, 0)], "RELA kind"),
+        (&[(elf::DT_RELAENT, u64::MAX)], "RELA kind"),
+        (&[(elf::DT_PLTREL, elf::DT_REL.0 as u64)], "RELA kind"),
+    ] {
+        // An empty table that does not tell how many symbols there are: relocations do.
+        let mut file = file([0; 8], &[&hash[..], extra].concat());
+        file.image.map_u64(TABLES, &[1 << 32 | 1, 1, 0]);
+        let error = facts(&file).unwrap_err();
+        assert!(error.contains(expected), "{extra:?}: {error}");
+        assert!(file.bytes.get() <= 1 << 20, "{}", file.bytes.get());
+    }
+    // The first hashed symbol is number 2^32 - 1.
+    let mut symbols = file([0; 8], &hash);
+    symbols
+        .image
+        .map_u64(TABLES, &[u64::from(u32::MAX) << 32 | 1, 1, 0]);
+    assert!(facts(&symbols).unwrap_err().contains("8 million"));
+    // 2^32 - 1 buckets, chains or filter words are an address, not work.
+    for tag in [elf::DT_HASH, elf::DT_GNU_HASH] {
+        let file = file([0xff; 8], &cyclic(tag));
+        let _ = facts(&file);
+        assert!(file.reads.get() < 64, "{}", file.reads.get());
+    }
+    // More relative relocations than there are relocations leave none.
+    let relative = [
+        (elf::DT_RELA, TABLES),
+        (elf::DT_RELASZ, 1 << 20),
+        (elf::DT_RELACOUNT, u64::MAX),
+    ];
+    let mut skipped = file([0; 8], &[&hash[..], &relative].concat());
+    skipped.image.map_u64(TABLES, &[1 << 32 | 1, 1, 0]);
+    assert_eq!(facts(&skipped), Ok(Some(Symbol::Absent)));
+    assert!(skipped.bytes.get() < 1 << 14, "{}", skipped.bytes.get());
+}
+
+/// Tables of holes that are each below the limit: together they are not, and that is the end of it.
+#[test]
+fn a_module_costs_so_much_and_no_more() {
+    const LIMIT: u64 = 2 << 20;
+    let size = (MAX_ENTRIES - 1) * 24;
+    let hash = cyclic(elf::DT_GNU_HASH);
+    let large = [
+        (elf::DT_RELA, TABLES),
+        (elf::DT_RELASZ, size),
+        (elf::DT_JMPREL, TABLES),
+        (elf::DT_PLTRELSZ, size),
+    ];
+    let mut file = file([0; 8], &[&hash[..], &large].concat());
+    file.image.map_u64(TABLES, &[1 << 32 | 1, 1, 0]);
+    let (facts, cost) = Module::read_within(LIMIT, Source::File(&file), NAME);
+    let error = facts.unwrap_err();
+    assert_eq!(error, "more than 2 MiB of it would have to be read");
+    assert!(file.bytes.get() <= LIMIT, "{}", file.bytes.get());
+    assert!(cost <= LIMIT + CHUNK, "{cost}");
+}
+
+#[test]
+fn headers_beyond_all_reason() {
+    let with = |at: u64, bytes: &[u8]| {
+        let file = file([0; 8], &[]);
+        let mut header = [0; 64];
+        file.image.read(0, &mut header).unwrap();
+        header[at as usize..][..bytes.len()].copy_from_slice(bytes);
+        let mut segments = [0; 168];
+        file.image.read(64, &mut segments).unwrap();
+        let mut image = file.image.clone();
+        image.map(0, [&header[..], &segments].concat());
+        let file = Hostile { image, ..file };
+        let said = facts(&file);
+        assert!(file.bytes.get() <= 1 << 23, "{}", file.bytes.get());
+        said
+    };
+    assert_eq!(with(63, &[0]), Ok(Some(Symbol::Absent)));
+    assert!(with(56, &[255, 255]).unwrap_err().contains("512"));
+    assert!(with(54, &[0, 0]).unwrap_err().contains("unknown size"));
+    assert!(with(32, &[255; 8]).is_err());
+    // Section headers: 65,535 of them, of holes, at the end, behind it.
+    let counts = [0, 0, 0, 0, 0, 0, 56, 0, 3, 0, 64, 0, 255, 255];
+    let sections = |at: u64| [&at.to_le_bytes()[..], &counts].concat();
+    assert_eq!(with(40, &sections(TABLES)), Ok(Some(Symbol::Absent)));
+    assert!(with(40, &sections(END - 64)).is_err());
+    assert!(with(40, &sections(u64::MAX - 64)).is_err());
+}
+
+/// A dynamic table larger than any is read as far as is sensible.
+#[test]
+fn a_dynamic_table_without_end() {
+    let mut file = file([1, 0, 0, 0, 0, 0, 0, 0], &[]);
+    let mut headers = [0; 232];
+    file.image.read(0, &mut headers).unwrap();
+    // p_offset of PT_DYNAMIC, then p_filesz and p_memsz.
+    headers[128..136].copy_from_slice(&TABLES.to_le_bytes());
+    headers[152..168].fill(0x3f);
+    file.image.map(0, headers);
+    assert_eq!(facts(&file), Ok(Some(Symbol::Absent)));
+    assert!(file.bytes.get() <= 70_000, "{}", file.bytes.get());
+}
+
+/// A library of a linker, whose file is cut while it is read: what comes out is an error or what
+/// the whole file says, whatever the moment.
+#[test]
+fn a_file_that_is_cut_short_while_it_is_read() {
+    struct Shrinking<'a> {
+        bytes: &'a [u8],
+        left: Cell<u64>,
+    }
+    impl Memory for Shrinking<'_> {
+        fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+            let length = buffer.len();
+            let Some(left) = self.left.get().checked_sub(1) else {
+                return Err(MemoryError::Unmapped { address, length });
+            };
+            self.left.set(left);
+            let at = address as usize;
+            let bytes = self.bytes.get(at..at.saturating_add(length));
+            buffer.copy_from_slice(bytes.ok_or(MemoryError::Unmapped { address, length })?);
+            Ok(())
+        }
+    }
+    let gcc = otelctx_fixtures::Compiler::gcc();
+    for flags in [
+        &["-mtls-dialect=gnu2"][..],
+        &["-Wl,-Bsymbolic", "-mtls-dialect=gnu", "-DBIG=24"],
+        &["-Wl,--hash-style=sysv", "-Wl,-soname,libc.so.6"],
+    ] {
+        let Some(path) = gcc.library(&["variable.c"], flags) else {
+            return;
+        };
+        let bytes = std::fs::read(path).unwrap();
+        let after = |reads| {
+            let left = Cell::new(reads);
+            let memory = Shrinking {
+                bytes: &bytes,
+                left,
+            };
+            let (facts, _) = Module::read_counted(Source::File(&memory), NAME);
+            (facts, memory.left.get())
+        };
+        let (whole, left) = after(u64::MAX);
+        let whole = whole.unwrap().unwrap();
+        let reads = u64::MAX - left;
+        assert!(reads > 8, "{reads}");
+        for reads in 1..reads {
+            match after(reads).0 {
+                Err(_) => {}
+                Ok(module) => assert_eq!(module, Some(whole.clone()), "after {reads} reads"),
+            }
+        }
+    }
+}
