@@ -32,7 +32,11 @@ const PROGRAMS: [(&str, &str, &str); 16] = [
     ("capsh", "libcap2-bin", "missing capabilities"),
     ("setpriv", "util-linux", "tests without root"),
     ("gdb", "gdb", "comparison with gdb"),
-    ("strace", "strace", "faults in system calls"),
+    (
+        "strace",
+        "strace",
+        "system calls of the command, and faults in them",
+    ),
     ("valgrind", "valgrind", "instruction counts"),
     ("pip3", "python3-pip", "ddtrace from PyPI"),
     (

@@ -63,6 +63,9 @@ impl Error {
                 }
                 _ => None,
             },
+            Self::Reader(otelctx_reader::Error::Deadline { .. }) => {
+                Some("--deadline SECONDS allows more".into())
+            }
             Self::NoProcessId(name) => Some(format!("for a file of that name:  ./{name}")),
             Self::NotLinked(_) => {
                 Some("check what is linked from it, or the process that runs".into())

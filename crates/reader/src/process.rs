@@ -33,8 +33,8 @@ pub struct Options {
     pub max_record: usize,
     /// How long to wait for a thread to stop. 500 ms.
     pub stop_timeout: Duration,
-    /// When to give up looking at the process, for who looks once: from then on nothing that may
-    /// take long is begun. Never.
+    /// When to give up looking at the process: from then on nothing that may take long is begun.
+    /// Never.
     pub deadline: Option<Instant>,
     /// Read the thread-local variable also when the process context does not announce it.
     pub any_schema: bool,
@@ -134,6 +134,11 @@ impl Process {
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
+    }
+
+    /// Sets [`Options::deadline`], for another look.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.options.deadline = deadline;
     }
 
     /// Goes through the mappings, as many as [`Options::max_mappings`] and [`Options::deadline`]

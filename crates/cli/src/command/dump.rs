@@ -1,20 +1,25 @@
 //! `otelctx dump`: the process context, and the context of every thread, of a process or of its
 //! core file.
 
+mod all;
 mod core;
+mod json;
+mod live;
 mod report;
 mod text;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use otelctx_reader::remote::stop;
-use otelctx_reader::{Error as ReaderError, Options, Outcome, Process, Thread};
+use otelctx_reader::remote::{Process, stop};
+use otelctx_reader::{Error as ReaderError, Options, SharedModules};
 
-use self::report::{Look, Report};
-use super::patience::patiently;
+use self::live::Looking;
+use self::report::Report;
+use super::seconds::seconds;
 use crate::Status;
-use crate::error::{Error, is_gone};
-use crate::output::json;
+use crate::error::Error;
+use crate::output::json::write;
 use crate::output::terminal::{self, Terminal};
 
 /// Show the context of a process and of each of its threads
@@ -26,12 +31,16 @@ use crate::output::terminal::{self, Terminal};
 Examples:
   otelctx dump 4711
   otelctx dump 4711 --json | jq '.threads[].context.trace_id'
+  otelctx dump --all | jq -r '.pid, .threads[].context.trace_id'
   otelctx dump --core core.4711          which trace was each thread on when it crashed?
   otelctx dump --core core.4711 --sysroot ./files-of-that-machine")]
 pub(crate) struct Arguments {
-    /// The process
-    #[arg(value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "core")]
+    /// The process, or one of its threads
+    #[arg(value_parser = clap::value_parser!(i32).range(1..), required_unless_present_any = ["core", "all"])]
     pid: Option<i32>,
+    /// Every process that publishes a context, a line of JSON for each
+    #[arg(long, conflicts_with_all = ["pid", "core"])]
+    all: bool,
     /// A core file in place of a process
     #[arg(long, value_name = "FILE", conflicts_with = "pid")]
     core: Option<PathBuf>,
@@ -47,6 +56,9 @@ pub(crate) struct Arguments {
     /// Print one JSON value (docs/json.md tells its fields)
     #[arg(long)]
     json: bool,
+    /// Give up looking at a process after this time, and show what was read by then
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds, conflicts_with = "core")]
+    deadline: Duration,
     /// Read the threads whatever schema the process announces, if any
     #[arg(long)]
     force: bool,
@@ -65,17 +77,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     options.max_payload = arguments.max_payload as usize;
     options.max_record = arguments.record_size as usize;
     options.any_schema = arguments.force;
+    if arguments.all {
+        return all::run(&options, arguments.deadline);
+    }
     let report = match (&arguments.core, arguments.pid) {
         (Some(core), _) => core::gather(core, &arguments.sysroot, options)?,
         // One of them is required.
-        (None, pid) => stop::on_own_thread(|| gather(pid.unwrap_or_default(), options))??,
+        (None, pid) => one(pid.unwrap_or_default(), options, arguments.deadline)?,
     };
-    let text = if arguments.json {
-        json::render(&report.to_json())
-    } else {
-        text::render(&report, &Terminal::of_stdout())
-    };
-    terminal::print(&text).map_err(Error::Output)?;
+    terminal::write(|out| {
+        if arguments.json {
+            write(&json::of(&report), out)
+        } else {
+            text::write(&report, &Terminal::of_stdout(), out)
+        }
+    })
+    .map_err(Error::Output)?;
+    explain(&report);
     Ok(if report.has_problem() {
         Status::FoundProblem
     } else {
@@ -83,57 +101,30 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     })
 }
 
-/// Looks at everything once.
-fn gather(pid: i32, options: Options) -> Result<Report, ReaderError> {
-    let mut process = Process::with_options(pid, options)?;
-    let comm = process.target().comm()?;
-    let context = process.context()?;
-    let detected = match context {
-        otelctx_reader::ContextState::Published(_) => None,
-        _ => Some(process.detected()?),
+/// Says on standard error what is missing, and what would give it.
+fn explain(report: &Report) {
+    let pid = report.pid.unwrap_or_default();
+    if let Some(partial) = &report.partial {
+        let message = format!("process {pid}: {}", partial.sentence());
+        terminal::complain(&message, partial.mend());
+    }
+    if let Some(mend) = report.larger_payload() {
+        let message = format!("process {pid}: its process context is larger than what is read");
+        terminal::complain(&message, Some(&mend));
+    }
+}
+
+/// Looks at the process that `id` names, by itself or by one of its threads.
+fn one(id: i32, options: Options, patience: Duration) -> Result<Report, ReaderError> {
+    // The kernel shows a thread's directory under its id, and in it the whole process.
+    let status = Process::open(id)?.status()?;
+    let pid = if status.process > 0 {
+        status.process
+    } else {
+        id
     };
-    let mut support = process.thread_support()?;
-    let mut looks = look_at_threads(&mut process)?;
-    // A library that went meanwhile may have left others' data where its variable was. If it can't
-    // be told any more, the process has ended, and what was read of it stands.
-    if matches!(process.modules_unchanged(), Ok(false)) {
-        support = process.thread_support()?;
-        looks = look_at_threads(&mut process)?;
-    }
-    Ok(Report {
-        pid: Some(pid),
-        comm,
-        core: None,
-        forced: process.options().any_schema,
-        context,
-        detected,
-        support,
-        looks,
-    })
-}
-
-/// What each thread works on. One that ends meanwhile is left out.
-fn look_at_threads(process: &mut Process) -> Result<Vec<Look>, ReaderError> {
-    let mut looks = Vec::new();
-    for thread in process.threads()? {
-        let (name, outcome) = match thread.name() {
-            Ok(name) => (Some(name), look(&thread)),
-            Err(error) => (None, Err(error)),
-        };
-        match outcome {
-            Err(error) if is_gone(&error) => {}
-            outcome => looks.push(Look {
-                tid: thread.tid(),
-                name,
-                outcome,
-            }),
-        }
-    }
-    Ok(looks)
-}
-
-/// Reads a thread's context; again if it was being rewritten.
-fn look(thread: &Thread<'_>) -> Result<Outcome, ReaderError> {
-    let rewritten = |outcome: &Outcome| matches!(outcome, Outcome::NotValid);
-    patiently(|| thread.context(), rewritten)
+    let looking = Looking::begin(pid, options, patience, SharedModules::default())?;
+    let mut report = stop::on_own_thread(|| looking.finish())??;
+    report.asked_thread = (pid != id).then_some(id);
+    Ok(report)
 }

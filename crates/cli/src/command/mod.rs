@@ -5,3 +5,5 @@ pub(crate) mod demo;
 pub(crate) mod dump;
 mod patience;
 pub(crate) mod ps;
+mod same_memory;
+mod seconds;

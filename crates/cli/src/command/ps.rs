@@ -1,12 +1,16 @@
 //! `otelctx ps`: every process that publishes a process context.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use otelctx_reader::remote::{process, stop};
-use otelctx_reader::{ContextState, Error as ReaderError, Options, Process, ThreadSupport};
+use otelctx_reader::{
+    ContextState, Error as ReaderError, Options, Process, ProcessContext, SharedModules,
+    ThreadSupport,
+};
 use serde::Serialize;
 
 use super::patience::patiently;
+use super::same_memory::SameMemory;
 use crate::Status;
 use crate::error::{Error, is_gone, not_permitted};
 use crate::output::attributes::{language, string};
@@ -26,7 +30,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     threads: bool,
     /// Skip processes with more mappings than this
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_mappings: Option<u64>,
 }
 
@@ -60,10 +64,6 @@ struct Row {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shares_memory_with: Vec<i32>,
 }
-
-/// Where a context lies and when it was published. Two processes that agree in it share their
-/// memory, or one was forked from the other and its publisher let the mapping be inherited.
-type Place = (u64, u64);
 
 /// Processes that are not in the list though they might publish something.
 #[derive(Debug, Default, Serialize)]
@@ -104,24 +104,18 @@ fn gather(arguments: &Arguments) -> Result<Listing, Error> {
     let mut pids = process::processes()?;
     pids.sort_unstable();
     let mut listing = Listing::default();
-    let mut rows: HashMap<Place, Vec<usize>> = HashMap::new();
+    let mut same = SameMemory::default();
+    let modules = SharedModules::default();
     for pid in pids {
-        match look(pid, arguments) {
-            Ok(Some((row, place))) => {
-                let known = place.map(|place| rows.entry(place).or_default());
-                let same = known.as_ref().and_then(|known| {
-                    let rows = known.iter().copied();
-                    rows.into_iter()
-                        .find(|row| share_memory(listing.processes[*row].pid, pid))
-                });
-                if let Some(same) = same {
-                    listing.processes[same].shares_memory_with.push(pid);
-                    continue;
+        match look(pid, arguments, modules.clone()) {
+            Ok(Some((row, context))) => {
+                let known = context.and_then(|context| same.known(pid, &context));
+                let known = known
+                    .and_then(|known| listing.processes.iter_mut().find(|row| row.pid == known));
+                match known {
+                    Some(known) => known.shares_memory_with.push(pid),
+                    None => listing.processes.push(row),
                 }
-                if let Some(known) = known {
-                    known.push(listing.processes.len());
-                }
-                listing.processes.push(row);
             }
             Ok(None) => {}
             // It ended while the list was being made.
@@ -132,22 +126,18 @@ fn gather(arguments: &Arguments) -> Result<Listing, Error> {
     Ok(listing)
 }
 
-/// Whether two processes, whose contexts agree in place and time, run in the same memory. A kernel
-/// that can't tell is taken to say yes.
-fn share_memory(one: i32, other: i32) -> bool {
-    let open = otelctx_reader::remote::Process::open;
-    match (open(one), open(other)) {
-        (Ok(one), Ok(other)) => one.shares_memory_with(&other).unwrap_or(true),
-        // One has ended.
-        _ => false,
-    }
-}
+/// A row, and the context that it was made from if that could be read.
+type Look = (Row, Option<Arc<ProcessContext>>);
 
 /// `None` when the process publishes nothing.
-fn look(pid: i32, arguments: &Arguments) -> Result<Option<(Row, Option<Place>)>, ReaderError> {
+fn look(
+    pid: i32,
+    arguments: &Arguments,
+    modules: SharedModules,
+) -> Result<Option<Look>, ReaderError> {
     let mut options = Options::default();
     options.max_mappings = arguments.max_mappings;
-    let mut process = Process::with_options(pid, options)?;
+    let mut process = Process::with_modules(pid, options, modules)?;
     let mut row = Row {
         pid,
         comm: String::new(),
@@ -161,7 +151,7 @@ fn look(pid: i32, arguments: &Arguments) -> Result<Option<(Row, Option<Place>)>,
         not_exported: false,
         shares_memory_with: Vec::new(),
     };
-    let mut place = None;
+    let mut published = None;
     match process.context()? {
         ContextState::Absent => return Ok(None),
         ContextState::Broken(why) => {
@@ -178,7 +168,6 @@ fn look(pid: i32, arguments: &Arguments) -> Result<Option<(Row, Option<Place>)>,
                 Ok(Some(keys)) => Some(keys.names().len()),
                 _ => None,
             };
-            place = Some((context.address, context.monotonic_published_at_ns));
             match process.thread_support()? {
                 ThreadSupport::Readable(threads) => {
                     let mut variables = threads.resolution.variables.iter();
@@ -186,10 +175,11 @@ fn look(pid: i32, arguments: &Arguments) -> Result<Option<(Row, Option<Place>)>,
                 }
                 ThreadSupport::Unreadable(why) => row.unreadable = Some(why.to_string()),
             }
+            published = Some(context);
         }
     }
     row.comm = process.target().comm()?.to_string_lossy().into_owned();
-    row.threads = process.target().thread_ids()?.len();
+    row.threads = process.target().status()?.threads;
     if arguments.threads && row.unreadable.is_none() {
         let works = |thread: &otelctx_reader::Thread<'_>| {
             let outcome = patiently(|| thread.context(), |_| false);
@@ -201,14 +191,14 @@ fn look(pid: i32, arguments: &Arguments) -> Result<Option<(Row, Option<Place>)>,
         };
         row.threads_with_trace = Some(process.threads()?.iter().filter(|t| works(t)).count());
     }
-    Ok(Some((row, place)))
+    Ok(Some((row, published)))
 }
 
 fn render(listing: &Listing, terminal: &Terminal) -> String {
     if listing.processes.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(&[
+    let table = Table::new([
         ("PID", Align::Right),
         ("SERVICE", Align::Left),
         ("LANGUAGE", Align::Left),
@@ -216,7 +206,7 @@ fn render(listing: &Listing, terminal: &Terminal) -> String {
         ("KEYS", Align::Right),
         ("THREADS", Align::Left),
     ]);
-    for row in &listing.processes {
+    let rows = listing.processes.iter().map(|row| {
         let or_none = |text: &Option<String>| text.as_deref().map_or("-".into(), escape);
         let keys = row.keys.map_or("-".into(), |keys| keys.to_string());
         let mut threads = row.threads.to_string();
@@ -231,16 +221,16 @@ fn render(listing: &Listing, terminal: &Terminal) -> String {
                 threads += &format!("; not exported, so that other readers fail; {hint}");
             }
         }
-        table.push([
+        [
             row.pid.to_string(),
             or_none(&row.service),
             or_none(&row.language),
             or_none(&row.schema),
             keys,
             threads,
-        ]);
-    }
-    table.render(terminal)
+        ]
+    });
+    table.render(rows, terminal)
 }
 
 impl Skipped {

@@ -1,29 +1,56 @@
 //! One JSON value on standard output, described in docs/json.md.
 
+use std::io::{self, Write};
+
 use otelctx_reader::format::process_context::{Attributes, Value};
 use serde::Serialize;
 use serde::ser::{SerializeMap, SerializeSeq, Serializer};
 
 use super::terminal::is_control;
 
-/// `answer` as JSON, laid out for people too. Control characters that JSON itself would let through
-/// (DEL, C1, those that turn the direction of text) are escaped: the value may end up on a
-/// terminal.
+/// `answer` as JSON, laid out for people too.
 pub(crate) fn render(answer: &impl Serialize) -> String {
-    // Maps have strings for keys and nothing here fails to serialize.
-    let json = serde_json::to_string_pretty(answer).expect("answers are plain data");
-    let mut text = String::with_capacity(json.len() + 1);
-    for character in json.chars() {
+    let mut json = Vec::new();
+    // Maps have strings for keys, nothing here fails to serialize, and memory takes everything.
+    write(answer, &mut json).expect("answers are plain data");
+    String::from_utf8(json).expect("JSON is text")
+}
+
+/// Writes `answer` as JSON, laid out for people too.
+pub(crate) fn write(answer: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer_pretty(Harmless(&mut *out), answer)?;
+    out.write_all(b"\n")
+}
+
+/// Writes `answer` as JSON on a line of its own.
+pub(crate) fn write_line(answer: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer(Harmless(&mut *out), answer)?;
+    out.write_all(b"\n")
+}
+
+/// Escapes control characters that JSON itself would let through (DEL, C1, those that turn the
+/// direction of text): the value may end up on a terminal. To be written to in whole characters,
+/// as `serde_json` does.
+struct Harmless<'w>(&'w mut dyn Write);
+
+impl Write for Harmless<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut rest = str::from_utf8(bytes).map_err(io::Error::other)?;
         // The line breaks of the layout are the only controls outside of strings, and inside they
         // are escaped already. All others that can stand there have four hexadecimal digits.
-        if character != '\n' && is_control(character) {
-            text.push_str(&format!("\\u{:04x}", u32::from(character)));
-        } else {
-            text.push(character);
+        let harmful = |character| character != '\n' && is_control(character);
+        while let Some((at, character)) = rest.char_indices().find(|(_, it)| harmful(*it)) {
+            self.0.write_all(&rest.as_bytes()[..at])?;
+            write!(self.0, "\\u{:04x}", u32::from(character))?;
+            rest = &rest[at + character.len_utf8()..];
         }
+        self.0.write_all(rest.as_bytes())?;
+        Ok(bytes.len())
     }
-    text.push('\n');
-    text
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// `{"error": "…"}`: something is there and can't be read.

@@ -1,5 +1,7 @@
 //! Columns that are as wide as what is in them.
 
+use std::io::{self, Write};
+
 use unicode_width::UnicodeWidthStr;
 
 use super::terminal::{Style, Terminal};
@@ -13,80 +15,107 @@ pub(crate) enum Align {
     Right,
 }
 
-/// A table with a head line.
+/// The columns of a table with a head line.
 #[derive(Debug)]
-pub(crate) struct Table {
-    columns: Vec<(&'static str, Align)>,
-    rows: Vec<Vec<String>>,
+pub(crate) struct Table<const N: usize> {
+    columns: [(&'static str, Align); N],
+    widths: [usize; N],
 }
 
 /// What stands between two columns, and before the first.
 const GAP: &str = "  ";
 
-impl Table {
-    /// An empty table with these columns.
-    pub(crate) fn new(columns: &[(&'static str, Align)]) -> Self {
-        Self {
-            columns: columns.to_vec(),
-            rows: Vec::new(),
+/// The widest column. A longer text, which only a mistake or a trap has, is shown all the same and
+/// moves what follows in its own row, but does not pad every other row to its size.
+const WIDEST: usize = 160;
+
+impl<const N: usize> Table<N> {
+    /// Columns as wide as their heads.
+    pub(crate) fn new(columns: [(&'static str, Align); N]) -> Self {
+        let widths = columns.map(|(head, _)| head.width());
+        Self { columns, widths }
+    }
+
+    /// Makes the columns wide enough for a row.
+    pub(crate) fn fit(&mut self, cells: &[String; N]) {
+        for (width, cell) in self.widths.iter_mut().zip(cells) {
+            let wanted = cell.width();
+            if wanted <= WIDEST {
+                *width = wanted.max(*width);
+            }
         }
     }
 
-    /// Adds a row. Cells are shown as they are: escaped already, and without line breaks.
-    pub(crate) fn push<const N: usize>(&mut self, cells: [String; N]) {
-        debug_assert_eq!(N, self.columns.len());
-        self.rows.push(cells.into());
-    }
-
-    /// The lines, each cut to the terminal's width. Where the last cell of a row has no room it
-    /// stands below the row, on lines of its own.
-    pub(crate) fn render(&self, terminal: &Terminal) -> String {
-        let widths: Vec<usize> = (0..self.columns.len())
-            .map(|index| {
-                let cells = self.rows.iter().map(|row| row[index].width());
-                cells
-                    .chain([self.columns[index].0.width()])
-                    .max()
-                    .unwrap_or(0)
-            })
-            .collect();
-        let line = |cells: &mut dyn Iterator<Item = &str>| {
-            let mut line = String::new();
-            for ((cell, width), (_, align)) in cells.zip(&widths).zip(&self.columns) {
-                let padding = " ".repeat(width - cell.width());
-                line.push_str(GAP);
-                match align {
-                    Align::Left => line.extend([cell, &padding]),
-                    Align::Right => line.extend([&padding, cell]),
-                }
-            }
-            line.truncate(line.trim_end().len());
-            line
-        };
-        let mut head = line(&mut self.columns.iter().map(|(name, _)| *name));
+    /// The head line, cut to the terminal's width.
+    pub(crate) fn head(&self, terminal: &Terminal) -> String {
+        let names = self.columns.map(|(name, _)| name);
+        let mut head = self.line(&names);
         if !terminal.fits(&head) {
             // The last cells stand below their rows.
-            let others = &self.columns[..self.columns.len().saturating_sub(1)];
-            head = line(&mut others.iter().map(|(name, _)| *name));
+            head = self.line(&names[..N.saturating_sub(1)]);
         }
-        let mut text = terminal.paint(Style::Bold, &terminal.cut(&head));
-        text.push('\n');
-        // Below the second column.
-        let indent = " ".repeat(2 * GAP.len() + widths.first().copied().unwrap_or(0));
-        for row in &self.rows {
-            let whole = line(&mut row.iter().map(String::as_str));
-            if terminal.fits(&whole) {
-                text += &whole;
-                text.push('\n');
-            } else if let Some((last, others)) = row.split_last() {
-                text += &terminal.cut(&line(&mut others.iter().map(String::as_str)));
-                text.push('\n');
-                if !last.is_empty() {
-                    text += &terminal.sentence(&indent, last);
-                }
+        terminal.paint(Style::Bold, &terminal.cut(&head)) + "\n"
+    }
+
+    /// A row, cut to the terminal's width. Where its last cell has no room it stands below, on lines
+    /// of its own. Cells are shown as they are: escaped already, and without line breaks.
+    pub(crate) fn row(&self, cells: &[String; N], terminal: &Terminal) -> String {
+        let cells = cells.each_ref().map(String::as_str);
+        let mut text = self.line(&cells);
+        if terminal.fits(&text) {
+            text.push('\n');
+        } else if let Some((last, others)) = cells.split_last() {
+            text = terminal.cut(&self.line(others));
+            text.push('\n');
+            if !last.is_empty() {
+                // Below the second column.
+                let indent = " ".repeat(2 * GAP.len() + self.widths[0]);
+                text += &terminal.sentence(&indent, last);
             }
         }
         text
+    }
+
+    fn line(&self, cells: &[&str]) -> String {
+        let mut line = String::new();
+        for ((cell, width), (_, align)) in cells.iter().zip(self.widths).zip(self.columns) {
+            let padding = " ".repeat(width.saturating_sub(cell.width()));
+            line.push_str(GAP);
+            match align {
+                Align::Left => line.extend([cell, padding.as_str()]),
+                Align::Right => line.extend([padding.as_str(), cell]),
+            }
+        }
+        line.truncate(line.trim_end().len());
+        line
+    }
+
+    /// Writes the head and all `rows`. They are made twice, the first time for their widths, so that
+    /// a table takes no more memory than one row.
+    pub(crate) fn write(
+        mut self,
+        rows: impl Iterator<Item = [String; N]> + Clone,
+        terminal: &Terminal,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        rows.clone().for_each(|cells| self.fit(&cells));
+        out.write_all(self.head(terminal).as_bytes())?;
+        for cells in rows {
+            out.write_all(self.row(&cells, terminal).as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// The same as text.
+    pub(crate) fn render(
+        self,
+        rows: impl Iterator<Item = [String; N]> + Clone,
+        terminal: &Terminal,
+    ) -> String {
+        let mut text = Vec::new();
+        // Memory takes everything.
+        let _ = self.write(rows, terminal, &mut text);
+        String::from_utf8_lossy(&text).into_owned()
     }
 }
 
@@ -96,28 +125,38 @@ mod tests {
 
     #[test]
     fn columns_align_by_the_width_they_are_shown_with() {
-        let mut table = Table::new(&[
-            ("NAME", Align::Left),
-            ("CPU", Align::Right),
-            ("LAST", Align::Left),
-        ]);
-        table.push(["日本".into(), "7".into(), "a".into()]);
-        table.push(["e\u{301}".into(), "1234".into(), String::new()]);
-        let pipe = Terminal::with_width(None);
+        let render = |width: Option<usize>| {
+            let table = Table::new([
+                ("NAME", Align::Left),
+                ("CPU", Align::Right),
+                ("LAST", Align::Left),
+            ]);
+            let rows: [[String; 3]; 2] = [
+                ["日本".into(), "7".into(), "a".into()],
+                ["e\u{301}".into(), "1234".into(), String::new()],
+            ];
+            table.render(rows.into_iter(), &Terminal::with_width(width))
+        };
         assert_eq!(
-            table.render(&pipe),
+            render(None),
             "  NAME   CPU  LAST\n  日本     7  a\n  e\u{301}     1234\n"
         );
         // A name whose cells stand below their rows is left out.
-        let narrower = Terminal::with_width(Some(15));
         assert_eq!(
-            table.render(&narrower),
+            render(Some(15)),
             "  NAME   CPU\n  日本     7  a\n  e\u{301}     1234\n"
         );
-        let narrow = Terminal::with_width(Some(10));
         assert_eq!(
-            table.render(&narrow),
+            render(Some(10)),
             "  NAME   …\n  日本   …\n        a\n  e\u{301}     1…\n"
         );
+    }
+    #[test]
+    fn one_enormous_cell_does_not_pad_the_other_rows() {
+        let table = Table::new([("A", Align::Left), ("B", Align::Left)]);
+        let long = "x".repeat(WIDEST + 1);
+        let rows: [[String; 2]; 2] = [[long.clone(), "1".into()], ["y".into(), "2".into()]];
+        let text = table.render(rows.into_iter(), &Terminal::with_width(None));
+        assert_eq!(text, format!("  A  B\n  {long}  1\n  y  2\n"));
     }
 }

@@ -2,7 +2,9 @@
 //! it as it is.
 
 use std::env;
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::fd::AsFd;
 
 use nix::libc;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
@@ -142,13 +144,21 @@ fn columns() -> Option<usize> {
     (answer == 0 && size.ws_col > 0).then(|| size.ws_col.into())
 }
 
-/// Writes all of `text` to standard output. A reader that has seen enough and closed the pipe
-/// (`| head`) is no error.
+/// Writes all of `text` to standard output, see [`write`].
 pub(crate) fn print(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    let written = stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush());
+    write(|stdout| stdout.write_all(text.as_bytes()))
+}
+
+/// Has `work` write to standard output. A reader that has seen enough and closed the pipe
+/// (`| head`) ends it, and is no error.
+pub(crate) fn write(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    // Not by way of `Stdout`, whose own buffer would be written at the end of the process even if
+    // this could not.
+    let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let mut stdout = BufWriter::new(stdout);
+    let written = work(&mut stdout).and_then(|()| stdout.flush());
+    // What could not be written is not tried again when this is dropped.
+    let _ = stdout.into_parts();
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written,

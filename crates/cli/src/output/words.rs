@@ -1,5 +1,7 @@
 //! One word for one thing, the same in every command and in JSON (docs/json.md).
 
+use std::ffi::OsStr;
+
 use otelctx_reader::remote::{Access, Storage};
 
 /// How the code reaches the variable.
@@ -19,6 +21,12 @@ pub(crate) fn storage(storage: Storage) -> &'static str {
         Storage::Static => "static",
         Storage::Dynamic => "dynamic",
     }
+}
+
+/// A path as the kernel tells it in `/proc/PID/maps`, where a line break shows as `\012`
+/// (fs/proc/task_mmu.c, show_map_vma). It can't be told from a name that has these four characters.
+pub(crate) fn path(told: &OsStr) -> String {
+    told.to_string_lossy().replace("\\012", "\n")
 }
 
 /// `1 key`, `2 keys`.

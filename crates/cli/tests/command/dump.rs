@@ -292,3 +292,51 @@ fn a_process_that_does_not_exist_can_not_be_dumped() {
     otelctx(&["dump", "0"]).expect(2);
     otelctx(&["dump", "x"]).expect(2);
 }
+
+#[test]
+fn a_thread_stands_for_its_process() {
+    let target = Target::start("shop");
+    let tid = target.number("worker-1");
+    let answer = otelctx(&["dump", &tid.to_string(), "--json"])
+        .expect(0)
+        .json();
+    assert_eq!(answer["pid"], target.pid());
+    assert_eq!(answer["asked_thread"], tid);
+    assert_eq!(answer["threads"].as_array().unwrap().len(), 6);
+    let text = otelctx(&["dump", &tid.to_string()]).expect(0).stdout;
+    let head = format!(
+        "shop  pid {}  rust\n  asked     thread {tid} of this process\n",
+        target.pid()
+    );
+    assert!(text.starts_with(&head), "{text}");
+    let first = otelctx(&["dump", &target.pid().to_string(), "--json"]).json();
+    assert_eq!(first.get("asked_thread"), None);
+}
+
+#[test]
+fn a_payload_that_is_too_large_names_the_option() {
+    let target = Target::start("shop");
+    let pid = target.pid().to_string();
+    let answer = otelctx(&["dump", &pid, "--max-payload", "64"]).expect(1);
+    let hint = answer.stderr.lines().nth(1).unwrap();
+    let larger = hint.trim().strip_suffix(" reads it").unwrap();
+    let (option, size) = larger.split_once(' ').unwrap();
+    otelctx(&["dump", &pid, option, size]).expect(0);
+    assert!(answer.stdout.contains(larger), "{answer:?}");
+}
+
+/// The kernel tells a line break in a name as `\012`.
+#[test]
+fn a_path_with_a_line_break_is_shown_as_it_is() {
+    let copy = crate::run::temporary("line\nbreak");
+    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let target = Target::start_program(&copy, "shop");
+    let pid = target.pid().to_string();
+    let json = otelctx(&["dump", &pid, "--json"]).json();
+    let text = otelctx(&["dump", &pid]).stdout;
+    std::fs::remove_file(&copy).unwrap();
+    let path = copy.to_str().unwrap();
+    assert_eq!(json["thread_context"]["module"], path);
+    let shown = format!(" in {}, local-exec", path.replace('\n', "\\n"));
+    assert!(text.contains(&shown), "{text}");
+}

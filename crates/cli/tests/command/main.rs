@@ -1,7 +1,9 @@
 //! The real command on real processes.
 
+mod all;
 mod check;
 mod core;
+mod crowd;
 mod demo;
 mod dump;
 mod faults;

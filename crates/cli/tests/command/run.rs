@@ -1,6 +1,7 @@
 //! Running the command.
 
 use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
@@ -23,6 +24,38 @@ pub(crate) fn command<A: AsRef<OsStr>>(arguments: &[A]) -> Command {
 /// Runs `otelctx` with these arguments to its end.
 pub(crate) fn otelctx<A: AsRef<OsStr>>(arguments: &[A]) -> Answer {
     Answer::of(command(arguments).output().unwrap())
+}
+
+/// `command` under strace(1), which writes these system calls of it, and of all its threads, to
+/// `file`. `None`, with a line on standard error, where there is no strace.
+pub(crate) fn under_strace(command: &Command, calls: &str, file: &Path) -> Option<Command> {
+    if Command::new("strace").arg("-V").output().is_err() {
+        eprintln!("skipped: strace is not installed");
+        return None;
+    }
+    let mut strace = Command::new("strace");
+    // Without stopping at every other system call.
+    strace.args([
+        "-f",
+        "-qq",
+        "--seccomp-bpf",
+        "-e",
+        "signal=none",
+        "-e",
+        calls,
+    ]);
+    strace
+        .arg("-o")
+        .arg(file)
+        .arg("--")
+        .arg(command.get_program());
+    strace.args(command.get_args()).stdin(Stdio::null());
+    Some(strace)
+}
+
+/// A file for temporary use by one test, which removes it.
+pub(crate) fn temporary(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("otelctx-{name}-{}", std::process::id()))
 }
 
 impl Answer {

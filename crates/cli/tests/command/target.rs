@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::{env, thread};
@@ -20,7 +21,7 @@ use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 const SCENARIO: &str = "OTELCTX_TEST_SCENARIO";
 
 /// What a target can be.
-const SCENARIOS: [(&str, fn()); 12] = [
+const SCENARIOS: [(&str, fn()); 15] = [
     ("shop", shop),
     ("hostile", hostile),
     ("silent", silent),
@@ -33,6 +34,9 @@ const SCENARIOS: [(&str, fn()); 12] = [
     ("other_schema", other_schema),
     ("bad_key_map", bad_key_map),
     ("odd_keys", odd_keys),
+    ("crowd", crowd),
+    ("stuck", stuck),
+    ("restless", restless),
 ];
 
 /// A running target. Dropping it kills it.
@@ -51,7 +55,15 @@ impl Target {
 
     /// The same, with something about the process changed.
     pub(crate) fn start_with(scenario: &str, change: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new(env::current_exe().unwrap());
+        Self::spawn(Command::new(env::current_exe().unwrap()), scenario, change)
+    }
+
+    /// The same, from a copy of this program.
+    pub(crate) fn start_program(program: &Path, scenario: &str) -> Self {
+        Self::spawn(Command::new(program), scenario, |_| {})
+    }
+
+    fn spawn(mut command: Command, scenario: &str, change: impl FnOnce(&mut Command)) -> Self {
         command
             .args(["--exact", "target::target", "--ignored", "--nocapture"])
             .env(SCENARIO, scenario)
@@ -203,6 +215,77 @@ fn hostile() {
     ready();
 }
 
+/// Tells a [`crowd`] how many it has.
+pub(crate) const CROWD: &str = "OTELCTX_TEST_CROWD";
+
+/// Very many threads beside the first, each with a record whose span is its number from 1 on.
+fn crowd() {
+    let _process = otelctx::ProcessContext::new()
+        .service_name("crowd")
+        .publish()
+        .unwrap();
+    for number in 1..=env::var(CROWD).unwrap().parse().unwrap() {
+        thread_without_std(member, number);
+    }
+    ready();
+}
+
+/// Attaches a record, and waits for ever.
+extern "C" fn member(number: *mut libc::c_void) -> *mut libc::c_void {
+    attach_number(number as u64);
+    loop {
+        // SAFETY: takes nothing, and waits.
+        unsafe { libc::pause() };
+    }
+}
+
+fn attach_number(number: u64) {
+    let span = SpanId::from_bytes(number.to_be_bytes());
+    otelctx::thread_record().set(ids().0, span, TraceFlags(1));
+}
+
+/// Starts a thread by hand: those of the standard library take more memory and mappings.
+fn thread_without_std(run: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void, number: u64) {
+    // SAFETY: the attributes are made before they are used, and nobody waits for the thread.
+    unsafe {
+        let mut attributes = std::mem::zeroed();
+        assert_eq!(libc::pthread_attr_init(&raw mut attributes), 0);
+        assert_eq!(libc::pthread_attr_setguardsize(&raw mut attributes, 0), 0);
+        let stack = libc::pthread_attr_setstacksize(&raw mut attributes, 64 << 10);
+        assert_eq!(stack, 0);
+        let state = libc::PTHREAD_CREATE_DETACHED;
+        assert_eq!(
+            libc::pthread_attr_setdetachstate(&raw mut attributes, state),
+            0
+        );
+        let mut thread = std::mem::zeroed();
+        let argument = number as *mut libc::c_void;
+        let made = libc::pthread_create(&raw mut thread, &raw const attributes, run, argument);
+        assert_eq!(made, 0, "thread {number}");
+    }
+}
+
+/// Creates a thread after the other, each of which lives for a moment, beside one that stays.
+fn restless() {
+    extern "C" fn moment(_: *mut libc::c_void) -> *mut libc::c_void {
+        std::ptr::null_mut()
+    }
+    let _process = otelctx::ProcessContext::new()
+        .service_name("restless")
+        .publish()
+        .unwrap();
+    let (attached, is_attached) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        attach_number(1);
+        attached.send(()).unwrap();
+        loop {
+            thread_without_std(moment, 0);
+        }
+    });
+    is_attached.recv().unwrap();
+    ready();
+}
+
 /// Publishes nothing.
 fn silent() {
     ready();
@@ -260,6 +343,12 @@ fn vm_child() {
         "parent",
         vec![schema("tls_v1"), keys(&["a", "b"])],
     ));
+    let child = child_in_same_memory(0);
+    println!("child: {child}");
+    ready();
+}
+
+fn child_in_same_memory(more_flags: libc::c_int) -> libc::pid_t {
     extern "C" fn wait(_: *mut libc::c_void) -> libc::c_int {
         // SAFETY: these take no pointers.
         unsafe {
@@ -271,12 +360,29 @@ fn vm_child() {
     }
     // Aligned for any architecture, and never freed.
     let stack = Vec::leak(vec![0_u128; 4096]).as_mut_ptr_range().end;
-    let flags = libc::CLONE_VM | libc::SIGCHLD;
+    let flags = libc::CLONE_VM | libc::SIGCHLD | more_flags;
     // SAFETY: the child only waits, on a stack of its own.
     let child = unsafe { libc::clone(wait, stack.cast(), flags, std::ptr::null_mut()) };
     assert!(child > 0);
-    println!("child: {child}");
-    ready();
+    child
+}
+
+/// A thread in an uninterruptible sleep, and three behind it.
+fn stuck() {
+    let _process = otelctx::ProcessContext::new()
+        .service_name("stuck")
+        .publish()
+        .unwrap();
+    for number in 1..=3 {
+        worker(&format!("worker-{number}"), move |stay| {
+            attach_number(number);
+            stay();
+        });
+    }
+    println!("stuck: {}", gettid());
+    println!("ready");
+    // As vfork() waits for its child.
+    child_in_same_memory(libc::CLONE_VFORK);
 }
 
 fn newer_version() {

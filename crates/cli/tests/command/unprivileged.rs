@@ -85,6 +85,28 @@ fn refused_processes_are_counted_in_one_message() {
     assert!(lines[1].contains("CAP_SYS_PTRACE"), "{answer:?}");
 }
 
+#[test]
+fn what_all_may_not_look_at_is_counted() {
+    if !init_is_foreign() {
+        return;
+    }
+    let copy = Copy::new("all");
+    let skipped = copy.run(&["ps", "--json"]).expect(0).json()["skipped"]["not_permitted"].take();
+    let answer = copy.run(&["dump", "--all"]);
+    let lines: Vec<&str> = answer.stderr.lines().collect();
+    let head = "otelctx: not permitted to look at ";
+    let at = lines
+        .iter()
+        .position(|line| line.starts_with(head))
+        .unwrap();
+    assert!(skipped.as_u64().unwrap() >= 1);
+    assert!(
+        lines[at].ends_with(" processes") || lines[at].ends_with(" 1 process"),
+        "{answer:?}"
+    );
+    assert!(lines[at + 1].contains("CAP_SYS_PTRACE"), "{answer:?}");
+}
+
 /// Denies ptrace(2) to a command, as the sandboxes of some container engines do.
 fn deny_ptrace(command: &mut Command) {
     use nix::libc;

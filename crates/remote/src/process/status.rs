@@ -10,6 +10,8 @@ pub struct Status {
     pub process: i32,
     /// The process that traces it, 0 for none.
     pub tracer: i32,
+    /// How many threads the process has.
+    pub threads: usize,
     /// Its process id in each PID namespace from the reader's to its own.
     pub namespace_pids: Vec<i32>,
     /// It has no memory of its own and runs in the kernel only.
@@ -37,6 +39,7 @@ impl Status {
                 b"State" => status.state = value.chars().next().unwrap_or('?'),
                 b"Tgid" => status.process = number(),
                 b"TracerPid" => status.tracer = number(),
+                b"Threads" => status.threads = value.parse().unwrap_or(0),
                 b"NSpid" => {
                     status.namespace_pids = value
                         .split_whitespace()
@@ -59,11 +62,12 @@ mod tests {
     #[test]
     fn lines_are_read_by_their_names() {
         let text = b"Name:\tState:\xff\nState:\tD (disk sleep)\nTgid:\t7\nTracerPid:\t9\n\
-            NSpid:\t7\t1\nVmSize:\t4 kB\nno colon\n";
+            NSpid:\t7\t1\nThreads:\t3\nVmSize:\t4 kB\nno colon\n";
         let expected = Status {
             state: 'D',
             process: 7,
             tracer: 9,
+            threads: 3,
             namespace_pids: vec![7, 1],
             kernel_thread: false,
         };

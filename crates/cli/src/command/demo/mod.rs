@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use otelctx_reader::remote::stop;
 
+use super::seconds::seconds;
 use crate::Status;
 use crate::error::Error;
 use crate::output::json;
@@ -31,16 +32,6 @@ pub(crate) struct Arguments {
     /// Print one JSON value (docs/json.md tells its fields)
     #[arg(long)]
     json: bool,
-}
-
-/// The longest demo: a day.
-const LONGEST: f64 = 86_400.0;
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse() {
-        Ok(seconds) if (0.1..=LONGEST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err(format!("a number of seconds from 0.1 to {LONGEST}")),
-    }
 }
 
 /// Runs the command.

@@ -33,9 +33,9 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
     let bar = terminal
         .width()
         .map_or(BAR, |width| width.saturating_sub(BESIDE_BAR).clamp(1, BAR));
-    let mut text = routes(&report.routes, bar).render(terminal);
+    let mut text = routes(&report.routes, bar, terminal);
     text.push('\n');
-    text += &threads(&report.threads).render(terminal);
+    text += &threads(&report.threads, terminal);
     text.push('\n');
     let readable = match (&report.first_error, report.unreadable) {
         (Some(why), unreadable) => {
@@ -69,8 +69,8 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
     text
 }
 
-fn routes(routes: &[Route], width: usize) -> Table {
-    let mut table = Table::new(&[
+fn routes(routes: &[Route], width: usize, terminal: &Terminal) -> String {
+    let table = Table::new([
         ("ROUTE", Align::Left),
         ("CPU", Align::Left),
         ("SHARE", Align::Right),
@@ -79,45 +79,45 @@ fn routes(routes: &[Route], width: usize) -> Table {
         ("", Align::Right),
     ]);
     let most = routes.first().map_or(1.0, |route| route.share);
-    for route in routes {
+    let rows = routes.iter().map(|route| {
         let (trace, cpu) = match &route.costliest_trace {
             Some(trace) => (trace.trace_id.clone(), milliseconds(trace.cpu_ms)),
             None => ("-".into(), "-".into()),
         };
-        table.push([
+        [
             name(route.route.as_ref()),
             bar(route.share / most, width),
             percent(route.share),
             grouped(route.traces),
             trace,
             cpu,
-        ]);
-    }
-    table
+        ]
+    });
+    table.render(rows, terminal)
 }
 
-fn threads(threads: &[Thread]) -> Table {
-    let mut table = Table::new(&[
+fn threads(threads: &[Thread], terminal: &Terminal) -> String {
+    let table = Table::new([
         ("THREAD", Align::Left),
         ("BUSY", Align::Right),
         ("LAST SEEN AT TRACE", Align::Left),
         ("BUSY WITH", Align::Left),
     ]);
-    for thread in threads {
+    let rows = threads.iter().map(|thread| {
         let with: Vec<String> = thread
             .routes
             .iter()
             .map(|part| format!("{} {}", name(part.route.as_ref()), percent(part.share)))
             .collect();
         let last = thread.last.as_ref();
-        table.push([
+        [
             escape(&thread.name),
             percent(thread.busy),
             last.map_or("-".into(), |last| last.trace_id.clone()),
             with.join(", "),
-        ]);
-    }
-    table
+        ]
+    });
+    table.render(rows, terminal)
 }
 
 fn name(route: Option<&String>) -> String {

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::sys::signal::Signal;
 use otelctx_reader::remote::CoreFile;
@@ -32,12 +33,15 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
     let looks = threads.map(|thread| Look {
         tid: thread.tid,
         name: None,
-        outcome: core.thread_context(&support, thread),
+        outcome: matches!(support, ThreadSupport::Readable(_))
+            .then(|| core.thread_context(&support, thread)),
     });
     let crash = target.crash();
     Ok(Report {
         pid: target.pid(),
         comm: target.comm().unwrap_or_default(),
+        asked_thread: None,
+        shares_memory_with: None,
         core: Some(CoreReport {
             file: path.into(),
             signal: crash.map(|(signal, _)| signal_name(signal)),
@@ -48,7 +52,8 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
         context: core.context()?,
         detected: None,
         looks: looks.collect(),
-        support,
+        support: Ok(Arc::new(support)),
+        partial: None,
     })
 }
 

@@ -1,11 +1,13 @@
 //! What was found, for a person.
 
+use std::io::{self, Write};
+
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::record::{Context, LeftOut};
-use otelctx_reader::{ContextState, Outcome, SYMBOL, ThreadSupport, ThreadVariables, Unreadable};
+use otelctx_reader::{ContextState, Outcome, SYMBOL, ThreadVariables, Unreadable};
 
 use super::core::CoreReport;
-use super::report::{NOT_VALID, Report, publishes_nothing};
+use super::report::{NOT_VALID, Report, Support};
 use crate::output::attributes::{language, pairs, string};
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Style, Terminal, escape};
@@ -21,8 +23,21 @@ const MOST_MISSING: usize = 8;
 const THREADS: &str = "  threads   ";
 
 /// The whole answer.
-pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
+pub(super) fn write(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Result<()> {
+    out.write_all(about_process(report, terminal).as_bytes())?;
+    if let Support::Readable(_) = report.support() {
+        out.write_all(b"\n")?;
+        table(report, terminal, out)?;
+    }
+    Ok(())
+}
+
+/// Everything but the table of threads.
+fn about_process(report: &Report, terminal: &Terminal) -> String {
     let mut text = head(report, terminal);
+    if let Some(tid) = report.asked_thread {
+        text += &format!("  asked     thread {tid} of this process\n");
+    }
     if let Some(core) = &report.core {
         text += &core_lines(core, terminal);
     }
@@ -47,39 +62,40 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
         ContextState::Broken(why) => {
             let broken = format!("process context broken: {}", escape(&why.to_string()));
             text += &terminal.sentence("  ", &broken);
+            if let Some(mend) = report.larger_payload() {
+                text += &format!("            {mend}\n");
+            }
         }
     }
     if let Some(detected) = &report.detected {
         text += &terminal.flow("  detected  ", &pairs(&detected.resource));
     }
-    match &report.support {
-        ThreadSupport::Readable(variables) => {
-            text += &terminal.sentence(THREADS, &source(variables, report.forced));
-            text.push('\n');
-            text += &table(report, terminal);
+    text += &about_threads(report, terminal);
+    if let Some(partial) = &report.partial {
+        text += &terminal.sentence("  partial   ", &partial.sentence());
+    }
+    text
+}
+
+/// How the threads' contexts are reached, or why there are none.
+fn about_threads(report: &Report, terminal: &Terminal) -> String {
+    let threads = count(report.looks.len(), "thread", "threads");
+    let why = match report.support() {
+        Support::Readable(variables) => {
+            return terminal.sentence(THREADS, &source(variables, report.forced));
         }
-        ThreadSupport::Unreadable(why) => {
-            let threads = count(report.looks.len(), "thread", "threads");
-            text += &if publishes_nothing(why) {
-                terminal.sentence(THREADS, &format!("{threads}, without published contexts"))
-            } else {
-                let why = match why {
-                    // Said above.
-                    Unreadable::BrokenProcessContext(_) => " without it".into(),
-                    why => format!(": {}", escape(&why.to_string())),
-                };
-                let hint = match (report.pid, &report.core) {
-                    (Some(pid), None) => {
-                        format!(
-                            "            `otelctx check {pid}` tells how to mend it
-"
-                        )
-                    }
-                    _ => String::new(),
-                };
-                terminal.sentence(THREADS, &format!("{threads}, unreadable{why}")) + &hint
-            };
+        Support::Unpublished => {
+            let sentence = format!("{threads}, without published contexts");
+            return terminal.sentence(THREADS, &sentence);
         }
+        Support::Unknown(error) => return terminal.sentence(THREADS, &escape(&error.to_string())),
+        // Said above.
+        Support::Unreadable(Unreadable::BrokenProcessContext(_)) => " without it".into(),
+        Support::Unreadable(why) => format!(": {}", escape(&why.to_string())),
+    };
+    let mut text = terminal.sentence(THREADS, &format!("{threads}, unreadable{why}"));
+    if let (Some(pid), None) = (report.pid, &report.core) {
+        text += &format!("            `otelctx check {pid}` tells how to mend it\n");
     }
     text
 }
@@ -127,7 +143,7 @@ fn source(variables: &ThreadVariables, forced: bool) -> String {
         .variables
         .iter()
         .map(|variable| {
-            let module = escape(&variable.module.to_string_lossy());
+            let module = escape(&words::path(&variable.module));
             let access = words::access(variable.access);
             let hint = match variable.exported {
                 true => "",
@@ -146,22 +162,22 @@ fn source(variables: &ThreadVariables, forced: bool) -> String {
     text
 }
 
-fn table(report: &Report, terminal: &Terminal) -> String {
+fn table(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Result<()> {
     let core = report.core.as_ref();
     let second = if core.is_some() { "SIGNAL" } else { "NAME" };
-    let mut table = Table::new(&[
+    let table = Table::new([
         ("TID", Align::Right),
         (second, Align::Left),
         ("TRACE", Align::Left),
         ("SPAN", Align::Left),
         ("ATTRIBUTES", Align::Left),
     ]);
-    for look in &report.looks {
+    let rows = report.looks.iter().map(|look| {
         let [trace, span, attributes] = match &look.outcome {
-            Ok(Outcome::Attached(context)) => context_cells(context),
-            Ok(Outcome::NotValid) => word(NOT_VALID),
-            Ok(_) => word("none attached"),
-            Err(error) => word(&format!("unreadable: {}", escape(&error.to_string()))),
+            Some(Ok(Outcome::Attached(context))) => context_cells(context),
+            Some(Ok(Outcome::NotValid)) => word(NOT_VALID),
+            Some(Ok(_)) | None => word("none attached"),
+            Some(Err(error)) => word(&format!("unreadable: {}", escape(&error.to_string()))),
         };
         let name = match (&look.name, core) {
             (Some(name), _) => escape(&name.to_string_lossy()),
@@ -170,9 +186,9 @@ fn table(report: &Report, terminal: &Terminal) -> String {
             }
             _ => String::new(),
         };
-        table.push([look.tid.to_string(), name, trace, span, attributes]);
-    }
-    table.render(terminal)
+        [look.tid.to_string(), name, trace, span, attributes]
+    });
+    table.write(rows, terminal, out)
 }
 
 /// In place of a context.

@@ -1,0 +1,268 @@
+//! What was found, as JSON (docs/json.md).
+
+use std::ffi::OsStr;
+
+use otelctx_reader::format::record::{Context, LeftOut};
+use otelctx_reader::remote::tls::TlsVariable;
+use otelctx_reader::{ContextState, Outcome, ProcessContext, SYMBOL, ThreadVariables};
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+use super::core::CoreReport;
+use super::report::{Look, NOT_VALID, Partial, Report, Support};
+use crate::output::json::{AttributeMap, OrError};
+use crate::output::words;
+
+/// The report, to be serialized without a second copy of its threads.
+pub(super) fn of(report: &Report) -> impl Serialize + '_ {
+    let (process_context, second_contexts) = match &report.context {
+        ContextState::Published(context) => (
+            Some(OrError::Value(ProcessContextJson::of(context))),
+            context.others.iter().map(|at| format!("{at:#x}")).collect(),
+        ),
+        ContextState::Absent => (None, Vec::new()),
+        ContextState::Broken(why) => (Some(OrError::error(why)), Vec::new()),
+    };
+    let thread_context = match report.support() {
+        Support::Readable(variables) => Some(OrError::Value(ThreadContextJson::of(
+            variables,
+            report.forced,
+        ))),
+        Support::Unpublished => None,
+        Support::Unreadable(why) => Some(OrError::error(why)),
+        Support::Unknown(error) => Some(OrError::error(error)),
+    };
+    DumpJson {
+        pid: report.pid,
+        comm: lossy(&report.comm),
+        asked_thread: report.asked_thread,
+        shares_memory_with: report.shares_memory_with,
+        core: report.core.as_ref(),
+        process_context,
+        second_contexts,
+        detected: report.detected.as_ref().map(|detected| DetectedJson {
+            resource: AttributeMap(detected.resource.clone()),
+        }),
+        thread_context,
+        partial: report.partial.as_ref().map(PartialJson::of),
+        threads: ThreadsJson(report),
+    }
+}
+
+fn lossy(name: &OsStr) -> String {
+    name.to_string_lossy().into_owned()
+}
+
+#[derive(Serialize)]
+struct DumpJson<'r> {
+    pid: Option<i32>,
+    comm: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    asked_thread: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shares_memory_with: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core: Option<&'r CoreReport>,
+    process_context: Option<OrError<ProcessContextJson>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    second_contexts: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detected: Option<DetectedJson>,
+    thread_context: Option<OrError<ThreadContextJson>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partial: Option<PartialJson>,
+    threads: ThreadsJson<'r>,
+}
+
+#[derive(Serialize)]
+struct PartialJson {
+    read: usize,
+    of: usize,
+    text: String,
+}
+
+impl PartialJson {
+    fn of(partial: &Partial) -> Self {
+        Self {
+            read: partial.read,
+            of: partial.of,
+            text: partial.sentence(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ProcessContextJson {
+    mapping: String,
+    version: u32,
+    monotonic_published_at_ns: String,
+    resource: AttributeMap,
+    attributes: AttributeMap,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    problems: Vec<String>,
+}
+
+impl ProcessContextJson {
+    fn of(context: &ProcessContext) -> Self {
+        Self {
+            mapping: context.mapping.clone(),
+            // The only one there is: a header of another version is not accepted.
+            version: otelctx_reader::format::process_context::VERSION,
+            monotonic_published_at_ns: context.monotonic_published_at_ns.to_string(),
+            resource: AttributeMap(context.payload.resource.clone()),
+            attributes: AttributeMap(context.payload.attributes.clone()),
+            problems: context.problems.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct DetectedJson {
+    resource: AttributeMap,
+}
+
+#[derive(Serialize)]
+struct ThreadContextJson {
+    schema: Option<String>,
+    symbol: &'static str,
+    #[serde(flatten)]
+    variable: Option<VariableJson>,
+    keys: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    other_variables: Vec<VariableJson>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    forced: bool,
+}
+
+impl ThreadContextJson {
+    fn of(variables: &ThreadVariables, forced: bool) -> Self {
+        let mut all = variables.resolution.variables.iter().map(VariableJson::of);
+        let announced = variables
+            .schema
+            .as_ref()
+            .is_some_and(otelctx_reader::format::Schema::is_thread_local_record);
+        Self {
+            schema: variables.schema.as_ref().map(ToString::to_string),
+            symbol: SYMBOL,
+            variable: all.next(),
+            keys: variables.keys.names().to_vec(),
+            other_variables: all.collect(),
+            forced: forced && !announced,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct VariableJson {
+    module: String,
+    access: &'static str,
+    storage: &'static str,
+    /// Only told when it is not.
+    #[serde(skip_serializing_if = "bool::clone")]
+    exported: bool,
+}
+
+impl VariableJson {
+    fn of(variable: &TlsVariable) -> Self {
+        Self {
+            module: words::path(&variable.module),
+            access: words::access(variable.access),
+            storage: words::storage(variable.storage()),
+            exported: variable.exported,
+        }
+    }
+}
+
+/// The threads, made one after the other while they are written.
+struct ThreadsJson<'r>(&'r Report);
+
+impl Serialize for ThreadsJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // What is true of all is told once, in `thread_context`.
+        let unreadable = match self.0.support() {
+            Support::Readable(_) | Support::Unpublished => None,
+            Support::Unreadable(_) | Support::Unknown(_) => Some(NO_THREAD_READABLE),
+        };
+        let looks = self.0.looks.iter();
+        serializer.collect_seq(looks.map(|look| ThreadJson::of(look, unreadable)))
+    }
+}
+
+/// Of each thread, when `thread_context` is an error.
+const NO_THREAD_READABLE: &str = "no thread's context can be read: thread_context tells why";
+
+#[derive(Serialize)]
+struct ThreadJson<'r> {
+    tid: i32,
+    name: Option<String>,
+    context: Option<OrError<ContextJson<'r>>>,
+}
+
+impl<'r> ThreadJson<'r> {
+    fn of(look: &'r Look, unreadable: Option<&str>) -> Self {
+        let context = match &look.outcome {
+            None => unreadable.map(|why| OrError::error(&why)),
+            Some(Ok(Outcome::Attached(context))) => Some(OrError::Value(ContextJson::of(context))),
+            Some(Ok(Outcome::NotValid)) => Some(OrError::error(&NOT_VALID)),
+            Some(Ok(_)) => None,
+            Some(Err(error)) => Some(OrError::error(error)),
+        };
+        Self {
+            tid: look.tid,
+            name: look.name.as_deref().map(lossy),
+            context,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ContextJson<'r> {
+    trace_id: Option<String>,
+    span_id: Option<String>,
+    trace_flags: u8,
+    attributes: RecordAttributes<'r>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<LeftOutJson>,
+}
+
+impl<'r> ContextJson<'r> {
+    fn of(context: &'r Context) -> Self {
+        Self {
+            trace_id: (!context.trace_id.is_zero()).then(|| context.trace_id.to_string()),
+            span_id: (!context.span_id.is_zero()).then(|| context.span_id.to_string()),
+            trace_flags: context.trace_flags.0,
+            attributes: RecordAttributes(&context.attributes),
+            left_out: (!context.left_out.is_empty()).then(|| LeftOutJson::of(&context.left_out)),
+        }
+    }
+}
+
+/// The attributes of a record: texts, each name once.
+struct RecordAttributes<'r>(&'r [(String, String)]);
+
+impl Serialize for RecordAttributes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (key, value) in self.0 {
+            map.serialize_entry(key, value)?;
+        }
+        map.end()
+    }
+}
+
+#[derive(Serialize)]
+struct LeftOutJson {
+    unknown_key: u32,
+    not_utf8: u32,
+    incomplete_bytes: usize,
+}
+
+impl LeftOutJson {
+    fn of(left_out: &LeftOut) -> Self {
+        Self {
+            unknown_key: left_out.unknown_key,
+            not_utf8: left_out.not_utf8,
+            incomplete_bytes: left_out.incomplete_bytes,
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! A running process.
+
+use std::mem::size_of;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use otelctx_reader::{
+    ContextState, Error, Options, Outcome, Process, SharedModules, Thread, ThreadSupport, Threads,
+};
+
+use super::report::{Look, Partial, Report, Why};
+use crate::command::patience::patiently;
+use crate::error::is_gone;
+
+/// The most that contexts of threads may take here, in bytes. 30,000 threads with three attributes
+/// each take half of it; whoever makes records that take more is not to fill this machine's memory.
+const MOST_CONTEXTS: usize = 24 << 20;
+
+/// Of the time that is given, the part in which threads are read: 9 of 10. The rest is for finding
+/// out whether libraries went meanwhile, and for writing.
+const FOR_THREADS: f64 = 0.9;
+/// Of that time, the part that may be spent on listing the threads.
+const FOR_LIST: f64 = 0.5;
+
+/// A process whose own context has been looked at, and its threads not yet.
+#[derive(Debug)]
+pub(super) struct Looking {
+    process: Process,
+    context: ContextState,
+    patience: Duration,
+    until: Until,
+}
+
+/// Until when what is done.
+#[derive(Clone, Copy, Debug)]
+struct Until {
+    list: Instant,
+    threads: Instant,
+    end: Instant,
+}
+
+impl Looking {
+    /// Begins to look at process `pid`, for `patience` at the most. `modules` is what is known of
+    /// files from other processes.
+    pub(super) fn begin(
+        pid: i32,
+        mut options: Options,
+        patience: Duration,
+        modules: SharedModules,
+    ) -> Result<Self, Error> {
+        let start = Instant::now();
+        let until = Until {
+            list: start + patience.mul_f64(FOR_THREADS * FOR_LIST),
+            threads: start + patience.mul_f64(FOR_THREADS),
+            end: start + patience,
+        };
+        options.deadline = Some(until.threads);
+        let mut process = Process::with_modules(pid, options, modules)?;
+        let context = process.context()?;
+        Ok(Self {
+            process,
+            context,
+            patience,
+            until,
+        })
+    }
+
+    /// What the process says of itself.
+    pub(super) fn context(&self) -> &ContextState {
+        &self.context
+    }
+
+    /// Looks at the rest. To be called on a thread of its own, because it stops threads.
+    pub(super) fn finish(mut self) -> Result<Report, Error> {
+        let detected = match self.context {
+            ContextState::Published(_) => None,
+            _ => Some(self.process.detected()?),
+        };
+        let (support, looks, partial) = match self.settled() {
+            Ok(seen) => (Ok(seen.support), seen.looks, seen.partial),
+            Err(error @ Error::Deadline { .. }) => (Err(error), Vec::new(), Some(self.none_read())),
+            Err(error) => return Err(error),
+        };
+        let target = self.process.target();
+        Ok(Report {
+            pid: Some(target.pid()),
+            comm: target.comm()?,
+            asked_thread: None,
+            shares_memory_with: None,
+            core: None,
+            forced: self.process.options().any_schema,
+            context: self.context,
+            detected,
+            support,
+            looks,
+            partial,
+        })
+    }
+
+    /// The threads; again if a library went meanwhile, which may have left others' data where its
+    /// variable was.
+    fn settled(&mut self) -> Result<Seen, Error> {
+        let seen = self.look_at_threads()?;
+        self.process.set_deadline(Some(self.until.end));
+        match self.process.modules_unchanged() {
+            Ok(false) if Instant::now() < self.until.threads => {
+                self.process.set_deadline(Some(self.until.threads));
+                self.look_at_threads()
+            }
+            Ok(false) | Err(Error::Deadline { .. }) => Ok(seen.forget(Why::Modules(self.patience))),
+            // Also if it can't be told because the process has ended: what was read of it stands.
+            Ok(true) | Err(_) => Ok(seen),
+        }
+    }
+
+    /// For when it took all the time to find out how the threads are read.
+    fn none_read(&self) -> Partial {
+        Partial {
+            read: 0,
+            of: self.number_of_threads(),
+            why: Why::Deadline(self.patience),
+        }
+    }
+
+    /// How many threads the kernel counts, 0 if the process has ended.
+    fn number_of_threads(&self) -> usize {
+        let status = self.process.target().status();
+        status.map_or(0, |status| status.threads)
+    }
+
+    /// What each thread works on. One that ends meanwhile is left out.
+    fn look_at_threads(&mut self) -> Result<Seen, Error> {
+        let until = self.until;
+        let Threads {
+            support,
+            threads,
+            is_whole,
+            ..
+        } = self.process.threads_while(|| Instant::now() < until.list)?;
+        let late = Why::Deadline(self.patience);
+        let is_readable = matches!(*support, ThreadSupport::Readable(_));
+        let mut looks = Vec::new();
+        let mut kept = 0;
+        let mut ended = 0;
+        let mut why = (!is_whole).then_some(late);
+        for thread in &threads {
+            if Instant::now() >= until.threads {
+                why = Some(late);
+                break;
+            }
+            if kept > MOST_CONTEXTS {
+                why = Some(Why::Memory(MOST_CONTEXTS));
+                break;
+            }
+            match look(thread, is_readable) {
+                Some(look) => {
+                    kept += look.outcome.as_ref().map_or(0, size);
+                    looks.push(look);
+                }
+                None => ended += 1,
+            }
+        }
+        let mut of = threads.len() - ended;
+        if !is_whole {
+            of = of.max(self.number_of_threads());
+        }
+        let read = looks.len();
+        let partial = why.map(|why| Partial { read, of, why });
+        Ok(Seen {
+            support,
+            looks,
+            partial,
+        })
+    }
+}
+
+/// What was seen of the threads.
+struct Seen {
+    support: Arc<ThreadSupport>,
+    looks: Vec<Look>,
+    partial: Option<Partial>,
+}
+
+impl Seen {
+    /// Keeps nothing of the threads but their number.
+    fn forget(mut self, why: Why) -> Self {
+        // Without contexts there is nothing that could be wrong.
+        if matches!(*self.support, ThreadSupport::Readable(_)) {
+            let of = self.partial.map_or(self.looks.len(), |partial| partial.of);
+            self.looks.clear();
+            self.partial = Some(Partial { read: 0, of, why });
+        }
+        self
+    }
+}
+
+/// Looks at a thread; again if its context was being rewritten. `None` if it has ended.
+fn look(thread: &Thread<'_>, is_readable: bool) -> Option<Look> {
+    let rewritten = |outcome: &Outcome| matches!(outcome, Outcome::NotValid);
+    let (name, outcome) = match thread.name() {
+        Ok(name) => {
+            let outcome = is_readable.then(|| patiently(|| thread.context(), rewritten));
+            (Some(name), outcome)
+        }
+        Err(error) => (None, Some(Err(error))),
+    };
+    let has_ended = matches!(&outcome, Some(Err(error)) if is_gone(error));
+    (!has_ended).then(|| Look {
+        tid: thread.tid(),
+        name,
+        outcome,
+    })
+}
+
+/// About how many bytes an outcome takes.
+fn size(outcome: &Result<Outcome, Error>) -> usize {
+    let attributes = match outcome {
+        Ok(Outcome::Attached(context)) => &context.attributes[..],
+        _ => &[],
+    };
+    let texts = attributes
+        .iter()
+        .map(|(key, value)| key.len() + value.len());
+    size_of::<Look>() + size_of_val(attributes) + texts.sum::<usize>()
+}

@@ -1,0 +1,14 @@
+//! Durations as arguments.
+
+use std::time::Duration;
+
+/// The longest that can be asked for, in seconds: a day.
+const LONGEST: f64 = 86_400.0;
+
+/// A number of seconds, which may have a fraction.
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=LONGEST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("a number of seconds from 0.1 to {LONGEST}")),
+    }
+}

@@ -1,0 +1,259 @@
+//! `otelctx dump` of very many threads.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use otelctx_fixtures::RaisedLimits;
+use serde_json::{Value, json};
+
+use crate::run::{Answer, command, temporary, under_strace};
+use crate::target::{CROWD, TRACE, Target};
+
+/// A process with so many threads beside those of the test harness. It has been given time to attach
+/// all their records.
+fn crowd(count: u64) -> Target {
+    Target::start_with("crowd", |command| {
+        command.env(CROWD, count.to_string());
+    })
+}
+
+/// Runs a command, and returns what it answered and the most memory that it had, in KiB. It must
+/// write more than a pipe holds, so that it still runs when the last of it is read.
+fn run_measured(mut command: Command) -> (Answer, u64) {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut stdout = child.stdout.take().unwrap();
+    let (mut written, mut most) = (Vec::new(), 0);
+    let mut chunk = vec![0; 16 << 10];
+    loop {
+        let size = stdout.read(&mut chunk).unwrap();
+        if size == 0 {
+            break;
+        }
+        written.extend_from_slice(&chunk[..size]);
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        if let Some(kib) = peak.and_then(|peak| peak.trim().strip_suffix(" kB")) {
+            most = kib.trim().parse().unwrap();
+        }
+    }
+    assert!(most > 0, "it ended before it could be looked at");
+    let mut output = child.wait_with_output().unwrap();
+    output.stdout = written;
+    (Answer::of(output), most)
+}
+
+fn dump(target: &Target, more: &[&str]) -> Command {
+    let pid = target.pid().to_string();
+    let mut arguments = vec!["dump", &pid];
+    arguments.extend(more);
+    command(&arguments)
+}
+
+/// The numbers of the crowd's threads in an answer. Each occurs once and has the right trace.
+fn members(answer: &Value) -> BTreeSet<u64> {
+    let mut members = BTreeSet::new();
+    for thread in answer["threads"].as_array().unwrap() {
+        let context = &thread["context"];
+        assert_eq!(context.get("error"), None, "{thread}");
+        // Threads of the test harness have none, nor has one that was just made.
+        if !context.is_null() {
+            assert_eq!(context["trace_id"], TRACE);
+            let span = context["span_id"].as_str().unwrap();
+            let number = u64::from_str_radix(span, 16).unwrap();
+            assert!(members.insert(number), "{number} twice");
+        }
+    }
+    members
+}
+
+#[test]
+fn a_thousand_threads_take_little_memory() {
+    let target = crowd(1000);
+    let (answer, most) = run_measured(dump(&target, &["--json", "--deadline", "60"]));
+    let answer = answer.expect(0).json();
+    assert_eq!(members(&answer), (1..=1000).collect());
+    assert!(most <= 40 << 10, "{most} KiB");
+    println!("1,000 threads: {most} KiB");
+}
+
+#[test]
+fn a_dump_ends_at_its_deadline_and_says_how_far_it_came() {
+    let count = 30_000;
+    let Some(_limits) = RaisedLimits::for_threads(count) else {
+        return;
+    };
+    let target = crowd(count);
+    for json in [true, false] {
+        let (answer, most) = run_measured(dump(&target, if json { &["--json"] } else { &[] }));
+        println!("30,000 threads: {most} KiB, {}", answer.stderr.trim());
+        assert!(most <= 64 << 10, "{most} KiB");
+        // A fast machine reads all in time.
+        let status = answer.status;
+        if json {
+            let value = answer.json();
+            let read = members(&value);
+            assert!(read.iter().all(|number| (1..=count).contains(number)));
+            let threads = value["threads"].as_array().unwrap().len();
+            match status {
+                0 => assert_eq!(read.len() as u64, count),
+                _ => assert_partial(&value["partial"], threads, &answer),
+            }
+        } else if status != 0 {
+            let line = answer
+                .stdout
+                .lines()
+                .find(|it| it.starts_with("  partial "));
+            assert!(
+                line.unwrap()
+                    .contains(" threads: the deadline of 2 s has passed")
+            );
+        }
+    }
+    assert_none_is_stopped(&target);
+}
+
+/// A thread that can't be stopped takes all the time that there is; those behind it are not read.
+#[test]
+fn a_deadline_also_ends_the_wait_for_a_thread() {
+    let target = Target::start("stuck");
+    let stat = format!(
+        "/proc/{0}/task/{1}/stat",
+        target.pid(),
+        target.number("stuck")
+    );
+    while !std::fs::read_to_string(&stat).unwrap().contains(") D ") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let answer = Answer::of(
+        dump(&target, &["--json", "--deadline", "0.2"])
+            .output()
+            .unwrap(),
+    );
+    let answer = answer.expect(1);
+    let value = answer.json();
+    let sentence = "2 of 5 threads: the deadline of 0.2 s has passed";
+    assert_eq!(
+        value["partial"],
+        json!({"read": 2, "of": 5, "text": sentence})
+    );
+    let threads = value["threads"].as_array().unwrap();
+    assert_eq!(threads[1]["tid"], target.number("stuck"));
+    let error = threads[1]["context"]["error"].as_str().unwrap();
+    assert!(error.contains("did not stop within "), "{error}");
+    assert_partial(&value["partial"], 2, &answer);
+    let text = Answer::of(dump(&target, &["--deadline", "0.2"]).output().unwrap()).stdout;
+    assert!(
+        text.contains(&format!("\n  partial   {sentence}\n")),
+        "{text}"
+    );
+    // With more time the others are reached.
+    let answer = Answer::of(
+        dump(&target, &["--json", "--deadline", "60"])
+            .output()
+            .unwrap(),
+    );
+    let value = answer.expect(1).json();
+    let threads = value["threads"].as_array().unwrap();
+    let spans = threads
+        .iter()
+        .filter(|it| it["context"]["span_id"].is_string());
+    assert_eq!(
+        (value.get("partial"), threads.len(), spans.count()),
+        (None, 5, 3)
+    );
+    assert_none_is_stopped(&target);
+}
+
+/// As the kernel sees it: whom the command lets go before it takes the next.
+#[test]
+fn threads_are_stopped_one_at_a_time() {
+    let target = crowd(1000);
+    let file = temporary("stops");
+    let dump = dump(&target, &["--json", "--deadline", "60"]);
+    let Some(mut strace) = under_strace(&dump, "trace=ptrace", &file) else {
+        return;
+    };
+    let answer = Answer::of(strace.output().unwrap()).expect(0).json();
+    let calls = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let mut held = None;
+    let mut stopped = 0;
+    for line in calls.lines() {
+        // `4711 ptrace(PTRACE_SEIZE, 4712, NULL, 0) = 0`
+        let (_, call) = line.split_once("ptrace(PTRACE_").unwrap();
+        let (request, arguments) = call.split_once(", ").unwrap();
+        let tid = arguments.split([',', ')']).next().unwrap().to_owned();
+        assert!(line.ends_with("= 0") || request == "GETREGSET", "{line}");
+        match request {
+            "SEIZE" => assert_eq!(held.replace(tid), None, "{line}"),
+            "DETACH" => {
+                assert_eq!(held.take(), Some(tid), "{line}");
+                stopped += 1;
+            }
+            _ => assert_eq!(held, Some(tid), "{line}"),
+        }
+    }
+    assert_eq!(held, None);
+    assert_eq!(stopped, answer["threads"].as_array().unwrap().len());
+    assert_eq!(members(&answer), (1..=1000).collect());
+}
+
+/// The list of its threads need not have an end.
+#[test]
+fn a_process_that_creates_threads_for_ever_is_dumped() {
+    let target = Target::start("restless");
+    let answer = Answer::of(dump(&target, &["--json"]).output().unwrap());
+    let value = answer.json();
+    assert_eq!(value["thread_context"]["symbol"], "otel_thread_ctx_v1");
+    assert!(!members(&value).is_empty(), "{value:#}");
+    assert_eq!(
+        answer.status,
+        i32::from(!value["partial"].is_null()),
+        "{value:#}"
+    );
+    assert_none_is_stopped(&target);
+}
+
+/// Threads were left out, and that is told everywhere.
+fn assert_partial(partial: &Value, threads: usize, answer: &Answer) {
+    assert_eq!(answer.status, 1);
+    assert_eq!(partial["read"], threads, "{partial}");
+    assert!(
+        partial["of"].as_u64().unwrap() > threads as u64,
+        "{partial}"
+    );
+    let text = partial["text"].as_str().unwrap();
+    let grouped = |number: usize| {
+        let text = number.to_string();
+        match text.len() {
+            ..=3 => text,
+            length => format!("{},{}", &text[..length - 3], &text[length - 3..]),
+        }
+    };
+    let of = partial["of"].as_u64().unwrap() as usize;
+    let head = format!("{} of {} threads: ", grouped(threads), grouped(of));
+    assert!(text.starts_with(&head), "{text}");
+    assert!(answer.stderr.contains(text), "{}", answer.stderr);
+    assert!(
+        answer.stderr.contains("--deadline SECONDS"),
+        "{}",
+        answer.stderr
+    );
+}
+
+/// No thread is stopped or traced.
+fn assert_none_is_stopped(target: &Target) {
+    let tasks = format!("/proc/{}/task", target.pid());
+    for task in std::fs::read_dir(tasks).unwrap() {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+        let state = stat.rsplit(") ").next().unwrap();
+        assert!(!state.starts_with(['t', 'T']), "{stat}");
+    }
+}
