@@ -9,15 +9,13 @@ use std::time::{Duration, Instant};
 
 use otelctx_format::{KeyMap, record};
 use otelctx_remote as remote;
-use remote::{Mapping, Memory, MemoryError, ModuleCache, ProcessMemory, tls};
+use remote::mappings::{Looked, Reading};
+use remote::{Memory, MemoryError, ModuleCache, ProcessMemory, tls};
 
 pub(crate) use self::find::Glance;
 use crate::process_context::{Found, HeaderBytes, Polled};
 use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport};
 use crate::{Detected, Error};
-
-/// How many mappings are gone through between two looks at the clock.
-const MAPPINGS_BETWEEN_LOOKS: u64 = 1024;
 
 /// Limits of a reader.
 #[derive(Clone, Debug)]
@@ -25,8 +23,12 @@ const MAPPINGS_BETWEEN_LOOKS: u64 = 1024;
 pub struct Options {
     /// The largest payload of a process context that is read, in bytes. 1 MiB.
     pub max_payload: usize,
-    /// The most mappings of a process that are gone through. No limit.
+    /// The most mappings that a process may have for its context to be looked for. No limit. With
+    /// one, `PROCMAP_QUERY` is not used: it does not count what it skips.
     pub max_mappings: Option<u64>,
+    /// Read the text of `/proc/PID/maps` even where the kernel answers `PROCMAP_QUERY` (Linux 6.11),
+    /// which is faster and gives the same.
+    pub maps_as_text: bool,
     /// The most of a thread's record that is read, in bytes: between 28, the record's header, and
     /// 65,563, the most there can be; values outside count as these. 640, what the proposal
     /// recommends to write.
@@ -45,6 +47,7 @@ impl Default for Options {
         Self {
             max_payload: 1 << 20,
             max_mappings: None,
+            maps_as_text: false,
             max_record: record::RECOMMENDED_SIZE,
             stop_timeout: Duration::from_millis(500),
             deadline: None,
@@ -141,33 +144,6 @@ impl Process {
         self.options.deadline = deadline;
     }
 
-    /// Goes through the mappings, as many as [`Options::max_mappings`] and [`Options::deadline`]
-    /// allow.
-    fn walk(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
-        let mut seen: u64 = 0;
-        let mut late = false;
-        let limit = self.options.max_mappings.unwrap_or(u64::MAX);
-        self.target.mappings(&mut |mapping| {
-            late = seen.is_multiple_of(MAPPINGS_BETWEEN_LOOKS) && self.is_late();
-            seen += 1;
-            if seen > limit || late {
-                return ControlFlow::Break(());
-            }
-            visit(mapping);
-            ControlFlow::Continue(())
-        })?;
-        if late {
-            return Err(self.late("go through its mappings"));
-        }
-        if seen > limit {
-            return Err(Error::TooManyMappings {
-                pid: self.target.pid(),
-                limit,
-            });
-        }
-        Ok(())
-    }
-
     /// Whether [`Options::deadline`] has passed.
     fn is_late(&self) -> bool {
         self.options
@@ -248,12 +224,31 @@ impl Process {
     /// Which code is mapped where: changes with every dlopen, dlclose and exec.
     fn layout(&self) -> Result<Layout, Error> {
         let mut hasher = DefaultHasher::new();
-        self.walk(&mut |mapping| {
-            if mapping.permissions.execute && mapping.inode != 0 {
-                (mapping.start, mapping.end, mapping.device, mapping.inode).hash(&mut hasher);
-            }
-        })?;
+        let looked = self.target.code_mappings(self.reading(), &mut |mapping| {
+            (mapping.start, mapping.end, mapping.device, mapping.inode).hash(&mut hasher);
+        });
+        self.through(looked?)?;
         Ok(Layout(hasher.finish()))
+    }
+
+    /// How its mappings are gone through.
+    fn reading(&self) -> Reading {
+        Reading {
+            max_mappings: self.options.max_mappings,
+            deadline: self.options.deadline,
+            text: self.options.maps_as_text,
+        }
+    }
+
+    fn through<T>(&self, looked: Looked<T>) -> Result<T, Error> {
+        match looked {
+            Looked::Through(found) => Ok(found),
+            Looked::TooMany => Err(Error::TooManyMappings {
+                pid: self.target.pid(),
+                limit: self.options.max_mappings.unwrap_or(u64::MAX),
+            }),
+            Looked::Late => Err(self.late("go through its mappings")),
+        }
     }
 
     /// Its threads.

@@ -8,11 +8,12 @@ use otelctx_format::process_context::{
     HEADER_SIZE, Header, HeaderError, Payload, PayloadError, Problem, SIGNATURE,
 };
 use otelctx_format::{KeyMap, KeyMapError, Schema};
-use otelctx_remote::{Mapping, Memory, MemoryError};
+use otelctx_remote::mappings::Named;
+use otelctx_remote::{Memory, MemoryError};
 
 /// How a publisher's mapping is called in `/proc/PID/maps`, by how it was made: a named shared or
 /// private anonymous mapping, or a memfd. ` (deleted)` usually follows the last.
-const NAMES: [&[u8]; 3] = [
+pub(crate) const NAMES: [&[u8]; 3] = [
     b"[anon_shmem:OTEL_CTX]",
     b"[anon:OTEL_CTX]",
     b"/memfd:OTEL_CTX",
@@ -135,11 +136,6 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// Whether a mapping may hold a process context: by its name, and data is not code.
-pub(crate) fn is_candidate(name: &[u8], executable: bool) -> bool {
-    !executable && is_named(name)
-}
-
 /// Whether a mapping has the name of a process context.
 pub(crate) fn is_named(name: &[u8]) -> bool {
     NAMES.iter().any(|prefix| name.starts_with(prefix))
@@ -208,9 +204,9 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn new(mapping: &Mapping<'_>) -> Self {
+    pub(crate) fn new(mapping: &Named) -> Self {
         Self {
-            name: String::from_utf8_lossy(mapping.name).into_owned(),
+            name: String::from_utf8_lossy(&mapping.name).into_owned(),
             address: mapping.start,
             in_core: false,
         }

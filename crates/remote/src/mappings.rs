@@ -4,10 +4,15 @@
 //! cut in two. read(2) returns at most 4 KiB of maps whatever the buffer, takes the target's
 //! lock each time, and is consistent only within one read.
 
+pub(crate) mod query;
+mod search;
+
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 
 use crate::Device;
+pub(crate) use search::is_time_to_look;
+pub use search::{Looked, Named, Reading, Search, Wanted};
 
 /// A line longer than this is not a mapping: a path has at most 4096 bytes, each at most four
 /// characters when escaped (`\012`), behind a head of about 75.
@@ -150,6 +155,11 @@ impl Parser {
     /// A parser at the start of the text.
     pub fn new() -> Self {
         Parser::default()
+    }
+
+    /// Whether the text ended within a line so far.
+    pub(crate) fn is_inside_line(&self) -> bool {
+        self.skipping || !self.partial.is_empty()
     }
 
     /// Takes the next piece, and calls `visit` for every line that it completes, until that

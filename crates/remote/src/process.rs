@@ -1,5 +1,6 @@
 //! One process: what `/proc` tells of it.
 
+mod search;
 mod sizes;
 mod status;
 
@@ -264,27 +265,19 @@ impl Process {
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
     ) -> Result<Walk, Error> {
         let visited = Cell::new(false);
-        let mut walk = |prefix: &str| {
-            let maps = self.open_entry(&format!("{prefix}maps"));
-            maps.and_then(|maps| {
+        self.read_maps(
+            |maps| {
                 mappings::walk(maps, &mut |mapping| {
                     visited.set(true);
                     visit(mapping)
                 })
-            })
-        };
-        let mut whole = walk("");
-        let nothing = whole
-            .as_ref()
-            .map_or_else(is_gone, |walk| *walk == Walk::default());
-        // Nothing is visited twice: what ends halfway has ended.
-        if nothing
-            && !visited.get()
-            && let Some(prefix) = self.other_task()
-        {
-            whole = walk(&prefix);
-        }
-        whole.map_err(|error| self.error("maps", "read the mappings", error))
+            },
+            // Nothing is visited twice: what ends halfway has ended.
+            |walk| {
+                let is_empty = |walk: &Walk| *walk == Walk::default();
+                !visited.get() && walk.as_ref().map_or_else(is_gone, is_empty)
+            },
+        )
     }
 
     /// Opens a file that the process has mapped, by the first mapping's range and name.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use otelctx_remote::mappings::{Named, Wanted};
+
 use super::Process;
 use crate::process_context::{self, MOST_PLACES, Place, Polled};
 use crate::{Broken, ContextState, Error, ProcessContext};
@@ -49,13 +51,35 @@ impl Process {
         }
     }
 
+    /// Looks where publishers that could have a memfd have their context, and only if nothing is
+    /// readable there, at all other mappings of such a name.
     fn find(&mut self) -> Result<ContextState, Error> {
         self.found = None;
         self.broken.clear();
-        let places = self.places()?;
+        let wanted = Wanted {
+            names: &process_context::NAMES,
+            most: MOST_PLACES,
+            reading: self.reading(),
+        };
+        let mut search = self.through(self.target.search(wanted)?)?;
+        let mut places = std::mem::take(&mut search.writable_files);
+        let state = self.try_places(&places)?;
+        if matches!(state, ContextState::Published(_)) {
+            return Ok(state);
+        }
+        let others = self.through(self.target.search_others(search)?)?;
+        if others.is_empty() {
+            return Ok(state);
+        }
+        places.extend(others);
+        self.try_places(&places)
+    }
+
+    fn try_places(&mut self, places: &[Named]) -> Result<ContextState, Error> {
         if places.is_empty() {
             return Ok(ContextState::Absent);
         }
+        let places: Vec<_> = places.iter().map(Place::new).collect();
         let max_payload = self.options.max_payload;
         let memory = self.memory()?;
         // As they are before they are tried: a later change then shows at the next glance.
@@ -109,17 +133,5 @@ impl Process {
                 Glance::Unknown
             }
         }
-    }
-
-    /// Every mapping whose name promises a context, in the order of their addresses.
-    fn places(&self) -> Result<Vec<Place>, Error> {
-        let mut places = Vec::new();
-        self.walk(&mut |mapping| {
-            let named = process_context::is_candidate(mapping.name, mapping.permissions.execute);
-            if named && places.len() < MOST_PLACES {
-                places.push(Place::new(mapping));
-            }
-        })?;
-        Ok(places)
     }
 }

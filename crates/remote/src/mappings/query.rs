@@ -1,0 +1,144 @@
+//! `PROCMAP_QUERY` (Linux 6.11): one mapping a call, as numbers, and those skipped in the kernel that
+//! are not wanted.
+//!
+//! Source: include/uapi/linux/fs.h, fs/proc/task_mmu.c (`do_procmap_query`).
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use nix::errno::Errno;
+
+use super::{Mapping, Permissions};
+use crate::Device;
+
+/// What a mapping must have to be returned, and what can be read off one that was.
+pub(crate) mod flags {
+    pub(crate) const READABLE: u64 = 1;
+    pub(crate) const WRITABLE: u64 = 2;
+    pub(crate) const EXECUTABLE: u64 = 4;
+    pub(super) const SHARED: u64 = 8;
+    /// If the address is not mapped, the next mapping behind it counts.
+    pub(super) const COVERING_OR_NEXT: u64 = 0x10;
+    /// It has a file; shared anonymous memory has one that nobody can open.
+    pub(crate) const FILE_BACKED: u64 = 0x20;
+}
+
+/// `struct procmap_query`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ProcmapQuery {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    vma_start: u64,
+    vma_end: u64,
+    vma_flags: u64,
+    vma_page_size: u64,
+    vma_offset: u64,
+    inode: u64,
+    dev_major: u32,
+    dev_minor: u32,
+    vma_name_size: u32,
+    build_id_size: u32,
+    vma_name_addr: u64,
+    build_id_addr: u64,
+}
+
+mod call {
+    nix::ioctl_readwrite!(procmap_query, b'f', 17, super::ProcmapQuery);
+}
+
+/// Names longer than this are not asked for. A memfd's has at most 249 bytes and what stands around
+/// it, that of anonymous memory 80.
+const LONGEST_NAME: usize = 512;
+
+/// Asks an open `/proc/PID/maps`.
+#[derive(Debug)]
+pub(crate) struct Query<'f> {
+    maps: &'f File,
+    name: [u8; LONGEST_NAME],
+}
+
+impl<'f> Query<'f> {
+    pub(crate) fn new(maps: &'f File) -> Self {
+        Query {
+            maps,
+            name: [0; LONGEST_NAME],
+        }
+    }
+
+    /// The first mapping that ends behind `address` and has all of `wanted`, without its name.
+    /// `None` behind the last one; ESRCH if there is no memory; ENOTTY if the kernel is older.
+    pub(crate) fn next(
+        &mut self,
+        address: u64,
+        wanted: u64,
+    ) -> Result<Option<Mapping<'static>>, Errno> {
+        let wanted = wanted | flags::COVERING_OR_NEXT;
+        Ok(self.ask(address, wanted, 0)?.map(|(mapping, _)| mapping))
+    }
+
+    /// The same with its name, which is empty if it is longer than [`LONGEST_NAME`].
+    pub(crate) fn next_named(
+        &mut self,
+        address: u64,
+        wanted: u64,
+    ) -> Result<Option<Mapping<'_>>, Errno> {
+        let wanted = wanted | flags::COVERING_OR_NEXT;
+        let answer = match self.ask(address, wanted, LONGEST_NAME) {
+            Err(Errno::ENAMETOOLONG) => self.ask(address, wanted, 0)?,
+            answer => answer?,
+        };
+        Ok(answer.map(|(mapping, name_size)| Mapping {
+            // Its size counts the zero behind it.
+            name: self.name.get(..name_size.saturating_sub(1)).unwrap_or(&[]),
+            ..mapping
+        }))
+    }
+
+    fn ask(
+        &mut self,
+        address: u64,
+        wanted: u64,
+        name_size: usize,
+    ) -> Result<Option<(Mapping<'static>, usize)>, Errno> {
+        let mut query = ProcmapQuery {
+            size: size_of::<ProcmapQuery>() as u64,
+            query_flags: wanted,
+            query_addr: address,
+            vma_name_size: name_size as u32,
+            vma_name_addr: if name_size == 0 {
+                0
+            } else {
+                self.name.as_mut_ptr() as u64
+            },
+            ..ProcmapQuery::default()
+        };
+        // SAFETY: the kernel fills in the structure, whose size it is told, and at most
+        // `vma_name_size` bytes of the name, which are there.
+        match unsafe { call::procmap_query(self.maps.as_raw_fd(), &raw mut query) } {
+            Ok(_) => {}
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let has = |flag| query.vma_flags & flag != 0;
+        let mapping = Mapping {
+            start: query.vma_start,
+            end: query.vma_end,
+            permissions: Permissions {
+                read: has(flags::READABLE),
+                write: has(flags::WRITABLE),
+                execute: has(flags::EXECUTABLE),
+                shared: has(flags::SHARED),
+            },
+            offset: query.vma_offset,
+            device: Device {
+                major: query.dev_major,
+                minor: query.dev_minor,
+            },
+            inode: query.inode,
+            name: &[],
+        };
+        Ok(Some((mapping, query.vma_name_size as usize)))
+    }
+}

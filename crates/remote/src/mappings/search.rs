@@ -1,0 +1,334 @@
+//! Finding mappings by their names among millions of others.
+//!
+//! With `PROCMAP_QUERY` the kernel skips what can't be one. Without it, the text is read to its end,
+//! as it has to be, but only lines that hold such a name are looked at.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::ControlFlow;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use memchr::memmem::Finder;
+use memchr::{memchr, memchr_iter, memrchr};
+use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::fstat;
+
+use super::query::{Query, flags};
+use super::{Mapping, Parser};
+use crate::Device;
+
+/// Which mappings are looked for: readable, not executable, and of a name that the process gave
+/// them. That is the name of a memfd, of shared anonymous memory (`[anon_shmem:NAME]`), which lies in
+/// the same file system, or of private anonymous memory (`[anon:NAME]`).
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Beginnings of their names.
+    pub names: &'a [&'a [u8]],
+    /// More than so many are left out.
+    pub most: usize,
+    /// How they are looked for.
+    pub reading: Reading,
+}
+
+/// How the mappings of a process are gone through.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reading {
+    /// With more mappings than this, the process is not gone through. The kernel does not tell how
+    /// many it skips, so that with a limit the text is read.
+    pub max_mappings: Option<u64>,
+    /// When to give up.
+    pub deadline: Option<Instant>,
+    /// Read the text even if there is `PROCMAP_QUERY`.
+    pub text: bool,
+}
+
+/// What going through the mappings came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Looked<T> {
+    /// They were gone through to their end, with this.
+    Through(T),
+    /// There are more than [`Reading::max_mappings`].
+    TooMany,
+    /// [`Reading::deadline`] has passed.
+    Late,
+}
+
+impl Reading {
+    pub(crate) fn is_text(&self) -> bool {
+        self.text || self.max_mappings.is_some()
+    }
+
+    pub(crate) fn is_late(&self) -> bool {
+        self.deadline
+            .is_some_and(|deadline| Instant::now() >= deadline)
+    }
+}
+
+/// A mapping that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    /// Its first address.
+    pub start: u64,
+    /// Its name.
+    pub name: Vec<u8>,
+}
+
+/// What was found at first, and what is needed to go on. All in the order of their addresses.
+#[derive(Debug)]
+pub struct Search<'a> {
+    wanted: Wanted<'a>,
+    /// Those with a file that are writable: where a memfd could be had, publishers' mappings are.
+    pub writable_files: Vec<Named>,
+    rest: Rest,
+}
+
+#[derive(Debug)]
+enum Rest {
+    Found(Vec<Named>),
+    NotYet(File),
+}
+
+impl<'a> Search<'a> {
+    /// Looks for writable mappings of files, in an open `/proc/PID/maps`. ESRCH if there is no memory.
+    pub(crate) fn begin(maps: File, wanted: Wanted<'a>) -> io::Result<Looked<Self>> {
+        if wanted.reading.is_text() {
+            return Self::in_text(maps, wanted);
+        }
+        let only = flags::FILE_BACKED | flags::READABLE | flags::WRITABLE;
+        let mut query = Query::new(&maps);
+        let mut found = Vec::new();
+        let (mut address, mut seen) = (0, 0);
+        loop {
+            if is_time_to_look(&mut seen) && wanted.reading.is_late() {
+                return Ok(Looked::Late);
+            }
+            match query.next(address, only) {
+                Ok(Some(mapping)) if mapping.end > address => {
+                    if wanted.is_possible(&mapping)
+                        && let Some(named) = query.next_named(mapping.start, only)?
+                    {
+                        wanted.keep(&named, &mut found);
+                    }
+                    address = mapping.end;
+                }
+                Ok(_) => break,
+                // An older kernel, or one that does not permit it.
+                Err(error) if address == 0 && error != Errno::ESRCH => {
+                    return Self::in_text(maps, wanted);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Looked::Through(Self {
+            wanted,
+            writable_files: found,
+            rest: Rest::NotYet(maps),
+        }))
+    }
+
+    fn in_text(maps: File, wanted: Wanted<'a>) -> io::Result<Looked<Self>> {
+        let (mut writable_files, mut rest) = (Vec::new(), Vec::new());
+        let mut lines = NamedLines::new(wanted.names);
+        let looked = lines.read(maps, &wanted.reading, &mut |mapping| {
+            let to = if is_writable_file(mapping) {
+                &mut writable_files
+            } else {
+                &mut rest
+            };
+            wanted.keep(mapping, to);
+        })?;
+        Ok(match looked {
+            // The thread has exited.
+            Looked::Through(0) => return Err(Errno::ESRCH.into()),
+            Looked::Through(_) => Looked::Through(Self {
+                wanted,
+                writable_files,
+                rest: Rest::Found(rest),
+            }),
+            Looked::TooMany => Looked::TooMany,
+            Looked::Late => Looked::Late,
+        })
+    }
+
+    /// All others: without a file, or not writable.
+    pub(crate) fn others(self) -> io::Result<Looked<Vec<Named>>> {
+        let maps = match self.rest {
+            Rest::Found(found) => return Ok(Looked::Through(found)),
+            Rest::NotYet(maps) => maps,
+        };
+        let only = if anonymous_memory_has_names() {
+            flags::READABLE
+        } else {
+            flags::READABLE | flags::FILE_BACKED
+        };
+        let mut query = Query::new(&maps);
+        let mut found = Vec::new();
+        let (mut address, mut seen) = (0, 0);
+        // Asking for a name that is not needed takes a file's longer, asking a second time takes
+        // anonymous memory longer. Neighbours are mostly of one kind.
+        let mut with_name = false;
+        loop {
+            if is_time_to_look(&mut seen) && self.wanted.reading.is_late() {
+                return Ok(Looked::Late);
+            }
+            let next = if with_name {
+                query.next_named(address, only)?
+            } else {
+                query.next(address, only)?
+            };
+            let Some(mapping) = next.filter(|mapping| mapping.end > address) else {
+                return Ok(Looked::Through(found));
+            };
+            address = mapping.end;
+            let (start, is_anonymous) = (mapping.start, mapping.inode == 0);
+            if self.wanted.is_possible(&mapping) && !is_writable_file(&mapping) {
+                if with_name {
+                    self.wanted.keep(&mapping, &mut found);
+                } else if let Some(named) = query.next_named(start, only)? {
+                    self.wanted.keep(&named, &mut found);
+                }
+            }
+            with_name = is_anonymous;
+        }
+    }
+}
+
+/// Whether it is time for another look at the clock: at the first mapping, and once in so many.
+pub(crate) fn is_time_to_look(seen: &mut u64) -> bool {
+    *seen += 1;
+    *seen % 1024 == 1
+}
+
+impl Wanted<'_> {
+    /// Whether a mapping may be one, whatever its name.
+    fn is_possible(&self, mapping: &Mapping<'_>) -> bool {
+        let is_data = mapping.permissions.read && !mapping.permissions.execute;
+        let in_memory = || memfd_device().is_none_or(|device| mapping.device == device);
+        is_data && (mapping.inode == 0 || in_memory())
+    }
+
+    fn keep(&self, mapping: &Mapping<'_>, found: &mut Vec<Named>) {
+        // Not what the kernel calls `[heap]` or `[stack]`.
+        let was_named = mapping.inode != 0 || mapping.name.starts_with(b"[anon:");
+        let is_named = || self.names.iter().any(|name| mapping.name.starts_with(name));
+        if self.is_possible(mapping) && was_named && is_named() && found.len() < self.most {
+            found.push(Named {
+                start: mapping.start,
+                name: mapping.name.to_vec(),
+            });
+        }
+    }
+}
+
+fn is_writable_file(mapping: &Mapping<'_>) -> bool {
+    mapping.permissions.write && mapping.inode != 0
+}
+
+/// The device that memfds and shared anonymous memory are on, by one of this process's own. `None`
+/// if it can't have one.
+fn memfd_device() -> Option<Device> {
+    static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+    *DEVICE.get_or_init(|| {
+        let own = memfd_create("otelctx-device", MFdFlags::MFD_CLOEXEC).ok()?;
+        Some(Device::from_stat(fstat(own).ok()?.st_dev))
+    })
+}
+
+/// Whether this kernel can give anonymous memory a name (CONFIG_ANON_VMA_NAME).
+pub(crate) fn anonymous_memory_has_names() -> bool {
+    const PR_SET_VMA: i32 = 0x5356_4d41;
+    const PR_SET_VMA_ANON_NAME: u64 = 0;
+    static HAS_NAMES: OnceLock<bool> = OnceLock::new();
+    *HAS_NAMES.get_or_init(|| {
+        // SAFETY: names nothing: the range is empty. An error other than EINVAL (kernel/sys.c,
+        // prctl_set_vma) does not tell.
+        let answer =
+            unsafe { nix::libc::prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, 0_u64, 0_u64, 0_u64) };
+        answer == 0 || Errno::last() != Errno::EINVAL
+    })
+}
+
+/// Looks only at lines that hold one of several names, somewhere.
+struct NamedLines<'n> {
+    names: Vec<Finder<'n>>,
+    /// Holds the beginning of a line whose end is still to come.
+    cut: Parser,
+    seen: u64,
+}
+
+impl<'n> NamedLines<'n> {
+    fn new(names: &[&'n [u8]]) -> Self {
+        Self {
+            names: names.iter().map(|name| Finder::new(*name)).collect(),
+            cut: Parser::new(),
+            seen: 0,
+        }
+    }
+
+    /// Reads `maps` to its end, and returns its size in bytes.
+    fn read(
+        &mut self,
+        mut maps: impl Read,
+        reading: &Reading,
+        visit: &mut dyn FnMut(&Mapping<'_>),
+    ) -> io::Result<Looked<u64>> {
+        let limit = reading.max_mappings.unwrap_or(u64::MAX);
+        let mut buffer = [0; 4096];
+        let mut size = 0;
+        loop {
+            if reading.is_late() {
+                return Ok(Looked::Late);
+            }
+            match maps.read(&mut buffer) {
+                Ok(0) => return Ok(Looked::Through(size)),
+                Ok(length) => {
+                    size += length as u64;
+                    self.feed(&buffer[..length], visit);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if self.seen > limit {
+                return Ok(Looked::TooMany);
+            }
+        }
+    }
+
+    /// Takes the next piece of the text.
+    fn feed(&mut self, mut piece: &[u8], visit: &mut dyn FnMut(&Mapping<'_>)) {
+        let mut visit_cut = |mapping: &Mapping<'_>| {
+            visit(mapping);
+            ControlFlow::Continue(())
+        };
+        self.seen += memchr_iter(b'\n', piece).count() as u64;
+        if self.cut.is_inside_line() {
+            let end = memchr(b'\n', piece).map_or(piece.len(), |newline| newline + 1);
+            // The visitor never breaks.
+            let _ = self.cut.feed(&piece[..end], &mut visit_cut);
+            piece = &piece[end..];
+        }
+        let end = memrchr(b'\n', piece).map_or(0, |newline| newline + 1);
+        let _ = self.cut.feed(&piece[end..], &mut visit_cut);
+        let lines = &piece[..end];
+        let mut hits = Vec::new();
+        for name in &self.names {
+            let mut from = 0;
+            while let Some(at) = name.find(&lines[from..]) {
+                let at = from + at;
+                let start = memrchr(b'\n', &lines[..at]).map_or(0, |newline| newline + 1);
+                from = memchr(b'\n', &lines[at..]).map_or(lines.len(), |newline| at + newline);
+                hits.push((start, from));
+            }
+        }
+        // By address again, and each line once, however many names it has.
+        hits.sort_unstable();
+        hits.dedup();
+        for (start, end) in hits {
+            if let Some(mapping) = Mapping::parse(&lines[start..end]) {
+                visit(&mapping);
+            }
+        }
+    }
+}

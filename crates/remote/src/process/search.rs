@@ -1,0 +1,124 @@
+//! Mappings of a process that are of interest, however many others it has.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+
+use nix::errno::Errno;
+
+use super::{Process, is_gone};
+use crate::Error;
+use crate::mappings::query::{Query, flags};
+use crate::mappings::{self, Looked, Mapping, Named, Reading, Search, Wanted, is_time_to_look};
+
+impl Process {
+    /// Looks for mappings by their names.
+    ///
+    /// Once the thread-group leader has exited `/proc/PID/maps` is empty; another thread's is
+    /// read then.
+    pub fn search<'a>(&self, wanted: Wanted<'a>) -> Result<Looked<Search<'a>>, Error> {
+        let is_nothing = |looked: &io::Result<_>| looked.as_ref().is_err_and(is_gone);
+        self.read_maps(|maps| Search::begin(maps, wanted), is_nothing)
+    }
+
+    /// Goes on with a search where it left off, and returns all others: mappings without a file, and
+    /// those that are not writable.
+    pub fn search_others(&self, search: Search<'_>) -> Result<Looked<Vec<Named>>, Error> {
+        search
+            .others()
+            .map_err(|error| self.error("maps", "read the mappings", error))
+    }
+
+    /// Calls `visit` for each executable mapping of a file, without its name.
+    pub fn code_mappings(
+        &self,
+        reading: Reading,
+        visit: &mut dyn FnMut(&Mapping<'_>),
+    ) -> Result<Looked<()>, Error> {
+        let visited = Cell::new(false);
+        let mut visit = |mapping: &Mapping<'_>| {
+            visited.set(true);
+            visit(mapping);
+        };
+        self.read_maps(
+            |maps| visit_code(maps, &reading, &mut visit),
+            // Nothing is visited twice: what ends halfway has ended.
+            |looked| !visited.get() && looked.as_ref().is_err_and(is_gone),
+        )
+    }
+
+    /// Reads `maps`, and another thread's if there is nothing in it.
+    pub(super) fn read_maps<T>(
+        &self,
+        mut read: impl FnMut(File) -> io::Result<T>,
+        is_nothing: impl Fn(&io::Result<T>) -> bool,
+    ) -> Result<T, Error> {
+        let mut read = |prefix: &str| {
+            let maps = self.open_entry(&format!("{prefix}maps"))?;
+            read(maps)
+        };
+        let mut whole = read("");
+        if is_nothing(&whole)
+            && let Some(prefix) = self.other_task()
+        {
+            whole = read(&prefix);
+        }
+        whole.map_err(|error| self.error("maps", "read the mappings", error))
+    }
+}
+
+/// ESRCH if there is no memory.
+fn visit_code(
+    maps: File,
+    reading: &Reading,
+    visit: &mut dyn FnMut(&Mapping<'_>),
+) -> io::Result<Looked<()>> {
+    if !reading.is_text()
+        && let Some(looked) = query_code(&maps, reading, visit)?
+    {
+        return Ok(looked);
+    }
+    let mut seen = 0;
+    let mut late = false;
+    let walk = mappings::walk(maps, &mut |mapping| {
+        late = is_time_to_look(&mut seen) && reading.is_late();
+        if late || reading.max_mappings.is_some_and(|limit| seen > limit) {
+            return ControlFlow::Break(());
+        }
+        if mapping.permissions.execute && mapping.inode != 0 {
+            visit(mapping);
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(match walk {
+        walk if walk.mappings == 0 => return Err(Errno::ESRCH.into()),
+        walk if !walk.stopped => Looked::Through(()),
+        _ if late => Looked::Late,
+        _ => Looked::TooMany,
+    })
+}
+
+/// `None` if the kernel is older, or does not permit it.
+fn query_code(
+    maps: &File,
+    reading: &Reading,
+    visit: &mut dyn FnMut(&Mapping<'_>),
+) -> io::Result<Option<Looked<()>>> {
+    let mut query = Query::new(maps);
+    let (mut address, mut seen) = (0, 0);
+    loop {
+        if is_time_to_look(&mut seen) && reading.is_late() {
+            return Ok(Some(Looked::Late));
+        }
+        match query.next(address, flags::FILE_BACKED | flags::EXECUTABLE) {
+            Ok(Some(mapping)) if mapping.end > address => {
+                visit(&mapping);
+                address = mapping.end;
+            }
+            Ok(_) => return Ok(Some(Looked::Through(()))),
+            Err(error) if address == 0 && error != Errno::ESRCH => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
