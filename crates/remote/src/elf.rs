@@ -1,6 +1,7 @@
 //! Walking an ELF module, in a file or in memory, with every step bounded.
 
 mod notes;
+pub(crate) mod sections;
 mod symbols;
 
 pub(crate) use symbols::FoundSymbol;

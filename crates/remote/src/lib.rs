@@ -6,6 +6,7 @@
 //! - streams its mappings in bounded memory ([`mappings`]);
 //! - finds a thread-local variable by name in whatever module defines it ([`module`], once a
 //!   file; [`tls`], once a process) and computes its address for one thread;
+//! - says what else a file tells of it, for people ([`inspect`]);
 //! - reads the same out of a core file ([`core_file`]);
 //! - stops a thread, hands out its registers, and leaves it as it was ([`stop`]).
 //!
@@ -17,6 +18,7 @@ pub mod core_file;
 pub mod device;
 mod elf;
 mod error;
+pub mod inspect;
 mod libc;
 mod loaded;
 pub mod mappings;

@@ -5,6 +5,7 @@ mod cache;
 mod file;
 
 use std::cell::Cell;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -154,6 +155,12 @@ impl Module {
             Some(module) => Ok(Arc::unwrap_or_clone(module)),
             None => Err(elf("it is no ELF file".to_string())),
         }
+    }
+
+    /// Reads what an open file says, see [`Self::open`]. `None` if it is no readable ELF file.
+    pub fn of_file(file: &File, name: &str) -> Option<Self> {
+        let (facts, _) = Self::read_counted(Source::File(&FileBytes(file)), name);
+        facts.ok().flatten().map(Arc::unwrap_or_clone)
     }
 
     /// Reads what an ELF file's bytes say, see [`Self::open`]. `None` if they are not those of a

@@ -1,5 +1,6 @@
 //! One process: what `/proc` tells of it.
 
+mod fork;
 mod search;
 mod sizes;
 mod status;

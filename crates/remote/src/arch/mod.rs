@@ -12,7 +12,7 @@ pub use x86_64::registers::Registers;
 
 use crate::Memory;
 use crate::memory::MemoryError;
-use crate::module::TlsSegment;
+use crate::module::{Access, TlsSegment};
 
 /// The architecture that a module was built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,6 +41,17 @@ pub(crate) struct RelocationNumbers {
     descriptor: u32,
     module_id: u32,
     thread_pointer_offset: u32,
+    /// Second word of what `__tls_get_addr` takes.
+    block_offset: u32,
+}
+
+/// How often a linker has replaced a TLS descriptor in code, by what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Relaxed {
+    /// By the offset from the thread pointer.
+    pub to_local_exec: usize,
+    /// By a load of that offset from the global offset table.
+    pub to_initial_exec: usize,
 }
 
 /// How the notes of a core file describe a thread.
@@ -79,7 +90,7 @@ impl Machine {
     }
 
     /// The machine that this reader runs on.
-    pub(crate) fn own() -> Self {
+    pub fn own() -> Self {
         if cfg!(target_arch = "x86_64") {
             Machine::X86_64
         } else if cfg!(target_arch = "aarch64") {
@@ -89,12 +100,70 @@ impl Machine {
         }
     }
 
-    pub(crate) fn tls_relocation(self, number: u32) -> Option<TlsRelocation> {
-        let numbers = match self {
-            Machine::X86_64 => x86_64::relocation::NUMBERS,
-            Machine::Aarch64 => aarch64::relocation::NUMBERS,
+    fn relocation_numbers(self) -> Option<RelocationNumbers> {
+        match self {
+            Machine::X86_64 => Some(x86_64::relocation::NUMBERS),
+            Machine::Aarch64 => Some(aarch64::relocation::NUMBERS),
+            Machine::Other(_) => None,
+        }
+    }
+
+    /// Whether a relocation is that of a variable's offset in its module's block.
+    pub(crate) fn is_block_offset(self, number: u32) -> bool {
+        let numbers = self.relocation_numbers();
+        numbers.is_some_and(|numbers| numbers.block_offset == number)
+    }
+
+    /// What readelf calls the relocation that an access model leaves to the dynamic linker.
+    pub fn relocation_name(self, access: Access) -> Option<&'static str> {
+        let names = match self {
+            Machine::X86_64 => x86_64::relocation::NAMES,
+            Machine::Aarch64 => aarch64::relocation::NAMES,
             Machine::Other(_) => return None,
         };
+        let index = match access {
+            Access::Tlsdesc => 0,
+            Access::GeneralDynamic | Access::LocalDynamic => 1,
+            Access::InitialExec => 2,
+            Access::LocalExec => return None,
+        };
+        Some(names[index])
+    }
+
+    /// The access model that a relocation of an object file means.
+    pub(crate) fn access_in_code(self, number: u32) -> Option<Access> {
+        match self {
+            Machine::X86_64 => x86_64::relocation::in_code(number),
+            Machine::Aarch64 => aarch64::relocation::in_code(number),
+            Machine::Other(_) => None,
+        }
+    }
+
+    /// Bytes of the longest trace that [`Self::find_relaxed`] looks for.
+    pub(crate) fn longest_trace(self) -> usize {
+        match self {
+            Machine::Aarch64 => aarch64::relaxation::LONGEST,
+            _ => x86_64::relaxation::LONGEST,
+        }
+    }
+
+    /// Counts what relaxed accesses to a variable have left in `code` at `address`.
+    pub(crate) fn find_relaxed(
+        self,
+        code: &[u8],
+        address: u64,
+        offset: Option<i64>,
+        slots: &[u64],
+    ) -> Relaxed {
+        match self {
+            Machine::X86_64 => x86_64::relaxation::find(code, address, offset, slots),
+            Machine::Aarch64 => aarch64::relaxation::find(code, address, offset, slots),
+            Machine::Other(_) => Relaxed::default(),
+        }
+    }
+
+    pub(crate) fn tls_relocation(self, number: u32) -> Option<TlsRelocation> {
+        let numbers = self.relocation_numbers()?;
         match number {
             number if number == numbers.descriptor => Some(TlsRelocation::Descriptor),
             number if number == numbers.module_id => Some(TlsRelocation::ModuleId),

@@ -8,6 +8,8 @@ pub struct Status {
     pub state: char,
     /// The process that the thread belongs to.
     pub process: i32,
+    /// The process that started it, 0 for none in the reader's PID namespace.
+    pub parent: i32,
     /// The process that traces it, 0 for none.
     pub tracer: i32,
     /// How many threads the process has.
@@ -38,6 +40,7 @@ impl Status {
             match &line[..colon] {
                 b"State" => status.state = value.chars().next().unwrap_or('?'),
                 b"Tgid" => status.process = number(),
+                b"PPid" => status.parent = number(),
                 b"TracerPid" => status.tracer = number(),
                 b"Threads" => status.threads = value.parse().unwrap_or(0),
                 b"NSpid" => {
@@ -61,11 +64,13 @@ mod tests {
 
     #[test]
     fn lines_are_read_by_their_names() {
-        let text = b"Name:\tState:\xff\nState:\tD (disk sleep)\nTgid:\t7\nTracerPid:\t9\n\
+        let text =
+            b"Name:\tState:\xff\nState:\tD (disk sleep)\nTgid:\t7\nPPid:\t5\nTracerPid:\t9\n\
             NSpid:\t7\t1\nThreads:\t3\nVmSize:\t4 kB\nno colon\n";
         let expected = Status {
             state: 'D',
             process: 7,
+            parent: 5,
             tracer: 9,
             threads: 3,
             namespace_pids: vec![7, 1],

@@ -1,0 +1,277 @@
+//! Sections: what linkers leave for debuggers and each other, and programs run without.
+
+use object::LittleEndian as LE;
+use object::elf::{self, Dyn64, Rela64, SectionHeader64, SectionType, Sym64, SymbolType};
+
+use super::ElfError::Malformed;
+use super::{
+    CHUNK, Elf, ElfError, MAX_DYNAMIC, Source, chunks, read_struct, read_structs, structs,
+};
+
+/// Sections of one file. An object file of a large program, with a section for each function,
+/// has some ten thousand.
+const MAX_SECTIONS: u64 = 1 << 18;
+/// Bytes of names that are looked through: several times what the largest browsers have.
+const MAX_STRINGS: u64 = 1 << 30;
+/// Places in one string table that spell the name; linkers share them.
+const MAX_SPELLINGS: usize = 64;
+/// Symbols of that name in one table: every object file may have one of its own.
+const MAX_NAMESAKES: usize = 1024;
+
+/// One section, as its header has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Section {
+    name: u32,
+    pub(crate) kind: SectionType,
+    /// SHF_EXECINSTR
+    pub(crate) executable: bool,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    pub(crate) link: u32,
+    pub(crate) info: u32,
+}
+
+/// A symbol of the name that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Namesake {
+    pub(crate) index: u32,
+    pub(crate) value: u64,
+    pub(crate) size: u64,
+    pub(crate) kind: SymbolType,
+    /// STB_LOCAL
+    pub(crate) local: bool,
+    /// STV_HIDDEN or STV_INTERNAL
+    pub(crate) hidden: bool,
+    pub(crate) defined: bool,
+}
+
+impl Elf<'_> {
+    /// All section headers; none of a module that is loaded, or that was stripped of them.
+    pub(crate) fn sections(&self) -> Result<Vec<Section>, ElfError> {
+        let Source::File(file) = self.source else {
+            return Ok(Vec::new());
+        };
+        let at = self.header.e_shoff.get(LE);
+        let size = usize::from(self.header.e_shentsize.get(LE));
+        if at == 0 || size != size_of::<SectionHeader64<LE>>() {
+            return Ok(Vec::new());
+        }
+        let mut count = u64::from(self.header.e_shnum.get(LE));
+        if count == 0 {
+            // Too many for the field: the first header has the number (ELF, "Section Header").
+            let first: SectionHeader64<LE> = read_struct(file, at)?;
+            count = first.sh_size.get(LE);
+        }
+        if count > MAX_SECTIONS {
+            return Err(Malformed("it has more than 262,144 sections"));
+        }
+        let headers: Vec<SectionHeader64<LE>> = read_structs(file, at, count as usize)?;
+        let section = |header: &SectionHeader64<LE>| Section {
+            name: header.sh_name.get(LE),
+            kind: header.sh_type.get(LE),
+            executable: header.sh_flags.get(LE).contains(elf::SHF_EXECINSTR),
+            offset: header.sh_offset.get(LE),
+            size: header.sh_size.get(LE),
+            link: header.sh_link.get(LE),
+            info: header.sh_info.get(LE),
+        };
+        Ok(headers.iter().map(section).collect())
+    }
+
+    /// The first section whose name begins like this.
+    pub(crate) fn section_like(
+        &self,
+        sections: &[Section],
+        prefix: &[u8],
+    ) -> Result<Option<Section>, ElfError> {
+        let mut names = usize::from(self.header.e_shstrndx.get(LE).0);
+        if names == usize::from(elf::SHN_XINDEX.0) {
+            names = sections.first().map_or(0, |first| first.link as usize);
+        }
+        let Some(names) = sections.get(names) else {
+            return Ok(None);
+        };
+        let mut start = vec![0; prefix.len()];
+        for section in sections {
+            let end = u64::from(section.name).saturating_add(prefix.len() as u64);
+            if end > names.size {
+                continue;
+            }
+            let at = names.offset.saturating_add(section.name.into());
+            self.memory().read(at, &mut start)?;
+            if start == prefix {
+                return Ok(Some(*section));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first `limit` bytes of a section.
+    pub(crate) fn section_bytes(&self, section: &Section, limit: u64) -> Result<Vec<u8>, ElfError> {
+        let size = section.size.min(limit);
+        Ok(self
+            .memory()
+            .read_vec(section.offset, size, size as usize)?)
+    }
+
+    /// Calls `visit` with the type and the symbol index of every relocation in a section.
+    pub(crate) fn relocations_of(
+        &self,
+        section: &Section,
+        visit: &mut dyn FnMut(u32, u32),
+    ) -> Result<(), ElfError> {
+        let file = self.memory();
+        let entry = size_of::<Rela64<LE>>() as u64;
+        chunks(section.size, entry, |skip, length| {
+            let at = section.offset.wrapping_add(skip);
+            for rela in structs::<Rela64<LE>>(&file.read_vec(at, length, CHUNK as usize)?) {
+                visit(rela.r_type(LE, false).0, rela.r_sym(LE, false));
+            }
+            Ok(())
+        })
+    }
+
+    /// The names of the libraries that it asks for (DT_NEEDED), at most so many.
+    pub(crate) fn needed(&self, most: usize) -> Result<Vec<String>, ElfError> {
+        let Some(dynamic) = self.dynamic else {
+            return Ok(Vec::new());
+        };
+        let entry = size_of::<Dyn64<LE>>() as u64;
+        let size = dynamic.file_size.min(MAX_DYNAMIC as u64 * entry);
+        let bytes = self
+            .memory()
+            .read_vec(dynamic.offset, size, size as usize)?;
+        let entries = structs::<Dyn64<LE>>(&bytes[..bytes.len() - bytes.len() % entry as usize]);
+        let mut names = Vec::new();
+        for entry in entries
+            .iter()
+            .filter(|it| it.d_tag.get(LE) == elf::DT_NEEDED)
+        {
+            let offset = entry.d_val.get(LE);
+            let length = self.table.strings_size.saturating_sub(offset).min(256);
+            let mut name = vec![0; length as usize];
+            self.read_at(self.table.strings.saturating_add(offset), &mut name)?;
+            names.push(text(&name));
+            if names.len() == most {
+                break;
+            }
+        }
+        Ok(names)
+    }
+
+    /// Every symbol of this name, of whatever type, in a symbol table.
+    pub(crate) fn symbols_named(
+        &self,
+        sections: &[Section],
+        table: &Section,
+        name: &[u8],
+    ) -> Result<Vec<Namesake>, ElfError> {
+        let Some(strings) = sections.get(table.link as usize) else {
+            return Err(Malformed("a symbol table has no string table"));
+        };
+        let spellings = self.spellings(strings, name)?;
+        let mut found = Vec::new();
+        if spellings.is_empty() {
+            return Ok(found);
+        }
+        let mut index = 0;
+        let file = self.memory();
+        chunks(table.size, size_of::<Sym64<LE>>() as u64, |skip, length| {
+            let at = table.offset.wrapping_add(skip);
+            for symbol in structs::<Sym64<LE>>(&file.read_vec(at, length, CHUNK as usize)?) {
+                if spellings.contains(&symbol.st_name.get(LE)) && found.len() < MAX_NAMESAKES {
+                    found.push(Namesake {
+                        index,
+                        value: symbol.st_value.get(LE),
+                        size: symbol.st_size.get(LE),
+                        kind: symbol.st_type(),
+                        local: symbol.st_bind() == elf::STB_LOCAL,
+                        hidden: matches!(
+                            symbol.st_visibility(),
+                            elf::STV_HIDDEN | elf::STV_INTERNAL
+                        ),
+                        defined: symbol.st_shndx.get(LE) != elf::SHN_UNDEF,
+                    });
+                }
+                index += 1;
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Where a string table spells `name` with its end. Looking there first spares reading the name of
+    /// each of a million symbols.
+    fn spellings(&self, strings: &Section, name: &[u8]) -> Result<Vec<u32>, ElfError> {
+        if strings.size > MAX_STRINGS {
+            return Err(Malformed("a string table has more than 1 GiB"));
+        }
+        let mut spelling = name.to_vec();
+        spelling.push(0);
+        let mut found = Vec::new();
+        let mut start = 0;
+        while start < strings.size {
+            // Chunks overlap, so that none cuts the name.
+            let length = (strings.size - start).min(CHUNK + spelling.len() as u64 - 1);
+            let at = strings.offset.wrapping_add(start);
+            let bytes = self.memory().read_vec(at, length, 2 * CHUNK as usize)?;
+            for (index, window) in bytes.windows(spelling.len()).enumerate() {
+                if window == spelling && found.len() < MAX_SPELLINGS {
+                    found.push((start + index as u64) as u32);
+                }
+            }
+            start += CHUNK;
+        }
+        Ok(found)
+    }
+
+    /// The name of the version that a symbol of `.dynsym` belongs to; `None` for those outside of
+    /// all (linker's VERSION command, System V ABI "Symbol Versioning").
+    pub(crate) fn version(
+        &self,
+        sections: &[Section],
+        symbol: u32,
+    ) -> Result<Option<String>, ElfError> {
+        /// VER_NDX_GLOBAL; greater ones have a name.
+        const GLOBAL: u16 = 1;
+        /// Versions of one library; glibc has some forty.
+        const MAX_VERSIONS: usize = 4096;
+        /// Not for programs that are linked from now on.
+        const OLD: u16 = 0x8000;
+
+        let of_kind = |kind| sections.iter().find(|section| section.kind == kind);
+        let (Some(numbers), Some(definitions)) =
+            (of_kind(elf::SHT_GNU_VERSYM), of_kind(elf::SHT_GNU_VERDEF))
+        else {
+            return Ok(None);
+        };
+        let file = self.memory();
+        let number = file.read_u16(numbers.offset.saturating_add(2 * u64::from(symbol)))? & !OLD;
+        if number <= GLOBAL {
+            return Ok(None);
+        }
+        let mut at = definitions.offset;
+        for _ in 0..MAX_VERSIONS {
+            let definition: elf::Verdef<LE> = read_struct(file, at)?;
+            if definition.vd_ndx.get(LE) == elf::VersionIndex(number) {
+                let aux = at.saturating_add(definition.vd_aux.get(LE).into());
+                let name: elf::Verdaux<LE> = read_struct(file, aux)?;
+                let strings = sections.get(definitions.link as usize);
+                let offset = strings.map_or(0, |it| it.offset);
+                let at = offset.saturating_add(name.vda_name.get(LE).into());
+                return Ok(Some(text(&file.read_vec(at, 64, 64)?)));
+            }
+            match definition.vd_next.get(LE) {
+                0 => break,
+                next => at = at.saturating_add(next.into()),
+            }
+        }
+        Ok(Some(number.to_string()))
+    }
+}
+
+/// Bytes up to the first NUL.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
+}

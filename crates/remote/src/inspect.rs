@@ -1,0 +1,345 @@
+//! Everything a file tells about one thread-local variable, for somebody who wants to know why a
+//! reader finds it or does not. [`Module`] is what readers go by; this looks at the rest as well:
+//! symbols of other kinds, versions, what the linker did to the code, files that are not linked.
+
+mod archive;
+mod other;
+
+use std::fs::File;
+use std::path::Path;
+
+use object::elf;
+
+use crate::Error;
+use crate::arch::Machine;
+pub use crate::arch::Relaxed;
+use crate::elf::sections::{Namesake, Section, text};
+use crate::elf::{Elf, ElfError, Source};
+use crate::memory::Memory;
+use crate::module::{Access, FileBytes, Module, open_regular};
+
+pub use archive::Member;
+pub use other::Other;
+
+/// Libraries that are named.
+const MAX_NEEDED: usize = 64;
+/// Bytes of `.comment` that are looked at: a line a compiler.
+const MAX_COMMENT: u64 = 64 * 1024;
+/// Bytes of code that are looked through for what a linker has left, about a second's work.
+const MAX_CODE: u64 = 1 << 30;
+/// Bytes of it at a time.
+const CODE_CHUNK: u64 = 1 << 20;
+
+/// What a file holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Contents {
+    /// A 64-bit little-endian ELF file.
+    Elf(Box<Inspection>),
+    /// An ELF file of another word size or byte order.
+    Foreign {
+        /// The word size in bits.
+        bits: u8,
+        /// The most significant byte comes first.
+        big_endian: bool,
+        /// `e_machine`
+        machine: u16,
+    },
+    /// A static library.
+    Archive {
+        /// How many members it has.
+        count: usize,
+        /// Those that know the variable or can't be read.
+        members: Vec<Member>,
+    },
+    /// No ELF file at all.
+    Other(Other),
+}
+
+/// What kind of ELF file it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Not linked yet.
+    Object,
+    /// A program at a fixed address, started by a dynamic linker.
+    Executable,
+    /// A program at any address, started by a dynamic linker.
+    PositionIndependent,
+    /// A program without dynamic linker, at a fixed address.
+    Static,
+    /// A program without dynamic linker, which moves itself.
+    StaticPie,
+    /// A library for the dynamic linker.
+    Library,
+    /// The memory of a process that has ended.
+    Core,
+    /// What `objcopy --only-keep-debug` took out of a program or library.
+    DebugInformation,
+    /// Something that no linker makes for Linux.
+    Unknown,
+}
+
+/// An ELF file and the variable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inspection {
+    /// What kind of file it is.
+    pub kind: Kind,
+    /// The architecture it was built for.
+    pub machine: Machine,
+    /// It has no `.symtab`.
+    pub stripped: bool,
+    /// The libraries that it asks for (DT_NEEDED).
+    pub needed: Vec<String>,
+    /// What compilers and linkers wrote into `.comment`.
+    pub made_by: Vec<String>,
+    /// Entries of that name in `.dynsym`.
+    pub dynamic: Vec<Entry>,
+    /// Entries of that name in `.symtab`.
+    pub local: Vec<Entry>,
+    /// The named version of the one that is exported.
+    pub version: Option<String>,
+    /// A relocation fills in the offset in the block (DTPOFF): the linker left general dynamic code
+    /// as it was.
+    pub block_offset: bool,
+    /// What linkers left of TLS descriptors in the code.
+    pub relaxed: Relaxed,
+    /// Of an object file: how its code reaches the variable.
+    pub code: Vec<Access>,
+    /// The link-time optimizer of gcc has the code; nothing of it is to be seen here.
+    pub intermediate: bool,
+    /// What readers go by, of a file that can be loaded.
+    pub module: Option<Module>,
+}
+
+/// An entry of a symbol table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// It is a thread-local variable (STT_TLS).
+    pub thread_local: bool,
+    /// This file defines it.
+    pub defined: bool,
+    /// Bytes.
+    pub size: u64,
+    /// For its own module or object file only (STB_LOCAL).
+    pub local: bool,
+    /// For its own module only once it is linked (STV_HIDDEN).
+    pub hidden: bool,
+}
+
+impl Contents {
+    /// Reads what the file at `path`, on the reader's own side, is, and what it says about the
+    /// variable `name`.
+    pub fn open(path: &Path, name: &str) -> Result<Self, Error> {
+        let io = |source| Error::Io {
+            path: path.into(),
+            source,
+        };
+        let Some(file) = open_regular(path).map_err(io)? else {
+            return Err(Error::NotRegularFile { path: path.into() });
+        };
+        Self::of(&file, name).map_err(|reason| Error::Elf {
+            path: path.into(),
+            reason,
+        })
+    }
+
+    /// The same for a file that is open; the error is the reason.
+    pub fn of(file: &File, name: &str) -> Result<Self, String> {
+        let size = file.metadata().map_err(|error| error.to_string())?.len();
+        let bytes = FileBytes(file);
+        let contents = match archive::is_archive(&bytes) {
+            true => archive::read(&bytes, size, name),
+            false => Self::of_memory(&bytes, size, name),
+        };
+        contents.map_err(|error| match error {
+            // Where it ends tells more than the address.
+            ElfError::Memory(_) => format!("it is cut short: it ends after {size} bytes"),
+            error => error.to_string(),
+        })
+    }
+
+    fn of_memory(memory: &dyn Memory, size: u64, name: &str) -> Result<Self, ElfError> {
+        let mut start = [0; other::START];
+        let length = size.min(start.len() as u64) as usize;
+        memory.read(0, &mut start[..length])?;
+        let start = &start[..length];
+        if !start.starts_with(&elf::ELFMAG) {
+            return Ok(Self::Other(Other::of(start)));
+        }
+        // e_ident[EI_CLASS], e_ident[EI_DATA]; e_machine is the 10th half-word in either class.
+        if let &[_, _, _, _, class, data, ..] = start
+            && let Some(&[low, high]) = start.get(18..20)
+            && (class == elf::ELFCLASS32.0 || data == elf::ELFDATA2MSB.0)
+        {
+            let big_endian = data == elf::ELFDATA2MSB.0;
+            let machine = match big_endian {
+                true => u16::from_be_bytes([low, high]),
+                false => u16::from_le_bytes([low, high]),
+            };
+            return Ok(Self::Foreign {
+                bits: if class == elf::ELFCLASS32.0 { 32 } else { 64 },
+                big_endian,
+                machine,
+            });
+        }
+        let Some(elf) = Elf::read(Source::File(memory))? else {
+            return Ok(Self::Other(Other::Unknown));
+        };
+        Ok(Self::Elf(Box::new(Inspection::read(&elf, memory, name)?)))
+    }
+}
+
+impl Inspection {
+    fn read(elf: &Elf<'_>, memory: &dyn Memory, name: &str) -> Result<Self, ElfError> {
+        let sections = elf.sections()?;
+        let table = |kind| sections.iter().find(|section| section.kind == kind);
+        let named = |table: Option<&Section>| match table {
+            Some(table) => elf.symbols_named(&sections, table, name.as_bytes()),
+            None => Ok(Vec::new()),
+        };
+        let kind = kind(elf, &sections);
+        let machine = Machine::from_elf(elf.machine());
+        let mut inspection = Self {
+            kind,
+            machine,
+            stripped: table(elf::SHT_SYMTAB).is_none(),
+            needed: elf.needed(MAX_NEEDED)?,
+            made_by: made_by(elf, &sections)?,
+            dynamic: Vec::new(),
+            local: Vec::new(),
+            version: None,
+            block_offset: false,
+            relaxed: Relaxed::default(),
+            code: Vec::new(),
+            intermediate: false,
+            module: None,
+        };
+        if matches!(kind, Kind::Core | Kind::DebugInformation | Kind::Unknown) {
+            return Ok(inspection);
+        }
+        let dynamic = named(table(elf::SHT_DYNSYM))?;
+        let local = named(table(elf::SHT_SYMTAB))?;
+        inspection.dynamic = dynamic.iter().map(Entry::of).collect();
+        inspection.local = local.iter().map(Entry::of).collect();
+        if kind == Kind::Object {
+            inspection.code = in_code(elf, &sections, machine, &local)?;
+            inspection.intermediate = elf.section_like(&sections, b".gnu.lto_")?.is_some();
+            return Ok(inspection);
+        }
+        if let Some(exported) = dynamic.iter().find(|it| it.defined && !it.local) {
+            inspection.version = elf.version(&sections, exported.index)?;
+        }
+        let indices: Vec<u32> = dynamic.iter().map(|it| it.index).collect();
+        elf.relocations(&mut |_, number, by, _| {
+            inspection.block_offset |= machine.is_block_offset(number) && indices.contains(&by);
+            Ok(())
+        })?;
+        inspection.module = Module::read(Source::File(memory), name)?;
+        if let Some(module) = &inspection.module {
+            inspection.relaxed = relaxed(elf, module)?;
+        }
+        Ok(inspection)
+    }
+
+    /// Whether gcc, clang, rustc or a linker has left this word.
+    pub fn is_made_by(&self, tool: &str) -> bool {
+        self.made_by.iter().any(|line| line.contains(tool))
+    }
+}
+
+impl Entry {
+    fn of(symbol: &Namesake) -> Self {
+        Self {
+            thread_local: symbol.kind == elf::STT_TLS,
+            defined: symbol.defined,
+            size: symbol.size,
+            local: symbol.local,
+            hidden: symbol.hidden,
+        }
+    }
+}
+
+fn kind(elf: &Elf<'_>, sections: &[Section]) -> Kind {
+    let program = elf.table.flags_1 & elf::DF_1_PIE.0 != 0 || (elf.interpreter && elf.table.debug);
+    let without_code = |it: &Section| it.executable && it.kind == elf::SHT_NOBITS;
+    if sections.iter().any(without_code) {
+        return Kind::DebugInformation;
+    }
+    match elf.file_type() {
+        elf::ET_REL => Kind::Object,
+        elf::ET_CORE => Kind::Core,
+        elf::ET_EXEC if elf.dynamic.is_some() => Kind::Executable,
+        elf::ET_EXEC => Kind::Static,
+        elf::ET_DYN if program && elf.interpreter => Kind::PositionIndependent,
+        elf::ET_DYN if program => Kind::StaticPie,
+        elf::ET_DYN => Kind::Library,
+        _ => Kind::Unknown,
+    }
+}
+
+fn made_by(elf: &Elf<'_>, sections: &[Section]) -> Result<Vec<String>, ElfError> {
+    let comment = match elf.section_like(sections, b".comment\0")? {
+        Some(section) => elf.section_bytes(&section, MAX_COMMENT)?,
+        None => return Ok(Vec::new()),
+    };
+    let lines = comment.split(|byte| *byte == 0);
+    Ok(lines.filter(|it| !it.is_empty()).map(text).collect())
+}
+
+/// The access models of an object file's code, each once, as its relocations have them.
+fn in_code(
+    elf: &Elf<'_>,
+    sections: &[Section],
+    machine: Machine,
+    symbols: &[Namesake],
+) -> Result<Vec<Access>, ElfError> {
+    let mut found = Vec::new();
+    for section in sections.iter().filter(|it| it.kind == elf::SHT_RELA) {
+        let code = sections.get(section.info as usize);
+        if !code.is_some_and(|code| code.executable) {
+            continue;
+        }
+        elf.relocations_of(section, &mut |number, by| {
+            if symbols.iter().any(|symbol| symbol.index == by)
+                && let Some(access) = machine.access_in_code(number)
+                && !found.contains(&access)
+            {
+                found.push(access);
+            }
+        })?;
+    }
+    Ok(found)
+}
+
+/// Looks through the code for what the linker has left of TLS descriptors.
+fn relaxed(elf: &Elf<'_>, module: &Module) -> Result<Relaxed, ElfError> {
+    let mut all = Relaxed::default();
+    let offset = module.symbol.definition().and_then(|(offset, _)| {
+        let block = module.machine.executable_block(&module.tls?)?;
+        module
+            .executable
+            .then(|| block.wrapping_add_unsigned(offset))
+    });
+    let slots: Vec<u64> = module.relocations.iter().map(|it| it.slot).collect();
+    if offset.is_none() && slots.is_empty() {
+        return Ok(all);
+    }
+    let overlap = module.machine.longest_trace() as u64 - 1;
+    let mut left = MAX_CODE;
+    let mut code = Vec::new();
+    for load in elf.loads.iter().filter(|load| load.executable) {
+        let size = load.file_size.min(left);
+        left -= size;
+        let mut start = 0;
+        while start < size {
+            let length = (size - start).min(CODE_CHUNK + overlap);
+            code.resize(length as usize, 0);
+            let address = load.address.wrapping_add(start);
+            elf.read_at(address, &mut code)?;
+            let found = module.machine.find_relaxed(&code, address, offset, &slots);
+            all.to_local_exec += found.to_local_exec;
+            all.to_initial_exec += found.to_initial_exec;
+            start += CODE_CHUNK;
+        }
+    }
+    Ok(all)
+}

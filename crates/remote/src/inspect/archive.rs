@@ -1,0 +1,125 @@
+//! Static libraries: `ar` archives in the form of GNU and System V (ar(5)).
+
+use super::{Contents, Inspection};
+use crate::elf::ElfError;
+use crate::memory::{Memory, MemoryError};
+
+const MAGIC: &[u8; 8] = b"!<arch>\n";
+/// Members lie in files of their own.
+const THIN_MAGIC: &[u8; 8] = b"!<thin>\n";
+/// Bytes of a member's header: name 16, date 12, owner 6, group 6, mode 8, size 10, end 2.
+const HEADER: usize = 60;
+/// Members that are looked at; a large static library has some ten thousand.
+const MAX_MEMBERS: usize = 1 << 17;
+/// Members that are told of.
+const MAX_TOLD: usize = 256;
+/// Bytes of the table of long names.
+const MAX_NAMES: usize = 16 << 20;
+
+/// A member of a static library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its name, as the object file was called.
+    pub name: String,
+    /// What it says; the error is the reason why it can't be read.
+    pub contents: Result<Box<Inspection>, String>,
+}
+
+/// Whether the file is a static library.
+pub(super) fn is_archive(memory: &dyn Memory) -> bool {
+    let mut magic = [0; MAGIC.len()];
+    memory.read(0, &mut magic).is_ok() && (&magic == MAGIC || &magic == THIN_MAGIC)
+}
+
+/// A part of a file, as if it were one.
+struct Part<'a> {
+    whole: &'a dyn Memory,
+    start: u64,
+    size: u64,
+}
+
+impl Memory for Part<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let length = buffer.len();
+        match address.checked_add(length as u64) {
+            Some(end) if end <= self.size => self.whole.read(self.start + address, buffer),
+            _ => Err(MemoryError::Unmapped { address, length }),
+        }
+    }
+}
+
+/// Looks at every member.
+pub(super) fn read(memory: &dyn Memory, size: u64, name: &str) -> Result<Contents, ElfError> {
+    let mut magic = [0; MAGIC.len()];
+    memory.read(0, &mut magic)?;
+    if &magic == THIN_MAGIC {
+        return Err(ElfError::Malformed(
+            "it is a thin archive: its members lie in files of their own, check those",
+        ));
+    }
+    let mut names = Vec::new();
+    let (mut count, mut members) = (0, Vec::new());
+    let mut at = MAGIC.len() as u64;
+    while at < size {
+        let mut header = [0; HEADER];
+        memory.read(at, &mut header)?;
+        let length: u64 = std::str::from_utf8(&header[48..58])
+            .ok()
+            .and_then(|text| text.trim_end().parse().ok())
+            .filter(|_| header[58..] == *b"`\n")
+            .ok_or(ElfError::Malformed("a member of the archive has no size"))?;
+        let part = Part {
+            whole: memory,
+            start: at + HEADER as u64,
+            size: length,
+        };
+        at = part
+            .start
+            .checked_add(length)
+            .filter(|end| *end <= size)
+            .ok_or(ElfError::Malformed(
+                "it is cut short, within a member of the archive",
+            ))?
+            .next_multiple_of(2);
+        match &header[..16] {
+            [b'/', b'/', ..] => names = part.read_vec(0, length, MAX_NAMES)?,
+            // The index of symbols.
+            [b'/', b' ', ..] => {}
+            header if header.starts_with(b"/SYM64/") => {}
+            header => {
+                count += 1;
+                if count > MAX_MEMBERS {
+                    return Err(ElfError::Malformed("it has more than 131,072 members"));
+                }
+                let contents = match Contents::of_memory(&part, length, name) {
+                    Ok(Contents::Elf(inspection)) if inspection.local.is_empty() => continue,
+                    Ok(Contents::Elf(inspection)) => Ok(inspection),
+                    Ok(_) => continue,
+                    Err(error) => Err(error.to_string()),
+                };
+                if members.len() < MAX_TOLD {
+                    members.push(Member {
+                        name: member_name(header, &names),
+                        contents,
+                    });
+                }
+            }
+        }
+    }
+    Ok(Contents::Archive { count, members })
+}
+
+/// `name/`, or `/offset` of one in the table of long names.
+fn member_name(header: &[u8], names: &[u8]) -> String {
+    let short = String::from_utf8_lossy(header);
+    let short = short.trim_end();
+    let long = short
+        .strip_prefix('/')
+        .and_then(|offset| names.get(offset.parse().ok()?..))
+        .map(|rest| {
+            let end = rest.iter().position(|byte| *byte == b'\n');
+            String::from_utf8_lossy(&rest[..end.unwrap_or(rest.len())]).into_owned()
+        });
+    let name = long.unwrap_or_else(|| short.to_owned());
+    name.trim_end_matches('/').to_owned()
+}

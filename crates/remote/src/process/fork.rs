@@ -1,0 +1,54 @@
+//! What a fork takes over, by `/proc/PID/smaps`.
+
+use std::io::{BufRead, BufReader, Read};
+
+use super::Process;
+use crate::Error;
+
+/// Bytes of it that are read: some 20,000 mappings, about a second's work for the kernel.
+const LIMIT: u64 = 16 << 20;
+
+impl Process {
+    /// Whether a child gets a copy of the mapping that starts at `address`: not if it was marked
+    /// with MADV_DONTFORK. `None` if the kernel does not tell, or only behind very many mappings.
+    pub fn is_copied_on_fork(&self, address: u64) -> Result<Option<bool>, Error> {
+        let entry = format!("{}smaps", self.task_prefix());
+        self.open_entry(&entry)
+            .and_then(|file| is_copied(BufReader::new(file.take(LIMIT)), address))
+            .map_err(|error| self.error("smaps", "read the mappings", error))
+    }
+}
+
+fn is_copied(lines: impl BufRead, address: u64) -> std::io::Result<Option<bool>> {
+    let start = format!("{address:08x}-");
+    let mut found = false;
+    // The names of mappings may hold any bytes.
+    for line in lines.split(b'\n') {
+        let line = line?;
+        if line.starts_with(start.as_bytes()) {
+            found = true;
+        } else if found && let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            // "dc": do not copy area on fork (Documentation/filesystems/proc.rst).
+            let mut flags = flags.split(|byte| *byte == b' ');
+            return Ok(Some(!flags.any(|flag| flag == b"dc")));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_copied;
+
+    #[test]
+    fn the_flags_of_the_mapping_itself_count() {
+        let text = "00400000-00401000 rw-p 00000000 00:01 7 /memfd:a\nSize: 4 kB\n\
+                    VmFlags: rd wr mr mw me ac \n\
+                    7f0000000000-7f0000001000 rw-p 00000000 00:01 8 /memfd:b\nSize: 4 kB\n\
+                    VmFlags: rd wr mr mw me dc ac \n";
+        let of = |address| is_copied(text.as_bytes(), address).unwrap();
+        assert_eq!(of(0x40_0000), Some(true));
+        assert_eq!(of(0x7f00_0000_0000), Some(false));
+        assert_eq!(of(0x1000), None);
+    }
+}
