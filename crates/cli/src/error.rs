@@ -1,9 +1,9 @@
 //! Why a command could not run.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use otelctx_reader::remote;
+use otelctx_reader::remote::{self, inspect::Other};
 
 /// Why a command could not run, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -14,9 +14,17 @@ pub(crate) enum Error {
     /// It would be a process, but no process can have this id.
     #[error("no process has the id {0}: they go up to {max}", max = i32::MAX)]
     NoProcessId(String),
-    /// Nothing that runs or is loaded: an object file, a core dump.
-    #[error("{}: neither a program nor a shared library", .0.display())]
-    NotLinked(PathBuf),
+    /// Nothing that a linker or a compiler made.
+    #[error("{}: {what}", .path.display())]
+    NotLinked {
+        /// The file.
+        path: PathBuf,
+        /// What it is instead.
+        what: NotLinked,
+    },
+    /// It has no memory of its own that something could be published in.
+    #[error("process {0} is a thread of the kernel: it has no memory to publish in")]
+    KernelThread(i32),
     /// Standard output does not take the answer.
     #[error("the answer can't be written: {0}")]
     Output(#[source] io::Error),
@@ -35,6 +43,47 @@ pub(crate) enum Error {
     /// A system call failed that does not fail.
     #[error("the demo's service can't be tied to this process: {0}")]
     Tie(#[source] nix::Error),
+}
+
+/// What a file is that nothing can be checked in.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotLinked {
+    #[error("a core file: what a process left, and no program")]
+    Core,
+    #[error("the debug information of a program, without its code")]
+    DebugInformation,
+    #[error("an ELF file that is neither program, library nor object file")]
+    Unknown,
+    #[error("{}", other(.0))]
+    Other(Other),
+}
+
+impl NotLinked {
+    fn mend(&self, path: &Path) -> String {
+        match self {
+            Self::Core => format!(
+                "what it holds shows  otelctx dump --core {}",
+                path.display()
+            ),
+            Self::DebugInformation => "check the program that it was taken from".into(),
+            Self::Other(Other::Script(_)) => {
+                "check its interpreter, or the process that runs it".into()
+            }
+            Self::Other(Other::LinkerScript) => "check the library that it names".into(),
+            Self::Other(Other::Bitcode) => "check what is linked from it".into(),
+            _ => "check takes an ELF program or library, or the id of a process".into(),
+        }
+    }
+}
+
+fn other(other: &Other) -> String {
+    match other {
+        Other::Empty => "an empty file".into(),
+        Other::Script(interpreter) => format!("a script for {interpreter}, no ELF file"),
+        Other::LinkerScript => "a script for the linker, no ELF file".into(),
+        Other::Bitcode => "an object file of LLVM that is not compiled yet (-flto)".into(),
+        _ => "no ELF file".into(),
+    }
 }
 
 impl From<otelctx_reader::Error> for Error {
@@ -67,8 +116,9 @@ impl Error {
                 Some("--deadline SECONDS allows more".into())
             }
             Self::NoProcessId(name) => Some(format!("for a file of that name:  ./{name}")),
-            Self::NotLinked(_) => {
-                Some("check what is linked from it, or the process that runs".into())
+            Self::NotLinked { path, what } => Some(what.mend(path)),
+            Self::KernelThread(_) => {
+                Some("`otelctx ps` lists the processes that publish a context".into())
             }
             Self::Publish(_) | Self::ServiceEnded => {
                 Some("a sandbox may deny what it takes: try it outside of one".into())

@@ -6,12 +6,13 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::ptr::NonNull;
 use std::sync::{Arc, Barrier};
 use std::{env, thread};
 
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap};
 use nix::unistd::{ftruncate, gettid};
 use otelctx::{Key, Record, SpanId, TraceFlags, TraceId};
 use otelctx_reader::format::process_context::{Header, Payload, Value};
@@ -21,7 +22,7 @@ use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 const SCENARIO: &str = "OTELCTX_TEST_SCENARIO";
 
 /// What a target can be.
-const SCENARIOS: [(&str, fn()); 15] = [
+const SCENARIOS: [(&str, fn()); 21] = [
     ("shop", shop),
     ("hostile", hostile),
     ("silent", silent),
@@ -37,6 +38,12 @@ const SCENARIOS: [(&str, fn()); 15] = [
     ("crowd", crowd),
     ("stuck", stuck),
     ("restless", restless),
+    ("no_keys", no_keys),
+    ("many_keys", many_keys),
+    ("empty_name", empty_name),
+    ("oversize", oversize),
+    ("copied_on_fork", copied_on_fork),
+    ("forked", forked),
 ];
 
 /// A running target. Dropping it kills it.
@@ -293,6 +300,13 @@ fn silent() {
 
 /// A header at the start of a mapping of the right name, and where its payload lies.
 fn by_hand(header: &[u8]) {
+    let mapping = mapping(header);
+    // SAFETY: the mapping has 4096 bytes, and stays as it is in this process.
+    unsafe { madvise(mapping, 4096, MmapAdvise::MADV_DONTFORK) }.unwrap();
+}
+
+/// The same, which a fork would copy.
+fn mapping(header: &[u8]) -> NonNull<libc::c_void> {
     let file = memfd_create(c"OTEL_CTX", MFdFlags::MFD_CLOEXEC).unwrap();
     ftruncate(file.as_fd(), 4096).unwrap();
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
@@ -301,17 +315,21 @@ fn by_hand(header: &[u8]) {
     let at = unsafe { mmap(None, length, protection, MapFlags::MAP_PRIVATE, &file, 0) }.unwrap();
     // SAFETY: the mapping has 4096 bytes and is never unmapped; a header has 32.
     unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at.cast().as_ptr(), header.len()) };
+    at
 }
 
 /// A whole context, made by hand.
 fn publish(payload: &Payload) {
+    by_hand(&header(payload).encode());
+}
+
+fn header(payload: &Payload) -> Header {
     let bytes = payload.encode().leak();
-    let header = Header {
+    Header {
         payload_size: bytes.len() as u32,
         monotonic_published_at_ns: 7,
         payload_address: bytes.as_ptr() as u64,
-    };
-    by_hand(&header.encode());
+    }
 }
 
 fn payload(service: &str, attributes: Vec<(String, Value)>) -> Payload {
@@ -457,5 +475,60 @@ fn odd_keys() {
         .resource
         .push(("service.name".into(), "again".into()));
     publish(&payload);
+    ready();
+}
+
+fn no_keys() {
+    publish(&payload("nameless", vec![schema("tls_v1")]));
+    attach();
+    ready();
+}
+
+/// One more than an index can tell apart.
+fn many_keys() {
+    let names: Vec<String> = (0..257).map(|index| format!("key{index}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    publish(&payload("wordy", vec![schema("tls_v1"), keys(&names)]));
+    ready();
+}
+
+fn empty_name() {
+    let mut payload = payload("x", vec![schema("tls_v1"), keys(&["a"])]);
+    payload.resource = vec![(String::new(), "lost".into())];
+    publish(&payload);
+    ready();
+}
+
+/// More than every reader takes.
+fn oversize() {
+    let mut payload = payload("large", vec![schema("tls_v1"), keys(&["a"])]);
+    payload
+        .resource
+        .push(("filler".into(), "x".repeat(70_000).into()));
+    publish(&payload);
+    ready();
+}
+
+fn copied_on_fork() {
+    let payload = payload("copied", vec![schema("tls_v1"), keys(&["a"])]);
+    mapping(&header(&payload).encode());
+    ready();
+}
+
+/// A child that does not publish for itself.
+fn forked() {
+    publish(&payload("parent", vec![schema("tls_v1"), keys(&["a"])]));
+    // SAFETY: the child calls what is safe after a fork of several threads, and no more.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: these take no pointers.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+    println!("child: {child}");
     ready();
 }

@@ -1,8 +1,13 @@
 //! `otelctx check FILE|PID`: would a reader find the contexts of this program?
 
+mod access;
+mod context;
 mod file;
 mod finding;
+mod looked_at;
+mod mend;
 mod process;
+mod unlinked;
 mod variable;
 
 use std::path::PathBuf;

@@ -1,22 +1,27 @@
 //! A running process: what it publishes, and whether a reader can follow it to each thread.
 
-use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::ops::ControlFlow;
 use std::path::Path;
 
-use otelctx_reader::format::{KEY_MAP, KeyMapError, SCHEMA_VERSION, Schema};
-use otelctx_reader::remote::Access;
-use otelctx_reader::remote::module::Module;
+use otelctx_reader::remote::inspect::{Contents, Inspection};
+use otelctx_reader::remote::module::{Machine, Module, Symbol};
 use otelctx_reader::remote::tls::TlsVariable;
+use otelctx_reader::remote::{Access, AddressSpace, Storage};
 use otelctx_reader::{
-    Broken, ContextState, Error as ReaderError, Options, Process, ProcessContext, SYMBOL,
-    ThreadSupport, ThreadVariables, Unreadable,
+    Error as ReaderError, Options, Process, SYMBOL, ThreadSupport, ThreadVariables, Unreadable,
 };
 
 use super::finding::{Answer, Finding};
-use super::variable::{self, Owner};
+use super::looked_at::{self, LookedAt};
+use super::variable;
+use super::{access, context, file};
 use crate::command::patience::patiently;
 use crate::error::{Error, is_gone};
-use crate::output::words::count;
+use crate::output::words::{self, count};
+
+/// Files of a process that are looked into for the reason why none has the variable.
+const MOST_FILES: usize = 256;
 
 /// Says whether readers can read what process `pid` publishes, by reading all of it.
 pub(super) fn check(pid: i32) -> Result<Answer, Error> {
@@ -24,167 +29,58 @@ pub(super) fn check(pid: i32) -> Result<Answer, Error> {
     // The variable is of interest also where the process context does not lead to it.
     options.any_schema = true;
     let mut process = Process::with_options(pid, options)?;
-    let mut findings = match process.context()? {
-        ContextState::Published(context) => published(&context),
-        ContextState::Absent => vec![
-            Finding::problem("no-process-context", "it publishes no process context")
-                .mend(
-                    "At start-up a Rust program calls  otelctx::ProcessContext::detect().publish()",
-                )
-                .mend("If it does: did that return an error? A sandbox may deny memfd_create."),
-        ],
-        ContextState::Broken(why) => vec![broken(&why)],
+    let status = process.target().status()?;
+    if status.kernel_thread {
+        return Err(Error::KernelThread(pid));
+    }
+    let state = process.context()?;
+    let mut findings = context::findings(&process, &state);
+    let mut stopped = 0;
+    if is_32_bit(&process) {
+        findings.push(file::thirty_two_bits());
+    } else {
+        match process.thread_support()? {
+            ThreadSupport::Readable(variables) => {
+                findings.extend(found(&process, &variables));
+                let troubled = !Finding::are_readable(&findings);
+                let threads = threads(&mut process, troubled, &mut stopped)?;
+                findings.extend(threads);
+            }
+            ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
+                findings.push(not_found(&process)?);
+                findings.extend(modules(&unreadable));
+            }
+            ThreadSupport::Unreadable(why) => {
+                findings.push(Finding::problem("threads", why.to_string()));
+            }
+        }
+    }
+    let lossy = |text: &OsStr| text.to_string_lossy().into_owned();
+    let target = process.target();
+    let looked_at = LookedAt::Process {
+        pid,
+        comm: target
+            .comm()
+            .map_or_else(|_| String::new(), |it| lossy(&it)),
+        executable: target.executable().ok().map(|it| lossy(it.as_os_str())),
+        state: looked_at::state(status.state),
+        threads_stopped: stopped,
     };
-    match process.thread_support()? {
-        ThreadSupport::Readable(variables) => {
-            findings.extend(found(pid, &variables));
-            findings.push(threads(&mut process, !Finding::are_readable(&findings))?);
-        }
-        ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
-            findings.push(variable::absent(format!(
-                "no module of the process exports {SYMBOL}"
-            )));
-            findings.extend(modules(&unreadable));
-        }
-        ThreadSupport::Unreadable(why) => {
-            findings.push(Finding::problem("threads", why.to_string()));
-        }
-    }
-    Ok(Answer::new(pid.to_string(), findings))
+    Ok(Answer::new(pid.to_string(), looked_at, findings))
 }
 
-fn broken(why: &Broken) -> Finding {
-    let finding = Finding::problem(
-        "broken-process-context",
-        format!("its process context can't be read: {why}"),
-    );
-    match why {
-        Broken::TooLarge { .. } => finding
-            .mend("Publish less: readers need not accept more than 64 KiB, and seldom take 1 MiB."),
-        Broken::BeingUpdated { .. } => finding
-            .mend("If this stays, the publisher ended in the middle of an update: publish again."),
-        _ => finding.mend("Publish in the order that OTEP 4719 demands; the crate otelctx does."),
-    }
-}
-
-/// What the process context says, apart from where the threads have theirs.
-fn published(context: &ProcessContext) -> Vec<Finding> {
-    let service = context.payload.resource_attribute("service.name");
-    let mut findings = vec![Finding::ok(
-        "process-context",
-        format!(
-            "its process context is valid, with {} of the resource",
-            count(context.payload.resource.len(), "attribute", "attributes")
-        ),
-    )];
-    if service.is_none() {
-        findings.push(
-            Finding::note("no-service-name", "the resource has no service.name")
-                .mend("Set OTEL_SERVICE_NAME, or  .service_name(\"…\")"),
-        );
-    }
-    for problem in &context.problems {
-        findings.push(
-            Finding::note("attribute", format!("readers leave it out: {problem}"))
-                .mend("Publish each attribute once, under a name."),
-        );
-    }
-    for address in &context.others {
-        findings.push(
-            Finding::note(
-                "second-process-context",
-                format!("a second process context lies at {address:#x}, which readers don't use"),
-            )
-            .mend("Two publishers are at work in this process: keep one of them."),
-        );
-    }
-    findings.push(schema(context.schema.as_ref()));
-    findings.extend(key_map(context));
-    findings
-}
-
-fn schema(schema: Option<&Schema>) -> Finding {
-    match schema {
-        Some(schema) if schema.is_thread_local_record() => {
-            Finding::ok("schema", format!("its schema is {schema}"))
-        }
-        Some(schema) => Finding::problem(
-            "unsupported-schema",
-            format!("its schema is {schema}, which this reader does not support"),
-        )
-        .mend(format!(
-            "Thread-local records are announced by  {SCHEMA_VERSION}={}",
-            Schema::TlsdescV1Dev
-        )),
-        None => Finding::problem(
-            "no-schema",
-            format!("it announces no thread contexts: {SCHEMA_VERSION} is missing"),
-        )
-        .mend(format!(
-            "Publish  {SCHEMA_VERSION}={}  in the process context; the crate otelctx does.",
-            Schema::TlsdescV1Dev
-        )),
-    }
-}
-
-fn key_map(context: &ProcessContext) -> Vec<Finding> {
-    match &context.keys {
-        Ok(Some(keys)) => {
-            let names = keys.names();
-            let valid = Finding::ok(
-                "key-map",
-                format!("its key map has {}", count(names.len(), "key", "keys")),
-            );
-            [valid].into_iter().chain(oddities(names)).collect()
-        }
-        Ok(None) => vec![
-            Finding::note(
-                "no-key-map",
-                format!("{KEY_MAP} is missing: records have ids, but no attributes"),
-            )
-            .mend("Publish the names of the attributes there, in the order of their indexes."),
-        ],
-        Err(error) => {
-            vec![
-                Finding::problem("broken-key-map", error.to_string()).mend(match error {
-                    KeyMapError::TooMany => "An index has one byte: publish at most 256 names.",
-                    _ => "Publish it as an array of strings.",
-                }),
-            ]
-        }
-    }
-}
-
-/// Names that can't mean what their publisher meant.
-fn oddities(names: &[String]) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut first: BTreeMap<&str, usize> = BTreeMap::new();
-    for (index, name) in names.iter().enumerate() {
-        if name.is_empty() {
-            findings.push(
-                Finding::note("empty-key", format!("key {index} has an empty name"))
-                    .mend("Name it, or let no record use it."),
-            );
-        } else if let Some(earlier) = first.get(name.as_str()) {
-            findings.push(
-                Finding::note(
-                    "repeated-key",
-                    format!("keys {earlier} and {index} are both {name}"),
-                )
-                .mend("Publish each name once, and use its index."),
-            );
-        } else {
-            first.insert(name, index);
-        }
-    }
-    findings
+/// Whether the program that runs is of 32 bits.
+fn is_32_bit(process: &Process) -> bool {
+    let program = format!("/proc/{}/exe", process.target().pid());
+    let contents = Contents::open(Path::new(&program), SYMBOL);
+    matches!(contents, Ok(Contents::Foreign { bits: 32, .. }))
 }
 
 /// Every module that has the variable.
-fn found(pid: i32, variables: &ThreadVariables) -> Vec<Finding> {
+fn found(process: &Process, variables: &ThreadVariables) -> Vec<Finding> {
     let resolution = &variables.resolution;
     let definitions = resolution.variables.iter();
-    let mut findings: Vec<Finding> = definitions.flat_map(|it| definition(pid, it)).collect();
+    let mut findings: Vec<Finding> = definitions.flat_map(|it| definition(process, it)).collect();
     if resolution.variables.len() > 1 {
         findings.push(
             Finding::note(
@@ -198,81 +94,165 @@ fn found(pid: i32, variables: &ThreadVariables) -> Vec<Finding> {
         );
     }
     for module in &resolution.bound_elsewhere {
-        findings.push(Finding::note(
-            "bound-elsewhere",
-            format!(
-                "{} defines {SYMBOL}, too; the process uses the one above",
-                module.to_string_lossy()
-            ),
-        ));
+        let module = module.to_string_lossy();
+        findings.push(
+            Finding::note(
+                "bound-elsewhere",
+                format!("{module} defines {SYMBOL}, too; the process uses the one above"),
+            )
+            .module(&module),
+        );
     }
     findings.extend(modules(&resolution.unreadable));
     findings
 }
 
-fn definition(pid: i32, variable: &TlsVariable) -> [Finding; 2] {
+/// What the file says, and what only the process can.
+fn definition(process: &Process, variable: &TlsVariable) -> Vec<Finding> {
     let module = variable.module.to_string_lossy();
-    let executable = matches!(variable.access, Access::LocalExec);
-    let exported = if variable.exported {
-        Finding::ok("exported", format!("{SYMBOL} is exported by {module}"))
-    } else {
-        let owner = match executable {
-            // The file that runs, wherever its name leads to by now.
-            true => Module::open(Path::new(&format!("/proc/{pid}/exe")), SYMBOL)
-                .map_or(Owner::Program, |module| Owner::of(&module)),
-            false => Owner::Library,
-        };
-        variable::not_exported(&format!(" in {module}"), owner)
+    let place = format!(" in {module}");
+    let path = Path::new(&variable.module);
+    let mut findings = match inspect(process, &variable.module) {
+        Ok(inspection) => file::linked(&inspection, &place, path),
+        // The process itself tells less, and enough for the main thing.
+        Err(why) => vec![
+            unreadable_module(&module, &why),
+            match variable.exported {
+                true => Finding::ok("exported", format!("{SYMBOL} is exported{place}")),
+                false => variable::exportable(&place, "app"),
+            },
+            access::of_model(
+                variable.access,
+                variable.access == Access::LocalExec,
+                Machine::own(),
+            ),
+        ],
     };
-    [exported, variable::access(variable.access, executable)]
+    let storage = variable.storage();
+    let text = match storage {
+        Storage::Static => {
+            format!("its storage is static{place}: at one distance from each thread's pointer")
+        }
+        Storage::Dynamic => format!(
+            "its storage is dynamic{place}: a thread that has not used the variable has none"
+        ),
+    };
+    findings.push(Finding::ok("storage", text).storage(words::storage(storage)));
+    findings.into_iter().map(|it| it.module(&module)).collect()
+}
+
+/// Looks into the very file that the process has mapped under this name.
+fn inspect(process: &Process, name: &OsStr) -> Result<Inspection, String> {
+    use std::os::unix::ffi::OsStrExt;
+    let target = process.target();
+    let mut found = None;
+    let walk = target.mappings(&mut |mapping| {
+        if mapping.name != name.as_bytes() {
+            return ControlFlow::Continue(());
+        }
+        let range = (mapping.start, mapping.end);
+        found = Some(target.mapped_file(range, mapping.name, mapping.device, mapping.inode));
+        ControlFlow::Break(())
+    });
+    walk.map_err(|error| error.to_string())?;
+    match found {
+        Some(Ok(file)) => file::inspect(&file),
+        Some(Err(Some(why))) => Err(why),
+        _ => Err("its file was removed or replaced, and is out of reach".to_owned()),
+    }
+}
+
+/// Nothing exports the variable; perhaps something defines another thing by that name.
+fn not_found(process: &Process) -> Result<Finding, ReaderError> {
+    let target = process.target();
+    let mut files: Vec<Vec<u8>> = Vec::new();
+    let mut other = None;
+    target.mappings(&mut |mapping| {
+        let new = mapping.permissions.execute
+            && mapping.inode != 0
+            && files.len() < MOST_FILES
+            && !files.iter().any(|name| name == mapping.name);
+        if new {
+            files.push(mapping.name.to_vec());
+            let range = (mapping.start, mapping.end);
+            let file = target.mapped_file(range, mapping.name, mapping.device, mapping.inode);
+            let module = file.ok().and_then(|file| Module::of_file(&file, SYMBOL));
+            if module.is_some_and(|module| module.symbol == Symbol::NotThreadLocal) {
+                other = Some(String::from_utf8_lossy(mapping.name).into_owned());
+                return ControlFlow::Break(());
+            }
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(match other {
+        Some(module) => variable::not_thread_local(true, &format!(" in {module}")).module(&module),
+        None => variable::absent(format!("no module of the process exports {SYMBOL}"))
+            .mend("Stripping removes one that is not exported: check the file from before that."),
+    })
 }
 
 /// Modules that were left out.
 fn modules(unreadable: &[(std::ffi::OsString, String)]) -> Vec<Finding> {
-    let module = |(module, why): &(std::ffi::OsString, String)| {
-        Finding::note(
-            "unreadable-module",
-            format!(
-                "{} could not be looked into: {why}",
-                module.to_string_lossy()
-            ),
-        )
-    };
-    unreadable.iter().map(module).collect()
+    unreadable
+        .iter()
+        .map(|(module, why)| unreadable_module(&module.to_string_lossy(), why))
+        .collect()
+}
+
+fn unreadable_module(module: &str, why: &str) -> Finding {
+    Finding::note(
+        "unreadable-module",
+        format!("{module} could not be looked into: {why}"),
+    )
+    .module(module)
 }
 
 /// Reads the context of every thread. `troubled`: readers fail before they come that far.
-fn threads(process: &mut Process, troubled: bool) -> Result<Finding, ReaderError> {
-    let (mut read, mut attached) = (0, 0);
+fn threads(
+    process: &mut Process,
+    troubled: bool,
+    stopped: &mut usize,
+) -> Result<Vec<Finding>, ReaderError> {
+    let mut attached = 0;
     let mut failed = Vec::new();
     for thread in process.threads()? {
         match patiently(|| thread.context(), |_| false) {
             Ok(outcome) => {
-                read += 1;
+                *stopped += 1;
                 attached += usize::from(outcome.attached().is_some());
             }
             Err(error) if is_gone(&error) => {}
             Err(error) => failed.push(error),
         }
     }
-    Ok(match failed.first() {
-        None => Finding::ok(
-            "threads",
-            format!(
-                "{} the contexts of its {}; {attached} attached now",
-                match troubled {
-                    true => "but for that, a reader would find",
-                    false => "a reader finds",
-                },
-                count(read, "thread", "threads")
-            ),
-        ),
-        Some(error) => Finding::problem(
+    if let Some(error) = failed.first() {
+        return Ok(vec![Finding::problem(
             "threads",
             format!(
                 "{} can't be read: {error}",
                 count(failed.len(), "thread", "threads")
             ),
+        )]);
+    }
+    let mut findings = vec![Finding::ok(
+        "threads",
+        format!(
+            "{} the contexts of its {}; {attached} attached now",
+            match troubled {
+                true => "but for that, a reader would find",
+                false => "a reader finds",
+            },
+            count(*stopped, "thread", "threads")
         ),
-    })
+    )];
+    if attached == 0 {
+        findings.push(
+            Finding::note(
+                "none-attached",
+                "no thread has a record attached: between requests, or its publisher attaches none",
+            )
+            .mend("Check again while it works. A Rust program calls  record.attach()"),
+        );
+    }
+    Ok(findings)
 }

@@ -1,84 +1,249 @@
-//! What there is to say of the thread-local variable, of a file or in a process.
+//! The symbol of a file that is linked: defined or not, exported or not, and why.
 
 use otelctx_reader::SYMBOL;
 use otelctx_reader::remote::Access;
-use otelctx_reader::remote::module::Module;
+use otelctx_reader::remote::inspect::{Entry, Inspection, Kind};
+use otelctx_reader::remote::module::{Machine, Module, Symbol};
 
 use super::finding::Finding;
-use crate::output::words;
+use super::looked_at;
+use super::mend;
+use crate::output::words::count;
 
 /// The size of the variable: a pointer of a 64-bit process.
 const SIZE: u64 = 8;
 
-/// What defines the variable: it decides what makes the linker export it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owner {
-    /// A program that the dynamic linker starts.
-    Program,
-    /// A program without a dynamic symbol table.
-    StaticProgram,
-    /// A shared library.
-    Library,
-}
-
-impl Owner {
-    pub(super) fn of(module: &Module) -> Self {
-        match (module.executable, module.dynamic) {
-            (true, true) => Self::Program,
-            (true, false) => Self::StaticProgram,
-            (false, _) => Self::Library,
+/// What a linked file says of the variable. `place` follows a noun: empty, or ` in FILE`; `target`
+/// is what a build system may call it.
+pub(super) fn of_file(
+    inspection: &Inspection,
+    module: &Module,
+    place: &str,
+    target: &str,
+) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = unsupported(module.machine).into_iter().collect();
+    match module.symbol {
+        Symbol::Exported { size, .. } => {
+            findings.push(Finding::ok(
+                "exported",
+                format!("{SYMBOL} is exported{place}"),
+            ));
+            findings.extend(wrong_size(place, size));
+            findings.extend(crashes(inspection, module, target));
+            findings.extend(version(inspection, place));
         }
+        Symbol::Local { size, .. } => {
+            findings.push(not_exported(inspection, place, target));
+            findings.extend(wrong_size(place, size));
+        }
+        Symbol::Undefined => findings.push(
+            Finding::note(
+                "defined-elsewhere",
+                format!("it uses {SYMBOL}, which a library defines"),
+            )
+            .mend(elsewhere(inspection)),
+        ),
+        Symbol::NotThreadLocal => findings.push(not_thread_local(true, place)),
+        Symbol::Absent if inspection.local.iter().any(|it| it.defined) => {
+            findings.push(not_thread_local(false, place));
+        }
+        Symbol::Absent => findings.push(absent_from(inspection)),
+    }
+    let own = |entry: &&Entry| entry.defined && entry.thread_local;
+    let definitions = inspection.local.iter().filter(own).count();
+    if definitions > 1 {
+        findings.push(
+            Finding::note(
+                "several-definitions",
+                format!("it has {definitions} variables of that name, static ones among them"),
+            )
+            .mend("Declare it in one source file, without  static  and in no header."),
+        );
+    }
+    findings
+}
+
+/// A machine that OTEP 4947 does not know, or one that is not here.
+fn unsupported(machine: Machine) -> Option<Finding> {
+    match machine {
+        Machine::Other(_) => Some(
+            Finding::problem(
+                "machine",
+                format!(
+                    "it is built for {}, which has no thread context",
+                    looked_at::machine(machine)
+                ),
+            )
+            .mend("OTEP 4947 is about x86-64 and aarch64. A process context it can publish."),
+        ),
+        machine if machine != Machine::own() => Some(
+            Finding::note(
+                "other-machine",
+                format!(
+                    "it is built for {}, and this machine is {}: a reader for that one is meant \
+                     below",
+                    looked_at::machine(machine),
+                    looked_at::machine(Machine::own())
+                ),
+            )
+            .mend("On this machine it can't be read, unless from a core file."),
+        ),
+        _ => None,
     }
 }
 
-/// Defined, and only known to `.symtab`.
-pub(super) fn not_exported(place: &str, owner: Owner) -> Finding {
-    if owner == Owner::StaticProgram {
-        return static_program();
+/// Defined, and no dynamic symbol table has it.
+fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
+    let hidden = inspection
+        .local
+        .iter()
+        .chain(&inspection.dynamic)
+        .any(|it| it.thread_local && it.defined && it.hidden);
+    match inspection.kind {
+        Kind::Static => static_program(place, target),
+        Kind::StaticPie => Finding::problem(
+            "static-pie",
+            format!(
+                "{SYMBOL} is not exported from this static program{place}: only readers which look \
+                 into .symtab find it, and none once it is stripped"
+            ),
+        )
+        .mend("By lld or mold; exported by GNU ld it would crash before main:")
+        .apply(mend::export_static_pie(target)),
+        _ if hidden => Finding::problem(
+            "hidden",
+            format!("{SYMBOL} is defined{place} but hidden: readers can't find it"),
+        )
+        .mend("It was compiled with hidden visibility. In its source, or for all of it:")
+        .apply(mend::make_visible(target)),
+        Kind::Library => Finding::problem(
+            "not-exported",
+            format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
+        )
+        .mend("It is hidden, static, or a version script of the linker keeps it local. For these:")
+        .apply(mend::make_visible(target))
+        .apply(mend::list()),
+        // mold makes everything local that it does not export, other linkers only what is static.
+        _ if is_static(inspection) => Finding::problem(
+            "static-variable",
+            format!("{SYMBOL} is static{place}: no linker exports it, and readers can't find it"),
+        )
+        .mend("Declare it without  static,  or take it out of the linker's version script:")
+        .apply(mend::declare()),
+        _ => exportable(place, target),
     }
-    let finding = Finding::problem(
+}
+
+fn is_static(inspection: &Inspection) -> bool {
+    let own = |entry: &&Entry| entry.thread_local && entry.defined;
+    !inspection.is_made_by("mold ") && inspection.local.iter().filter(own).all(|it| it.local)
+}
+
+/// Of a program that the linker could have exported it from.
+pub(super) fn exportable(place: &str, target: &str) -> Finding {
+    Finding::problem(
         "not-exported",
         format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
-    );
-    match owner {
-        // A linker exports what a library defines unless it was told not to; its option for
-        // single symbols does not overrule that.
-        Owner::Library => finding
-            .mend("It is hidden, or a version script of the linker keeps it local. For the one:")
-            .mend(format!(
-                "__attribute__((visibility(\"default\"))) __thread void *{SYMBOL};"
-            ))
-            .mend(format!(
-                "for the other, in the version script:  global: {SYMBOL};"
-            )),
-        _ => finding
-            .mend(
-                "The linker kept it local. Add to Cargo's build script:  otelctx_build::export();",
-            )
-            .mend(format!(
-                "or for gcc and clang:  -Wl,--export-dynamic-symbol={SYMBOL}"
-            )),
-    }
+    )
+    .mend("The linker kept it local. Any one of these exports it:")
+    .apply(mend::export(target))
 }
 
 /// In the program's own block, with no dynamic symbol table to say so.
-fn static_program() -> Finding {
+fn static_program(place: &str, target: &str) -> Finding {
     Finding::problem(
         "static",
         format!(
-            "this program is static: nothing exports {SYMBOL}, so that only readers which look \
-             into .symtab find it, and none once it is stripped"
+            "nothing exports {SYMBOL}{place}: the program is static, so that only readers which \
+             look into .symtab find it, and none once it is stripped"
         ),
     )
-    .mend("Link it dynamically, or as static-pie with lld or mold and")
-    .mend(format!("-Wl,--export-dynamic-symbol={SYMBOL}"))
+    .mend("Link it dynamically, or with these in place of -static (in Rust, of +crt-static):")
+    .apply(mend::static_pie(target))
+}
+
+/// GNU ld leaves a relocation that glibc can't resolve before it has set up thread-local storage
+/// (`_dl_relocate_static_pie`).
+fn crashes(inspection: &Inspection, module: &Module, target: &str) -> Option<Finding> {
+    let left = inspection.kind == Kind::StaticPie
+        && module
+            .relocations
+            .iter()
+            .any(|it| it.access == Access::InitialExec);
+    left.then(|| {
+        let name = module.machine.relocation_name(Access::InitialExec);
+        Finding::problem(
+            "static-pie-crash",
+            format!(
+                "this static program crashes before main: the linker left {} for {SYMBOL}, and \
+                 there is no dynamic linker to fill it in",
+                name.unwrap_or("a relocation")
+            ),
+        )
+        .mend("GNU ld does so. Link it by lld or mold, or dynamically:")
+        .apply(mend::use_lld(target))
+    })
+}
+
+fn version(inspection: &Inspection, place: &str) -> Option<Finding> {
+    let version = inspection.version.as_ref()?;
+    Some(
+        Finding::note(
+            "versioned",
+            format!(
+                "{SYMBOL}{place} is of version {version}: readers look by name alone, and find it"
+            ),
+        )
+        .mend("Programs that link to it bind to that version: keep it in later releases."),
+    )
+}
+
+/// Something else has that name.
+pub(super) fn not_thread_local(exported: bool, place: &str) -> Finding {
+    let how = if exported { "exported" } else { "defined" };
+    Finding::problem(
+        "not-thread-local",
+        format!("{SYMBOL} is {how}{place}, but is no thread-local variable: readers ignore it"),
+    )
+    .mend("Declare it as one:")
+    .apply(mend::declare())
+}
+
+/// Nothing of that name in a file.
+fn absent_from(inspection: &Inspection) -> Finding {
+    let finding = match inspection.stripped {
+        true => absent(format!(
+            "it exports no {SYMBOL}, and is stripped of any other: its threads publish no context"
+        )),
+        false => absent(format!(
+            "it has no {SYMBOL}: its threads publish no context"
+        )),
+    };
+    match inspection.needed.is_empty() {
+        true => finding,
+        false => finding.mend(elsewhere(inspection)),
+    }
 }
 
 /// Nothing of that name.
 pub(super) fn absent(text: String) -> Finding {
-    Finding::problem("absent", text)
-        .mend("A Rust program gets it from the crate otelctx, others from a publisher for their language.")
-        .mend("Stripping removes one that is not exported: check the file from before that.")
+    Finding::problem("absent", text).mend(
+        "A Rust program gets it from the crate otelctx, others from a publisher for their language.",
+    )
+}
+
+fn elsewhere(inspection: &Inspection) -> String {
+    let needed = &inspection.needed;
+    let libraries = match needed.len() {
+        0 => "one of its libraries".to_owned(),
+        1..=6 => needed.join(", "),
+        more => format!(
+            "{}, {}",
+            needed[..5].join(", "),
+            count(more - 5, "other", "others")
+        ),
+    };
+    format!("Check the library that has it ({libraries}), or the process that runs.")
 }
 
 /// A definition that is not one pointer.
@@ -86,44 +251,12 @@ pub(super) fn wrong_size(place: &str, size: u64) -> Option<Finding> {
     (size != SIZE).then(|| {
         Finding::problem(
             "wrong-size",
-            format!("{SYMBOL}{place} has {size} bytes instead of {SIZE}: readers ignore it"),
-        )
-        .mend(format!(
-            "Declare it as one pointer:  __thread void *{SYMBOL};"
-        ))
-    })
-}
-
-/// How the code reaches the variable. `executable` says that the program itself has it.
-pub(super) fn access(access: Access, executable: bool) -> Finding {
-    let name = words::access(access);
-    match access {
-        Access::LocalExec | Access::InitialExec if executable => Finding::ok(
-            "access",
-            format!("access is {name} after relaxation (fastest; every reader supports it)"),
-        ),
-        Access::LocalExec => Finding::ok("access", format!("access is {name}")),
-        Access::InitialExec => Finding::note(
-            "access",
             format!(
-                "access is {name}: readers support it, but dlopen may refuse a library with it"
+                "{SYMBOL}{place} has {} instead of {SIZE}: readers ignore it",
+                count(size as usize, "byte", "bytes")
             ),
         )
-        .mend("For libraries that are loaded late, compile with  -mtls-dialect=gnu2 -fPIC"),
-        Access::Tlsdesc => Finding::ok(
-            "access",
-            format!("access is {name} (what OTEP 4947 asks for; every reader supports it)"),
-        ),
-        Access::GeneralDynamic => Finding::note(
-            "access",
-            format!("access is {name}: not every reader supports it"),
-        )
-        .mend("TLSDESC is what OTEP 4947 asks for, and quicker. For gcc on x86-64:")
-        .mend("-mtls-dialect=gnu2"),
-        Access::LocalDynamic => Finding::note(
-            "access",
-            format!("access is {name}, which OTEP 4947 does not know: other readers may fail"),
-        )
-        .mend("Export the variable, and compile with  -mtls-dialect=gnu2  (gcc on x86-64)"),
-    }
+        .mend("Declare it as one pointer:")
+        .apply(mend::declare())
+    })
 }

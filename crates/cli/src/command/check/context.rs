@@ -1,0 +1,218 @@
+//! The process context of a running process: what a reader makes of it.
+
+use std::collections::BTreeMap;
+
+use otelctx_reader::format::process_context::{HEADER_SIZE, Header, Problem};
+use otelctx_reader::format::{KEY_MAP, KeyMapError, SCHEMA_VERSION, Schema};
+use otelctx_reader::remote::Memory;
+use otelctx_reader::{Broken, ContextState, Process, ProcessContext};
+
+use super::finding::Finding;
+use crate::output::words::{count, grouped};
+
+/// The largest payload that every reader accepts, in bytes (OTEP 4719).
+const EVERY_READER_TAKES: u32 = 65_536;
+
+/// What is found of it.
+pub(super) fn findings(process: &Process, state: &ContextState) -> Vec<Finding> {
+    match state {
+        ContextState::Published(context) => {
+            let mut findings = published(context);
+            findings.splice(1..1, mapping(process, context));
+            findings
+        }
+        ContextState::Absent => vec![absent(process)],
+        ContextState::Broken(why) => vec![broken(why)],
+    }
+}
+
+/// Nothing is published. A fork inherits nothing, and often is not meant to go without.
+fn absent(process: &Process) -> Finding {
+    let parent = process.target().status().map_or(0, |status| status.parent);
+    let publishes = Process::open(parent)
+        .and_then(|mut parent| parent.context())
+        .is_ok_and(|state| matches!(state, ContextState::Published(_)));
+    let finding = match publishes {
+        true => Finding::problem(
+            "no-process-context",
+            format!(
+                "it publishes no process context; its parent, process {parent}, does, but a fork \
+                 inherits none"
+            ),
+        )
+        .mend("Publish in the child, too, after each fork."),
+        false => Finding::problem("no-process-context", "it publishes no process context"),
+    };
+    finding
+        .mend("At start-up a Rust program calls  otelctx::ProcessContext::detect().publish()")
+        .mend("If it does: did that return an error? A sandbox may deny memfd_create.")
+}
+
+/// How the context lies in memory.
+fn mapping(process: &Process, context: &ProcessContext) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut header = [0; HEADER_SIZE];
+    let read = process
+        .target()
+        .memory()
+        .is_ok_and(|memory| memory.read(context.address, &mut header).is_ok());
+    if let Ok(header) = Header::decode(&header)
+        && read
+        && header.payload_size > EVERY_READER_TAKES
+    {
+        findings.push(
+            Finding::note(
+                "oversize",
+                format!(
+                    "its payload has {} bytes: readers need not accept more than {}",
+                    grouped(header.payload_size as usize),
+                    grouped(EVERY_READER_TAKES as usize)
+                ),
+            )
+            .mend("Publish fewer or shorter attributes."),
+        );
+    }
+    if let Ok(Some(true)) = process.target().is_copied_on_fork(context.address) {
+        findings.push(
+            Finding::note(
+                "copied-on-fork",
+                "a fork inherits the mapping: the child shows its parent's context as its own",
+            )
+            .mend("After mmap call  madvise(mapping, size, MADV_DONTFORK)"),
+        );
+    }
+    findings
+}
+
+fn broken(why: &Broken) -> Finding {
+    let finding = Finding::problem(
+        "broken-process-context",
+        format!("its process context can't be read: {why}"),
+    );
+    match why {
+        Broken::TooLarge { .. } => finding
+            .mend("Publish less: readers need not accept more than 64 KiB, and seldom take 1 MiB."),
+        Broken::BeingUpdated { .. } => finding
+            .mend("If this stays, the publisher ended in the middle of an update: publish again."),
+        _ => finding.mend("Publish in the order that OTEP 4719 demands; the crate otelctx does."),
+    }
+}
+
+/// What the process context says, apart from where the threads have theirs.
+fn published(context: &ProcessContext) -> Vec<Finding> {
+    let service = context.payload.resource_attribute("service.name");
+    let mut findings = vec![Finding::ok(
+        "process-context",
+        format!(
+            "its process context is valid, with {} of the resource",
+            count(context.payload.resource.len(), "attribute", "attributes")
+        ),
+    )];
+    if service.is_none() {
+        findings.push(
+            Finding::note("no-service-name", "the resource has no service.name")
+                .mend("Set OTEL_SERVICE_NAME, or  .service_name(\"…\")"),
+        );
+    }
+    for problem in &context.problems {
+        findings.push(
+            Finding::note(
+                "attribute",
+                format!("{problem}: readers leave it out, strict ones the whole context"),
+            )
+            .mend(match problem {
+                Problem::EmptyKey => "Publish each attribute under a name.",
+                _ => "Publish each attribute once.",
+            }),
+        );
+    }
+    for address in &context.others {
+        findings.push(
+            Finding::note(
+                "second-process-context",
+                format!("a second process context lies at {address:#x}, which readers don't use"),
+            )
+            .mend("Two publishers are at work in this process: keep one of them."),
+        );
+    }
+    findings.push(schema(context.schema.as_ref()));
+    findings.extend(key_map(context));
+    findings
+}
+
+fn schema(schema: Option<&Schema>) -> Finding {
+    match schema {
+        Some(schema) if schema.is_thread_local_record() => {
+            Finding::ok("schema", format!("its schema is {schema}"))
+        }
+        Some(schema) => Finding::problem(
+            "unsupported-schema",
+            format!("its schema is {schema}, which this reader does not support"),
+        )
+        .mend(format!(
+            "Thread-local records are announced by  {SCHEMA_VERSION}={}",
+            Schema::TlsdescV1Dev
+        )),
+        None => Finding::problem(
+            "no-schema",
+            format!("it announces no thread contexts: {SCHEMA_VERSION} is missing"),
+        )
+        .mend(format!(
+            "Publish  {SCHEMA_VERSION}={}  in the process context; the crate otelctx does.",
+            Schema::TlsdescV1Dev
+        )),
+    }
+}
+
+fn key_map(context: &ProcessContext) -> Vec<Finding> {
+    match &context.keys {
+        Ok(Some(keys)) => {
+            let names = keys.names();
+            let valid = Finding::ok(
+                "key-map",
+                format!("its key map has {}", count(names.len(), "key", "keys")),
+            );
+            [valid].into_iter().chain(oddities(names)).collect()
+        }
+        Ok(None) => vec![
+            Finding::note(
+                "no-key-map",
+                format!("{KEY_MAP} is missing: records have ids, but no attributes"),
+            )
+            .mend("Publish the names of the attributes there, in the order of their indexes."),
+        ],
+        Err(error) => {
+            vec![
+                Finding::problem("broken-key-map", error.to_string()).mend(match error {
+                    KeyMapError::TooMany => "An index has one byte: publish at most 256 names.",
+                    _ => "Publish it as an array of strings.",
+                }),
+            ]
+        }
+    }
+}
+
+/// Names that can't mean what their publisher meant.
+fn oddities(names: &[String]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut first: BTreeMap<&str, usize> = BTreeMap::new();
+    for (index, name) in names.iter().enumerate() {
+        if name.is_empty() {
+            findings.push(
+                Finding::note("empty-key", format!("key {index} has an empty name"))
+                    .mend("Name it, or let no record use it."),
+            );
+        } else if let Some(earlier) = first.get(name.as_str()) {
+            findings.push(
+                Finding::note(
+                    "repeated-key",
+                    format!("keys {earlier} and {index} are both {name}"),
+                )
+                .mend("Publish each name once, and use its index."),
+            );
+        } else {
+            first.insert(name, index);
+        }
+    }
+    findings
+}

@@ -1,0 +1,149 @@
+//! What a check went by.
+
+use std::fmt;
+
+use otelctx_reader::remote::inspect::{Inspection, Kind};
+use otelctx_reader::remote::module::Machine;
+use serde::Serialize;
+
+use crate::output::words::count;
+
+/// What was looked at: a person may have meant another file, and a process is not its program.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum LookedAt {
+    /// A file of a linker or a compiler.
+    File {
+        /// One of docs/json.md.
+        kind: &'static str,
+        machine: String,
+        /// It has no `.symtab`.
+        stripped: bool,
+    },
+    /// A static library.
+    Archive { members: usize, concerned: usize },
+    /// A process.
+    Process {
+        pid: i32,
+        comm: String,
+        executable: Option<String>,
+        /// What the kernel says it was at.
+        state: &'static str,
+        /// How many threads were stopped, for some microseconds each, and read.
+        threads_stopped: usize,
+    },
+}
+
+impl LookedAt {
+    pub(super) fn file(inspection: &Inspection) -> Self {
+        Self::File {
+            kind: kind(inspection.kind),
+            machine: machine(inspection.machine),
+            stripped: inspection.stripped,
+        }
+    }
+}
+
+/// The word of docs/json.md.
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Object => "object",
+        Kind::Executable => "executable",
+        Kind::PositionIndependent => "pie",
+        Kind::Static => "static",
+        Kind::StaticPie => "static-pie",
+        Kind::Library => "library",
+        // These are refused before.
+        Kind::Core | Kind::DebugInformation | Kind::Unknown => "other",
+    }
+}
+
+fn sentence(kind: &str) -> &'static str {
+    match kind {
+        "object" => "an object file, not linked yet",
+        "executable" => "a program at a fixed address, linked dynamically",
+        "pie" => "a position-independent program, linked dynamically",
+        "static" => "a static program: no dynamic linker, no dynamic symbol table",
+        "static-pie" => "a static, position-independent program: no dynamic linker",
+        "library" => "a shared library",
+        "32-bit" => "a 32-bit ELF file",
+        _ => "a big-endian ELF file",
+    }
+}
+
+/// The architecture's name.
+pub(super) fn machine(machine: Machine) -> String {
+    match machine {
+        Machine::X86_64 => "x86-64".into(),
+        Machine::Aarch64 => "aarch64".into(),
+        // System V ABI, "Machine Information": those that Debian is built for.
+        Machine::Other(number) => match number {
+            3 => "i386".into(),
+            8 => "mips".into(),
+            20 => "powerpc".into(),
+            21 => "powerpc64".into(),
+            22 => "s390".into(),
+            40 => "arm".into(),
+            62 => "x86-64".into(),
+            183 => "aarch64".into(),
+            243 => "riscv".into(),
+            258 => "loongarch".into(),
+            number => format!("ELF machine {number}"),
+        },
+    }
+}
+
+/// The letter of `/proc/PID/status` in a word.
+pub(super) fn state(letter: char) -> &'static str {
+    match letter {
+        'R' => "running",
+        'S' => "sleeping",
+        'D' => "in an uninterruptible sleep",
+        'T' => "stopped by a signal",
+        't' => "stopped by a tracer",
+        // The first thread, while others go on: otherwise there would be nothing to look at.
+        'Z' => "its first thread has ended",
+        _ => "in an unknown state",
+    }
+}
+
+impl fmt::Display for LookedAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File {
+                kind,
+                machine,
+                stripped,
+            } => {
+                let stripped = if *stripped { ", stripped" } else { "" };
+                write!(f, "{}; {machine}{stripped}", sentence(kind))
+            }
+            Self::Archive { members, concerned } => write!(
+                f,
+                "a static library, not linked yet: {}, of which {concerned} know the variable",
+                count(*members, "member", "members")
+            ),
+            Self::Process {
+                comm,
+                executable,
+                state,
+                threads_stopped,
+                ..
+            } => {
+                write!(f, "process {comm}")?;
+                if let Some(executable) = executable {
+                    write!(f, ", {executable}")?;
+                }
+                write!(f, "; {state}")?;
+                match threads_stopped {
+                    0 => write!(f, "; no thread was stopped"),
+                    _ => write!(
+                        f,
+                        "; {} stopped for some microseconds each",
+                        count(*threads_stopped, "thread was", "threads were")
+                    ),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Lines to copy: what to add where, for each tool.
+
+use std::path::Path;
+
+use otelctx_reader::remote::module::Machine;
+use serde::Serialize;
+
+/// A line to copy, and where it goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Line {
+    /// The compiler that takes it as a flag, or the file that it goes into.
+    pub(super) tool: &'static str,
+    /// May have several lines.
+    pub(super) line: String,
+}
+
+const GCC: &str = "gcc";
+const CLANG: &str = "clang";
+const RUSTC: &str = "rustc";
+/// A program's build script.
+const BUILD_SCRIPT: &str = "build.rs";
+/// At the top of `.cargo/config.toml`.
+const CARGO_CONFIG: &str = ".cargo/config.toml";
+/// CMakeLists.txt
+const CMAKE: &str = "CMake";
+const C: &str = "C";
+const RUST: &str = "Rust";
+const VERSION_SCRIPT: &str = "version script";
+
+/// What the linker is told.
+const EXPORT: &str = "--export-dynamic-symbol=otel_thread_ctx_v1";
+
+fn line(tool: &'static str, line: impl Into<String>) -> Line {
+    Line {
+        tool,
+        line: line.into(),
+    }
+}
+
+/// The name that a target of CMake most likely has which makes this file.
+pub(super) fn target_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let library = name
+        .strip_prefix("lib")
+        .and_then(|name| Some(name.split_once(".so")?.0));
+    let name = library.unwrap_or(&name);
+    let plain = |character: char| character.is_ascii_alphanumeric() || "_.+-".contains(character);
+    match !name.is_empty() && name.chars().all(plain) {
+        true => name.to_owned(),
+        false => "app".to_owned(),
+    }
+}
+
+/// Has the linker export the variable of a program.
+pub(super) fn export(target: &str) -> Vec<Line> {
+    vec![
+        line(GCC, format!("-Wl,{EXPORT}")),
+        line(CLANG, format!("-Wl,{EXPORT}")),
+        line(RUSTC, format!("-C link-arg=-Wl,{EXPORT}")),
+        line(BUILD_SCRIPT, "otelctx_build::export();"),
+        line(
+            CARGO_CONFIG,
+            format!("build.rustflags = [\n  \"-Clink-arg=-Wl,{EXPORT}\",\n]"),
+        ),
+        line(
+            CMAKE,
+            format!("target_link_options({target} PRIVATE\n  \"LINKER:{EXPORT}\")"),
+        ),
+        line(
+            CMAKE,
+            format!("set_property(TARGET {target} PROPERTY ENABLE_EXPORTS ON)"),
+        ),
+    ]
+}
+
+/// Makes a hidden variable visible.
+pub(super) fn make_visible(target: &str) -> Vec<Line> {
+    vec![
+        line(
+            C,
+            "__attribute__((visibility(\"default\"))) __thread void *otel_thread_ctx_v1;",
+        ),
+        line(GCC, "-fvisibility=default"),
+        line(CLANG, "-fvisibility=default"),
+        line(
+            CMAKE,
+            format!("set_property(TARGET {target} PROPERTY C_VISIBILITY_PRESET default)"),
+        ),
+    ]
+}
+
+/// Lets a library's variable through what its linker keeps local.
+pub(super) fn list() -> Vec<Line> {
+    vec![
+        line(VERSION_SCRIPT, "global: otel_thread_ctx_v1;"),
+        // rustc writes a version script of its own, of the names that are exported: this one is
+        // a pattern there, and matches the variable.
+        line(
+            RUST,
+            "#[unsafe(export_name = \"otel_thread_ctx_v[1]\")] pub static EXPORT: u8 = 0;",
+        ),
+    ]
+}
+
+/// Makes a static program position-independent, by a linker that can export from such.
+pub(super) fn static_pie(target: &str) -> Vec<Line> {
+    let flags = format!("-static-pie -fPIE -fuse-ld=lld \\\n  -Wl,{EXPORT}");
+    vec![
+        line(GCC, flags.clone()),
+        line(CLANG, flags),
+        line(RUSTC, "-C target-feature=-crt-static"),
+        line(
+            CARGO_CONFIG,
+            "build.rustflags = [\"-Ctarget-feature=-crt-static\"]",
+        ),
+        line(
+            CMAKE,
+            format!(
+                "target_compile_options({target} PRIVATE -fPIE)\n\
+                 target_link_options({target} PRIVATE -static-pie -fuse-ld=lld\n  \"LINKER:{EXPORT}\")"
+            ),
+        ),
+    ]
+}
+
+/// Exports from a static, position-independent program.
+pub(super) fn export_static_pie(target: &str) -> Vec<Line> {
+    vec![
+        line(GCC, format!("-fuse-ld=lld -Wl,{EXPORT}")),
+        line(CLANG, format!("-fuse-ld=lld -Wl,{EXPORT}")),
+        line(
+            RUSTC,
+            format!("-C link-arg=-fuse-ld=lld \\\n  -C link-arg=-Wl,{EXPORT}"),
+        ),
+        line(
+            CARGO_CONFIG,
+            format!(
+                "build.rustflags = [\n  \"-Clink-arg=-fuse-ld=lld\",\n  \"-Clink-arg=-Wl,{EXPORT}\",\n]"
+            ),
+        ),
+        line(
+            CMAKE,
+            format!("target_link_options({target} PRIVATE -fuse-ld=lld\n  \"LINKER:{EXPORT}\")"),
+        ),
+    ]
+}
+
+/// Links by lld.
+pub(super) fn use_lld(target: &str) -> Vec<Line> {
+    vec![
+        line(GCC, "-fuse-ld=lld"),
+        line(CLANG, "-fuse-ld=lld"),
+        line(RUSTC, "-C link-arg=-fuse-ld=lld"),
+        line(
+            CARGO_CONFIG,
+            "build.rustflags = [\"-Clink-arg=-fuse-ld=lld\"]",
+        ),
+        line(
+            CMAKE,
+            format!("target_link_options({target} PRIVATE -fuse-ld=lld)"),
+        ),
+    ]
+}
+
+/// Has compilers write TLS descriptors. `other_model` says that they were told to do otherwise.
+pub(super) fn descriptors(machine: Machine, target: &str, other_model: bool) -> Vec<Line> {
+    let model = match other_model {
+        true => " -ftls-model=global-dynamic",
+        false => "",
+    };
+    // clang has nothing else on aarch64, and no flag for it.
+    let (gcc, clang) = match machine {
+        Machine::Aarch64 => (
+            format!("-fPIC -mtls-dialect=desc{model}"),
+            format!("-fPIC{model}"),
+        ),
+        _ => {
+            let flags = format!("-fPIC -mtls-dialect=gnu2{model}");
+            (flags.clone(), flags)
+        }
+    };
+    vec![
+        line(GCC, gcc.clone()),
+        line(CLANG, clang),
+        line(
+            CMAKE,
+            format!("target_compile_options({target} PRIVATE {gcc})"),
+        ),
+        line(CARGO_CONFIG, format!("env.CFLAGS = \"{gcc}\"")),
+    ]
+}
+
+/// Declares the variable.
+pub(super) fn declare() -> Vec<Line> {
+    vec![line(C, "__thread void *otel_thread_ctx_v1;")]
+}

@@ -1,0 +1,139 @@
+//! Object files and static libraries: what the linker will have to work with.
+
+use otelctx_reader::SYMBOL;
+use otelctx_reader::remote::Access;
+use otelctx_reader::remote::inspect::{Entry, Inspection, Member};
+
+use super::access;
+use super::finding::Finding;
+use super::mend;
+use super::variable::{absent, wrong_size};
+use crate::output::words;
+
+/// What an object file says.
+pub(super) fn object(inspection: &Inspection) -> Vec<Finding> {
+    let mut findings = vec![not_linked("an object file")];
+    findings.extend(of_member(inspection, ""));
+    findings
+}
+
+fn not_linked(what: &str) -> Finding {
+    Finding::note(
+        "not-linked",
+        format!("nothing runs {what}: the linker decides what is exported"),
+    )
+    .mend("Check what is linked from it, too.")
+}
+
+/// What an object file says, alone or in a library. `place` follows a noun.
+fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if inspection.intermediate {
+        findings.push(
+            Finding::note(
+                "intermediate",
+                format!(
+                    "gcc has put off compiling it{place} (-flto): what code there is says little"
+                ),
+            )
+            .mend("Check what is linked from it."),
+        );
+    }
+    let defined = inspection.local.iter().find(|it| it.defined);
+    match defined {
+        None if inspection.local.is_empty() => {
+            findings.push(absent(format!("it has no {SYMBOL}{place}")));
+        }
+        None => findings.push(
+            Finding::note(
+                "defined-elsewhere",
+                format!("it uses {SYMBOL}{place}, which another file defines"),
+            )
+            .mend("Check that, or what is linked from both."),
+        ),
+        Some(entry) => findings.extend(definition(entry, place)),
+    }
+    let executable = inspection.code.contains(&Access::LocalExec);
+    let accesses = inspection.code.iter().copied();
+    findings.extend(accesses.map(|it| as_compiled(it, executable, inspection)));
+    findings
+}
+
+fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
+    if !entry.thread_local {
+        return vec![
+            Finding::problem(
+                "not-thread-local",
+                format!(
+                    "{SYMBOL} is defined{place}, but is no thread-local variable: readers ignore it"
+                ),
+            )
+            .mend("Declare it as one:")
+            .apply(mend::declare()),
+        ];
+    }
+    let finding = if entry.local {
+        Finding::problem(
+            "static-variable",
+            format!("{SYMBOL} is static{place}: no linker exports it, and readers can't find it"),
+        )
+        .mend("Declare it without  static:")
+        .apply(mend::declare())
+    } else if entry.hidden {
+        Finding::problem(
+            "hidden",
+            format!("{SYMBOL} is defined{place} but hidden: no linker exports it"),
+        )
+        .mend("It was compiled with hidden visibility. In its source, or for all of it:")
+        .apply(mend::make_visible("app"))
+    } else {
+        Finding::ok(
+            "defined",
+            format!("{SYMBOL} is defined{place}, and a linker can export it"),
+        )
+    };
+    [finding]
+        .into_iter()
+        .chain(wrong_size(place, entry.size))
+        .collect()
+}
+
+/// The model that the compiler wrote.
+fn as_compiled(access: Access, executable: bool, inspection: &Inspection) -> Finding {
+    let name = words::access(access);
+    match access {
+        Access::Tlsdesc => Finding::ok(
+            "access",
+            format!(
+                "access is {name} as compiled (what OTEP 4947 asks for; linkers relax it in \
+                 programs)"
+            ),
+        )
+        .access(name, None),
+        Access::LocalExec => Finding::ok(
+            "access",
+            format!("access is {name} as compiled: good for programs, not for shared libraries"),
+        )
+        .access(name, None),
+        access => access::of_model(access, executable, inspection.machine),
+    }
+}
+
+/// What a static library's members say.
+pub(super) fn archive(members: &[Member]) -> Vec<Finding> {
+    if members.is_empty() {
+        return vec![absent(format!("none of its members has {SYMBOL}"))];
+    }
+    let mut findings = vec![not_linked("a static library")];
+    for member in members {
+        let found = match &member.contents {
+            Ok(inspection) => of_member(inspection, &format!(" in {}", member.name)),
+            Err(why) => vec![Finding::note(
+                "unreadable-module",
+                format!("{} could not be looked into: {why}", member.name),
+            )],
+        };
+        findings.extend(found.into_iter().map(|it| it.module(&member.name)));
+    }
+    findings
+}

@@ -1,0 +1,407 @@
+//! Running processes.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use otelctx_fixtures::{Compiler, Target as Fixture};
+use otelctx_reader::remote::{Process, Stopped};
+
+use super::{assert_findings, check, compile, finding, findings, program, text};
+use crate::run::otelctx;
+use crate::target::Target;
+
+/// What the test program itself is like: rustc's lld relaxes the descriptors of the crate otelctx.
+const VARIABLE: [&str; 3] = [
+    "ok exported",
+    "ok access local-exec from tlsdesc",
+    "ok storage static",
+];
+const READ: &str = "ok threads";
+const IDLE: &str = "note none-attached";
+
+#[test]
+fn a_process_that_publishes_everything() {
+    let target = Target::start("shop");
+    let answer = check(target.pid().to_string());
+    let context = ["ok process-context", "ok schema", "ok key-map"];
+    assert_findings(&answer, &[&context[..], &VARIABLE, &[READ]].concat());
+    assert_eq!(
+        text(&answer, "threads"),
+        "a reader finds the contexts of its 6 threads; 3 attached now"
+    );
+    let looked_at = &answer.json()["looked_at"]["process"];
+    let own = std::env::current_exe().unwrap();
+    assert_eq!(looked_at["pid"], target.pid());
+    assert_eq!(looked_at["executable"], own.to_str().unwrap());
+    assert_eq!(looked_at["state"], "sleeping");
+    assert_eq!(looked_at["threads_stopped"], 6);
+    assert_eq!(finding(&answer, "storage")["module"], own.to_str().unwrap());
+}
+
+#[test]
+fn a_process_that_publishes_the_wrong_thing() {
+    for (scenario, attached, first) in [
+        ("silent", false, &["problem no-process-context"][..]),
+        ("newer_version", false, &["problem broken-process-context"]),
+        ("enormous", false, &["problem broken-process-context"]),
+        ("dangling", false, &["problem broken-process-context"]),
+        (
+            "no_schema",
+            true,
+            &["ok process-context", "problem no-schema", "note no-key-map"],
+        ),
+        (
+            "other_schema",
+            true,
+            &[
+                "ok process-context",
+                "problem unsupported-schema",
+                "note no-key-map",
+            ],
+        ),
+        (
+            "no_keys",
+            true,
+            &["ok process-context", "ok schema", "note no-key-map"],
+        ),
+        (
+            "bad_key_map",
+            false,
+            &["ok process-context", "ok schema", "problem broken-key-map"],
+        ),
+        (
+            "many_keys",
+            false,
+            &["ok process-context", "ok schema", "problem broken-key-map"],
+        ),
+        (
+            "odd_keys",
+            false,
+            &[
+                "ok process-context",
+                "note attribute",
+                "ok schema",
+                "ok key-map",
+                "note empty-key",
+                "note repeated-key",
+            ],
+        ),
+        (
+            "empty_name",
+            false,
+            &[
+                "ok process-context",
+                "note no-service-name",
+                "note attribute",
+                "ok schema",
+                "ok key-map",
+            ],
+        ),
+        (
+            "oversize",
+            false,
+            &[
+                "ok process-context",
+                "note oversize",
+                "ok schema",
+                "ok key-map",
+            ],
+        ),
+        (
+            "copied_on_fork",
+            false,
+            &[
+                "ok process-context",
+                "note copied-on-fork",
+                "ok schema",
+                "ok key-map",
+            ],
+        ),
+        (
+            "two_contexts",
+            false,
+            &[
+                "ok process-context",
+                "note second-process-context",
+                "ok schema",
+                "ok key-map",
+            ],
+        ),
+    ] {
+        let target = Target::start(scenario);
+        let idle: &[&str] = if attached { &[] } else { &[IDLE] };
+        let expected = [first, &VARIABLE, &[READ], idle].concat();
+        assert_findings(&check(target.pid().to_string()), &expected);
+    }
+}
+
+#[test]
+fn a_fork_of_a_process_that_publishes() {
+    let target = Target::start("forked");
+    let answer = check(target.number("child").to_string());
+    let expected = [
+        &["problem no-process-context"][..],
+        &VARIABLE,
+        &[READ, IDLE],
+    ];
+    assert_findings(&answer, &expected.concat());
+    assert_eq!(
+        text(&answer, "no-process-context"),
+        format!(
+            "it publishes no process context; its parent, process {}, does, but a fork inherits \
+             none",
+            target.pid()
+        )
+    );
+}
+
+#[test]
+fn a_process_that_is_stopped_or_traced() {
+    let target = Target::start("shop");
+    let pid = Pid::from_raw(target.pid());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let state = || check(target.pid().to_string());
+    let mut answer = state();
+    // The signal takes a moment.
+    while answer.json()["looked_at"]["process"]["state"] != "stopped by a signal" {
+        answer = state();
+    }
+    assert_eq!(answer.status, 0);
+    assert!(findings(&answer).contains(&READ.to_owned()));
+    let process = Process::open(target.pid()).unwrap();
+    // Let go, it stops again by itself, a moment later.
+    while process.thread_state(target.pid()).unwrap() != 'T' {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    kill(pid, Signal::SIGCONT).unwrap();
+
+    let stopped = Stopped::stop(&process, target.pid(), Duration::from_secs(60)).unwrap();
+    let answer = check(target.pid().to_string());
+    stopped.resume().unwrap();
+    assert_eq!(answer.status, 1);
+    let expected = format!(
+        "1 thread can't be read: thread {pid} of process {pid} is already traced by process "
+    );
+    assert!(
+        text(&answer, "threads").starts_with(&expected),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn processes_without_memory() {
+    let status = std::fs::read_to_string("/proc/2/comm").unwrap_or_default();
+    if status == "kthreadd\n" {
+        let answer = otelctx(&["check", "2"]).expect(2);
+        assert!(
+            answer
+                .stderr
+                .starts_with("otelctx: process 2 is a thread of the kernel")
+        );
+    }
+    let mut child = Command::new("true").spawn().unwrap();
+    let process = Process::open(child.id() as i32).unwrap();
+    while process.thread_state(child.id() as i32).unwrap() != 'Z' {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let answer = otelctx(&["check", &child.id().to_string()]).expect(2);
+    child.wait().unwrap();
+    assert!(
+        answer.stderr.contains("does not exist, or has exited"),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn a_process_of_32_bits() {
+    let gcc = Compiler::gcc();
+    let flags = [
+        "-m32",
+        "-static",
+        "-nostdlib",
+        "-fno-pie",
+        "-no-pie",
+        "-fno-stack-protector",
+        "-ffreestanding",
+    ];
+    let Some(program) = gcc.program(&["publish32.c"], &flags) else {
+        return;
+    };
+    let answer = check(&program);
+    assert_findings(&answer, &["problem 32-bit"]);
+    let looked_at = &answer.json()["looked_at"]["file"];
+    assert_eq!(
+        (&looked_at["kind"], &looked_at["machine"]),
+        (&"32-bit".into(), &"i386".into())
+    );
+
+    // Not every kernel runs such programs.
+    if !matches!(Command::new(&program).stdin(std::process::Stdio::null()).status(), Ok(status) if status.success())
+    {
+        println!("skipped: this kernel runs no 32-bit programs");
+        return;
+    }
+    let target = Fixture::spawn(&mut Command::new(program));
+    let answer = check(target.pid().to_string());
+    assert_findings(
+        &answer,
+        &[
+            "ok process-context",
+            "note no-service-name",
+            "problem no-schema",
+            "note no-key-map",
+            "problem 32-bit",
+        ],
+    );
+    assert_eq!(answer.json()["looked_at"]["process"]["threads_stopped"], 0);
+}
+
+#[test]
+fn a_process_whose_variable_nobody_exports() {
+    let Some(program) = program(Compiler::gcc(), &["-s"]) else {
+        return;
+    };
+    let target = Fixture::spawn(&mut Command::new(program));
+    assert_findings(
+        &check(target.pid().to_string()),
+        &["problem no-process-context", "problem absent"],
+    );
+}
+
+#[test]
+fn a_process_with_something_else_of_that_name() {
+    let Some(library) = compile(
+        "other-kind",
+        "void *otel_thread_ctx_v1; void **fixture_slot(void) { static __thread void *x; return &x; }",
+        &[],
+    ) else {
+        return;
+    };
+    let flags = ["-DLINKED".into(), library.clone()];
+    let program = Compiler::gcc().program(&["threads.c"], &flags).unwrap();
+    let target = Fixture::spawn(&mut Command::new(program));
+    let answer = check(target.pid().to_string());
+    assert_findings(
+        &answer,
+        &["problem no-process-context", "problem not-thread-local"],
+    );
+    let module = finding(&answer, "not-thread-local")["module"].clone();
+    assert_eq!(module, library.to_str().unwrap());
+}
+
+#[test]
+fn a_static_program_that_runs() {
+    for (linker, kind, id) in [
+        ("bfd", "-static", "static"),
+        ("lld", "-static-pie", "static-pie"),
+    ] {
+        let Some(program) = program(
+            Compiler::gcc().linker(linker),
+            &[kind, "-fPIC", "-mtls-dialect=gnu2"],
+        ) else {
+            continue;
+        };
+        let target = Fixture::spawn(&mut Command::new(program));
+        let answer = check(target.pid().to_string());
+        let problem = format!("problem {id}");
+        let expected = [
+            "problem no-process-context",
+            &problem,
+            "ok access local-exec from tlsdesc",
+            "ok storage static",
+            READ,
+        ];
+        assert_findings(&answer, &expected);
+        assert!(text(&answer, "threads").starts_with("but for that, a reader would find "));
+    }
+}
+
+fn library(flags: &[&str]) -> Option<PathBuf> {
+    Compiler::gcc().library(&["variable.c"], flags)
+}
+
+#[test]
+fn every_module_of_a_process_that_has_the_variable() {
+    let Some(library) = library(&["-mtls-dialect=gnu2"]) else {
+        return;
+    };
+    let flags = ["-DLINKED".into(), library.clone()];
+    let Some(user) = Compiler::gcc().program(&["threads.c"], &flags) else {
+        return;
+    };
+    let target = Fixture::spawn(&mut Command::new(user));
+    let answer = check(target.pid().to_string());
+    let first = ["problem no-process-context"];
+    let rest = [
+        "ok exported",
+        "ok access tlsdesc",
+        "ok storage static",
+        READ,
+    ];
+    assert_findings(&answer, &[&first[..], &rest].concat());
+    let name = library.display();
+    assert_eq!(
+        text(&answer, "exported"),
+        format!("otel_thread_ctx_v1 is exported in {name}")
+    );
+
+    // Loaded late, where no static storage is left over.
+    let loader = Compiler::gcc().program(&["threads.c"], &["-ldl"]).unwrap();
+    let late = format!("lib={name}");
+    let mut command = Command::new(loader);
+    command.arg(&late);
+    command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0");
+    let target = Fixture::spawn(&mut command);
+    let answer = check(target.pid().to_string());
+    let rest = [
+        "ok exported",
+        "ok access tlsdesc",
+        "ok storage dynamic",
+        READ,
+    ];
+    assert_findings(&answer, &[&first[..], &rest].concat());
+
+    // The program's own definition comes before that of a library that is loaded later.
+    let Some(owner) = program(
+        Compiler::gcc(),
+        &["-rdynamic", "-fPIC", "-mtls-dialect=gnu2"],
+    ) else {
+        return;
+    };
+    let target = Fixture::spawn(Command::new(owner).arg(&late));
+    let answer = check(target.pid().to_string());
+    let rest = [
+        "ok exported",
+        "ok access initial-exec from tlsdesc",
+        "ok storage static",
+        "note bound-elsewhere",
+        READ,
+    ];
+    assert_findings(&answer, &[&first[..], &rest].concat());
+    assert!(text(&answer, "bound-elsewhere").starts_with(&format!("{name} defines ")));
+}
+
+#[test]
+fn a_library_that_was_removed_is_checked_by_what_is_loaded() {
+    let Some(library) = library(&["-mtls-dialect=gnu2"]) else {
+        return;
+    };
+    let copy = library.with_extension(format!("{}.so", std::process::id()));
+    std::fs::copy(library, &copy).unwrap();
+    let loader = Compiler::gcc().program(&["threads.c"], &["-ldl"]).unwrap();
+    let target = Fixture::spawn(Command::new(loader).arg(format!("lib={}", copy.display())));
+    std::fs::remove_file(&copy).unwrap();
+    let answer = check(target.pid().to_string());
+    let found = findings(&answer);
+    for expected in [
+        "ok exported",
+        "ok access tlsdesc",
+        "ok storage static",
+        READ,
+    ] {
+        assert!(found.contains(&expected.to_owned()), "{found:?}");
+    }
+}
