@@ -140,10 +140,13 @@ pub(crate) fn tls_modules(
     let mut modules = Vec::new();
     let mut first_id = 0;
     let mut node = memory.read_u64(rtld_global.wrapping_add(layout.list))?;
+    let mut nodes = Vec::new();
     for _ in 0..MAX_NODES {
-        if node == 0 || first_id >= MAX_MODULES {
+        // One that leads back into itself has no more to tell.
+        if node == 0 || first_id >= MAX_MODULES || nodes.contains(&node) {
             break;
         }
+        nodes.push(node);
         let length = memory.read_u64(node.wrapping_add(layout.list_length))?;
         let count = length.min(MAX_MODULES - first_id);
         for index in 0..count {
