@@ -6,6 +6,7 @@ pub(crate) mod instructions;
 mod keys;
 mod publisher;
 mod reader;
+mod resolve;
 mod stop;
 
 use crate::row::Report;
@@ -45,6 +46,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "reading a process context",
         by_default: true,
         run: reader::run,
+    },
+    Group {
+        name: "resolve",
+        summary: "what is read of a module of 1 GiB",
+        by_default: true,
+        run: resolve::run,
     },
     Group {
         name: "stop",
