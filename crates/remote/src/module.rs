@@ -206,7 +206,7 @@ impl Module {
         let soname = elf.soname()?;
         let found = elf.dynamic_symbol(name.as_bytes())?;
         let symbol = match found {
-            Some(found) if found.kind != elf::STT_TLS => Symbol::NotThreadLocal,
+            Some(found) if found.defined && found.kind != elf::STT_TLS => Symbol::NotThreadLocal,
             Some(found) if found.defined && found.local => Symbol::Local {
                 offset: found.value,
                 size: found.size,

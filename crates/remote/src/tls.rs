@@ -93,6 +93,10 @@ pub fn resolve(
     let mut definitions = Vec::new();
     for loaded in &loaded {
         let Some((offset, size)) = loaded.module.symbol.definition() else {
+            if loaded.module.symbol == Symbol::NotThreadLocal {
+                let reason = format!("it defines {name}, but not as a thread-local variable");
+                unreadable.push((loaded.name.clone(), reason));
+            }
             continue;
         };
         if definitions.len() == MAX_DEFINITIONS {

@@ -106,6 +106,9 @@ fn loader() -> Option<std::path::PathBuf> {
     Compiler::gcc().program(&["threads.c"], &["-ldl"])
 }
 
+/// Holds the check of the DTV's marker: the idle thread's entry says "not allocated", and is no
+/// block. And static evidence wins over that: the worker's entry for an initial-exec variable says
+/// the same, and the variable is there.
 #[test]
 fn loaded_library() {
     for (flags, access) in MODELS {
@@ -199,6 +202,7 @@ fn program_started_through_ld_so() {
     assert_found(&target, &program, Access::LocalExec, Storage::Static);
 }
 
+/// Holds the rounding of the segment's size up to its alignment.
 #[test]
 fn a_segment_whose_size_is_no_multiple_of_its_alignment() {
     for linker in ["bfd", "gold", "lld", "mold"] {
@@ -210,7 +214,8 @@ fn a_segment_whose_size_is_no_multiple_of_its_alignment() {
     }
 }
 
-/// The segment's address is moved off its alignment, which linkers only do under orders.
+/// Holds that the block is as misaligned as the segment. Its address is moved off its alignment,
+/// which linkers only do under orders.
 #[test]
 fn a_segment_whose_address_is_misaligned() {
     let script =
@@ -301,7 +306,8 @@ fn other_compilers_and_linkers() {
     }
 }
 
-/// -Bsymbolic binds inside of the library: relocations name no symbol.
+/// -Bsymbolic binds inside of the library: relocations name no symbol. Addends match, and for the
+/// traditional model, which then has a DTPMOD64 without a DTPOFF64, the next word of the table.
 #[test]
 fn relocations_without_symbol() {
     for (flags, access) in MODELS {
@@ -537,7 +543,8 @@ fn threads_that_are_older_than_the_library() {
 }
 
 /// After dlclose and dlopen the second library takes the first one's module id. A thread that
-/// has not touched the new one still holds the old one's block under that id.
+/// has not touched the new one still holds the old one's block under that id: the check of the
+/// generation tells, which traditional references have from the dynamic linker's list alone.
 #[test]
 fn recycled_module_id() {
     for dialect in ["-mtls-dialect=gnu2", "-mtls-dialect=gnu"] {

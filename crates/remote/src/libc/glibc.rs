@@ -214,3 +214,99 @@ pub(crate) fn block(
     let block = memory.read_u64(vector.wrapping_add(module.wrapping_mul(ENTRY)))?;
     Ok((block != UNALLOCATED && block != 0).then_some(block))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::memory::Image;
+
+    /// Not glibc's numbers: they are what a libc.so says.
+    const LAYOUT: Layout = Layout {
+        list: 0x20,
+        list_length: 0,
+        list_next: 8,
+        list_slots: 16,
+        slot_size: 16,
+        slot_generation: 0,
+        slot_map: 8,
+        tls_offset: 0x40,
+    };
+    const GLOBAL: u64 = 0x1000;
+    const NODE: u64 = 0x2000;
+
+    /// Memory that counts its reads.
+    struct Counting(Image, Cell<u64>);
+
+    impl Memory for Counting {
+        fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+            self.1.set(self.1.get() + 1);
+            self.0.read(address, buffer)
+        }
+    }
+
+    fn modules(memory: Image) -> (Result<Vec<TlsModule>, MemoryError>, u64) {
+        let memory = Counting(memory, Cell::new(0));
+        let modules = tls_modules(&memory, GLOBAL, &LAYOUT);
+        (modules, memory.1.get())
+    }
+
+    /// A map with this `l_addr` and `l_tls_offset`.
+    fn map(memory: &mut Image, at: u64, bias: u64, tls_offset: u64) -> u64 {
+        memory
+            .map_u64(at, &[bias])
+            .map_u64(at + 0x40, &[tls_offset]);
+        at
+    }
+
+    #[test]
+    fn ids_generations_and_static_offsets_in_two_nodes() {
+        let mut memory = Image::new();
+        memory.map_u64(GLOBAL + 0x20, &[NODE]);
+        let program = map(&mut memory, 0x8000, 0x5500, 0x40);
+        let none = map(&mut memory, 0x8100, 0x7f00, 0);
+        let forced = map(&mut memory, 0x8200, 0x7f10, u64::MAX);
+        let forced_too = map(&mut memory, 0x8300, 0x7f20, u64::MAX - 1);
+        // Slot 0 is nobody's, though something be there.
+        memory.map_u64(NODE, &[3, 0x3000, 0, program, 1, program, 0, 0]);
+        memory.map_u64(0x3000, &[4, 0, 2, none, 5, forced, 6, forced_too, 7, 0]);
+        let expected = [
+            (1, 1, 0x5500, Some(0x40)),
+            (3, 2, 0x7f00, None),
+            (4, 5, 0x7f10, None),
+            (5, 6, 0x7f20, None),
+        ];
+        let expected = expected.map(|(id, generation, bias, static_offset)| TlsModule {
+            id,
+            generation,
+            bias,
+            static_offset,
+        });
+        assert_eq!(modules(memory).0.unwrap(), expected);
+    }
+
+    /// A list that leads back to itself, with slots and without.
+    #[test]
+    fn a_list_without_end() {
+        for (length, most) in [(0, 2 * 1024 + 1), (2, 3 * 65_536), (u64::MAX, 2 * 65_536)] {
+            let mut memory = Image::new();
+            memory.map_u64(GLOBAL + 0x20, &[NODE]);
+            memory.map_u64(NODE, &[length, NODE]);
+            memory.map(NODE + 16, vec![0; 2 << 20]);
+            let (modules, reads) = modules(memory);
+            assert_eq!(modules, Ok(Vec::new()));
+            assert!(reads <= most, "{length}: {reads}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_leads_nowhere_is_an_error_and_an_empty_one_is_none() {
+        let mut memory = Image::new();
+        assert!(modules(memory.clone()).0.is_err());
+        memory.map_u64(GLOBAL + 0x20, &[0]);
+        assert_eq!(modules(memory.clone()).0, Ok(Vec::new()));
+        memory.map_u64(GLOBAL + 0x20, &[0xdead_0000]);
+        assert!(modules(memory).0.is_err());
+    }
+}

@@ -50,3 +50,51 @@ impl CLibrary {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Image;
+
+    const THREAD: u64 = 0x7f22_0000_0000;
+    const VECTOR: u64 = 0x7f22_0000_1000;
+
+    /// The vector is at *(tp + A), the block at *(vector + module × B).
+    #[test]
+    fn where_each_library_keeps_the_vector_on_each_machine() {
+        use {CLibrary::*, Machine::*};
+        for (library, machine, a, b) in [
+            (Glibc, X86_64, 8, 16),
+            (Glibc, Aarch64, 0, 16),
+            (Musl, X86_64, 8, 8),
+            (Musl, Aarch64, -8, 8),
+        ] {
+            let mut memory = Image::new();
+            memory.map_u64(THREAD.wrapping_add_signed(a), &[VECTOR]);
+            // Number of entries and generation: in front of the vector, and at its start; musl's
+            // start is the number of entries.
+            memory.map_u64(VECTOR - 16, &[3, 0, 3]);
+            memory.map_u64(VECTOR + 3 * b, &[0x5000]);
+            let block = |module| library.block(&memory, machine, THREAD, module, Some(3));
+            assert_eq!(block(3), Ok(Some(0x5000)), "{library:?} {machine:?}");
+            // The length is looked at before the entry, which is not mapped.
+            assert_eq!(block(4), Ok(None), "{library:?} {machine:?}");
+        }
+    }
+
+    /// What musl has not allocated is null.
+    #[test]
+    fn a_block_that_musl_has_not_allocated() {
+        let mut memory = Image::new();
+        memory.map_u64(THREAD + 8, &[VECTOR]);
+        memory.map_u64(VECTOR, &[2, 0x5000, 0]);
+        let block = |module| {
+            let machine = Machine::X86_64;
+            CLibrary::Musl.block(&memory, machine, THREAD, module, None)
+        };
+        assert_eq!(block(1), Ok(Some(0x5000)));
+        assert_eq!(block(2), Ok(None));
+        // The length is no block.
+        assert_eq!(block(0), Ok(None));
+    }
+}

@@ -28,7 +28,7 @@ pub(crate) fn block(
     module: u64,
 ) -> Result<Option<u64>, MemoryError> {
     let vector = memory.read_u64(thread_pointer.wrapping_add(vector_offset(machine)))?;
-    if vector == 0 || module > memory.read_u64(vector)? {
+    if vector == 0 || module == 0 || module > memory.read_u64(vector)? {
         return Ok(None);
     }
     let block = memory.read_u64(vector.wrapping_add(module.wrapping_mul(8)))?;

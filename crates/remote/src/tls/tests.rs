@@ -190,3 +190,64 @@ fn threads_without_storage() {
     );
     assert_eq!(variable.address(&memory, THREAD).unwrap(), Some(THREAD - 8));
 }
+
+/// An initial-exec reference of any module says that storage is static, whatever the others know:
+/// each thread's DTV may still say that nothing is allocated.
+#[test]
+fn static_evidence_of_another_module_wins() {
+    let defining = library(Access::GeneralDynamic);
+    let mut referring = library(Access::InitialExec);
+    referring.bias = BIAS + 0x10_0000;
+    let module = Arc::make_mut(&mut referring.module);
+    module.symbol = Symbol::Undefined;
+    let mut memory = Image::new();
+    memory.map_u64(BIAS + SLOT, &[3, 8]);
+    memory.map_u64(referring.bias + SLOT, &[-64_i64 as u64]);
+    let mut definitions = [definition(&defining, (8, 8), Machine::X86_64, &[]).unwrap()];
+    for loaded in [&defining, &referring] {
+        bind(&memory, loaded, &mut definitions).unwrap();
+    }
+    let [definition] = definitions;
+    assert_eq!(definition.module, Some((3, None)));
+    let found = variable(&definition, Some(CLibrary::Glibc)).unwrap();
+    assert_eq!(found.place, Place::Static(-64));
+    assert_eq!(
+        (found.access, found.storage()),
+        (Access::GeneralDynamic, Storage::Static)
+    );
+}
+
+/// The list of glibc's dynamic linker tells a traditional reference's generation, and where static
+/// storage is that only the DTV leads to otherwise.
+#[test]
+fn what_the_dynamic_linkers_list_adds() {
+    let loaded = library(Access::GeneralDynamic);
+    let mut memory = Image::new();
+    memory.map_u64(BIAS + SLOT, &[3, 8]);
+    let listed = |static_offset| glibc::TlsModule {
+        id: 3,
+        generation: 7,
+        bias: BIAS,
+        static_offset,
+    };
+    for (static_offset, expected) in [
+        (Some(0x40), Place::Static(8 - 0x40)),
+        (
+            None,
+            Place::Dynamic {
+                library: CLibrary::Glibc,
+                machine: Machine::X86_64,
+                module: 3,
+                offset: 8,
+                generation: Some(7),
+            },
+        ),
+    ] {
+        let list = [listed(static_offset)];
+        let definition = definition(&loaded, (8, 8), Machine::X86_64, &list);
+        let mut definitions = [definition.unwrap()];
+        bind(&memory, &loaded, &mut definitions).unwrap();
+        let found = variable(&definitions[0], Some(CLibrary::Glibc)).unwrap();
+        assert_eq!(found.place, expected);
+    }
+}
