@@ -1,13 +1,20 @@
 //! Programs of which a reader that left one check out would read something wrong. Each test names
 //! the check; those in `tls.rs` that do the same say so, too.
 
+use std::ffi::OsString;
+use std::fs::File;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, Target};
+use otelctx_remote::mappings::Walk;
+use otelctx_remote::module::Machine;
 use otelctx_remote::tls::{Resolution, resolve};
-use otelctx_remote::{Access, Memory, ModuleCache, Process, Stopped, Storage};
+use otelctx_remote::{
+    Access, AddressSpace, Device, Error, Mapping, Memory, ModuleCache, Process, Stopped, Storage,
+};
 
 const NAME: &str = "otel_thread_ctx_v1";
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -16,6 +23,52 @@ fn look(target: &Target) -> Resolution {
     let process = Process::open(target.pid()).unwrap();
     let memory = process.memory().unwrap();
     resolve(&process, &memory, &mut ModuleCache::new(), NAME).unwrap()
+}
+
+/// A process whose dynamic linker is out of sight, and with it its list of modules, which tells
+/// their generations: so it is with glibc before 2.34.
+struct WithoutList<'a>(&'a Process);
+
+impl AddressSpace for WithoutList<'_> {
+    fn mappings(
+        &self,
+        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+    ) -> Result<Walk, Error> {
+        AddressSpace::mappings(self.0, &mut |mapping| {
+            let file = Path::new(std::str::from_utf8(mapping.name).unwrap()).file_name();
+            match file {
+                Some(file) if file.to_string_lossy().starts_with("ld-linux") => {
+                    ControlFlow::Continue(())
+                }
+                _ => visit(mapping),
+            }
+        })
+    }
+
+    fn mapped_file(
+        &self,
+        range: (u64, u64),
+        name: &[u8],
+        device: Device,
+        inode: u64,
+    ) -> Result<File, Option<String>> {
+        self.0.mapped_file(range, name, device, inode)
+    }
+
+    fn machine(&self) -> Machine {
+        AddressSpace::machine(self.0)
+    }
+
+    fn name(&self) -> OsString {
+        AddressSpace::name(self.0)
+    }
+}
+
+fn look_without_list(target: &Target) -> Resolution {
+    let process = Process::open(target.pid()).unwrap();
+    let memory = process.memory().unwrap();
+    let space = WithoutList(&process);
+    resolve(&space, &memory, &mut ModuleCache::new(), NAME).unwrap()
 }
 
 /// Holds the check of the symbol's type (STT_TLS), and that of its size. Without them the address of
@@ -47,12 +100,21 @@ fn a_symbol_that_is_not_the_variable() {
 }
 
 /// Holds the check of the DTV's length. Without it the old thread has the context that lies behind
-/// its DTV.
+/// its DTV; where the generation is known, that holds the same.
 #[test]
 fn a_thread_whose_vector_is_too_short() {
-    for (dialect, access) in [
-        ("-mtls-dialect=gnu2", Access::Tlsdesc),
-        ("-mtls-dialect=gnu", Access::GeneralDynamic),
+    for (dialect, access, look) in [
+        (
+            "-mtls-dialect=gnu2",
+            Access::Tlsdesc,
+            look as fn(&Target) -> _,
+        ),
+        ("-mtls-dialect=gnu", Access::GeneralDynamic, look),
+        (
+            "-mtls-dialect=gnu",
+            Access::GeneralDynamic,
+            look_without_list,
+        ),
     ] {
         let gcc = Compiler::gcc();
         let (Some(library), Some(other), Some(program)) = (
@@ -104,5 +166,43 @@ fn a_thread_whose_vector_is_too_short() {
             "the heap does not lie as it should: {:?}",
             target.lines
         );
+    }
+}
+
+/// Holds that a DTPMOD64 without a DTPOFF64 is told by the next word of the table: nothing else says
+/// which module it is where the dynamic linker keeps its list to itself.
+#[test]
+fn a_module_id_whose_offset_the_linker_wrote() {
+    // Another variable in front, so that the offset is not 0.
+    let flags = ["-mtls-dialect=gnu", "-Wl,-Bsymbolic", "-DBIG=24"];
+    for gcc in [Compiler::gcc(), Compiler::musl_gcc()] {
+        let (Some(library), Some(program)) = (
+            gcc.library(&["variable.c"], &flags),
+            gcc.program(&["threads.c"], &["-ldl"]),
+        ) else {
+            continue;
+        };
+        let mut command = Command::new(&program);
+        command.arg(format!("lib={}", library.display()));
+        let target = Target::spawn(&mut command);
+        let resolution = look_without_list(&target);
+        let [variable] = &resolution.variables[..] else {
+            panic!("{resolution:?}")
+        };
+        assert_eq!(variable.access, Access::GeneralDynamic);
+        let process = Process::open(target.pid()).unwrap();
+        let memory = process.memory().unwrap();
+        let mut attached = 0;
+        for thread in &target.threads {
+            let Some(truth) = &thread.attached else {
+                continue;
+            };
+            let stopped = Stopped::stop(&process, thread.tid, TIMEOUT).unwrap();
+            let address = variable.address(&memory, stopped.thread_pointer());
+            stopped.resume().unwrap();
+            assert_eq!(address.unwrap(), Some(truth.slot));
+            attached += 1;
+        }
+        assert_eq!(attached, 2);
     }
 }

@@ -52,6 +52,11 @@ fn location(access: Access, words: &[u64]) -> Option<Location> {
     memory.map_u64(BIAS + SLOT, words);
     // {module, offset, generation}, at an address that a non-PIE program's heap may have.
     memory.map_u64(0x1000, &[3, 8, 7]);
+    // The relocations of lazy binding: r_offset, r_info, r_addend.
+    memory.map_u64(
+        BIAS + 0x600,
+        &[SLOT, 36, 8, SLOT, 36, 8, SLOT, 36, 8, SLOT, 36, 8],
+    );
     let loaded = library(access);
     slot(&memory, &loaded, &loaded.module.relocations[0]).unwrap()
 }
@@ -73,7 +78,8 @@ fn descriptors() {
     // Nothing there yet.
     assert_eq!(of([0, 0]), None);
     assert_eq!(of([0, -24_i64 as u64]), None);
-    // Lazy binding: the resolver is the module's own stub, or the argument its relocation.
+    // Lazy binding (glibc 2.31): the resolver is the module's own stub, or the dynamic linker's own,
+    // and the argument the relocation.
     assert_eq!(of([BIAS + 0x1020, BIAS + 0x618]), None);
     assert_eq!(of([BIAS + 0x1020, 0x1000]), None);
     assert_eq!(of([RESOLVER, BIAS + 0x648]), None);
@@ -250,4 +256,22 @@ fn what_the_dynamic_linkers_list_adds() {
         let found = variable(&definitions[0], Some(CLibrary::Glibc)).unwrap();
         assert_eq!(found.place, expected);
     }
+}
+
+/// A definition must lie in its module's block, whole: an offset of anybody's choice leads anywhere
+/// from the thread pointer.
+#[test]
+fn a_definition_outside_of_the_modules_storage() {
+    for (offset, inside) in [(8, true), (9, false), (16, false), (u64::MAX - 3, false)] {
+        let mut loaded = library(Access::GeneralDynamic);
+        Arc::make_mut(&mut loaded.module).symbol = Symbol::Exported { offset, size: 8 };
+        let definition = definition(&loaded, (offset, 8), Machine::X86_64, &[]);
+        assert_eq!(definition.is_ok(), inside, "{offset}");
+    }
+    let mut loaded = library(Access::GeneralDynamic);
+    Arc::make_mut(&mut loaded.module).tls = None;
+    assert!(definition(&loaded, (8, 8), Machine::X86_64, &[]).is_err());
+    // One of another architecture is no definition here.
+    let loaded = library(Access::GeneralDynamic);
+    assert!(definition(&loaded, (8, 8), Machine::Aarch64, &[]).is_err());
 }
