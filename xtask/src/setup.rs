@@ -21,13 +21,18 @@ use crate::workspace::{have, is_root, setup_dir};
 use crate::{debian, musl};
 
 /// Program, its Debian packages (a `-` behind a package: not that one), and what goes untested without it.
-const PROGRAMS: [(&str, &str, &str); 16] = [
+const PROGRAMS: [(&str, &str, &str); 17] = [
     ("gcc", "gcc", "C fixtures"),
     ("clang", "clang", "C fixtures built by clang"),
     ("ld.lld", "lld", "fixtures linked by lld"),
     ("mold", "mold", "fixtures linked by mold"),
     ("ld.gold", "binutils", "fixtures linked by gold"),
     ("musl-gcc", "musl-tools", "musl fixtures"),
+    (
+        "cmake",
+        "cmake make",
+        "the mends that check tells for CMake",
+    ),
     ("readelf", "binutils", "comparison with readelf"),
     ("capsh", "libcap2-bin", "missing capabilities"),
     ("setpriv", "util-linux", "tests without root"),

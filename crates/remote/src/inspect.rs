@@ -25,9 +25,12 @@ pub use other::Other;
 const MAX_NEEDED: usize = 64;
 /// Bytes of `.comment` that are looked at: a line a compiler.
 const MAX_COMMENT: u64 = 64 * 1024;
-/// Bytes of code that are looked through for what a linker has left, about a second's work.
-const MAX_CODE: u64 = 1 << 30;
-/// Bytes of it at a time.
+/// Bytes of code that are looked through for what a linker has left, less than a second's work;
+/// the largest browsers have half of that.
+const MAX_CODE: u64 = 1 << 29;
+/// Bytes of relocations of an object file.
+const MAX_RELOCATIONS: u64 = 1 << 29;
+/// Bytes of code at a time.
 const CODE_CHUNK: u64 = 1 << 20;
 
 /// What a file holds.
@@ -155,6 +158,13 @@ impl Contents {
             ElfError::Memory(_) => format!("it is cut short: it ends after {size} bytes"),
             error => error.to_string(),
         })
+    }
+
+    /// Whether a file is an ELF file of 32 bits: nothing else is read of it.
+    pub fn is_32_bit(file: &File) -> bool {
+        let mut start = [0; 5];
+        let read = FileBytes(file).read(0, &mut start);
+        read.is_ok() && start.starts_with(&elf::ELFMAG) && start[4] == elf::ELFCLASS32.0
     }
 
     fn of_memory(memory: &dyn Memory, size: u64, name: &str) -> Result<Self, ElfError> {
@@ -293,7 +303,14 @@ fn in_code(
     symbols: &[Namesake],
 ) -> Result<Vec<Access>, ElfError> {
     let mut found = Vec::new();
-    for section in sections.iter().filter(|it| it.kind == elf::SHT_RELA) {
+    let relocations = || sections.iter().filter(|it| it.kind == elf::SHT_RELA);
+    let size = relocations().fold(0_u64, |sum, it| sum.saturating_add(it.size));
+    if size > MAX_RELOCATIONS {
+        return Err(ElfError::Malformed(
+            "it has more than 512 MiB of relocations",
+        ));
+    }
+    for section in relocations() {
         let code = sections.get(section.info as usize);
         if !code.is_some_and(|code| code.executable) {
             continue;

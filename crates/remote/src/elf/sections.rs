@@ -11,8 +11,8 @@ use super::{
 /// Sections of one file. An object file of a large program, with a section for each function,
 /// has some ten thousand.
 const MAX_SECTIONS: u64 = 1 << 18;
-/// Bytes of names that are looked through: several times what the largest browsers have.
-const MAX_STRINGS: u64 = 1 << 30;
+/// Bytes of names that are looked through: above what the largest browsers have.
+const MAX_STRINGS: u64 = 1 << 29;
 /// Places in one string table that spell the name; linkers share them.
 const MAX_SPELLINGS: usize = 64;
 /// Symbols of that name in one table: every object file may have one of its own.
@@ -204,7 +204,7 @@ impl Elf<'_> {
     /// each of a million symbols.
     fn spellings(&self, strings: &Section, name: &[u8]) -> Result<Vec<u32>, ElfError> {
         if strings.size > MAX_STRINGS {
-            return Err(Malformed("a string table has more than 1 GiB"));
+            return Err(Malformed("a string table has more than 512 MiB"));
         }
         let mut spelling = name.to_vec();
         spelling.push(0);

@@ -25,7 +25,8 @@ const CARGO_CONFIG: &str = ".cargo/config.toml";
 const CMAKE: &str = "CMake";
 const C: &str = "C";
 const RUST: &str = "Rust";
-const VERSION_SCRIPT: &str = "version script";
+/// Behind `global:` there.
+const VERSION_SCRIPT: &str = "version script (global)";
 
 /// What the linker is told.
 const EXPORT: &str = "--export-dynamic-symbol=otel_thread_ctx_v1";
@@ -92,7 +93,7 @@ pub(super) fn make_visible(target: &str) -> Vec<Line> {
 /// Lets a library's variable through what its linker keeps local.
 pub(super) fn list() -> Vec<Line> {
     vec![
-        line(VERSION_SCRIPT, "global: otel_thread_ctx_v1;"),
+        line(VERSION_SCRIPT, "otel_thread_ctx_v1;"),
         // rustc writes a version script of its own, of the names that are exported: this one is
         // a pattern there, and matches the variable.
         line(

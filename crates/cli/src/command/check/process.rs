@@ -23,6 +23,9 @@ use crate::output::words::{self, count};
 /// Files of a process that are looked into for the reason why none has the variable.
 const MOST_FILES: usize = 256;
 
+/// Files of a process that are looked into for what their linker did. There is one as a rule.
+const MOST_INSPECTED: usize = 16;
+
 /// Says whether readers can read what process `pid` publishes, by reading all of it.
 pub(super) fn check(pid: i32) -> Result<Answer, Error> {
     let mut options = Options::default();
@@ -71,16 +74,23 @@ pub(super) fn check(pid: i32) -> Result<Answer, Error> {
 
 /// Whether the program that runs is of 32 bits.
 fn is_32_bit(process: &Process) -> bool {
-    let program = format!("/proc/{}/exe", process.target().pid());
-    let contents = Contents::open(Path::new(&program), SYMBOL);
-    matches!(contents, Ok(Contents::Foreign { bits: 32, .. }))
+    let program = std::fs::File::open(format!("/proc/{}/exe", process.target().pid()));
+    program.is_ok_and(|program| Contents::is_32_bit(&program))
 }
 
 /// Every module that has the variable.
 fn found(process: &Process, variables: &ThreadVariables) -> Vec<Finding> {
     let resolution = &variables.resolution;
-    let definitions = resolution.variables.iter();
-    let mut findings: Vec<Finding> = definitions.flat_map(|it| definition(process, it)).collect();
+    let definitions = resolution.variables.iter().enumerate();
+    let mut findings: Vec<Finding> = definitions
+        .flat_map(|(index, it)| {
+            let inspection = match index < MOST_INSPECTED {
+                true => inspect(process, &it.module),
+                false => Err(format!("{MOST_INSPECTED} others were, before it")),
+            };
+            definition(it, inspection)
+        })
+        .collect();
     if resolution.variables.len() > 1 {
         findings.push(
             Finding::note(
@@ -108,11 +118,11 @@ fn found(process: &Process, variables: &ThreadVariables) -> Vec<Finding> {
 }
 
 /// What the file says, and what only the process can.
-fn definition(process: &Process, variable: &TlsVariable) -> Vec<Finding> {
+fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) -> Vec<Finding> {
     let module = variable.module.to_string_lossy();
     let place = format!(" in {module}");
     let path = Path::new(&variable.module);
-    let mut findings = match inspect(process, &variable.module) {
+    let mut findings = match inspection {
         Ok(inspection) => file::linked(&inspection, &place, path),
         // The process itself tells less, and enough for the main thing.
         Err(why) => vec![

@@ -1,6 +1,7 @@
 //! `otelctx check`: files of compilers that are not ours, and running processes.
 
 mod files;
+mod mends;
 mod processes;
 mod truth;
 
