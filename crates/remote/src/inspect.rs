@@ -360,3 +360,77 @@ fn relaxed(elf: &Elf<'_>, module: &Module) -> Result<Relaxed, ElfError> {
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests {
+    use otelctx_fixtures::Compiler;
+
+    use super::*;
+    use crate::memory::Image;
+
+    const NAME: &str = "otel_thread_ctx_v1";
+
+    fn of(bytes: &[u8]) -> Result<Contents, ElfError> {
+        let mut image = Image::new();
+        image.map(0, bytes);
+        match archive::is_archive(&image) {
+            true => archive::read(&image, bytes.len() as u64, NAME),
+            false => Contents::of_memory(&image, bytes.len() as u64, NAME),
+        }
+    }
+
+    /// A static library of one member.
+    fn archive_of(member: &[u8]) -> Vec<u8> {
+        let mut bytes = b"!<arch>\n".to_vec();
+        let size = member.len();
+        bytes.extend(format!("{:<48}{size:<10}`\n", "object.o/").bytes());
+        bytes.extend(member);
+        bytes
+    }
+
+    fn samples() -> Option<[Vec<u8>; 3]> {
+        let gcc = Compiler::gcc();
+        let library = gcc.library(&["variable.c"], &["-mtls-dialect=gnu2"])?;
+        let object = gcc.program(&["variable.c"], &["-c", "-fPIC"])?;
+        let object = std::fs::read(object).unwrap();
+        Some([std::fs::read(library).unwrap(), archive_of(&object), object])
+    }
+
+    #[test]
+    fn an_archive_tells_its_members() {
+        let Some([_, archive, object]) = samples() else {
+            return;
+        };
+        let Ok(Contents::Elf(alone)) = of(&object) else {
+            panic!("no ELF file")
+        };
+        assert_eq!(alone.code, [Access::GeneralDynamic]);
+        let member = Member {
+            name: "object.o".into(),
+            contents: Ok(alone),
+        };
+        let expected = Contents::Archive {
+            count: 1,
+            members: vec![member],
+        };
+        assert_eq!(of(&archive), Ok(expected));
+    }
+
+    #[test]
+    fn cut_anywhere_and_any_byte_wrong() {
+        let Some(samples) = samples() else { return };
+        for bytes in samples {
+            for length in (0..bytes.len()).step_by(61) {
+                let _ = of(&bytes[..length]);
+            }
+            let mut broken = bytes.clone();
+            for at in (0..bytes.len()).step_by(3) {
+                for value in [0, 0x7f, 0xff] {
+                    broken[at] = value;
+                    let _ = of(&broken);
+                }
+                broken[at] = bytes[at];
+            }
+        }
+    }
+}

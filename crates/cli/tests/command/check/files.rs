@@ -272,6 +272,52 @@ fn files_for_another_machine() {
 }
 
 #[test]
+fn machines_without_thread_context() {
+    let Some(library) = Compiler::gcc().library(&["variable.c"], &["-mtls-dialect=gnu2"]) else {
+        return;
+    };
+    let bytes = std::fs::read(library).unwrap();
+    let path = otelctx_fixtures::directory().join(format!("check-machine-{}", std::process::id()));
+    // EI_CLASS, EI_DATA and e_machine, in the machine's own order of bytes.
+    for (at, value, kind, machine, expected) in [
+        (
+            18,
+            243,
+            "library",
+            "riscv",
+            &["problem machine", "ok exported", "note no-access"][..],
+        ),
+        (
+            18,
+            99,
+            "library",
+            "ELF machine 99",
+            &["problem machine", "ok exported", "note no-access"],
+        ),
+        (
+            5,
+            2,
+            "big-endian",
+            "ELF machine 15872",
+            &["problem machine"],
+        ),
+        (4, 1, "32-bit", "x86-64", &["problem 32-bit"]),
+    ] {
+        let mut other = bytes.clone();
+        other[at] = value;
+        std::fs::write(&path, &other).unwrap();
+        let answer = check(&path);
+        assert_findings(&answer, expected);
+        let looked_at = &answer.json()["looked_at"]["file"];
+        assert_eq!(
+            (looked_at["kind"].as_str(), looked_at["machine"].as_str()),
+            (Some(kind), Some(machine))
+        );
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
 fn symbols_that_are_not_as_they_should_be() {
     let slot = "void *f(void) { return &otel_thread_ctx_v1; }";
     let library = |name: &str, code: &str, flags: &[&str]| {
