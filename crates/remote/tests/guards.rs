@@ -170,12 +170,17 @@ fn a_thread_whose_vector_is_too_short() {
 }
 
 /// Holds that a DTPMOD64 without a DTPOFF64 is told by the next word of the table: nothing else says
-/// which module it is where the dynamic linker keeps its list to itself.
+/// which module it is where the dynamic linker keeps its list to itself. mold's names no symbol
+/// either, lld's does.
 #[test]
 fn a_module_id_whose_offset_the_linker_wrote() {
     // Another variable in front, so that the offset is not 0.
     let flags = ["-mtls-dialect=gnu", "-Wl,-Bsymbolic", "-DBIG=24"];
-    for gcc in [Compiler::gcc(), Compiler::musl_gcc()] {
+    for gcc in [
+        Compiler::gcc().linker("lld"),
+        Compiler::gcc().linker("mold"),
+        Compiler::musl_gcc().linker("mold"),
+    ] {
         let (Some(library), Some(program)) = (
             gcc.library(&["variable.c"], &flags),
             gcc.program(&["threads.c"], &["-ldl"]),

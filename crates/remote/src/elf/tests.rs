@@ -241,24 +241,26 @@ fn a_dynamic_table_without_end() {
     assert!(file.bytes.get() <= 70_000, "{}", file.bytes.get());
 }
 
-/// A library of a linker, whose file is cut while it is read: what comes out is an error or what
-/// the whole file says, whatever the moment.
+/// A library of a linker, whose file is cut while it is read, or of which one read fails: what
+/// comes out is an error or what the whole file says, whatever the moment.
 #[test]
 fn a_file_that_is_cut_short_while_it_is_read() {
-    struct Shrinking<'a> {
+    struct Failing<'a> {
         bytes: &'a [u8],
-        left: Cell<u64>,
+        reads: Cell<u64>,
+        fails: std::ops::Range<u64>,
     }
-    impl Memory for Shrinking<'_> {
+    impl Memory for Failing<'_> {
         fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
             let length = buffer.len();
-            let Some(left) = self.left.get().checked_sub(1) else {
-                return Err(MemoryError::Unmapped { address, length });
-            };
-            self.left.set(left);
+            let unmapped = MemoryError::Unmapped { address, length };
+            let number = self.reads.replace(self.reads.get() + 1);
+            if self.fails.contains(&number) {
+                return Err(unmapped);
+            }
             let at = address as usize;
             let bytes = self.bytes.get(at..at.saturating_add(length));
-            buffer.copy_from_slice(bytes.ok_or(MemoryError::Unmapped { address, length })?);
+            buffer.copy_from_slice(bytes.ok_or(unmapped)?);
             Ok(())
         }
     }
@@ -272,23 +274,26 @@ fn a_file_that_is_cut_short_while_it_is_read() {
             return;
         };
         let bytes = std::fs::read(path).unwrap();
-        let after = |reads| {
-            let left = Cell::new(reads);
-            let memory = Shrinking {
+        let read = |fails| {
+            let reads = Cell::new(0);
+            let memory = Failing {
                 bytes: &bytes,
-                left,
+                reads,
+                fails,
             };
             let (facts, _) = Module::read_counted(Source::File(&memory), NAME);
-            (facts, memory.left.get())
+            (facts, memory.reads.get())
         };
-        let (whole, left) = after(u64::MAX);
+        let (whole, reads) = read(0..0);
         let whole = whole.unwrap().unwrap();
-        let reads = u64::MAX - left;
         assert!(reads > 8, "{reads}");
-        for reads in 1..reads {
-            match after(reads).0 {
-                Err(_) => {}
-                Ok(module) => assert_eq!(module, Some(whole.clone()), "after {reads} reads"),
+        // Without its first bytes it is no ELF file.
+        for first in 1..reads {
+            for fails in [first..first + 1, first..u64::MAX] {
+                match read(fails.clone()).0 {
+                    Err(_) => {}
+                    Ok(module) => assert_eq!(module, Some(whole.clone()), "{fails:?}"),
+                }
             }
         }
     }
