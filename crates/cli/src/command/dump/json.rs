@@ -24,10 +24,9 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         ContextState::Broken(why) => (Some(OrError::error(why)), Vec::new()),
     };
     let thread_context = match report.support() {
-        Support::Readable(variables) => Some(OrError::Value(ThreadContextJson::of(
-            variables,
-            report.forced,
-        ))),
+        Support::Readable(variables) => {
+            Some(OrError::Value(ThreadContextJson::of(variables, report)))
+        }
         Support::Unpublished => None,
         Support::Unreadable(why) => Some(OrError::error(why)),
         Support::Unknown(error) => Some(OrError::error(error)),
@@ -130,12 +129,20 @@ struct ThreadContextJson {
     keys: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     other_variables: Vec<VariableJson>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unreadable_modules: Vec<UnreadableModuleJson>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     forced: bool,
 }
 
+#[derive(Serialize)]
+struct UnreadableModuleJson {
+    module: String,
+    error: String,
+}
+
 impl ThreadContextJson {
-    fn of(variables: &ThreadVariables, forced: bool) -> Self {
+    fn of(variables: &ThreadVariables, report: &Report) -> Self {
         let mut all = variables.resolution.variables.iter().map(VariableJson::of);
         let announced = variables
             .schema
@@ -147,7 +154,15 @@ impl ThreadContextJson {
             variable: all.next(),
             keys: variables.keys.names().to_vec(),
             other_variables: all.collect(),
-            forced: forced && !announced,
+            unreadable_modules: report
+                .unreadable_modules()
+                .iter()
+                .map(|(module, error)| UnreadableModuleJson {
+                    module: words::path(module),
+                    error: error.clone(),
+                })
+                .collect(),
+            forced: report.forced && !announced,
         }
     }
 }

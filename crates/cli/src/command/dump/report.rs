@@ -88,6 +88,15 @@ impl Report {
             }
     }
 
+    /// Modules of a process that may have a variable, too, and could not be looked into. Those of a
+    /// core file are among what it says to be missing.
+    pub(super) fn unreadable_modules(&self) -> &[(OsString, String)] {
+        match (self.support(), &self.core) {
+            (Support::Readable(variables), None) => &variables.resolution.unreadable,
+            _ => &[],
+        }
+    }
+
     /// What is known of the threads' contexts.
     pub(super) fn support(&self) -> Support<'_> {
         match self.support.as_deref() {

@@ -71,6 +71,16 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
         text += &terminal.flow("  detected  ", &pairs(&detected.resource));
     }
     text += &about_threads(report, terminal);
+    let unreadable = report.unreadable_modules();
+    for (module, why) in unreadable.iter().take(MOST_MISSING) {
+        let sentence = format!(
+            "{} could not be looked into: {}",
+            escape(&words::path(module)),
+            escape(why)
+        );
+        text += &terminal.sentence("  missing   ", &sentence);
+    }
+    text += &more_missing(unreadable.len());
     if let Some(partial) = &report.partial {
         text += &terminal.sentence("  partial   ", &partial.sentence());
     }
@@ -130,10 +140,15 @@ fn core_lines(core: &CoreReport, terminal: &Terminal) -> String {
     for missing in core.missing.iter().take(MOST_MISSING) {
         text += &terminal.sentence("  missing   ", &escape(missing));
     }
-    if let Some(more) = core.missing.len().checked_sub(MOST_MISSING + 1) {
-        text += &format!("  missing   and {} more: --json lists them\n", more + 1);
+    text + &more_missing(core.missing.len())
+}
+
+/// How many of `all` that is missing are not shown.
+fn more_missing(all: usize) -> String {
+    match all.saturating_sub(MOST_MISSING) {
+        0 => String::new(),
+        more => format!("  missing   and {more} more: --json lists them\n"),
     }
-    text
 }
 
 /// Where the contexts of the threads come from.
