@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use otelctx::{Key, ProcessContext, Record, SpanId, TraceId};
-use otelctx_reader::Process;
+use otelctx_reader::{ContextState, Options, Process, SharedModules};
 
 /// A process of this program in one of its roles. It ends with this value.
 #[derive(Debug)]
@@ -77,6 +77,10 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
         ["publisher", mappings] => publisher(mappings.parse().unwrap_or(0)),
         ["workers"] => workers(),
         ["keys"] => keys(),
+        ["threads", count] => threads(count.parse().unwrap_or(0)),
+        ["read", pid, way] => read(pid.parse().unwrap_or(0), way == "text"),
+        ["list", ref pids @ ..] => list(pids),
+        ["peak", program, ref arguments @ ..] => peak(program, arguments),
         ["poll", pid, count] => poll(pid.parse().unwrap_or(0), count.parse().unwrap_or(0)),
         _ => {
             eprintln!("no such role: {arguments:?}");
@@ -202,4 +206,89 @@ fn poll(pid: i32, count: u32) {
     for _ in 0..=count {
         std::hint::black_box(process.context().expect("its context is readable"));
     }
+}
+
+/// A process with so many threads, all with a record.
+fn threads(count: usize) {
+    allow_readers();
+    let _published = ProcessContext::new()
+        .service_name("shop")
+        .publish()
+        .expect("a process context can be published here");
+    static ROUTE: Key = Key::new("http.route");
+    for _ in 0..count {
+        let (ready, is_ready) = mpsc::channel();
+        let thread = std::thread::Builder::new().stack_size(64 * 1024);
+        thread
+            .spawn(move || {
+                let mut record = Record::new([7; 16], [8; 8]).with(&ROUTE, "/api/v1/cart");
+                let _attached = record.attach();
+                ready.send(()).expect("the main thread waits for this");
+                loop {
+                    std::thread::park();
+                }
+            })
+            .expect("another thread can be started");
+        is_ready.recv().expect("the thread tells when it is ready");
+    }
+    wait();
+}
+
+/// Reads the process context once, and tells how much memory that took.
+fn read(pid: i32, text: bool) {
+    let mut options = Options::default();
+    options.maps_as_text = text;
+    let mut process = Process::with_options(pid, options).expect("the process is there");
+    let context = process.context().expect("its mappings are readable");
+    assert!(matches!(context, ContextState::Published(_)), "{context:?}");
+    println!("{}", peak_memory());
+}
+
+/// What `otelctx ps` asks of these processes; tells how much memory that took.
+fn list(pids: &[&str]) {
+    let modules = SharedModules::default();
+    for pid in pids {
+        let pid = pid.parse().expect("a process id");
+        ask(pid, &modules).expect("the process is there");
+    }
+    println!("{}", peak_memory());
+}
+
+/// What `otelctx ps` asks of one process. Whether it publishes.
+pub(crate) fn ask(pid: i32, modules: &SharedModules) -> Result<bool, otelctx_reader::Error> {
+    let mut process = Process::with_modules(pid, Options::default(), modules.clone())?;
+    if process.context()? == ContextState::Absent {
+        return Ok(false);
+    }
+    process.thread_support()?;
+    process.target().comm()?;
+    process.target().thread_ids()?;
+    Ok(true)
+}
+
+/// Runs a program to its end, and tells how much memory it took. What a child has before it executes
+/// is its parent's, which is little here.
+fn peak(program: &str, arguments: &[&str]) {
+    let mut command = Command::new(program);
+    let quiet = command
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let status = quiet.status().expect("the program can be started");
+    assert!(status.success(), "{status}");
+    // SAFETY: a zeroed one is valid, and outlives the call.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        usage
+    };
+    println!("{}", usage.ru_maxrss);
+}
+
+/// The most memory that this process has had at a time, in KiB.
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+    number.expect("the kernel tells VmHWM")
 }

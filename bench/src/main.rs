@@ -10,7 +10,6 @@ mod pair;
 mod row;
 mod scratch;
 mod stopped_time;
-mod system_calls;
 mod work;
 
 use std::process::ExitCode;
@@ -25,7 +24,7 @@ cargo xtask bench [GROUP…] [--json] [--check] [--write]
   --check   instructions: a bound on each, 1 % more than the noted count
   --write   instructions: note the counts in bench/instructions.json
 
-Groups, all but footprint unless named:
+Groups, all but scale and footprint unless named:
 ";
 
 fn main() -> ExitCode {

@@ -7,6 +7,7 @@ mod keys;
 mod publisher;
 mod reader;
 mod resolve;
+mod scale;
 mod stop;
 
 use crate::row::Report;
@@ -52,6 +53,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "what is read of a module of 1 GiB",
         by_default: true,
         run: resolve::run,
+    },
+    Group {
+        name: "scale",
+        summary: "many mappings, many processes, many threads; two minutes",
+        by_default: false,
+        run: scale::run,
     },
     Group {
         name: "stop",

@@ -5,11 +5,12 @@ use std::hint::black_box;
 use std::io::Read;
 use std::time::Instant;
 
+use otelctx_fixtures::system_calls;
 use otelctx_reader::{ContextState, Process};
 
 use crate::child::{self, Role};
 use crate::row::Report;
-use crate::{machine, pair, system_calls};
+use crate::{machine, pair};
 
 /// Mappings of the process that is read.
 const MAPPINGS: usize = 25;

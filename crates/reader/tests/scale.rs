@@ -1,0 +1,127 @@
+//! What a reader takes of very many mappings and processes: memory, and system calls.
+
+use std::env;
+use std::process::Command;
+use std::time::Duration;
+
+use otelctx_fixtures::{Compiler, MaxMapCount, Target, system_calls};
+use otelctx_reader::{ContextState, Options, Process, Watch};
+
+const MAPPINGS: u64 = 2_000_000;
+
+/// Has the reader below look at these processes, in its own way.
+const PIDS: &str = "OTELCTX_TEST_PIDS";
+const POLLS: &str = "OTELCTX_TEST_POLLS";
+
+fn start() -> Option<Target> {
+    let program = Compiler::gcc().program::<&str>(&["mappings.c"], &[])?;
+    Some(Target::spawn(&mut Command::new(program)))
+}
+
+/// This program once more, which only runs one of the readers below.
+fn reader(name: &str, pids: &[i32]) -> Command {
+    let pids: Vec<String> = pids.iter().map(i32::to_string).collect();
+    let mut command = Command::new(env::current_exe().unwrap());
+    command
+        .args([
+            "--exact",
+            name,
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(PIDS, pids.join(","));
+    command
+}
+
+/// The processes that a reader was given.
+fn pids() -> Vec<i32> {
+    let pids = env::var(PIDS).unwrap_or_default();
+    pids.split(',').filter_map(|pid| pid.parse().ok()).collect()
+}
+
+#[test]
+fn two_million_mappings_take_little_memory() {
+    let _raised = match MaxMapCount::raise(MAPPINGS + 1000) {
+        Ok(raised) => raised,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let Some(mut target) = start() else { return };
+    target.command("publish shop");
+    target.command(&format!("map memory {MAPPINGS}"));
+    let output = reader("reads_in_both_ways", &[target.pid()])
+        .output()
+        .unwrap();
+    let told = String::from_utf8(output.stdout).unwrap();
+    let line = told.lines().find_map(|line| line.split_once("VmHWM:"));
+    let kib: u64 = line
+        .unwrap()
+        .1
+        .trim()
+        .strip_suffix(" kB")
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!(output.status.success() && kib <= 64 * 1024, "{told}");
+}
+
+#[test]
+#[ignore = "the other process of a test"]
+fn reads_in_both_ways() {
+    for pid in pids() {
+        let found = [false, true].map(|text| {
+            let mut options = Options::default();
+            options.maps_as_text = text;
+            let mut process = Process::with_options(pid, options).unwrap();
+            match process.context().unwrap() {
+                ContextState::Published(context) => context.address,
+                other => panic!("{other:?}"),
+            }
+        });
+        assert_eq!(found[0], found[1]);
+    }
+    println!("{}", std::fs::read_to_string("/proc/self/status").unwrap());
+}
+
+#[test]
+fn a_poll_is_one_system_call_for_each_process() {
+    let [
+        Some(silent),
+        Some(mut publisher),
+        Some(mut broken),
+        Some(mut headless),
+    ] = [start(), start(), start(), start()]
+    else {
+        return;
+    };
+    publisher.command("publish shop");
+    broken.command("publish shop");
+    broken.command("damage");
+    headless.command("leave");
+    let targets = [silent, publisher, broken, headless];
+    let pids = targets.each_ref().map(Target::pid);
+    for chosen in [&pids[..], &pids[..1], &pids[1..2], &pids[2..3], &pids[3..]] {
+        let count = |polls: i64| {
+            let mut command = reader("polls", chosen);
+            command.env(POLLS, polls.to_string());
+            system_calls::count(command).unwrap()
+        };
+        // A call or two depend on how the threads of the test program wait for each other.
+        let calls = (count(1500) - count(500)) as f64 / 1000.0;
+        assert!(
+            (calls - chosen.len() as f64).abs() < 0.1,
+            "{chosen:?}: {calls}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "the other process of a test"]
+fn polls() {
+    let mut watch = Watch::default().look_anew_every(Duration::MAX);
+    let polls = env::var(POLLS).map_or(0, |polls| polls.parse().unwrap());
+    let pids = pids();
+    for _ in 0..polls {
+        watch.poll_these(&pids);
+    }
+}
