@@ -1,7 +1,8 @@
 //! A running process: what it publishes, and whether a reader can follow it to each thread.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use otelctx_reader::remote::inspect::{Contents, Inspection};
@@ -50,8 +51,11 @@ pub(super) fn check(pid: i32) -> Result<Answer, Error> {
                 findings.extend(threads);
             }
             ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
-                findings.push(not_found(&process)?);
-                findings.extend(modules(&unreadable));
+                let (why, told) = not_found(&process)?;
+                findings.push(why);
+                let mut others = unreadable;
+                others.retain(|(module, _)| Some(module) != told.as_ref());
+                findings.extend(modules(&others));
             }
             ThreadSupport::Unreadable(why) => {
                 findings.push(Finding::problem("threads", why.to_string()));
@@ -153,7 +157,6 @@ fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) ->
 
 /// Looks into the very file that the process has mapped under this name.
 fn inspect(process: &Process, name: &OsStr) -> Result<Inspection, String> {
-    use std::os::unix::ffi::OsStrExt;
     let target = process.target();
     let mut found = None;
     let walk = target.mappings(&mut |mapping| {
@@ -172,8 +175,9 @@ fn inspect(process: &Process, name: &OsStr) -> Result<Inspection, String> {
     }
 }
 
-/// Nothing exports the variable; perhaps something defines another thing by that name.
-fn not_found(process: &Process) -> Result<Finding, ReaderError> {
+/// Nothing exports the variable; perhaps a module, which is named, defines another thing by that
+/// name.
+fn not_found(process: &Process) -> Result<(Finding, Option<OsString>), ReaderError> {
     let target = process.target();
     let mut files: Vec<Vec<u8>> = Vec::new();
     let mut other = None;
@@ -188,21 +192,25 @@ fn not_found(process: &Process) -> Result<Finding, ReaderError> {
             let file = target.mapped_file(range, mapping.name, mapping.device, mapping.inode);
             let module = file.ok().and_then(|file| Module::of_file(&file, SYMBOL));
             if module.is_some_and(|module| module.symbol == Symbol::NotThreadLocal) {
-                other = Some(String::from_utf8_lossy(mapping.name).into_owned());
+                other = Some(OsStr::from_bytes(mapping.name).to_owned());
                 return ControlFlow::Break(());
             }
         }
         ControlFlow::Continue(())
     })?;
-    Ok(match other {
-        Some(module) => variable::not_thread_local(true, &format!(" in {module}")).module(&module),
+    let finding = match &other {
+        Some(module) => {
+            let module = module.to_string_lossy();
+            variable::not_thread_local(true, &format!(" in {module}")).module(&module)
+        }
         None => variable::absent(format!("no module of the process exports {SYMBOL}"))
             .mend("Stripping removes one that is not exported: check the file from before that."),
-    })
+    };
+    Ok((finding, other))
 }
 
 /// Modules that were left out.
-fn modules(unreadable: &[(std::ffi::OsString, String)]) -> Vec<Finding> {
+fn modules(unreadable: &[(OsString, String)]) -> Vec<Finding> {
     unreadable
         .iter()
         .map(|(module, why)| unreadable_module(&module.to_string_lossy(), why))
