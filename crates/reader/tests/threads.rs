@@ -250,3 +250,27 @@ fn of_several_definitions_the_one_with_a_record_counts() {
         .collect();
     assert_eq!(modules, [program.as_os_str(), one.as_os_str()]);
 }
+
+/// Holds the check of the record's alignment (OTEP 4947: at least 2). Without it the thread has a
+/// context.
+#[test]
+fn a_record_at_an_odd_address_is_none() {
+    let flags = ["-rdynamic"];
+    let Some(program) = Compiler::gcc().program(&["odd_record.c", "variable.c"], &flags) else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(program));
+    let address = target.lines[0].strip_prefix("odd 0x").unwrap();
+    let address = u64::from_str_radix(address, 16).unwrap();
+    let mut process = open(target.pid());
+    let threads = process.threads().unwrap();
+    match threads[0].context() {
+        Err(Error::Pointer {
+            pointer, reason, ..
+        }) => {
+            assert_eq!(pointer, address);
+            assert_eq!(reason, "a record's address is even");
+        }
+        other => panic!("{other:?}"),
+    }
+}
