@@ -40,6 +40,9 @@ pub(crate) enum Error {
     /// The kernel told nothing about a thread of the service.
     #[error("the demo's service can't be watched: {0}")]
     Watch(#[source] io::Error),
+    /// The signals that end a command can't be caught.
+    #[error("an interruption can't be caught: {0}")]
+    Interrupt(#[source] io::Error),
     /// A system call failed that does not fail.
     #[error("the demo's service can't be tied to this process: {0}")]
     Tie(#[source] nix::Error),

@@ -2,6 +2,7 @@
 
 mod command;
 mod error;
+mod interrupt;
 mod output;
 
 use std::process::ExitCode;

@@ -1,27 +1,35 @@
 //! `otelctx ps`: every process that publishes a process context.
 
+mod row;
+mod watch;
+
 use std::sync::Arc;
+use std::time::Duration;
 
 use otelctx_reader::remote::{process, stop};
 use otelctx_reader::{
     ContextState, Error as ReaderError, Options, Process, ProcessContext, SharedModules,
-    ThreadSupport,
 };
 use serde::Serialize;
 
-use super::patience::patiently;
+use self::row::{COLUMNS, Row};
 use super::same_memory::SameMemory;
+use super::seconds::seconds;
 use crate::Status;
 use crate::error::{Error, is_gone, not_permitted};
-use crate::output::attributes::{language, string};
 use crate::output::json;
-use crate::output::table::{Align, Table};
-use crate::output::terminal::{self, Terminal, escape};
+use crate::output::table::Table;
+use crate::output::terminal::{self, Terminal};
 
 /// List the processes that publish a context
 ///
 /// Stops nothing, unless --threads is given.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  otelctx ps
+  otelctx ps --watch                       a line whenever a process comes, goes or updates
+  otelctx ps --watch --json | jq .service")]
 pub(crate) struct Arguments {
     /// Print one JSON value (docs/json.md tells its fields)
     #[arg(long)]
@@ -32,6 +40,12 @@ pub(crate) struct Arguments {
     /// Skip processes with more mappings than this
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_mappings: Option<u64>,
+    /// Go on, and print a line whenever a process comes, goes, publishes or updates, until Ctrl-C
+    #[arg(long, conflicts_with = "threads")]
+    watch: bool,
+    /// How often to look
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds, requires = "watch")]
+    interval: Duration,
 }
 
 /// The machine's answer (docs/json.md).
@@ -39,30 +53,6 @@ pub(crate) struct Arguments {
 struct Listing {
     processes: Vec<Row>,
     skipped: Skipped,
-}
-
-/// A process that publishes something.
-#[derive(Debug, Serialize)]
-struct Row {
-    pid: i32,
-    comm: String,
-    service: Option<String>,
-    language: Option<String>,
-    schema: Option<String>,
-    /// How many names the key map has.
-    keys: Option<usize>,
-    /// How many threads there are.
-    threads: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    threads_with_trace: Option<usize>,
-    /// Why the process context, or the threads' contexts, can't be read.
-    unreadable: Option<String>,
-    /// The threads' contexts were found without the help of `.dynsym`: other readers may fail.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    not_exported: bool,
-    /// Processes that run in the memory of this one, and so show the same context.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    shares_memory_with: Vec<i32>,
 }
 
 /// Processes that are not in the list though they might publish something.
@@ -83,6 +73,9 @@ struct Failure {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    if arguments.watch {
+        return watch::run(arguments);
+    }
     let listing = stop::on_own_thread(|| gather(arguments))??;
     let text = if arguments.json {
         json::render(&listing)
@@ -138,112 +131,46 @@ fn look(
     let mut options = Options::default();
     options.max_mappings = arguments.max_mappings;
     let mut process = Process::with_modules(pid, options, modules)?;
-    let mut row = Row {
-        pid,
-        comm: String::new(),
-        service: None,
-        language: None,
-        schema: None,
-        keys: None,
-        threads: 0,
-        threads_with_trace: None,
-        unreadable: None,
-        not_exported: false,
-        shares_memory_with: Vec::new(),
-    };
-    let mut published = None;
-    match process.context()? {
-        ContextState::Absent => return Ok(None),
-        ContextState::Broken(why) => {
-            let detected = process.detected()?;
-            row.service = string(&detected.resource, "service.name").map(Into::into);
-            row.unreadable = Some(format!("broken process context: {why}"));
-        }
+    Ok(match process.context()? {
+        ContextState::Absent => None,
+        ContextState::Broken(why) => Some((Row::broken(&process, &why)?, None)),
         ContextState::Published(context) => {
-            let resource = &context.payload.resource;
-            row.service = string(resource, "service.name").map(Into::into);
-            row.language = language(resource).map(Into::into);
-            row.schema = context.schema.as_ref().map(ToString::to_string);
-            row.keys = match &context.keys {
-                Ok(Some(keys)) => Some(keys.names().len()),
-                _ => None,
-            };
-            match process.thread_support()? {
-                ThreadSupport::Readable(threads) => {
-                    let mut variables = threads.resolution.variables.iter();
-                    row.not_exported = !variables.any(|variable| variable.exported);
-                }
-                ThreadSupport::Unreadable(why) => row.unreadable = Some(why.to_string()),
+            let mut row = Row::published(&mut process, &context)?;
+            if arguments.threads {
+                row.count_traces(&mut process)?;
             }
-            published = Some(context);
+            Some((row, Some(context)))
         }
-    }
-    row.comm = process.target().comm()?.to_string_lossy().into_owned();
-    row.threads = process.target().status()?.threads;
-    if arguments.threads && row.unreadable.is_none() {
-        let works = |thread: &otelctx_reader::Thread<'_>| {
-            let outcome = patiently(|| thread.context(), |_| false);
-            outcome.is_ok_and(|outcome| {
-                outcome
-                    .attached()
-                    .is_some_and(|context| !context.trace_id.is_zero())
-            })
-        };
-        row.threads_with_trace = Some(process.threads()?.iter().filter(|t| works(t)).count());
-    }
-    Ok(Some((row, published)))
+    })
 }
 
 fn render(listing: &Listing, terminal: &Terminal) -> String {
     if listing.processes.is_empty() {
         return String::new();
     }
-    let table = Table::new([
-        ("PID", Align::Right),
-        ("SERVICE", Align::Left),
-        ("LANGUAGE", Align::Left),
-        ("SCHEMA", Align::Left),
-        ("KEYS", Align::Right),
-        ("THREADS", Align::Left),
-    ]);
-    let rows = listing.processes.iter().map(|row| {
-        let or_none = |text: &Option<String>| text.as_deref().map_or("-".into(), escape);
-        let keys = row.keys.map_or("-".into(), |keys| keys.to_string());
-        let mut threads = row.threads.to_string();
-        let hint = format!("`otelctx check {}` tells how", row.pid);
-        if let Some(why) = &row.unreadable {
-            threads = format!("unreadable: {}; {hint}", escape(why));
-        } else {
-            if let Some(with_trace) = row.threads_with_trace {
-                threads += &format!(", {with_trace} with a trace");
-            }
-            if row.not_exported {
-                threads += &format!("; not exported, so that other readers fail; {hint}");
-            }
-        }
-        [
-            row.pid.to_string(),
-            or_none(&row.service),
-            or_none(&row.language),
-            or_none(&row.schema),
-            keys,
-            threads,
-        ]
-    });
-    table.render(rows, terminal)
+    let rows = listing.processes.iter().map(Row::cells);
+    Table::new(COLUMNS).render(rows, terminal)
 }
 
 impl Skipped {
     fn add(&mut self, pid: i32, error: &ReaderError) {
+        if let Some(error) = self.counted(pid, error) {
+            let error = error.to_string();
+            self.failed.push(Failure { pid, error });
+        }
+    }
+
+    /// Counts an error that there may be many of; gives any other back.
+    fn counted<'e>(&mut self, pid: i32, error: &'e ReaderError) -> Option<&'e ReaderError> {
         if let Some(mend) = not_permitted(error) {
             self.not_permitted += 1;
             self.mend.get_or_insert_with(|| mend.into());
         } else if matches!(error, ReaderError::TooManyMappings { .. }) {
             self.too_many_mappings.push(pid);
         } else {
-            let error = error.to_string();
-            self.failed.push(Failure { pid, error });
+            return Some(error);
         }
+        None
     }
 
     /// Tells on standard error what is missing from the list.

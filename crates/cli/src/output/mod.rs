@@ -1,6 +1,7 @@
 //! How answers are laid out.
 
 pub(crate) mod attributes;
+pub(crate) mod clock;
 pub(crate) mod json;
 pub(crate) mod table;
 pub(crate) mod terminal;

@@ -1,16 +1,16 @@
 //! `otelctx demo`.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{SigHandler, Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::run::{command, otelctx};
+use crate::run::{command, not_ignoring_interrupts, otelctx};
 
 /// On the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -101,34 +101,51 @@ fn text_says_what_is_watched_and_what_was_seen() {
     }
 }
 
+/// A demo that would go on for minutes, the rest of what it writes, and its service's process.
+fn long_demo() -> (Child, BufReader<ChildStdout>, i32) {
+    let mut demo = command(&["demo", "--duration", "600"]);
+    not_ignoring_interrupts(&mut demo);
+    // A group of its own, as a shell makes one for the command and what it starts.
+    let mut demo = demo
+        .process_group(0)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut head = String::new();
+    let mut stdout = BufReader::new(demo.stdout.take().unwrap());
+    stdout.read_line(&mut head).unwrap();
+    let (_, pid) = head
+        .trim_end()
+        .trim_end_matches(')')
+        .rsplit_once(' ')
+        .unwrap();
+    let service: i32 = pid.parse().unwrap();
+    assert!(!has_ended(service));
+    (demo, stdout, service)
+}
+
 #[test]
-fn nothing_is_left_when_the_command_is_interrupted_or_killed() {
-    for signal in [Signal::SIGINT, Signal::SIGKILL] {
-        let mut demo = command(&["demo", "--duration", "600"]);
-        // Who starts the tests in the background of a shell has them ignore it.
-        // SAFETY: sigaction, which may be called between fork and exec.
-        unsafe {
-            demo.pre_exec(|| {
-                nix::sys::signal::signal(Signal::SIGINT, SigHandler::SigDfl)?;
-                Ok(())
-            });
-        }
-        let mut demo = demo.stdout(Stdio::piped()).spawn().unwrap();
-        let mut head = String::new();
-        let mut stdout = BufReader::new(demo.stdout.take().unwrap());
-        stdout.read_line(&mut head).unwrap();
-        let (_, pid) = head
-            .trim_end()
-            .trim_end_matches(')')
-            .rsplit_once(' ')
-            .unwrap();
-        let service: i32 = pid.parse().unwrap();
-        assert!(!has_ended(service));
-        kill(Pid::from_raw(demo.id() as i32), signal).unwrap();
-        let status = demo.wait().unwrap();
-        assert_eq!(status.signal(), Some(signal as i32));
-        assert_ends(service);
+fn nothing_is_left_when_the_command_is_killed() {
+    let (mut demo, _, service) = long_demo();
+    kill(Pid::from_raw(demo.id() as i32), Signal::SIGKILL).unwrap();
+    let status = demo.wait().unwrap();
+    assert_eq!(status.signal(), Some(Signal::SIGKILL as i32));
+    assert_ends(service);
+}
+
+#[test]
+fn an_interrupted_demo_shows_what_it_has_seen() {
+    let (mut demo, mut stdout, service) = long_demo();
+    std::thread::sleep(Duration::from_millis(300));
+    // As a terminal does it: to all processes of the group.
+    killpg(Pid::from_raw(demo.id() as i32), Signal::SIGINT).unwrap();
+    let mut text = String::new();
+    stdout.read_to_string(&mut text).unwrap();
+    assert_eq!(demo.wait().unwrap().code(), Some(0));
+    for expected in ["  ROUTE ", "  worker-4 ", " looks, every one readable; "] {
+        assert!(text.contains(expected), "{expected}: {text}");
     }
+    assert_ends(service);
 }
 
 #[test]

@@ -13,3 +13,4 @@ mod run;
 mod target;
 mod terminal;
 mod unprivileged;
+mod watch;

@@ -33,7 +33,8 @@ fn publishing_processes_are_listed_and_others_are_not() {
     );
     assert_eq!(row(&listing, silent.pid()), None);
 
-    let text = otelctx(&["ps"]).expect(0).stdout;
+    let answer = otelctx(&["ps"]).expect(0);
+    let text = &answer.stdout;
     let pid = shop.pid().to_string();
     let words = |line: &str| {
         line.split_whitespace()
@@ -44,9 +45,9 @@ fn publishing_processes_are_listed_and_others_are_not() {
         words(text.lines().next().unwrap()),
         ["PID", "SERVICE", "LANGUAGE", "SCHEMA", "KEYS", "THREADS"]
     );
-    let line = text.lines().find(|line| words(line)[0] == pid).unwrap();
+    let line = text.lines().find(|line| words(line)[0] == pid);
     assert_eq!(
-        words(line),
+        words(line.unwrap_or_else(|| panic!("{answer:?}"))),
         [&pid, "shop", "rust", "tlsdesc_v1_dev", "2", "6"]
     );
 }
@@ -60,12 +61,14 @@ fn threads_with_a_trace_are_counted_when_asked_for() {
         row(&listing, target.pid()).unwrap()["threads_with_trace"],
         2
     );
-    let text = otelctx(&["ps", "--threads"]).expect(0).stdout;
+    let answer = otelctx(&["ps", "--threads"]).expect(0);
+    let text = &answer.stdout;
     let pid = target.pid().to_string();
     let line = text
         .lines()
         .find(|line| line.trim_start().starts_with(&pid));
-    assert!(line.unwrap().ends_with("  6, 2 with a trace"), "{text}");
+    let line = line.unwrap_or_else(|| panic!("{answer:?}"));
+    assert!(line.ends_with("  6, 2 with a trace"), "{answer:?}");
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Running the command.
 
 use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use nix::sys::signal::{SigHandler, Signal, signal};
 use serde_json::Value;
 
 /// What the command answered.
@@ -21,6 +23,17 @@ pub(crate) fn command<A: AsRef<OsStr>>(arguments: &[A]) -> Command {
     command
 }
 
+/// Who starts the tests in the background of a shell has them ignore interrupts; the command shall not.
+pub(crate) fn not_ignoring_interrupts(command: &mut Command) {
+    let heed = || {
+        // SAFETY: sigaction, which may be called between fork and exec; the default runs no code.
+        unsafe { signal(Signal::SIGINT, SigHandler::SigDfl) }?;
+        Ok(())
+    };
+    // SAFETY: see above.
+    unsafe { command.pre_exec(heed) };
+}
+
 /// Runs `otelctx` with these arguments to its end.
 pub(crate) fn otelctx<A: AsRef<OsStr>>(arguments: &[A]) -> Answer {
     Answer::of(command(arguments).output().unwrap())
@@ -34,21 +47,10 @@ pub(crate) fn under_strace(command: &Command, calls: &str, file: &Path) -> Optio
         return None;
     }
     let mut strace = Command::new("strace");
-    // Without stopping at every other system call.
-    strace.args([
-        "-f",
-        "-qq",
-        "--seccomp-bpf",
-        "-e",
-        "signal=none",
-        "-e",
-        calls,
-    ]);
-    strace
-        .arg("-o")
-        .arg(file)
-        .arg("--")
-        .arg(command.get_program());
+    // Without stopping at every other system call, and with the path of each descriptor.
+    strace.args(["-f", "-qq", "--seccomp-bpf", "-y", "-e", "signal=none"]);
+    strace.args(["-e", calls, "-o"]).arg(file);
+    strace.arg("--").arg(command.get_program());
     strace.args(command.get_args()).stdin(Stdio::null());
     Some(strace)
 }

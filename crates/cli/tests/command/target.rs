@@ -2,8 +2,9 @@
 //! runs [`target`].
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
@@ -22,7 +23,7 @@ use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 const SCENARIO: &str = "OTELCTX_TEST_SCENARIO";
 
 /// What a target can be.
-const SCENARIOS: [(&str, fn()); 21] = [
+const SCENARIOS: [(&str, fn()); 22] = [
     ("shop", shop),
     ("hostile", hostile),
     ("silent", silent),
@@ -35,6 +36,7 @@ const SCENARIOS: [(&str, fn()); 21] = [
     ("other_schema", other_schema),
     ("bad_key_map", bad_key_map),
     ("odd_keys", odd_keys),
+    ("changing", changing),
     ("crowd", crowd),
     ("stuck", stuck),
     ("restless", restless),
@@ -95,6 +97,12 @@ impl Target {
 
     pub(crate) fn pid(&self) -> i32 {
         self.child.id() as i32
+    }
+
+    /// Has a target that heeds commands do something: [`changing`].
+    pub(crate) fn tell(&mut self, command: &str) {
+        let mut stdin = self.child.stdin.as_ref().unwrap();
+        writeln!(stdin, "{command}").unwrap();
     }
 
     /// A number that the target told.
@@ -220,6 +228,32 @@ fn hostile() {
         stay();
     });
     ready();
+}
+
+/// Does as it is told: `publish NAME`, `update NAME`, `withdraw`, `exec` (a shop).
+fn changing() {
+    let context = |name: &str| otelctx::ProcessContext::new().service_name(name);
+    let mut published = None;
+    println!("ready");
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        match line.split_once(' ').unwrap_or((&line, "")) {
+            ("publish", name) => published = Some(context(name).publish().unwrap()),
+            ("update", name) => published.as_mut().unwrap().update(context(name)).unwrap(),
+            ("withdraw", _) => published = None,
+            ("exec", _) => {
+                let program = env::current_exe().unwrap();
+                let error = Command::new(program)
+                    .args(env::args_os().skip(1))
+                    .env(SCENARIO, "shop")
+                    // The test reads no more of it.
+                    .stdout(Stdio::null())
+                    .exec();
+                panic!("{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// Tells a [`crowd`] how many it has.

@@ -14,12 +14,14 @@ use otelctx_reader::remote::stop;
 use super::seconds::seconds;
 use crate::Status;
 use crate::error::Error;
+use crate::interrupt;
 use crate::output::json;
 use crate::output::terminal::{self, Terminal};
 
 /// Start a small service that publishes its contexts, and watch it from outside
 ///
-/// The service is a process of its own and ends with the command. Needs no root.
+/// The service is a process of its own and ends with the command. Needs no root. Ctrl-C ends it before
+/// its time, and shows what was seen by then.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -38,6 +40,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     // Started here and not on a thread: the service ends when the thread that started it does.
     let service = child::Service::start()?;
+    interrupt::catch().map_err(Error::Interrupt)?;
     if !arguments.json {
         let head = text::head(service.pid(), arguments.duration);
         terminal::print(&head).map_err(Error::Output)?;

@@ -10,6 +10,7 @@ use otelctx_reader::{Outcome, Process, Thread, ThreadSupport};
 use super::super::patience::patiently;
 use super::cpu::Cpu;
 use crate::error::{Error, not_permitted};
+use crate::interrupt;
 
 /// The mean time from one look to the next. A processor can spare it, and a request of 10 ms is
 /// seen a few times.
@@ -100,7 +101,7 @@ pub(super) fn watch(pid: i32, duration: Duration) -> Result<Watched, Error> {
         for eye in &mut eyes {
             // At irregular times, so as not to keep step with what the service does regularly.
             std::thread::sleep(BETWEEN_LOOKS.mul_f64(0.5 + fastrand::f64()));
-            if start.elapsed() >= duration {
+            if start.elapsed() >= duration || interrupt::is_caught() {
                 break 'watching;
             }
             watched.look(eye)?;

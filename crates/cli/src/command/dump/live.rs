@@ -19,6 +19,8 @@ const MOST_CONTEXTS: usize = 24 << 20;
 /// Of the time that is given, the part in which threads are read: 9 of 10. The rest is for finding
 /// out whether libraries went meanwhile, and for writing.
 const FOR_THREADS: f64 = 0.9;
+/// How long finding that out may take beyond it all: without an answer nothing that was read counts.
+const FOR_MODULES: f64 = 0.1;
 /// Of that time, the part that may be spent on listing the threads.
 const FOR_LIST: f64 = 0.5;
 
@@ -52,7 +54,7 @@ impl Looking {
         let until = Until {
             list: start + patience.mul_f64(FOR_THREADS * FOR_LIST),
             threads: start + patience.mul_f64(FOR_THREADS),
-            end: start + patience,
+            end: start + patience.mul_f64(1.0 + FOR_MODULES),
         };
         options.deadline = Some(until.threads);
         let mut process = Process::with_modules(pid, options, modules)?;

@@ -15,6 +15,7 @@ use nix::unistd::{Pid, getppid};
 use self::executor::Executor;
 use crate::Status;
 use crate::error::Error;
+use crate::interrupt;
 
 /// The service, its process, and the thread that keeps the time.
 const NAME: &std::ffi::CStr = c"shop";
@@ -38,6 +39,8 @@ pub(crate) struct Arguments {
 
 /// Runs until the parent ends it, or ends itself.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    // The parent has something to say at Ctrl-C, and ends this process then.
+    interrupt::leave_to_others().map_err(Error::Interrupt)?;
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(Error::Tie)?;
     if getppid() != Pid::from_raw(arguments.parent) {
         // It ended before this process could ask to be told.

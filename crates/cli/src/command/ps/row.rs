@@ -1,0 +1,141 @@
+//! What is told of one process.
+
+use otelctx_reader::{Broken, Error, Process, ProcessContext, ThreadSupport};
+use serde::Serialize;
+
+use crate::command::patience::patiently;
+use crate::output::attributes::{language, string};
+use crate::output::table::Align;
+use crate::output::terminal::escape;
+
+/// A process that publishes something (docs/json.md).
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Row {
+    pub(super) pid: i32,
+    pub(super) comm: String,
+    pub(super) service: Option<String>,
+    pub(super) language: Option<String>,
+    pub(super) schema: Option<String>,
+    /// How many names the key map has.
+    pub(super) keys: Option<usize>,
+    /// How many threads there are.
+    pub(super) threads: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) threads_with_trace: Option<usize>,
+    /// Why the process context, or the threads' contexts, can't be read.
+    pub(super) unreadable: Option<String>,
+    /// The threads' contexts were found without the help of `.dynsym`: other readers may fail.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) not_exported: bool,
+    /// Processes that run in the memory of this one, and so show the same context.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) shares_memory_with: Vec<i32>,
+}
+
+/// Head and side of each of [`Row::cells`].
+pub(super) const COLUMNS: [(&str, Align); 6] = [
+    ("PID", Align::Right),
+    ("SERVICE", Align::Left),
+    ("LANGUAGE", Align::Left),
+    ("SCHEMA", Align::Left),
+    ("KEYS", Align::Right),
+    ("THREADS", Align::Left),
+];
+
+impl Row {
+    /// Of a process whose context was read.
+    pub(super) fn published(
+        process: &mut Process,
+        context: &ProcessContext,
+    ) -> Result<Self, Error> {
+        let mut row = Self {
+            comm: comm(process)?,
+            threads: process.target().status()?.threads,
+            ..Self::of_context(process.target().pid(), context)
+        };
+        match process.thread_support()? {
+            ThreadSupport::Readable(threads) => {
+                let mut variables = threads.resolution.variables.iter();
+                row.not_exported = !variables.any(|variable| variable.exported);
+            }
+            ThreadSupport::Unreadable(why) => row.unreadable = Some(why.to_string()),
+        }
+        Ok(row)
+    }
+
+    /// Of a process whose context can't be read.
+    pub(super) fn broken(process: &Process, why: &Broken) -> Result<Self, Error> {
+        let detected = process.detected()?;
+        Ok(Self {
+            pid: process.target().pid(),
+            comm: comm(process)?,
+            service: string(&detected.resource, "service.name").map(Into::into),
+            threads: process.target().status()?.threads,
+            unreadable: Some(format!("broken process context: {why}")),
+            ..Self::default()
+        })
+    }
+
+    /// What the context alone tells.
+    pub(super) fn of_context(pid: i32, context: &ProcessContext) -> Self {
+        let resource = &context.payload.resource;
+        Self {
+            pid,
+            service: string(resource, "service.name").map(Into::into),
+            language: language(resource).map(Into::into),
+            schema: context.schema.as_ref().map(ToString::to_string),
+            keys: match &context.keys {
+                Ok(Some(keys)) => Some(keys.names().len()),
+                _ => None,
+            },
+            ..Self::default()
+        }
+    }
+
+    /// Counts the threads that work on a trace. Stops each for a moment.
+    pub(super) fn count_traces(&mut self, process: &mut Process) -> Result<(), Error> {
+        if self.unreadable.is_some() {
+            return Ok(());
+        }
+        let works = |thread: &otelctx_reader::Thread<'_>| {
+            let outcome = patiently(|| thread.context(), |_| false);
+            outcome.is_ok_and(|outcome| {
+                outcome
+                    .attached()
+                    .is_some_and(|context| !context.trace_id.is_zero())
+            })
+        };
+        self.threads_with_trace = Some(process.threads()?.iter().filter(|t| works(t)).count());
+        Ok(())
+    }
+
+    /// The row for a person.
+    pub(super) fn cells(&self) -> [String; COLUMNS.len()] {
+        let or_none = |text: &Option<String>| text.as_deref().map_or("-".into(), escape);
+        let keys = self.keys.map_or("-".into(), |keys| keys.to_string());
+        let mut threads = self.threads.to_string();
+        let hint = format!("`otelctx check {}` tells how", self.pid);
+        if let Some(why) = &self.unreadable {
+            threads = format!("unreadable: {}; {hint}", escape(why));
+        } else {
+            if let Some(with_trace) = self.threads_with_trace {
+                threads += &format!(", {with_trace} with a trace");
+            }
+            if self.not_exported {
+                threads += &format!("; not exported, so that other readers fail; {hint}");
+            }
+        }
+        [
+            self.pid.to_string(),
+            or_none(&self.service),
+            or_none(&self.language),
+            or_none(&self.schema),
+            keys,
+            threads,
+        ]
+    }
+}
+
+fn comm(process: &Process) -> Result<String, Error> {
+    Ok(process.target().comm()?.to_string_lossy().into_owned())
+}

@@ -1,0 +1,232 @@
+//! Processes as they come, go, publish and update: an event a line.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use otelctx_reader::watch::{Change, Event, Watch};
+use otelctx_reader::{Error as ReaderError, Options, ProcessContext};
+use serde::Serialize;
+
+use super::row::{COLUMNS, Row};
+use super::{Arguments, Skipped};
+use crate::Status;
+use crate::error::{Error, is_gone};
+use crate::interrupt;
+use crate::output::clock;
+use crate::output::json::write_line;
+use crate::output::table::{Align, Table};
+use crate::output::terminal::{self, Terminal, escape};
+
+/// What a line tells (docs/json.md).
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    time: String,
+    event: &'static str,
+    #[serde(flatten)]
+    what: What<'a>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum What<'a> {
+    /// The process, as it is or was last seen.
+    Row(&'a Row),
+    /// One that can't be looked at.
+    Failed { pid: i32, error: String },
+}
+
+/// Runs until it is interrupted, or nobody reads on.
+pub(super) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    interrupt::catch().map_err(Error::Interrupt)?;
+    allow_many_files();
+    let mut options = Options::default();
+    options.max_mappings = arguments.max_mappings;
+    let mut watching = Watching {
+        watch: Watch::new(options),
+        shown: BTreeMap::new(),
+        skipped: Skipped::default(),
+        is_first: true,
+        terminal: Terminal::of_stdout(),
+        table: table(),
+        json: arguments.json,
+        max_mappings: arguments.max_mappings,
+    };
+    let mut ended = Ok(());
+    terminal::write(|out| {
+        // An error of the reader ends it as one of writing does, but is told in its own words.
+        ended = watching.run(arguments.interval, out)?;
+        Ok(())
+    })
+    .map_err(Error::Output)?;
+    watching.skipped.report(arguments.max_mappings);
+    ended?;
+    Ok(Status::Done)
+}
+
+/// Each process that is watched takes some descriptors: as many as an unprivileged process may have.
+fn allow_many_files() {
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // Processes beyond the limit are told as such.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
+}
+
+fn table() -> Table<{ COLUMNS.len() + 2 }> {
+    let [pid, service, language, schema, keys, threads] = COLUMNS;
+    let (time, event) = (("TIME", Align::Left), ("EVENT", Align::Left));
+    Table::new([time, event, pid, service, language, schema, keys, threads])
+}
+
+struct Watching {
+    watch: Watch,
+    /// The processes that were told of, as they were told last.
+    shown: BTreeMap<i32, Row>,
+    skipped: Skipped,
+    is_first: bool,
+    terminal: Terminal,
+    table: Table<{ COLUMNS.len() + 2 }>,
+    json: bool,
+    max_mappings: Option<u64>,
+}
+
+impl Watching {
+    fn run(&mut self, interval: Duration, out: &mut dyn Write) -> io::Result<Result<(), Error>> {
+        let mut next = Instant::now();
+        loop {
+            let events = match self.watch.poll() {
+                Ok(events) => events,
+                Err(error) => return Ok(Err(error.into())),
+            };
+            let lines: Vec<_> = events
+                .into_iter()
+                .filter_map(|event| self.told(event))
+                .collect();
+            self.write(&lines, out)?;
+            out.flush()?;
+            if self.is_first {
+                // What comes later is told at the end.
+                std::mem::take(&mut self.skipped).report(self.max_mappings);
+                self.is_first = false;
+            }
+            // Polls keep their pace whatever they take; those that are missed are left out.
+            next = (next + interval).max(Instant::now());
+            if !interrupt::wait(next - Instant::now())? {
+                return Ok(Ok(()));
+            }
+        }
+    }
+
+    /// What to tell of an event, if anything.
+    fn told(&mut self, Event { pid, change, .. }: Event) -> Option<(&'static str, Told)> {
+        let first = self.is_first;
+        let row = match change {
+            Change::Ended => return self.shown.remove(&pid).map(|row| ("ended", Told::Row(row))),
+            Change::Withdrawn => {
+                return self
+                    .shown
+                    .remove(&pid)
+                    .map(|row| ("withdrawn", Told::Row(row)));
+            }
+            Change::Failed(error) => return self.failed(pid, &error),
+            Change::Published(context) => {
+                let event = if first { "present" } else { "published" };
+                (event, self.published(pid, &context))
+            }
+            Change::Updated(context) => ("updated", self.published(pid, &context)),
+            Change::Broken(why) => ("broken", Row::broken(self.watch.process(pid)?, &why)),
+            // Nothing else is known yet.
+            _ => return None,
+        };
+        match row {
+            (event, Ok(row)) => {
+                self.shown.insert(pid, row.clone());
+                Some((event, Told::Row(row)))
+            }
+            (_, Err(error)) => self.failed(pid, &error),
+        }
+    }
+
+    /// Of a process that has ended since, what its context says.
+    fn published(&mut self, pid: i32, context: &ProcessContext) -> Result<Row, ReaderError> {
+        let row = match self.watch.process(pid) {
+            Some(process) => Row::published(process, context),
+            None => Ok(Row::of_context(pid, context)),
+        };
+        match row {
+            Err(error) if is_gone(&error) => Ok(Row::of_context(pid, context)),
+            row => row,
+        }
+    }
+
+    /// Those that one has no right to look at are counted, for there are many.
+    fn failed(&mut self, pid: i32, error: &ReaderError) -> Option<(&'static str, Told)> {
+        if is_gone(error) {
+            // It has ended since. If it was shown, the next poll says so.
+            return None;
+        }
+        let error = self.skipped.counted(pid, error)?;
+        Some(("failed", Told::Failed(pid, error.to_string())))
+    }
+
+    fn write(&mut self, lines: &[(&'static str, Told)], out: &mut dyn Write) -> io::Result<()> {
+        let now = SystemTime::now();
+        if self.json {
+            for (event, told) in lines {
+                let (time, event) = (clock::utc(now), *event);
+                let what = told.as_json();
+                write_line(&Line { time, event, what }, out)?;
+            }
+            return Ok(());
+        }
+        let time = clock::local(now);
+        let rows = lines.iter().map(|(event, told)| told.cells(&time, event));
+        rows.clone().for_each(|cells| self.table.fit(&cells));
+        if self.is_first {
+            out.write_all(self.table.head(&self.terminal).as_bytes())?;
+        }
+        for cells in rows {
+            out.write_all(self.table.row(&cells, &self.terminal).as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// What is told of a process.
+enum Told {
+    Row(Row),
+    Failed(i32, String),
+}
+
+impl Told {
+    fn as_json(&self) -> What<'_> {
+        match self {
+            Self::Row(row) => What::Row(row),
+            Self::Failed(pid, error) => What::Failed {
+                pid: *pid,
+                error: error.clone(),
+            },
+        }
+    }
+
+    fn cells(&self, time: &str, event: &str) -> [String; COLUMNS.len() + 2] {
+        let cells = match self {
+            Self::Row(row) => row.cells(),
+            Self::Failed(pid, error) => {
+                let [service, language, schema, keys] = [(); 4].map(|()| "-".to_owned());
+                [
+                    pid.to_string(),
+                    service,
+                    language,
+                    schema,
+                    keys,
+                    escape(error),
+                ]
+            }
+        };
+        let [pid, service, language, schema, keys, threads] = cells;
+        let (time, event) = (time.to_owned(), event.to_owned());
+        [time, event, pid, service, language, schema, keys, threads]
+    }
+}

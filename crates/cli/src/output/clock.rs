@@ -1,0 +1,58 @@
+//! Times of the day.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::libc;
+
+/// `2026-11-21T06:42:09.123Z` (RFC 3339).
+pub(crate) fn utc(time: SystemTime) -> String {
+    let (seconds, milliseconds) = since_epoch(time);
+    let at = broken_down(seconds, libc::gmtime_r);
+    format!(
+        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{milliseconds:03}Z",
+        i64::from(at.tm_year) + 1900,
+        at.tm_mon + 1,
+        at.tm_mday,
+        at.tm_hour,
+        at.tm_min,
+        at.tm_sec
+    )
+}
+
+/// `07:42:09`, where the user is.
+pub(crate) fn local(time: SystemTime) -> String {
+    let at = broken_down(since_epoch(time).0, libc::localtime_r);
+    format!("{:02}:{:02}:{:02}", at.tm_hour, at.tm_min, at.tm_sec)
+}
+
+fn since_epoch(time: SystemTime) -> (libc::time_t, u32) {
+    // A clock that was never set may stand before 1970; it shows as that.
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = libc::time_t::try_from(since.as_secs()).unwrap_or(0);
+    (seconds, since.subsec_millis())
+}
+
+type Convert = unsafe extern "C" fn(*const libc::time_t, *mut libc::tm) -> *mut libc::tm;
+
+fn broken_down(seconds: libc::time_t, convert: Convert) -> libc::tm {
+    // SAFETY: all fields are numbers and a pointer, for which zeroes are values.
+    let mut at: libc::tm = unsafe { std::mem::zeroed() };
+    // SAFETY: reads the first and writes the second; it leaves `at` alone if the year does not fit.
+    unsafe { convert(&raw const seconds, &raw mut at) };
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_time_is_told_as_rfc_3339_has_it() {
+        // `date -u -d @1709210096 +%FT%TZ`
+        let leap_day = UNIX_EPOCH + Duration::from_millis(1_709_210_096_007);
+        assert_eq!(utc(leap_day), "2024-02-29T12:34:56.007Z");
+        assert_eq!(utc(UNIX_EPOCH), "1970-01-01T00:00:00.000Z");
+    }
+}
