@@ -332,3 +332,67 @@ impl<'n> NamedLines<'n> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &[u8] = b"\
+1000-2000 rw-p 00000000 00:01 7                    /memfd:B [anon:A] (deleted)
+2000-3000 r-xp 00001000 fd:10 1835301              /usr/bin/[anon:A]/x
+3000-4000 rw-p 00000000 00:00 0 
+/memfd:B is no mapping
+4000-5000 rw-p 00000000 00:00 0                    [anon:A]
+5000-6000 rw-p 00000000 00:01 8                    /memfd:B
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
+";
+
+    fn lines(cut: usize) -> (Vec<u64>, u64) {
+        let mut starts = Vec::new();
+        let mut lines = NamedLines::new(&[b"/memfd:B", b"[anon:A]"]);
+        for piece in TEXT.chunks(cut) {
+            lines.feed(piece, &mut |mapping| {
+                if mapping.name.contains(&b':') {
+                    starts.push(mapping.start);
+                }
+            });
+        }
+        (starts, lines.seen)
+    }
+
+    /// A line that was cut is visited whatever is in it.
+    #[test]
+    fn lines_with_a_name_are_visited_once_and_in_order_wherever_the_text_is_cut() {
+        for cut in 1..=TEXT.len() {
+            let expected = (vec![0x1000, 0x2000, 0x4000, 0x5000], 7);
+            assert_eq!(lines(cut), expected, "cut every {cut} bytes");
+        }
+    }
+
+    #[test]
+    fn of_lines_with_a_name_only_mappings_of_that_name_count() {
+        let wanted = Wanted {
+            names: &[b"/memfd:B", b"[anon:A]"],
+            most: 3,
+            reading: Reading::default(),
+        };
+        let mut found = Vec::new();
+        for line in TEXT.split(|byte| *byte == b'\n') {
+            let Some(mut mapping) = Mapping::parse(line) else {
+                continue;
+            };
+            if mapping.inode != 0 {
+                // As if this machine's memfds were there, or not.
+                let own = memfd_device().unwrap_or_default();
+                let elsewhere = Device {
+                    major: own.major + 1,
+                    ..own
+                };
+                mapping.device = if mapping.inode == 8 { elsewhere } else { own };
+            }
+            wanted.keep(&mapping, &mut found);
+        }
+        let starts: Vec<_> = found.iter().map(|named| named.start).collect();
+        assert_eq!(starts, [0x1000, 0x4000]);
+    }
+}
