@@ -1,5 +1,6 @@
 //! Every kind of program (`otelctx_fixtures::matrix`): what is found is what the program says.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -7,8 +8,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use otelctx_fixtures::Target;
-use otelctx_fixtures::matrix::{self, Architecture, Row};
+use otelctx_fixtures::matrix::{self, NotBuilt, Row};
+use otelctx_fixtures::{Architecture, Target};
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{Access, Memory, ModuleCache, Process, Stopped, Storage, TlsVariable};
 
@@ -45,30 +46,17 @@ fn every_kind_of_program() {
     verdicts.sort_by_key(|(row, _)| rows.iter().position(|it| it == *row));
 
     // Written past the test harness, which would keep the table of a test that passes to itself.
-    let mut output = std::io::stderr().lock();
-    for (row, verdict) in &verdicts {
-        let verdict = match verdict {
-            Ok(found) => format!("ok      {found}"),
-            Err(why) => format!("WRONG   {why}"),
-        };
-        writeln!(output, "matrix: {:<76} {verdict}", row.name).unwrap();
-    }
-    for row in &not_built {
-        writeln!(output, "matrix: not built: {row}").unwrap();
-    }
+    let table = table(&verdicts, &not_built);
+    std::io::stderr()
+        .lock()
+        .write_all(table.as_bytes())
+        .unwrap();
     let wrong = verdicts
         .iter()
         .filter(|(_, verdict)| verdict.is_err())
         .count();
-    let expected = Architecture::own().rows();
-    writeln!(
-        output,
-        "matrix: {} rows, {wrong} wrong, {} not built, {expected} expected",
-        rows.len(),
-        not_built.len()
-    )
-    .unwrap();
     assert_eq!(wrong, 0, "rows are wrong, see the table");
+    let expected = Architecture::own().rows();
     assert!(
         rows.len() >= expected,
         "{} rows were built, {expected} could be: `cargo xtask setup` installs the compilers",
@@ -76,8 +64,75 @@ fn every_kind_of_program() {
     );
 }
 
+/// What was found in a row.
+type Verdict = Result<String, String>;
+
+/// The rows, what could not be built by reason, and how many there are of each kind.
+fn table(verdicts: &[(&Row, Verdict)], not_built: &[NotBuilt]) -> String {
+    let mut lines = Vec::new();
+    for (row, verdict) in verdicts {
+        let verdict = match verdict {
+            Ok(found) => format!("ok      {found}"),
+            Err(why) => format!("WRONG   {why}"),
+        };
+        lines.push(format!("{:<64} {verdict}", row.name));
+    }
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for row in not_built {
+        let names = reasons.entry(row.short_reason()).or_default();
+        names.push(&row.name);
+    }
+    for (reason, names) in &reasons {
+        lines.push(format!("{} not built: {reason}", names.len()));
+        lines.extend(names.iter().map(|name| format!("    {name}")));
+    }
+    lines.push("summary".into());
+    let words = ["C library", "compiler", "linker", "kind", "access model"];
+    for (position, what) in words.into_iter().enumerate() {
+        let word = |name: &str| {
+            let ordinary = name.split(',').next().unwrap_or_default();
+            ordinary
+                .split(' ')
+                .nth(position)
+                .unwrap_or_default()
+                .to_owned()
+        };
+        lines.push(format!(
+            "    {what}: {}",
+            counts(verdicts, |name| Some(word(name)))
+        ));
+    }
+    let special = |name: &str| name.split_once(", ").map(|(_, special)| special.to_owned());
+    lines.push(format!("    special: {}", counts(verdicts, special)));
+    for (reason, names) in &reasons {
+        lines.push(format!("    not built: {} because {reason}", names.len()));
+    }
+    let wrong = verdicts.iter().filter(|(_, verdict)| verdict.is_err());
+    lines.push(format!(
+        "{} rows, {} wrong, {} not built, {} expected",
+        verdicts.len(),
+        wrong.count(),
+        not_built.len(),
+        Architecture::own().rows()
+    ));
+    lines
+        .iter()
+        .map(|line| format!("matrix: {line}\n"))
+        .collect()
+}
+
+/// How many rows have each of the words that their names lead to.
+fn counts(verdicts: &[(&Row, Verdict)], word: impl Fn(&str) -> Option<String>) -> String {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for word in verdicts.iter().filter_map(|(row, _)| word(&row.name)) {
+        *counts.entry(word).or_default() += 1;
+    }
+    let counts = counts.iter().map(|(word, count)| format!("{word} {count}"));
+    counts.collect::<Vec<_>>().join(", ")
+}
+
 /// Starts a program and compares; `Ok` says what was found.
-fn look(row: &Row) -> Result<String, String> {
+fn look(row: &Row) -> Verdict {
     let mut target = Target::spawn(&mut row.command());
     if row.late {
         target.command("attach");
