@@ -5,19 +5,33 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use serde_json::Value;
+use std::time::Duration;
 
 use crate::debian;
-use crate::guest::{self, Image};
+use crate::guest::{self, Image, Machine, Rows};
 use crate::report::{self, Outcome};
 use crate::test::Counts;
 use crate::workspace::{cargo, have, root};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
-const EMULATOR: &str = "qemu-system-aarch64";
+const MACHINE: Machine = Machine {
+    emulator: "qemu-system-aarch64",
+    arguments: &[
+        "-machine",
+        "virt",
+        "-cpu",
+        "cortex-a72",
+        "-smp",
+        "2",
+        "-m",
+        "2048",
+    ],
+    console: "ttyAMA0",
+    timeout: Duration::from_secs(240),
+};
+/// Of the release whose C library the cross compiler has.
+pub(crate) const SUITE: &str = "bookworm";
 /// Where Debian's cross compiler has the C library.
 const SYSROOT: &str = "/usr/aarch64-linux-gnu/lib";
 const LIBRARIES: [&str; 4] = [
@@ -29,39 +43,29 @@ const LIBRARIES: [&str; 4] = [
 /// Their tests run, except those that need a compiler, which skip there.
 const PACKAGES: [&str; 3] = ["otelctx", "otelctx-remote", "otelctx-reader"];
 
-/// What the machine does: every program of /tests, then the command on its demo; one at a time,
-/// because a thread has one tracer. The demo may say (status 1) that a thread did not stop in time: the
-/// machine is emulated, on one that may be busy.
+/// What the machine does, before the command: every program of /tests, one at a time, because a
+/// thread has one tracer.
 const SCRIPT: &str = "\
-cd /
 export OTELCTX_MATRIX=/matrix
 for test in /tests/*; do
-    echo \"guest: running $test\"
-    $test --test-threads=2 || echo \"guest: FAILED $test\"
+    run $test
 done
-echo 'guest: the command'
-/bin/otelctx demo --duration 5 || test $? = 1 || echo 'guest: FAILED demo'
-/bin/otelctx demo-service --parent=$$ > /dev/null &
-sleep 3
-/bin/otelctx ps || echo 'guest: FAILED ps'
-/bin/otelctx dump $! || echo 'guest: FAILED dump'
-/bin/otelctx check $! || echo 'guest: FAILED check'
 ";
 
 pub(crate) fn run(counts: &mut Counts) -> Outcome {
-    for program in [EMULATOR, LINKER] {
+    for program in [MACHINE.emulator, LINKER] {
         if !have(program) {
             return Outcome::Skipped(format!("no {program}"));
         }
     }
-    match (debian::CURRENT.rustc(), debian::arm64_guest()) {
+    match (debian::CURRENT.rustc(), debian::guest(SUITE, "arm64")) {
         (Ok(rustc), Ok(machine)) => test(&rustc, &machine, counts).into(),
         (Err(why), _) | (_, Err(why)) => Outcome::Skipped(why),
     }
 }
 
 fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Outcome, String> {
-    let mut image = Image::new(&machine.busybox, SCRIPT)?;
+    let mut image = Image::new(&machine.busybox, &[SCRIPT, guest::COMMAND].concat())?;
     for library in LIBRARIES {
         image.file(
             &Path::new("/lib").join(library),
@@ -74,54 +78,19 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
         image.file(&Path::new("/tests").join(name), test)?;
     }
     image.file(Path::new("/bin/otelctx"), &command)?;
-    let rows = rows()?;
-    for path in files(&rows) {
-        image.file(path, path)?;
-    }
-    image.bytes(Path::new("/matrix"), rows.as_bytes());
+    let rows = Rows::build("aarch64")?;
+    rows.put_into(&mut image)?;
     let folder = root().join("target/aarch64");
     let initramfs = folder.join("initramfs");
     fs::write(&initramfs, image.finish())
         .map_err(|error| format!("{}: {error}", initramfs.display()))?;
 
-    let mut emulator = Command::new(EMULATOR);
-    emulator.args([
-        "-machine",
-        "virt",
-        "-cpu",
-        "cortex-a72",
-        "-smp",
-        "2",
-        "-m",
-        "2048",
-    ]);
-    let output = guest::run(&mut emulator, &machine.kernel, &initramfs, "ttyAMA0")?;
-
-    let mut here = Counts::default();
-    for line in output.lines() {
-        here.add(&Counts::parse(line));
-    }
+    let output = MACHINE.run(&machine.kernel, &initramfs)?;
+    let here = guest::verdict(&output, &guest::COMMAND_SAYS)?;
     counts.add(&here);
-    let failed: Vec<&str> = output
-        .lines()
-        .filter_map(|line| line.strip_prefix("guest: FAILED "))
-        .collect();
-    if !failed.is_empty() {
-        return Err(format!("{here}; failed: {}", failed.join(", ")));
-    }
-    for expected in [
-        "matrix: ",
-        "every one readable",
-        "http.route=",
-        "local-exec",
-    ] {
-        if !output.contains(expected) {
-            return Err(format!("{here}; nothing said {expected:?}"));
-        }
-    }
     Ok(Outcome::Passed(format!(
         "{here}, {} programs",
-        rows.lines().count()
+        rows.count()
     )))
 }
 
@@ -157,47 +126,11 @@ fn programs(rustc: &Path) -> Result<(Vec<PathBuf>, PathBuf), String> {
             .arg("--target-dir")
             .arg(root().join("target/aarch64"))
             .args(packages.iter().flat_map(|package| ["-p", *package]));
-        report::output(&mut command).map(|output| executables(&output))
+        report::output(&mut command).map(|output| guest::executables(&output))
     };
     let mut tests = build(&["test", "--no-run", "--lib", "--tests"], &PACKAGES)?;
     // Without the comparison with prost: values only, and 2 minutes in an emulator.
     tests.extend(build(&["test", "--no-run", "--lib"], &["otelctx-format"])?);
     let command = build(&["build"], &["otelctx-cli"])?.pop();
     Ok((tests, command.ok_or("otelctx-cli has no program")?))
-}
-
-/// The programs that cargo's messages name.
-fn executables(messages: &str) -> Vec<PathBuf> {
-    let messages = messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    messages
-        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .collect()
-}
-
-/// One line for each program of the matrix.
-fn rows() -> Result<String, String> {
-    let matrix = [
-        "run",
-        "--quiet",
-        "--locked",
-        "-p",
-        "otelctx-fixtures",
-        "--bin",
-        "matrix",
-    ];
-    report::output(cargo().args(matrix).args(["--", "aarch64"]))
-}
-
-/// The files that rows name.
-fn files(rows: &str) -> Vec<&Path> {
-    let words = rows.lines().flat_map(|line| line.split(['\t', '=']));
-    let mut files: Vec<&Path> = words
-        .map(Path::new)
-        .filter(|path| path.is_absolute())
-        .collect();
-    files.sort_unstable();
-    files.dedup();
-    files
 }

@@ -1,9 +1,9 @@
-//! What Debian's packages have and neither rustup nor the machine has: other versions of Rust, a
-//! kernel for another architecture. Downloaded and unpacked below `target/setup`, never installed,
-//! so it needs no root and touches nothing of the machine.
+//! What Debian's packages have and neither rustup nor the machine has: other versions of Rust,
+//! of the kernel and of the C library, for other architectures too. Downloaded and unpacked below
+//! `target/setup`, never installed, so it needs no root and touches nothing of the machine.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -81,51 +81,139 @@ impl Rust {
     }
 }
 
-/// What a machine that `cargo xtask aarch64` starts is made of.
+/// What a virtual machine is made of.
 pub(crate) struct Guest {
     pub(crate) kernel: PathBuf,
     /// A static busybox.
     pub(crate) busybox: PathBuf,
 }
 
-/// Debian's cloud kernel for arm64 and a busybox, fetched on first use (about 10 s).
+/// A release's cloud kernel for an architecture, as Debian calls it, and a busybox; fetched on
+/// first use (about 10 s).
 ///
 /// # Errors
 /// A sentence saying why there is none here.
-pub(crate) fn arm64_guest() -> Result<Guest, String> {
-    /// Of the release whose C library the cross compiler has.
-    const SUITE: &str = "bookworm";
-    let folder = setup_dir().join("guest-arm64");
+pub(crate) fn guest(suite: &str, architecture: &str) -> Result<Guest, String> {
+    let folder = setup_dir().join(format!("guest-{suite}-{architecture}"));
+    let guest = Guest {
+        kernel: folder.join("kernel"),
+        busybox: folder.join("busybox"),
+    };
+    if guest.kernel.is_file() {
+        return Ok(guest);
+    }
+    let _ = fs::remove_dir_all(&folder);
+    println!(
+        "fetching Debian {suite}'s {architecture} kernel into {}",
+        folder.display()
+    );
+    let apt = Apt::new(&folder, suite)?;
+    let newest = format!("linux-image-cloud-{architecture}:{architecture}");
+    let depends = ["depends", "--recurse", "--important", &newest];
+    let depends = report::output(apt.command("apt-cache").args(depends))?;
+    // The kernel proper is in the first of them up to Debian 13, and in the second since.
+    let images = depends.lines().filter(|package| {
+        ["linux-image-", "linux-binary-"].iter().any(|prefix| {
+            let version = package.strip_prefix(prefix);
+            version.is_some_and(|version| version.starts_with(|it: char| it.is_ascii_digit()))
+        })
+    });
+    let busybox = format!("busybox-static:{architecture}");
+    let mut packages: Vec<&str> = images.collect();
+    packages.push(&busybox);
+    apt.run(&[&["download"][..], &packages].concat())?;
     let tree = folder.join("tree");
-    if !tree.is_dir() {
+    apt.finish(&tree)?;
+    let kernel = kernel_below(&tree)
+        .ok_or_else(|| format!("no kernel for {architecture} in {suite}: {packages:?}"))?;
+    let busybox = ["usr/bin/busybox", "bin/busybox"].map(|path| tree.join(path));
+    let busybox = busybox.iter().find(|path| path.is_file());
+    let busybox = busybox.ok_or_else(|| format!("no busybox in {suite}"))?;
+    // The kernel's modules are ten times its size. It comes last: with it everything is there.
+    fs::rename(busybox, &guest.busybox)
+        .and_then(|()| fs::rename(kernel, &guest.kernel))
+        .and_then(|()| fs::remove_dir_all(&tree))
+        .map_err(|error| format!("{}: {error}", folder.display()))?;
+    Ok(guest)
+}
+
+/// `boot/vmlinuz-VERSION`, or `usr/lib/modules/VERSION/vmlinuz`.
+fn kernel_below(tree: &Path) -> Option<PathBuf> {
+    let entries = |folder: &str| {
+        let entries = fs::read_dir(tree.join(folder)).into_iter().flatten();
+        entries.filter_map(|entry| Some(entry.ok()?.path()))
+    };
+    entries("boot")
+        .chain(entries("usr/lib/modules").map(|version| version.join("vmlinuz")))
+        .find(|path| path.is_file() && path.to_string_lossy().contains("/vmlinuz"))
+}
+
+/// A C library with its own dynamic linker, to run programs with.
+///
+/// `target/setup/glibc-VERSION/ld.so` is the linker, `lib` the folder with the libraries, and
+/// `tree` what a compiler takes as `--sysroot`.
+#[derive(Clone, Copy)]
+pub(crate) struct Glibc {
+    /// Below `target/setup`, where tests look for it.
+    folder: &'static str,
+    suite: &'static str,
+    /// Below `tree`; a release's own path since Debian 13, where /lib is a link to /usr/lib.
+    libraries: &'static str,
+}
+
+/// The oldest that Debian still has, which binds TLS descriptors lazily, and the newest.
+pub(crate) const GLIBCS: [Glibc; 2] = [
+    Glibc {
+        folder: "glibc-2.31",
+        suite: "bullseye",
+        libraries: "lib/x86_64-linux-gnu",
+    },
+    Glibc {
+        folder: "glibc-newest",
+        suite: "sid",
+        libraries: "usr/lib/x86_64-linux-gnu",
+    },
+];
+
+impl Glibc {
+    /// Where it is, fetched on first use (about 10 s).
+    ///
+    /// # Errors
+    /// A sentence saying why there is none here.
+    pub(crate) fn fetch(&self) -> Result<PathBuf, String> {
+        let folder = setup_dir().join(self.folder);
+        let linker = folder.join("ld.so");
+        if linker.is_file() {
+            return Ok(folder);
+        }
+        if cfg!(not(target_arch = "x86_64")) {
+            return Err("other versions of glibc are set up on x86-64 only".into());
+        }
         let _ = fs::remove_dir_all(&folder);
         println!(
-            "fetching Debian {SUITE}'s arm64 kernel into {}",
+            "fetching Debian {}'s glibc into {}",
+            self.suite,
             folder.display()
         );
-        let apt = Apt::new(&folder, SUITE)?;
-        let depends = ["depends", "linux-image-cloud-arm64:arm64"];
-        let depends = report::output(apt.command("apt-cache").args(depends))?;
-        let image = depends
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"))
-            .map(|version| format!("linux-image-{version}"))
-            .ok_or_else(|| format!("no arm64 kernel in {SUITE}: {depends}"))?;
-        apt.run(&["download", &image, "busybox-static:arm64"])?;
-        let partial = folder.join("partial");
-        apt.finish(&partial)?;
-        fs::rename(&partial, &tree).map_err(|error| format!("{}: {error}", tree.display()))?;
+        // The third has what POSIX threads need to end, the last the kernel's own headers.
+        let packages = ["libc6", "libc6-dev", "libgcc-s1", "linux-libc-dev"];
+        unpack(&folder, self.suite, &packages.map(str::to_owned))?;
+        let libraries = Path::new("tree").join(self.libraries);
+        // The package's own link is absolute, and leads out of the tree.
+        let link = folder.join("tree/lib64/ld-linux-x86-64.so.2");
+        let relative = Path::new("..")
+            .join(self.libraries)
+            .join("ld-linux-x86-64.so.2");
+        if link.is_symlink() {
+            fs::remove_file(&link)
+                .and_then(|()| symlink(relative, &link))
+                .map_err(|error| format!("{}: {error}", link.display()))?;
+        }
+        symlink(&libraries, folder.join("lib"))
+            .and_then(|()| symlink(libraries.join("ld-linux-x86-64.so.2"), &linker))
+            .map_err(|error| format!("{}: {error}", folder.display()))?;
+        Ok(folder)
     }
-    let boot = tree.join("boot");
-    let kernel = fs::read_dir(&boot)
-        .map_err(|error| format!("{}: {error}", boot.display()))?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.to_string_lossy().contains("/vmlinuz-"))
-        .ok_or_else(|| format!("{}: no kernel", boot.display()))?;
-    Ok(Guest {
-        kernel,
-        busybox: tree.join("bin/busybox"),
-    })
 }
 
 /// Fetches packages (`NAME` or `NAME:ARCHITECTURE`), without what they depend on, and unpacks them

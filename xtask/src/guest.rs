@@ -1,17 +1,45 @@
-//! A virtual machine that runs one script in memory and ends.
+//! A virtual machine that runs one script in memory and ends; what test programs need in it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::report;
+use serde_json::Value;
 
-/// Longest a machine may run; an emulated one is some 20 times slower than the host.
-const TIMEOUT: Duration = Duration::from_secs(240);
+use crate::report;
+use crate::test::Counts;
+use crate::workspace::cargo;
+
+/// What a script does with the command: its demo, and its verbs on the demo's service. The demo
+/// may say (status 1) that a thread did not stop in time: the machine is emulated, on one that may
+/// be busy.
+pub(crate) const COMMAND: &str = "\
+echo 'guest: the command'
+/bin/otelctx demo --duration 5 || test $? = 1 || echo 'guest: FAILED demo'
+/bin/otelctx demo-service --parent=$$ > /dev/null &
+service=$!
+sleep 3
+/bin/otelctx ps || echo 'guest: FAILED ps'
+/bin/otelctx dump $service || echo 'guest: FAILED dump'
+/bin/otelctx check $service || echo 'guest: FAILED check'
+kill $service
+";
+/// What it says then.
+pub(crate) const COMMAND_SAYS: [&str; 4] = [
+    "matrix: ",
+    "every one readable",
+    "http.route=",
+    "local-exec",
+];
+/// The script's first word, before the kernel's version.
+const START: &str = "guest: kernel ";
+/// What is said of a machine that did not come as far as the script.
+pub(crate) const NOT_STARTED: &str = "the machine did not start";
 /// The script's last word.
 const END: &str = "guest: end";
 
@@ -29,7 +57,7 @@ const PROGRAM: u32 = 0o100_755;
 
 impl Image {
     /// With the folders that Linux programs expect, and a script that busybox runs as the first
-    /// process once they are mounted.
+    /// process once they are mounted. Its `run PROGRAM` runs tests.
     pub(crate) fn new(busybox: &Path, script: &str) -> Result<Self, String> {
         let mut image = Image {
             archive: Vec::new(),
@@ -47,6 +75,15 @@ impl Image {
              mount -t proc proc /proc\n\
              mount -t sysfs sysfs /sys\n\
              mount -t devtmpfs devtmpfs /dev\n\
+             mkdir -p /dev/pts\n\
+             mount -t devpts devpts /dev/pts\n\
+             chmod 1777 /tmp\n\
+             run() {{\n\
+             echo \"guest: running $*\"\n\
+             \"$@\" --test-threads=2 || echo \"guest: FAILED $1\"\n\
+             }}\n\
+             cd /\n\
+             echo \"{START}$(uname -r)\"\n\
              {script}\n\
              echo '{END}'\n\
              poweroff -f\n"
@@ -115,68 +152,148 @@ impl Image {
     }
 }
 
-/// Boots, passes on what the machine says, and returns it. It is ended when it takes too long.
-pub(crate) fn run(
-    emulator: &mut Command,
-    kernel: &Path,
-    initramfs: &Path,
-    console: &str,
-) -> Result<String, String> {
-    let parameters = format!("console={console} quiet panic=-1 rdinit=/init");
-    emulator
-        .args([
-            "-nographic",
-            "-no-reboot",
-            "-nic",
-            "none",
-            "-append",
-            &parameters,
-        ])
-        .arg("-kernel")
-        .arg(kernel)
-        .arg("-initrd")
-        .arg(initramfs)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    let shown = report::shown(emulator);
-    let mut child = emulator
-        .spawn()
-        .map_err(|error| format!("{shown}: {error}"))?;
-    let start = Instant::now();
-    let (sender, lines) = mpsc::channel();
-    let output = child.stdout.take().map(BufReader::new);
-    std::thread::spawn(move || {
-        let lines = output.into_iter().flat_map(|output| output.split(b'\n'));
-        for line in lines.map_while(Result::ok) {
-            let line = String::from_utf8_lossy(&line).trim_end().to_owned();
-            if sender.send(line).is_err() {
-                break;
+/// An emulator, and where its machine's console is.
+pub(crate) struct Machine {
+    pub(crate) emulator: &'static str,
+    pub(crate) arguments: &'static [&'static str],
+    pub(crate) console: &'static str,
+    /// Longest it may run; an emulated machine is some 20 times slower than the host.
+    pub(crate) timeout: Duration,
+}
+
+impl Machine {
+    /// Boots, passes on what the machine says, and returns it. It is ended when it takes too long.
+    pub(crate) fn run(&self, kernel: &Path, initramfs: &Path) -> Result<String, String> {
+        let mut emulator = Command::new(self.emulator);
+        let parameters = format!(
+            "console={} quiet panic=-1 no_timer_check rdinit=/init",
+            self.console
+        );
+        emulator
+            .args(self.arguments)
+            .args(["-nographic", "-no-reboot", "-nic", "none", "-append"])
+            .arg(&parameters)
+            .arg("-kernel")
+            .arg(kernel)
+            .arg("-initrd")
+            .arg(initramfs)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let shown = report::shown(&emulator);
+        let mut child = emulator
+            .spawn()
+            .map_err(|error| format!("{shown}: {error}"))?;
+        let start = Instant::now();
+        let (sender, lines) = mpsc::channel();
+        let output = child.stdout.take().map(BufReader::new);
+        std::thread::spawn(move || {
+            let lines = output.into_iter().flat_map(|output| output.split(b'\n'));
+            for line in lines.map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+                if sender.send(line).is_err() {
+                    break;
+                }
             }
-        }
-    });
-    let mut said = String::new();
-    let result = loop {
-        match lines.recv_timeout(TIMEOUT.saturating_sub(start.elapsed())) {
-            Ok(line) if line == END => break Ok(()),
-            Ok(line) => {
-                // A closed terminal is not the machine's fault.
-                let _ = writeln!(std::io::stdout(), "{line}");
-                said.push_str(&line);
-                said.push('\n');
+        });
+        let mut said = String::new();
+        let result = loop {
+            match lines.recv_timeout(self.timeout.saturating_sub(start.elapsed())) {
+                Ok(line) if line == END => break Ok(()),
+                Ok(line) => {
+                    // A closed terminal is not the machine's fault.
+                    let _ = writeln!(std::io::stdout(), "{line}");
+                    said.push_str(&line);
+                    said.push('\n');
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    break Err(format!(
+                        "the machine had not ended after {} s",
+                        self.timeout.as_secs()
+                    ));
+                }
+                Err(RecvTimeoutError::Disconnected) if !said.contains(START) => {
+                    break Err(NOT_STARTED.to_owned());
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    break Err("the machine ended before its script".to_owned());
+                }
             }
-            Err(RecvTimeoutError::Timeout) => {
-                break Err(format!(
-                    "the machine had not ended after {} s",
-                    TIMEOUT.as_secs()
-                ));
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                break Err("the machine ended before its script".to_owned());
-            }
-        }
-    };
-    // Fails only if it has ended.
-    let _ = child.kill();
-    let _ = child.wait();
-    result.map(|()| said)
+        };
+        // Fails only if it has ended.
+        let _ = child.kill();
+        let _ = child.wait();
+        result.map(|()| said)
+    }
+}
+
+/// What tests have said in a machine: how many there were. `Err` if one has failed, as the script
+/// says by "guest: FAILED", or if something was not said at all.
+pub(crate) fn verdict(output: &str, expected: &[&str]) -> Result<Counts, String> {
+    let mut counts = Counts::default();
+    for line in output.lines() {
+        counts.add(&Counts::parse(line));
+    }
+    let failed: Vec<&str> = output
+        .lines()
+        .filter_map(|line| line.strip_prefix("guest: FAILED "))
+        .collect();
+    if !failed.is_empty() {
+        return Err(format!("{counts}; failed: {}", failed.join(", ")));
+    }
+    match expected
+        .iter()
+        .find(|expected| !output.contains(**expected))
+    {
+        Some(missing) => Err(format!("{counts}; nothing said {missing:?}")),
+        None => Ok(counts),
+    }
+}
+
+/// The programs that cargo's messages (`--message-format=json`) name.
+pub(crate) fn executables(messages: &str) -> Vec<PathBuf> {
+    let messages = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    messages
+        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .collect()
+}
+
+/// The matrix of programs, built here because no compiler is there: one line for each.
+pub(crate) struct Rows(String);
+
+impl Rows {
+    /// Builds what is not built yet.
+    pub(crate) fn build(architecture: &str) -> Result<Self, String> {
+        let matrix = [
+            "--quiet",
+            "--locked",
+            "-p",
+            "otelctx-fixtures",
+            "--bin",
+            "matrix",
+        ];
+        let mut command = cargo();
+        command.arg("run").args(matrix).args(["--", architecture]);
+        report::output(&mut command).map(Self)
+    }
+
+    /// How many programs.
+    pub(crate) fn count(&self) -> usize {
+        self.0.lines().count()
+    }
+
+    /// Puts the list at `/matrix`, and the files that it names at their own paths.
+    pub(crate) fn put_into(&self, image: &mut Image) -> Result<(), String> {
+        let words = self.0.lines().flat_map(|line| line.split(['\t', '=']));
+        let files: BTreeSet<&Path> = words
+            .map(Path::new)
+            .filter(|path| path.is_absolute())
+            .collect();
+        files
+            .into_iter()
+            .try_for_each(|path| image.file(path, path))?;
+        image.bytes(Path::new("/matrix"), self.0.as_bytes());
+        Ok(())
+    }
 }

@@ -9,10 +9,12 @@ mod debian;
 mod footprint;
 mod fuzz;
 mod guest;
+mod kernels;
 mod licences;
 mod miri;
 mod msrv;
 mod musl;
+mod named_kernel;
 mod report;
 mod setup;
 mod test;
@@ -35,6 +37,7 @@ cargo xtask VERB
   fuzz          run the fuzz targets  [--seconds N] [--keep] [TARGET]
   msrv          compile the application crates with an older Rust, and for other targets
   aarch64       the tests for aarch64, under an arm64 kernel in an emulator
+  kernels       the tests under other kernels, in an emulator; half an hour  [--short] [VERSION…]
   miri          run the format crate's tests under Miri
   conformance   check conformance/ against the code  [--write]
   footprint     what the publisher adds to an application's dependency tree
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         "conformance" => conformance::run(rest),
         "footprint" => footprint::run(),
         "aarch64" => aarch64::run(&mut test::Counts::default()),
+        "kernels" => kernels::run(rest, &mut test::Counts::default()),
         "licences" => licences::run(),
         "advisories" => advisories::run(rest),
         "bench" => bench::run(rest),

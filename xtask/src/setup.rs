@@ -9,8 +9,9 @@
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
 //! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64 and musl |
-//! | `target/setup/guest-arm64` | the kernel for that |
+//! | `target/setup/guest-RELEASE-ARCHITECTURE` | kernels of Debian's releases, for `cargo xtask aarch64` and `kernels` |
 //! | `target/setup/musl-x86_64/gcc`, `target/setup/musl-aarch64/gcc` | compilers for musl |
+//! | `target/setup/glibc-2.31`, `…/glibc-newest` | C libraries with their dynamic linkers (`ld.so`, `lib`, `tree`) |
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,10 +19,10 @@ use std::process::Command;
 
 use crate::report::{self, Outcome};
 use crate::workspace::{have, is_root, setup_dir};
-use crate::{debian, musl};
+use crate::{aarch64, debian, kernels, musl};
 
-/// Program, its Debian packages (a `-` behind a package: not that one), and what goes untested without it.
-const PROGRAMS: [(&str, &str, &str); 17] = [
+/// Program, its Debian packages, and what goes untested without it.
+const PROGRAMS: [(&str, &str, &str); 18] = [
     ("gcc", "gcc", "C fixtures"),
     ("clang", "clang", "C fixtures built by clang"),
     ("ld.lld", "lld", "fixtures linked by lld"),
@@ -54,11 +55,8 @@ const PROGRAMS: [(&str, &str, &str); 17] = [
         "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
         "aarch64",
     ),
-    (
-        "qemu-system-aarch64",
-        "qemu-system-arm ipxe-qemu-",
-        "aarch64",
-    ),
+    ("qemu-system-aarch64", "qemu-system-arm", "aarch64"),
+    ("qemu-system-x86_64", "qemu-system-x86", "other kernels"),
 ];
 
 /// The release of PyPI's `ddtrace` that the interop tests compare values with.
@@ -74,7 +72,10 @@ pub(crate) fn run() -> Outcome {
         Ok(rustc) => println!("have {}", rustc.display()),
         Err(why) => missing.push(format!("an older Rust ({why})")),
     }
-    match (debian::CURRENT.rustc(), debian::arm64_guest()) {
+    match (
+        debian::CURRENT.rustc(),
+        debian::guest(aarch64::SUITE, "arm64"),
+    ) {
         (Ok(_), Ok(guest)) => println!("have {}", guest.kernel.display()),
         (Err(why), _) | (_, Err(why)) => missing.push(format!("aarch64 ({why})")),
     }
@@ -90,6 +91,13 @@ pub(crate) fn run() -> Outcome {
     match musl::X86_64.rust() {
         Ok(_) => println!("have Rust for {}", musl::X86_64.target()),
         Err(why) => missing.push(format!("Rust for musl ({why})")),
+    }
+    missing.extend(kernels::fetch());
+    for glibc in debian::GLIBCS {
+        match glibc.fetch() {
+            Ok(folder) => println!("have {}", folder.display()),
+            Err(why) => missing.push(format!("another glibc ({why})")),
+        }
     }
     if missing.is_empty() {
         return Outcome::Passed(format!("everything is there, in {}", setup_dir().display()));

@@ -13,11 +13,9 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
-
 use crate::report::{self, Outcome};
 use crate::test::Counts;
-use crate::workspace::{cargo, have, is_root, root};
+use crate::workspace::{TestProgram, have, is_root, root, test_programs};
 
 /// The user and group `nobody`, on every Linux.
 const NOBODY: u32 = 65534;
@@ -41,13 +39,7 @@ pub(crate) fn run(counts: &mut Counts) -> Outcome {
     run_as_nobody(counts).into()
 }
 
-/// One test program and the folder cargo would start it in.
-struct Program {
-    executable: PathBuf,
-    package: PathBuf,
-}
-
-impl Program {
+impl TestProgram {
     /// Where cargo builds to: the program is `TARGET/debug/deps/NAME`.
     fn target(&self) -> &Path {
         self.executable.ancestors().nth(3).unwrap_or(root())
@@ -115,37 +107,18 @@ fn run_as_nobody(counts: &mut Counts) -> Result<Outcome, String> {
     }
 }
 
-/// What `cargo test` would run, as cargo tells it.
-fn programs() -> Result<Vec<Program>, String> {
-    let mut command = cargo();
-    command.args([
-        "test",
-        "--no-run",
-        "--locked",
-        "--quiet",
-        "--message-format=json",
-    ]);
-    command.arg("--workspace");
-    for package in EXCLUDED {
-        command.args(["--exclude", package]);
-    }
-    let text = report::output(&mut command)?;
-    let messages = text
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let tests = messages.filter(|message| {
-        // Some 400 programs to build; they differ by linker and access model, not by user.
-        message["profile"]["test"] == true && message["target"]["name"] != "matrix"
-    });
-    let program = |message: Value| {
-        Some(Program {
-            executable: message["executable"].as_str()?.into(),
-            package: Path::new(message["manifest_path"].as_str()?)
-                .parent()?
-                .into(),
-        })
-    };
-    Ok(tests.filter_map(program).collect())
+/// The packages, as arguments of cargo's: those of [`EXCLUDED`] are not built a second time.
+pub(crate) fn packages() -> Vec<&'static str> {
+    let excluded = EXCLUDED.iter().flat_map(|package| ["--exclude", package]);
+    ["--workspace"].into_iter().chain(excluded).collect()
+}
+
+/// What `cargo test` would run.
+fn programs() -> Result<Vec<TestProgram>, String> {
+    let mut programs = test_programs(&packages())?;
+    // Some 400 programs to build; they differ by linker and access model, not by user.
+    programs.retain(|program| program.name != "matrix");
+    Ok(programs)
 }
 
 /// A folder that belongs to `nobody`, removed at the end.

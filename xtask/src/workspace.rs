@@ -51,6 +51,37 @@ pub(crate) fn metadata(manifest: &Path) -> Result<Value, String> {
     serde_json::from_str(&text).map_err(|error| format!("cargo metadata: {error}"))
 }
 
+/// A test program that cargo has built.
+pub(crate) struct TestProgram {
+    pub(crate) executable: PathBuf,
+    /// The folder that cargo would start it in.
+    pub(crate) package: PathBuf,
+    /// The name of the package's crate for its unit tests, of the file for others.
+    pub(crate) name: String,
+}
+
+/// Builds the test programs of some packages (`-p NAME`, `--workspace`).
+pub(crate) fn test_programs(packages: &[&str]) -> Result<Vec<TestProgram>, String> {
+    let mut command = cargo();
+    command.args(["test", "--no-run", "--locked", "--quiet"]);
+    command.arg("--message-format=json").args(packages);
+    let text = report::output(&mut command)?;
+    let messages = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let tests = messages.filter(|message| message["profile"]["test"] == true);
+    let program = |message: Value| {
+        Some(TestProgram {
+            executable: message["executable"].as_str()?.into(),
+            package: Path::new(message["manifest_path"].as_str()?)
+                .parent()?
+                .into(),
+            name: message["target"]["name"].as_str()?.into(),
+        })
+    };
+    Ok(tests.filter_map(program).collect())
+}
+
 /// Whether the workspace has a package of this name.
 pub(crate) fn has_package(name: &str) -> Result<bool, String> {
     let metadata = metadata(&root().join("Cargo.toml"))?;

@@ -40,7 +40,8 @@ pub(crate) fn mend() -> String {
 
 fn advice(yama: &str, own: Own) -> String {
     if yama == "3" {
-        return "kernel.yama.ptrace_scope is 3, so nobody can until the next boot".into();
+        return "kernel.yama.ptrace_scope is 3, so nobody can, not even root, until the next boot"
+            .into();
     }
     if own.capability {
         let by = match own.filter {

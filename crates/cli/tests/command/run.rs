@@ -1,10 +1,12 @@
 //! Running the command.
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use nix::libc;
 use nix::sys::signal::{SigHandler, Signal, signal};
 use serde_json::Value;
 
@@ -79,4 +81,41 @@ impl Answer {
         assert_eq!(self.status, status, "{self:?}");
         self
     }
+}
+
+/// Lets a system call of a command, and of what it starts, fail with this `errno`.
+pub(crate) fn deny(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
+    let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let answer = libc::BPF_RET | libc::BPF_K;
+    let filter = [
+        // The number of the system call is the first field of seccomp_data.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(equal, call as u32, 0, 1),
+        statement(answer, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
+        statement(answer, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let install = move || {
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_ptr().cast_mut(),
+        };
+        // SAFETY: both are plain system calls; the kernel copies the filter, which outlives them.
+        let denied = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+        };
+        if denied {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    };
+    // SAFETY: between fork and exec it only makes system calls.
+    unsafe { command.pre_exec(install) };
 }

@@ -23,8 +23,9 @@ use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 const SCENARIO: &str = "OTELCTX_TEST_SCENARIO";
 
 /// What a target can be.
-const SCENARIOS: [(&str, fn()); 22] = [
+const SCENARIOS: [(&str, fn()); 23] = [
     ("shop", shop),
+    ("sandboxed", sandboxed),
     ("hostile", hostile),
     ("silent", silent),
     ("two_contexts", two_contexts),
@@ -75,6 +76,8 @@ impl Target {
     fn spawn(mut command: Command, scenario: &str, change: impl FnOnce(&mut Command)) -> Self {
         command
             .args(["--exact", "target::target", "--ignored", "--nocapture"])
+            // With one thread, as on one processor, the first line would begin with the test's name.
+            .arg("--test-threads=2")
             .env(SCENARIO, scenario)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
@@ -204,6 +207,17 @@ fn shop() {
         otelctx::thread_record().set(trace, span, TraceFlags(0x81));
         stay();
     });
+    ready();
+}
+
+/// Publishes if it may, and tells whether that failed because nobody could find the context.
+fn sandboxed() {
+    let published = otelctx::ProcessContext::new()
+        .service_name("sandboxed")
+        .publish();
+    let invisible = matches!(published, Err(otelctx::PublishError::Invisible { .. }));
+    assert!(published.is_ok() || invisible, "{published:?}");
+    println!("invisible: {}", u8::from(invisible));
     ready();
 }
 

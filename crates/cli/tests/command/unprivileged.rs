@@ -1,32 +1,35 @@
 //! Without rights: what is refused is named, with what would allow it.
 
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use nix::libc;
 use nix::unistd::geteuid;
 
-use crate::run::{Answer, command};
+use crate::run::{Answer, command, deny};
 
 /// Of the user `nobody`.
-const NOBODY: u32 = 65_534;
+pub(crate) const NOBODY: u32 = 65_534;
 
 /// The command where anybody can run it. Removed when dropped.
-struct Copy(PathBuf);
+pub(crate) struct Copy(PathBuf);
 
 impl Copy {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("otelctx-{name}-{}", std::process::id()));
         // By another process: a child that another test forks meanwhile would hold the file open
         // for writing, and it could not be executed (ETXTBSY).
-        let mut install = Command::new("install");
-        install.args(["-m", "755", env!("CARGO_BIN_EXE_otelctx")]);
-        assert!(install.arg(&path).status().unwrap().success());
+        let mut copy = Command::new("cp");
+        copy.arg(env!("CARGO_BIN_EXE_otelctx"));
+        assert!(copy.arg(&path).status().unwrap().success());
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         Self(path)
     }
 
     /// Runs it as `nobody`, or as who the test is when that is not root.
-    fn run(&self, arguments: &[&str]) -> Answer {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Answer {
         let mut command = Command::new(&self.0);
         command.args(arguments).current_dir("/");
         if geteuid().is_root() {
@@ -107,56 +110,11 @@ fn what_all_may_not_look_at_is_counted() {
     assert!(lines[at + 1].contains("CAP_SYS_PTRACE"), "{answer:?}");
 }
 
-/// Denies ptrace(2) to a command, as the sandboxes of some container engines do.
-fn deny_ptrace(command: &mut Command) {
-    use nix::libc;
-    let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
-    let filter = [
-        // The number of the system call is the first field of seccomp_data.
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            libc::SYS_ptrace as u32,
-            0,
-            1,
-        ),
-        statement(
-            libc::BPF_RET | libc::BPF_K,
-            libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
-            0,
-            0,
-        ),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ];
-    let install = move || {
-        let program = libc::sock_fprog {
-            len: filter.len() as u16,
-            filter: filter.as_ptr().cast_mut(),
-        };
-        // SAFETY: both are plain system calls; the kernel copies the filter, which outlives them.
-        let denied = unsafe {
-            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
-        };
-        if denied {
-            Ok(())
-        } else {
-            Err(std::io::Error::last_os_error())
-        }
-    };
-    // SAFETY: between fork and exec it only makes system calls.
-    unsafe { command.pre_exec(install) };
-}
-
 #[test]
 fn a_demo_that_may_not_trace_says_so() {
     let mut command = command(&["demo", "--duration", "60", "--json"]);
-    deny_ptrace(&mut command);
+    // As the sandboxes of some container engines do.
+    deny(&mut command, libc::SYS_ptrace, libc::EPERM);
     let answer = Answer::of(command.output().unwrap()).expect(2);
     assert_eq!(answer.stdout, "");
     let lines: Vec<&str> = answer.stderr.lines().collect();

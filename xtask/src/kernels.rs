@@ -1,0 +1,392 @@
+//! `cargo xtask kernels`: the same test programs under other kernels, in an emulator.
+//!
+//! Everything under every kernel takes half an hour; `cargo xtask test` runs what depends on the
+//! kernel most under three of them. `docs/kernels.md` tells what came out.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::debian::{self, Guest};
+use crate::guest::{self, Image, Machine, Rows};
+use crate::named_kernel;
+use crate::report::{self, Outcome};
+use crate::test::Counts;
+use crate::unprivileged;
+use crate::workspace::{TestProgram, have, root, test_programs};
+
+/// A kernel, and what sets it apart.
+struct Kernel {
+    /// What it is called on the command line.
+    version: &'static str,
+    origin: Origin,
+    /// It gives names to anonymous mappings (CONFIG_ANON_VMA_NAME).
+    names: bool,
+    /// It has PROCMAP_QUERY (Linux 6.11).
+    queries: bool,
+    /// `cargo xtask test` boots it too.
+    always: bool,
+}
+
+enum Origin {
+    /// The cloud kernel of this release.
+    Debian(&'static str),
+    /// Built here from Debian's source.
+    Built,
+}
+
+const KERNELS: [Kernel; 5] = [
+    Kernel::debian("5.10", "bullseye"),
+    Kernel {
+        always: true,
+        ..Kernel::debian("6.1", "bookworm")
+    },
+    Kernel {
+        queries: true,
+        always: true,
+        ..Kernel::debian("6.12", "trixie")
+    },
+    Kernel {
+        queries: true,
+        always: true,
+        ..Kernel::debian("7", "sid")
+    },
+    Kernel {
+        version: "named",
+        origin: Origin::Built,
+        names: true,
+        queries: true,
+        always: false,
+    },
+];
+
+impl Kernel {
+    const fn debian(version: &'static str, suite: &'static str) -> Self {
+        Self {
+            version,
+            origin: Origin::Debian(suite),
+            names: false,
+            queries: false,
+            always: false,
+        }
+    }
+
+    fn fetch(&self) -> Result<Guest, String> {
+        match self.origin {
+            Origin::Debian(suite) => debian::guest(suite, "amd64"),
+            Origin::Built => named_kernel::guest(),
+        }
+    }
+
+    /// What `names.rs` of the command's tests says of it.
+    fn features(&self) -> String {
+        let yes = |it: bool| if it { "yes" } else { "no" };
+        format!(
+            "names: anonymous mappings can have names: {}; PROCMAP_QUERY: {}",
+            yes(self.names),
+            yes(self.queries)
+        )
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.origin {
+            Origin::Debian(suite) => write!(f, "Linux {} (Debian {suite})", self.version),
+            Origin::Built => write!(f, "a kernel with names for anonymous mappings"),
+        }
+    }
+}
+
+const MACHINE: Machine = Machine {
+    emulator: "qemu-system-x86_64",
+    // Hardware help is not to be had everywhere, and hangs in some nested machines. With a second
+    // processor QEMU 7.2 now and then loses flags in cmpxchg16b, and the kernel its way.
+    arguments: &[
+        "-accel",
+        "tcg",
+        "-cpu",
+        "max,la57=off",
+        "-smp",
+        "1",
+        "-m",
+        "3072",
+    ],
+    console: "ttyS0",
+    timeout: Duration::from_secs(900),
+};
+
+/// What the test programs are linked with, at their own paths; the last one where there is musl.
+const LIBRARIES: [&str; 5] = [
+    "/lib64/ld-linux-x86-64.so.2",
+    "/lib/x86_64-linux-gnu/libc.so.6",
+    "/lib/x86_64-linux-gnu/libm.so.6",
+    "/lib/x86_64-linux-gnu/libgcc_s.so.1",
+    "/lib/ld-musl-x86_64.so.1",
+];
+
+/// Folders of `crates` whose tests run there.
+const PACKAGES: [&str; 4] = ["otelctx", "remote", "reader", "cli"];
+
+/// Programs that stay out: one holds each look against half a second, which an emulated machine
+/// does not keep; one needs more of `unshare` than busybox has.
+const EXCLUDED: [(&str, &str); 2] = [("remote", "vanish"), ("remote", "namespace")];
+
+/// Tests that stay out, because they call a compiler or binutils themselves.
+const SKIPPED: &str = "--skip build_id --skip files_without_the_variable";
+
+/// Those of the programs that depend on the kernel most, with a filter.
+const SHORT: [(&str, &str, &str); 5] = [
+    ("otelctx", "process_context", "memfd"),
+    ("remote", "process", ""),
+    ("remote", "stop", ""),
+    ("reader", "threads", ""),
+    ("cli", "command", "names::"),
+];
+
+/// Everything under the kernels of these versions, or all; with `--short` what [`short`] does.
+pub(crate) fn run(arguments: &[String], counts: &mut Counts) -> Outcome {
+    let (everything, versions) = match arguments {
+        [flag] if flag == "--short" => return short(counts),
+        [flag, versions @ ..] if flag == "--short" => (false, versions),
+        versions => (true, versions),
+    };
+    let known = |version: &String| KERNELS.iter().any(|kernel| kernel.version == version);
+    if let Some(unknown) = versions.iter().find(|version| !known(version)) {
+        let known = KERNELS.map(|kernel| kernel.version).join(", ");
+        return Outcome::Failed(format!("no kernel {unknown}; there are {known}"));
+    }
+    let wanted = |kernel: &&Kernel| {
+        versions.is_empty() || versions.iter().any(|version| version == kernel.version)
+    };
+    boot(KERNELS.iter().filter(wanted), everything, counts)
+}
+
+/// Gets the kernels that every run of the tests boots; returns which are missing, and why.
+pub(crate) fn fetch() -> Vec<String> {
+    let kernels = KERNELS.iter().filter(|kernel| kernel.always);
+    let fetch = |kernel: &Kernel| match kernel.fetch() {
+        Ok(guest) => {
+            println!("have {}", guest.kernel.display());
+            None
+        }
+        Err(why) => Some(format!("{kernel} ({why})")),
+    };
+    kernels.filter_map(fetch).collect()
+}
+
+/// What fits into every run of the tests.
+pub(crate) fn short(counts: &mut Counts) -> Outcome {
+    boot(KERNELS.iter().filter(|kernel| kernel.always), false, counts)
+}
+
+fn boot<'k>(
+    kernels: impl Iterator<Item = &'k Kernel>,
+    everything: bool,
+    counts: &mut Counts,
+) -> Outcome {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Outcome::Skipped("these kernels are for x86-64".into());
+    }
+    if !have(MACHINE.emulator) {
+        return Outcome::Skipped(format!("no {}", MACHINE.emulator));
+    }
+    let contents = match Contents::new(everything) {
+        Ok(contents) => contents,
+        Err(error) => return Outcome::Failed(error),
+    };
+    let (mut done, mut untested, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    for kernel in kernels {
+        println!("kernels: {kernel}");
+        let start = Instant::now();
+        let result = match kernel.fetch() {
+            Ok(guest) => contents.run(kernel, &guest),
+            Err(why) => {
+                println!("kernels: {kernel} is not tested: {why}");
+                untested.push(format!("{kernel} is not tested: {why}"));
+                continue;
+            }
+        };
+        let took = start.elapsed().as_secs();
+        match result {
+            Ok(here) => {
+                println!("kernels: {kernel}: {here} ({took} s)");
+                done.push(format!("{kernel}: {here}"));
+                counts.add(&here);
+            }
+            Err(error) => failed.push(format!("{kernel}: {error}")),
+        }
+    }
+    if !failed.is_empty() {
+        Outcome::Failed(failed.join("; "))
+    } else if done.is_empty() {
+        Outcome::Skipped(untested.join("; "))
+    } else {
+        done.append(&mut untested);
+        Outcome::Passed(done.join("; "))
+    }
+}
+
+/// A test program, its place in a machine, and a filter of its tests.
+type Test = (TestProgram, String, &'static str);
+
+/// Runs test programs here for what they compile: there is no compiler in a machine. Whether they
+/// pass here is another step's business. Not again while they are the same.
+fn compile_fixtures(folder: &Path, tests: &[Test], everything: bool) -> Result<(), String> {
+    let stamp = folder.join(if everything {
+        "compiled"
+    } else {
+        "compiled-short"
+    });
+    let modified = |path: &Path| fs::metadata(path).and_then(|status| status.modified());
+    // The publisher's tests compile no fixtures, and the matrix has a list of its own.
+    let compiling = tests
+        .iter()
+        .filter(|(program, ..)| !program.package.ends_with("otelctx") && program.name != "matrix");
+    for (program, _, filter) in compiling.clone() {
+        let newer = modified(&program.executable).ok() >= modified(&stamp).ok();
+        if !newer {
+            continue;
+        }
+        println!("kernels: compiling what {} looks at", program.name);
+        let mut command = Command::new(&program.executable);
+        command
+            .current_dir(&program.package)
+            .env("CARGO_MANIFEST_DIR", &program.package)
+            .env("CARGO_TARGET_DIR", folder)
+            .args(filter.split_whitespace());
+        let _ = command.output();
+    }
+    fs::write(&stamp, "").map_err(|error| format!("{}: {error}", stamp.display()))
+}
+
+/// What a machine has in memory, whichever kernel it runs.
+struct Contents {
+    folder: PathBuf,
+    tests: Vec<Test>,
+    /// The command, where its tests expect it.
+    command: PathBuf,
+    /// What the tests have compiled here, because no compiler is there.
+    fixtures: Vec<PathBuf>,
+    rows: Option<Rows>,
+}
+
+impl Contents {
+    fn new(everything: bool) -> Result<Self, String> {
+        let folder = root().join("target/kernels");
+        fs::create_dir_all(folder.join("fixtures"))
+            .and_then(|()| folder.canonicalize())
+            .map_err(|error| format!("{}: {error}", folder.display()))
+            .and_then(|folder| Self::in_folder(folder, everything))
+    }
+
+    fn in_folder(folder: PathBuf, everything: bool) -> Result<Self, String> {
+        let mut tests = Vec::new();
+        for program in test_programs(&unprivileged::packages())? {
+            let package = program.package.file_name().unwrap_or_default();
+            let package = package.to_string_lossy().into_owned();
+            let short = SHORT
+                .iter()
+                .find(|(of, name, _)| *of == package && *name == program.name);
+            let filter = match short {
+                _ if EXCLUDED.contains(&(&package, &program.name)) => continue,
+                _ if everything && PACKAGES.contains(&package.as_str()) => SKIPPED,
+                Some((.., filter)) if !everything => filter,
+                _ => continue,
+            };
+            let place = format!("/tests/{package}-{}", program.name);
+            tests.push((program, place, filter));
+        }
+        compile_fixtures(&folder, &tests, everything)?;
+        let fixtures = folder.join("fixtures");
+        let built =
+            fs::read_dir(&fixtures).map_err(|error| format!("{}: {error}", fixtures.display()))?;
+        let fixtures = built
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| path.is_file())
+            .collect();
+        let (first, ..) = tests.first().ok_or("there are no test programs")?;
+        let target = first.executable.ancestors().nth(2);
+        Ok(Self {
+            command: target.ok_or("no target folder")?.join("otelctx"),
+            rows: everything.then(|| Rows::build("x86_64")).transpose()?,
+            folder,
+            tests,
+            fixtures,
+        })
+    }
+
+    fn script(&self) -> String {
+        let mut script = format!(
+            "export CARGO_TARGET_DIR='{}' OTELCTX_MATRIX=/matrix\n",
+            self.folder.display()
+        );
+        for (_, place, filter) in &self.tests {
+            script += &format!("run {place} {filter}\n");
+        }
+        if self.rows.is_some() {
+            script += guest::COMMAND;
+        }
+        // Last: the last setting stays.
+        script += "run /tests/cli-command --ignored yama::\n";
+        script
+    }
+
+    fn run(&self, kernel: &Kernel, guest: &Guest) -> Result<Counts, String> {
+        let mut image = Image::new(&guest.busybox, &self.script())?;
+        for library in LIBRARIES.map(Path::new) {
+            if library.is_file() {
+                image.file(library, library)?;
+            }
+        }
+        for (program, place, _) in &self.tests {
+            image.bytes(Path::new(place), &self.stripped(&program.executable)?);
+        }
+        let command = self.stripped(&self.command)?;
+        image.bytes(Path::new("/bin/otelctx"), &command);
+        image.bytes(&self.command, &command);
+        for fixture in &self.fixtures {
+            image.file(fixture, fixture)?;
+        }
+        // A fixture's name has a hash of its sources in it.
+        let sources = root().join("fixtures/programs");
+        for entry in fs::read_dir(&sources).map_err(|error| error.to_string())? {
+            let path = entry.map_err(|error| error.to_string())?.path();
+            image.file(&path, &path)?;
+        }
+        if let Some(rows) = &self.rows {
+            rows.put_into(&mut image)?;
+        }
+        let initramfs = self.folder.join("initramfs");
+        fs::write(&initramfs, image.finish())
+            .map_err(|error| format!("{}: {error}", initramfs.display()))?;
+        let mut output = MACHINE.run(&guest.kernel, &initramfs);
+        // On a busy host some die while they start, before anything of ours has run.
+        for _ in 0..2 {
+            if !matches!(&output, Err(error) if error == guest::NOT_STARTED) {
+                break;
+            }
+            output = MACHINE.run(&guest.kernel, &initramfs);
+        }
+        let output = output?;
+        let features = kernel.features();
+        let mut expected = vec![features.as_str(), "yama: 3"];
+        if self.rows.is_some() {
+            expected.extend(guest::COMMAND_SAYS);
+        }
+        guest::verdict(&output, &expected)
+    }
+
+    /// Without what debuggers need, which is most of it: the file goes into the machine's memory.
+    fn stripped(&self, program: &Path) -> Result<Vec<u8>, String> {
+        let output = self.folder.join("stripped");
+        report::output(
+            Command::new("strip")
+                .args(["--strip-debug", "-o"])
+                .args([&output, program]),
+        )?;
+        fs::read(&output).map_err(|error| format!("{}: {error}", output.display()))
+    }
+}
