@@ -169,10 +169,6 @@ impl Musl {
         let _ = fs::remove_dir_all(&folder);
         let tree = debian::unpack(&folder, debian::CURRENT.suite(), &["rust-src".to_owned()])?;
         let sources = find_library(&tree.join("usr/src"))?;
-        let vendored = format!(
-            "source.vendored.directory={:?}",
-            sources.join("vendor").display().to_string()
-        );
         let build = folder.join("build");
         let mut command = cargo();
         command
@@ -182,10 +178,9 @@ impl Musl {
             // What rustc's own build says of every crate of it (bootstrap's `std_cargo`).
             .env("RUSTFLAGS", "-Zforce-unstable-if-unmarked")
             .env_remove("RUSTC_WRAPPER")
+            // Debian's configuration there names the dependencies that come with the sources.
             .current_dir(sources.join("sysroot"))
             .args(["build", "--quiet", "--release", "--offline"])
-            .args(["--config", "source.crates-io.replace-with='vendored'"])
-            .args(["--config", &vendored])
             .args(["--features", "panic-unwind,backtrace", "--target"])
             .arg(self.target())
             .arg("--target-dir")
