@@ -6,7 +6,9 @@ use std::process::{Command, Stdio};
 
 use crate::report::{self, Outcome, Report};
 use crate::workspace::cargo;
-use crate::{aarch64, bench, conformance, footprint, fuzz, miri, msrv, setup, unprivileged};
+use crate::{
+    aarch64, bench, conformance, footprint, fuzz, kernels, miri, msrv, setup, unprivileged,
+};
 
 /// How long each fuzz target runs in CI, and elsewhere.
 const FUZZ_SECONDS_CI: u64 = 60;
@@ -32,6 +34,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("instructions", bench::instructions);
     report.step("msrv", msrv::run);
     report.step("aarch64", || aarch64::run(&mut counts));
+    report.step("kernels", || kernels::short(&mut counts));
     report.step("miri", miri::run);
     report.step("fuzz", || fuzz::smoke(fuzz_seconds));
     let outcome = report.finish();
