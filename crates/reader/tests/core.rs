@@ -237,6 +237,41 @@ fn files_of_another_machine_are_found_by_build_id() {
     }
 }
 
+/// It has the program's build-id, and nothing of what the core lacks.
+#[test]
+fn a_file_of_debug_information_alone_is_not_used() {
+    let Some((copy, directory, crashed)) = crashed_copy() else {
+        return;
+    };
+    let id = build_id(&copy);
+    let root = directory.path().join("root");
+    let by_name = root.join(copy.strip_prefix("/").unwrap());
+    let by_id = root.join(".build-id").join(&id[..2]).join(&id[2..]);
+    for place in [&by_name, &by_id] {
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+    }
+    let mut objcopy = Command::new("objcopy");
+    objcopy.arg("--only-keep-debug").arg(&copy).arg(&by_name);
+    assert!(objcopy.status().unwrap().success());
+    assert_eq!(build_id(&by_name), id);
+    if let Some(core) = &crashed.kernel {
+        let core = Core::open(core, &root).unwrap();
+        let reason = not_found(&core, &copy);
+        assert!(reason.contains(&format!("build-id {id}")), "{reason}");
+    }
+    // Nor does it stand in the way of the program.
+    fs::copy(&copy, &by_id).unwrap();
+    for core in crashed.cores() {
+        let core = Core::open(core, &root).unwrap();
+        let support = core.thread_support().unwrap();
+        for thread in &crashed.target.threads {
+            let threads = core.target().threads();
+            let found = threads.iter().find(|it| it.tid == thread.tid).unwrap();
+            assert_outcome(thread, &core.thread_context(&support, found).unwrap());
+        }
+    }
+}
+
 #[test]
 fn a_file_with_another_build_id_is_not_used() {
     let Some((copy, directory, crashed)) = crashed_copy() else {

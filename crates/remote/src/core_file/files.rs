@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::elf::{Elf, Source};
+use crate::elf::{Elf, Segment, Source};
 use crate::module::FileBytes;
 
 /// What the kernel puts behind the name of a file that had no name any more.
@@ -66,12 +66,16 @@ fn open(path: &Path) -> Option<File> {
     file.metadata().is_ok_and(is_file).then_some(file)
 }
 
+/// The build-id of a file; `None` also of one that has debug information alone
+/// (`objcopy --only-keep-debug`), which has the same as the program.
 fn build_id(file: &File) -> Option<Vec<u8>> {
     let bytes = FileBytes(file);
-    Elf::read_headers(Source::File(&bytes))
-        .ok()??
-        .build_id()
-        .ok()?
+    let elf = Elf::read_headers(Source::File(&bytes)).ok()??;
+    let has_code = |load: &Segment| load.executable && load.file_size > 0;
+    if !elf.loads.iter().any(has_code) {
+        return None;
+    }
+    elf.build_id().ok()?
 }
 
 #[cfg(test)]
