@@ -6,7 +6,7 @@ use std::sync::Arc;
 use otelctx_format::record;
 use otelctx_remote as remote;
 use remote::core_file::CoreThread;
-use remote::{AddressSpace, CoreFile, ModuleCache, tls};
+use remote::{CoreFile, ModuleCache, tls};
 
 use crate::process_context::{self, ContextState, MOST_PLACES, Place};
 use crate::thread_context::{Announced, Outcome, SYMBOL, ThreadSupport};
@@ -69,7 +69,7 @@ impl Core {
     /// # Errors
     /// When the core can't be looked at.
     pub fn context(&self) -> Result<ContextState, Error> {
-        let (places, missing) = self.places()?;
+        let (places, missing) = self.places();
         let max_payload = self.options.max_payload;
         let found = process_context::read_first(&places, &self.target, max_payload);
         Ok(match found {
@@ -86,17 +86,13 @@ impl Core {
     ///
     /// A core names only mappings of files, memfds among them. Where there is none of the right
     /// name, unnamed memory that starts with the signature is taken for one.
-    fn places(&self) -> Result<(Vec<Place>, usize), Error> {
-        let mut places = Vec::new();
-        self.target.mappings(&mut |mapping| {
-            if process_context::is_named(mapping.name) {
-                places.push(Place::in_core(mapping.name, mapping.start));
-            }
-            if places.len() == MOST_PLACES {
-                return std::ops::ControlFlow::Break(());
-            }
-            std::ops::ControlFlow::Continue(())
-        })?;
+    fn places(&self) -> (Vec<Place>, usize) {
+        let named = self.target.named_mappings();
+        let mut places: Vec<Place> = named
+            .filter(|(name, _)| process_context::is_named(name))
+            .map(|(name, start)| Place::in_core(name, start))
+            .take(MOST_PLACES)
+            .collect();
         let mut missing = 0;
         if places.is_empty() {
             for start in self.target.unnamed_mappings() {
@@ -109,7 +105,7 @@ impl Core {
                 }
             }
         }
-        Ok((places, missing))
+        (places, missing)
     }
 
     /// Whether the contexts of its threads can be read, and how they were reached.
@@ -154,7 +150,8 @@ impl Core {
         let thread_pointer = thread
             .thread_pointer
             .ok_or(Error::NoThreadPointer { tid })?;
-        let mut buffer = vec![0; self.options.max_record.max(record::HEADER_SIZE)];
+        let size = self.options.max_record;
+        let mut buffer = vec![0; size.clamp(record::HEADER_SIZE, record::MAX_SIZE)];
         let size = variables.read(&self.target, tid, thread_pointer, &mut buffer)?;
         Ok(variables.decode(size.map(|size| &buffer[..size]), || None))
     }

@@ -16,7 +16,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::io::ErrorKind;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use crate::module::{Machine, open_regular};
 use crate::{AddressSpace, Device, Error, Memory, Permissions};
 pub use notes::CoreThread;
 use notes::{MappedFile, Notes};
-use segments::{Held, Load, PAGE, Segments, missing};
+use segments::{Held, Load, Segments, missing};
 
 /// Mappings that one module has at most; the dynamic linker makes one for each of its segments.
 const MAX_SEGMENTS: usize = 512;
@@ -60,7 +60,7 @@ pub enum Missing {
     },
     /// Some of the notes: threads may be missing, and the names of what was mapped.
     Notes,
-    /// The names of the files that were mapped (NT_FILE).
+    /// Names of the files that were mapped (NT_FILE), all or some of them.
     FileNames,
 }
 
@@ -79,8 +79,8 @@ impl fmt::Display for Missing {
             ),
             Missing::FileNames => write!(
                 f,
-                "the core does not name the files that were mapped (it has no NT_FILE note): no \
-                 thread-local variable can be looked for"
+                "the core does not name all files that were mapped (its NT_FILE note is missing or \
+                 unreadable): thread-local variables are not looked for in those without a name"
             ),
         }
     }
@@ -136,10 +136,10 @@ impl CoreFile {
                 expected: segments.expected_size,
             });
         }
-        if notes.incomplete || notes.threads.is_empty() {
+        if notes.incomplete || segments.more_notes || notes.threads.is_empty() {
             missing.push(Missing::Notes);
         }
-        if notes.mapped.is_none() {
+        if !notes.all_mapped {
             missing.push(Missing::FileNames);
         }
         Ok(CoreFile {
@@ -191,6 +191,12 @@ impl CoreFile {
         (first.signal != 0).then_some((first.signal, first.tid))
     }
 
+    /// Names and starts of the mappings of files.
+    pub fn named_mappings(&self) -> impl Iterator<Item = (&[u8], u64)> {
+        let mapped = self.mapped().iter();
+        mapped.map(|mapped| (self.mapped_name(mapped), mapped.start))
+    }
+
     /// Starts of the writable mappings that no file name is known of.
     pub fn unnamed_mappings(&self) -> impl Iterator<Item = u64> {
         let writable = |load: &&Load| load.permissions.read && load.permissions.write;
@@ -206,7 +212,8 @@ impl CoreFile {
 
     fn mapped_name(&self, mapped: &MappedFile) -> &[u8] {
         // Made together with the names.
-        &self.notes.names[mapped.name as usize]
+        let start = mapped.name as usize;
+        &self.notes.names[start..start + usize::from(mapped.name_length)]
     }
 
     fn mapped_index(&self, address: u64) -> Option<usize> {
@@ -307,35 +314,43 @@ impl CoreFile {
     }
 
     /// gdb does not even mention what it leaves out: the headers of the module tell what it is.
-    /// `known` keeps those of the last module, by its start.
+    /// `known` keeps what they say of the last module, by its start.
     fn unmentioned_permissions(
         &self,
         index: usize,
-        known: &mut Option<(u64, Vec<Segment>)>,
+        known: &mut Option<(u64, Option<Vec<Range<u64>>>)>,
     ) -> Permissions {
         let first = self.first_of_module(index);
         if known
             .as_ref()
             .is_none_or(|(start, _)| *start != first.start)
         {
-            let core = Core(self);
-            let elf = Elf::read_headers(Source::Loaded(&core, first.start));
-            let loads = elf.ok().flatten().map(|elf| elf.loads);
-            *known = Some((first.start, loads.unwrap_or_default()));
+            *known = Some((first.start, self.code(first.start)));
         }
         let mapped = &self.mapped()[index];
-        let page = |address: u64| address & !(PAGE - 1);
-        let shows =
-            |segment: &Segment| (page(segment.offset)..segment.file_end()).contains(&mapped.offset);
-        let loads = known.as_ref().map_or(&[][..], |(_, loads)| loads);
+        // Segments share pages of the file, whose size is not known here, but none of memory.
+        let shows = |code: &Range<u64>| code.start < mapped.end && mapped.start < code.end;
+        let code = known.as_ref().and_then(|(_, code)| code.as_deref());
         Permissions {
-            // Without headers: code lies behind them.
-            execute: match loads {
-                [] => mapped.offset > 0,
-                loads => loads.iter().any(|load| load.executable && shows(load)),
+            execute: match code {
+                Some(code) => code.iter().any(shows),
+                // Code lies behind the headers.
+                None => mapped.offset > 0,
             },
             ..Permissions::default()
         }
+    }
+
+    /// Where the code is of the module whose headers are loaded at `start`, if the core has these.
+    fn code(&self, start: u64) -> Option<Vec<Range<u64>>> {
+        let core = Core(self);
+        let elf = Elf::read_headers(Source::Loaded(&core, start)).ok()??;
+        let code = elf.loads.iter().filter(|load| load.executable);
+        let range = |load: &Segment| {
+            let start = elf.bias().wrapping_add(load.address);
+            start..start.saturating_add(load.memory_size)
+        };
+        Some(code.map(range).collect())
     }
 
     fn open_backing(&self, first: &MappedFile) -> Option<Backing> {

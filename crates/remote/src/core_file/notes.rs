@@ -1,6 +1,5 @@
 //! The notes of a core file: the process, its threads, the files that it had mapped.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -14,8 +13,9 @@ const MAX_NOTES: u32 = 1 << 20;
 const MAX_THREADS: usize = 1 << 17;
 /// Mappings that are kept; as many as program headers.
 const MAX_MAPPED: u64 = 1 << 19;
-/// Bytes of file names that are kept. By default the kernel writes at most 4 MiB of NT_FILE.
-const MAX_NAMES: usize = 4 << 20;
+/// Bytes of file names that are kept, one that follows itself counted once. By default the kernel
+/// writes at most 4 MiB of NT_FILE.
+const MAX_NAMES: usize = 8 << 20;
 /// The longest file name that is read, in bytes (PATH_MAX, and ` (deleted)`).
 const MAX_NAME: usize = 4096 + 16;
 /// Bytes read at a time.
@@ -50,8 +50,11 @@ pub(crate) struct MappedFile {
     pub(crate) end: u64,
     /// In bytes.
     pub(crate) offset: u64,
-    /// Which of the names.
+    /// Where its name begins in [`Notes::names`]: the same in mappings of one file that follow one
+    /// another.
     pub(crate) name: u32,
+    /// Bytes of the name.
+    pub(crate) name_length: u16,
 }
 
 /// What the notes say.
@@ -64,7 +67,10 @@ pub(crate) struct Notes {
     pub(crate) program_headers: Option<u64>,
     /// Sorted by their addresses; `None` without NT_FILE.
     pub(crate) mapped: Option<Vec<MappedFile>>,
-    pub(crate) names: Vec<Vec<u8>>,
+    /// `mapped` has all that were mapped.
+    pub(crate) all_mapped: bool,
+    /// The names of `mapped`, each with a NUL byte behind it.
+    pub(crate) names: Vec<u8>,
     /// Some of the notes are missing, or more than are looked at.
     pub(crate) incomplete: bool,
 }
@@ -81,7 +87,7 @@ impl Notes {
             notes.incomplete |= whole.is_none();
         }
         if let Some(mapped) = &mut notes.mapped {
-            mapped.sort_by_key(|mapped| mapped.start);
+            mapped.sort_unstable_by_key(|mapped| mapped.start);
         }
         notes
     }
@@ -143,6 +149,8 @@ impl Notes {
                     thread_pointer,
                 });
             }
+            // A thread that cannot be told.
+            (elf::NT_PRSTATUS, _) => self.incomplete = true,
             (elf::NT_PRPSINFO, _) if note.size == PROCESS_SIZE => {
                 let fields = bytes.array::<{ PROCESS_SIZE as usize }>(note.start)?;
                 let name = &fields[PROCESS_NAME..PROCESS_NAME + PROCESS_NAME_SIZE];
@@ -186,37 +194,36 @@ impl Notes {
         }
         // The names are in a second place of the note.
         let mut names = bytes.again();
-        let mut known: HashMap<Vec<u8>, u32> = HashMap::new();
-        let mut kept = 0;
+        let (mut last, mut last_length) = (0, 0);
         let mapped = self.mapped.insert(Vec::new());
         for index in 0..count {
             let at = entries_at + 24 * index;
             let [start, stop, offset] = [0, 8, 16].map(|skip| bytes.u64(at + skip));
             let name = names.text(name_at, end)?;
             name_at += name.len() as u64 + 1;
-            let name = match known.get(&name) {
-                Some(number) => *number,
-                None => {
-                    kept += name.len();
-                    if kept > MAX_NAMES {
-                        return None;
-                    }
-                    let number = self.names.len() as u32;
-                    self.names.push(name.clone());
-                    known.insert(name, number);
-                    number
+            // A module's mappings follow one another.
+            if index == 0 || name != self.names[last..last + last_length] {
+                if self.names.len() + name.len() >= MAX_NAMES {
+                    return None;
                 }
-            };
+                (last, last_length) = (self.names.len(), name.len());
+                self.names.extend_from_slice(&name);
+                // Also one of no bytes has a place of its own.
+                self.names.push(0);
+            }
             let (start, end) = (start?, stop?);
             if start < end {
                 mapped.push(MappedFile {
                     start,
                     end,
                     offset: offset?.saturating_mul(unit),
-                    name,
+                    // Both below their limits.
+                    name: last as u32,
+                    name_length: last_length as u16,
                 });
             }
         }
+        self.all_mapped = true;
         Some(())
     }
 }

@@ -20,7 +20,7 @@ const MAX_NOTES: usize = 16;
 /// Program headers that are read at a time.
 const CHUNK: u64 = 1024;
 /// Pages of no supported architecture are smaller.
-pub(crate) const PAGE: u64 = 4096;
+const PAGE: u64 = 4096;
 
 /// A PT_LOAD segment: a mapping of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub(crate) struct Segments {
     pub(crate) loads: Vec<Load>,
     /// Offset and size of the notes.
     pub(crate) notes: Vec<(u64, u64)>,
+    /// There are more of them.
+    pub(crate) more_notes: bool,
     /// Bytes that the file has to have for all of its contents.
     pub(crate) expected_size: u64,
 }
@@ -96,6 +98,7 @@ impl Segments {
             machine: Machine::from_elf(header.e_machine.get(LE)),
             loads: Vec::new(),
             notes: Vec::new(),
+            more_notes: false,
             expected_size: 0,
         };
         if count > MAX_SEGMENTS {
@@ -114,7 +117,7 @@ impl Segments {
             headers.iter().for_each(|header| segments.add(header));
             done += take;
         }
-        segments.loads.sort_by_key(|load| load.start);
+        segments.loads.sort_unstable_by_key(|load| load.start);
         Ok(segments)
     }
 
@@ -139,6 +142,7 @@ impl Segments {
                 });
             }
             elf::PT_NOTE if self.notes.len() < MAX_NOTES => self.notes.push((offset, file_size)),
+            elf::PT_NOTE => self.more_notes = true,
             _ => return,
         }
         if file_size > 0 {

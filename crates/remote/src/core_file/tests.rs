@@ -142,7 +142,8 @@ fn counts_that_a_core_claims_are_bounded() {
         let contents = words.iter().flat_map(|word| word.to_le_bytes());
         let files = note(b"CORE\0", NT_FILE, &contents.collect::<Vec<_>>());
         let core = open(&with_notes(X86_64, &files)).unwrap();
-        assert!(core.missing().contains(&Missing::Notes), "{words:?}");
+        let both = [Missing::Notes, Missing::FileNames];
+        assert_eq!(core.missing(), both, "{words:?}");
         assert_eq!(core.mapped().len(), 0);
     }
 
@@ -189,4 +190,106 @@ fn a_module_whose_headers_are_missing_is_told() {
     };
     assert_eq!(name, "/usr/bin/shop");
     assert!(why.contains("0x1000 is not in the core"), "{why}");
+}
+
+/// What a NT_FILE note has: {start, end, offset in pages}, and the names.
+fn files(mapped: &[[u64; 3]], names: &[u8]) -> Vec<u8> {
+    let head = [mapped.len() as u64, 4096];
+    let words = head.iter().chain(mapped.as_flattened());
+    let mut contents: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
+    contents.extend(names);
+    note(b"CORE\0", NT_FILE, &contents)
+}
+
+/// The variable could be in one of those without a name.
+#[test]
+fn a_list_of_files_that_breaks_off_is_told() {
+    let notes = [
+        note(b"CORE\0", NT_PRSTATUS, &status(336, 7, 11)),
+        files(&[[0x1000, 0x2000, 0], [0x3000, 0x4000, 0]], b"/a\0/b"),
+    ];
+    let core = open(&with_notes(X86_64, &notes.concat())).unwrap();
+    assert_eq!(core.missing(), [Missing::Notes, Missing::FileNames]);
+    let named: Vec<_> = core.named_mappings().collect();
+    assert_eq!(named, [(&b"/a"[..], 0x1000)]);
+}
+
+/// A module's mappings follow one another and share a name, of which there is one copy.
+#[test]
+fn names_that_follow_themselves_are_kept_once() {
+    let mapped = [1, 2, 3, 4, 5].map(|page| [page << 12, (page + 1) << 12, 0]);
+    let notes = files(&mapped, b"/a\0/a\0\0/b\0/a\0");
+    let core = open(&with_notes(X86_64, &notes)).unwrap();
+    assert_eq!(core.notes.names, b"/a\0\0/b\0/a\0");
+    let named: Vec<&[u8]> = core.named_mappings().map(|(name, _)| name).collect();
+    assert_eq!(named, [&b"/a"[..], b"/a", b"", b"/b", b"/a"]);
+    let mut inodes = Vec::new();
+    let walk = core.mappings(&mut |mapping| {
+        inodes.push(mapping.inode);
+        ControlFlow::Continue(())
+    });
+    walk.unwrap();
+    assert_eq!(inodes, [1, 1, 4, 5, 8]);
+}
+
+#[test]
+fn notes_that_are_not_looked_at_are_told() {
+    let thread = note(b"CORE\0", NT_PRSTATUS, &status(336, 7, 11));
+    let whole = [&thread[..], &files(&[], b"")].concat();
+    let missing = |bytes: &[u8]| open(bytes).unwrap().missing().to_vec();
+    assert_eq!(missing(&with_notes(X86_64, &whole)), []);
+    // A thread whose status has another size.
+    let other = [
+        &whole[..],
+        &note(b"CORE\0", NT_PRSTATUS, &status(200, 8, 0)),
+    ]
+    .concat();
+    assert_eq!(missing(&with_notes(X86_64, &other)), [Missing::Notes]);
+    // One segment of notes more than are read.
+    let at = HEADERS + 17 * 56;
+    let headers = [(PT_NOTE, 0, at, 0, whole.len() as u64, 0); 17];
+    assert_eq!(missing(&core(X86_64, &headers, &whole)), [Missing::Notes]);
+}
+
+/// gdb does not mention code that it leaves out. With pages of 64 KiB (aarch64) the file's page in
+/// which the code begins is mapped from an offset that is not that of a smaller page.
+#[test]
+fn unmentioned_code_is_known_by_the_headers_whatever_the_size_of_pages() {
+    const BASE: u64 = 0x40_0000;
+    // What lld writes: read-only, code, data.
+    let module = core(
+        AARCH64,
+        &[
+            (PT_LOAD, 4, 0, 0, 0x1_a5a0, 0x1_a5a0),
+            (PT_LOAD, 5, 0x1_a5a0, 0x2_a5a0, 0x1000, 0x1000),
+            (PT_LOAD, 6, 0x1_b5a0, 0x3_b5a0, 0x100, 0x100),
+        ],
+        &[],
+    );
+    let mapped = [
+        [BASE, BASE + 0x2_0000, 0],
+        [BASE + 0x2_0000, BASE + 0x3_0000, 0x10],
+        [BASE + 0x3_0000, BASE + 0x4_0000, 0x10],
+    ];
+    let notes = files(&mapped, b"/a\0/a\0/a\0");
+    let at = HEADERS + 2 * 56;
+    let headers = [
+        (
+            PT_NOTE,
+            0,
+            at + module.len() as u64,
+            0,
+            notes.len() as u64,
+            0,
+        ),
+        (PT_LOAD, 4, at, BASE, module.len() as u64, 0x2_0000),
+    ];
+    let core = open(&core(AARCH64, &headers, &[module, notes].concat())).unwrap();
+    let mut execute = Vec::new();
+    let walk = core.mappings(&mut |mapping| {
+        execute.push(mapping.permissions.execute);
+        ControlFlow::Continue(())
+    });
+    walk.unwrap();
+    assert_eq!(execute, [false, true, false]);
 }
