@@ -131,6 +131,37 @@ fn what_is_missing_is_said_and_is_a_problem() {
     assert!(missing.contains(&sizes), "{missing}");
 }
 
+/// A core that names no files says so once; one without threads does not say how it ended.
+#[test]
+fn what_the_notes_lack_is_said_once() {
+    let directory = CoreDirectory::new();
+    let Some((mut target, _)) = target(&directory) else {
+        return;
+    };
+    let tid = target.threads[0].tid;
+    let Some(path) = directory.crash(&mut target, tid, SIGABRT) else {
+        return;
+    };
+    let mut bytes = fs::read(&path).unwrap();
+    // The type of the note with the names, and the owner behind it.
+    let names = bytes.windows(9).position(|it| it == b"ELIFCORE\0");
+    bytes[names.unwrap()] = b'X';
+    fs::write(&path, &bytes).unwrap();
+    let answer = dump(&path, 1);
+    let missing = answer["core"]["missing"].as_array().unwrap();
+    assert_eq!(missing.len(), 1, "{missing:?}");
+    let sentence = missing[0].as_str().unwrap();
+    assert!(sentence.starts_with("the core does not name all files"));
+    assert_eq!(answer["core"]["signal"], "SIGABRT");
+
+    // Up to the first of the notes: the headers alone.
+    let count = u16::from_le_bytes([bytes[56], bytes[57]]);
+    fs::write(&path, &bytes[..64 + 56 * usize::from(count)]).unwrap();
+    let text = otelctx(&["dump", "--core", path.to_str().unwrap()]).expect(1);
+    let end = "core, how the process ended is not known\n";
+    assert!(text.stdout.contains(end), "{text:?}");
+}
+
 #[test]
 fn what_is_no_core_cannot_be_read() {
     let answer = otelctx(&["dump", "--core", "/proc/self/exe"]).expect(2);

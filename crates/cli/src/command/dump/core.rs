@@ -1,6 +1,5 @@
 //! A process that is no more, by its core file.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use otelctx_reader::remote::CoreFile;
 use otelctx_reader::{Core, Error, Options, ThreadSupport, Unreadable};
 use serde::Serialize;
 
-use super::report::{Look, Report};
+use super::report::{Look, MOST_CONTEXTS, Partial, Report, Why};
 
 /// What is said of a core file, beside what is said of every process.
 #[derive(Debug, Serialize)]
@@ -29,12 +28,25 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
     let core = Core::with_options(CoreFile::open(path, sysroot)?, options);
     let support = core.thread_support()?;
     let target = core.target();
-    let threads = target.threads().iter();
-    let looks = threads.map(|thread| Look {
-        tid: thread.tid,
-        name: None,
-        outcome: matches!(support, ThreadSupport::Readable(_))
-            .then(|| core.thread_context(&support, thread)),
+    let is_readable = matches!(support, ThreadSupport::Readable(_));
+    let (mut looks, mut kept) = (Vec::new(), 0);
+    for thread in target.threads() {
+        if kept > MOST_CONTEXTS {
+            break;
+        }
+        let look = Look {
+            tid: thread.tid,
+            name: None,
+            outcome: is_readable.then(|| core.thread_context(&support, thread)),
+        };
+        kept += look.size();
+        looks.push(look);
+    }
+    let (read, of) = (looks.len(), target.threads().len());
+    let partial = (read < of).then_some(Partial {
+        read,
+        of,
+        why: Why::Memory(MOST_CONTEXTS),
     });
     let crash = target.crash();
     Ok(Report {
@@ -51,9 +63,9 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
         forced,
         context: core.context()?,
         detected: None,
-        looks: looks.collect(),
+        looks,
         support: Ok(Arc::new(support)),
-        partial: None,
+        partial,
     })
 }
 
@@ -66,14 +78,18 @@ fn signal_name(number: i32) -> String {
 
 /// What the core lacks as a whole, and the modules that could not be looked into.
 fn missing(core: &CoreFile, support: &ThreadSupport) -> Vec<String> {
-    let whole = core.missing().iter().map(ToString::to_string);
+    let mut missing: Vec<String> = core.missing().iter().map(ToString::to_string).collect();
     let modules = match support {
         ThreadSupport::Readable(variables) => &variables.resolution.unreadable[..],
         ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => unreadable,
         ThreadSupport::Unreadable(_) => &[],
     };
-    let module = |name: &OsStr, why: &str| format!("{}: {why}", name.to_string_lossy());
-    whole
-        .chain(modules.iter().map(|(name, why)| module(name, why)))
-        .collect()
+    // What the whole lacks stands in the way of the search for the variable, too.
+    let said = |why: &String| missing.contains(why);
+    let modules = modules.iter().filter(|(_, why)| !said(why));
+    let modules: Vec<String> = modules
+        .map(|(name, why)| format!("{}: {why}", name.to_string_lossy()))
+        .collect();
+    missing.extend(modules);
+    missing
 }

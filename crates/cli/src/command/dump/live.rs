@@ -1,6 +1,5 @@
 //! A running process.
 
-use std::mem::size_of;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,13 +7,9 @@ use otelctx_reader::{
     ContextState, Error, Options, Outcome, Process, SharedModules, Thread, ThreadSupport, Threads,
 };
 
-use super::report::{Look, Partial, Report, Why};
+use super::report::{Look, MOST_CONTEXTS, Partial, Report, Why};
 use crate::command::patience::patiently;
 use crate::error::is_gone;
-
-/// The most that contexts of threads may take here, in bytes. 30,000 threads with three attributes
-/// each take half of it; whoever makes records that take more is not to fill this machine's memory.
-const MOST_CONTEXTS: usize = 24 << 20;
 
 /// Of the time that is given, the part in which threads are read: 9 of 10. The rest is for finding
 /// out whether libraries went meanwhile, and for writing.
@@ -156,7 +151,7 @@ impl Looking {
             }
             match look(thread, is_readable) {
                 Some(look) => {
-                    kept += look.outcome.as_ref().map_or(0, size);
+                    kept += look.size();
                     looks.push(look);
                 }
                 None => ended += 1,
@@ -212,16 +207,4 @@ fn look(thread: &Thread<'_>, is_readable: bool) -> Option<Look> {
         name,
         outcome,
     })
-}
-
-/// About how many bytes an outcome takes.
-fn size(outcome: &Result<Outcome, Error>) -> usize {
-    let attributes = match outcome {
-        Ok(Outcome::Attached(context)) => &context.attributes[..],
-        _ => &[],
-    };
-    let texts = attributes
-        .iter()
-        .map(|(key, value)| key.len() + value.len());
-    size_of::<Look>() + size_of_val(attributes) + texts.sum::<usize>()
 }

@@ -11,6 +11,10 @@ use otelctx_reader::{
 use super::core::CoreReport;
 use crate::output::words::grouped;
 
+/// The most that contexts of threads may take here, in bytes. 30,000 threads with three attributes
+/// each take half of it; whoever makes records that take more is not to fill this machine's memory.
+pub(super) const MOST_CONTEXTS: usize = 24 << 20;
+
 /// Everything that was found.
 #[derive(Debug)]
 pub(super) struct Report {
@@ -43,6 +47,28 @@ pub(super) struct Look {
     pub(super) name: Option<OsString>,
     /// `None` where no thread has a context that could be read.
     pub(super) outcome: Option<Result<Outcome, Error>>,
+}
+
+impl Look {
+    /// About how many bytes it takes: more than nothing if there was something to read.
+    pub(super) fn size(&self) -> usize {
+        let Some(outcome) = &self.outcome else {
+            return 0;
+        };
+        let more = match outcome {
+            Ok(Outcome::Attached(context)) => {
+                let attributes = &context.attributes[..];
+                let texts = attributes
+                    .iter()
+                    .map(|(key, value)| key.len() + value.len());
+                size_of_val(attributes) + texts.sum::<usize>()
+            }
+            Ok(_) => 0,
+            // The target's own names are in it.
+            Err(error) => error.to_string().len(),
+        };
+        size_of::<Look>() + more
+    }
 }
 
 /// The end came before every thread was looked at.

@@ -39,7 +39,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
         text += &format!("  asked     thread {tid} of this process\n");
     }
     if let Some(core) = &report.core {
-        text += &core_lines(core, terminal);
+        text += &core_lines(core, report.looks.is_empty(), terminal);
     }
     match &report.context {
         ContextState::Published(context) => {
@@ -130,10 +130,12 @@ fn head(report: &Report, terminal: &Terminal) -> String {
 }
 
 /// Which core file it is, how the process ended, and what is missing.
-fn core_lines(core: &CoreReport, terminal: &Terminal) -> String {
+fn core_lines(core: &CoreReport, no_threads: bool, terminal: &Terminal) -> String {
     let file = escape(&core.file.to_string_lossy());
     let end = match (&core.signal, core.crashed_thread) {
         (Some(signal), Some(tid)) => format!("ended by {signal} in thread {tid}"),
+        // The threads tell.
+        _ if no_threads => "how the process ended is not known".to_owned(),
         _ => "written while the process went on".to_owned(),
     };
     let mut text = terminal.sentence("  core      ", &format!("{file}, {end}"));
