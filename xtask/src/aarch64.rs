@@ -52,6 +52,20 @@ for test in /tests/*; do
 done
 ";
 
+/// What it does behind the command: a crash, and what its core tells.
+const CRASH: &str = "\
+cd /tmp
+ulimit -c unlimited
+/bin/otelctx demo-service --parent=$$ > /dev/null &
+service=$!
+sleep 3
+kill -ABRT $service
+wait $service
+/bin/otelctx dump --core core || echo 'guest: FAILED dump of a core'
+";
+/// What it says then.
+const CRASH_SAYS: &str = "core, ended by SIGABRT in thread";
+
 pub(crate) fn run(counts: &mut Counts) -> Outcome {
     for program in [MACHINE.emulator, LINKER] {
         if !have(program) {
@@ -65,7 +79,7 @@ pub(crate) fn run(counts: &mut Counts) -> Outcome {
 }
 
 fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Outcome, String> {
-    let mut image = Image::new(&machine.busybox, &[SCRIPT, guest::COMMAND].concat())?;
+    let mut image = Image::new(&machine.busybox, &[SCRIPT, guest::COMMAND, CRASH].concat())?;
     for library in LIBRARIES {
         image.file(
             &Path::new("/lib").join(library),
@@ -86,7 +100,8 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
         .map_err(|error| format!("{}: {error}", initramfs.display()))?;
 
     let output = MACHINE.run(&machine.kernel, &initramfs)?;
-    let here = guest::verdict(&output, &guest::COMMAND_SAYS)?;
+    let said = [&guest::COMMAND_SAYS[..], &[CRASH_SAYS]].concat();
+    let here = guest::verdict(&output, &said)?;
     counts.add(&here);
     Ok(Outcome::Passed(format!(
         "{here}, {} programs",
