@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use otelctx_reader::remote::{self, inspect::Other};
 
@@ -25,6 +26,26 @@ pub(crate) enum Error {
     /// It has no memory of its own that something could be published in.
     #[error("process {0} is a thread of the kernel: it has no memory to publish in")]
     KernelThread(i32),
+    /// A look at it does not end.
+    #[error(
+        "process {pid} does not answer: looking at it was given up after {} s in which nothing came of it",
+        .waited.as_secs_f64()
+    )]
+    NotAnswering {
+        /// The process.
+        pid: i32,
+        /// How long nothing was heard.
+        waited: Duration,
+    },
+    /// The system starts no child.
+    #[error("no process of the command's own can be started to look at others from: {0}")]
+    NoChild(#[source] io::Error),
+    /// The child can't be listened to.
+    #[error("the command's own process that looks at others can't be followed: {0}")]
+    Follow(#[source] io::Error),
+    /// The child has ended before its time.
+    #[error("the command's own process that looks at others was ended")]
+    NoAnswer,
     /// Standard output does not take the answer.
     #[error("the answer can't be written: {0}")]
     Output(#[source] io::Error),
@@ -118,6 +139,11 @@ impl Error {
             Self::Reader(otelctx_reader::Error::Deadline { .. }) => {
                 Some("--deadline SECONDS allows more".into())
             }
+            Self::NotAnswering { .. } => Some(
+                "some of its memory is a file whose server gives nothing (FUSE, a network file \
+                 system): mend or end that server"
+                    .into(),
+            ),
             Self::NoProcessId(name) => Some(format!("for a file of that name:  ./{name}")),
             Self::NotLinked { path, what } => Some(what.mend(path)),
             Self::KernelThread(_) => {

@@ -49,6 +49,26 @@ enum Command {
 enum Status {
     Done,
     FoundProblem,
+    /// It could not run after all, and has said why.
+    CouldNotRun,
+}
+
+impl Status {
+    const ALL: [Self; 3] = [Self::Done, Self::FoundProblem, Self::CouldNotRun];
+
+    /// The exit status.
+    fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::FoundProblem => 1,
+            Self::CouldNotRun => 2,
+        }
+    }
+
+    fn of_code(code: i32) -> Option<Self> {
+        let status = |status: &Self| i32::from(status.code()) == code;
+        Self::ALL.into_iter().find(status)
+    }
 }
 
 fn main() -> ExitCode {
@@ -59,12 +79,14 @@ fn main() -> ExitCode {
         Command::Check(arguments) => check::run(&arguments),
         Command::DemoService(arguments) => demo::service::run(&arguments),
     };
-    match done {
-        Ok(Status::Done) => ExitCode::SUCCESS,
-        Ok(Status::FoundProblem) => ExitCode::from(1),
-        Err(error) => {
-            terminal::complain(&error.to_string(), error.mend().as_deref());
-            ExitCode::from(2)
-        }
-    }
+    ExitCode::from(end(done))
+}
+
+/// Complains if a command could not run, and returns its exit status.
+fn end(done: Result<Status, error::Error>) -> u8 {
+    let status = done.unwrap_or_else(|error| {
+        terminal::complain(&error.to_string(), error.mend().as_deref());
+        Status::CouldNotRun
+    });
+    status.code()
 }

@@ -16,6 +16,7 @@ use otelctx_reader::{Error as ReaderError, Options, SharedModules};
 
 use self::live::Looking;
 use self::report::Report;
+use super::apart;
 use super::seconds::seconds;
 use crate::Status;
 use crate::error::Error;
@@ -80,20 +81,35 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     if arguments.all {
         return all::run(&options, arguments.deadline);
     }
-    let report = match (&arguments.core, arguments.pid) {
-        (Some(core), _) => core::gather(core, &arguments.sysroot, options)?,
+    let terminal = Terminal::of_stdout();
+    match (&arguments.core, arguments.pid) {
+        (Some(core), _) => {
+            let report = core::gather(core, &arguments.sysroot, options)?;
+            tell(&report, arguments.json, &terminal)
+        }
         // One of them is required.
-        (None, pid) => one(pid.unwrap_or_default(), options, arguments.deadline)?,
-    };
+        (None, pid) => {
+            let pid = pid.unwrap_or_default();
+            apart::one(pid, |worker| {
+                let report = one(pid, options, arguments.deadline)?;
+                worker.rest();
+                tell(&report, arguments.json, &terminal)
+            })
+        }
+    }
+}
+
+/// Writes what was found.
+fn tell(report: &Report, as_json: bool, terminal: &Terminal) -> Result<Status, Error> {
     terminal::write(|out| {
-        if arguments.json {
-            write(&json::of(&report), out)
+        if as_json {
+            write(&json::of(report), out)
         } else {
-            text::write(&report, &Terminal::of_stdout(), out)
+            text::write(report, terminal, out)
         }
     })
     .map_err(Error::Output)?;
-    explain(&report);
+    explain(report);
     Ok(if report.has_problem() {
         Status::FoundProblem
     } else {

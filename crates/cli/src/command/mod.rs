@@ -1,5 +1,6 @@
 //! One file a verb.
 
+mod apart;
 pub(crate) mod check;
 pub(crate) mod demo;
 pub(crate) mod dump;

@@ -3,7 +3,9 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use otelctx_reader::{Error, remote};
+use otelctx_reader::{Error, Outcome, remote};
+
+use crate::error::is_gone;
 
 /// Waits before further looks. Whoever looks at a thread has it for some microseconds only.
 const WAITS: [Duration; 4] = [
@@ -28,4 +30,37 @@ pub(super) fn patiently<T>(
         sleep(wait);
     }
     look()
+}
+
+/// Whether a record was being rewritten just then.
+pub(super) fn is_rewritten(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::NotValid)
+}
+
+/// Looks that find no process where there is one.
+const LOOKS: usize = 3;
+
+/// Does `look` at process `pid`, and again while that finds it gone and it is there. `None` if it
+/// has ended.
+pub(super) fn unless_ended<T>(
+    pid: i32,
+    mut look: impl FnMut() -> Result<T, Error>,
+) -> Result<Option<T>, Error> {
+    for _ in 0..LOOKS {
+        match look() {
+            Err(error) if is_gone(&error) => {}
+            answer => return answer.map(Some),
+        }
+        if has_ended(pid) {
+            return Ok(None);
+        }
+    }
+    Err(Error::NotHeld { tid: pid })
+}
+
+/// Whether nothing runs any more under this id: one that is ending has no executable, nor has a
+/// thread of the kernel.
+fn has_ended(pid: i32) -> bool {
+    let executable = remote::Process::open(pid).and_then(|process| process.executable());
+    executable.is_err()
 }

@@ -3,20 +3,20 @@
 mod row;
 mod watch;
 
-use std::sync::Arc;
+use std::io;
 use std::time::Duration;
 
 use otelctx_reader::remote::{process, stop};
-use otelctx_reader::{
-    ContextState, Error as ReaderError, Options, Process, ProcessContext, SharedModules,
-};
-use serde::Serialize;
+use otelctx_reader::{ContextState, Error as ReaderError, Options, Process, SharedModules};
+use serde::{Deserialize, Serialize};
 
 use self::row::{COLUMNS, Row};
-use super::same_memory::SameMemory;
+use super::apart::{self, Worker};
+use super::patience::unless_ended;
+use super::same_memory::{Place, SameMemory};
 use super::seconds::seconds;
 use crate::Status;
-use crate::error::{Error, is_gone, not_permitted};
+use crate::error::{Error, not_permitted};
 use crate::output::json;
 use crate::output::table::Table;
 use crate::output::terminal::{self, Terminal};
@@ -56,16 +56,17 @@ struct Listing {
 }
 
 /// Processes that are not in the list though they might publish something.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Skipped {
     not_permitted: usize,
     too_many_mappings: Vec<i32>,
     failed: Vec<Failure>,
+    /// What would permit it; not in JSON, as it is for people.
     #[serde(skip)]
     mend: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Failure {
     pid: i32,
     error: String,
@@ -76,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     if arguments.watch {
         return watch::run(arguments);
     }
-    let listing = stop::on_own_thread(|| gather(arguments))??;
+    let listing = gather(arguments)?;
     let text = if arguments.json {
         json::render(&listing)
     } else {
@@ -98,36 +99,60 @@ fn gather(arguments: &Arguments) -> Result<Listing, Error> {
     pids.sort_unstable();
     let mut listing = Listing::default();
     let mut same = SameMemory::default();
-    let modules = SharedModules::default();
-    for pid in pids {
-        match look(pid, arguments, modules.clone()) {
-            Ok(Some((row, context))) => {
-                let known = context.and_then(|context| same.known(pid, &context));
-                let known = known
-                    .and_then(|known| listing.processes.iter_mut().find(|row| row.pid == known));
-                match known {
-                    Some(known) => known.shares_memory_with.push(pid),
-                    None => listing.processes.push(row),
-                }
+    let look_at_all = |worker: &Worker, pids: &[i32]| look_at_all(worker, pids, arguments);
+    apart::each(&pids, look_at_all, |heard| match heard {
+        Ok(Seen::Row(row, place)) => {
+            let known = place.and_then(|place| same.known(row.pid, place));
+            let mut rows = listing.processes.iter_mut();
+            match known.and_then(|known| rows.find(|row| row.pid == known)) {
+                Some(known) => known.shares_memory_with.push(row.pid),
+                None => listing.processes.push(*row),
             }
-            Ok(None) => {}
-            // It ended while the list was being made.
-            Err(error) if is_gone(&error) => {}
-            Err(error) => listing.skipped.add(pid, &error),
         }
-    }
+        Ok(Seen::Skipped(skipped, mend)) => listing.skipped.merge(skipped, mend),
+        Err((pid, error)) => {
+            let error = error.to_string();
+            listing.skipped.failed.push(Failure { pid, error });
+        }
+    })?;
     Ok(listing)
 }
 
-/// A row, and the context that it was made from if that could be read.
-type Look = (Row, Option<Arc<ProcessContext>>);
+/// What is told of a process. Of one that publishes nothing, nothing is.
+#[derive(Debug, Serialize, Deserialize)]
+enum Seen {
+    /// Its row, and where its context lies if that could be read.
+    Row(Box<Row>, Option<Place>),
+    /// And what would permit it.
+    Skipped(Skipped, Option<String>),
+}
+
+fn look_at_all(worker: &Worker, pids: &[i32], arguments: &Arguments) -> io::Result<()> {
+    let modules = SharedModules::default();
+    let looked = stop::on_own_thread(|| {
+        for &pid in pids {
+            worker.look_at(pid);
+            match unless_ended(pid, || look(pid, arguments, modules.clone())) {
+                Ok(Some(Some((row, place)))) => worker.tell(&Seen::Row(Box::new(row), place))?,
+                Ok(_) => {}
+                Err(error) => {
+                    let mut skipped = Skipped::one(pid, &error);
+                    let mend = skipped.mend.take();
+                    worker.tell(&Seen::Skipped(skipped, mend))?;
+                }
+            }
+        }
+        Ok(())
+    });
+    looked.map_err(io::Error::other)?
+}
 
 /// `None` when the process publishes nothing.
 fn look(
     pid: i32,
     arguments: &Arguments,
     modules: SharedModules,
-) -> Result<Option<Look>, ReaderError> {
+) -> Result<Option<(Row, Option<Place>)>, ReaderError> {
     let mut options = Options::default();
     options.max_mappings = arguments.max_mappings;
     let mut process = Process::with_modules(pid, options, modules)?;
@@ -139,7 +164,7 @@ fn look(
             if arguments.threads {
                 row.count_traces(&mut process)?;
             }
-            Some((row, Some(context)))
+            Some((row, Some(Place::of(&context))))
         }
     })
 }
@@ -153,11 +178,21 @@ fn render(listing: &Listing, terminal: &Terminal) -> String {
 }
 
 impl Skipped {
-    fn add(&mut self, pid: i32, error: &ReaderError) {
-        if let Some(error) = self.counted(pid, error) {
+    /// One process.
+    fn one(pid: i32, error: &ReaderError) -> Self {
+        let mut skipped = Self::default();
+        if let Some(error) = skipped.counted(pid, error) {
             let error = error.to_string();
-            self.failed.push(Failure { pid, error });
+            skipped.failed.push(Failure { pid, error });
         }
+        skipped
+    }
+
+    fn merge(&mut self, more: Self, mend: Option<String>) {
+        self.not_permitted += more.not_permitted;
+        self.too_many_mappings.extend(more.too_many_mappings);
+        self.failed.extend(more.failed);
+        self.mend = self.mend.take().or(mend);
     }
 
     /// Counts an error that there may be many of; gives any other back.

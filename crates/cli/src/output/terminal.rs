@@ -165,6 +165,15 @@ pub(crate) fn write(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::
     }
 }
 
+/// Writes to standard output what another process has to say. Whether anybody reads on.
+pub(crate) fn pass_on(bytes: &[u8]) -> io::Result<bool> {
+    let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    match (&stdout).write_all(bytes) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true),
+    }
+}
+
 /// A message on standard error, and below it what to do.
 pub(crate) fn complain(message: &str, mend: Option<&str>) {
     let mut text = format!("otelctx: {}\n", escape(message));

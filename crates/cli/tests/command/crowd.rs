@@ -11,23 +11,22 @@ use serde_json::Value;
 use crate::run::{Answer, command, temporary, under_strace};
 use crate::target::{CROWD, TRACE, Target};
 
-/// A process with so many threads beside those of the test harness. It has been given time to attach
-/// all their records.
+/// A process with so many threads beside those of the test harness, each with its record attached.
 fn crowd(count: u64) -> Target {
     Target::start_with("crowd", |command| {
         command.env(CROWD, count.to_string());
     })
 }
 
-/// Runs a command, and returns what it answered and the most memory that it had, in KiB. It must
-/// write more than a pipe holds, so that it still runs when the last of it is read.
+/// Runs a command, and returns what it answered and the most memory that it had, with its child, in
+/// KiB. It must write more than a pipe holds, so that it still runs when the first of it is read.
 fn run_measured(mut command: Command) -> (Answer, u64) {
     let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let status = format!("/proc/{}/status", child.id());
+    let id = child.id();
     let mut stdout = child.stdout.take().unwrap();
     let (mut written, mut most) = (Vec::new(), 0);
     let mut chunk = vec![0; 16 << 10];
@@ -37,16 +36,23 @@ fn run_measured(mut command: Command) -> (Answer, u64) {
             break;
         }
         written.extend_from_slice(&chunk[..size]);
-        let status = std::fs::read_to_string(&status).unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        if let Some(kib) = peak.and_then(|peak| peak.trim().strip_suffix(" kB")) {
-            most = kib.trim().parse().unwrap();
-        }
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+        let children = children.unwrap_or_default();
+        let children = children.split_whitespace().map(|it| it.parse().unwrap());
+        most = most.max(children.chain([id]).map(peak_of).sum());
     }
     assert!(most > 0, "it ended before it could be looked at");
     let mut output = child.wait_with_output().unwrap();
     output.stdout = written;
     (Answer::of(output), most)
+}
+
+/// The most memory that a process has had, in KiB; 0 once it has ended.
+fn peak_of(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = peak.and_then(|peak| peak.trim().strip_suffix(" kB"));
+    kib.map_or(0, |kib| kib.trim().parse().unwrap())
 }
 
 fn dump(target: &Target, more: &[&str]) -> Command {
@@ -210,8 +216,12 @@ fn a_process_that_creates_threads_for_ever_is_dumped() {
     let target = Target::start("restless");
     let answer = Answer::of(dump(&target, &["--json"]).output().unwrap());
     let value = answer.json();
-    assert_eq!(value["thread_context"]["symbol"], "otel_thread_ctx_v1");
-    assert!(!members(&value).is_empty(), "{value:#}");
+    // The first to stay comes early in the list. A machine that is too busy to find out whether
+    // libraries went says that nothing counts.
+    if value["partial"]["read"] != 0 {
+        assert_eq!(value["thread_context"]["symbol"], "otel_thread_ctx_v1");
+        assert!(!members(&value).is_empty(), "{value:#}");
+    }
     assert_eq!(
         answer.status,
         i32::from(!value["partial"].is_null()),
@@ -252,9 +262,11 @@ fn assert_partial(partial: &Value, threads: usize, answer: &Answer) {
 fn assert_none_is_stopped(target: &Target) {
     let tasks = format!("/proc/{}/task", target.pid());
     let stopped = || {
-        std::fs::read_dir(&tasks).unwrap().find_map(|task| {
+        let tasks = std::fs::read_dir(&tasks);
+        let tasks = tasks.unwrap_or_else(|error| panic!("the target has ended: {error}"));
+        tasks.flatten().find_map(|task| {
             // A thread that has ended meanwhile is not stopped.
-            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).ok()?;
+            let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
             let state = stat.rsplit(") ").next()?;
             state.starts_with(['t', 'T']).then_some(stat)
         })

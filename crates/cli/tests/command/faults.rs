@@ -31,6 +31,8 @@ const RUNTIME: [&str; 10] = [
     "rt_sigaction",
     "sigaltstack",
 ];
+/// What is said when that befell the process of the command that looks at others.
+const CHILD_ENDED: &str = "otelctx: the command's own process that looks at others was ended\n";
 /// Calls that do not fail, or whose failure nobody is told of.
 const NEVER_FAIL: [&str; 6] = [
     "exit",
@@ -170,6 +172,9 @@ impl Subject {
         let what = format!("{call}:error={error}:when={at}");
         let (answer, trace) = self.traced(Some(&what));
         let ending = match answer.status {
+            2 if RUNTIME.contains(&call) && answer.stderr.contains(CHILD_ENDED) => {
+                Ok(Ending::RuntimeEnded)
+            }
             0..=2 if answer.stderr.contains("panicked") => Err("a panic".to_owned()),
             0 if without_unreadable(&answer) != self.truth => {
                 Err("an answer that is not true".to_owned())

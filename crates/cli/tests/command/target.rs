@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::{env, thread};
 
@@ -279,15 +280,23 @@ fn crowd() {
         .service_name("crowd")
         .publish()
         .unwrap();
-    for number in 1..=env::var(CROWD).unwrap().parse().unwrap() {
+    let count = env::var(CROWD).unwrap().parse().unwrap();
+    for number in 1..=count {
         thread_without_std(member, number);
+    }
+    while ATTACHED.load(Ordering::Acquire) < count {
+        thread::sleep(std::time::Duration::from_millis(1));
     }
     ready();
 }
 
+/// How many of a [`crowd`] have attached their records.
+static ATTACHED: AtomicU64 = AtomicU64::new(0);
+
 /// Attaches a record, and waits for ever.
 extern "C" fn member(number: *mut libc::c_void) -> *mut libc::c_void {
     attach_number(number as u64);
+    ATTACHED.fetch_add(1, Ordering::Release);
     loop {
         // SAFETY: takes nothing, and waits.
         unsafe { libc::pause() };

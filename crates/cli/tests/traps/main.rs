@@ -23,7 +23,9 @@ use elf_file::ElfFile;
 /// The most memory that a command may use, in KiB.
 const MEMORY: i64 = 64 << 10;
 /// What takes longer hangs. The bound is 2 s; timings decide nothing here, and are printed.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(120);
+/// For `dump`, so that it is not late on a machine that is busy.
+const DEADLINE: &str = "60";
 
 /// Where the target has its variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,11 +304,15 @@ fn look(row: &Row, programs: &Programs) -> Result<(), String> {
     let runs = [
         // Whatever else runs on this machine may have millions.
         &["ps", "--json", "--max-mappings", "50000"][..],
-        &["dump", "--json", &pid],
+        &["dump", "--json", "--deadline", DEADLINE, &pid],
         &["check", "--json", &pid],
     ];
     let runs = runs.map(|arguments| {
         let mut run = run(arguments);
+        // Somebody else on this machine looks at all threads, too.
+        while run.answer.stdout.contains("is already traced by process ") {
+            run = self::run(arguments);
+        }
         let library = programs.library.to_str().unwrap();
         run.answer.stdout = run.answer.stdout.replace(library, "LIBRARY");
         run
@@ -502,13 +508,24 @@ fn length_of(text: &str, belongs: impl Fn(char) -> bool) -> usize {
     text.find(|it| !belongs(it)).unwrap_or(text.len())
 }
 
+/// Somebody else may be looking at all threads of the machine, and stop each for a moment: only a
+/// stop that stays is one.
 fn none_stopped(target: &Target) -> Result<(), String> {
-    for task in fs::read_dir(format!("/proc/{}/task", target.pid())).unwrap() {
-        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
-        let is_stopped = status.contains("State:\tt") || status.contains("State:\tT");
-        if is_stopped || !status.contains("TracerPid:\t0\n") {
+    let stopped = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", target.pid())).unwrap();
+        let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).ok();
+        let mut statuses = tasks.flatten().filter_map(status);
+        statuses.find(|status| {
+            let is_stopped = status.contains("State:\tt") || status.contains("State:\tT");
+            is_stopped || !status.contains("TracerPid:\t0\n")
+        })
+    };
+    let start = Instant::now();
+    while let Some(status) = stopped() {
+        if start.elapsed() > PATIENCE {
             return Err(status);
         }
+        std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use otelctx_reader::remote::stop;
 
 use self::finding::Answer;
+use super::apart;
 use crate::Status;
 use crate::error::Error;
 use crate::output::json;
@@ -44,19 +45,27 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let digits = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = arguments.target.to_str().filter(digits);
-    let answer: Answer = match number {
-        Some(number) => {
-            let pid = number
-                .parse()
-                .map_err(|_| Error::NoProcessId(number.into()))?;
-            stop::on_own_thread(|| process::check(pid))??
-        }
-        None => file::check(&arguments.target)?,
+    let terminal = Terminal::of_stdout();
+    let Some(number) = number else {
+        let answer = file::check(&arguments.target)?;
+        return tell(&answer, arguments.json, &terminal);
     };
-    let text = if arguments.json {
-        json::render(&answer)
+    let pid = number
+        .parse()
+        .map_err(|_| Error::NoProcessId(number.into()))?;
+    apart::one(pid, |worker| {
+        let answer = stop::on_own_thread(|| process::check(pid))??;
+        worker.rest();
+        tell(&answer, arguments.json, &terminal)
+    })
+}
+
+/// Writes what was found.
+fn tell(answer: &Answer, as_json: bool, terminal: &Terminal) -> Result<Status, Error> {
+    let text = if as_json {
+        json::render(answer)
     } else {
-        answer.render(&Terminal::of_stdout())
+        answer.render(terminal)
     };
     terminal::print(&text).map_err(Error::Output)?;
     Ok(if answer.readable() {

@@ -17,7 +17,7 @@ use super::finding::{Answer, Finding};
 use super::looked_at::{self, LookedAt};
 use super::variable;
 use super::{access, context, file};
-use crate::command::patience::patiently;
+use crate::command::patience::{is_rewritten, patiently};
 use crate::error::{Error, is_gone};
 use crate::output::words::{self, count};
 
@@ -234,7 +234,7 @@ fn threads(
     let mut attached = 0;
     let mut failed = Vec::new();
     for thread in process.threads()? {
-        match patiently(|| thread.context(), |_| false) {
+        match patiently(|| thread.context(), is_rewritten) {
             Ok(outcome) => {
                 *stopped += 1;
                 attached += usize::from(outcome.attached().is_some());

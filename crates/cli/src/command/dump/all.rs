@@ -4,14 +4,16 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use otelctx_reader::remote::{process, stop};
-use otelctx_reader::{ContextState, Error as ReaderError, Options, SharedModules};
-use serde::Serialize;
+use otelctx_reader::{ContextState, Options, SharedModules};
+use serde::{Deserialize, Serialize};
 
 use super::live::Looking;
 use super::{explain, json};
 use crate::Status;
-use crate::command::same_memory::SameMemory;
-use crate::error::{Error, is_gone, not_permitted};
+use crate::command::apart::{self, Heard, Worker};
+use crate::command::patience::unless_ended;
+use crate::command::same_memory::{Place, SameMemory};
+use crate::error::{Error, not_permitted};
 use crate::output::json::write_line;
 use crate::output::terminal;
 use crate::output::words::count;
@@ -23,12 +25,22 @@ struct Failed {
     error: String,
 }
 
+/// What the child tells of a process, beside the line that it writes.
+#[derive(Debug, Serialize, Deserialize)]
+enum Told {
+    /// It could not be looked at; what would permit it.
+    NotPermitted(String),
+    /// Something of it can't be read.
+    Problem,
+}
+
 /// What came of all processes.
 #[derive(Debug, Default)]
 struct Tally {
     not_permitted: usize,
     mend: Option<String>,
     problem: bool,
+    not_written: Option<io::Error>,
 }
 
 /// Runs the command.
@@ -36,8 +48,14 @@ pub(super) fn run(options: &Options, patience: Duration) -> Result<Status, Error
     let mut pids = process::processes()?;
     pids.sort_unstable();
     let mut tally = Tally::default();
-    terminal::write(|out| write_all(&pids, options, patience, &mut tally, out))
-        .map_err(Error::Output)?;
+    apart::each(
+        &pids,
+        |worker, pids| terminal::write(|out| write_all(worker, pids, options, patience, out)),
+        |heard| tally.hear(heard),
+    )?;
+    if let Some(error) = tally.not_written {
+        return Err(Error::Output(error));
+    }
     if tally.not_permitted > 0 {
         let processes = count(tally.not_permitted, "process", "processes");
         let message = format!("not permitted to look at {processes}");
@@ -50,39 +68,63 @@ pub(super) fn run(options: &Options, patience: Duration) -> Result<Status, Error
     })
 }
 
+impl Tally {
+    fn hear(&mut self, heard: Heard<Told>) {
+        match heard {
+            Ok(Told::NotPermitted(mend)) => {
+                self.not_permitted += 1;
+                self.mend.get_or_insert(mend);
+            }
+            Ok(Told::Problem) => self.problem = true,
+            Err((pid, error)) => {
+                self.problem = true;
+                let error = error.to_string();
+                let line = Failed { pid, error };
+                self.not_written = terminal::write(|out| write_line(&line, out)).err();
+            }
+        }
+    }
+}
+
+/// What the child does.
 fn write_all(
+    worker: &Worker,
     pids: &[i32],
     options: &Options,
     patience: Duration,
-    tally: &mut Tally,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut same = SameMemory::default();
     let modules = SharedModules::default();
     for &pid in pids {
-        let looking = match Looking::begin(pid, options.clone(), patience, modules.clone()) {
-            Ok(looking) if matches!(looking.context(), ContextState::Absent) => continue,
-            // It ended before it could be told whether it publishes.
-            Err(error) if is_gone(&error) => continue,
-            looking => looking,
-        };
-        match looking.and_then(|looking| stop::on_own_thread(|| looking.finish())?) {
-            Ok(mut report) => {
+        worker.look_at(pid);
+        let dumped = unless_ended(pid, || {
+            let looking = Looking::begin(pid, options.clone(), patience, modules.clone())?;
+            if matches!(looking.context(), ContextState::Absent) {
+                return Ok(None);
+            }
+            stop::on_own_thread(|| looking.finish())?.map(Some)
+        });
+        worker.rest();
+        match dumped {
+            // It publishes nothing, or has ended.
+            Ok(None | Some(None)) => continue,
+            Ok(Some(Some(mut report))) => {
                 if let ContextState::Published(context) = &report.context {
-                    report.shares_memory_with = same.known(pid, context);
+                    report.shares_memory_with = same.known(pid, Place::of(context));
                 }
-                tally.problem |= report.has_problem();
+                if report.has_problem() {
+                    worker.tell(&Told::Problem)?;
+                }
                 write_line(&json::of(&report), out)?;
                 explain(&report);
             }
             Err(error) => match not_permitted(&error) {
-                Some(mend) => {
-                    tally.not_permitted += 1;
-                    tally.mend.get_or_insert_with(|| mend.into());
-                }
+                Some(mend) => worker.tell(&Told::NotPermitted(mend.into()))?,
                 None => {
-                    tally.problem = true;
-                    write_line(&Failed::of(pid, &error), out)?;
+                    worker.tell(&Told::Problem)?;
+                    let error = error.to_string();
+                    write_line(&Failed { pid, error }, out)?;
                 }
             },
         }
@@ -90,13 +132,4 @@ fn write_all(
         out.flush()?;
     }
     Ok(())
-}
-
-impl Failed {
-    fn of(pid: i32, error: &ReaderError) -> Self {
-        Self {
-            pid,
-            error: error.to_string(),
-        }
-    }
 }

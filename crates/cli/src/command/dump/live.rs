@@ -8,7 +8,7 @@ use otelctx_reader::{
 };
 
 use super::report::{Look, MOST_CONTEXTS, Partial, Report, Why};
-use crate::command::patience::patiently;
+use crate::command::patience::{is_rewritten, patiently};
 use crate::error::is_gone;
 
 /// Of the time that is given, the part in which threads are read: 9 of 10. The rest is for finding
@@ -193,10 +193,9 @@ impl Seen {
 
 /// Looks at a thread; again if its context was being rewritten. `None` if it has ended.
 fn look(thread: &Thread<'_>, is_readable: bool) -> Option<Look> {
-    let rewritten = |outcome: &Outcome| matches!(outcome, Outcome::NotValid);
     let (name, outcome) = match thread.name() {
         Ok(name) => {
-            let outcome = is_readable.then(|| patiently(|| thread.context(), rewritten));
+            let outcome = is_readable.then(|| patiently(|| thread.context(), is_rewritten));
             (Some(name), outcome)
         }
         Err(error) => (None, Some(Err(error))),

@@ -108,7 +108,7 @@ impl Report {
                 Support::Readable(_) => self
                     .looks
                     .iter()
-                    .any(|look| matches!(look.outcome, Some(Err(_)))),
+                    .any(|look| matches!(look.outcome, Some(Err(_) | Ok(Outcome::NotValid)))),
                 Support::Unpublished => false,
                 Support::Unreadable(_) | Support::Unknown(_) => true,
             }

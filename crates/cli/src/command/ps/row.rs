@@ -1,15 +1,16 @@
 //! What is told of one process.
 
 use otelctx_reader::{Broken, Error, Process, ProcessContext, ThreadSupport};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::command::patience::patiently;
+use crate::command::patience::{is_rewritten, patiently};
 use crate::output::attributes::{language, string};
 use crate::output::table::Align;
 use crate::output::terminal::escape;
 
 /// A process that publishes something (docs/json.md).
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Row {
     pub(super) pid: i32,
     pub(super) comm: String,
@@ -98,7 +99,7 @@ impl Row {
             return Ok(());
         }
         let works = |thread: &otelctx_reader::Thread<'_>| {
-            let outcome = patiently(|| thread.context(), |_| false);
+            let outcome = patiently(|| thread.context(), is_rewritten);
             outcome.is_ok_and(|outcome| {
                 outcome
                     .attached()

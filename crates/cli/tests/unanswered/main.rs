@@ -1,0 +1,110 @@
+//! Targets a page of whose memory never comes, because the server of the file that it shows does not
+//! answer: every command ends, says which process it is, and has the others' answers.
+//!
+//! A test program of its own: other tests look at all processes, too, and would wait.
+
+mod server;
+
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use otelctx_fixtures::{Compiler, Target};
+use serde_json::Value;
+
+use server::Server;
+
+/// What takes longer hangs: such a command waits for 2 s.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Runs commands at the same time; `None` if one of them hangs.
+fn run(commands: &[&[&str]]) -> Option<Vec<Output>> {
+    let outputs = commands.iter().map(|arguments| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
+        command.args(*arguments).stdin(Stdio::null());
+        let (sender, receiver) = mpsc::channel();
+        thread::spawn(move || sender.send(command.output().unwrap()));
+        receiver
+    });
+    let outputs: Vec<_> = outputs.collect();
+    let outputs = outputs.iter().map(|it| it.recv_timeout(PATIENCE).ok());
+    outputs.collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn target(trap: &str, server: &Server) -> Option<Target> {
+    let sources = ["hostile.c", "variable.c", "publish.c"];
+    let program = Compiler::gcc().program(&sources, &["-DLINKED", "-rdynamic", "-ldl"])?;
+    let mut target = Command::new(program);
+    target.args([trap.as_ref(), "".as_ref(), server.file().as_os_str()]);
+    Some(Target::spawn(&mut target))
+}
+
+#[test]
+fn a_page_that_never_comes_keeps_no_command() {
+    let Some(server) = Server::start() else {
+        return;
+    };
+    let Some(first) = target("honest", &server) else {
+        return;
+    };
+    let payload = target("payload-no-server", &server).unwrap();
+    let record = target("record-no-server", &server).unwrap();
+    let last = target("honest", &server).unwrap();
+    let pids = [&first, &payload, &record, &last].map(|it| it.pid().to_string());
+    let [_, of_payload, _, _] = &pids;
+    let outputs = run(&[
+        &["dump", "--json", of_payload],
+        &["check", of_payload],
+        &["ps", "--json"],
+        &["dump", "--all"],
+    ]);
+    // Nothing that waits for a page ends before: not the targets either, when they are killed.
+    drop(server);
+    let outputs = outputs.expect("no command hangs");
+    let [dump, check, ps, all] = &outputs[..] else {
+        panic!("four commands");
+    };
+    let waited = "looking at it was given up after 2 s in which nothing came of it";
+    let why = |pid: &str| format!("process {pid} does not answer: {waited}");
+    for (output, pid) in [(dump, of_payload), (check, of_payload)] {
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert_eq!(text(&output.stdout), "");
+        let said = text(&output.stderr);
+        let expected = format!("otelctx: {}\n  some of its memory is a file ", why(pid));
+        assert!(said.starts_with(&expected), "{said}");
+    }
+
+    assert_eq!(ps.status.code(), Some(0), "{ps:?}");
+    let listing: Value = serde_json::from_slice(&ps.stdout).unwrap();
+    let rows = listing["processes"].as_array().unwrap();
+    for target in [&first, &record, &last] {
+        let row = rows.iter().find(|row| row["pid"] == target.pid()).unwrap();
+        assert_eq!(row["unreadable"], Value::Null);
+    }
+    let failed = listing["skipped"]["failed"].as_array().unwrap();
+    let expected = serde_json::json!({"pid": payload.pid(), "error": why(of_payload)});
+    assert!(failed.contains(&expected), "{failed:?}");
+    assert!(text(&ps.stderr).contains(&why(of_payload)), "{ps:?}");
+
+    assert_eq!(all.status.code(), Some(1), "{all:?}");
+    let lines = text(&all.stdout);
+    let lines = lines.lines().map(|it| serde_json::from_str(it).unwrap());
+    let lines: Vec<Value> = lines.collect();
+    let line = |target: &Target| lines.iter().find(|line| line["pid"] == target.pid());
+    for target in [&first, &last] {
+        let threads = line(target).unwrap()["threads"].as_array().unwrap();
+        let attached = threads
+            .iter()
+            .filter(|it| it["context"]["trace_id"].is_string());
+        assert_eq!(attached.count(), 2);
+    }
+    for target in [&payload, &record] {
+        let error = Value::from(why(&target.pid().to_string()));
+        assert_eq!(line(target).unwrap()["error"], error);
+    }
+}
