@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_reader::{
-    ContextState, Error, Options, Outcome, Process, SharedModules, Thread, ThreadSupport, Threads,
+    ContextState, Error, Options, Process, SharedModules, Thread, ThreadSupport, Threads,
 };
 
 use super::report::{Look, MOST_CONTEXTS, Partial, Report, Why};
