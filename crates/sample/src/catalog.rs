@@ -1,0 +1,292 @@
+//! What samples share, each thing once.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use indexmap::{Equivalent, IndexSet};
+use otelctx_format::record::Context;
+
+use crate::{Module, ProcessFacts};
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(u32);
+
+        impl $name {
+            /// Its place in the catalog, counted from 0.
+            #[must_use]
+            pub fn index(self) -> usize {
+                self.0 as usize
+            }
+
+            fn from_index(index: usize) -> Self {
+                Self(u32::try_from(index).expect("a catalog holds less than 2^32 things of a kind"))
+            }
+        }
+    };
+}
+
+id!(
+    /// A process, while it runs one program.
+    ProcessId
+);
+id!(
+    /// A thread of a process.
+    ThreadId
+);
+id!(
+    /// A thread context: ids, flags and attributes.
+    ContextId
+);
+id!(
+    /// A list of addresses.
+    StackId
+);
+id!(
+    /// A file that code comes from.
+    ModuleId
+);
+
+/// A thread of a sampled process.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ThreadFacts {
+    /// Its process.
+    pub process: ProcessId,
+    /// Its id, as the recorder sees it.
+    pub tid: i32,
+    /// The name it had when it was seen first.
+    pub name: String,
+}
+
+/// What samples share, each thing once.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    processes: Vec<ProcessFacts>,
+    threads: Vec<ThreadFacts>,
+    thread_ids: HashMap<(ProcessId, i32), ThreadId, RandomState>,
+    contexts: IndexSet<Hashed, RandomState>,
+    stacks: IndexSet<Box<[u64]>, RandomState>,
+    modules: IndexSet<Module, RandomState>,
+}
+
+impl Catalog {
+    /// An empty one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a process, always as a new one: the caller knows which it has seen.
+    pub fn add_process(&mut self, facts: ProcessFacts) -> ProcessId {
+        self.processes.push(facts);
+        ProcessId::from_index(self.processes.len() - 1)
+    }
+
+    /// The process of that id.
+    #[must_use]
+    pub fn process(&self, id: ProcessId) -> &ProcessFacts {
+        &self.processes[id.index()]
+    }
+
+    /// The same, to be brought up to date: mappings and a resource may come later.
+    pub fn process_mut(&mut self, id: ProcessId) -> &mut ProcessFacts {
+        &mut self.processes[id.index()]
+    }
+
+    /// All processes, in the order of their ids.
+    pub fn processes(&self) -> impl ExactSizeIterator<Item = (ProcessId, &ProcessFacts)> {
+        let id = |(index, facts)| (ProcessId::from_index(index), facts);
+        self.processes.iter().enumerate().map(id)
+    }
+
+    /// Thread `tid` of `process`, under the name that it is first asked for with.
+    pub fn thread(&mut self, process: ProcessId, tid: i32, name: &str) -> ThreadId {
+        *self.thread_ids.entry((process, tid)).or_insert_with(|| {
+            self.threads.push(ThreadFacts {
+                process,
+                tid,
+                name: name.to_owned(),
+            });
+            ThreadId::from_index(self.threads.len() - 1)
+        })
+    }
+
+    /// Thread `tid` of `process`, if it has been seen.
+    #[must_use]
+    pub fn find_thread(&self, process: ProcessId, tid: i32) -> Option<ThreadId> {
+        self.thread_ids.get(&(process, tid)).copied()
+    }
+
+    /// The thread of that id.
+    #[must_use]
+    pub fn thread_facts(&self, id: ThreadId) -> &ThreadFacts {
+        &self.threads[id.index()]
+    }
+
+    /// All threads, in the order of their ids.
+    pub fn threads(&self) -> impl ExactSizeIterator<Item = (ThreadId, &ThreadFacts)> {
+        let id = |(index, facts)| (ThreadId::from_index(index), facts);
+        self.threads.iter().enumerate().map(id)
+    }
+
+    /// The id of a context; contexts are the same if ids, flags and attributes are.
+    pub fn context(&mut self, context: &Context) -> ContextId {
+        let index = match self.contexts.get_index_of(&Borrowed(context)) {
+            Some(index) => index,
+            None => self.contexts.insert_full(Hashed(context.clone())).0,
+        };
+        ContextId::from_index(index)
+    }
+
+    /// The context of that id.
+    #[must_use]
+    pub fn context_facts(&self, id: ContextId) -> &Context {
+        &self.contexts[id.index()].0
+    }
+
+    /// All contexts, in the order of their ids.
+    pub fn contexts(&self) -> impl ExactSizeIterator<Item = &Context> {
+        self.contexts.iter().map(|hashed| &hashed.0)
+    }
+
+    /// The id of a stack.
+    pub fn stack(&mut self, addresses: &[u64]) -> StackId {
+        let index = match self.stacks.get_index_of(addresses) {
+            Some(index) => index,
+            None => self.stacks.insert_full(addresses.into()).0,
+        };
+        StackId::from_index(index)
+    }
+
+    /// The addresses of a stack.
+    #[must_use]
+    pub fn addresses(&self, id: StackId) -> &[u64] {
+        &self.stacks[id.index()]
+    }
+
+    /// How many different stacks there are.
+    #[must_use]
+    pub fn stack_count(&self) -> usize {
+        self.stacks.len()
+    }
+
+    /// The id of a module.
+    pub fn module(&mut self, module: Module) -> ModuleId {
+        ModuleId::from_index(self.modules.insert_full(module).0)
+    }
+
+    /// The module of that id.
+    #[must_use]
+    pub fn module_facts(&self, id: ModuleId) -> &Module {
+        &self.modules[id.index()]
+    }
+
+    /// All modules, in the order of their ids.
+    pub fn modules(&self) -> impl ExactSizeIterator<Item = (ModuleId, &Module)> {
+        let id = |(index, module)| (ModuleId::from_index(index), module);
+        self.modules.iter().enumerate().map(id)
+    }
+}
+
+/// A context by what makes it one.
+#[derive(Debug)]
+struct Hashed(Context);
+
+struct Borrowed<'a>(&'a Context);
+
+/// Everything but what was left out on reading.
+fn same(one: &Context, other: &Context) -> bool {
+    one.trace_id == other.trace_id
+        && one.span_id == other.span_id
+        && one.trace_flags == other.trace_flags
+        && one.attributes == other.attributes
+}
+
+fn hash<H: std::hash::Hasher>(context: &Context, state: &mut H) {
+    use std::hash::Hash;
+    context.trace_id.to_bytes().hash(state);
+    context.span_id.to_bytes().hash(state);
+    context.trace_flags.0.hash(state);
+    context.attributes.hash(state);
+}
+
+impl PartialEq for Hashed {
+    fn eq(&self, other: &Self) -> bool {
+        same(&self.0, &other.0)
+    }
+}
+
+impl Eq for Hashed {}
+
+impl std::hash::Hash for Hashed {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        hash(&self.0, state);
+    }
+}
+
+impl std::hash::Hash for Borrowed<'_> {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        hash(self.0, state);
+    }
+}
+
+impl Equivalent<Hashed> for Borrowed<'_> {
+    fn equivalent(&self, key: &Hashed) -> bool {
+        same(self.0, &key.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_format::{SpanId, TraceFlags, TraceId};
+
+    use super::*;
+
+    fn context(span: u8, route: &str) -> Context {
+        let mut context = Context::default();
+        context.trace_id = TraceId::from_bytes([1; 16]);
+        context.span_id = SpanId::from_bytes([span; 8]);
+        context.trace_flags = TraceFlags(1);
+        context.attributes = vec![("http.route".into(), route.into())];
+        context
+    }
+
+    #[test]
+    fn contexts_that_differ_in_anything_stay_apart() {
+        let mut catalog = Catalog::new();
+        let first = catalog.context(&context(1, "/a"));
+        assert_eq!(catalog.context(&context(1, "/a")), first);
+        let mut unsampled = context(1, "/a");
+        unsampled.trace_flags = TraceFlags(0);
+        let others = [context(2, "/a"), context(1, "/b"), unsampled];
+        for (index, other) in others.iter().enumerate() {
+            assert_eq!(catalog.context(other).index(), index + 1);
+        }
+        assert_eq!(catalog.contexts().len(), 4);
+        assert_eq!(catalog.context_facts(first).attributes[0].1, "/a");
+    }
+
+    #[test]
+    fn a_thread_id_counts_per_process() {
+        let mut catalog = Catalog::new();
+        let before = catalog.add_process(ProcessFacts::default());
+        let after = catalog.add_process(ProcessFacts::default());
+        let first = catalog.thread(before, 7, "main");
+        assert_eq!(catalog.thread(before, 7, "renamed"), first);
+        assert_ne!(catalog.thread(after, 7, "main"), first);
+        assert_eq!(catalog.thread_facts(first).name, "main");
+        assert_eq!(catalog.find_thread(after, 8), None);
+    }
+
+    #[test]
+    fn a_stack_is_kept_once() {
+        let mut catalog = Catalog::new();
+        let one = catalog.stack(&[1, 2]);
+        assert_eq!(catalog.stack(&[1, 2]), one);
+        assert_ne!(catalog.stack(&[2, 1]), one);
+        assert_eq!(catalog.addresses(one), [1, 2]);
+        assert_eq!(catalog.stack_count(), 2);
+    }
+}

@@ -1,0 +1,40 @@
+//! What one look at a thread yields: the values that samplers produce and that profiles are made
+//! of.
+//!
+//! A [`Sample`] is small and copied freely. What many samples share stands once in a [`Catalog`],
+//! and samples name it by an id: the process with its resource and mappings, the thread with its
+//! name, the context, the stacks. Ids are given in order from 0 and stay valid: a catalog only
+//! grows.
+//!
+//! Nothing here is an error: a look that could not find the thread's context is a sample all the
+//! same, with its reason ([`Found`]).
+//!
+//! What it is not for: looking (that is `otelctx-sampler`), names of functions
+//! (`otelctx-symbolize`), adding up and writing (`otelctx-profile`).
+//!
+//! ```
+//! use otelctx_sample::{Catalog, Event, Found, ProcessFacts, Sample};
+//!
+//! let mut catalog = Catalog::new();
+//! let process = catalog.add_process(ProcessFacts { pid: 4711, ..ProcessFacts::default() });
+//! let thread = catalog.thread(process, 4712, "worker-1");
+//! let sample = Sample {
+//!     time: 1_000,
+//!     cpu: 0,
+//!     thread,
+//!     event: Event::OnCpu,
+//!     found: Found::Detached,
+//!     user_stack: catalog.stack(&[0x55d0_0000_1000]),
+//!     kernel_stack: catalog.stack(&[]),
+//! };
+//! assert_eq!(catalog.process(catalog.thread_facts(sample.thread).process).pid, 4711);
+//! ```
+
+mod catalog;
+mod process;
+mod sample;
+
+pub use catalog::{Catalog, ContextId, ModuleId, ProcessId, StackId, ThreadFacts, ThreadId};
+pub use otelctx_format as format;
+pub use process::{Mapping, Module, ProcessFacts};
+pub use sample::{Counts, Event, Found, Sample, Unread};
