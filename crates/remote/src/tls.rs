@@ -10,7 +10,9 @@ mod slot;
 use std::ffi::OsString;
 
 use crate::arch::Machine;
-use crate::libc::{CLibrary, glibc};
+pub use crate::libc::CLibrary;
+use crate::libc::glibc;
+pub use crate::libc::glibc::Registration;
 pub use crate::loaded::AddressSpace;
 use crate::loaded::{self, Loaded};
 pub use crate::module::Access;
@@ -44,19 +46,24 @@ pub struct TlsVariable {
     /// In `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
     pub exported: bool,
     place: Place,
+    machine: Machine,
+    registration: Option<Registration>,
 }
 
 /// How to get from the thread pointer to the variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// At this distance from the thread pointer.
+pub enum Place {
+    /// At this distance from the thread pointer, in bytes.
     Static(i64),
-    /// In a module's block.
+    /// In the block of a module that the thread's dynamic thread vector (DTV) has.
     Dynamic {
+        /// Whose vector it is.
         library: CLibrary,
-        machine: Machine,
+        /// The module's index in the vector.
         module: u64,
+        /// In the module's block, in bytes.
         offset: u64,
+        /// The generation that a vector must have seen to hold the module's block; glibc alone.
         generation: Option<u64>,
     },
 }
@@ -180,7 +187,6 @@ fn variable(
         (Some(offset), ..) => Place::Static(offset),
         (None, Some((id, generation)), Some(library)) => Place::Dynamic {
             library,
-            machine: module.machine,
             module: id,
             offset: definition.offset,
             generation: generation.filter(|_| library == CLibrary::Glibc),
@@ -209,6 +215,8 @@ fn variable(
             .unwrap_or(unreferenced),
         exported: matches!(module.symbol, Symbol::Exported { .. }),
         place,
+        machine: module.machine,
+        registration: definition.registration,
     })
 }
 
@@ -219,6 +227,17 @@ impl TlsVariable {
             Place::Static(_) => Storage::Static,
             Place::Dynamic { .. } => Storage::Dynamic,
         }
+    }
+
+    /// How to get there, for those who cannot call [`Self::address`]: a program in the kernel.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Where the dynamic linker notes that the module is loaded, if it is glibc's, tells, and may
+    /// close the module. Any other words there mean that the variable is gone.
+    pub fn registration(&self) -> Option<Registration> {
+        self.registration
     }
 
     /// The variable's address for the thread with this thread pointer, `None` if the thread
@@ -232,12 +251,11 @@ impl TlsVariable {
             Place::Static(offset) => Ok(Some(thread_pointer.wrapping_add_signed(offset))),
             Place::Dynamic {
                 library,
-                machine,
                 module,
                 offset,
                 generation,
             } => library
-                .block(memory, machine, thread_pointer, module, generation)
+                .block(memory, self.machine, thread_pointer, module, generation)
                 .map(|block| block.map(|block| block.wrapping_add(offset)))
                 .map_err(Error::memory(
                     "the thread's table of thread-local storage (DTV)",

@@ -129,6 +129,18 @@ pub(crate) struct TlsModule {
     pub(crate) bias: u64,
     /// `l_tls_offset`, if the module has static storage.
     pub(crate) static_offset: Option<u64>,
+    /// Where this was read.
+    pub(crate) registration: Option<Registration>,
+}
+
+/// Where glibc notes which module an index belongs to (`struct dtv_slotinfo`). It clears the map
+/// when it closes the module, and gives the next one another generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Registration {
+    /// Address of the two words.
+    pub address: u64,
+    /// What they are while the module is loaded: its generation, and the address of its link map.
+    pub words: [u64; 2],
 }
 
 /// Reads `_dl_tls_dtv_slotinfo_list` (glibc `elf/dl-tls.c`).
@@ -160,9 +172,16 @@ pub(crate) fn tls_modules(
                 continue;
             }
             let tls_offset = memory.read_u64(map.wrapping_add(layout.tls_offset))?;
+            let generation = memory.read_u64(slot.wrapping_add(layout.slot_generation))?;
+            // The two are all there is to a slot, in this order, in every glibc that tells.
+            let as_known = (layout.slot_generation, layout.slot_map) == (0, 8);
             modules.push(TlsModule {
                 id: first_id + index,
-                generation: memory.read_u64(slot.wrapping_add(layout.slot_generation))?,
+                generation,
+                registration: as_known.then_some(Registration {
+                    address: slot,
+                    words: [generation, map],
+                }),
                 // First member of every `struct link_map` (<link.h>).
                 bias: memory.read_u64(map)?,
                 // NO_TLS_OFFSET and FORCED_DYNAMIC_TLS_OFFSET (include/link.h) are 0 and −1, or
@@ -272,16 +291,17 @@ mod tests {
         memory.map_u64(NODE, &[3, 0x3000, 0, program, 1, program, 0, 0]);
         memory.map_u64(0x3000, &[4, 0, 2, none, 5, forced, 6, forced_too, 7, 0]);
         let expected = [
-            (1, 1, 0x5500, Some(0x40)),
-            (3, 2, 0x7f00, None),
-            (4, 5, 0x7f10, None),
-            (5, 6, 0x7f20, None),
+            (1, [1, program], 0x5500, Some(0x40), NODE + 32),
+            (3, [2, none], 0x7f00, None, 0x3010),
+            (4, [5, forced], 0x7f10, None, 0x3020),
+            (5, [6, forced_too], 0x7f20, None, 0x3030),
         ];
-        let expected = expected.map(|(id, generation, bias, static_offset)| TlsModule {
+        let expected = expected.map(|(id, words, bias, static_offset, address)| TlsModule {
             id,
-            generation,
+            generation: words[0],
             bias,
             static_offset,
+            registration: Some(Registration { address, words }),
         });
         assert_eq!(modules(memory).0.unwrap(), expected);
     }

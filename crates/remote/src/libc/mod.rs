@@ -10,8 +10,10 @@ use crate::memory::MemoryError;
 
 /// The C library of a process, whose dynamic linker manages its thread-local storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum CLibrary {
+pub enum CLibrary {
+    /// The GNU C library.
     Glibc,
+    /// musl.
     Musl,
 }
 

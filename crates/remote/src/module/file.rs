@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::Device;
+use crate::elf::{Elf, Source};
 use crate::memory::{Memory, MemoryError};
 
 /// Bytes that are read of one module: several times what the tables of a large browser have. A
@@ -27,6 +28,16 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
         .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
         .open(path)?;
     Ok(file.metadata()?.is_file().then_some(file))
+}
+
+/// The build-id of an ELF file, which its linker made of the contents (NT_GNU_BUILD_ID). `None` if
+/// the file has none, or is no readable ELF file.
+pub fn build_id(file: &File) -> Option<Vec<u8>> {
+    let bytes = FileBytes(file);
+    Elf::read_headers(Source::File(&bytes))
+        .ok()??
+        .build_id()
+        .ok()?
 }
 
 /// Whether the file is the one that a mapping of `device` and `inode` shows.

@@ -21,6 +21,8 @@ pub(super) struct Definition<'a> {
     pub(super) accesses: Vec<Access>,
     /// References of its own module are bound to another definition.
     pub(super) bound_elsewhere: bool,
+    /// Of a module that can be closed.
+    pub(super) registration: Option<glibc::Registration>,
 }
 
 impl Definition<'_> {
@@ -88,6 +90,9 @@ pub(super) fn definition<'a>(
         module: known.map(|known| (known.id, Some(known.generation))),
         accesses: Vec::new(),
         bound_elsewhere: false,
+        registration: known
+            .filter(|_| !executable)
+            .and_then(|known| known.registration),
     })
 }
 

@@ -142,7 +142,6 @@ fn thread(length: u64, generation: u64, blocks: &[u64]) -> Image {
 fn address(memory: &Image, module: u64, generation: Option<u64>) -> Option<u64> {
     let place = Place::Dynamic {
         library: CLibrary::Glibc,
-        machine: Machine::X86_64,
         module,
         offset: 8,
         generation,
@@ -152,6 +151,8 @@ fn address(memory: &Image, module: u64, generation: Option<u64>) -> Option<u64> 
         access: Access::Tlsdesc,
         exported: true,
         place,
+        machine: Machine::X86_64,
+        registration: None,
     };
     variable.address(memory, THREAD).unwrap()
 }
@@ -188,6 +189,8 @@ fn threads_without_storage() {
         access: Access::LocalExec,
         exported: true,
         place,
+        machine: Machine::X86_64,
+        registration: None,
     };
     assert_eq!(
         variable.address(&memory, 0).unwrap(),
@@ -235,6 +238,7 @@ fn what_the_dynamic_linkers_list_adds() {
         generation: 7,
         bias: BIAS,
         static_offset,
+        registration: None,
     };
     for (static_offset, expected) in [
         (Some(0x40), Place::Static(8 - 0x40)),
@@ -242,7 +246,6 @@ fn what_the_dynamic_linkers_list_adds() {
             None,
             Place::Dynamic {
                 library: CLibrary::Glibc,
-                machine: Machine::X86_64,
                 module: 3,
                 offset: 8,
                 generation: Some(7),
