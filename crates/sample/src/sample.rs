@@ -64,16 +64,19 @@ pub enum Unread {
     Torn,
     /// How this process keeps the slot is not supported by this sampler.
     Unsupported,
+    /// Where the slot lies was not looked up yet, or has just changed.
+    Unresolved,
 }
 
 impl Unread {
     /// Every reason, in the order of [`Counts`].
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::NotValid,
         Self::Slot,
         Self::Record,
         Self::Torn,
         Self::Unsupported,
+        Self::Unresolved,
     ];
 }
 
@@ -85,6 +88,7 @@ impl fmt::Display for Unread {
             Self::Record => "record not readable",
             Self::Torn => "changed while it was read",
             Self::Unsupported => "unsupported access",
+            Self::Unresolved => "place not known yet",
         })
     }
 }
@@ -145,7 +149,7 @@ mod tests {
         for why in Unread::ALL {
             counts.add(Found::Unread(why));
         }
-        assert_eq!(counts.unread, [1; 5]);
-        assert_eq!(counts.samples(), 7);
+        assert_eq!(counts.unread, [1; 6]);
+        assert_eq!(counts.samples(), 8);
     }
 }
