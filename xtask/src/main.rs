@@ -3,6 +3,7 @@
 mod aarch64;
 mod advisories;
 mod bench;
+mod bpf;
 mod check;
 mod conformance;
 mod debian;
@@ -43,6 +44,7 @@ cargo xtask VERB
   footprint     what the publisher adds to an application's dependency tree
   licences      every dependency's licence is on deny.toml's list
   advisories    no dependency has a known advisory  [--refresh CHECKOUT]
+  bpf           rebuild the sampler's programs for the kernel  [--check]
   bench         run the benchmarks  [GROUP] [--json]
 ";
 
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         "kernels" => kernels::run(rest, &mut test::Counts::default()),
         "licences" => licences::run(),
         "advisories" => advisories::run(rest),
+        "bpf" => bpf::run(rest),
         "bench" => bench::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

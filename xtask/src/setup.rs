@@ -24,7 +24,16 @@ use crate::{aarch64, debian, kernels, musl};
 /// Program, its Debian packages, and what goes untested without it.
 const PROGRAMS: [(&str, &str, &str); 18] = [
     ("gcc", "gcc", "C fixtures"),
-    ("clang", "clang", "C fixtures built by clang"),
+    (
+        "clang",
+        "clang libbpf-dev",
+        "C fixtures built by clang, the kernel programs' objects",
+    ),
+    (
+        "llvm-strip",
+        "llvm libbpf-dev",
+        "the kernel programs' objects",
+    ),
     ("ld.lld", "lld", "fixtures linked by lld"),
     ("mold", "mold", "fixtures linked by mold"),
     ("ld.gold", "binutils", "fixtures linked by gold"),

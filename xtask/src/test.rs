@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use crate::report::{self, Outcome, Report};
 use crate::workspace::cargo;
 use crate::{
-    aarch64, bench, conformance, footprint, fuzz, kernels, miri, msrv, setup, unprivileged,
+    aarch64, bench, bpf, conformance, footprint, fuzz, kernels, miri, msrv, setup, unprivileged,
 };
 
 /// How long each fuzz target runs in CI, and elsewhere.
@@ -29,6 +29,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("setup", setup::run);
     report.step("tests", || workspace(&mut counts));
     report.step("without root", || unprivileged::run(&mut counts));
+    report.step("kernel programs", || bpf::run(&["--check".into()]));
     report.step("conformance", || conformance::run(&[]));
     report.step("footprint", footprint::run);
     report.step("instructions", bench::instructions);

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* What the program tells: one layout for all events, shared with src/ebpf/abi.rs.
+ *
+ * A fixed head, and behind it parts, each with a head of its own and padded to 8 bytes. Whoever
+ * looks deeper (a runtime's frames, its labels) adds a part of another kind.
+ */
+#ifndef EVENT_H
+#define EVENT_H
+
+/* What an event tells of. */
+enum event_kind {
+    EVENT_ON_CPU = 1, /* the thread ran when the clock ticked */
+    EVENT_FORK = 2,   /* a process began; detail is its parent's id */
+    EVENT_EXEC = 3,   /* a process began to run another program */
+    EVENT_EXIT = 4,   /* the last thread of a process ends */
+};
+
+/* What the look for a context came to. */
+enum outcome {
+    OUTCOME_NONE = 0,     /* nothing is known of the process, or it publishes nothing */
+    OUTCOME_ATTACHED = 1, /* a part has the record */
+    OUTCOME_DETACHED = 2,
+    OUTCOME_NOT_VALID = 3, /* the record says not to read it */
+    OUTCOME_SLOT = 4,      /* the way to the slot, or the slot, could not be read */
+    OUTCOME_RECORD = 5,    /* the record could not be read */
+    OUTCOME_MOVED = 6,     /* the module that the slot belonged to is gone */
+};
+
+/* By what the context was found. */
+enum source {
+    SOURCE_NONE = 0,
+    SOURCE_NATIVE = 1, /* the thread-local variable */
+};
+
+enum event_flag {
+    EVENT_USER_MODE = 1,       /* it ran in the process, not in the kernel */
+    EVENT_NO_USER_STACK = 2,   /* it could not be walked */
+    EVENT_TRUNCATED_STACK = 4, /* it had more frames than are kept, perhaps */
+};
+
+enum part_kind {
+    PART_RECORD = 1,
+    PART_USER_STACK = 2,
+    PART_KERNEL_STACK = 3,
+};
+
+struct event_head {
+    __u64 time;   /* CLOCK_MONOTONIC, nanoseconds */
+    __u64 detail; /* by kind */
+    __u32 cpu;
+    __u32 pid;
+    __u32 tid;
+    __u32 size; /* of all parts, bytes */
+    __u8 kind;
+    __u8 outcome;
+    __u8 source;
+    __u8 flags;
+    __u32 serial; /* of the target's configuration, 0 for none */
+    char comm[16];
+};
+
+struct part_head {
+    __u16 kind;
+    __u16 size; /* of what follows, bytes, without padding */
+    __u32 reserved;
+};
+
+#endif

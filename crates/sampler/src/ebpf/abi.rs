@@ -1,0 +1,143 @@
+//! What the program in the kernel is told, and what it tells: `bpf/target.h` and `bpf/event.h`.
+//!
+//! A test compares every layout here with the type information in the compiled objects.
+
+use aya::Pod;
+
+/// Definitions of the variable that are looked at in one process.
+pub(crate) const MAX_PLACES: usize = 4;
+/// The most of a record that is read, in bytes, its header included.
+pub(crate) const RECORD_LIMIT: usize = 4096;
+
+/// `enum storage`.
+pub(crate) mod storage {
+    pub(crate) const STATIC: u32 = 1;
+    pub(crate) const GLIBC: u32 = 2;
+    pub(crate) const MUSL: u32 = 3;
+}
+
+/// `enum event_kind`.
+pub(crate) mod kind {
+    pub(crate) const ON_CPU: u8 = 1;
+    pub(crate) const FORK: u8 = 2;
+    pub(crate) const EXEC: u8 = 3;
+    pub(crate) const EXIT: u8 = 4;
+}
+
+/// `enum outcome`.
+pub(crate) mod outcome {
+    pub(crate) const ATTACHED: u8 = 1;
+    pub(crate) const DETACHED: u8 = 2;
+    pub(crate) const NOT_VALID: u8 = 3;
+    pub(crate) const SLOT: u8 = 4;
+    pub(crate) const RECORD: u8 = 5;
+    pub(crate) const MOVED: u8 = 6;
+}
+
+/// `enum event_flag`.
+pub(crate) mod flag {
+    pub(crate) const NO_USER_STACK: u8 = 2;
+    pub(crate) const TRUNCATED_STACK: u8 = 4;
+}
+
+/// `enum part_kind`.
+pub(crate) mod part {
+    pub(crate) const RECORD: u16 = 1;
+    pub(crate) const USER_STACK: u16 = 2;
+    pub(crate) const KERNEL_STACK: u16 = 3;
+}
+
+/// `enum counter`.
+pub(crate) mod counter {
+    pub(crate) const SAMPLES: u32 = 0;
+    pub(crate) const PROCESSES: u32 = 1;
+}
+
+/// `struct place`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) offset: u64,
+    pub(crate) module: u64,
+    pub(crate) generation: u64,
+    pub(crate) slot: u64,
+    pub(crate) slot_words: [u64; 2],
+    pub(crate) storage: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `struct target`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) serial: u32,
+    pub(crate) places: u32,
+    pub(crate) place: [Place; MAX_PLACES],
+}
+
+// SAFETY: integers without padding between or behind them.
+unsafe impl Pod for Target {}
+
+/// `struct event_head`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EventHead {
+    pub(crate) time: u64,
+    pub(crate) detail: u64,
+    pub(crate) cpu: u32,
+    pub(crate) pid: u32,
+    pub(crate) tid: u32,
+    pub(crate) size: u32,
+    pub(crate) kind: u8,
+    pub(crate) outcome: u8,
+    pub(crate) source: u8,
+    pub(crate) flags: u8,
+    pub(crate) serial: u32,
+    pub(crate) comm: [u8; 16],
+}
+
+/// `struct part_head`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PartHead {
+    pub(crate) kind: u16,
+    pub(crate) size: u16,
+    pub(crate) reserved: u32,
+}
+
+/// Takes an event apart: its head, and the bytes of its parts. `None` if it is shorter than it says.
+pub(crate) fn event(bytes: &[u8]) -> Option<(EventHead, Parts<'_>)> {
+    let (head, rest) = take::<EventHead>(bytes)?;
+    let parts = rest.get(..head.size as usize)?;
+    Some((head, Parts { rest: parts }))
+}
+
+/// The parts of an event: kind and bytes of each.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for Parts<'a> {
+    type Item = (u16, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (head, rest) = take::<PartHead>(self.rest)?;
+        let size = usize::from(head.size);
+        let bytes = rest.get(..size)?;
+        self.rest = rest.get(size.next_multiple_of(8)..).unwrap_or_default();
+        Some((head.kind, bytes))
+    }
+}
+
+/// Types whose every bit pattern is a value.
+trait Plain: Copy {}
+impl Plain for EventHead {}
+impl Plain for PartHead {}
+
+fn take<T: Plain>(bytes: &[u8]) -> Option<(T, &[u8])> {
+    let (head, rest) = bytes.split_at_checked(size_of::<T>())?;
+    // SAFETY: so many bytes are there, the read needs no alignment, and any of them are a T.
+    let value = unsafe { head.as_ptr().cast::<T>().read_unaligned() };
+    Some((value, rest))
+}

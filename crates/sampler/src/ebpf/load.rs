@@ -1,0 +1,155 @@
+//! Getting the program into the kernel.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::linux::fs::MetadataExt;
+
+use aya::maps::{HashMap, MapData, PerCpuArray, RingBuf};
+use aya::programs::{PerfEvent, RawTracePoint};
+use aya::{Ebpf, EbpfLoader};
+
+use super::abi::{RECORD_LIMIT, Target, counter};
+use super::perf::Clock;
+use crate::refusal::Refusal;
+use crate::{Options, Targets};
+use otelctx_reader::format::record;
+
+/// The compiled program; `cargo xtask bpf` makes it.
+#[cfg(target_arch = "x86_64")]
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/sampler.x86_64.o");
+#[cfg(target_arch = "aarch64")]
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/sampler.aarch64.o");
+
+/// The inode of the first PID namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
+const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// Bytes that a sample takes in the ring, on average: its head, a record and some 60 frames.
+const SAMPLE_SIZE: u64 = 768;
+/// The ring holds what comes within a second: the recorder may have to wait for a processor.
+const SMALLEST_RING: u64 = 1 << 20;
+const LARGEST_RING: u64 = 64 << 20;
+
+/// The loaded program and what belongs to it.
+pub(super) struct Loaded {
+    pub(super) targets: HashMap<MapData, u32, Target>,
+    pub(super) events: RingBuf<MapData>,
+    lost: PerCpuArray<MapData, u64>,
+    pub(super) clocks: Vec<Clock>,
+    /// Holds the programs, and what they are attached to.
+    _programs: Ebpf,
+}
+
+/// Events that found the ring full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lost {
+    pub(super) samples: u64,
+    /// Starts and ends of processes.
+    pub(super) processes: u64,
+}
+
+impl Loaded {
+    pub(super) fn load(options: &Options) -> Result<Self, Refusal> {
+        raise_limits();
+        let cpus = aya::util::online_cpus()
+            .map_err(|(what, error)| Refusal::other(format!("{what}: {error}")))?;
+        let rate = u64::from(options.frequency) * cpus.len() as u64 * SAMPLE_SIZE;
+        let ring = rate.next_power_of_two().clamp(SMALLEST_RING, LARGEST_RING);
+        let flag = |on: bool| u32::from(on);
+        let whole_machine = flag(options.targets == Targets::All);
+        let with_children = flag(options.children);
+        let user_stacks = flag(options.user_stacks);
+        let kernel_stacks = flag(options.kernel_stacks);
+        let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
+        let (device, inode) = namespace().map_err(|error| Refusal::other(error.to_string()))?;
+        let mut programs = EbpfLoader::new()
+            .override_global("whole_machine", &whole_machine, true)
+            .override_global("with_children", &with_children, true)
+            .override_global("user_stacks", &user_stacks, true)
+            .override_global("kernel_stacks", &kernel_stacks, true)
+            .override_global("max_record", &max_record, true)
+            .override_global("namespace_device", &device, true)
+            .override_global("namespace_inode", &inode, true)
+            .map_max_entries("events", ring as u32)
+            .load(OBJECT)
+            .map_err(|error| Refusal::of(&error))?;
+        for name in ["task_newtask", "sched_process_exec", "sched_process_exit"] {
+            let program: &mut RawTracePoint = find(&mut programs, name)?;
+            program
+                .load()
+                .and_then(|()| program.attach(name))
+                .map_err(|error| Refusal::of(&error))?;
+        }
+        let sample: &mut PerfEvent = find(&mut programs, "sample")?;
+        sample.load().map_err(|error| Refusal::of(&error))?;
+        let program = sample.fd().map_err(|error| Refusal::of(&error))?;
+        let clock = |cpu: &u32| Clock::open(*cpu, options.period(), program.as_fd());
+        let clocks = cpus.iter().map(clock).collect::<io::Result<Vec<_>>>();
+        let clocks = clocks.map_err(|error| Refusal::of(&error))?;
+        Ok(Self {
+            targets: map(&mut programs, "targets")?,
+            events: map(&mut programs, "events")?,
+            lost: map(&mut programs, "lost")?,
+            clocks,
+            _programs: programs,
+        })
+    }
+
+    pub(super) fn lost(&self) -> Lost {
+        let sum = |index: u32| match self.lost.get(&index, 0) {
+            Ok(values) => values.iter().sum(),
+            // The index is in range, and the map is ours.
+            Err(_) => 0,
+        };
+        Lost {
+            samples: sum(counter::SAMPLES),
+            processes: sum(counter::PROCESSES),
+        }
+    }
+}
+
+fn find<'p, P>(programs: &'p mut Ebpf, name: &str) -> Result<&'p mut P, Refusal>
+where
+    &'p mut P: TryFrom<&'p mut aya::programs::Program>,
+{
+    let program = programs.program_mut(name);
+    program
+        .and_then(|program| program.try_into().ok())
+        .ok_or_else(|| Refusal::other(format!("the object has no program {name}")))
+}
+
+fn map<M: TryFrom<aya::maps::Map>>(programs: &mut Ebpf, name: &str) -> Result<M, Refusal> {
+    let map = programs.take_map(name);
+    map.and_then(|map| map.try_into().ok())
+        .ok_or_else(|| Refusal::other(format!("the object has no map {name}")))
+}
+
+/// The recorder's own PID namespace, zeroes for the first one: device and inode of its file.
+fn namespace() -> io::Result<(u64, u64)> {
+    let file = std::fs::metadata("/proc/self/ns/pid")?;
+    Ok(if file.st_ino() == FIRST_NAMESPACE {
+        (0, 0)
+    } else {
+        (file.st_dev(), file.st_ino())
+    })
+}
+
+/// Before Linux 5.11 maps count as locked memory; and each process that is read takes descriptors.
+fn raise_limits() {
+    let mut files = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let unlimited = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: both structures live through the calls. Where a limit can't be raised, what needs it
+    // fails and says so.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unlimited);
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files) == 0 {
+            files.rlim_cur = files.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files);
+        }
+    }
+}

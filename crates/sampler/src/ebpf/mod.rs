@@ -1,0 +1,12 @@
+//! Looking with eBPF: a program on each processor's clock reads the interrupted thread's record.
+//!
+//! The program, its maps and the clocks are held by descriptors alone: nothing is pinned, and all
+//! of it goes with this process, however that ends.
+
+mod abi;
+mod load;
+mod perf;
+mod recorder;
+
+pub(crate) use abi::{MAX_PLACES, Place, storage};
+pub(crate) use recorder::Recorder;

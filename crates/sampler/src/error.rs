@@ -1,0 +1,24 @@
+//! What can go wrong when looking.
+
+/// Why a sampler could not start.
+///
+/// That the kernel does not let us use eBPF is no error: see [`Method`](crate::Method).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A process could not be looked at.
+    #[error(transparent)]
+    Reader(#[from] otelctx_reader::Error),
+    /// The list of processes could not be read.
+    #[error(transparent)]
+    Remote(#[from] otelctx_reader::remote::Error),
+    /// The process runs in the kernel alone.
+    #[error("process {pid} is a kernel thread: it has no context, and no stack of its own")]
+    KernelThread {
+        /// The process.
+        pid: i32,
+    },
+    /// A processor's clock could not be started.
+    #[error("a processor's clock (perf event) can't be started: {0}")]
+    Clock(std::io::Error),
+}

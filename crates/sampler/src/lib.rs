@@ -1,0 +1,60 @@
+//! Looks at running threads at intervals, and says for each look what the thread was working on:
+//! its OpenTelemetry context, and its stacks.
+//!
+//! What it does for you: where the kernel permits eBPF, a program on each processor's clock reads
+//! the interrupted thread's record and stacks in a microsecond or two; elsewhere ptrace stops the
+//! threads that run ([`Method`] says which, and why). Processes that start, execute another program,
+//! load libraries or begin to publish are followed.
+//!
+//! What stays your job: calling [`Sampler::drain`] every [`INTERVAL`], with the same
+//! [`Catalog`](otelctx_sample::Catalog) each time.
+//!
+//! What it is not for: names of functions (`otelctx-symbolize`), adding up and writing
+//! (`otelctx-profile`).
+//!
+//! It leaves nothing behind, however it ends: what it has in the kernel is held by its descriptors.
+//!
+//! ```no_run
+//! use otelctx_sample::{Catalog, Found};
+//! use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
+//!
+//! # fn main() -> Result<(), otelctx_sampler::Error> {
+//! let mut sampler = Sampler::start(&Options::new(Targets::Processes(vec![4711])))?;
+//! let mut catalog = Catalog::new();
+//! let mut found = Vec::new();
+//! while sampler.has_targets() {
+//!     std::thread::sleep(INTERVAL);
+//!     sampler.drain(&mut catalog, &mut |sample| found.push(sample.found));
+//! }
+//! for context in found {
+//!     if let Found::Attached(id) = context {
+//!         println!("{}", catalog.context_facts(id).trace_id);
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod ebpf;
+mod error;
+mod options;
+mod process;
+mod refusal;
+mod sampler;
+
+pub use error::Error;
+pub use options::{Options, Targets};
+pub use otelctx_sample as sample;
+pub use refusal::Refusal;
+pub use sampler::{INTERVAL, Method, Sampler};
+
+/// Nanoseconds of `CLOCK_MONOTONIC`, which samples have their times from.
+pub(crate) fn monotonic() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the structure lives through the call; the clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -1,0 +1,419 @@
+//! One process as the sampler knows it: what its threads' slots are found by, the names that its
+//! records refer to, and what the catalog is told of it.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use otelctx_reader as reader;
+use otelctx_sample::format::KeyMap;
+use otelctx_sample::{Catalog, Mapping, Module, ProcessFacts, ProcessId};
+use reader::remote::tls::{self, AddressSpace};
+use reader::remote::{self, ModuleCache};
+use reader::{ContextState, ThreadSupport, Unreadable};
+
+use crate::monotonic;
+
+/// How long to wait before a process is looked at again: at first, and at most. A process that
+/// starts publishes soon or never.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Key maps that are kept of a process: samples of earlier configurations may be on their way.
+const MOST_KEY_MAPS: usize = 4;
+/// Executable mappings that are kept of a process.
+const MOST_MAPPINGS: usize = 16 * 1024;
+/// Of a control group's file, in bytes.
+const LONGEST_GROUP: u64 = 16 * 1024;
+
+/// What a look at a process says of its threads' contexts.
+#[derive(Clone, Debug)]
+pub(crate) enum Publishing {
+    /// They can be read.
+    Threads(reader::ThreadVariables),
+    /// It publishes none.
+    Nothing,
+    /// It publishes something that can't be read.
+    Unreadable,
+}
+
+/// One process.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) reader: reader::Process,
+    /// Once a sample of it was seen.
+    id: Option<ProcessId>,
+    /// By configuration, the newest last.
+    keys: Vec<(u32, KeyMap)>,
+    pub(crate) publishing: Publishing,
+    /// Whether its program has been looked for contexts since it was executed.
+    pub(crate) looked: bool,
+    look: Schedule,
+    /// Since the last look.
+    sampled: bool,
+    mappings: Schedule,
+    /// Executable memory, in the order of the addresses.
+    code: Vec<(u64, u64)>,
+}
+
+/// When to do something again that may bring nothing new.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    next: Instant,
+    pause: Duration,
+}
+
+impl Schedule {
+    fn now() -> Self {
+        Self {
+            next: Instant::now(),
+            pause: SHORTEST_PAUSE,
+        }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        now >= self.next
+    }
+
+    /// Plans the next time, later each time that nothing new was found.
+    fn plan(&mut self, now: Instant, fruitful: bool) {
+        self.pause = if fruitful {
+            SHORTEST_PAUSE
+        } else {
+            (self.pause * 2).min(LONGEST_PAUSE)
+        };
+        self.next = now + self.pause;
+    }
+}
+
+impl Known {
+    pub(crate) fn open(pid: i32, options: reader::Options) -> Result<Self, reader::Error> {
+        Ok(Self {
+            reader: reader::Process::with_options(pid, options)?,
+            id: None,
+            keys: Vec::new(),
+            publishing: Publishing::Nothing,
+            looked: false,
+            look: Schedule::now(),
+            sampled: false,
+            mappings: Schedule::now(),
+            code: Vec::new(),
+        })
+    }
+
+    /// Whether it is time to look at it again, and there is a reason to: it has been sampled since.
+    pub(crate) fn wants_look(&self, now: Instant) -> bool {
+        self.sampled && self.look.is_due(now)
+    }
+
+    /// Notes that a sample of it was seen.
+    pub(crate) fn sampled(&mut self) {
+        self.sampled = true;
+    }
+
+    /// Where its threads keep their contexts.
+    pub(crate) fn places(&self) -> Vec<crate::ebpf::Place> {
+        match &self.publishing {
+            Publishing::Threads(variables) => places(&variables.resolution.variables),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Has it looked at soon.
+    pub(crate) fn look_soon(&mut self) {
+        self.look = Schedule::now();
+    }
+
+    /// Looks whether and how its threads publish contexts.
+    pub(crate) fn look(&mut self, modules: &mut ModuleCache) -> &Publishing {
+        std::mem::swap(modules, self.reader.module_cache());
+        let support = self.reader.thread_support();
+        std::mem::swap(modules, self.reader.module_cache());
+        let publishing = match support {
+            Ok(ThreadSupport::Readable(variables)) => Publishing::Threads(variables),
+            Ok(ThreadSupport::Unreadable(
+                Unreadable::NoProcessContext | Unreadable::NoSchema,
+            ))
+            // It has ended.
+            | Err(_) => Publishing::Nothing,
+            Ok(ThreadSupport::Unreadable(_)) => Publishing::Unreadable,
+        };
+        let changed = match (&self.publishing, &publishing) {
+            (Publishing::Threads(old), Publishing::Threads(new)) => {
+                old.resolution.variables != new.resolution.variables
+            }
+            (Publishing::Nothing, Publishing::Nothing)
+            | (Publishing::Unreadable, Publishing::Unreadable) => false,
+            _ => true,
+        };
+        self.look.plan(Instant::now(), changed);
+        self.looked = true;
+        self.sampled = false;
+        self.publishing = publishing;
+        &self.publishing
+    }
+
+    /// The process executes another program: nothing of what was known holds any longer.
+    pub(crate) fn executed(&mut self) {
+        self.id = None;
+        self.looked = false;
+        self.publishing = Publishing::Nothing;
+        self.code.clear();
+        self.look = Schedule::now();
+        self.mappings = Schedule::now();
+    }
+
+    /// Notes which names the records refer to that are read under a configuration.
+    pub(crate) fn set_keys(&mut self, serial: u32, keys: KeyMap) {
+        self.keys.retain(|(known, _)| *known != serial);
+        if self.keys.len() >= MOST_KEY_MAPS {
+            self.keys.remove(0);
+        }
+        self.keys.push((serial, keys));
+    }
+
+    /// The names for records that were read under a configuration.
+    pub(crate) fn keys(&self, serial: u32) -> Option<&KeyMap> {
+        let mut keys = self.keys.iter().rev();
+        keys.find(|(known, _)| *known == serial)
+            .map(|(_, keys)| keys)
+    }
+
+    /// Reads the names again that records of this configuration refer to; false if there are no new ones.
+    pub(crate) fn refresh_keys(&mut self, serial: u32) -> bool {
+        let Ok(ContextState::Published(context)) = self.reader.context() else {
+            return false;
+        };
+        let (Ok(Some(new)), Some(old)) = (&context.keys, self.keys(serial)) else {
+            return false;
+        };
+        // Key maps only grow; another one is another program's.
+        let grown = new.names().len() > old.names().len() && new.names().starts_with(old.names());
+        if grown {
+            self.set_keys(serial, new.clone());
+        }
+        grown
+    }
+
+    /// Its place in the catalog.
+    pub(crate) fn id(&mut self, catalog: &mut Catalog, comm: &str) -> ProcessId {
+        if let Some(id) = self.id {
+            return id;
+        }
+        let process = self.reader.target();
+        let pid = process.pid();
+        let executable = process.executable().unwrap_or_default();
+        let facts = ProcessFacts {
+            pid,
+            start_ticks: start_ticks(pid).unwrap_or_default(),
+            comm: process.comm().map_or_else(
+                |_| comm.to_owned(),
+                |name| name.to_string_lossy().into_owned(),
+            ),
+            executable: executable.to_string_lossy().into_owned(),
+            container_id: container_id(pid),
+            ..ProcessFacts::default()
+        };
+        let id = catalog.add_process(facts);
+        self.id = Some(id);
+        self.describe(catalog);
+        id
+    }
+
+    /// Tells the catalog what the process says of itself.
+    pub(crate) fn describe(&mut self, catalog: &mut Catalog) {
+        let Some(id) = self.id else { return };
+        let (resource, published) = match self.reader.context() {
+            Ok(ContextState::Published(context)) => (context.payload.resource.clone(), true),
+            _ => match self.reader.detected() {
+                Ok(detected) => (detected.resource, false),
+                Err(_) => return,
+            },
+        };
+        let facts = catalog.process_mut(id);
+        facts.resource = resource;
+        facts.published = published;
+    }
+
+    /// Tells the catalog what its code is mapped from, if these addresses lie in code that was not
+    /// there before.
+    pub(crate) fn explain(
+        &mut self,
+        catalog: &mut Catalog,
+        addresses: impl IntoIterator<Item = u64>,
+        modules: &mut Modules,
+    ) {
+        let Some(id) = self.id else { return };
+        let mut unknown = addresses.into_iter().filter(|address| {
+            let at = self.code.partition_point(|(start, _)| start <= address);
+            at.checked_sub(1)
+                .is_none_or(|at| *address >= self.code[at].1)
+        });
+        let now = Instant::now();
+        if unknown.next().is_none() || !self.mappings.is_due(now) {
+            return;
+        }
+        let found = self.read_mappings(catalog, id, modules);
+        self.mappings.plan(now, found);
+    }
+
+    /// Reads the mappings, and adds those with code that are new. Whether there were any.
+    fn read_mappings(
+        &mut self,
+        catalog: &mut Catalog,
+        id: ProcessId,
+        modules: &mut Modules,
+    ) -> bool {
+        let since = monotonic();
+        let process = self.reader.target();
+        let mut code = Vec::new();
+        let mut found = Vec::new();
+        // A process that has ended has nothing to tell any more.
+        let _ = process.mappings(&mut |mapping| {
+            if mapping.permissions.execute {
+                code.push((mapping.start, mapping.end));
+                if !self.code.contains(&(mapping.start, mapping.end)) {
+                    let module = modules.module(process, mapping);
+                    found.push((mapping.start, mapping.end, mapping.offset, module));
+                }
+            }
+            if code.len() < MOST_MAPPINGS {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        let any = !found.is_empty();
+        for (start, end, offset, module) in found {
+            let mapping = Mapping {
+                start,
+                end,
+                offset,
+                module: catalog.module(module),
+                since,
+            };
+            catalog.process_mut(id).mappings.push(mapping);
+        }
+        if !code.is_empty() {
+            self.code = code;
+        }
+        any
+    }
+}
+
+/// Build-ids by device and inode: most processes share most files.
+#[derive(Debug, Default)]
+pub(crate) struct Modules {
+    build_ids:
+        std::collections::HashMap<(remote::Device, u64), Vec<u8>, foldhash::fast::RandomState>,
+}
+
+impl Modules {
+    fn module(&mut self, process: &remote::Process, mapping: &remote::Mapping<'_>) -> Module {
+        let name = String::from_utf8_lossy(mapping.name);
+        if mapping.inode == 0 {
+            let path = if name.is_empty() { "//anon" } else { &*name };
+            return Module {
+                path: path.to_owned(),
+                ..Module::default()
+            };
+        }
+        let key = (mapping.device, mapping.inode);
+        let build_id = self.build_ids.entry(key).or_insert_with(|| {
+            let range = (mapping.start, mapping.end);
+            let file = process.mapped_file(range, mapping.name, mapping.device, mapping.inode);
+            file.ok()
+                .and_then(|file| remote::module::build_id(&file))
+                .unwrap_or_default()
+        });
+        Module {
+            path: name.into_owned(),
+            build_id: build_id.clone(),
+            device: u64::from(mapping.device.major) << 32 | u64::from(mapping.device.minor),
+            inode: mapping.inode,
+        }
+    }
+}
+
+/// When the process started: `/proc/PID/stat`, field 22.
+fn start_ticks(pid: i32) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name, second, stands in parentheses and may hold anything.
+    let end = stat.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
+    rest.split_whitespace().nth(22 - 3)?.parse().ok()
+}
+
+/// The container's id, from the name of the process's control group.
+fn container_id(pid: i32) -> Option<String> {
+    use std::io::Read;
+    let file = std::fs::File::open(format!("/proc/{pid}/cgroup")).ok()?;
+    let mut text = String::new();
+    file.take(LONGEST_GROUP).read_to_string(&mut text).ok()?;
+    container_id_in(&text)
+}
+
+/// Docker, containerd, CRI-O and Podman name a container's group by its id, 64 hexadecimal digits,
+/// with something before and behind it or not: `docker-ID.scope`, `cri-containerd-ID.scope`, `/ID`.
+fn container_id_in(groups: &str) -> Option<String> {
+    groups
+        .split(|character: char| !character.is_ascii_hexdigit())
+        .rfind(|word| word.len() == 64)
+        .map(str::to_owned)
+}
+
+/// The variables of a process as the program in the kernel wants them.
+pub(crate) fn places(variables: &[tls::TlsVariable]) -> Vec<crate::ebpf::Place> {
+    use crate::ebpf::storage;
+    let place = |variable: &tls::TlsVariable| {
+        let registration = variable.registration();
+        let base = crate::ebpf::Place {
+            slot: registration.map_or(0, |it| it.address),
+            slot_words: registration.map_or([0; 2], |it| it.words),
+            ..Default::default()
+        };
+        match variable.place() {
+            tls::Place::Static(offset) => crate::ebpf::Place {
+                storage: storage::STATIC,
+                offset: offset as u64,
+                ..base
+            },
+            tls::Place::Dynamic {
+                library,
+                module,
+                offset,
+                generation,
+            } => crate::ebpf::Place {
+                storage: match library {
+                    tls::CLibrary::Glibc => storage::GLIBC,
+                    tls::CLibrary::Musl => storage::MUSL,
+                },
+                offset,
+                module,
+                generation: generation.unwrap_or(0),
+                ..base
+            },
+        }
+    };
+    variables
+        .iter()
+        .take(crate::ebpf::MAX_PLACES)
+        .map(place)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_is_known_by_its_group() {
+        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        for group in [
+            format!("0::/system.slice/docker-{id}.scope\n"),
+            format!("12:pids:/kubepods/besteffort/pod3d1f/{id}\n1:name=systemd:/init.scope\n"),
+            format!("0::/../cri-containerd-{id}.scope\n"),
+        ] {
+            assert_eq!(container_id_in(&group).as_deref(), Some(id), "{group}");
+        }
+        assert_eq!(container_id_in("0::/user.slice/user-0.slice\n"), None);
+    }
+}

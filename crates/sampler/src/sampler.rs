@@ -1,0 +1,84 @@
+//! The interface: start, drain, stop.
+
+use std::fmt;
+use std::time::Duration;
+
+use otelctx_sample::{Catalog, Counts, Sample};
+
+use crate::{Error, Options, Refusal, ebpf};
+
+/// How often to call [`Sampler::drain`].
+pub const INTERVAL: Duration = Duration::from_millis(20);
+
+/// How threads are looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Method {
+    /// By a program in the kernel.
+    Ebpf,
+    /// By stopping those that run, because the kernel does not let us do the former.
+    Ptrace(Refusal),
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ebpf => f.write_str("eBPF"),
+            Self::Ptrace(why) => write!(f, "ptrace ({why})"),
+        }
+    }
+}
+
+/// Looks at threads until it is dropped.
+pub struct Sampler {
+    method: Method,
+    recorder: ebpf::Recorder,
+}
+
+impl Sampler {
+    /// Looks at what is there and starts.
+    ///
+    /// # Errors
+    /// When a process that was asked for can't be looked at.
+    pub fn start(options: &Options) -> Result<Self, Error> {
+        match ebpf::Recorder::start(options)? {
+            Ok(recorder) => Ok(Self {
+                method: Method::Ebpf,
+                recorder,
+            }),
+            Err(refusal) => panic!("{refusal}"),
+        }
+    }
+
+    /// How it looks, and why not otherwise.
+    #[must_use]
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// Passes on the samples that have come since the last time. To be called every [`INTERVAL`]:
+    /// what waits for long gets lost, and is counted then.
+    pub fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) {
+        self.recorder.drain(catalog, on_sample);
+    }
+
+    /// What came of the looks so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.recorder.counts()
+    }
+
+    /// Whether there is anything left to look at: false once all processes have ended that were
+    /// asked for.
+    #[must_use]
+    pub fn has_targets(&self) -> bool {
+        self.recorder.has_targets()
+    }
+
+    /// Ends looking, passes on what is left, and returns the counts.
+    pub fn stop(mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) -> Counts {
+        self.recorder.stop();
+        self.drain(catalog, on_sample);
+        self.counts()
+    }
+}

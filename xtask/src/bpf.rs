@@ -1,0 +1,99 @@
+//! `cargo xtask bpf [--check]`: the sampler's programs for the kernel.
+//!
+//! Compiled objects lie beside their sources, one an architecture, so that building the command
+//! needs no C compiler. `--check` builds them anew and compares.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::report::{self, Outcome};
+use crate::workspace::{have, root};
+
+/// Where sources and objects lie.
+const FOLDER: &str = "crates/sampler/bpf";
+/// Each source, and the name of what is made of it.
+const PROGRAMS: [(&str, &str); 1] = [("sampler.bpf.c", "sampler")];
+/// What libbpf's headers call an architecture, and what Rust does.
+const ARCHITECTURES: [(&str, &str); 2] = [("x86", "x86_64"), ("arm64", "aarch64")];
+/// Another compiler makes other bytes: Debian 12's.
+const CLANG: &str = "14.0.6";
+
+/// Builds the objects, or with `--check` compares them with what is checked in.
+pub(crate) fn run(arguments: &[String]) -> Outcome {
+    let check = match arguments {
+        [] => false,
+        [flag] if flag == "--check" => true,
+        _ => return Outcome::Failed("bpf takes nothing, or --check".into()),
+    };
+    for (program, package) in [("clang", "clang"), ("llvm-strip", "llvm")] {
+        if !have(program) {
+            return Outcome::Skipped(format!("no {program}: install Debian's package {package}"));
+        }
+    }
+    if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
+        return Outcome::Skipped(
+            "no bpf/bpf_helpers.h: install Debian's package libbpf-dev".into(),
+        );
+    }
+    match report::output(Command::new("clang").arg("--version")) {
+        Ok(version) if version.contains(CLANG) => {}
+        Ok(version) => {
+            let version = version.lines().next().unwrap_or_default();
+            return Outcome::Skipped(format!("{version}, and the objects are made by {CLANG}"));
+        }
+        Err(error) => return Outcome::Failed(error),
+    }
+    build_all(check).into()
+}
+
+fn build_all(check: bool) -> Result<Outcome, String> {
+    let mut different = Vec::new();
+    for (source, name) in PROGRAMS {
+        for (define, architecture) in ARCHITECTURES {
+            let built = build(source, define)?;
+            let object = object(name, architecture);
+            let read = |path: &Path| fs::read(path).map_err(|error| format!("{path:?}: {error}"));
+            if check {
+                if read(&built)? != read(&object)? {
+                    different.push(object.display().to_string());
+                }
+            } else {
+                fs::copy(&built, &object).map_err(|error| format!("{object:?}: {error}"))?;
+            }
+            fs::remove_file(&built).map_err(|error| format!("{built:?}: {error}"))?;
+        }
+    }
+    Ok(if different.is_empty() {
+        Outcome::Passed(format!(
+            "the objects in {FOLDER} are what clang {CLANG} makes"
+        ))
+    } else {
+        let names = different.join(", ");
+        Outcome::Failed(format!(
+            "{names}: not what the source makes; run `cargo xtask bpf`"
+        ))
+    })
+}
+
+fn object(name: &str, architecture: &str) -> PathBuf {
+    root().join(FOLDER).join(format!("{name}.{architecture}.o"))
+}
+
+/// Compiles one source for one architecture, from within its folder: the type information has the
+/// names of the files as they are given here.
+fn build(source: &str, define: &str) -> Result<PathBuf, String> {
+    let output = std::env::temp_dir().join(format!("{source}-{define}-{}.o", std::process::id()));
+    let headers = format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH);
+    let mut clang = Command::new("clang");
+    clang
+        .current_dir(root().join(FOLDER))
+        .args(["-target", "bpf", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
+        .arg(format!("-D__TARGET_ARCH_{define}"))
+        .args(["-I", &headers, "-c", source, "-o"])
+        .arg(&output);
+    report::output(&mut clang)?;
+    // Type information stays, debug information goes.
+    report::output(Command::new("llvm-strip").arg("-g").arg(&output))?;
+    Ok(output)
+}
