@@ -147,8 +147,11 @@ impl Catalog {
     }
 
     /// All contexts, in the order of their ids.
-    pub fn contexts(&self) -> impl ExactSizeIterator<Item = &Context> {
-        self.contexts.iter().map(|hashed| &hashed.0)
+    pub fn contexts(&self) -> impl ExactSizeIterator<Item = (ContextId, &Context)> {
+        self.contexts
+            .iter()
+            .enumerate()
+            .map(|(index, hashed)| (ContextId::from_index(index), &hashed.0))
     }
 
     /// The id of a stack.

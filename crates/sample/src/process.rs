@@ -40,7 +40,7 @@ impl ProcessFacts {
 }
 
 /// Executable memory of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mapping {
     /// First address.
     pub start: u64,
@@ -66,6 +66,39 @@ pub struct Module {
     pub device: u64,
     /// The file's inode.
     pub inode: u64,
+}
+
+/// How the kernel is named where modules are.
+const KERNEL: &str = "[kernel]";
+
+impl Module {
+    /// The kernel.
+    #[must_use]
+    pub fn kernel() -> Self {
+        Self {
+            path: KERNEL.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether it is the kernel.
+    #[must_use]
+    pub fn is_kernel(&self) -> bool {
+        self.inode == 0 && self.path == KERNEL
+    }
+
+    /// Whether it is a file. What is not is the kernel, or memory that a process has filled
+    /// itself or got from the kernel.
+    #[must_use]
+    pub fn has_file(&self) -> bool {
+        self.inode != 0
+    }
+
+    /// Whether it holds the same code in every process: a file, or the kernel.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.has_file() || self.is_kernel()
+    }
 }
 
 #[cfg(test)]

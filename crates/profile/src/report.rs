@@ -1,0 +1,285 @@
+//! What a recorded file says: CPU by an attribute, by trace and by function.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::path::Path;
+
+use opentelemetry_proto::tonic::profiles::v1development::{
+    Profile, ProfilesData, ProfilesDictionary, Sample,
+};
+use prost::Message;
+
+use crate::{Error, rules};
+
+/// What stands in a table where a sample has no such attribute.
+pub const WITHOUT: &str = "(none)";
+
+/// What a recorded file says of time on processors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// All samples.
+    pub total: Cost,
+    /// Those with a trace.
+    pub with_trace: Cost,
+    /// By the value of the attribute that was asked for, [`WITHOUT`] included.
+    pub by_attribute: Vec<(String, Cost)>,
+    /// By trace, 32 hexadecimal digits, with the attribute's values in it.
+    pub by_trace: Vec<(Trace, Cost)>,
+    /// By function: where it was itself on the processor, and where it or what it called was.
+    pub by_function: Vec<(String, FunctionCost)>,
+    /// By process: its service and id.
+    pub by_process: Vec<(String, Cost)>,
+    /// Nanoseconds from the first recorded moment to the last.
+    pub duration: u64,
+}
+
+/// A trace in a [`Report`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Trace {
+    /// Its id, 32 hexadecimal digits.
+    pub id: String,
+    /// The value of the attribute in most of its samples; [`WITHOUT`] if there is none.
+    pub attribute: String,
+}
+
+/// What was spent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// How many samples.
+    pub samples: u64,
+    /// Nanoseconds of processor time.
+    pub nanoseconds: u64,
+}
+
+impl Cost {
+    fn add(&mut self, other: Cost) {
+        self.samples += other.samples;
+        self.nanoseconds = self.nanoseconds.saturating_add(other.nanoseconds);
+    }
+}
+
+/// What was spent in a function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FunctionCost {
+    /// In itself.
+    pub own: Cost,
+    /// In itself and in what it called.
+    pub total: Cost,
+}
+
+impl Report {
+    /// Reads an OTLP file, and adds up by the attribute `by`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`], and [`Error::Malformed`] for a file that is cut short or breaks a rule of
+    /// the format.
+    pub fn read(path: &Path, by: &str) -> Result<Self, Error> {
+        let bytes = std::fs::read(path).map_err(|source| Error::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let malformed = |reason: String| Error::Malformed {
+            path: path.to_owned(),
+            reason,
+        };
+        if bytes.is_empty() {
+            return Err(malformed("it is empty".to_owned()));
+        }
+        let data =
+            ProfilesData::decode(&bytes[..]).map_err(|error| malformed(error.to_string()))?;
+        drop(bytes);
+        match rules::violations(&data).into_iter().next() {
+            Some(violation) => Err(malformed(violation)),
+            None => Ok(Self::of(&data, by)),
+        }
+    }
+
+    /// Adds up `data`, which breaks no rule.
+    #[must_use]
+    pub fn of(data: &ProfilesData, by: &str) -> Self {
+        let mut sums = Sums::default();
+        let (mut start, mut end) = (u64::MAX, 0);
+        let Some(dictionary) = &data.dictionary else {
+            return Self::default();
+        };
+        for resource in &data.resource_profiles {
+            let process = process_name(resource.resource.as_ref());
+            let profiles = resource
+                .scope_profiles
+                .iter()
+                .flat_map(|scope| &scope.profiles);
+            for profile in profiles.filter(|profile| is_on_cpu(profile, dictionary)) {
+                start = start.min(profile.time_unix_nano);
+                end = end.max(profile.time_unix_nano.saturating_add(profile.duration_nano));
+                for sample in &profile.samples {
+                    sums.add(dictionary, profile, sample, &process, by);
+                }
+            }
+        }
+        sums.finish(end.saturating_sub(start.min(end)))
+    }
+}
+
+fn is_on_cpu(profile: &Profile, dictionary: &ProfilesDictionary) -> bool {
+    let kind = profile.sample_type.unwrap_or_default().type_strindex;
+    entry(&dictionary.string_table, kind).is_some_and(|kind| kind == "samples")
+}
+
+fn entry<T>(table: &[T], index: i32) -> Option<&T> {
+    table.get(usize::try_from(index).ok()?)
+}
+
+fn process_name(resource: Option<&opentelemetry_proto::tonic::resource::v1::Resource>) -> String {
+    let attributes = resource
+        .map(|resource| &resource.attributes[..])
+        .unwrap_or_default();
+    let find = |key: &str| attributes.iter().find(|attribute| attribute.key == key);
+    let service = find("service.name").and_then(|found| rules::text(found.value.as_ref()));
+    let pid = find("process.pid").and_then(|found| {
+        use opentelemetry_proto::tonic::common::v1::any_value::Value;
+        match found.value.as_ref()?.value.as_ref()? {
+            Value::IntValue(pid) => Some(*pid),
+            _ => None,
+        }
+    });
+    let service = service.unwrap_or("unknown_service");
+    match pid {
+        Some(pid) => format!("{service} {pid}"),
+        None => service.to_owned(),
+    }
+}
+
+#[derive(Default)]
+struct Sums<'d> {
+    total: Cost,
+    with_trace: Cost,
+    by_attribute: HashMap<&'d str, Cost>,
+    by_trace: HashMap<&'d [u8], (Cost, HashMap<&'d str, u64>)>,
+    by_function: HashMap<&'d str, FunctionCost>,
+    by_process: HashMap<String, Cost>,
+}
+
+impl<'d> Sums<'d> {
+    fn add(
+        &mut self,
+        dictionary: &'d ProfilesDictionary,
+        profile: &Profile,
+        sample: &'d Sample,
+        process: &str,
+        by: &str,
+    ) {
+        let samples = match sample.values.len() {
+            0 => sample.timestamps_unix_nano.len() as u64,
+            _ => sample.values.iter().map(|value| value.unsigned_abs()).sum(),
+        };
+        let cost = Cost {
+            samples,
+            nanoseconds: samples.saturating_mul(profile.period.unsigned_abs()),
+        };
+        self.total.add(cost);
+        self.by_process
+            .entry(process.to_owned())
+            .or_default()
+            .add(cost);
+        let attribute = attribute(dictionary, sample, by).unwrap_or(WITHOUT);
+        self.by_attribute.entry(attribute).or_default().add(cost);
+        if let Some(link) = entry(&dictionary.link_table, sample.link_index) {
+            if sample.link_index != 0 {
+                self.with_trace.add(cost);
+                let (sum, attributes) = self.by_trace.entry(&link.trace_id).or_default();
+                sum.add(cost);
+                *attributes.entry(attribute).or_default() += samples;
+            }
+        }
+        self.add_functions(dictionary, sample, cost);
+    }
+
+    fn add_functions(&mut self, dictionary: &'d ProfilesDictionary, sample: &Sample, cost: Cost) {
+        let Some(stack) = entry(&dictionary.stack_table, sample.stack_index) else {
+            return;
+        };
+        let mut seen = HashSet::new();
+        let locations = stack.location_indices.iter();
+        let names = locations
+            .filter_map(|index| entry(&dictionary.location_table, *index))
+            .flat_map(|location| &location.lines)
+            .filter_map(|line| entry(&dictionary.function_table, line.function_index))
+            .filter_map(|function| entry(&dictionary.string_table, function.name_strindex));
+        for (depth, name) in names.enumerate() {
+            let sum = self.by_function.entry(name).or_default();
+            if depth == 0 {
+                sum.own.add(cost);
+            }
+            // A recursive function is on the stack more than once.
+            if seen.insert(name) {
+                sum.total.add(cost);
+            }
+        }
+    }
+
+    fn finish(self, duration: u64) -> Report {
+        let traces = self.by_trace.into_iter().map(|(id, (cost, attributes))| {
+            let most = attributes
+                .into_iter()
+                .max_by_key(|(name, count)| (*count, *name));
+            let trace = Trace {
+                id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
+                attribute: most.map_or(WITHOUT, |(name, _)| name).to_owned(),
+            };
+            (trace, cost)
+        });
+        let functions = self.by_function.into_iter();
+        let mut by_function: Vec<_> = functions
+            .map(|(name, cost)| (name.to_owned(), cost))
+            .collect();
+        by_function.sort_by(|(one_name, one), (other_name, other)| {
+            let key = |cost: &FunctionCost| (cost.own.nanoseconds, cost.total.nanoseconds);
+            key(other)
+                .cmp(&key(one))
+                .then_with(|| one_name.cmp(other_name))
+        });
+        Report {
+            total: self.total,
+            with_trace: self.with_trace,
+            by_attribute: largest_first(
+                self.by_attribute
+                    .into_iter()
+                    .map(|(name, cost)| (name.to_owned(), cost)),
+            ),
+            by_trace: largest_first(traces),
+            by_function,
+            by_process: largest_first(self.by_process.into_iter()),
+            duration,
+        }
+    }
+}
+
+fn attribute<'d>(
+    dictionary: &'d ProfilesDictionary,
+    sample: &Sample,
+    name: &str,
+) -> Option<&'d str> {
+    sample.attribute_indices.iter().find_map(|index| {
+        let found = entry(&dictionary.attribute_table, *index)?;
+        let key = entry(&dictionary.string_table, found.key_strindex)?;
+        let key = key
+            .strip_prefix(crate::write::UPSTREAM_PREFIX)
+            .unwrap_or(key);
+        if key == name {
+            rules::text(found.value.as_ref())
+        } else {
+            None
+        }
+    })
+}
+
+fn largest_first<T: Ord + Hash>(sums: impl Iterator<Item = (T, Cost)>) -> Vec<(T, Cost)> {
+    let mut sums: Vec<_> = sums.collect();
+    sums.sort_by(|(one_name, one), (other_name, other)| {
+        let by_cost = other.nanoseconds.cmp(&one.nanoseconds);
+        by_cost.then_with(|| one_name.cmp(other_name))
+    });
+    sums
+}

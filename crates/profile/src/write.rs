@@ -1,0 +1,113 @@
+//! The formats.
+
+mod firefox;
+mod flame_graph;
+mod folded;
+mod otlp;
+mod pprof;
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use crate::{Error, Place, Profile, file};
+
+/// A file format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Format {
+    /// OTLP profiles: one `ProfilesData` message of
+    /// `opentelemetry.proto.profiles.v1development`.
+    Otlp,
+    /// pprof's `profile.proto`, compressed with gzip.
+    Pprof,
+    /// The "processed profile" JSON of the Firefox Profiler, compressed with gzip.
+    Firefox,
+    /// A flame graph in SVG.
+    FlameGraph,
+    /// Folded stacks: frames from the root on, separated by `;`, and a count.
+    Folded,
+}
+
+impl Format {
+    /// The format that a file name's ending asks for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ending`] for any other ending.
+    pub fn from_path(path: &Path) -> Result<Self, Error> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let endings = [
+            (".otlp", Self::Otlp),
+            (".pb.gz", Self::Pprof),
+            (".json.gz", Self::Firefox),
+            (".svg", Self::FlameGraph),
+            (".folded", Self::Folded),
+        ];
+        let found = endings.iter().find(|(ending, _)| name.ends_with(ending));
+        found
+            .map(|(_, format)| *format)
+            .ok_or_else(|| Error::Ending(path.to_owned()))
+    }
+}
+
+/// What may be chosen about a file's content.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// The attribute whose value stands at the root of flame graphs and folded stacks.
+    pub by: Option<String>,
+    /// What is put before the names of record attributes in OTLP; upstream's profiler writes
+    /// [`UPSTREAM_PREFIX`].
+    pub attribute_prefix: String,
+}
+
+/// What the OpenTelemetry eBPF profiler puts before the names of record attributes. Here it tells
+/// an attribute apart whose name the profile uses itself, such as `thread.name`.
+pub(crate) const UPSTREAM_PREFIX: &str = "process.context.label.";
+
+impl Profile {
+    /// Writes this profile to `path`, in the format of its ending. On an error, and also if this
+    /// process is killed meanwhile, the file is as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ending`] or [`Error::Write`].
+    pub fn write_file(&self, path: &Path, options: &Options) -> Result<(), Error> {
+        let format = Format::from_path(path)?;
+        file::write(path, |writer| self.write(format, options, writer))
+    }
+
+    /// Writes this profile in a format.
+    ///
+    /// # Errors
+    ///
+    /// Those of `writer`.
+    pub fn write(
+        &self,
+        format: Format,
+        options: &Options,
+        writer: &mut dyn Write,
+    ) -> io::Result<()> {
+        match format {
+            Format::Otlp => otlp::write(self, options, writer),
+            Format::Pprof => pprof::write(self, writer),
+            Format::Firefox => firefox::write(self, writer),
+            Format::FlameGraph => flame_graph::write(self, options, writer),
+            Format::Folded => folded::write(self, options, writer),
+        }
+    }
+}
+
+/// Where a place starts and ends in memory, and what its start is in its file. The kernel has the
+/// upper half.
+fn range(place: Place) -> (u64, u64, u64) {
+    match place {
+        Place::Kernel => (1 << 63, u64::MAX, 0),
+        Place::Mapped(mapping) => (mapping.start, mapping.end, mapping.offset),
+        Place::Unknown => (0, 0, 0),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

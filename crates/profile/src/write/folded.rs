@@ -1,0 +1,85 @@
+//! Folded stacks: one a line, frames from the root on, separated by `;`, and how many samples.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use crate::{Kind, Location, Options, Place, Profile};
+
+pub(super) fn write(
+    profile: &Profile,
+    options: &Options,
+    writer: &mut dyn Write,
+) -> io::Result<()> {
+    for (stack, count) in lines(profile, options) {
+        writeln!(writer, "{stack} {count}")?;
+    }
+    Ok(())
+}
+
+/// What stands at the root of a sample that has no such attribute.
+const WITHOUT: &str = "(none)";
+
+/// Each stack on a processor with its count, in the order of their text. The first frames are the
+/// attribute that was asked for, the process and the thread.
+pub(super) fn lines(profile: &Profile, options: &Options) -> BTreeMap<String, usize> {
+    let mut lines = BTreeMap::new();
+    for group in profile.groups().filter(|group| group.kind == Kind::OnCpu) {
+        let mut stack = String::new();
+        if let Some(name) = &options.by {
+            let context = group.context.map(|context| profile.context(context));
+            let attribute = context
+                .iter()
+                .flat_map(|context| &context.attributes)
+                .find(|(key, _)| key == name);
+            push(&mut stack, attribute.map_or(WITHOUT, |(_, value)| value));
+        }
+        push(&mut stack, &profile.process(group.process).comm);
+        push(&mut stack, &profile.thread(group.thread).name);
+        for &index in group.stack.iter().rev() {
+            each_frame(profile, profile.location(index), |frame| {
+                push(&mut stack, frame)
+            });
+        }
+        *lines.entry(stack).or_default() += group.samples.len();
+    }
+    lines
+}
+
+/// The names of a location's functions, the outermost first; or where it is, if it has none.
+pub(super) fn each_frame(profile: &Profile, location: &Location, mut each: impl FnMut(&str)) {
+    for function in location.functions.iter().rev() {
+        each(&function.name);
+    }
+    if location.functions.is_empty() {
+        each(&unnamed(profile, location));
+    }
+}
+
+/// Where a location without a name is: the file and the offset in it.
+pub(super) fn unnamed(profile: &Profile, location: &Location) -> String {
+    let address = location.address;
+    match location.place {
+        Place::Kernel => format!("[kernel]+{address:#x}"),
+        Place::Unknown => format!("[unknown]+{address:#x}"),
+        Place::Mapped(mapping) => {
+            let path = &profile.catalog().module_facts(mapping.module).path;
+            let name = path.rsplit('/').next().unwrap_or(path);
+            let offset = address
+                .wrapping_sub(mapping.start)
+                .wrapping_add(mapping.offset);
+            format!("{name}+{offset:#x}")
+        }
+    }
+}
+
+/// Adds a frame. What has a meaning in this format, or none in a line of text, is replaced.
+fn push(stack: &mut String, frame: &str) {
+    if !stack.is_empty() {
+        stack.push(';');
+    }
+    stack.extend(frame.chars().map(|character| match character {
+        ';' => ':',
+        character if character.is_control() => ' ',
+        character => character,
+    }));
+}

@@ -1,0 +1,263 @@
+//! OTLP profiles: one `ProfilesData` of `opentelemetry.proto.profiles.v1development`.
+//!
+//! Written piece by piece, so that only one sample's message is in memory at a time: first all
+//! tables are numbered and the sizes added up, then the bytes are written.
+
+mod tables;
+
+use std::io::{self, Write};
+
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
+use opentelemetry_proto::tonic::profiles::v1development as proto;
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use otelctx_sample::format::process_context::Value;
+use otelctx_sample::{Event, ProcessFacts, ProcessId};
+use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
+
+use crate::{Group, Kind, Options, Profile};
+use tables::{Entries, Tables};
+
+/// Attributes that describe how contexts are shared. They are never telemetry.
+const MECHANISM: &str = "threadlocal.";
+
+/// Field numbers of the messages that are written piece by piece.
+mod field {
+    /// In `ProfilesData`.
+    pub(super) const RESOURCE_PROFILES: u32 = 1;
+    /// In `ProfilesData`.
+    pub(super) const DICTIONARY: u32 = 2;
+    /// In `ResourceProfiles`.
+    pub(super) const SCOPE_PROFILES: u32 = 2;
+    /// In `ScopeProfiles`.
+    pub(super) const PROFILES: u32 = 2;
+    /// In `Profile`.
+    pub(super) const SAMPLES: u32 = 2;
+}
+
+pub(super) fn write(
+    profile: &Profile,
+    options: &Options,
+    writer: &mut dyn Write,
+) -> io::Result<()> {
+    let mut tables = Tables::new(profile, &options.attribute_prefix);
+    let mut out = Out {
+        writer,
+        buffer: Vec::new(),
+    };
+    // Groups come ordered by process, then by kind.
+    let groups: Vec<Group<'_>> = profile.groups().collect();
+    let mut sample = proto::Sample::default();
+    for of_process in groups.chunk_by(|one, other| one.process == other.process) {
+        let process = of_process[0].process;
+        let mut scope_head = Vec::new();
+        let scope = proto::ScopeProfiles {
+            scope: Some(InstrumentationScope {
+                name: "otelctx".to_owned(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                ..InstrumentationScope::default()
+            }),
+            ..proto::ScopeProfiles::default()
+        };
+        scope.encode(&mut scope_head).expect("a Vec grows");
+        let mut profiles = Vec::new();
+        let mut scope_size = scope_head.len();
+        for of_kind in of_process.chunk_by(|one, other| one.kind == other.kind) {
+            let mut head = Vec::new();
+            let message = profile_message(profile, of_kind[0].kind, &mut tables);
+            message.encode(&mut head).expect("a Vec grows");
+            let mut size = head.len();
+            for group in of_kind {
+                fill(&mut sample, profile, group, &mut tables);
+                size += field_size(field::SAMPLES, sample.encoded_len());
+            }
+            scope_size += field_size(field::PROFILES, size);
+            profiles.push((head, size, of_kind));
+        }
+        let mut resource_head = Vec::new();
+        let resource = proto::ResourceProfiles {
+            resource: Some(resource(profile, process)),
+            ..proto::ResourceProfiles::default()
+        };
+        resource.encode(&mut resource_head).expect("a Vec grows");
+        let size = resource_head.len() + field_size(field::SCOPE_PROFILES, scope_size);
+        out.start(field::RESOURCE_PROFILES, size)?;
+        out.writer.write_all(&resource_head)?;
+        out.start(field::SCOPE_PROFILES, scope_size)?;
+        out.writer.write_all(&scope_head)?;
+        for (head, size, of_kind) in profiles {
+            out.start(field::PROFILES, size)?;
+            out.writer.write_all(&head)?;
+            for group in of_kind {
+                fill(&mut sample, profile, group, &mut tables);
+                out.entry(field::SAMPLES, &sample)?;
+            }
+        }
+    }
+    out.start(field::DICTIONARY, tables.encoded_len())?;
+    tables.each_entry(&mut out)
+}
+
+/// Bytes of a field of this many bytes, with its key and length.
+fn field_size(tag: u32, size: usize) -> usize {
+    key_len(tag) + encoded_len_varint(size as u64) + size
+}
+
+/// All of a `Profile` but its samples.
+fn profile_message(profile: &Profile, kind: Kind, tables: &mut Tables<'_>) -> proto::Profile {
+    let mut value_type = |kind, unit| {
+        Some(proto::ValueType {
+            type_strindex: tables.string(kind),
+            unit_strindex: tables.string(unit),
+        })
+    };
+    let clock = profile.clock();
+    let mut message = proto::Profile {
+        time_unix_nano: clock.unix(clock.start),
+        duration_nano: clock.duration(),
+        ..proto::Profile::default()
+    };
+    match kind {
+        Kind::OnCpu => {
+            message.sample_type = value_type("samples", "count");
+            message.period_type = value_type("cpu", "nanoseconds");
+            message.period = i64::try_from(profile.period().get()).unwrap_or(i64::MAX);
+        }
+        Kind::OffCpu => message.sample_type = value_type("off_cpu", "nanoseconds"),
+    }
+    message
+}
+
+/// Makes `sample` that of a group.
+fn fill<'p>(
+    sample: &mut proto::Sample,
+    profile: &Profile,
+    group: &Group<'p>,
+    tables: &mut Tables<'p>,
+) {
+    let clock = profile.clock();
+    sample.values.clear();
+    sample.timestamps_unix_nano.clear();
+    for one in group.samples {
+        sample.values.push(match one.event {
+            Event::OffCpu { nanoseconds } => i64::try_from(nanoseconds).unwrap_or(i64::MAX),
+            _ => 1,
+        });
+        sample.timestamps_unix_nano.push(clock.unix(one.time));
+    }
+    sample.stack_index = tables.stack(group.stack);
+    sample.attribute_indices.clear();
+    sample.attribute_indices.extend(tables.thread(group.thread));
+    let (link, attributes) = tables.context(group.context);
+    sample.attribute_indices.extend(attributes);
+    sample.link_index = link;
+}
+
+/// The process as it presents itself, with what the recorder knows where it says nothing.
+fn resource(profile: &Profile, process: ProcessId) -> Resource {
+    let facts = profile.process(process);
+    let mut attributes: Vec<KeyValue> = Vec::new();
+    let published = facts
+        .resource
+        .iter()
+        .map(|(key, value)| (key.as_str(), any_value(value)))
+        .filter(|(key, _)| !key.starts_with(MECHANISM));
+    let seen: Vec<(&str, AnyValue)> = seen(facts).collect();
+    for (key, value) in published.chain(seen) {
+        // What the process says goes before what was seen of it, and a name stands once.
+        if !key.is_empty() && attributes.iter().all(|attribute| attribute.key != key) {
+            attributes.push(KeyValue {
+                key: key.to_owned(),
+                value: Some(value),
+                ..KeyValue::default()
+            });
+        }
+    }
+    Resource {
+        attributes,
+        ..Resource::default()
+    }
+}
+
+/// What the recorder has seen of a process.
+fn seen(facts: &ProcessFacts) -> impl Iterator<Item = (&'static str, AnyValue)> {
+    let text = |text: &str| (!text.is_empty()).then(|| string(text));
+    let name = facts.executable.rsplit('/').next().unwrap_or_default();
+    let pid = any_value::Value::IntValue(facts.pid.into());
+    [
+        (
+            "service.name",
+            text(&format!("unknown_service:{}", facts.comm)),
+        ),
+        ("process.pid", Some(AnyValue { value: Some(pid) })),
+        ("process.executable.name", text(name)),
+        ("process.executable.path", text(&facts.executable)),
+        ("container.id", facts.container_id.as_deref().and_then(text)),
+    ]
+    .into_iter()
+    .filter_map(|(key, value)| Some((key, value?)))
+}
+
+fn string(text: &str) -> AnyValue {
+    AnyValue {
+        value: Some(any_value::Value::StringValue(text.to_owned())),
+    }
+}
+
+fn any_value(value: &Value) -> AnyValue {
+    use any_value::Value as Out;
+    use opentelemetry_proto::tonic::common::v1::{ArrayValue, KeyValueList};
+    let value = match value {
+        Value::Empty => None,
+        Value::String(text) => Some(Out::StringValue(text.clone())),
+        Value::Bool(value) => Some(Out::BoolValue(*value)),
+        Value::Int(value) => Some(Out::IntValue(*value)),
+        Value::Double(value) => Some(Out::DoubleValue(*value)),
+        Value::Bytes(bytes) => Some(Out::BytesValue(bytes.clone())),
+        Value::Array(values) => Some(Out::ArrayValue(ArrayValue {
+            values: values.iter().map(any_value).collect(),
+        })),
+        Value::Map(entries) => Some(Out::KvlistValue(KeyValueList {
+            values: entries
+                .iter()
+                .map(|(key, value)| KeyValue {
+                    key: key.clone(),
+                    value: Some(any_value(value)),
+                    ..KeyValue::default()
+                })
+                .collect(),
+        })),
+        // A kind of value that this version does not know is written as one without a value.
+        _ => None,
+    };
+    AnyValue { value }
+}
+
+/// Fields one after the other.
+struct Out<'w> {
+    writer: &'w mut dyn Write,
+    buffer: Vec<u8>,
+}
+
+impl Out<'_> {
+    /// The key and the size of a field whose bytes follow.
+    fn start(&mut self, tag: u32, size: usize) -> io::Result<()> {
+        self.buffer.clear();
+        encode_key(tag, WireType::LengthDelimited, &mut self.buffer);
+        encode_varint(size as u64, &mut self.buffer);
+        self.writer.write_all(&self.buffer)
+    }
+}
+
+impl Entries for Out<'_> {
+    fn entry(&mut self, tag: u32, message: &impl Message) -> io::Result<()> {
+        self.buffer.clear();
+        prost::encoding::message::encode(tag, message, &mut self.buffer);
+        self.writer.write_all(&self.buffer)
+    }
+
+    fn string(&mut self, tag: u32, text: &str) -> io::Result<()> {
+        self.start(tag, text.len())?;
+        self.writer.write_all(text.as_bytes())
+    }
+}

@@ -1,0 +1,335 @@
+//! The dictionary's tables. Entry 0 of each is the zero value, and each entry stands once.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::io;
+
+use foldhash::fast::RandomState;
+use indexmap::{Equivalent, IndexSet};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, any_value};
+use opentelemetry_proto::tonic::profiles::v1development as proto;
+use otelctx_sample::{ContextId, ThreadId};
+use prost::Message;
+
+use super::super::{UPSTREAM_PREFIX, hex, range};
+use super::field_size;
+use crate::{LocationIndex, Place, Profile};
+
+/// Names of attributes that the profile itself puts on samples.
+const THREAD_ID: &str = "thread.id";
+const THREAD_NAME: &str = "thread.name";
+
+/// Field numbers of `ProfilesDictionary`.
+mod field {
+    pub(super) const MAPPING: u32 = 1;
+    pub(super) const LOCATION: u32 = 2;
+    pub(super) const FUNCTION: u32 = 3;
+    pub(super) const LINK: u32 = 4;
+    pub(super) const STRING: u32 = 5;
+    pub(super) const ATTRIBUTE: u32 = 6;
+    pub(super) const STACK: u32 = 7;
+}
+
+/// What is looked up gets an entry at its first look-up.
+pub(super) struct Tables<'p> {
+    profile: &'p Profile,
+    attribute_prefix: &'p str,
+    strings: Table<String>,
+    attributes: Table<Attribute>,
+    links: Table<proto::Link>,
+    mappings: Table<proto::Mapping>,
+    functions: Table<proto::Function>,
+    locations: Table<Location>,
+    stacks: Table<proto::Stack>,
+    /// Entries that are known by what they were made from.
+    of_context: HashMap<ContextId, (i32, Vec<i32>), RandomState>,
+    of_thread: HashMap<ThreadId, [i32; 2], RandomState>,
+    of_location: HashMap<LocationIndex, i32, RandomState>,
+    of_stack: HashMap<&'p [LocationIndex], i32, RandomState>,
+}
+
+/// A table whose entry 0 is the zero value.
+struct Table<T>(IndexSet<T, RandomState>);
+
+impl<T: Hash + Eq + Default> Default for Table<T> {
+    fn default() -> Self {
+        Self(IndexSet::from_iter([T::default()]))
+    }
+}
+
+impl<T: Hash + Eq> Table<T> {
+    fn add(&mut self, entry: T) -> i32 {
+        to_index(self.0.insert_full(entry).0)
+    }
+
+    fn find<Q: Hash + Equivalent<T> + ?Sized>(&self, entry: &Q) -> Option<i32> {
+        self.0.get_index_of(entry).map(to_index)
+    }
+}
+
+fn to_index(index: usize) -> i32 {
+    i32::try_from(index).expect("a dictionary's table holds less than 2^31 entries")
+}
+
+/// A name and its value.
+#[derive(Default, PartialEq, Eq, Hash)]
+struct Attribute {
+    key: i32,
+    value: AttributeValue,
+}
+
+#[derive(Default, PartialEq, Eq, Hash)]
+enum AttributeValue {
+    #[default]
+    None,
+    Text(String),
+    Number(i64),
+}
+
+impl Attribute {
+    fn message(&self) -> proto::KeyValueAndUnit {
+        let value = match &self.value {
+            AttributeValue::None => None,
+            AttributeValue::Text(text) => Some(any_value::Value::StringValue(text.clone())),
+            AttributeValue::Number(number) => Some(any_value::Value::IntValue(*number)),
+        };
+        proto::KeyValueAndUnit {
+            key_strindex: self.key,
+            value: value.map(|value| AnyValue { value: Some(value) }),
+            unit_strindex: 0,
+        }
+    }
+}
+
+/// A location by what makes it one.
+#[derive(Default, PartialEq, Eq, Hash)]
+struct Location {
+    mapping: i32,
+    address: u64,
+    lines: Vec<proto::Line>,
+    attributes: Vec<i32>,
+}
+
+impl Location {
+    fn message(&self) -> proto::Location {
+        proto::Location {
+            mapping_index: self.mapping,
+            address: self.address,
+            lines: self.lines.clone(),
+            attribute_indices: self.attributes.clone(),
+        }
+    }
+}
+
+impl<'p> Tables<'p> {
+    pub(super) fn new(profile: &'p Profile, attribute_prefix: &'p str) -> Self {
+        Self {
+            profile,
+            attribute_prefix,
+            strings: Table::default(),
+            attributes: Table::default(),
+            links: Table::default(),
+            mappings: Table::default(),
+            functions: Table::default(),
+            locations: Table::default(),
+            stacks: Table::default(),
+            of_context: HashMap::default(),
+            of_thread: HashMap::default(),
+            of_location: HashMap::default(),
+            of_stack: HashMap::default(),
+        }
+    }
+
+    pub(super) fn string(&mut self, text: &str) -> i32 {
+        match self.strings.find(text) {
+            Some(index) => index,
+            None => self.strings.add(text.to_owned()),
+        }
+    }
+
+    fn text(&mut self, key: &str, value: &str) -> i32 {
+        let key = self.string(key);
+        let value = AttributeValue::Text(value.to_owned());
+        self.attributes.add(Attribute { key, value })
+    }
+
+    fn number(&mut self, key: &str, value: i64) -> i32 {
+        let key = self.string(key);
+        let value = AttributeValue::Number(value);
+        self.attributes.add(Attribute { key, value })
+    }
+
+    /// The attributes of a thread's samples.
+    pub(super) fn thread(&mut self, id: ThreadId) -> [i32; 2] {
+        if let Some(indices) = self.of_thread.get(&id) {
+            return *indices;
+        }
+        let thread = self.profile.thread(id);
+        let indices = [
+            self.text(THREAD_NAME, &thread.name),
+            self.number(THREAD_ID, thread.tid.into()),
+        ];
+        self.of_thread.insert(id, indices);
+        indices
+    }
+
+    /// The link of a context's samples, 0 for none, and their attributes.
+    pub(super) fn context(&mut self, id: Option<ContextId>) -> (i32, &[i32]) {
+        let Some(id) = id else { return (0, &[]) };
+        if !self.of_context.contains_key(&id) {
+            let entries = self.add_context(id);
+            self.of_context.insert(id, entries);
+        }
+        let (link, attributes) = &self.of_context[&id];
+        (*link, attributes)
+    }
+
+    fn add_context(&mut self, id: ContextId) -> (i32, Vec<i32>) {
+        let context = self.profile.context(id);
+        let has_ids = !context.trace_id.is_zero() && !context.span_id.is_zero();
+        let link = if has_ids {
+            self.links.add(proto::Link {
+                trace_id: context.trace_id.to_bytes().to_vec(),
+                span_id: context.span_id.to_bytes().to_vec(),
+            })
+        } else {
+            0
+        };
+        let attributes = context.attributes.iter().map(|(key, value)| {
+            // Names on a sample are unique.
+            let prefix = match key.as_str() {
+                THREAD_ID | THREAD_NAME if self.attribute_prefix.is_empty() => UPSTREAM_PREFIX,
+                _ => self.attribute_prefix,
+            };
+            self.text(&format!("{prefix}{key}"), value)
+        });
+        (link, attributes.collect())
+    }
+
+    pub(super) fn stack(&mut self, stack: &'p [LocationIndex]) -> i32 {
+        if stack.is_empty() {
+            return 0;
+        }
+        if let Some(index) = self.of_stack.get(stack) {
+            return *index;
+        }
+        let location_indices = stack.iter().map(|index| self.location(*index)).collect();
+        let index = self.stacks.add(proto::Stack { location_indices });
+        self.of_stack.insert(stack, index);
+        index
+    }
+
+    fn location(&mut self, id: LocationIndex) -> i32 {
+        if let Some(index) = self.of_location.get(&id) {
+            return *index;
+        }
+        let profile = self.profile;
+        let location = profile.location(id);
+        let frame_type = match location.place {
+            Place::Kernel => "kernel",
+            Place::Mapped(_) | Place::Unknown => "native",
+        };
+        let lines = location.functions.iter().map(|function| {
+            let entry = proto::Function {
+                name_strindex: self.string(&function.name),
+                system_name_strindex: self.string(&function.system_name),
+                filename_strindex: self.string(&function.file),
+                start_line: 0,
+            };
+            proto::Line {
+                function_index: self.functions.add(entry),
+                line: function.line.into(),
+                column: 0,
+            }
+        });
+        let lines = lines.collect();
+        let entry = Location {
+            mapping: self.mapping(location.place),
+            address: location.address,
+            lines,
+            attributes: vec![self.text("profile.frame.type", frame_type)],
+        };
+        let index = self.locations.add(entry);
+        self.of_location.insert(id, index);
+        index
+    }
+
+    fn mapping(&mut self, place: Place) -> i32 {
+        let profile = self.profile;
+        let Some(module) = profile.module_of(place) else {
+            return 0;
+        };
+        let mut attributes = Vec::new();
+        if let Some(identity) = profile.identity(module) {
+            if !identity.build_id.is_empty() {
+                let build_id = hex(&identity.build_id);
+                attributes.push(self.text("process.executable.build_id.gnu", &build_id));
+            }
+            if let Some(hash) = identity.htlhash {
+                attributes.push(self.text("process.executable.build_id.htlhash", &hex(&hash)));
+            }
+        }
+        let (memory_start, memory_limit, file_offset) = range(place);
+        let entry = proto::Mapping {
+            memory_start,
+            memory_limit,
+            file_offset,
+            filename_strindex: self.string(&profile.catalog().module_facts(module).path),
+            attribute_indices: attributes,
+        };
+        self.mappings.add(entry)
+    }
+
+    /// Bytes of the whole dictionary.
+    pub(super) fn encoded_len(&self) -> usize {
+        struct Size(usize);
+        impl Entries for Size {
+            fn entry(&mut self, tag: u32, message: &impl Message) -> io::Result<()> {
+                self.0 += field_size(tag, message.encoded_len());
+                Ok(())
+            }
+
+            fn string(&mut self, tag: u32, text: &str) -> io::Result<()> {
+                self.0 += field_size(tag, text.len());
+                Ok(())
+            }
+        }
+        let mut size = Size(0);
+        self.each_entry(&mut size).expect("adding up does not fail");
+        size.0
+    }
+
+    /// Hands out all entries, with the field that each belongs into.
+    pub(super) fn each_entry(&self, out: &mut impl Entries) -> io::Result<()> {
+        for entry in &self.mappings.0 {
+            out.entry(field::MAPPING, entry)?;
+        }
+        for entry in &self.locations.0 {
+            out.entry(field::LOCATION, &entry.message())?;
+        }
+        for entry in &self.functions.0 {
+            out.entry(field::FUNCTION, entry)?;
+        }
+        for entry in &self.links.0 {
+            out.entry(field::LINK, entry)?;
+        }
+        for entry in &self.strings.0 {
+            out.string(field::STRING, entry)?;
+        }
+        for entry in &self.attributes.0 {
+            out.entry(field::ATTRIBUTE, &entry.message())?;
+        }
+        for entry in &self.stacks.0 {
+            out.entry(field::STACK, entry)?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes entries of tables.
+pub(super) trait Entries {
+    /// A message.
+    fn entry(&mut self, tag: u32, message: &impl Message) -> io::Result<()>;
+    /// A text.
+    fn string(&mut self, tag: u32, text: &str) -> io::Result<()>;
+}

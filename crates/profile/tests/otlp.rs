@@ -1,0 +1,373 @@
+//! OTLP as the official messages read it.
+
+mod shop;
+
+use std::collections::BTreeMap;
+
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::profiles::v1development::{
+    Profile as Message, ProfilesData, ProfilesDictionary, Sample, ValueType,
+};
+use otelctx_profile::{Format, NoSymbols, Options, Profile, rules};
+use prost::Message as _;
+
+use shop::{PERIOD, START_UNIX};
+
+fn written(profile: &Profile, options: &Options) -> ProfilesData {
+    let mut bytes = Vec::new();
+    profile.write(Format::Otlp, options, &mut bytes).unwrap();
+    let data = ProfilesData::decode(&bytes[..]).unwrap();
+    // Nothing that the messages don't know, and nothing encoded twice.
+    assert_eq!(data.encoded_len(), bytes.len());
+    data
+}
+
+fn string(dictionary: &ProfilesDictionary, index: i32) -> &str {
+    &dictionary.string_table[index as usize]
+}
+
+fn types(dictionary: &ProfilesDictionary, found: Option<ValueType>) -> Option<(&str, &str)> {
+    let found = found?;
+    Some((
+        string(dictionary, found.type_strindex),
+        string(dictionary, found.unit_strindex),
+    ))
+}
+
+fn attributes<'d>(
+    dictionary: &'d ProfilesDictionary,
+    indices: &[i32],
+) -> BTreeMap<&'d str, String> {
+    let text = |index: &i32| {
+        let attribute = &dictionary.attribute_table[*index as usize];
+        let value = match attribute.value.as_ref().unwrap().value.as_ref().unwrap() {
+            Value::StringValue(text) => text.clone(),
+            Value::IntValue(number) => number.to_string(),
+            other => panic!("{other:?}"),
+        };
+        (string(dictionary, attribute.key_strindex), value)
+    };
+    indices.iter().map(text).collect()
+}
+
+/// Names from the innermost function on; addresses where there are none.
+fn stack(dictionary: &ProfilesDictionary, sample: &Sample) -> Vec<String> {
+    let stack = &dictionary.stack_table[sample.stack_index as usize];
+    let mut names = Vec::new();
+    for index in &stack.location_indices {
+        let location = &dictionary.location_table[*index as usize];
+        for line in &location.lines {
+            let function = &dictionary.function_table[line.function_index as usize];
+            let name = string(dictionary, function.name_strindex);
+            names.push(format!("{name}:{}", line.line));
+        }
+        if location.lines.is_empty() {
+            names.push(format!("{:#x}", location.address));
+        }
+    }
+    names
+}
+
+/// A sample in words: attributes, span (first byte), stack, values.
+fn told(dictionary: &ProfilesDictionary, sample: &Sample) -> (String, u8, String, Vec<i64>) {
+    let attributes = attributes(dictionary, &sample.attribute_indices);
+    let attributes: Vec<_> = attributes
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    let link = &dictionary.link_table[sample.link_index as usize];
+    (
+        attributes.join(" "),
+        link.span_id.first().copied().unwrap_or(0),
+        stack(dictionary, sample).join(" "),
+        sample.values.clone(),
+    )
+}
+
+fn profiles(data: &ProfilesData, resource: usize) -> &[Message] {
+    let [scope] = &data.resource_profiles[resource].scope_profiles[..] else {
+        panic!("one scope")
+    };
+    assert_eq!(scope.scope.as_ref().unwrap().name, "otelctx");
+    &scope.profiles
+}
+
+#[test]
+fn samples_stay_apart_in_thread_span_and_attributes() {
+    let data = written(&shop::profile(), &Options::default());
+    let dictionary = data.dictionary.as_ref().unwrap();
+    let [on, off] = profiles(&data, 0) else {
+        panic!("two kinds")
+    };
+    let told = |profile: &Message| -> Vec<_> {
+        profile
+            .samples
+            .iter()
+            .map(|sample| told(dictionary, sample))
+            .collect()
+    };
+    let parse = "parse:7 serve:21 main:10";
+    let worker = |number: u8, route: &str| {
+        format!(
+            "http.route={route} thread.id=471{} thread.name=worker-{number}",
+            number + 1
+        )
+    };
+    let mut samples = told(on);
+    samples.sort();
+    let mut expected = vec![
+        (worker(1, "/cart"), 1, parse.to_owned(), vec![1; 4]),
+        (worker(1, "/cart"), 2, parse.to_owned(), vec![1; 2]),
+        (worker(1, "/pay"), 1, parse.to_owned(), vec![1]),
+        (worker(2, "/cart"), 1, parse.to_owned(), vec![1]),
+        (
+            "thread.id=4713 thread.name=worker-2".to_owned(),
+            0,
+            "do_syscall_64:0 serve:20 main:10".to_owned(),
+            vec![1; 2],
+        ),
+        (
+            "process.context.label.thread.name=mine thread.id=4713 thread.name=worker-2".to_owned(),
+            0,
+            "main:10".to_owned(),
+            vec![1],
+        ),
+    ];
+    expected.sort();
+    assert_eq!(samples, expected);
+    assert_eq!(
+        told(off),
+        [(
+            worker(2, "/cart"),
+            1,
+            "do_syscall_64:0".to_owned(),
+            vec![7_000_000]
+        )]
+    );
+}
+
+#[test]
+fn profiles_say_what_they_count() {
+    let data = written(&shop::profile(), &Options::default());
+    let dictionary = data.dictionary.as_ref().unwrap();
+    let [on, off] = profiles(&data, 0) else {
+        panic!("two kinds")
+    };
+    assert_eq!(
+        types(dictionary, on.sample_type),
+        Some(("samples", "count"))
+    );
+    assert_eq!(
+        types(dictionary, on.period_type),
+        Some(("cpu", "nanoseconds"))
+    );
+    assert_eq!(on.period, PERIOD as i64);
+    assert_eq!(
+        types(dictionary, off.sample_type),
+        Some(("off_cpu", "nanoseconds"))
+    );
+    assert_eq!((types(dictionary, off.period_type), off.period), (None, 0));
+    for profile in [on, off] {
+        assert_eq!(profile.time_unix_nano, START_UNIX);
+        assert_eq!(profile.duration_nano, 1_000_000_000);
+    }
+    let cart = &on.samples[0];
+    let at = |index: u64| START_UNIX + index * PERIOD;
+    assert_eq!(cart.timestamps_unix_nano, [at(0), at(1), at(3), at(4)]);
+}
+
+#[test]
+fn each_process_is_a_resource() {
+    let data = written(&shop::profile(), &Options::default());
+    let resource = |index: usize| -> Vec<(String, Option<Value>)> {
+        let resource = data.resource_profiles[index].resource.as_ref().unwrap();
+        let pair = |attribute: &opentelemetry_proto::tonic::common::v1::KeyValue| {
+            (
+                attribute.key.clone(),
+                attribute.value.clone().unwrap().value,
+            )
+        };
+        resource.attributes.iter().map(pair).collect()
+    };
+    let text =
+        |key: &str, value: &str| (key.to_owned(), Some(Value::StringValue(value.to_owned())));
+    let shop = resource(0);
+    assert_eq!(shop[0], text("service.name", "shop"));
+    assert_eq!(shop[1].0, "zones");
+    assert_eq!(
+        shop[2],
+        ("process.pid".to_owned(), Some(Value::IntValue(4711)))
+    );
+    assert_eq!(shop[3], text("process.executable.name", "shop"));
+    assert_eq!(shop[4], text("process.executable.path", "/usr/bin/shop"));
+    assert_eq!(shop[5], text("container.id", "c0ffee"));
+    assert_eq!(shop.len(), 6);
+    let other = resource(1);
+    assert_eq!(other[0], text("service.name", "unknown_service:other"));
+    assert_eq!(
+        other[1],
+        ("process.pid".to_owned(), Some(Value::IntValue(9)))
+    );
+    assert_eq!(data.resource_profiles.len(), 2);
+}
+
+#[test]
+fn mappings_can_be_identified_and_hold_their_addresses() {
+    let data = written(&shop::profile(), &Options::default());
+    let dictionary = data.dictionary.as_ref().unwrap();
+    let mappings: Vec<_> = dictionary.mapping_table[1..]
+        .iter()
+        .map(|mapping| {
+            (
+                string(dictionary, mapping.filename_strindex),
+                attributes(dictionary, &mapping.attribute_indices),
+                mapping.file_offset,
+            )
+        })
+        .collect();
+    let gnu = ("process.executable.build_id.gnu", "dead".to_owned());
+    let hash = ("process.executable.build_id.htlhash", "ab".repeat(16));
+    let file = ("/usr/bin/shop", BTreeMap::from([gnu, hash]), 0x1000);
+    let kernel = ("[kernel]", BTreeMap::new(), 0);
+    assert!(
+        mappings.contains(&file) && mappings.contains(&kernel),
+        "{mappings:?}"
+    );
+    assert_eq!(mappings.len(), 2);
+    let kinds: Vec<_> = dictionary.location_table[1..]
+        .iter()
+        .map(|location| {
+            attributes(dictionary, &location.attribute_indices)["profile.frame.type"].clone()
+        })
+        .collect();
+    assert_eq!(kinds.iter().filter(|kind| *kind == "kernel").count(), 1);
+    assert_eq!(
+        kinds.iter().filter(|kind| *kind == "native").count(),
+        kinds.len() - 1
+    );
+}
+
+#[test]
+fn what_is_written_keeps_the_rules() {
+    for profile in [
+        shop::profile(),
+        Profile::new(shop::recording(), &mut NoSymbols),
+    ] {
+        let data = written(&profile, &Options::default());
+        assert_eq!(rules::violations(&data), [""; 0]);
+    }
+    let mut empty = shop::recording();
+    empty.samples.clear();
+    let data = written(&Profile::new(empty, &mut NoSymbols), &Options::default());
+    assert_eq!(rules::violations(&data), [""; 0]);
+    assert_eq!(data.resource_profiles, []);
+}
+
+#[test]
+fn upstreams_attribute_names_can_be_had() {
+    let mut options = Options::default();
+    options.attribute_prefix = "process.context.label.".to_owned();
+    let data = written(&shop::profile(), &options);
+    let dictionary = data.dictionary.as_ref().unwrap();
+    let sample = &profiles(&data, 0)[0].samples[0];
+    let attributes = attributes(dictionary, &sample.attribute_indices);
+    assert_eq!(attributes["process.context.label.http.route"], "/cart");
+    assert_eq!(attributes["thread.name"], "worker-1");
+}
+
+/// Each rule finds what breaks it, and nothing else does.
+#[test]
+fn a_broken_rule_is_found() {
+    let good = written(&shop::profile(), &Options::default());
+    let broken = |what: &str, change: &dyn Fn(&mut ProfilesData)| {
+        let mut data = good.clone();
+        change(&mut data);
+        let found = rules::violations(&data);
+        assert!(
+            found.iter().any(|rule| rule.contains(what)),
+            "{what}: {found:?}"
+        );
+    };
+    fn dictionary(data: &mut ProfilesData) -> &mut ProfilesDictionary {
+        data.dictionary.as_mut().unwrap()
+    }
+    fn sample(data: &mut ProfilesData) -> &mut Sample {
+        &mut data.resource_profiles[0].scope_profiles[0].profiles[0].samples[0]
+    }
+    fn profile(data: &mut ProfilesData) -> &mut Message {
+        &mut data.resource_profiles[0].scope_profiles[0].profiles[0]
+    }
+    broken("no dictionary", &|data| data.dictionary = None);
+    broken("entry 0 of the string table", &|data| {
+        dictionary(data).string_table[0] = "x".into()
+    });
+    broken("entry 0 of the link table", &|data| {
+        dictionary(data).link_table.clear()
+    });
+    broken("stands there twice", &|data| {
+        let entry = dictionary(data).stack_table[1].clone();
+        dictionary(data).stack_table.push(entry);
+    });
+    broken("id of zeroes", &|data| {
+        dictionary(data).link_table[1].span_id = vec![0; 8]
+    });
+    broken("ids of (15, 8) bytes", &|data| {
+        dictionary(data).link_table[1].trace_id.truncate(15)
+    });
+    broken("attribute has no name", &|data| {
+        dictionary(data).attribute_table[1].key_strindex = 0
+    });
+    broken("attribute has no value", &|data| {
+        dictionary(data).attribute_table[1].value = None
+    });
+    broken("not in its mapping", &|data| {
+        dictionary(data).location_table[1].address = 1
+    });
+    broken("mapping has no size", &|data| {
+        dictionary(data).mapping_table[1].memory_limit = 0
+    });
+    broken("a line's function", &|data| {
+        dictionary(data).location_table[1].lines[0].function_index = -1;
+    });
+    broken("a stack's location", &|data| {
+        dictionary(data).stack_table[1].location_indices[0] = 99;
+    });
+    broken("a function's name", &|data| {
+        dictionary(data).function_table[1].name_strindex = 999
+    });
+    broken("a sample's link", &|data| sample(data).link_index = 99);
+    broken("a sample's stack", &|data| sample(data).stack_index = 99);
+    broken("one attribute twice", &|data| {
+        let first = sample(data).attribute_indices[0];
+        sample(data).attribute_indices.push(first);
+    });
+    broken("no value and no time", &|data| {
+        *sample(data) = Sample::default()
+    });
+    broken("3 values at 4 times", &|data| {
+        sample(data).values.truncate(3)
+    });
+    broken("is not in the profile's", &|data| {
+        sample(data).timestamps_unix_nano[0] = START_UNIX - 1
+    });
+    broken("is not in the profile's", &|data| {
+        sample(data).timestamps_unix_nano[0] = START_UNIX + 1_000_000_000;
+    });
+    broken("differ in nothing but time", &|data| {
+        let copy = sample(data).clone();
+        profile(data).samples.push(copy);
+    });
+    broken("no sample type", &|data| profile(data).sample_type = None);
+    broken("period type and no period", &|data| {
+        profile(data).period = 0
+    });
+    broken("service.name twice", &|data| {
+        let resource = data.resource_profiles[0].resource.as_mut().unwrap();
+        let copy = resource.attributes[0].clone();
+        resource.attributes.push(copy);
+    });
+    broken("threadlocal.x, which is no telemetry", &|data| {
+        let resource = data.resource_profiles[0].resource.as_mut().unwrap();
+        resource.attributes[0].key = "threadlocal.x".into();
+    });
+}
