@@ -7,7 +7,7 @@ use std::time::Duration;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use fxprof_processed_profile as fx;
-use otelctx_sample::{ContextId, Found, Sample, ThreadId};
+use otelctx_sample::{ContextId, ThreadId};
 
 use super::folded::each_frame;
 use crate::{Kind, LocationIndex, Place, Profile};
@@ -40,7 +40,11 @@ fn convert(profile: &Profile) -> fx::Profile {
             threads.push((group.thread, Vec::new()));
         }
         let (_, looks) = threads.last_mut().expect("one was just added");
-        looks.extend(group.samples.iter().map(|sample| (sample, group.stack)));
+        looks.extend(group.samples.iter().map(|sample| Look {
+            time: sample.time,
+            stack: group.stack,
+            context: group.context,
+        }));
     }
     let mut processes = HashMap::new();
     for (id, mut looks) in threads {
@@ -54,15 +58,19 @@ fn convert(profile: &Profile) -> fx::Profile {
         let track = out.add_thread(process, thread.tid.unsigned_abs(), start, is_main);
         out.set_thread_name(track, &thread.name);
         out.set_thread_show_markers_in_timeline(track, true);
-        looks.sort_unstable_by_key(|(sample, _)| sample.time);
+        looks.sort_unstable_by_key(|look| look.time);
         add_samples(&mut out, profile, track, &looks, &categories);
         add_spans(&mut out, profile, track, &looks, &categories);
     }
     out
 }
 
-/// A sample and its stack.
-type Look<'p> = (&'p Sample, &'p [LocationIndex]);
+/// What a track shows of a sample.
+struct Look<'p> {
+    time: u64,
+    stack: &'p [LocationIndex],
+    context: Option<ContextId>,
+}
 
 struct Categories {
     user: fx::CategoryHandle,
@@ -82,10 +90,10 @@ fn add_samples(
     categories: &Categories,
 ) {
     let mut known: HashMap<&[LocationIndex], Option<fx::StackHandle>> = HashMap::new();
-    for (sample, stack) in looks {
-        let handle = *known.entry(stack).or_insert_with(|| {
+    for look in looks {
+        let handle = *known.entry(look.stack).or_insert_with(|| {
             let mut frames = Vec::new();
-            for &index in stack.iter().rev() {
+            for &index in look.stack.iter().rev() {
                 let location = profile.location(index);
                 let category = match location.place {
                     Place::Kernel => categories.kernel,
@@ -102,7 +110,7 @@ fn add_samples(
             out.intern_stack_frames(track, frames.into_iter())
         });
         let cpu = fx::CpuDelta::from_nanos(profile.period().get());
-        out.add_sample(track, timestamp(profile, sample.time), handle, cpu, 1);
+        out.add_sample(track, timestamp(profile, look.time), handle, cpu, 1);
     }
 }
 
@@ -115,17 +123,13 @@ fn add_spans(
     looks: &[Look<'_>],
     categories: &Categories,
 ) {
-    let context = |look: &Look<'_>| match look.0.found {
-        Found::Attached(context) => Some(context),
-        _ => None,
-    };
-    for run in looks.chunk_by(|one, other| context(one) == context(other)) {
-        let (Some(id), Some((last, _))) = (context(&run[0]), run.last()) else {
+    for run in looks.chunk_by(|one, other| one.context == other.context) {
+        let (Some(id), Some(last)) = (run[0].context, run.last()) else {
             continue;
         };
         let end = last.time.saturating_add(profile.period().get());
         let timing = fx::MarkerTiming::Interval(
-            timestamp(profile, run[0].0.time),
+            timestamp(profile, run[0].time),
             timestamp(profile, end.min(profile.clock().end)),
         );
         let marker = SpanMarker::new(out, profile, id, categories.span);

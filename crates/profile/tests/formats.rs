@@ -1,0 +1,256 @@
+//! The formats for people's tools.
+
+mod shop;
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use otelctx_profile::{Error, Format, Options, Profile};
+
+fn written(format: Format, options: &Options) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    shop::profile().write(format, options, &mut bytes).unwrap();
+    bytes
+}
+
+fn by_route() -> Options {
+    let mut options = Options::default();
+    options.by = Some("http.route".to_owned());
+    options
+}
+
+#[test]
+fn folded_stacks_are_counted_from_the_root() {
+    let text = |options: &Options| String::from_utf8(written(Format::Folded, options)).unwrap();
+    let expected = "other;other:x;[unknown]+0x1234 1\n\
+        shop;worker-1;main;serve;parse 7\n\
+        shop;worker-2;main 1\n\
+        shop;worker-2;main;serve;do_syscall_64 2\n\
+        shop;worker-2;main;serve;parse 1\n";
+    assert_eq!(text(&Options::default()), expected);
+    let expected = "(none);other;other:x;[unknown]+0x1234 1\n\
+        (none);shop;worker-2;main 1\n\
+        (none);shop;worker-2;main;serve;do_syscall_64 2\n\
+        /cart;shop;worker-1;main;serve;parse 6\n\
+        /cart;shop;worker-2;main;serve;parse 1\n\
+        /pay;shop;worker-1;main;serve;parse 1\n";
+    assert_eq!(text(&by_route()), expected);
+}
+
+#[test]
+fn a_flame_graph_has_the_route_at_its_root() {
+    let svg = String::from_utf8(written(Format::FlameGraph, &by_route())).unwrap();
+    assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"));
+    assert!(svg.contains("CPU by http.route"));
+    // inferno writes each box's title as name, samples, share.
+    assert!(
+        svg.contains("<title>/cart (7 samples, 58.33%)</title>"),
+        "{svg}"
+    );
+    assert!(svg.contains("<title>parse (6 samples, 50.00%)</title>"));
+    assert!(svg.contains("<title>all (12 samples, 100%)</title>"));
+}
+
+#[test]
+fn an_empty_recording_is_a_picture_all_the_same() {
+    let mut recording = shop::recording();
+    recording.samples.clear();
+    let profile = Profile::new(recording, &mut shop::Names);
+    for format in [
+        Format::FlameGraph,
+        Format::Folded,
+        Format::Firefox,
+        Format::Pprof,
+    ] {
+        let mut bytes = Vec::new();
+        profile
+            .write(format, &Options::default(), &mut bytes)
+            .unwrap();
+        assert_eq!(bytes.is_empty(), format == Format::Folded);
+    }
+}
+
+fn unzipped(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    flate2::read::GzDecoder::new(bytes)
+        .read_to_end(&mut out)
+        .unwrap();
+    out
+}
+
+#[test]
+fn the_firefox_profiler_gets_threads_as_tracks_and_spans_as_markers() {
+    let json = unzipped(&written(Format::Firefox, &Options::default()));
+    let profile: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let threads = profile["threads"].as_array().unwrap();
+    let named: Vec<_> = threads
+        .iter()
+        .map(|thread| {
+            (
+                thread["name"].as_str().unwrap(),
+                thread["processName"].as_str().unwrap(),
+                thread["samples"]["length"].as_u64().unwrap(),
+                thread["markers"]["length"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    // worker-1's samples in the order of time: span 1, 1, 2, 1, 1 (other flags), 2, then /pay.
+    let expected = [
+        ("worker-1", "shop", 7, 5),
+        ("worker-2", "shop", 4, 2),
+        // A main thread goes by its process.
+        ("other", "other", 1, 0),
+    ];
+    assert_eq!(named, expected);
+    let markers = &threads[0]["markers"]["data"];
+    let text = |value: &serde_json::Value| {
+        let strings = profile["shared"]["stringArray"].as_array();
+        let strings = strings
+            .or_else(|| threads[0]["stringArray"].as_array())
+            .unwrap();
+        strings[value.as_u64().unwrap() as usize]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(text(&markers[0]["trace"]), "01".repeat(16));
+    assert_eq!(text(&markers[1]["span"]), "02".repeat(8));
+    assert_eq!(text(&markers[4]["attributes"]), "http.route=/pay");
+}
+
+/// What pprof itself makes of the file.
+#[test]
+fn pprof_reads_samples_with_their_labels() {
+    let directory = Scratch::new("pprof");
+    let path = directory.0.join("shop.pb.gz");
+    shop::profile()
+        .write_file(&path, &Options::default())
+        .unwrap();
+    let pprof = |arguments: &[&str]| {
+        let output = Command::new("go")
+            .args(["tool", "pprof", "-symbolize=none"])
+            .args(arguments)
+            .arg(&path)
+            .output();
+        let Ok(output) = output else {
+            println!("skipped: there is no go, so nothing was read by pprof itself");
+            return None;
+        };
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Some(String::from_utf8(output.stdout).unwrap())
+    };
+    let Some(top) = pprof(&["-top", "-sample_index=cpu", "-unit=ms"]) else {
+        return;
+    };
+    // 12 samples of 10 ms: flat and cumulated time of each function.
+    let line = |name: &str| {
+        let line = top
+            .lines()
+            .find(|line| line.ends_with(name))
+            .unwrap_or_else(|| panic!("{top}"));
+        let words: Vec<_> = line.split_whitespace().collect();
+        (words[0].to_owned(), words[3].to_owned())
+    };
+    assert!(
+        top.contains("Showing nodes accounting for 120ms, 100% of 120ms total"),
+        "{top}"
+    );
+    assert_eq!(line("parse (inline)"), ("80ms".into(), "80ms".into()));
+    assert_eq!(line("serve"), ("0".into(), "100ms".into()));
+    assert_eq!(line("main"), ("10ms".into(), "110ms".into()));
+    assert_eq!(line("do_syscall_64"), ("20ms".into(), "20ms".into()));
+    // Without ^ and $, pprof takes digits for a number.
+    let focus = "-tagfocus=span_id=^0202020202020202$";
+    let focused = pprof(&["-top", "-sample_index=samples", focus]).unwrap();
+    assert!(
+        focused.contains("Showing nodes accounting for 2, "),
+        "{focused}"
+    );
+    let tags = pprof(&["-tags", "-sample_index=samples"]).unwrap();
+    for tag in [
+        "http.route: Total 8",
+        "trace_id: Total 8",
+        "thread: Total 12",
+        "pid: Total 12",
+    ] {
+        assert!(tags.contains(tag), "{tag}: {tags}");
+    }
+}
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("otelctx-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entry = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+        let names = fs::read_dir(&self.0).unwrap().map(entry);
+        names.map(|name| name.into_string().unwrap()).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_file_is_there_whole_or_as_it_was() {
+    let directory = Scratch::new("whole");
+    let path = directory.0.join("a.folded");
+    let profile = shop::profile();
+    profile.write_file(&path, &Options::default()).unwrap();
+    let first = fs::read(&path).unwrap();
+    assert_eq!(first, written(Format::Folded, &Options::default()));
+    profile.write_file(&path, &by_route()).unwrap();
+    assert_eq!(
+        fs::read(&path).unwrap(),
+        written(Format::Folded, &by_route())
+    );
+    // Through a link, and the link stays.
+    let link = directory.0.join("link.folded");
+    std::os::unix::fs::symlink("a.folded", &link).unwrap();
+    profile.write_file(&link, &Options::default()).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), first);
+    assert!(link.symlink_metadata().unwrap().is_symlink());
+    assert_eq!(directory.names().len(), 2, "{:?}", directory.names());
+}
+
+#[test]
+fn what_cannot_be_written_is_said_and_leaves_nothing() {
+    let directory = Scratch::new("failing");
+    let profile = shop::profile();
+    let fails = |path: &Path| {
+        let error = profile.write_file(path, &Options::default()).unwrap_err();
+        assert!(
+            matches!(&error, Error::Write { path: told, .. } if told == path),
+            "{error:?}"
+        );
+        error.to_string()
+    };
+    let missing = fails(&directory.0.join("none/a.otlp"));
+    assert!(missing.contains("No such file or directory"), "{missing}");
+    // A full device, by a name with the right ending.
+    let full = directory.0.join("full.svg");
+    std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+    assert!(fails(&full).contains("No space left on device"));
+    let taken = directory.0.join("taken.otlp");
+    fs::create_dir(&taken).unwrap();
+    fails(&taken);
+    assert_eq!(directory.names().len(), 2, "{:?}", directory.names());
+    let error = profile
+        .write_file(Path::new("a.txt"), &Options::default())
+        .unwrap_err();
+    assert!(matches!(error, Error::Ending(_)));
+}

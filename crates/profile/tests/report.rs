@@ -1,0 +1,103 @@
+//! What a recorded file tells.
+
+mod shop;
+
+use std::fs;
+use std::path::PathBuf;
+
+use otelctx_profile::report::{Report, WITHOUT};
+use otelctx_profile::{Error, Options};
+
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str) -> Self {
+        let name = format!("otelctx-report-{name}-{}.otlp", std::process::id());
+        let file = Self(std::env::temp_dir().join(name));
+        let options = Options::default();
+        shop::profile().write_file(&file.0, &options).unwrap();
+        file
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn time_is_added_up_by_route_trace_function_and_process() {
+    let file = File::new("sums");
+    let report = Report::read(&file.0, "http.route").unwrap();
+    let samples = |cost: &otelctx_profile::report::Cost| {
+        assert_eq!(cost.nanoseconds, cost.samples * shop::PERIOD);
+        cost.samples
+    };
+    assert_eq!(samples(&report.total), 12);
+    assert_eq!(samples(&report.with_trace), 8);
+    assert_eq!(report.duration, 1_000_000_000);
+    let routes = report.by_attribute.iter();
+    let routes: Vec<_> = routes
+        .map(|(name, cost)| (&name[..], samples(cost)))
+        .collect();
+    assert_eq!(routes, [("/cart", 7), (WITHOUT, 4), ("/pay", 1)]);
+    let [(trace, cost)] = &report.by_trace[..] else {
+        panic!("{:?}", report.by_trace)
+    };
+    assert_eq!(
+        (&trace.id, &trace.attribute[..]),
+        (&"01".repeat(16), "/cart")
+    );
+    assert_eq!(samples(cost), 8);
+    let functions = report.by_function.iter();
+    let functions: Vec<_> = functions
+        .map(|(name, cost)| (&name[..], samples(&cost.own), samples(&cost.total)))
+        .collect();
+    let expected = [
+        ("parse", 8, 8),
+        ("do_syscall_64", 2, 2),
+        ("main", 1, 11),
+        ("serve", 0, 10),
+    ];
+    assert_eq!(functions, expected);
+    let processes = report.by_process.iter();
+    let processes: Vec<_> = processes
+        .map(|(name, cost)| (&name[..], samples(cost)))
+        .collect();
+    assert_eq!(
+        processes,
+        [("shop 4711", 11), ("unknown_service:other 9", 1)]
+    );
+}
+
+/// Wherever it is cut, a file is not taken for a whole one.
+#[test]
+fn a_file_that_is_cut_short_is_refused() {
+    let file = File::new("cut");
+    let whole = fs::read(&file.0).unwrap();
+    for length in 0..whole.len() {
+        fs::write(&file.0, &whole[..length]).unwrap();
+        let result = Report::read(&file.0, "http.route");
+        assert!(
+            matches!(result, Err(Error::Malformed { .. })),
+            "{length} bytes"
+        );
+    }
+    fs::write(&file.0, &whole).unwrap();
+    Report::read(&file.0, "http.route").unwrap();
+}
+
+#[test]
+fn what_is_no_profile_is_refused() {
+    let file = File::new("other");
+    fs::write(&file.0, "#!/bin/sh\necho no profile\n").unwrap();
+    let error = Report::read(&file.0, "http.route").unwrap_err();
+    assert!(
+        error.to_string().contains("not a whole OTLP profile"),
+        "{error}"
+    );
+    fs::remove_file(&file.0).unwrap();
+    let error = Report::read(&file.0, "http.route").unwrap_err();
+    assert!(matches!(error, Error::Read { .. }), "{error:?}");
+}
