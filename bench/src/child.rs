@@ -77,6 +77,7 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
         ["publisher", mappings] => publisher(mappings.parse().unwrap_or(0)),
         ["workers"] => workers(),
         ["keys"] => keys(),
+        ["otlp"] => crate::group::profile::write_otlp(),
         ["threads", count] => threads(count.parse().unwrap_or(0)),
         ["read", pid, way] => read(pid.parse().unwrap_or(0), way == "text"),
         ["list", ref pids @ ..] => list(pids),

@@ -4,6 +4,7 @@ mod cdylib;
 mod footprint;
 pub(crate) mod instructions;
 mod keys;
+pub(crate) mod profile;
 mod publisher;
 mod reader;
 mod resolve;
@@ -65,6 +66,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "how long a thread stands still in dump",
         by_default: true,
         run: stop::run,
+    },
+    Group {
+        name: "profile",
+        summary: "writing what was recorded",
+        by_default: true,
+        run: profile::run,
     },
     Group {
         name: "instructions",

@@ -185,13 +185,13 @@ impl<'d> Sums<'d> {
             .add(cost);
         let attribute = attribute(dictionary, sample, by).unwrap_or(WITHOUT);
         self.by_attribute.entry(attribute).or_default().add(cost);
-        if let Some(link) = entry(&dictionary.link_table, sample.link_index) {
-            if sample.link_index != 0 {
-                self.with_trace.add(cost);
-                let (sum, attributes) = self.by_trace.entry(&link.trace_id).or_default();
-                sum.add(cost);
-                *attributes.entry(attribute).or_default() += samples;
-            }
+        if let Some(link) = entry(&dictionary.link_table, sample.link_index)
+            && sample.link_index != 0
+        {
+            self.with_trace.add(cost);
+            let (sum, attributes) = self.by_trace.entry(&link.trace_id).or_default();
+            sum.add(cost);
+            *attributes.entry(attribute).or_default() += samples;
         }
         self.add_functions(dictionary, sample, cost);
     }
