@@ -191,6 +191,12 @@ impl<'p> Thread<'p> {
         self.tid
     }
 
+    /// The process that it belongs to.
+    #[must_use]
+    pub fn process(&self) -> &'p Process {
+        self.process
+    }
+
     /// Its name as it is now, at most 15 bytes, chosen by the process: escape it before it reaches
     /// a terminal.
     ///
@@ -311,6 +317,12 @@ impl StoppedThread<'_> {
     #[must_use]
     pub fn thread_pointer(&self) -> u64 {
         self.stopped.thread_pointer()
+    }
+
+    /// The stopped thread as such: its registers.
+    #[must_use]
+    pub fn stopped(&self) -> &Stopped {
+        &self.stopped
     }
 
     fn read(&mut self) -> Result<Option<usize>, Error> {

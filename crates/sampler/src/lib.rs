@@ -39,6 +39,8 @@ mod ebpf;
 mod error;
 mod options;
 mod process;
+mod processes;
+mod ptrace;
 mod refusal;
 mod sampler;
 

@@ -29,6 +29,8 @@ pub struct Options {
     /// The most of a record that is read, in bytes: between 28, its header, and 4096; values
     /// outside count as these. 640, what the proposal recommends to write.
     pub max_record: usize,
+    /// Read the thread-local variable also of processes that don't announce it.
+    pub any_schema: bool,
     /// Use ptrace although eBPF may be there.
     pub without_ebpf: bool,
 }
@@ -44,6 +46,7 @@ impl Options {
             user_stacks: true,
             kernel_stacks: true,
             max_record: record::RECOMMENDED_SIZE,
+            any_schema: false,
             without_ebpf: false,
         }
     }

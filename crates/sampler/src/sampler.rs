@@ -3,9 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, Sample};
 
-use crate::{Error, Options, Refusal, ebpf};
+use crate::{Error, Options, Refusal, ebpf, ptrace};
 
 /// How often to call [`Sampler::drain`].
 pub const INTERVAL: Duration = Duration::from_millis(20);
@@ -32,7 +33,12 @@ impl fmt::Display for Method {
 /// Looks at threads until it is dropped.
 pub struct Sampler {
     method: Method,
-    recorder: ebpf::Recorder,
+    recorder: Recorder,
+}
+
+enum Recorder {
+    Ebpf(Box<ebpf::Recorder>),
+    Ptrace(Box<ptrace::Recorder>),
 }
 
 impl Sampler {
@@ -41,13 +47,26 @@ impl Sampler {
     /// # Errors
     /// When a process that was asked for can't be looked at.
     pub fn start(options: &Options) -> Result<Self, Error> {
-        match ebpf::Recorder::start(options)? {
-            Ok(recorder) => Ok(Self {
-                method: Method::Ebpf,
-                recorder,
-            }),
-            Err(refusal) => panic!("{refusal}"),
-        }
+        let mut reader_options = reader::Options::default();
+        reader_options.max_record = options.max_record;
+        reader_options.any_schema = options.any_schema;
+        let refusal = if options.without_ebpf {
+            Refusal::NotWanted
+        } else {
+            match ebpf::Recorder::start(options, reader_options.clone())? {
+                Ok(recorder) => {
+                    return Ok(Self {
+                        method: Method::Ebpf,
+                        recorder: Recorder::Ebpf(Box::new(recorder)),
+                    });
+                }
+                Err(refusal) => refusal,
+            }
+        };
+        Ok(Self {
+            method: Method::Ptrace(refusal),
+            recorder: Recorder::Ptrace(Box::new(ptrace::Recorder::start(options, reader_options)?)),
+        })
     }
 
     /// How it looks, and why not otherwise.
@@ -56,28 +75,40 @@ impl Sampler {
         &self.method
     }
 
-    /// Passes on the samples that have come since the last time. To be called every [`INTERVAL`]:
-    /// what waits for long gets lost, and is counted then.
+    /// Passes on the samples that have come since the last time. To be called every [`INTERVAL`],
+    /// always with the same catalog: what waits for long gets lost, and is counted then.
     pub fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) {
-        self.recorder.drain(catalog, on_sample);
+        match &mut self.recorder {
+            Recorder::Ebpf(recorder) => recorder.drain(catalog, on_sample),
+            Recorder::Ptrace(recorder) => recorder.drain(catalog, on_sample),
+        }
     }
 
     /// What came of the looks so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.recorder.counts()
+        match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.counts(),
+            Recorder::Ptrace(recorder) => recorder.counts(),
+        }
     }
 
     /// Whether there is anything left to look at: false once all processes have ended that were
     /// asked for.
     #[must_use]
     pub fn has_targets(&self) -> bool {
-        self.recorder.has_targets()
+        match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.has_targets(),
+            Recorder::Ptrace(recorder) => recorder.has_targets(),
+        }
     }
 
     /// Ends looking, passes on what is left, and returns the counts.
     pub fn stop(mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) -> Counts {
-        self.recorder.stop();
+        match &mut self.recorder {
+            Recorder::Ebpf(recorder) => recorder.stop(),
+            Recorder::Ptrace(recorder) => recorder.stop(),
+        }
         self.drain(catalog, on_sample);
         self.counts()
     }

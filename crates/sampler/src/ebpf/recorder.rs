@@ -1,58 +1,44 @@
 //! From the program's events to samples.
 
-use std::collections::HashMap;
-use std::time::Instant;
-
-use foldhash::fast::RandomState;
 use otelctx_reader as reader;
-use otelctx_sample::format::record;
-use otelctx_sample::{Catalog, Counts, Event, Found, Sample, Unread};
-use reader::remote::ModuleCache;
+use otelctx_sample::{Catalog, Counts, Sample, Unread};
 
-use super::abi::{self, EventHead, MAX_PLACES, Target, kind, outcome};
+use super::abi::{self, EventHead, MAX_PLACES, Target, flag, kind, outcome, part};
 use super::load::{Loaded, Lost};
-use crate::process::{Known, Modules, Publishing, places};
+use crate::process::{Known, Publishing};
+use crate::processes::{Look, Processes, Seen};
 use crate::refusal::Refusal;
 use crate::{Error, Options, Targets};
-
-/// Looks at processes that may begin to publish, between two drains: more are done in the next.
-const LOOKS_A_DRAIN: usize = 32;
 
 /// Looking with eBPF.
 pub(crate) struct Recorder {
     loaded: Loaded,
-    processes: HashMap<u32, Known, RandomState>,
-    reader_options: reader::Options,
+    processes: Processes,
     whole_machine: bool,
-    modules: Modules,
-    module_cache: ModuleCache,
+    /// Of the newest configuration.
     serial: u32,
-    counts: Counts,
-    lost_processes: u64,
-    /// Addresses of one stack, kept for the next.
-    addresses: Vec<u64>,
+    lost: Lost,
+    /// Addresses of one event's stacks, kept for the next.
+    stacks: [Vec<u64>; 2],
 }
 
 impl Recorder {
     /// Loads the program, looks at the targets and starts the clocks.
-    pub(crate) fn start(options: &Options) -> Result<Result<Self, Refusal>, Error> {
+    pub(crate) fn start(
+        options: &Options,
+        reader_options: reader::Options,
+    ) -> Result<Result<Self, Refusal>, Error> {
         let loaded = match Loaded::load(options) {
             Ok(loaded) => loaded,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let mut reader_options = reader::Options::default();
-        reader_options.max_record = options.max_record;
         let mut recorder = Self {
             loaded,
-            processes: HashMap::default(),
-            reader_options,
+            processes: Processes::new(reader_options),
             whole_machine: options.targets == Targets::All,
-            modules: Modules::default(),
-            module_cache: ModuleCache::new(),
             serial: 0,
-            counts: Counts::default(),
-            lost_processes: 0,
-            addresses: Vec::new(),
+            lost: Lost::default(),
+            stacks: [Vec::new(), Vec::new()],
         };
         match &options.targets {
             Targets::All => recorder.find_publishers()?,
@@ -69,60 +55,60 @@ impl Recorder {
     }
 
     /// Looks at every process that runs now. Those that publish nothing are looked at again when
-    /// they are sampled.
+    /// they have been sampled.
     fn find_publishers(&mut self) -> Result<(), Error> {
         for pid in reader::remote::process::processes()? {
-            let Ok(mut known) = Known::open(pid, self.reader_options.clone()) else {
-                continue;
-            };
-            if let Publishing::Nothing = known.look(&mut self.module_cache) {
+            let pid = pid as u32;
+            if self.processes.add(pid).is_err() {
                 continue;
             }
-            let pid = pid as u32;
-            self.processes.insert(pid, known);
-            self.configure(pid);
+            self.processes.look(pid);
+            match self.processes.get_mut(pid).map(|known| &known.publishing) {
+                // Its descriptors are better used for others.
+                Some(Publishing::Nothing) => self.processes.remove(pid),
+                _ => self.configure(pid),
+            }
         }
         Ok(())
     }
 
     fn add_target(&mut self, pid: i32) -> Result<(), Error> {
-        let mut known = Known::open(pid, self.reader_options.clone())?;
+        let known = self.processes.add(pid as u32)?;
         if known.reader.target().status()?.kernel_thread {
             return Err(Error::KernelThread { pid });
         }
-        known.look(&mut self.module_cache);
-        let pid = pid as u32;
-        self.processes.insert(pid, known);
-        self.configure(pid);
+        self.processes.look(pid as u32);
+        self.configure(pid as u32);
         Ok(())
     }
 
-    /// Tells the program what is known of a process.
+    /// Tells the program where the threads of a process keep their contexts.
     fn configure(&mut self, pid: u32) {
-        let Some(known) = self.processes.get_mut(&pid) else {
+        let Some(known) = self.processes.get_mut(pid) else {
             return;
         };
         self.serial = self.serial.wrapping_add(1).max(1);
+        let places = known.places();
         let mut target = Target {
             serial: self.serial,
+            places: places.len().min(MAX_PLACES) as u32,
             ..Target::default()
         };
+        for (to, from) in target.place.iter_mut().zip(places) {
+            *to = from;
+        }
         if let Publishing::Threads(variables) = &known.publishing {
-            let places = places(&variables.resolution.variables);
-            target.places = places.len().min(MAX_PLACES) as u32;
-            for (to, from) in target.place.iter_mut().zip(places) {
-                *to = from;
-            }
             let keys = variables.keys.clone();
             known.set_keys(self.serial, keys);
         }
-        // A full map leaves the process without contexts: its samples say so.
-        let _ = self.loaded.targets.insert(pid, target, 0);
-        // It may have executed another program just before, and then this is of the old one.
-        if target.places > 0 && known.reader.modules_unchanged().is_ok_and(|same| same) {
+        if target.places == 0 && self.whole_machine {
+            let _ = self.loaded.targets.remove(&pid);
             return;
         }
-        if target.places > 0 {
+        // Where the map is full the process stays without contexts, and its samples say so.
+        let _ = self.loaded.targets.insert(pid, target, 0);
+        if target.places > 0 && !is_as_looked_at(known) {
+            // It has executed another program, or loads a library just now.
             let nothing = Target::default();
             let _ = self.loaded.targets.insert(pid, nothing, 0);
             known.look_soon();
@@ -131,77 +117,44 @@ impl Recorder {
 
     /// Passes on what has come since the last time.
     pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
-        // Taken out, so that its items can be borrowed while the rest of this changes.
         while let Some(item) = self.loaded.events.next() {
             let Some((head, parts)) = abi::event(&item) else {
                 continue;
             };
-            let mut event = Borrowed {
-                processes: &mut self.processes,
-                reader_options: &self.reader_options,
-                modules: &mut self.modules,
-                counts: &mut self.counts,
-                addresses: &mut self.addresses,
-                catalog,
-            };
             match head.kind {
                 kind::ON_CPU => {
-                    if let Some(sample) = event.sample(&head, parts) {
-                        on_sample(sample);
+                    let sample =
+                        sample(&mut self.processes, &mut self.stacks, &head, parts, catalog);
+                    sample.into_iter().for_each(&mut *on_sample);
+                }
+                // One that ended at once has left an event of that, too.
+                kind::FORK => drop(self.processes.add(head.pid)),
+                kind::EXEC => {
+                    if let Some(known) = self.processes.get_mut(head.pid) {
+                        known.executed();
                     }
                 }
-                kind::FORK => event.forked(head.pid),
-                kind::EXEC => event.executed(head.pid),
-                kind::EXIT => {
-                    self.processes.remove(&head.pid);
-                }
+                kind::EXIT => self.processes.remove(head.pid),
                 _ => {}
             }
         }
-        let Lost { samples, processes } = self.loaded.lost();
-        self.counts.lost = samples;
-        if processes != self.lost_processes {
-            self.lost_processes = processes;
-            self.processes.values_mut().for_each(Known::look_soon);
+        let lost = self.loaded.lost();
+        self.processes.counts.lost += lost.samples - self.lost.samples;
+        if lost.processes != self.lost.processes {
+            self.processes.look_soon();
         }
-        self.look_again(catalog);
-    }
-
-    /// Looks at processes again that may have begun to publish or changed where they keep it.
-    fn look_again(&mut self, catalog: &mut Catalog) {
-        let now = Instant::now();
-        let due: Vec<u32> = self
-            .processes
-            .iter()
-            .filter(|(_, known)| known.wants_look(now))
-            .map(|(pid, _)| *pid)
-            .take(LOOKS_A_DRAIN)
-            .collect();
-        for pid in due {
-            let Some(known) = self.processes.get_mut(&pid) else {
-                continue;
-            };
-            if !known.reader.target().exists() {
-                self.processes.remove(&pid);
-                let _ = self.loaded.targets.remove(&pid);
-                continue;
-            }
-            let before = known.looked.then(|| known.places());
-            known.look(&mut self.module_cache);
-            if before.as_deref() == Some(&known.places()[..]) {
-                continue;
-            }
-            known.describe(catalog);
-            if self.whole_machine && matches!(known.publishing, Publishing::Nothing) {
-                let _ = self.loaded.targets.remove(&pid);
-                continue;
-            }
+        self.lost = lost;
+        let (changed, ended) = self.processes.look_again(catalog);
+        for pid in ended {
+            let _ = self.loaded.targets.remove(&pid);
+        }
+        for pid in changed {
             self.configure(pid);
         }
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        self.counts
+        self.processes.counts
     }
 
     /// Whether any target still runs.
@@ -218,121 +171,64 @@ impl Recorder {
     }
 }
 
-/// What it takes to understand one event.
-struct Borrowed<'a> {
-    processes: &'a mut HashMap<u32, Known, RandomState>,
-    reader_options: &'a reader::Options,
-    modules: &'a mut Modules,
-    counts: &'a mut Counts,
-    addresses: &'a mut Vec<u64>,
-    catalog: &'a mut Catalog,
+/// Whether the same code is mapped as when the process was looked at.
+fn is_as_looked_at(known: &Known) -> bool {
+    known.reader.modules_unchanged().is_ok_and(|same| same)
 }
 
-impl Borrowed<'_> {
-    fn sample(&mut self, head: &EventHead, parts: abi::Parts<'_>) -> Option<Sample> {
-        if !self.processes.contains_key(&head.pid) {
-            let known = Known::open(head.pid as i32, self.reader_options.clone());
-            // It has ended, and all that could be said of it with it.
-            self.processes.insert(head.pid, known.ok()?);
-        }
-        let known = self.processes.get_mut(&head.pid)?;
-        let comm = name(&head.comm);
-        let process = known.id(self.catalog, &comm);
-        let thread = self.catalog.thread(process, head.tid as i32, &comm);
-        let (mut bytes, mut user, mut kernel) = (None, None, None);
-        for (kind, part) in parts {
-            match kind {
-                abi::part::RECORD => bytes = Some(part),
-                abi::part::USER_STACK => user = Some(part),
-                abi::part::KERNEL_STACK => kernel = Some(part),
-                _ => {}
-            }
-        }
-        known.sampled();
-        let found = found(known, head, bytes, self.counts, self.catalog);
-        self.counts.add(found);
-        self.counts.truncated_stacks += u64::from(head.flags & abi::flag::TRUNCATED_STACK != 0);
-        self.counts.missing_stacks += u64::from(head.flags & abi::flag::NO_USER_STACK != 0);
-        read_stack(self.addresses, user);
-        let addresses = self.addresses.iter().copied();
-        known.explain(self.catalog, addresses, self.modules);
-        let user_stack = self.catalog.stack(self.addresses);
-        read_stack(self.addresses, kernel);
-        let kernel_stack = self.catalog.stack(self.addresses);
-        Some(Sample {
-            time: head.time,
-            cpu: head.cpu,
-            thread,
-            event: Event::OnCpu,
-            found,
-            user_stack,
-            kernel_stack,
-        })
-    }
-
-    fn forked(&mut self, pid: u32) {
-        if let Ok(known) = Known::open(pid as i32, self.reader_options.clone()) {
-            self.processes.insert(pid, known);
-        }
-    }
-
-    fn executed(&mut self, pid: u32) {
-        if let Some(known) = self.processes.get_mut(&pid) {
-            known.executed();
-        }
-    }
-}
-
-/// What a sample says of the thread's context.
-fn found(
-    known: &mut Known,
+/// Makes a sample of an event.
+fn sample(
+    processes: &mut Processes,
+    [user_stack, kernel_stack]: &mut [Vec<u64>; 2],
     head: &EventHead,
-    bytes: Option<&[u8]>,
-    counts: &mut Counts,
+    parts: abi::Parts<'_>,
     catalog: &mut Catalog,
-) -> Found {
-    let why = match head.outcome {
-        outcome::ATTACHED => {
-            let record = bytes.and_then(|bytes| record::decode(bytes).ok());
-            let (Some(record), Some(keys)) = (record, known.keys(head.serial)) else {
-                return Found::Unread(Unread::Record);
-            };
-            let mut context = record.resolve(keys);
-            if context.left_out.unknown_key > 0
-                && known.refresh_keys(head.serial)
-                && let Some(keys) = known.keys(head.serial)
-            {
-                context = record.resolve(keys);
-            }
-            counts.unknown_keys += u64::from(context.left_out.unknown_key);
-            return Found::Attached(catalog.context(&context));
+) -> Option<Sample> {
+    let mut record = None;
+    user_stack.clear();
+    kernel_stack.clear();
+    for (kind, bytes) in parts {
+        match kind {
+            part::RECORD => record = Some(bytes),
+            part::USER_STACK => read_stack(user_stack, bytes),
+            part::KERNEL_STACK => read_stack(kernel_stack, bytes),
+            _ => {}
         }
-        outcome::DETACHED => return Found::Detached,
-        outcome::NOT_VALID => Unread::NotValid,
-        outcome::SLOT => Unread::Slot,
-        outcome::RECORD => Unread::Record,
-        outcome::MOVED => {
-            known.look_soon();
-            Unread::Unresolved
-        }
-        _ => match known.publishing {
-            _ if !known.looked => Unread::Unresolved,
-            Publishing::Nothing => return Found::NotPublished,
-            Publishing::Threads(_) => Unread::Unresolved,
-            Publishing::Unreadable => Unread::Unsupported,
-        },
+    }
+    let unread = Seen::Unread;
+    let context = match (head.outcome, record) {
+        (outcome::ATTACHED, Some(record)) => Seen::Record(head.serial, record),
+        (outcome::ATTACHED, None) => unread(Unread::Record),
+        (outcome::DETACHED, _) => Seen::Detached,
+        (outcome::NOT_VALID, _) => unread(Unread::NotValid),
+        (outcome::SLOT, _) => unread(Unread::Slot),
+        (outcome::RECORD, _) => unread(Unread::Record),
+        (outcome::MOVED, _) => unread(Unread::Unresolved),
+        _ => Seen::Nothing,
     };
-    Found::Unread(why)
+    processes.counts.truncated_stacks += u64::from(head.flags & flag::TRUNCATED_STACK != 0);
+    processes.counts.missing_stacks += u64::from(head.flags & flag::NO_USER_STACK != 0);
+    let comm = name(&head.comm);
+    let look = Look {
+        time: head.time,
+        cpu: head.cpu,
+        pid: head.pid,
+        tid: head.tid,
+        comm: &comm,
+        context,
+        user_stack,
+        kernel_stack,
+    };
+    processes.sample(&look, catalog)
 }
 
 /// A thread's name, as the kernel keeps it: up to a zero.
-fn name(comm: &[u8; 16]) -> String {
+fn name(comm: &[u8; 16]) -> std::borrow::Cow<'_, str> {
     let end = comm.iter().position(|byte| *byte == 0);
-    String::from_utf8_lossy(&comm[..end.unwrap_or(comm.len())]).into_owned()
+    String::from_utf8_lossy(&comm[..end.unwrap_or(comm.len())])
 }
 
-fn read_stack(to: &mut Vec<u64>, bytes: Option<&[u8]>) {
-    to.clear();
-    let words = bytes.unwrap_or_default().chunks_exact(8);
-    to.extend(words.map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes"))));
+fn read_stack(to: &mut Vec<u64>, bytes: &[u8]) {
+    let word = |word: &[u8]| u64::from_ne_bytes(word.try_into().expect("eight bytes"));
+    to.extend(bytes.chunks_exact(8).map(word));
 }

@@ -1,0 +1,183 @@
+//! The processes that are known, and how a look at one of their threads becomes a sample.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use foldhash::fast::RandomState;
+use otelctx_reader as reader;
+use otelctx_sample::format::record::{self, Context};
+use otelctx_sample::{Catalog, Counts, Event, Found, Sample, Unread};
+use reader::remote::ModuleCache;
+
+use crate::process::{Known, Modules, Publishing};
+
+/// Processes that are looked at again between two drains; what is left has its turn after the
+/// next.
+const LOOKS_A_DRAIN: usize = 32;
+
+/// The processes that are known, by their ids.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    known: HashMap<u32, Known, RandomState>,
+    options: reader::Options,
+    modules: Modules,
+    module_cache: ModuleCache,
+    pub(crate) counts: Counts,
+}
+
+/// A look at a thread.
+#[derive(Debug)]
+pub(crate) struct Look<'a> {
+    pub(crate) time: u64,
+    pub(crate) cpu: u32,
+    pub(crate) pid: u32,
+    pub(crate) tid: u32,
+    pub(crate) comm: &'a str,
+    pub(crate) context: Seen<'a>,
+    pub(crate) user_stack: &'a [u64],
+    pub(crate) kernel_stack: &'a [u64],
+}
+
+/// What was seen of its context.
+#[derive(Debug)]
+pub(crate) enum Seen<'a> {
+    /// Nothing was known of its process.
+    Nothing,
+    /// The bytes of a record, and the configuration that it was read under.
+    Record(u32, &'a [u8]),
+    /// What a record says.
+    Context(&'a Context),
+    Detached,
+    Unread(Unread),
+}
+
+impl Processes {
+    pub(crate) fn new(options: reader::Options) -> Self {
+        Self {
+            known: HashMap::default(),
+            options,
+            modules: Modules::default(),
+            module_cache: ModuleCache::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    pub(crate) fn get_mut(&mut self, pid: u32) -> Option<&mut Known> {
+        self.known.get_mut(&pid)
+    }
+
+    /// Adds a process, not yet looked at. `None` if it has ended.
+    pub(crate) fn add(&mut self, pid: u32) -> Result<&mut Known, reader::Error> {
+        let known = Known::open(pid as i32, self.options.clone())?;
+        Ok(self.known.entry(pid).insert_entry(known).into_mut())
+    }
+
+    pub(crate) fn remove(&mut self, pid: u32) {
+        self.known.remove(&pid);
+    }
+
+    /// Looks how a process publishes.
+    pub(crate) fn look(&mut self, pid: u32) {
+        if let Some(known) = self.known.get_mut(&pid) {
+            known.look(&mut self.module_cache);
+        }
+    }
+
+    /// Looks at all of them again soon: something was missed.
+    pub(crate) fn look_soon(&mut self) {
+        self.known.values_mut().for_each(Known::look_soon);
+    }
+
+    /// Looks again at processes that may have begun to publish or changed where they keep it, and
+    /// returns those that have, and those that have ended.
+    pub(crate) fn look_again(&mut self, catalog: &mut Catalog) -> (Vec<u32>, Vec<u32>) {
+        let now = Instant::now();
+        let wanting = |(_, known): &(&u32, &mut Known)| known.wants_look(now);
+        let due = self.known.iter_mut().filter(wanting).take(LOOKS_A_DRAIN);
+        let (mut changed, mut ended) = (Vec::new(), Vec::new());
+        for (pid, known) in due {
+            if !known.reader.target().exists() {
+                ended.push(*pid);
+                continue;
+            }
+            let before = known.looked.then(|| known.places());
+            known.look(&mut self.module_cache);
+            if before.as_deref() != Some(&known.places()[..]) {
+                known.describe(catalog);
+                changed.push(*pid);
+            }
+        }
+        for pid in &ended {
+            self.known.remove(pid);
+        }
+        (changed, ended)
+    }
+
+    /// Makes a sample of a look. `None` if the process has ended before anything was known of it.
+    pub(crate) fn sample(&mut self, look: &Look<'_>, catalog: &mut Catalog) -> Option<Sample> {
+        if !self.known.contains_key(&look.pid) && self.add(look.pid).is_err() {
+            self.counts.lost += 1;
+            return None;
+        }
+        let known = self.known.get_mut(&look.pid)?;
+        let process = known.id(catalog, look.comm);
+        known.sampled();
+        let found = found(known, &look.context, &mut self.counts, catalog);
+        self.counts.add(found);
+        let addresses = look.user_stack.iter().copied();
+        known.explain(catalog, addresses, &mut self.modules);
+        Some(Sample {
+            time: look.time,
+            cpu: look.cpu,
+            thread: catalog.thread(process, look.tid as i32, look.comm),
+            event: Event::OnCpu,
+            found,
+            user_stack: catalog.stack(look.user_stack),
+            kernel_stack: catalog.stack(look.kernel_stack),
+        })
+    }
+}
+
+/// What a look says of the thread's context.
+fn found(known: &mut Known, seen: &Seen<'_>, counts: &mut Counts, catalog: &mut Catalog) -> Found {
+    match seen {
+        Seen::Record(serial, bytes) => {
+            let Some(context) = decode(known, *serial, bytes) else {
+                return Found::Unread(Unread::Record);
+            };
+            counts.unknown_keys += u64::from(context.left_out.unknown_key);
+            Found::Attached(catalog.context(&context))
+        }
+        Seen::Context(context) => {
+            counts.unknown_keys += u64::from(context.left_out.unknown_key);
+            Found::Attached(catalog.context(context))
+        }
+        Seen::Detached => Found::Detached,
+        Seen::Unread(why) => {
+            if *why == Unread::Unresolved {
+                known.look_soon();
+            }
+            Found::Unread(*why)
+        }
+        Seen::Nothing if !known.looked => Found::Unread(Unread::Unresolved),
+        Seen::Nothing => match known.publishing {
+            Publishing::Nothing => Found::NotPublished,
+            Publishing::Threads(_) => Found::Unread(Unread::Unresolved),
+            Publishing::Unreadable => Found::Unread(Unread::Unsupported),
+        },
+    }
+}
+
+/// What a record says. A key may have been registered since the key map was read.
+fn decode(known: &mut Known, serial: u32, bytes: &[u8]) -> Option<Context> {
+    let record = record::decode(bytes).ok()?;
+    let context = record.resolve(known.keys(serial)?);
+    if context.left_out.unknown_key == 0 || !known.refresh_keys(serial) {
+        return Some(context);
+    }
+    Some(record.resolve(known.keys(serial)?))
+}

@@ -1,0 +1,410 @@
+//! Looking with ptrace, where eBPF is not permitted: at each tick the threads that run are stopped,
+//! one after another, for as long as it takes to read record and stack.
+//!
+//! It looks from a thread of its own, which alone may touch what it traces. A tracer that dies lets
+//! its tracees run on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use foldhash::fast::RandomState;
+use otelctx_reader as reader;
+use otelctx_sample::format::record::Context;
+use otelctx_sample::{Catalog, Counts, Sample, Unread};
+use reader::remote::process::processes;
+use reader::remote::{Memory, ProcessMemory, Stopped};
+use reader::{Outcome, Unreadable};
+
+use crate::processes::{Look, Processes, Seen};
+use crate::{Error, Options, Targets, monotonic};
+
+/// Looks that wait to be drained.
+const QUEUE: usize = 16 * 1024;
+/// How often it is seen to which processes there are, and which of them have run.
+const SURVEY: Duration = Duration::from_millis(250);
+/// How long to wait for a thread to stop. Those that run stop within microseconds, unless the
+/// machine is busy.
+const STOP_TIMEOUT: Duration = Duration::from_millis(50);
+/// Frames that are kept of a stack, as many as the kernel keeps
+/// (`kernel.perf_event_max_stack`).
+const MOST_FRAMES: usize = 127;
+
+/// Looking with ptrace.
+pub(crate) struct Recorder {
+    processes: Processes,
+    looks: Receiver<Owned>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    lost: u64,
+}
+
+/// What both threads know.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    lost: AtomicU64,
+    /// Processes that are looked at.
+    targets: AtomicUsize,
+}
+
+/// A look on its way.
+struct Owned {
+    time: u64,
+    cpu: u32,
+    pid: u32,
+    tid: u32,
+    comm: String,
+    context: OwnedContext,
+    stack: Vec<u64>,
+}
+
+enum OwnedContext {
+    Attached(Context),
+    Detached,
+    Unread(Unread),
+    NotPublished,
+}
+
+impl Recorder {
+    pub(crate) fn start(options: &Options, reader_options: reader::Options) -> Result<Self, Error> {
+        let mut reader_options = reader_options;
+        reader_options.stop_timeout = STOP_TIMEOUT;
+        let mut looker = Looker {
+            targets: HashMap::default(),
+            all: options.targets == Targets::All,
+            children: options.children,
+            user_stacks: options.user_stacks,
+            options: reader_options.clone(),
+        };
+        if let Targets::Processes(pids) = &options.targets {
+            for pid in pids {
+                let target = reader::Process::with_options(*pid, reader_options.clone())?;
+                if target.target().status()?.kernel_thread {
+                    return Err(Error::KernelThread { pid: *pid });
+                }
+                // The right to read is the right to trace.
+                target.target().memory()?;
+                looker.targets.insert(*pid, Target::new(target));
+            }
+        }
+        looker.survey();
+        let shared = Arc::new(Shared::default());
+        shared
+            .targets
+            .store(looker.targets.len(), Ordering::Relaxed);
+        let (sender, looks) = sync_channel(QUEUE);
+        let (for_thread, period) = (shared.clone(), Duration::from_nanos(options.period()));
+        let thread = std::thread::Builder::new()
+            .name("otelctx-ptrace".into())
+            .spawn(move || looker.run(period, &sender, &for_thread))
+            .map_err(Error::Clock)?;
+        Ok(Self {
+            processes: Processes::new(reader_options),
+            looks,
+            shared,
+            thread: Some(thread),
+            lost: 0,
+        })
+    }
+
+    pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
+        while let Ok(look) = self.looks.try_recv() {
+            let context = match &look.context {
+                OwnedContext::Attached(context) => Seen::Context(context),
+                OwnedContext::Detached => Seen::Detached,
+                OwnedContext::Unread(why) => Seen::Unread(*why),
+                OwnedContext::NotPublished => Seen::Nothing,
+            };
+            let look = Look {
+                time: look.time,
+                cpu: look.cpu,
+                pid: look.pid,
+                tid: look.tid,
+                comm: &look.comm,
+                context,
+                user_stack: &look.stack,
+                kernel_stack: &[],
+            };
+            let sample = self.processes.sample(&look, catalog);
+            sample.into_iter().for_each(&mut *on_sample);
+        }
+        let lost = self.shared.lost.load(Ordering::Relaxed);
+        self.processes.counts.lost += lost - self.lost;
+        self.lost = lost;
+        self.processes.look_again(catalog);
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.processes.counts
+    }
+
+    pub(crate) fn has_targets(&self) -> bool {
+        self.shared.targets.load(Ordering::Relaxed) > 0
+    }
+
+    /// Stops looking. What has come until then can still be drained.
+    pub(crate) fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say, and if it panicked it has said that.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What the looking thread knows of a process.
+struct Target {
+    reader: reader::Process,
+    memory: Option<ProcessMemory>,
+    /// Ran since the survey before.
+    runs: bool,
+    /// Ticks of processor time, at the survey.
+    ticks: u64,
+    /// Nanoseconds that each thread has run.
+    ran: HashMap<i32, u64, RandomState>,
+}
+
+impl Target {
+    fn new(reader: reader::Process) -> Self {
+        Self {
+            reader,
+            memory: None,
+            runs: true,
+            ticks: 0,
+            ran: HashMap::default(),
+        }
+    }
+}
+
+struct Looker {
+    targets: HashMap<i32, Target, RandomState>,
+    all: bool,
+    children: bool,
+    user_stacks: bool,
+    options: reader::Options,
+}
+
+impl Looker {
+    fn run(mut self, period: Duration, looks: &SyncSender<Owned>, shared: &Shared) {
+        let mut tick = Instant::now();
+        let mut surveyed = tick;
+        while !shared.stop.load(Ordering::Relaxed) {
+            tick += period;
+            let now = Instant::now();
+            if let Some(wait) = tick.checked_duration_since(now) {
+                std::thread::sleep(wait);
+            } else if now - tick > period {
+                // Each tick would have been a look at least.
+                let missed = (now - tick).as_nanos() / period.as_nanos();
+                shared.lost.fetch_add(missed as u64, Ordering::Relaxed);
+                tick = now;
+            }
+            if surveyed.elapsed() >= SURVEY {
+                self.survey();
+                surveyed = Instant::now();
+                shared.targets.store(self.targets.len(), Ordering::Relaxed);
+            }
+            for (pid, target) in &mut self.targets {
+                if !target.runs {
+                    continue;
+                }
+                target.look(*pid, self.user_stacks, &mut |look| {
+                    if looks.try_send(look).is_err() {
+                        shared.lost.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Sees to which processes there are, and which of them have run since the last time.
+    fn survey(&mut self) {
+        let own = std::process::id() as i32;
+        self.targets
+            .retain(|_, target| target.reader.target().exists());
+        let mut new = Vec::new();
+        if self.all {
+            new = processes().unwrap_or_default();
+        } else if self.children {
+            self.targets.keys().for_each(|pid| children(*pid, &mut new));
+        }
+        for pid in new {
+            if pid == own || self.targets.contains_key(&pid) {
+                continue;
+            }
+            if let Ok(reader) = reader::Process::with_options(pid, self.options.clone()) {
+                self.targets.insert(pid, Target::new(reader));
+            }
+        }
+        for (pid, target) in &mut self.targets {
+            let ticks = processor_ticks(*pid).unwrap_or(0);
+            target.runs = ticks != target.ticks;
+            target.ticks = ticks;
+        }
+    }
+}
+
+impl Target {
+    /// Looks at each thread that runs.
+    fn look(&mut self, pid: i32, user_stacks: bool, found: &mut dyn FnMut(Owned)) {
+        let Ok(threads) = self.reader.target().thread_ids() else {
+            return;
+        };
+        let mut running = Vec::new();
+        for tid in threads {
+            let Some(ran) = run_time(pid, tid) else {
+                continue;
+            };
+            let has_run = self
+                .ran
+                .insert(tid, ran)
+                .is_some_and(|before| before != ran);
+            // Its processor, if it is running or waiting for one.
+            if has_run && let Some(cpu) = running_on(pid, tid) {
+                running.push((tid, cpu));
+            }
+        }
+        if running.is_empty() {
+            return;
+        }
+        if user_stacks && self.memory.as_ref().is_none_or(is_gone) {
+            self.memory = self.reader.target().memory().ok();
+        }
+        let memory = self.memory.as_ref();
+        let Ok(threads) = self.reader.threads() else {
+            return;
+        };
+        for (tid, cpu) in running {
+            let Some(thread) = threads.iter().find(|thread| thread.tid() == tid) else {
+                continue;
+            };
+            let (time, context, stack) = match thread.stop() {
+                Ok(mut stopped) => {
+                    let time = monotonic();
+                    let stack = memory.filter(|_| user_stacks);
+                    let stack = stack.map(|memory| walk(stopped.stopped(), memory));
+                    let context = match stopped.context() {
+                        Ok(Outcome::Attached(context)) => OwnedContext::Attached(context),
+                        Ok(Outcome::Detached) => OwnedContext::Detached,
+                        Ok(Outcome::NotValid) => OwnedContext::Unread(Unread::NotValid),
+                        Err(reader::Error::Variable { .. }) => OwnedContext::Unread(Unread::Slot),
+                        Ok(_) | Err(_) => OwnedContext::Unread(Unread::Record),
+                    };
+                    (time, context, stack.unwrap_or_default())
+                }
+                Err(reader::Error::Unreadable { why, .. }) => {
+                    let process = thread.process().target();
+                    let stopped = Stopped::stop(process, tid, STOP_TIMEOUT);
+                    let Ok(stopped) = stopped else { continue };
+                    let stack = memory.filter(|_| user_stacks);
+                    let stack = stack.map(|memory| walk(&stopped, memory));
+                    let context = match why {
+                        Unreadable::NoProcessContext | Unreadable::NoSchema => {
+                            OwnedContext::NotPublished
+                        }
+                        _ => OwnedContext::Unread(Unread::Unsupported),
+                    };
+                    (monotonic(), context, stack.unwrap_or_default())
+                }
+                // It has ended, or sleeps by now.
+                Err(_) => continue,
+            };
+            found(Owned {
+                time,
+                cpu,
+                pid: pid as u32,
+                tid: tid as u32,
+                comm: thread.name().to_string_lossy().into_owned(),
+                context,
+                stack,
+            });
+        }
+    }
+}
+
+fn is_gone(memory: &ProcessMemory) -> bool {
+    let read = memory.read(0, &mut [0]);
+    matches!(read, Err(reader::remote::MemoryError::Gone { .. }))
+}
+
+/// The stack by frame pointers: each frame begins with its caller's frame pointer, and the return
+/// address lies behind it (x86-64 and aarch64 alike).
+fn walk(stopped: &Stopped, memory: &ProcessMemory) -> Vec<u64> {
+    let registers = stopped.registers();
+    let mut stack = vec![registers.instruction_pointer()];
+    let mut frame = registers.frame_pointer();
+    // Stacks grow down: a caller's frame lies above.
+    let mut lowest = registers.stack_pointer();
+    while stack.len() < MOST_FRAMES && frame >= lowest && frame.is_multiple_of(8) {
+        let mut words = [0; 16];
+        if memory.read(frame, &mut words).is_err() {
+            break;
+        }
+        let (next, address) = words.split_at(8);
+        let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+        let (next, address) = (word(next), word(address));
+        if address == 0 {
+            break;
+        }
+        stack.push(address);
+        lowest = frame + 16;
+        frame = next;
+    }
+    stack
+}
+
+fn read(path: &str) -> Option<String> {
+    // Names of threads need not be UTF-8.
+    let bytes = std::fs::read(path).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The fields of a `stat` file from the third on: the second, the name, may hold anything.
+fn stat(path: &str) -> Option<Vec<String>> {
+    let text = read(path)?;
+    let rest = &text[text.rfind(')')? + 1..];
+    Some(rest.split_whitespace().map(str::to_owned).collect())
+}
+
+/// The processor of a thread that runs or is about to (fields 3 and 39 of its `stat`).
+fn running_on(pid: i32, tid: i32) -> Option<u32> {
+    let fields = stat(&format!("/proc/{pid}/task/{tid}/stat"))?;
+    (fields.first()? == "R").then(|| fields.get(39 - 3)?.parse().ok())?
+}
+
+/// Nanoseconds that a thread has run (first field of its `schedstat`).
+fn run_time(pid: i32, tid: i32) -> Option<u64> {
+    let text = read(&format!("/proc/{pid}/task/{tid}/schedstat"))?;
+    text.split_whitespace().next()?.parse().ok()
+}
+
+/// Ticks that a process has run, in itself and in the kernel (fields 14 and 15 of its `stat`).
+fn processor_ticks(pid: i32) -> Option<u64> {
+    let fields = stat(&format!("/proc/{pid}/stat"))?;
+    let ticks = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    Some(ticks(14)? + ticks(15)?)
+}
+
+/// Adds the processes that the threads of this one have started.
+fn children(pid: i32, to: &mut Vec<i32>) {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return;
+    };
+    for task in tasks.flatten() {
+        let list = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        to.extend(
+            list.split_whitespace()
+                .filter_map(|child| child.parse::<i32>().ok()),
+        );
+    }
+}
