@@ -13,7 +13,7 @@ use crate::workspace::{have, root};
 /// Where sources and objects lie.
 const FOLDER: &str = "crates/sampler/bpf";
 /// Each source, and the name of what is made of it.
-const PROGRAMS: [(&str, &str); 1] = [("sampler.bpf.c", "sampler")];
+const PROGRAMS: [(&str, &str); 2] = [("sampler.bpf.c", "sampler"), ("snapshot.bpf.c", "snapshot")];
 /// What libbpf's headers call an architecture, and what Rust does.
 const ARCHITECTURES: [(&str, &str); 2] = [("x86", "x86_64"), ("arm64", "aarch64")];
 /// Another compiler makes other bytes: Debian 12's.

@@ -9,39 +9,10 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-#include "event.h"
-#include "target.h"
+#include "variable.h"
 
 /* bpf_get_stack and bpf_probe_read_* are for programs under the GPL alone. */
 char LICENSE[] SEC("license") = "GPL";
-
-/* No more of the kernel's types than are used, instead of all of them: their layouts come from the
- * running kernel's BTF when the program is loaded. */
-#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
-#if defined(__TARGET_ARCH_x86)
-struct thread_struct {
-    unsigned long fsbase;
-};
-#elif defined(__TARGET_ARCH_arm64)
-struct thread_struct {
-    struct {
-        unsigned long tp_value;
-    } uw;
-};
-#endif
-typedef struct {
-    int counter;
-} atomic_t;
-struct signal_struct {
-    atomic_t live;
-};
-struct task_struct {
-    int pid;
-    int tgid;
-    struct signal_struct *signal;
-    struct thread_struct thread;
-};
-#pragma clang attribute pop
 
 /* Set before the program is loaded. */
 volatile const __u32 whole_machine = 0; /* else the processes of `targets` alone */
@@ -53,11 +24,6 @@ volatile const __u32 max_record = 640; /* bytes, header included, RECORD_LIMIT a
 volatile const __u64 namespace_device = 0;
 volatile const __u64 namespace_inode = 0;
 
-/* Record: OTEP 4947. */
-#define RECORD_HEADER 28
-#define RECORD_VALID 24
-#define RECORD_ATTRIBUTES_SIZE 26
-#define RECORD_LIMIT 4096
 /* The kernel's default for kernel.perf_event_max_stack. */
 #define MAX_FRAMES 127
 #define STACK_SIZE (MAX_FRAMES * 8)
@@ -100,9 +66,6 @@ struct {
     __type(value, struct scratch);
 } sample_scratch SEC(".maps");
 
-/* Keeps the compiler from dropping a bound that the verifier has to see. */
-#define HIDE(value) asm volatile("" : "+r"(value))
-
 static __always_inline void count_lost(__u32 which)
 {
     __u64 *counter = bpf_map_lookup_elem(&lost, &which);
@@ -127,16 +90,6 @@ static __always_inline int ids(__u32 *pid, __u32 *tid)
     return 1;
 }
 
-static __always_inline __u64 thread_pointer(void)
-{
-    struct task_struct *task = (void *)bpf_get_current_task();
-#if defined(__TARGET_ARCH_x86)
-    return BPF_CORE_READ(task, thread.fsbase);
-#elif defined(__TARGET_ARCH_arm64)
-    return BPF_CORE_READ(task, thread.uw.tp_value);
-#endif
-}
-
 /* Whether the registers are those of the process: their layout is part of the kernel's interface
  * (arch/{x86,arm64}/include/uapi/asm/ptrace.h). */
 static __always_inline int user_mode(void *context)
@@ -148,104 +101,10 @@ static __always_inline int user_mode(void *context)
 #endif
 }
 
-static __always_inline int read_user(void *to, __u32 size, __u64 from)
+static __always_inline int read_user(void *to, __u32 size, __u64 from,
+                                     void *task __attribute__((unused)))
 {
     return bpf_probe_read_user(to, size, (const void *)from);
-}
-
-/* Where the thread keeps its dynamic thread vector, from the thread pointer. */
-#if defined(__TARGET_ARCH_x86)
-#define GLIBC_VECTOR 8
-#define MUSL_VECTOR 8
-#elif defined(__TARGET_ARCH_arm64)
-#define GLIBC_VECTOR 0
-#define MUSL_VECTOR -8
-#endif
-
-/* The address of the variable, 0 with an outcome if there is none: the conditions are those of
- * crates/remote/src/libc. */
-static __always_inline __u64 variable(const struct place *place, __u64 tp, __u8 *outcome)
-{
-    *outcome = OUTCOME_SLOT;
-    if (place->slot) {
-        __u64 words[2];
-        if (read_user(words, sizeof words, place->slot))
-            return 0;
-        if (words[0] != place->slot_words[0] || words[1] != place->slot_words[1]) {
-            *outcome = OUTCOME_MOVED;
-            return 0;
-        }
-    }
-    if (place->storage == STORAGE_STATIC)
-        return tp + place->offset;
-
-    __u64 vector = 0, block = 0;
-    if (place->storage == STORAGE_GLIBC) {
-        if (read_user(&vector, sizeof vector, tp + GLIBC_VECTOR))
-            return 0;
-        __u64 head[3]; /* length, unused, generation */
-        if (vector && read_user(head, sizeof head, vector - 16))
-            return 0;
-        if (vector && place->module <= head[0] && head[2] >= place->generation) {
-            if (read_user(&block, sizeof block, vector + place->module * 16))
-                return 0;
-            if (block == ~0ULL)
-                block = 0;
-        }
-    } else if (place->storage == STORAGE_MUSL) {
-        __u64 length;
-        if (read_user(&vector, sizeof vector, tp + MUSL_VECTOR))
-            return 0;
-        if (vector && read_user(&length, sizeof length, vector))
-            return 0;
-        if (vector && place->module <= length) {
-            if (read_user(&block, sizeof block, vector + place->module * 8))
-                return 0;
-        }
-    } else {
-        return 0;
-    }
-    if (!block) {
-        *outcome = OUTCOME_DETACHED;
-        return 0;
-    }
-    return block + place->offset;
-}
-
-/* Reads the record behind one definition of the variable into `part`. */
-static __always_inline __u8 read_place(struct part_head *part, const struct place *place, __u64 tp)
-{
-    __u8 outcome;
-    __u64 address = variable(place, tp, &outcome);
-    if (!address)
-        return outcome;
-    __u64 record;
-    if (read_user(&record, sizeof record, address))
-        return OUTCOME_SLOT;
-    if (!record)
-        return OUTCOME_DETACHED;
-    __u8 *bytes = (__u8 *)(part + 1);
-    if (record & 1 || read_user(bytes, RECORD_HEADER, record))
-        return OUTCOME_RECORD;
-    if (bytes[RECORD_VALID] != 1)
-        return OUTCOME_NOT_VALID;
-    __u32 size = *(__u16 *)(bytes + RECORD_ATTRIBUTES_SIZE);
-    __u32 limit = max_record - RECORD_HEADER;
-    if (size > limit)
-        size = limit;
-    HIDE(size);
-    size &= RECORD_LIMIT - 1;
-    if (size && read_user(bytes + RECORD_HEADER, size, record + RECORD_HEADER))
-        return OUTCOME_RECORD;
-    part->kind = PART_RECORD;
-    part->size = RECORD_HEADER + size;
-    part->reserved = 0;
-    return OUTCOME_ATTACHED;
-}
-
-static __always_inline __u32 padded(__u32 size)
-{
-    return (size + 7) & ~7U;
 }
 
 /* The step that finds the native context. Of several definitions the first with a valid record
@@ -254,13 +113,17 @@ static __always_inline void native_context(struct scratch *scratch, const struct
 {
     struct event_head *head = &scratch->head;
     struct part_head *part = (void *)scratch->parts;
-    __u64 tp = thread_pointer();
+    struct task_struct *task = (void *)bpf_get_current_task();
+    __u64 tp = BPF_CORE_READ(task, THREAD_POINTER);
     __u8 outcome = OUTCOME_DETACHED;
     /* A thread that has none yet has no thread-local storage. */
     for (__u32 i = 0; tp && i < MAX_PLACES; i++) {
         if (i >= target->places)
             break;
-        __u8 found = read_place(part, &target->place[i], tp);
+        __u8 found;
+        __u64 record = pointer(&target->place[i], tp, task, &found);
+        if (record)
+            found = read_record(part, record, max_record, task);
         if (outcome == OUTCOME_DETACHED || found == OUTCOME_ATTACHED)
             outcome = found;
         if (found == OUTCOME_ATTACHED) {

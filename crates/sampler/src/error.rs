@@ -18,6 +18,9 @@ pub enum Error {
         /// The process.
         pid: i32,
     },
+    /// The contexts of a process could not be read without stopping it.
+    #[error("the threads can't be read without stopping them: {0}")]
+    Snapshot(crate::Refusal),
     /// A processor's clock could not be started.
     #[error("a processor's clock (perf event) can't be started: {0}")]
     Clock(std::io::Error),

@@ -44,6 +44,7 @@ mod ptrace;
 mod refusal;
 mod sampler;
 
+pub use ebpf::{Snapshot, Snapshots, ThreadSnapshot};
 pub use error::Error;
 pub use options::{Options, Targets};
 pub use otelctx_sample as sample;

@@ -11,6 +11,7 @@ use reader::remote::tls::{self, AddressSpace};
 use reader::remote::{self, ModuleCache};
 use reader::{ContextState, ThreadSupport, Unreadable};
 
+use crate::ebpf::{MAX_PLACES, Place, Target, storage};
 use crate::monotonic;
 
 /// How long to wait before a process is looked at again: at first, and at most. A process that
@@ -110,7 +111,7 @@ impl Known {
     }
 
     /// Where its threads keep their contexts.
-    pub(crate) fn places(&self) -> Vec<crate::ebpf::Place> {
+    pub(crate) fn places(&self) -> Vec<Place> {
         match &self.publishing {
             Publishing::Threads(variables) => places(&variables.resolution.variables),
             _ => Vec::new(),
@@ -264,13 +265,14 @@ impl Known {
     ) -> bool {
         let since = monotonic();
         let process = self.reader.target();
+        let known: std::collections::HashSet<_> = self.code.iter().copied().collect();
         let mut code = Vec::new();
         let mut found = Vec::new();
         // A process that has ended has nothing to tell any more.
         let _ = process.mappings(&mut |mapping| {
             if mapping.permissions.execute {
                 code.push((mapping.start, mapping.end));
-                if !self.code.contains(&(mapping.start, mapping.end)) {
+                if !known.contains(&(mapping.start, mapping.end)) {
                     let module = modules.module(process, mapping);
                     found.push((mapping.start, mapping.end, mapping.offset, module));
                 }
@@ -360,18 +362,30 @@ fn container_id_in(groups: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// What the program in the kernel is told of a process.
+pub(crate) fn target(serial: u32, places: &[Place]) -> Target {
+    let mut target = Target {
+        serial,
+        places: places.len().min(MAX_PLACES) as u32,
+        ..Target::default()
+    };
+    for (to, from) in target.place.iter_mut().zip(places) {
+        *to = *from;
+    }
+    target
+}
+
 /// The variables of a process as the program in the kernel wants them.
-pub(crate) fn places(variables: &[tls::TlsVariable]) -> Vec<crate::ebpf::Place> {
-    use crate::ebpf::storage;
+pub(crate) fn places(variables: &[tls::TlsVariable]) -> Vec<Place> {
     let place = |variable: &tls::TlsVariable| {
         let registration = variable.registration();
-        let base = crate::ebpf::Place {
+        let base = Place {
             slot: registration.map_or(0, |it| it.address),
             slot_words: registration.map_or([0; 2], |it| it.words),
             ..Default::default()
         };
         match variable.place() {
-            tls::Place::Static(offset) => crate::ebpf::Place {
+            tls::Place::Static(offset) => Place {
                 storage: storage::STATIC,
                 offset: offset as u64,
                 ..base
@@ -381,7 +395,7 @@ pub(crate) fn places(variables: &[tls::TlsVariable]) -> Vec<crate::ebpf::Place> 
                 module,
                 offset,
                 generation,
-            } => crate::ebpf::Place {
+            } => Place {
                 storage: match library {
                     tls::CLibrary::Glibc => storage::GLIBC,
                     tls::CLibrary::Musl => storage::MUSL,
@@ -393,11 +407,7 @@ pub(crate) fn places(variables: &[tls::TlsVariable]) -> Vec<crate::ebpf::Place> 
             },
         }
     };
-    variables
-        .iter()
-        .take(crate::ebpf::MAX_PLACES)
-        .map(place)
-        .collect()
+    variables.iter().take(MAX_PLACES).map(place).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the program in the kernel is told, and what it tells: `bpf/target.h` and `bpf/event.h`.
+//! What the programs in the kernel are told, and what they tell: `bpf/target.h` and `bpf/event.h`.
 //!
 //! A test compares every layout here with the type information in the compiled objects.
 
@@ -78,6 +78,18 @@ pub(crate) struct Target {
 // SAFETY: integers without padding between or behind them.
 unsafe impl Pod for Target {}
 
+/// `struct wanted`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) pid: u32,
+    pub(crate) reserved: u32,
+    pub(crate) target: Target,
+}
+
+// SAFETY: integers without padding between or behind them.
+unsafe impl Pod for Wanted {}
+
 /// `struct event_head`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -141,3 +153,6 @@ fn take<T: Plain>(bytes: &[u8]) -> Option<(T, &[u8])> {
     let value = unsafe { head.as_ptr().cast::<T>().read_unaligned() };
     Some((value, rest))
 }
+
+#[cfg(test)]
+mod tests;

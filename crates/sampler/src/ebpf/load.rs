@@ -107,7 +107,7 @@ impl Loaded {
     }
 }
 
-fn find<'p, P>(programs: &'p mut Ebpf, name: &str) -> Result<&'p mut P, Refusal>
+pub(super) fn find<'p, P>(programs: &'p mut Ebpf, name: &str) -> Result<&'p mut P, Refusal>
 where
     &'p mut P: TryFrom<&'p mut aya::programs::Program>,
 {
@@ -117,10 +117,18 @@ where
         .ok_or_else(|| Refusal::other(format!("the object has no program {name}")))
 }
 
-fn map<M: TryFrom<aya::maps::Map>>(programs: &mut Ebpf, name: &str) -> Result<M, Refusal> {
+pub(super) fn map<M: TryFrom<aya::maps::Map>>(
+    programs: &mut Ebpf,
+    name: &str,
+) -> Result<M, Refusal> {
     let map = programs.take_map(name);
     map.and_then(|map| map.try_into().ok())
         .ok_or_else(|| Refusal::other(format!("the object has no map {name}")))
+}
+
+/// Whether the recorder sees the kernel's own process ids.
+pub(super) fn is_first_namespace() -> bool {
+    namespace().is_ok_and(|namespace| namespace == (0, 0))
 }
 
 /// The recorder's own PID namespace, zeroes for the first one: device and inode of its file.

@@ -7,6 +7,8 @@ mod abi;
 mod load;
 mod perf;
 mod recorder;
+mod snapshot;
 
-pub(crate) use abi::{MAX_PLACES, Place, storage};
+pub(crate) use abi::{MAX_PLACES, Place, Target, storage};
 pub(crate) use recorder::Recorder;
+pub use snapshot::{Snapshot, Snapshots, ThreadSnapshot};

@@ -3,9 +3,9 @@
 use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, Sample, Unread};
 
-use super::abi::{self, EventHead, MAX_PLACES, Target, flag, kind, outcome, part};
+use super::abi::{self, EventHead, Target, flag, kind, outcome, part};
 use super::load::{Loaded, Lost};
-use crate::process::{Known, Publishing};
+use crate::process::{Known, Publishing, target};
 use crate::processes::{Look, Processes, Seen};
 use crate::refusal::Refusal;
 use crate::{Error, Options, Targets};
@@ -88,15 +88,7 @@ impl Recorder {
             return;
         };
         self.serial = self.serial.wrapping_add(1).max(1);
-        let places = known.places();
-        let mut target = Target {
-            serial: self.serial,
-            places: places.len().min(MAX_PLACES) as u32,
-            ..Target::default()
-        };
-        for (to, from) in target.place.iter_mut().zip(places) {
-            *to = from;
-        }
+        let target = target(self.serial, &known.places());
         if let Publishing::Threads(variables) = &known.publishing {
             let keys = variables.keys.clone();
             known.set_keys(self.serial, keys);
@@ -223,7 +215,7 @@ fn sample(
 }
 
 /// A thread's name, as the kernel keeps it: up to a zero.
-fn name(comm: &[u8; 16]) -> std::borrow::Cow<'_, str> {
+pub(super) fn name(comm: &[u8; 16]) -> std::borrow::Cow<'_, str> {
     let end = comm.iter().position(|byte| *byte == 0);
     String::from_utf8_lossy(&comm[..end.unwrap_or(comm.len())])
 }

@@ -1,0 +1,155 @@
+//! The layouts here against the type information (BTF) in the compiled objects.
+
+use std::collections::HashMap;
+use std::mem::{offset_of, size_of};
+
+use object::{Object, ObjectSection};
+
+use super::{EventHead, PartHead, Place, Target, Wanted};
+
+/// The objects of both architectures.
+const OBJECTS: [(&str, &[u8]); 4] = [
+    (
+        "sampler x86_64",
+        include_bytes!("../../../bpf/sampler.x86_64.o"),
+    ),
+    (
+        "sampler aarch64",
+        include_bytes!("../../../bpf/sampler.aarch64.o"),
+    ),
+    (
+        "snapshot x86_64",
+        include_bytes!("../../../bpf/snapshot.x86_64.o"),
+    ),
+    (
+        "snapshot aarch64",
+        include_bytes!("../../../bpf/snapshot.aarch64.o"),
+    ),
+];
+
+/// Sizes and members (offset in bytes) of structures, and the values of enumerators.
+#[derive(Debug, Default)]
+struct Types {
+    structures: HashMap<String, (usize, Vec<(String, usize)>)>,
+    enumerators: HashMap<String, u32>,
+}
+
+/// Reads what is used here of BTF (Documentation/bpf/btf.rst).
+fn types(object: &[u8]) -> Types {
+    let file = object::File::parse(object).unwrap();
+    let btf = file.section_by_name(".BTF").unwrap().data().unwrap();
+    let word = |at: usize| u32::from_le_bytes(btf[at..at + 4].try_into().unwrap()) as usize;
+    let header = word(4);
+    let (types_at, types_end, strings) = (
+        header + word(8),
+        header + word(8) + word(12),
+        header + word(16),
+    );
+    let string = |offset: usize| {
+        let bytes = &btf[strings + offset..];
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap();
+        String::from_utf8_lossy(&bytes[..end]).into_owned()
+    };
+    let mut types = Types::default();
+    let mut at = types_at;
+    while at < types_end {
+        let (name, info, size) = (string(word(at)), word(at + 4), word(at + 8));
+        let (kind, count) = (info >> 24 & 0x1f, info & 0xffff);
+        at += 12;
+        at += match kind {
+            1 | 14 | 17 => 4,
+            3 => 12,
+            4 | 5 => {
+                let member = |index: usize| {
+                    let at = at + 12 * index;
+                    (string(word(at)), (word(at + 8) & 0xff_ffff) / 8)
+                };
+                let members = (0..count).map(member).collect();
+                types.structures.insert(name, (size, members));
+                12 * count
+            }
+            6 => {
+                for index in 0..count {
+                    let at = at + 8 * index;
+                    types
+                        .enumerators
+                        .insert(string(word(at)), word(at + 4) as u32);
+                }
+                8 * count
+            }
+            13 => 8 * count,
+            15 => 12 * count,
+            2 | 7..=12 | 16 | 18 => 0,
+            19 => 12 * count,
+            kind => panic!("BTF kind {kind}"),
+        };
+    }
+    types
+}
+
+macro_rules! layout {
+    ($types:ident, $name:literal, $type:ty, [$($member:ident),*]) => {
+        let members = vec![$((stringify!($member).to_owned(), offset_of!($type, $member))),*];
+        assert_eq!($types.structures.get($name), Some(&(size_of::<$type>(), members)), $name);
+    };
+}
+
+#[test]
+fn layouts_are_those_of_the_objects() {
+    for (name, object) in OBJECTS {
+        let types = types(object);
+        layout!(types, "target", Target, [serial, places, place]);
+        layout!(
+            types,
+            "place",
+            Place,
+            [
+                offset, module, generation, slot, slot_words, storage, reserved
+            ]
+        );
+        layout!(
+            types,
+            "event_head",
+            EventHead,
+            [
+                time, detail, cpu, pid, tid, size, kind, outcome, source, flags, serial, comm
+            ]
+        );
+        if name.starts_with("snapshot") {
+            layout!(types, "wanted", Wanted, [pid, reserved, target]);
+        }
+    }
+}
+
+/// A part's head is read through casts alone, and has no type information in the objects.
+#[test]
+fn parts_are_taken_apart() {
+    let mut bytes = Vec::new();
+    let head = EventHead {
+        size: 8 + 8 + 8 + 16,
+        ..EventHead::default()
+    };
+    let mut push = |words: &[u64]| {
+        words
+            .iter()
+            .for_each(|word| bytes.extend(word.to_ne_bytes()));
+    };
+    let part = |kind: u64, size: u64| kind | size << 16;
+    push(&[part(1, 3), 0x00cc_bbaa, part(2, 16), 7, 8]);
+    let mut event = vec![0; size_of::<EventHead>()];
+    // SAFETY: integers without padding.
+    unsafe {
+        event.as_mut_ptr().cast::<EventHead>().write_unaligned(head);
+    }
+    event.extend(&bytes);
+    let (found, parts) = super::event(&event).unwrap();
+    assert_eq!(found, head);
+    let parts: Vec<_> = parts.collect();
+    let stack: Vec<u8> = [7_u64, 8]
+        .iter()
+        .flat_map(|word| word.to_ne_bytes())
+        .collect();
+    assert_eq!(parts, [(1, &[0xaa, 0xbb, 0xcc][..]), (2, &stack[..])]);
+    assert!(super::event(&event[..event.len() - 1]).is_none());
+    assert_eq!(size_of::<PartHead>(), 8);
+}

@@ -1,0 +1,215 @@
+//! The contexts of all threads of a process, without stopping any of them.
+
+use std::fs::File;
+use std::io::Read;
+
+use aya::maps::{Array, MapData};
+use aya::programs::Iter;
+use aya::{Btf, Ebpf, EbpfLoader};
+use otelctx_reader as reader;
+use otelctx_sample::Unread;
+use otelctx_sample::format::record::{self, Context};
+use reader::{ThreadSupport, ThreadVariables};
+
+use super::abi::{self, EventHead, RECORD_LIMIT, Wanted, outcome, part};
+use super::load::{find, is_first_namespace, map};
+use super::recorder::name;
+use crate::process::{places, target};
+use crate::{Error, Refusal};
+
+/// The compiled program; `cargo xtask bpf` makes it.
+#[cfg(target_arch = "x86_64")]
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/snapshot.x86_64.o");
+#[cfg(target_arch = "aarch64")]
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/snapshot.aarch64.o");
+
+/// How often a thread is read whose record changes each time, before it is given up as torn; and
+/// how often a process that loads or unloads libraries meanwhile.
+const TRIES: usize = 5;
+/// The kernel's program is an iterator over this.
+const ITERATOR: &str = "task";
+
+/// Reads the contexts of all threads of a process without stopping any of them. A thread that runs
+/// may change its record meanwhile, so each is read until it is the same twice.
+///
+/// Wants Linux 5.18, and the capabilities that [`Sampler`](crate::Sampler) wants for eBPF.
+pub struct Snapshots {
+    programs: Ebpf,
+    wanted: Array<MapData, Wanted>,
+}
+
+/// What was read of a thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadSnapshot {
+    /// Its id.
+    pub tid: i32,
+    /// Its name.
+    pub name: String,
+    /// What it works on.
+    pub context: Snapshot,
+}
+
+/// What a thread works on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Snapshot {
+    /// This.
+    Attached(Context),
+    /// No record is attached, or the thread never touched the variable.
+    Detached,
+    /// It could not be read.
+    Unread(Unread),
+}
+
+impl Snapshots {
+    /// Loads the program, which reads at most `max_record` bytes of each record, and 4096.
+    ///
+    /// # Errors
+    /// When the kernel does not let us.
+    pub fn load(max_record: usize) -> Result<Self, Refusal> {
+        if !is_first_namespace() {
+            let why = "the recorder is in a PID namespace of its own".into();
+            return Err(Refusal::other(why));
+        }
+        let max_record = max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
+        let btf = Btf::from_sys_fs().map_err(|error| Refusal::of(&error))?;
+        let mut programs = EbpfLoader::new()
+            .btf(Some(&btf))
+            .override_global("max_record", &max_record, true)
+            .load(OBJECT)
+            .map_err(|error| Refusal::of(&error))?;
+        let program: &mut Iter = find(&mut programs, "snapshot")?;
+        program
+            .load(ITERATOR, &btf)
+            .map_err(|error| Refusal::of(&error))?;
+        let wanted = map(&mut programs, "wanted")?;
+        Ok(Self { programs, wanted })
+    }
+
+    /// Reads the context of each thread of a process, in the order of their ids.
+    ///
+    /// # Errors
+    /// When the process has no readable contexts, or can't be looked at.
+    pub fn threads(&mut self, process: &mut reader::Process) -> Result<Vec<ThreadSnapshot>, Error> {
+        let mut read = self.read(process)?;
+        for _ in 1..TRIES {
+            // What was there may be another's memory by now.
+            if process.modules_unchanged()? {
+                break;
+            }
+            read = self.read(process)?;
+        }
+        Ok(read)
+    }
+
+    fn read(&mut self, process: &mut reader::Process) -> Result<Vec<ThreadSnapshot>, Error> {
+        let pid = process.target().pid();
+        let mut variables = match process.thread_support()? {
+            ThreadSupport::Readable(variables) => variables,
+            ThreadSupport::Unreadable(why) => {
+                return Err(reader::Error::Unreadable { pid, why }.into());
+            }
+        };
+        let wanted = Wanted {
+            pid: pid as u32,
+            reserved: 0,
+            target: target(0, &places(&variables.resolution.variables)),
+        };
+        self.wanted
+            .set(0, wanted, 0)
+            .map_err(|error| Error::Snapshot(Refusal::of(&error)))?;
+        let mut threads: Vec<ThreadSnapshot> = Vec::new();
+        for _ in 0..TRIES {
+            for thread in parse(&self.iterate()?, process, &mut variables) {
+                match threads.iter_mut().find(|known| known.tid == thread.tid) {
+                    Some(known) if known.is_torn() => *known = thread,
+                    Some(_) => {}
+                    None => threads.push(thread),
+                }
+            }
+            if !threads.iter().any(ThreadSnapshot::is_torn) {
+                break;
+            }
+        }
+        threads.sort_by_key(|thread| thread.tid);
+        Ok(threads)
+    }
+
+    /// Runs the program over all threads, and returns what it tells.
+    fn iterate(&mut self) -> Result<Vec<u8>, Error> {
+        let read = || {
+            let program: &mut Iter = find(&mut self.programs, "snapshot")?;
+            let mut file: File = program
+                .attach()
+                .and_then(|link| program.take_link(link))
+                .map_err(|error| Refusal::of(&error))?
+                .into_file()
+                .map_err(|error| Refusal::of(&error))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)
+                .map_err(|error| Refusal::of(&error))?;
+            Ok(bytes)
+        };
+        let mut read = read;
+        read().map_err(Error::Snapshot)
+    }
+}
+
+impl ThreadSnapshot {
+    fn is_torn(&self) -> bool {
+        let torn = [Unread::Torn, Unread::NotValid];
+        matches!(self.context, Snapshot::Unread(why) if torn.contains(&why))
+    }
+}
+
+/// Takes apart what one run told.
+fn parse(
+    mut bytes: &[u8],
+    process: &mut reader::Process,
+    variables: &mut ThreadVariables,
+) -> Vec<ThreadSnapshot> {
+    let mut threads = Vec::new();
+    while let Some((head, parts)) = abi::event(bytes) {
+        bytes = &bytes[size_of::<EventHead>() + head.size as usize..];
+        let mut records = parts.filter_map(|(kind, bytes)| (kind == part::RECORD).then_some(bytes));
+        let both = (records.next(), records.next());
+        let context = match (head.outcome, both) {
+            (outcome::ATTACHED, (Some(first), Some(second))) if first == second => {
+                decode(first, process, variables)
+            }
+            (outcome::ATTACHED, _) => Snapshot::Unread(Unread::Torn),
+            (outcome::DETACHED, _) => Snapshot::Detached,
+            (outcome::NOT_VALID, _) => Snapshot::Unread(Unread::NotValid),
+            (outcome::SLOT, _) => Snapshot::Unread(Unread::Slot),
+            (outcome::MOVED, _) => Snapshot::Unread(Unread::Unresolved),
+            _ => Snapshot::Unread(Unread::Record),
+        };
+        threads.push(ThreadSnapshot {
+            tid: head.tid as i32,
+            name: name(&head.comm).into_owned(),
+            context,
+        });
+    }
+    threads
+}
+
+fn decode(
+    bytes: &[u8],
+    process: &mut reader::Process,
+    variables: &mut ThreadVariables,
+) -> Snapshot {
+    let Ok(record) = record::decode(bytes) else {
+        return Snapshot::Unread(Unread::Record);
+    };
+    let context = record.resolve(&variables.keys);
+    if context.left_out.unknown_key == 0 {
+        return Snapshot::Attached(context);
+    }
+    // A key may have been registered since the key map was read.
+    if let Ok(reader::ContextState::Published(published)) = process.context()
+        && let Ok(Some(keys)) = &published.keys
+    {
+        variables.keys = keys.clone();
+    }
+    Snapshot::Attached(record.resolve(&variables.keys))
+}

@@ -1,0 +1,100 @@
+//! The contexts of all threads without stopping them: what the program says, and never a mixture of
+//! two records.
+//!
+//! Needs the right to use eBPF, and Linux 5.18.
+
+use std::process::Command;
+
+use otelctx_fixtures::{Compiler, Target};
+use otelctx_reader::Process;
+use otelctx_sampler::sample::Unread;
+use otelctx_sampler::{Snapshot, Snapshots};
+
+fn load() -> Option<Snapshots> {
+    match Snapshots::load(640) {
+        Ok(snapshots) => Some(snapshots),
+        Err(why) => {
+            eprintln!("skipped: {why}");
+            None
+        }
+    }
+}
+
+#[test]
+fn every_thread_is_what_it_says() {
+    let Some(mut snapshots) = load() else { return };
+    let flags = ["-DLINKED", "-rdynamic"];
+    let sources = ["threads.c", "variable.c", "publish.c"];
+    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+        return;
+    };
+    for way in ["busy", "asleep"] {
+        let target = Target::spawn(Command::new(&program).args(["workers=8", way]));
+        let mut process = Process::open(target.pid()).unwrap();
+        let threads = snapshots.threads(&mut process).unwrap();
+        for truth in &target.threads {
+            let thread = threads.iter().find(|thread| thread.tid == truth.tid);
+            let thread = thread.unwrap();
+            assert_eq!(thread.name, truth.name);
+            match (&thread.context, &truth.attached) {
+                (Snapshot::Attached(context), Some(attached)) => {
+                    assert_eq!(context.trace_id.to_string(), attached.trace_id);
+                    assert_eq!(context.span_id.to_string(), attached.span_id);
+                    let attribute = ("worker".to_owned(), truth.name.clone());
+                    assert_eq!(context.attributes, [attribute]);
+                }
+                (Snapshot::Detached, None) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        // The main thread and the one that reads commands have none.
+        assert_eq!(threads.len(), target.threads.len() + 2);
+    }
+}
+
+#[test]
+fn no_context_is_a_mixture() {
+    let Some(mut snapshots) = load() else { return };
+    let flags = ["-DLINKED", "-rdynamic"];
+    let sources = ["spans.c", "variable.c", "publish.c"];
+    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+        return;
+    };
+    let log = std::env::temp_dir().join(format!("snapshot-{}.log", std::process::id()));
+    let argument = format!("log={}", log.display());
+    let target = Target::spawn(Command::new(&program).args([&argument, "seconds=20"]));
+    let mut process = Process::open(target.pid()).unwrap();
+    let (mut attached, mut torn) = (0, 0);
+    for _ in 0..100 {
+        for thread in snapshots.threads(&mut process).unwrap() {
+            match thread.context {
+                Snapshot::Attached(context) => {
+                    let id = u64::from_be_bytes(context.span_id.to_bytes());
+                    let letter = |at: u32| char::from(b'a' + ((id >> (4 * at)) % 16) as u8);
+                    let expected: String = (0..8).map(letter).collect();
+                    let attribute = ("worker".to_owned(), expected);
+                    assert_eq!(context.attributes, [attribute], "{context:?}");
+                    // A task's record may be another thread's by the time that it is read.
+                    attached += 1;
+                }
+                Snapshot::Unread(Unread::Torn | Unread::NotValid) => torn += 1,
+                _ => {}
+            }
+        }
+    }
+    std::fs::remove_file(&log).unwrap();
+    eprintln!("{attached} attached, {torn} torn");
+    assert!(attached > 100, "{attached} attached, {torn} torn");
+}
+
+#[test]
+fn a_process_without_contexts_is_an_error() {
+    let Some(mut snapshots) = load() else { return };
+    let Some(program) = Compiler::gcc().program::<&str>(&["sleepers.c"], &[]) else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(program));
+    let mut process = Process::open(target.pid()).unwrap();
+    let error = snapshots.threads(&mut process).unwrap_err().to_string();
+    assert!(error.contains("no process context"), "{error}");
+}
