@@ -28,5 +28,5 @@ pub use location::{Location, LocationIndex, Place};
 pub use otelctx_sample as sample;
 pub use profile::{Group, Kind, Profile};
 pub use recording::{Clock, Recording};
-pub use symbol::{Function, Identity, NoSymbols, Symbolizer};
+pub use symbol::{Asked, Function, Identity, NoSymbols, Symbolizer};
 pub use write::{Format, Options};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use otelctx_sample::{Catalog, Mapping, ModuleId, ProcessId, Sample};
 
-use crate::{Function, Identity, Symbolizer};
+use crate::{Asked, Function, Identity, Symbolizer};
 
 /// The place of a [`Location`] in its profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -161,15 +161,17 @@ impl Locator {
                 .push((index, question.address));
         }
         for ((module, _), (process, questions)) in asked {
-            let (process, facts) = (catalog.process(process), catalog.module_facts(module));
+            let process = catalog.process(process);
+            let mapping = process.mappings.iter().rev().find(|it| it.module == module);
+            let asked = Asked::new(catalog.module_facts(module), process).mapped(mapping);
             let addresses: Vec<u64> = questions.iter().map(|(_, address)| *address).collect();
-            let answers = symbolizer.functions(process, facts, &addresses);
+            let answers = symbolizer.functions(asked, &addresses);
             for ((index, _), functions) in questions.into_iter().zip(answers) {
                 locations[index].functions = functions;
             }
             identities
                 .entry(module)
-                .or_insert_with(|| symbolizer.identity(process, facts));
+                .or_insert_with(|| symbolizer.identity(asked));
         }
         (locations, identities)
     }

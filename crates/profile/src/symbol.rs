@@ -1,6 +1,6 @@
 //! How addresses get names: the seam to whoever knows symbols.
 
-use otelctx_sample::{Module, ProcessFacts};
+use otelctx_sample::{Mapping, Module, ProcessFacts};
 
 /// A function that an address lies in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -27,6 +27,36 @@ pub struct Identity {
     pub htlhash: Option<[u8; 16]>,
 }
 
+/// A module that is asked about.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Asked<'a> {
+    /// What it is.
+    pub module: &'a Module,
+    /// A process that had it mapped.
+    pub process: &'a ProcessFacts,
+    /// Where; `None` for the kernel.
+    pub mapping: Option<&'a Mapping>,
+}
+
+impl<'a> Asked<'a> {
+    /// Asks about a module of a process, wherever it had it mapped.
+    #[must_use]
+    pub fn new(module: &'a Module, process: &'a ProcessFacts) -> Self {
+        Self {
+            module,
+            process,
+            mapping: None,
+        }
+    }
+
+    /// The same, with where it was mapped.
+    #[must_use]
+    pub fn mapped(self, mapping: Option<&'a Mapping>) -> Self {
+        Self { mapping, ..self }
+    }
+}
+
 /// Names functions.
 pub trait Symbolizer {
     /// The functions that lie at `addresses` of a module, for each address the innermost of those
@@ -34,16 +64,11 @@ pub trait Symbolizer {
     ///
     /// Addresses are offsets in the module's file. Of the kernel ([`Module::is_kernel`]) they are
     /// addresses in memory, and of a module without a file ([`Module::has_file`]) they are
-    /// addresses in `process`.
-    fn functions(
-        &mut self,
-        process: &ProcessFacts,
-        module: &Module,
-        addresses: &[u64],
-    ) -> Vec<Vec<Function>>;
+    /// addresses in the process.
+    fn functions(&mut self, asked: Asked<'_>, addresses: &[u64]) -> Vec<Vec<Function>>;
 
     /// What identifies a module.
-    fn identity(&mut self, process: &ProcessFacts, module: &Module) -> Identity;
+    fn identity(&mut self, asked: Asked<'_>) -> Identity;
 }
 
 /// Knows no function.
@@ -51,13 +76,13 @@ pub trait Symbolizer {
 pub struct NoSymbols;
 
 impl Symbolizer for NoSymbols {
-    fn functions(&mut self, _: &ProcessFacts, _: &Module, addresses: &[u64]) -> Vec<Vec<Function>> {
+    fn functions(&mut self, _: Asked<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
         vec![Vec::new(); addresses.len()]
     }
 
-    fn identity(&mut self, _: &ProcessFacts, module: &Module) -> Identity {
+    fn identity(&mut self, asked: Asked<'_>) -> Identity {
         Identity {
-            build_id: module.build_id.clone(),
+            build_id: asked.module.build_id.clone(),
             htlhash: None,
         }
     }

@@ -19,7 +19,7 @@ use crate::libc::{CLibrary, glibc};
 use crate::memory::Image;
 pub(crate) use cache::Facts;
 pub use cache::ModuleCache;
-pub use file::build_id;
+pub use file::{build_id, open_mapped};
 use file::{Counted, MAX_COST};
 pub(crate) use file::{FileBytes, is_mapped_file, open_regular};
 

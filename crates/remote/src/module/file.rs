@@ -30,6 +30,13 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     Ok(file.metadata()?.is_file().then_some(file))
 }
 
+/// Opens the file at `path`, on the reader's own side, if it is the very one that a mapping of
+/// `device` and `inode` shows: for a process that has ended and shows its files no more.
+pub fn open_mapped(path: &Path, device: Device, inode: u64) -> Option<File> {
+    let file = open_regular(path).ok()??;
+    is_mapped_file(&file, device, inode).then_some(file)
+}
+
 /// The build-id of an ELF file, which its linker made of the contents (NT_GNU_BUILD_ID). `None` if
 /// the file has none, or is no readable ELF file.
 pub fn build_id(file: &File) -> Option<Vec<u8>> {

@@ -1,0 +1,60 @@
+//! Separate debug files, below directories that belong to the machine.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use otelctx_profile::sample::Module;
+
+use crate::copy::Copy;
+
+/// Where distributions put them (gdb's manual, "Debugging Information in Separate Files").
+pub(crate) const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
+
+/// The debug file of a module: by its build id, or by its debug link's name in the directory that
+/// mirrors the module's own, with the checksum deciding.
+pub(crate) fn find(copy: &Copy, module: &Module, directories: &[PathBuf]) -> Option<PathBuf> {
+    by_build_id(&module.build_id, directories).or_else(|| by_link(copy, module, directories))
+}
+
+fn by_build_id(build_id: &[u8], directories: &[PathBuf]) -> Option<PathBuf> {
+    let (first, rest) = build_id
+        .split_first()
+        .filter(|(_, rest)| !rest.is_empty())?;
+    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = format!(".build-id/{first:02x}/{rest}.debug");
+    let mut paths = directories.iter().map(|directory| directory.join(&name));
+    paths.find(|path| path.is_file())
+}
+
+fn by_link(copy: &Copy, module: &Module, directories: &[PathBuf]) -> Option<PathBuf> {
+    let (name, crc) = copy.debug_link.as_ref()?;
+    let name = plain(std::ffi::OsStr::from_bytes(name).as_ref())?;
+    let directory = plain(Path::new(&module.path).parent()?.strip_prefix("/").ok()?)?;
+    let mut paths = directories
+        .iter()
+        .map(|base| base.join(directory).join(name));
+    paths.find(|path| checksum(path) == Some(*crc))
+}
+
+/// A path that stays below where it is put.
+fn plain(path: &Path) -> Option<&Path> {
+    let plain = |component| matches!(component, Component::Normal(_));
+    path.components().all(plain).then_some(path)
+}
+
+/// The CRC-32 of a file.
+fn checksum(path: &Path) -> Option<u32> {
+    let mut file = File::open(path)
+        .ok()
+        .filter(|file| file.metadata().is_ok_and(|it| it.is_file()))?;
+    let mut crc = flate2::Crc::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut buffer).ok()? {
+            0 => return Some(crc.sum()),
+            read => crc.update(&buffer[..read]),
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Names and lines against binutils' own.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use otelctx_fixtures::Compiler;
+use otelctx_profile::sample::{Catalog, Mapping, Module, ProcessFacts};
+use otelctx_profile::sample::{Counts, Event, Found, Sample};
+use otelctx_profile::{Asked, Clock, Location, Profile, Recording, Symbolizer};
+use otelctx_remote::Device;
+use otelctx_symbolize::Symbols;
+
+fn tool(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(output.status.success(), "{program} {arguments:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let name = format!("otelctx-symbols-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn program(scratch: &Scratch) -> Option<PathBuf> {
+    let flags = ["-g", "-O2", "-Wl,--build-id"];
+    let built = Compiler::gcc().program(&["inlined.c"], &flags)?;
+    let path = scratch.0.join("inlined");
+    fs::copy(built, &path).unwrap();
+    Some(path)
+}
+
+fn build_id(path: &Path) -> String {
+    let notes = tool("readelf", &["-n", text(path)]);
+    let line = notes
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Build ID: "));
+    line.expect("linked with a build id").to_owned()
+}
+
+/// A profile of one sample whose stack is all instructions of `serve` and `main`, in the file at
+/// `path`: locations by address.
+fn located(path: &Path, addresses: &[u64], symbols: &mut Symbols) -> (Profile, Vec<Location>) {
+    let found = fs::metadata(path).unwrap();
+    let device = Device::from_stat(found.dev());
+    let id = build_id(path);
+    let bytes =
+        (0..id.len() / 2).map(|at| u8::from_str_radix(&id[at * 2..at * 2 + 2], 16).unwrap());
+    let mut catalog = Catalog::new();
+    let module = catalog.module(Module {
+        path: text(path).into(),
+        build_id: bytes.collect(),
+        device: u64::from(device.major) << 32 | u64::from(device.minor),
+        inode: found.ino(),
+    });
+    let process = catalog.add_process(ProcessFacts {
+        // No process has this id.
+        pid: i32::MAX,
+        mappings: vec![Mapping {
+            start: 0x1000_0000,
+            end: 0x2000_0000,
+            offset: 0,
+            module,
+            since: 0,
+        }],
+        ..ProcessFacts::default()
+    });
+    let thread = catalog.thread(process, 1, "t");
+    let empty = catalog.stack(&[]);
+    // In code, offsets in the file and addresses are the same for this program; each as the first
+    // of a stack of its own, where it is not taken for a return address.
+    let samples = addresses.iter().enumerate().map(|(time, address)| Sample {
+        time: time as u64,
+        cpu: 0,
+        thread,
+        event: Event::OnCpu,
+        found: Found::NotPublished,
+        user_stack: catalog.stack(&[0x1000_0000 + address]),
+        kernel_stack: empty,
+    });
+    let samples = samples.collect();
+    let clock = Clock {
+        start: 0,
+        end: 1 << 30,
+        start_unix: 0,
+    };
+    let recording = Recording {
+        catalog,
+        samples,
+        clock,
+        period: std::num::NonZeroU64::MIN,
+        counts: Counts::default(),
+    };
+    let profile = Profile::new(recording, symbols);
+    let mut locations = profile.locations().to_vec();
+    locations.sort_by_key(|location| location.address);
+    (profile, locations)
+}
+
+/// Every instruction of `serve` and `main`.
+fn instructions(path: &Path) -> Vec<u64> {
+    let mut addresses = Vec::new();
+    for symbol in ["serve", "main"] {
+        let text = tool(
+            "objdump",
+            &[
+                "-d",
+                "--no-show-raw-insn",
+                &format!("--disassemble={symbol}"),
+                text(path),
+            ],
+        );
+        let lines = text
+            .lines()
+            .filter_map(|line| line.trim().split_once(":\t"));
+        addresses.extend(lines.map(|(address, _)| u64::from_str_radix(address, 16).unwrap()));
+    }
+    addresses.sort_unstable();
+    assert!(addresses.len() > 10, "{addresses:x?}");
+    addresses
+}
+
+/// What addr2line says of each address: functions with file name and line, innermost first.
+fn truth(path: &Path, addresses: &[u64]) -> Vec<Vec<(String, String, u32)>> {
+    let mut arguments = vec![
+        "-a".to_owned(),
+        "-f".into(),
+        "-i".into(),
+        "-e".into(),
+        text(path).into(),
+    ];
+    arguments.extend(addresses.iter().map(|address| format!("{address:#x}")));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut answers: Vec<Vec<_>> = Vec::new();
+    let output = tool("addr2line", &arguments);
+    let mut lines = output.lines();
+    while let Some(line) = lines.next() {
+        if line.starts_with("0x") {
+            answers.push(Vec::new());
+            continue;
+        }
+        let place = lines.next().unwrap();
+        let place = place.split(" (discriminator").next().unwrap();
+        let (file, number) = place.rsplit_once(':').unwrap();
+        let file = file.rsplit('/').next().unwrap().to_owned();
+        let entry = (line.to_owned(), file, number.parse().unwrap_or(0));
+        answers.last_mut().unwrap().push(entry);
+    }
+    answers
+}
+
+fn told(locations: &[Location]) -> Vec<Vec<(String, String, u32)>> {
+    let function = |function: &otelctx_profile::Function| {
+        let file = function.file.rsplit('/').next().unwrap().to_owned();
+        (function.name.clone(), file, function.line)
+    };
+    let all = |location: &Location| location.functions.iter().map(function).collect();
+    locations.iter().map(all).collect()
+}
+
+#[test]
+fn functions_lines_and_inlined_calls_are_those_of_addr2line() {
+    let scratch = Scratch::new("plain");
+    let Some(program) = program(&scratch) else {
+        return;
+    };
+    let addresses = instructions(&program);
+    let expected = truth(&program, &addresses);
+    assert!(
+        expected.iter().any(|functions| functions.len() == 3),
+        "{expected:?}"
+    );
+    let (_, locations) = located(&program, &addresses, &mut Symbols::new());
+    assert_eq!(told(&locations), expected);
+}
+
+#[test]
+fn a_stripped_program_is_named_by_its_debug_file() {
+    let scratch = Scratch::new("debug");
+    let Some(program) = program(&scratch) else {
+        return;
+    };
+    let addresses = instructions(&program);
+    let expected = truth(&program, &addresses);
+    let debug = scratch.0.join("inlined.debug");
+    tool(
+        "objcopy",
+        &["--only-keep-debug", text(&program), text(&debug)],
+    );
+    let id = build_id(&program);
+    let directory = scratch.0.join("by-id");
+    let by_id = directory.join(format!(".build-id/{}", &id[..2]));
+    fs::create_dir_all(&by_id).unwrap();
+    fs::copy(&debug, by_id.join(format!("{}.debug", &id[2..]))).unwrap();
+    let mirrored = scratch.0.join("by-link");
+    let by_link = mirrored.join(scratch.0.strip_prefix("/").unwrap());
+    fs::create_dir_all(&by_link).unwrap();
+    tool("strip", &["--strip-all", text(&program)]);
+    tool(
+        "objcopy",
+        &[
+            &format!("--add-gnu-debuglink={}", text(&debug)),
+            text(&program),
+        ],
+    );
+    // The debug file lies beside the program as well, where the target could have put it.
+    let unnamed = |symbols: &mut Symbols| {
+        let (_, locations) = located(&program, &addresses, symbols);
+        told(&locations).iter().all(Vec::is_empty)
+    };
+    assert!(unnamed(&mut Symbols::new()), "beside the program");
+    let named = |directory: &Path| {
+        let mut symbols = Symbols::new().debug_directory(directory);
+        told(&located(&program, &addresses, &mut symbols).1)
+    };
+    assert_eq!(named(&directory), expected, "by build id");
+    fs::copy(&debug, by_link.join("inlined.debug")).unwrap();
+    assert_eq!(named(&mirrored), expected, "by debug link");
+    // One of another build.
+    let mut other = fs::read(&debug).unwrap();
+    other.push(0);
+    fs::write(by_link.join("inlined.debug"), other).unwrap();
+    assert!(
+        unnamed(&mut Symbols::new().debug_directory(&mirrored)),
+        "by checksum"
+    );
+}
+
+#[test]
+fn a_file_is_identified_as_others_do_it() {
+    let scratch = Scratch::new("identity");
+    let Some(program) = program(&scratch) else {
+        return;
+    };
+    let (profile, locations) = located(&program, &instructions(&program)[..1], &mut Symbols::new());
+    let module = profile.module_of(locations[0].place).unwrap();
+    let identity = profile.identity(module).unwrap();
+    let hex = |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02x}")).collect() };
+    assert_eq!(hex(&identity.build_id), build_id(&program));
+    let script = "{ head -c 4096 \"$1\"; tail -c 4096 \"$1\"; \
+        printf \"$(printf '%016x' $(stat -c %s \"$1\") | sed 's/../\\\\x&/g')\"; } | sha256sum";
+    let sum = tool("bash", &["-c", script, "-", text(&program)]);
+    assert_eq!(hex(&identity.htlhash.unwrap()), sum[..32]);
+}
+
+/// Another file at the module's path is not the module.
+#[test]
+fn a_replaced_file_is_not_taken_for_the_module() {
+    let scratch = Scratch::new("replaced");
+    let Some(program) = program(&scratch) else {
+        return;
+    };
+    let addresses = instructions(&program);
+    let kept = scratch.0.join("kept");
+    fs::rename(&program, &kept).unwrap();
+    fs::copy(&kept, &program).unwrap();
+    let (profile, _) = located(&kept, &addresses, &mut Symbols::new());
+    let named = |path: &Path| {
+        let module = Module {
+            path: text(path).into(),
+            ..profile.catalog().modules().next().unwrap().1.clone()
+        };
+        let process = ProcessFacts {
+            pid: i32::MAX,
+            ..ProcessFacts::default()
+        };
+        let asked = Asked::new(&module, &process);
+        Symbols::new().functions(asked, &addresses)
+    };
+    assert!(named(&kept).iter().all(|functions| !functions.is_empty()));
+    assert!(named(&program).iter().all(Vec::is_empty));
+}
+
+#[test]
+fn the_kernels_functions_are_those_of_kallsyms() {
+    let symbols = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let known: BTreeMap<u64, &str> = symbols
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let address = u64::from_str_radix(words.next()?, 16).ok()?;
+            (words.next()? == "T").then_some((address, words.next()?))
+        })
+        .filter(|(address, _)| *address != 0)
+        .collect();
+    let Some((address, name)) = known.iter().find(|(_, name)| **name == "schedule") else {
+        println!("skipped: without root, the kernel's addresses are hidden");
+        return;
+    };
+    let mut catalog = Catalog::new();
+    let process = catalog.add_process(ProcessFacts::default());
+    let thread = catalog.thread(process, 1, "t");
+    let sample = Sample {
+        time: 0,
+        cpu: 0,
+        thread,
+        event: Event::OnCpu,
+        found: Found::NotPublished,
+        user_stack: catalog.stack(&[]),
+        kernel_stack: catalog.stack(&[address + 4]),
+    };
+    let recording = Recording {
+        catalog,
+        samples: vec![sample],
+        clock: Clock {
+            start: 0,
+            end: 1,
+            start_unix: 0,
+        },
+        period: std::num::NonZeroU64::MIN,
+        counts: Counts::default(),
+    };
+    let profile = Profile::new(recording, &mut Symbols::new());
+    assert_eq!(profile.locations()[0].functions[0].name, *name);
+    let kernel = profile.module_of(profile.locations()[0].place).unwrap();
+    assert!(!profile.identity(kernel).unwrap().build_id.is_empty());
+}
