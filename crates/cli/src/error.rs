@@ -46,6 +46,20 @@ pub(crate) enum Error {
     /// The child has ended before its time.
     #[error("the command's own process that looks at others was ended")]
     NoAnswer,
+    /// What should be sampled can't be.
+    #[error(transparent)]
+    Sampler(#[from] otelctx_sampler::Error),
+    /// A profile can't be written or read.
+    #[error(transparent)]
+    Profile(#[from] otelctx_profile::Error),
+    /// The program to record can't be started.
+    #[error("{}: can't be started: {why}", program.to_string_lossy())]
+    Command {
+        /// The program.
+        program: std::ffi::OsString,
+        /// Why.
+        why: io::Error,
+    },
     /// Standard output does not take the answer.
     #[error("the answer can't be written: {0}")]
     Output(#[source] io::Error),

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use command::{check, demo, dump, ps};
+use command::{check, demo, dump, ps, record, report};
 use output::terminal;
 
 /// See what each thread of a process works on: its trace, span and attributes
@@ -25,6 +25,7 @@ Examples:
   otelctx demo         a small service, watched from outside: nothing else needed
   otelctx ps           which processes here publish a context
   otelctx dump 4711    what process 4711 and each of its threads publish
+  otelctx record -p 4711 -o out.svg  a flame graph of it, with the routes at its root
   otelctx check ./app  would a reader find the contexts of this program?
 
 Exit status: 0 done, 1 found a problem, 2 could not run.";
@@ -39,6 +40,10 @@ enum Command {
     Dump(dump::Arguments),
     /// Find out whether readers can find a program's contexts, and what to do if not
     Check(check::Arguments),
+    /// Sample processes, and write what they did and for which trace
+    Record(record::Arguments),
+    /// Show what was recorded: CPU by route, by trace, by function
+    Report(report::Arguments),
     /// The service that `demo` watches
     #[command(hide = true)]
     DemoService(demo::service::Arguments),
@@ -77,6 +82,8 @@ fn main() -> ExitCode {
         Command::Ps(arguments) => ps::run(&arguments),
         Command::Dump(arguments) => dump::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Record(arguments) => record::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
         Command::DemoService(arguments) => demo::service::run(&arguments),
     };
     ExitCode::from(end(done))

@@ -6,5 +6,7 @@ pub(crate) mod demo;
 pub(crate) mod dump;
 mod patience;
 pub(crate) mod ps;
+pub(crate) mod record;
+pub(crate) mod report;
 mod same_memory;
 mod seconds;

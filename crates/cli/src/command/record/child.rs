@@ -1,0 +1,75 @@
+//! A program that starts under the recorder.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::thread::JoinHandle;
+
+use nix::libc;
+use nix::unistd::pipe2;
+
+/// A process that waits before its first instruction.
+pub(super) struct Waiting {
+    pid: i32,
+    gate: std::fs::File,
+    /// Starting a command returns when the program is executed: so it happens on another thread.
+    starting: JoinHandle<io::Result<Child>>,
+}
+
+impl Waiting {
+    /// Forks, and holds the child before it executes the program.
+    pub(super) fn start(command: &[OsString]) -> io::Result<Self> {
+        let pipe = || pipe2(nix::fcntl::OFlag::O_CLOEXEC);
+        let ((pid_reader, pid_writer), (gate_reader, gate_writer)) = (pipe()?, pipe()?);
+        let mut program = Command::new(&command[0]);
+        program.args(&command[1..]);
+        let (told, waits) = (pid_writer.as_raw_fd(), gate_reader.as_raw_fd());
+        // SAFETY: between fork and exec only getpid(2), write(2) and read(2) are called, on
+        // descriptors that are open until then.
+        unsafe {
+            program.pre_exec(move || {
+                let pid = libc::getpid().to_ne_bytes();
+                libc::write(told, pid.as_ptr().cast(), pid.len());
+                let mut word = 0_u8;
+                libc::read(waits, (&raw mut word).cast(), 1);
+                Ok(())
+            });
+        }
+        let starting = std::thread::spawn(move || {
+            let open_until_here: [OwnedFd; 2] = [pid_writer, gate_reader];
+            let child = program.spawn();
+            drop(open_until_here);
+            child
+        });
+        let mut pid = [0; 4];
+        match std::fs::File::from(pid_reader).read_exact(&mut pid) {
+            Ok(()) => Ok(Self {
+                pid: i32::from_ne_bytes(pid),
+                gate: gate_writer.into(),
+                starting,
+            }),
+            // It could not even be forked.
+            Err(_) => Err(joined(starting)
+                .err()
+                .unwrap_or(io::ErrorKind::Other.into())),
+        }
+    }
+
+    pub(super) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Lets it execute the program.
+    pub(super) fn go(mut self) -> io::Result<Child> {
+        self.gate.write_all(&[0])?;
+        joined(self.starting)
+    }
+}
+
+fn joined(starting: JoinHandle<io::Result<Child>>) -> io::Result<Child> {
+    starting
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

@@ -1,0 +1,196 @@
+//! `otelctx report`: what a recorded file says, as tables.
+
+use std::path::PathBuf;
+
+use otelctx_profile::report::{Cost, Report};
+use serde::Serialize;
+
+use crate::Status;
+use crate::error::Error;
+use crate::output::json;
+use crate::output::table::{Align, Table};
+use crate::output::terminal::{self, Style, Terminal, escape};
+use crate::output::words::{count, grouped};
+
+/// Show what was recorded: CPU by route, by trace, by function
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  otelctx record -p 4711 -d 10 -o profile.otlp
+  otelctx report profile.otlp --by tenant")]
+pub(crate) struct Arguments {
+    /// A file that `otelctx record` has written, or another OTLP profile
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// The attribute to add up by
+    #[arg(long, value_name = "ATTRIBUTE", default_value = "http.route")]
+    by: String,
+    /// How many rows each table has at most; 0 for all
+    #[arg(short = 'n', long, value_name = "ROWS", default_value = "15")]
+    rows: usize,
+    /// Print one JSON value (docs/json.md tells its fields)
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    let report = Report::read(&arguments.file, &arguments.by)?;
+    let text = if arguments.json {
+        json::render(&answer(&report, &arguments.by))
+    } else {
+        tables(&report, arguments, &Terminal::of_stdout())
+    };
+    terminal::print(&text).map_err(Error::Output)?;
+    Ok(Status::Done)
+}
+
+fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String {
+    let seconds = report.duration as f64 / 1e9;
+    let mut text = format!(
+        "{} in {seconds:.1} s, {} of processor time, {} with a trace\n",
+        count(report.total.samples as usize, "sample", "samples"),
+        time(report.total),
+        share(report.with_trace, report.total),
+    );
+    let most = match arguments.rows {
+        0 => usize::MAX,
+        rows => rows,
+    };
+    let mut section = |head: &str, all: usize, table: &Table| {
+        text.push_str(&format!("\n{}\n", terminal.paint(Style::Bold, head)));
+        text.push_str(&table.render(terminal));
+        if all > most {
+            text.push_str(&format!("  and {} more: -n 0\n", grouped(all - most)));
+        }
+    };
+    let number = |name| (name, Align::Right);
+    let mut table = Table::new(&[number("CPU"), number("SHARE"), ("VALUE", Align::Left)]);
+    for (value, cost) in report.by_attribute.iter().take(most) {
+        table.push([time(*cost), share(*cost, report.total), escape(value)]);
+    }
+    section(
+        &escape(&format!("By {}", arguments.by)),
+        report.by_attribute.len(),
+        &table,
+    );
+    if !report.by_trace.is_empty() {
+        let columns = [
+            number("CPU"),
+            number("SHARE"),
+            ("TRACE", Align::Left),
+            ("VALUE", Align::Left),
+        ];
+        let mut table = Table::new(&columns);
+        for (trace, cost) in report.by_trace.iter().take(most) {
+            let cost = (time(*cost), share(*cost, report.total));
+            table.push([cost.0, cost.1, trace.id.clone(), escape(&trace.attribute)]);
+        }
+        section("By trace", report.by_trace.len(), &table);
+    }
+    let columns = [
+        number("SELF"),
+        number("SHARE"),
+        number("TOTAL"),
+        ("FUNCTION", Align::Left),
+    ];
+    let mut table = Table::new(&columns);
+    for (name, cost) in report.by_function.iter().take(most) {
+        let own = share(cost.own, report.total);
+        table.push([time(cost.own), own, time(cost.total), escape(name)]);
+    }
+    section("By function", report.by_function.len(), &table);
+    if report.by_process.len() > 1 {
+        let mut table = Table::new(&[number("CPU"), number("SHARE"), ("PROCESS", Align::Left)]);
+        for (name, cost) in report.by_process.iter().take(most) {
+            table.push([time(*cost), share(*cost, report.total), escape(name)]);
+        }
+        section("By process", report.by_process.len(), &table);
+    }
+    text
+}
+
+/// Processor time, in milliseconds or seconds.
+fn time(cost: Cost) -> String {
+    match cost.nanoseconds as f64 / 1e6 {
+        milliseconds if milliseconds >= 10_000.0 => format!("{:.1} s", milliseconds / 1e3),
+        milliseconds => format!("{} ms", grouped(milliseconds.round() as usize)),
+    }
+}
+
+fn share(part: Cost, all: Cost) -> String {
+    let share = part.nanoseconds as f64 / (all.nanoseconds.max(1)) as f64;
+    format!("{:.1} %", share * 100.0)
+}
+
+/// docs/json.md
+#[derive(Serialize)]
+struct Answer<'r> {
+    samples: u64,
+    cpu_ns: u64,
+    with_trace: u64,
+    duration_ns: u64,
+    by: &'r str,
+    by_attribute: Vec<Row<'r>>,
+    by_trace: Vec<TraceRow<'r>>,
+    by_function: Vec<FunctionRow<'r>>,
+    by_process: Vec<Row<'r>>,
+}
+
+#[derive(Serialize)]
+struct Row<'r> {
+    name: &'r str,
+    samples: u64,
+    cpu_ns: u64,
+}
+
+#[derive(Serialize)]
+struct TraceRow<'r> {
+    trace_id: &'r str,
+    attribute: &'r str,
+    samples: u64,
+    cpu_ns: u64,
+}
+
+#[derive(Serialize)]
+struct FunctionRow<'r> {
+    name: &'r str,
+    self_ns: u64,
+    total_ns: u64,
+}
+
+fn answer<'r>(report: &'r Report, by: &'r str) -> Answer<'r> {
+    let row = |(name, cost): &'r (String, Cost)| Row {
+        name,
+        samples: cost.samples,
+        cpu_ns: cost.nanoseconds,
+    };
+    Answer {
+        samples: report.total.samples,
+        cpu_ns: report.total.nanoseconds,
+        with_trace: report.with_trace.samples,
+        duration_ns: report.duration,
+        by,
+        by_attribute: report.by_attribute.iter().map(row).collect(),
+        by_trace: report
+            .by_trace
+            .iter()
+            .map(|(trace, cost)| TraceRow {
+                trace_id: &trace.id,
+                attribute: &trace.attribute,
+                samples: cost.samples,
+                cpu_ns: cost.nanoseconds,
+            })
+            .collect(),
+        by_function: report
+            .by_function
+            .iter()
+            .map(|(name, cost)| FunctionRow {
+                name,
+                self_ns: cost.own.nanoseconds,
+                total_ns: cost.total.nanoseconds,
+            })
+            .collect(),
+        by_process: report.by_process.iter().map(row).collect(),
+    }
+}
