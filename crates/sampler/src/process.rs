@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use otelctx_reader as reader;
 use otelctx_sample::format::KeyMap;
 use otelctx_sample::{Catalog, Mapping, Module, ProcessFacts, ProcessId};
+use reader::SharedModules;
+use reader::remote;
 use reader::remote::tls::{self, AddressSpace};
-use reader::remote::{self, ModuleCache};
 use reader::{ContextState, ThreadSupport, Unreadable};
 
 use crate::ebpf::{MAX_PLACES, Place, Target, storage};
@@ -86,9 +87,13 @@ impl Schedule {
 }
 
 impl Known {
-    pub(crate) fn open(pid: i32, options: reader::Options) -> Result<Self, reader::Error> {
+    pub(crate) fn open(
+        pid: i32,
+        options: reader::Options,
+        modules: SharedModules,
+    ) -> Result<Self, reader::Error> {
         Ok(Self {
-            reader: reader::Process::with_options(pid, options)?,
+            reader: reader::Process::with_modules(pid, options, modules)?,
             id: None,
             keys: Vec::new(),
             publishing: Publishing::Nothing,
@@ -124,10 +129,8 @@ impl Known {
     }
 
     /// Looks whether and how its threads publish contexts.
-    pub(crate) fn look(&mut self, modules: &mut ModuleCache) -> &Publishing {
-        std::mem::swap(modules, self.reader.module_cache());
+    pub(crate) fn look(&mut self) -> &Publishing {
         let support = self.reader.thread_support();
-        std::mem::swap(modules, self.reader.module_cache());
         let publishing = match support {
             Ok(ThreadSupport::Readable(variables)) => Publishing::Threads(variables),
             Ok(ThreadSupport::Unreadable(

@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
 use otelctx_sample::{Catalog, Counts, Event, Found, Sample, Unread};
-use reader::remote::ModuleCache;
+use reader::SharedModules;
 
 use crate::process::{Known, Modules, Publishing};
 
@@ -21,7 +21,7 @@ pub(crate) struct Processes {
     known: HashMap<u32, Known, RandomState>,
     options: reader::Options,
     modules: Modules,
-    module_cache: ModuleCache,
+    shared_modules: SharedModules,
     pub(crate) counts: Counts,
 }
 
@@ -57,7 +57,7 @@ impl Processes {
             known: HashMap::default(),
             options,
             modules: Modules::default(),
-            module_cache: ModuleCache::new(),
+            shared_modules: SharedModules::default(),
             counts: Counts::default(),
         }
     }
@@ -72,7 +72,11 @@ impl Processes {
 
     /// Adds a process, not yet looked at. `None` if it has ended.
     pub(crate) fn add(&mut self, pid: u32) -> Result<&mut Known, reader::Error> {
-        let known = Known::open(pid as i32, self.options.clone())?;
+        let known = Known::open(
+            pid as i32,
+            self.options.clone(),
+            self.shared_modules.clone(),
+        )?;
         Ok(self.known.entry(pid).insert_entry(known).into_mut())
     }
 
@@ -83,7 +87,7 @@ impl Processes {
     /// Looks how a process publishes.
     pub(crate) fn look(&mut self, pid: u32) {
         if let Some(known) = self.known.get_mut(&pid) {
-            known.look(&mut self.module_cache);
+            known.look();
         }
     }
 
@@ -105,7 +109,7 @@ impl Processes {
                 continue;
             }
             let before = known.looked.then(|| known.places());
-            known.look(&mut self.module_cache);
+            known.look();
             if before.as_deref() != Some(&known.places()[..]) {
                 known.describe(catalog);
                 changed.push(*pid);

@@ -324,7 +324,11 @@ impl Target {
                 cpu,
                 pid: pid as u32,
                 tid: tid as u32,
-                comm: thread.name().to_string_lossy().into_owned(),
+                comm: thread
+                    .name()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned(),
                 context,
                 stack,
             });

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use otelctx_profile::report::{Cost, Report};
+use otelctx_profile::report::{Cost, FunctionCost, Report, Trace};
 use serde::Serialize;
 
 use crate::Status;
@@ -57,55 +57,48 @@ fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String
         0 => usize::MAX,
         rows => rows,
     };
-    let mut section = |head: &str, all: usize, table: &Table| {
+    let mut section = |head: &str, all: usize, table: String| {
         text.push_str(&format!("\n{}\n", terminal.paint(Style::Bold, head)));
-        text.push_str(&table.render(terminal));
+        text.push_str(&table);
         if all > most {
             text.push_str(&format!("  and {} more: -n 0\n", grouped(all - most)));
         }
     };
     let number = |name| (name, Align::Right);
-    let mut table = Table::new(&[number("CPU"), number("SHARE"), ("VALUE", Align::Left)]);
-    for (value, cost) in report.by_attribute.iter().take(most) {
-        table.push([time(*cost), share(*cost, report.total), escape(value)]);
+    let of_all = |cost: &Cost| share(*cost, report.total);
+    let named = |head: &'static str, rows: &[(String, Cost)]| {
+        let row = |(name, cost): &(String, Cost)| [time(*cost), of_all(cost), escape(name)];
+        Table::new([number("CPU"), number("SHARE"), (head, Align::Left)])
+            .render(rows.iter().take(most).map(row), terminal)
+    };
+    let rows = &report.by_attribute;
+    let head = escape(&format!("By {}", arguments.by));
+    section(&head, rows.len(), named("VALUE", rows));
+    let rows = &report.by_trace;
+    if !rows.is_empty() {
+        let row = |(trace, cost): &(Trace, Cost)| {
+            let value = escape(&trace.attribute);
+            [time(*cost), of_all(cost), trace.id.clone(), value]
+        };
+        let (trace, value) = (("TRACE", Align::Left), ("VALUE", Align::Left));
+        let table = Table::new([number("CPU"), number("SHARE"), trace, value]);
+        let table = table.render(rows.iter().take(most).map(row), terminal);
+        section("By trace", rows.len(), table);
     }
-    section(
-        &escape(&format!("By {}", arguments.by)),
-        report.by_attribute.len(),
-        &table,
-    );
-    if !report.by_trace.is_empty() {
-        let columns = [
-            number("CPU"),
-            number("SHARE"),
-            ("TRACE", Align::Left),
-            ("VALUE", Align::Left),
-        ];
-        let mut table = Table::new(&columns);
-        for (trace, cost) in report.by_trace.iter().take(most) {
-            let cost = (time(*cost), share(*cost, report.total));
-            table.push([cost.0, cost.1, trace.id.clone(), escape(&trace.attribute)]);
-        }
-        section("By trace", report.by_trace.len(), &table);
+    let rows = &report.by_function;
+    if !rows.is_empty() {
+        let row = |(name, cost): &(String, FunctionCost)| {
+            let own = of_all(&cost.own);
+            [time(cost.own), own, time(cost.total), escape(name)]
+        };
+        let function = ("FUNCTION", Align::Left);
+        let table = Table::new([number("SELF"), number("SHARE"), number("TOTAL"), function]);
+        let table = table.render(rows.iter().take(most).map(row), terminal);
+        section("By function", rows.len(), table);
     }
-    let columns = [
-        number("SELF"),
-        number("SHARE"),
-        number("TOTAL"),
-        ("FUNCTION", Align::Left),
-    ];
-    let mut table = Table::new(&columns);
-    for (name, cost) in report.by_function.iter().take(most) {
-        let own = share(cost.own, report.total);
-        table.push([time(cost.own), own, time(cost.total), escape(name)]);
-    }
-    section("By function", report.by_function.len(), &table);
-    if report.by_process.len() > 1 {
-        let mut table = Table::new(&[number("CPU"), number("SHARE"), ("PROCESS", Align::Left)]);
-        for (name, cost) in report.by_process.iter().take(most) {
-            table.push([time(*cost), share(*cost, report.total), escape(name)]);
-        }
-        section("By process", report.by_process.len(), &table);
+    let rows = &report.by_process;
+    if rows.len() > 1 {
+        section("By process", rows.len(), named("PROCESS", rows));
     }
     text
 }
