@@ -10,6 +10,7 @@ mod faults;
 mod hostile;
 mod names;
 mod ps;
+mod record;
 mod run;
 mod target;
 mod terminal;

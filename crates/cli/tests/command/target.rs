@@ -24,9 +24,10 @@ use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 const SCENARIO: &str = "OTELCTX_TEST_SCENARIO";
 
 /// What a target can be.
-const SCENARIOS: [(&str, fn()); 23] = [
+const SCENARIOS: [(&str, fn()); 24] = [
     ("shop", shop),
     ("sandboxed", sandboxed),
+    ("busy", busy),
     ("hostile", hostile),
     ("silent", silent),
     ("two_contexts", two_contexts),
@@ -219,6 +220,31 @@ fn sandboxed() {
     let invisible = matches!(published, Err(otelctx::PublishError::Invisible { .. }));
     assert!(published.is_ok() || invisible, "{published:?}");
     println!("invisible: {}", u8::from(invisible));
+    ready();
+}
+
+/// Two threads that never sleep: one works on a trace, the other on none.
+fn busy() {
+    let _process = otelctx::ProcessContext::new()
+        .service_name("busy shop")
+        .publish()
+        .unwrap();
+    ROUTE.register().unwrap();
+    for (name, at_work) in [("at work", true), ("at leisure", false)] {
+        let spin = move || {
+            let (trace, span) = ids();
+            let mut record = Record::new(trace, span).with(&ROUTE, "/cart");
+            let attached = at_work.then(|| record.attach());
+            loop {
+                std::hint::spin_loop();
+                std::hint::black_box(&attached);
+            }
+        };
+        thread::Builder::new()
+            .name(name.into())
+            .spawn(spin)
+            .unwrap();
+    }
     ready();
 }
 

@@ -214,7 +214,11 @@ fn writable(path: &Path) -> Result<(), Error> {
         _ => Path::new("."),
     };
     let existing = if path.exists() { path } else { directory };
-    nix::unistd::access(existing, nix::unistd::AccessFlags::W_OK).map_err(|errno| {
+    let permitted = match nix::unistd::access(existing, nix::unistd::AccessFlags::W_OK) {
+        Ok(()) if path.is_dir() => Err(nix::Error::EISDIR),
+        answer => answer,
+    };
+    permitted.map_err(|errno| {
         Error::Profile(otelctx_profile::Error::Write {
             path: path.to_owned(),
             source: errno.into(),

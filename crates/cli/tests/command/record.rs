@@ -1,0 +1,324 @@
+//! `otelctx record` and `otelctx report`.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::run::{Answer, command, not_ignoring_interrupts, otelctx, temporary};
+use crate::target::{SPAN, TRACE, Target};
+
+/// A directory that is removed with all that is in it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = temporary(&format!("record-{name}"));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+        let mut names: Vec<String> = fs::read_dir(&self.0)
+            .unwrap()
+            .map(|entry| name(entry).into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn report(path: &str) -> Value {
+    otelctx(&["report", "--json", path]).expect(0).json()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value}"))
+}
+
+/// Records the busy target with these further arguments.
+fn recorded(target: &Target, arguments: &[&str]) -> Answer {
+    let pid = target.pid().to_string();
+    let mut all = vec!["record", "-p", &pid];
+    all.extend(arguments);
+    otelctx(&all).expect(0)
+}
+
+/// By eBPF where that is permitted, and by ptrace.
+#[test]
+fn each_sample_knows_its_trace_in_every_format() {
+    let target = Target::start("busy");
+    for method in [None, Some("--ptrace")] {
+        let scratch = Scratch::new(method.unwrap_or("default"));
+        let names = ["a.otlp", "a.pb.gz", "a.json.gz", "a.svg", "a.folded"];
+        let paths = names.map(|name| scratch.path(name));
+        let mut arguments = vec!["-d", "1"];
+        for path in &paths {
+            arguments.extend(["-o", path]);
+        }
+        arguments.extend(method);
+        let answer = recorded(&target, &arguments);
+        assert_eq!(
+            answer.stderr.contains("ptrace was asked for"),
+            method.is_some(),
+            "{answer:?}"
+        );
+        for path in &paths {
+            assert!(answer.stdout.contains(path.as_str()), "{answer:?}");
+        }
+        let mut expected = names.map(str::to_owned);
+        expected.sort();
+        assert_eq!(scratch.names(), expected);
+        let report = report(&paths[0]);
+        let traced = number(&report["with_trace"]);
+        assert!(
+            traced > 0 && traced < number(&report["samples"]),
+            "{report:#}"
+        );
+        let traces = report["by_trace"].as_array().unwrap();
+        assert_eq!(traces.len(), 1, "{report:#}");
+        assert_eq!(traces[0]["trace_id"], TRACE);
+        assert_eq!(number(&traces[0]["samples"]), traced);
+        assert_eq!(
+            report["by_process"][0]["name"],
+            format!("busy shop {}", target.pid())
+        );
+        let routes = report["by_attribute"].as_array().unwrap();
+        let cart = routes
+            .iter()
+            .find(|route| route["name"] == "/cart")
+            .unwrap();
+        assert_eq!(number(&cart["samples"]), traced);
+        assert_eq!(routes.len(), 2, "{report:#}");
+        let folded = fs::read_to_string(&paths[4]).unwrap();
+        for line in folded.lines() {
+            let (thread, route) = if line.contains(";at work;") || line.contains(";at work ") {
+                ("at work", "/cart;")
+            } else {
+                ("another", "(none);")
+            };
+            assert!(line.starts_with(route), "{thread}: {line}");
+        }
+        assert!(
+            fs::read_to_string(&paths[3])
+                .unwrap()
+                .contains("<title>/cart (")
+        );
+    }
+}
+
+#[test]
+fn samples_can_be_chosen_by_resource_and_trace() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("chosen");
+    let path = scratch.path("a.otlp");
+    let samples = |arguments: &[&str]| {
+        let all = [&["-d", "0.5", "-o", &path], arguments].concat();
+        recorded(&target, &all);
+        let report = report(&path);
+        (number(&report["samples"]), number(&report["with_trace"]))
+    };
+    let (all, traced) = samples(&["--filter", "service.name=busy shop"]);
+    assert!(all > traced && traced > 0);
+    assert_eq!(samples(&["--filter", "service.name=busy"]), (0, 0));
+    let (all, traced) = samples(&["--trace", TRACE]);
+    assert!(all == traced && all > 0);
+    let other = TRACE.replace(&TRACE[..1], "e");
+    assert_eq!(samples(&["--trace", &other]), (0, 0));
+}
+
+#[test]
+fn a_command_is_recorded_from_its_first_instruction_to_its_end() {
+    let scratch = Scratch::new("command");
+    let path = scratch.path("a.otlp");
+    let loops = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; echo said";
+    let answer = otelctx(&["record", "-o", &path, "-F", "999", "--", "sh", "-c", loops]).expect(0);
+    assert!(answer.stdout.starts_with("said\n"), "{answer:?}");
+    let report = report(&path);
+    assert!(number(&report["samples"]) > 0, "{report:#}");
+    let processes = report["by_process"].as_array().unwrap();
+    let name = processes[0]["name"].as_str().unwrap();
+    assert!(name.starts_with("unknown_service:sh "), "{name}");
+    // One that ends at once, one that fails, one that is not there.
+    otelctx(&["record", "-o", &path, "--", "true"]).expect(0);
+    otelctx(&["record", "-o", &path, "--", "false"]).expect(0);
+    let answer = otelctx(&["record", "-o", &path, "--", "/no/such/program"]).expect(2);
+    assert!(
+        answer.stderr.contains("/no/such/program: can't be started"),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn what_cannot_be_recorded_or_written_is_said_at_once() {
+    let scratch = Scratch::new("refused");
+    let good = scratch.path("a.otlp");
+    let refused = |arguments: &[&str], why: &str| {
+        let all = [&["record", "-d", "60"], arguments].concat();
+        let answer = otelctx(&all).expect(2);
+        assert!(answer.stderr.contains(why), "{why}: {answer:?}");
+        assert_eq!(answer.stdout, "");
+    };
+    let own = std::process::id().to_string();
+    refused(&["-o", &good], "required arguments were not provided");
+    refused(&["-o", &good, "-p", "0"], "a number from 1 on");
+    refused(&["-o", &good, "-p", "2147483647"], "does not exist");
+    // kthreadd
+    refused(&["-o", &good, "-p", "2"], "kernel");
+    refused(
+        &["-p", &own, "-o", &scratch.path("a.txt")],
+        "no profile format has this ending",
+    );
+    refused(
+        &["-p", &own, "-o", &scratch.path("none/a.svg")],
+        "No such file or directory",
+    );
+    refused(
+        &["-p", &own, "-o", &good, "--trace", "xyz"],
+        "32 hexadecimal digits",
+    );
+    refused(
+        &["-p", &own, "-o", &good, "--filter", "service"],
+        "service.name=shop",
+    );
+    refused(
+        &["-p", &own, "-o", &good, "-F", "0"],
+        "0 is not in 1..=20000",
+    );
+    let directory = scratch.path("directory.svg");
+    fs::create_dir(&directory).unwrap();
+    refused(&["-p", &own, "-o", &directory], "directory");
+    assert_eq!(scratch.names(), ["directory.svg"]);
+}
+
+#[test]
+fn a_full_disk_leaves_the_old_file() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("full");
+    let full = scratch.path("full.otlp");
+    symlink("/dev/full", &full).unwrap();
+    let pid = target.pid().to_string();
+    let answer = otelctx(&["record", "-p", &pid, "-d", "0.3", "-o", &full]).expect(2);
+    assert!(
+        answer.stderr.contains("No space left on device"),
+        "{answer:?}"
+    );
+    assert_eq!(scratch.names(), ["full.otlp"]);
+}
+
+/// Starts a recording that would not end, and waits until it records.
+fn endless(target: &Target, path: &str) -> std::process::Child {
+    let pid = target.pid().to_string();
+    let mut recording = command(&["record", "-p", &pid, "-o", path]);
+    not_ignoring_interrupts(&mut recording);
+    let child = recording
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    child
+}
+
+#[test]
+fn an_interrupt_ends_a_recording_which_is_written() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("interrupt");
+    let path = scratch.path("a.otlp");
+    let child = endless(&target, &path);
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    let answer = Answer::of(child.wait_with_output().unwrap()).expect(0);
+    assert!(answer.stdout.contains("otelctx report "), "{answer:?}");
+    assert!(number(&report(&path)["with_trace"]) > 0);
+}
+
+#[test]
+fn a_recorder_that_is_killed_leaves_nothing() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("killed");
+    let mut child = endless(&target, &scratch.path("a.otlp"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(scratch.names(), [""; 0]);
+    for task in fs::read_dir(format!("/proc/{}/task", target.pid())).unwrap() {
+        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        assert!(status.contains("TracerPid:\t0\n"), "{status}");
+        assert!(
+            !status.contains("State:\tt") && !status.contains("State:\tT"),
+            "{status}"
+        );
+    }
+}
+
+#[test]
+fn a_report_says_what_is_wrong_with_its_file() {
+    let scratch = Scratch::new("report");
+    let target = Target::start("busy");
+    let path = scratch.path("a.otlp");
+    recorded(&target, &["-d", "0.3", "-o", &path]);
+    let whole = fs::read(&path).unwrap();
+    let text = otelctx(&["report", &path]).expect(0).stdout;
+    for head in ["By http.route", "By trace", "By function", TRACE] {
+        assert!(text.contains(head), "{head}: {text}");
+    }
+    let refused = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        let answer = otelctx(&["report", &path]).expect(2);
+        assert!(
+            answer.stderr.contains("not a whole OTLP profile"),
+            "{answer:?}"
+        );
+    };
+    refused(&whole[..whole.len() / 2]);
+    refused(&[]);
+    refused(b"#!/bin/sh\n");
+    let answer = otelctx(&["report", &scratch.path("none.otlp")]).expect(2);
+    assert!(
+        answer.stderr.contains("No such file or directory"),
+        "{answer:?}"
+    );
+}
+
+/// The program that pprof's users have reads the file, if it is here.
+#[test]
+fn pprof_opens_what_was_recorded() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("pprof");
+    let path = scratch.path("a.pb.gz");
+    recorded(&target, &["-d", "0.5", "-o", &path]);
+    let tags = Command::new("go")
+        .args([
+            "tool",
+            "pprof",
+            "-symbolize=none",
+            "-tags",
+            "-sample_index=samples",
+        ])
+        .arg(Path::new(&path))
+        .output();
+    let Ok(tags) = tags else {
+        eprintln!("skipped: there is no go, so pprof itself read nothing");
+        return;
+    };
+    let text = String::from_utf8(tags.stdout).unwrap();
+    assert!(
+        text.contains(TRACE) && text.contains(SPAN) && text.contains("/cart"),
+        "{text}"
+    );
+}
