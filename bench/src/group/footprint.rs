@@ -145,8 +145,16 @@ fn command(report: &mut Report) -> Result<(), String> {
     let target = scratch.path().join("target");
     let mut command = scratch::cargo();
     command.args(["build", "--release", "--locked"]);
+    let before = processor_time();
     let seconds = build(&mut command, &target)?;
-    report.alone("cargo build --release from nothing", seconds, "s", 90.0);
+    let work = "cargo build --release from nothing";
+    report.alone(
+        format!("{work}, processor time"),
+        processor_time() - before,
+        "s",
+        200.0,
+    );
+    report.alone(work, seconds, "s", None);
     let size = size(&target.join("release/otelctx"))? / MIB;
     report.alone("size of the stripped command", size, "MiB", 6.0);
     Ok(())
@@ -162,6 +170,18 @@ fn build(command: &mut Command, target: &Path) -> Result<f64, String> {
     let start = Instant::now();
     scratch::output(command)?;
     Ok(start.elapsed().as_secs_f64())
+}
+
+/// Seconds that ended children, and theirs, were on a processor.
+fn processor_time() -> f64 {
+    // SAFETY: an all-zero rusage is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: usage lives through the call, which fails for no other reason.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
+    [usage.ru_utime, usage.ru_stime]
+        .iter()
+        .map(|time| time.tv_sec as f64 + time.tv_usec as f64 / 1e6)
+        .sum()
 }
 
 fn size(file: &Path) -> Result<f64, String> {
