@@ -76,6 +76,7 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
     match arguments[..] {
         ["publisher", mappings] => publisher(mappings.parse().unwrap_or(0)),
         ["workers"] => workers(),
+        ["recorder"] => crate::group::sampler::record(),
         ["keys"] => keys(),
         ["otlp"] => crate::group::profile::write_otlp(),
         ["threads", count] => threads(count.parse().unwrap_or(0)),
@@ -92,7 +93,7 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
 }
 
 /// Ready to be looked at, until standard input ends.
-fn wait() {
+pub(crate) fn wait() {
     println!("ready");
     // Whether it ends or fails, there is nobody to be there for any more.
     let _ = std::io::stdin().read(&mut [0]);

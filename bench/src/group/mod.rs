@@ -8,6 +8,7 @@ pub(crate) mod profile;
 mod publisher;
 mod reader;
 mod resolve;
+pub(crate) mod sampler;
 mod scale;
 mod stop;
 
@@ -72,6 +73,18 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "writing what was recorded",
         by_default: true,
         run: profile::run,
+    },
+    Group {
+        name: "sampler",
+        summary: "looking at running threads with eBPF, as root",
+        by_default: true,
+        run: sampler::run,
+    },
+    Group {
+        name: "traces",
+        summary: "a million samples against the truth, as root; some minutes",
+        by_default: false,
+        run: sampler::right_traces,
     },
     Group {
         name: "instructions",

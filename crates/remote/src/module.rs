@@ -19,9 +19,9 @@ use crate::libc::{CLibrary, glibc};
 use crate::memory::Image;
 pub(crate) use cache::Facts;
 pub use cache::ModuleCache;
-pub use file::{build_id, open_mapped};
 use file::{Counted, MAX_COST};
 pub(crate) use file::{FileBytes, is_mapped_file, open_regular};
+pub use file::{build_id, open_mapped};
 
 /// Relocations kept of one module; a linker writes one or two for a variable.
 const MAX_RELOCATIONS: usize = 64;

@@ -2,6 +2,7 @@
 //! records refer to, and what the catalog is told of it.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_reader as reader;
@@ -10,7 +11,7 @@ use otelctx_sample::{Catalog, Mapping, Module, ProcessFacts, ProcessId};
 use reader::SharedModules;
 use reader::remote;
 use reader::remote::tls::{self, AddressSpace};
-use reader::{ContextState, ThreadSupport, Unreadable};
+use reader::{ContextState, ProcessContext, ThreadSupport, Unreadable};
 
 use crate::ebpf::{MAX_PLACES, Place, Target, storage};
 use crate::monotonic;
@@ -40,12 +41,15 @@ pub(crate) enum Publishing {
 /// One process.
 #[derive(Debug)]
 pub(crate) struct Known {
-    pub(crate) reader: reader::Process,
+    pid: i32,
+    /// `None` if the process had ended before it could be looked at.
+    reader: Option<reader::Process>,
     /// Once a sample of it was seen.
     id: Option<ProcessId>,
     /// By configuration, the newest last.
     keys: Vec<(u32, KeyMap)>,
     pub(crate) publishing: Publishing,
+    context: Option<Arc<ProcessContext>>,
     /// Whether its program has been looked for contexts since it was executed.
     pub(crate) looked: bool,
     look: Schedule,
@@ -92,17 +96,47 @@ impl Known {
         options: reader::Options,
         modules: SharedModules,
     ) -> Result<Self, reader::Error> {
+        let reader = reader::Process::with_modules(pid, options, modules)?;
         Ok(Self {
-            reader: reader::Process::with_modules(pid, options, modules)?,
+            reader: Some(reader),
+            looked: false,
+            ..Self::ended(pid)
+        })
+    }
+
+    /// A process of which nothing but its samples is left.
+    pub(crate) fn ended(pid: i32) -> Self {
+        Self {
+            pid,
+            reader: None,
             id: None,
             keys: Vec::new(),
             publishing: Publishing::Nothing,
-            looked: false,
+            context: None,
+            looked: true,
             look: Schedule::now(),
             sampled: false,
             mappings: Schedule::now(),
             code: Vec::new(),
-        })
+        }
+    }
+
+    pub(crate) fn is_kernel_thread(&self) -> bool {
+        let status = self.reader.as_ref().map(|reader| reader.target().status());
+        matches!(status, Some(Ok(status)) if status.kernel_thread)
+    }
+
+    /// Whether the process still exists.
+    pub(crate) fn exists(&self) -> bool {
+        self.reader
+            .as_ref()
+            .is_some_and(|reader| reader.target().exists())
+    }
+
+    /// Whether the same code is mapped as when it was looked at.
+    pub(crate) fn is_as_looked_at(&self) -> bool {
+        let unchanged = self.reader.as_ref().map(reader::Process::modules_unchanged);
+        matches!(unchanged, Some(Ok(true)))
     }
 
     /// Whether it is time to look at it again, and there is a reason to: it has been sampled since.
@@ -117,10 +151,7 @@ impl Known {
 
     /// Where its threads keep their contexts.
     pub(crate) fn places(&self) -> Vec<Place> {
-        match &self.publishing {
-            Publishing::Threads(variables) => places(&variables.resolution.variables),
-            _ => Vec::new(),
-        }
+        places_of(&self.publishing)
     }
 
     /// Has it looked at soon.
@@ -128,31 +159,19 @@ impl Known {
         self.look = Schedule::now();
     }
 
-    /// Looks whether and how its threads publish contexts.
-    pub(crate) fn look(&mut self) -> &Publishing {
-        let support = self.reader.thread_support();
-        let publishing = match support {
-            Ok(ThreadSupport::Readable(variables)) => Publishing::Threads(variables),
-            Ok(ThreadSupport::Unreadable(
-                Unreadable::NoProcessContext | Unreadable::NoSchema,
-            ))
-            // It has ended.
-            | Err(_) => Publishing::Nothing,
-            Ok(ThreadSupport::Unreadable(_)) => Publishing::Unreadable,
+    /// Looks whether and how its threads publish contexts. Whether that differs from the last time.
+    pub(crate) fn look(&mut self) -> bool {
+        let before = self.looked.then(|| self.places());
+        let (context, publishing) = match &mut self.reader {
+            Some(reader) => look(reader),
+            None => (None, Publishing::Nothing),
         };
-        let changed = match (&self.publishing, &publishing) {
-            (Publishing::Threads(old), Publishing::Threads(new)) => {
-                old.resolution.variables != new.resolution.variables
-            }
-            (Publishing::Nothing, Publishing::Nothing)
-            | (Publishing::Unreadable, Publishing::Unreadable) => false,
-            _ => true,
-        };
+        let changed =
+            context != self.context || before.as_deref() != Some(&places_of(&publishing)[..]);
         self.look.plan(Instant::now(), changed);
-        self.looked = true;
-        self.sampled = false;
-        self.publishing = publishing;
-        &self.publishing
+        (self.looked, self.sampled) = (true, false);
+        (self.context, self.publishing) = (context, publishing);
+        changed
     }
 
     /// The process executes another program: nothing of what was known holds any longer.
@@ -160,6 +179,7 @@ impl Known {
         self.id = None;
         self.looked = false;
         self.publishing = Publishing::Nothing;
+        self.context = None;
         self.code.clear();
         self.look = Schedule::now();
         self.mappings = Schedule::now();
@@ -183,7 +203,8 @@ impl Known {
 
     /// Reads the names again that records of this configuration refer to; false if there are no new ones.
     pub(crate) fn refresh_keys(&mut self, serial: u32) -> bool {
-        let Ok(ContextState::Published(context)) = self.reader.context() else {
+        let state = self.reader.as_mut().map(reader::Process::context);
+        let Some(Ok(ContextState::Published(context))) = state else {
             return false;
         };
         let (Ok(Some(new)), Some(old)) = (&context.keys, self.keys(serial)) else {
@@ -202,20 +223,22 @@ impl Known {
         if let Some(id) = self.id {
             return id;
         }
-        let process = self.reader.target();
-        let pid = process.pid();
-        let executable = process.executable().unwrap_or_default();
-        let facts = ProcessFacts {
-            pid,
-            start_ticks: start_ticks(pid).unwrap_or_default(),
-            comm: process.comm().map_or_else(
-                |_| comm.to_owned(),
-                |name| name.to_string_lossy().into_owned(),
-            ),
-            executable: executable.to_string_lossy().into_owned(),
-            container_id: container_id(pid),
+        let mut facts = ProcessFacts {
+            pid: self.pid,
+            comm: comm.to_owned(),
             ..ProcessFacts::default()
         };
+        if let Some(process) = self.reader.as_ref().map(reader::Process::target) {
+            let lossy = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
+            facts.start_ticks = start_ticks(self.pid).unwrap_or_default();
+            facts.container_id = container_id(self.pid);
+            if let Ok(comm) = process.comm() {
+                facts.comm = lossy(&comm);
+            }
+            if let Ok(path) = process.executable() {
+                facts.executable = lossy(path.as_os_str());
+            }
+        }
         let id = catalog.add_process(facts);
         self.id = Some(id);
         self.describe(catalog);
@@ -225,16 +248,14 @@ impl Known {
     /// Tells the catalog what the process says of itself.
     pub(crate) fn describe(&mut self, catalog: &mut Catalog) {
         let Some(id) = self.id else { return };
-        let (resource, published) = match self.reader.context() {
-            Ok(ContextState::Published(context)) => (context.payload.resource.clone(), true),
-            _ => match self.reader.detected() {
-                Ok(detected) => (detected.resource, false),
-                Err(_) => return,
-            },
+        let detected = || self.reader.as_ref()?.detected().ok();
+        let resource = match &self.context {
+            Some(context) => context.payload.resource.clone(),
+            None => detected().map_or_else(Vec::new, |detected| detected.resource),
         };
         let facts = catalog.process_mut(id);
         facts.resource = resource;
-        facts.published = published;
+        facts.published = self.context.is_some();
     }
 
     /// Tells the catalog what its code is mapped from, if these addresses lie in code that was not
@@ -267,7 +288,9 @@ impl Known {
         modules: &mut Modules,
     ) -> bool {
         let since = monotonic();
-        let process = self.reader.target();
+        let Some(process) = self.reader.as_ref().map(reader::Process::target) else {
+            return false;
+        };
         let known: std::collections::HashSet<_> = self.code.iter().copied().collect();
         let mut code = Vec::new();
         let mut found = Vec::new();
@@ -301,6 +324,36 @@ impl Known {
             self.code = code;
         }
         any
+    }
+}
+
+/// Looks whether and how the threads of a process publish contexts.
+fn look(reader: &mut reader::Process) -> (Option<Arc<ProcessContext>>, Publishing) {
+    let context = match reader.context() {
+        Ok(ContextState::Published(context)) => Some(context),
+        // What it has mapped need not be gone through twice.
+        Ok(ContextState::Absent) if !reader.options().any_schema => {
+            return (None, Publishing::Nothing);
+        }
+        _ => None,
+    };
+    let support = reader.thread_support();
+    let publishing = match support {
+        Ok(ThreadSupport::Readable(variables)) => Publishing::Threads(variables),
+        Ok(ThreadSupport::Unreadable(Unreadable::NoProcessContext | Unreadable::NoSchema)) => {
+            Publishing::Nothing
+        }
+        Ok(ThreadSupport::Unreadable(_)) => Publishing::Unreadable,
+        // It has ended.
+        Err(_) => Publishing::Nothing,
+    };
+    (context, publishing)
+}
+
+fn places_of(publishing: &Publishing) -> Vec<Place> {
+    match publishing {
+        Publishing::Threads(variables) => places(&variables.resolution.variables),
+        _ => Vec::new(),
     }
 }
 

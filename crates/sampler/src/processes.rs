@@ -70,7 +70,7 @@ impl Processes {
         self.known.get_mut(&pid)
     }
 
-    /// Adds a process, not yet looked at. `None` if it has ended.
+    /// Adds a process, not yet looked at.
     pub(crate) fn add(&mut self, pid: u32) -> Result<&mut Known, reader::Error> {
         let known = Known::open(
             pid as i32,
@@ -104,13 +104,9 @@ impl Processes {
         let due = self.known.iter_mut().filter(wanting).take(LOOKS_A_DRAIN);
         let (mut changed, mut ended) = (Vec::new(), Vec::new());
         for (pid, known) in due {
-            if !known.reader.target().exists() {
+            if !known.exists() {
                 ended.push(*pid);
-                continue;
-            }
-            let before = known.looked.then(|| known.places());
-            known.look();
-            if before.as_deref() != Some(&known.places()[..]) {
+            } else if known.look() {
                 known.describe(catalog);
                 changed.push(*pid);
             }
@@ -121,20 +117,19 @@ impl Processes {
         (changed, ended)
     }
 
-    /// Makes a sample of a look. `None` if the process has ended before anything was known of it.
-    pub(crate) fn sample(&mut self, look: &Look<'_>, catalog: &mut Catalog) -> Option<Sample> {
-        if !self.known.contains_key(&look.pid) && self.add(look.pid).is_err() {
-            self.counts.lost += 1;
-            return None;
-        }
-        let known = self.known.get_mut(&look.pid)?;
+    /// Makes a sample of a look.
+    pub(crate) fn sample(&mut self, look: &Look<'_>, catalog: &mut Catalog) -> Sample {
+        let known = self.known.entry(look.pid).or_insert_with(|| {
+            let pid = look.pid as i32;
+            Known::open(pid, self.options.clone()).unwrap_or_else(|_| Known::ended(pid))
+        });
         let process = known.id(catalog, look.comm);
         known.sampled();
         let found = found(known, &look.context, &mut self.counts, catalog);
         self.counts.add(found);
         let addresses = look.user_stack.iter().copied();
         known.explain(catalog, addresses, &mut self.modules);
-        Some(Sample {
+        Sample {
             time: look.time,
             cpu: look.cpu,
             thread: catalog.thread(process, look.tid as i32, look.comm),
@@ -142,7 +137,7 @@ impl Processes {
             found,
             user_stack: catalog.stack(look.user_stack),
             kernel_stack: catalog.stack(look.kernel_stack),
-        })
+        }
     }
 }
 

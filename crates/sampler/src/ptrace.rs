@@ -129,8 +129,7 @@ impl Recorder {
                 user_stack: &look.stack,
                 kernel_stack: &[],
             };
-            let sample = self.processes.sample(&look, catalog);
-            sample.into_iter().for_each(&mut *on_sample);
+            on_sample(self.processes.sample(&look, catalog));
         }
         let lost = self.shared.lost.load(Ordering::Relaxed);
         self.processes.counts.lost += lost - self.lost;

@@ -6,10 +6,14 @@ use std::time::Duration;
 use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, Sample};
 
-use crate::{Error, Options, Refusal, ebpf, ptrace};
+use crate::{Error, Options, Refusal, Targets, ebpf, ptrace};
 
 /// How often to call [`Sampler::drain`].
 pub const INTERVAL: Duration = Duration::from_millis(20);
+
+/// A process with more mappings is not looked at where all are: one would delay the others by
+/// seconds. Above the kernel's own default limit (`vm.max_map_count`, 65,530).
+const MOST_MAPPINGS: u64 = 100_000;
 
 /// How threads are looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +54,9 @@ impl Sampler {
         let mut reader_options = reader::Options::default();
         reader_options.max_record = options.max_record;
         reader_options.any_schema = options.any_schema;
+        if options.targets == Targets::All {
+            reader_options.max_mappings = Some(MOST_MAPPINGS);
+        }
         let refusal = if options.without_ebpf {
             Refusal::NotWanted
         } else {
@@ -90,6 +97,17 @@ impl Sampler {
         match &self.recorder {
             Recorder::Ebpf(recorder) => recorder.counts(),
             Recorder::Ptrace(recorder) => recorder.counts(),
+        }
+    }
+
+    /// Time that the program in the kernel has taken so far, and how often it ran, if the kernel
+    /// counts (`kernel.bpf_stats_enabled`). It runs at each tick of a processor that is not idle,
+    /// whether that meets a target or not.
+    #[must_use]
+    pub fn kernel_time(&self) -> Option<(Duration, u64)> {
+        match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.kernel_time(),
+            Recorder::Ptrace(_) => None,
         }
     }
 

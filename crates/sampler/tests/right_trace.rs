@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 
 use otelctx_fixtures::spans::{SpanLog, Verdict};
 use otelctx_fixtures::{Compiler, Target};
-use otelctx_sampler::sample::{Catalog, Counts, Found};
+use otelctx_sampler::sample::{Catalog, Found};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 const FREQUENCY: u32 = 4999;
-const TIME: Duration = Duration::from_millis(800);
+const TIME: Duration = Duration::from_millis(500);
+/// A busy machine gives the program less time: then it is sampled for longer.
+const ENOUGH: usize = 500;
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How a program comes to its variable.
 struct Way {
@@ -88,62 +91,76 @@ impl Drop for Log {
     }
 }
 
-#[test]
-fn every_sample_has_the_span_of_its_time() {
-    for (index, way) in ways().iter().enumerate() {
-        let name = format!("spans-{}-{index}.log", std::process::id());
-        let log = Log(std::env::temp_dir().join(name));
-        let Some(target) = way.start(&log.0) else {
+/// Samples a program, and holds each sample against what the program notes.
+fn hold(way: &Way, index: usize, without_ebpf: bool) {
+    let name = format!("spans-{}-{index}-{without_ebpf}.log", std::process::id());
+    let log = Log(std::env::temp_dir().join(name));
+    let Some(target) = way.start(&log.0) else {
+        return;
+    };
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.frequency = FREQUENCY;
+    options.without_ebpf = without_ebpf;
+    let mut sampler = match Sampler::start(&options) {
+        Ok(sampler) => sampler,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    match sampler.method() {
+        Method::Ptrace(why) if !without_ebpf => return eprintln!("skipped: {why}"),
+        _ => {}
+    }
+    let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
+    let start = Instant::now();
+    while start.elapsed() < TIME || samples.len() < ENOUGH && start.elapsed() < PATIENCE {
+        std::thread::sleep(INTERVAL);
+        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+    }
+    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let truth = SpanLog::read(&log.0, &target.lines[0]).unwrap();
+    let (mut right, mut edge, mut workers) = (0, 0, 0);
+    for sample in &samples {
+        // The main thread has no context; it sends the signals.
+        let thread = catalog.thread_facts(sample.thread).tid;
+        workers += u64::from(thread != target.pid());
+        let Found::Attached(context) = sample.found else {
             continue;
         };
-        let mut options = Options::new(Targets::Processes(vec![target.pid()]));
-        options.frequency = FREQUENCY;
-        let mut sampler = Sampler::start(&options).unwrap();
-        if let Method::Ptrace(why) = sampler.method() {
-            eprintln!("skipped: {why}");
-            return;
+        let context = catalog.context_facts(context);
+        let [(key, value)] = &context.attributes[..] else {
+            panic!("{}: {context:?}", way.name);
+        };
+        assert_eq!(key, "worker");
+        let (trace, span) = (context.trace_id.to_bytes(), context.span_id.to_bytes());
+        match truth.judge((thread, sample.time), trace, span, value) {
+            Verdict::Right => right += 1,
+            Verdict::Edge => edge += 1,
+            Verdict::Wrong(why) => panic!("{}: {why}", way.name),
         }
-        let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
-        let start = Instant::now();
-        while start.elapsed() < TIME {
-            std::thread::sleep(INTERVAL);
-            sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
-        }
-        let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
-        let truth = SpanLog::read(&log.0, &target.lines[0]).unwrap();
-        let (mut right, mut edge, mut workers) = (0, 0, 0);
-        for sample in &samples {
-            // The main thread has no context; it sends the signals.
-            let is_worker = catalog.thread_facts(sample.thread).tid != target.pid();
-            workers += u64::from(is_worker);
-            let Found::Attached(context) = sample.found else {
-                continue;
-            };
-            let context = catalog.context_facts(context);
-            let thread = catalog.thread_facts(sample.thread).tid;
-            let [(key, value)] = &context.attributes[..] else {
-                panic!("{}: {context:?}", way.name);
-            };
-            assert_eq!(key, "worker");
-            let ids = (context.trace_id.to_bytes(), context.span_id.to_bytes());
-            match truth.judge((thread, sample.time), ids.0, ids.1, value) {
-                Verdict::Right => right += 1,
-                Verdict::Edge => edge += 1,
-                Verdict::Wrong(why) => panic!("{}: {why}", way.name),
-            }
-        }
-        eprintln!("{}: {right} right, {edge} at an edge, {counts:?}", way.name);
-        check(way.name, (right, workers), &counts, samples.len());
+    }
+    eprintln!("{}: {right} right, {edge} at an edge, {counts:?}", way.name);
+    assert_eq!(counts.samples(), samples.len() as u64, "{}", way.name);
+    assert_eq!(counts.unknown_keys, 0, "{}", way.name);
+    assert!(right > 100, "{}: {right} right samples", way.name);
+    // ptrace stops a thread anywhere, and loses ticks when it is late.
+    if !without_ebpf {
+        assert_eq!(counts.lost, 0, "{}", way.name);
+        let attached = counts.attached;
+        assert!(
+            attached * 100 >= workers * 99,
+            "{}: {counts:?} of {workers}",
+            way.name
+        );
     }
 }
 
-fn check(name: &str, (right, workers): (u64, u64), counts: &Counts, samples: usize) {
-    assert_eq!(counts.lost, 0, "{name}");
-    assert_eq!(counts.samples(), samples as u64, "{name}");
-    assert_eq!(counts.unknown_keys, 0, "{name}");
-    assert!(right > 100, "{name}: {right} right samples");
-    assert!(
-        counts.attached * 100 >= workers * 99,
-        "{name}: {counts:?} of {workers}"
-    );
+#[test]
+fn every_sample_has_the_span_of_its_time() {
+    for (index, way) in ways().iter().enumerate() {
+        hold(way, index, false);
+    }
+}
+
+#[test]
+fn every_sample_by_ptrace_has_the_span_of_its_time() {
+    hold(&ways()[0], 0, true);
 }

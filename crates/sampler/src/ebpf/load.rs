@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::linux::fs::MetadataExt;
 
 use aya::maps::{HashMap, MapData, PerCpuArray, RingBuf};
-use aya::programs::{PerfEvent, RawTracePoint};
+use aya::programs::{PerfEvent, ProgramInfo, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 
 use super::abi::{RECORD_LIMIT, Target, counter};
@@ -36,7 +36,7 @@ pub(super) struct Loaded {
     lost: PerCpuArray<MapData, u64>,
     pub(super) clocks: Vec<Clock>,
     /// Holds the programs, and what they are attached to.
-    _programs: Ebpf,
+    programs: Ebpf,
 }
 
 /// Events that found the ring full.
@@ -90,8 +90,13 @@ impl Loaded {
             events: map(&mut programs, "events")?,
             lost: map(&mut programs, "lost")?,
             clocks,
-            _programs: programs,
+            programs,
         })
+    }
+
+    /// What the kernel says of the program.
+    pub(super) fn info(&self) -> Option<ProgramInfo> {
+        self.programs.program("sample")?.info().ok()
     }
 
     pub(super) fn lost(&self) -> Lost {

@@ -1,11 +1,13 @@
 //! From the program's events to samples.
 
+use std::time::Duration;
+
 use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, Sample, Unread};
 
 use super::abi::{self, EventHead, Target, flag, kind, outcome, part};
 use super::load::{Loaded, Lost};
-use crate::process::{Known, Publishing, target};
+use crate::process::{Publishing, target};
 use crate::processes::{Look, Processes, Seen};
 use crate::refusal::Refusal;
 use crate::{Error, Options, Targets};
@@ -74,7 +76,7 @@ impl Recorder {
 
     fn add_target(&mut self, pid: i32) -> Result<(), Error> {
         let known = self.processes.add(pid as u32)?;
-        if known.reader.target().status()?.kernel_thread {
+        if known.is_kernel_thread() {
             return Err(Error::KernelThread { pid });
         }
         self.processes.look(pid as u32);
@@ -99,7 +101,7 @@ impl Recorder {
         }
         // Where the map is full the process stays without contexts, and its samples say so.
         let _ = self.loaded.targets.insert(pid, target, 0);
-        if target.places > 0 && !is_as_looked_at(known) {
+        if target.places > 0 && !known.is_as_looked_at() {
             // It has executed another program, or loads a library just now.
             let nothing = Target::default();
             let _ = self.loaded.targets.insert(pid, nothing, 0);
@@ -115,9 +117,8 @@ impl Recorder {
             };
             match head.kind {
                 kind::ON_CPU => {
-                    let sample =
-                        sample(&mut self.processes, &mut self.stacks, &head, parts, catalog);
-                    sample.into_iter().for_each(&mut *on_sample);
+                    let stacks = &mut self.stacks;
+                    on_sample(sample(&mut self.processes, stacks, &head, parts, catalog));
                 }
                 // One that ended at once has left an event of that, too.
                 kind::FORK => drop(self.processes.add(head.pid)),
@@ -149,6 +150,12 @@ impl Recorder {
         self.processes.counts
     }
 
+    /// Time and runs of the program, if the kernel counts them.
+    pub(crate) fn kernel_time(&self) -> Option<(Duration, u64)> {
+        let info = self.loaded.info()?;
+        (info.run_count() > 0).then(|| (info.run_time(), info.run_count()))
+    }
+
     /// Whether any target still runs.
     pub(crate) fn has_targets(&self) -> bool {
         self.whole_machine || !self.processes.is_empty()
@@ -163,11 +170,6 @@ impl Recorder {
     }
 }
 
-/// Whether the same code is mapped as when the process was looked at.
-fn is_as_looked_at(known: &Known) -> bool {
-    known.reader.modules_unchanged().is_ok_and(|same| same)
-}
-
 /// Makes a sample of an event.
 fn sample(
     processes: &mut Processes,
@@ -175,7 +177,7 @@ fn sample(
     head: &EventHead,
     parts: abi::Parts<'_>,
     catalog: &mut Catalog,
-) -> Option<Sample> {
+) -> Sample {
     let mut record = None;
     user_stack.clear();
     kernel_stack.clear();

@@ -1,0 +1,419 @@
+//! Looking at running threads with eBPF: what it costs, and that nothing is lost. As root.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::spans::{SpanLog, Verdict};
+use otelctx_fixtures::{Compiler, Target};
+use otelctx_sampler::sample::{Catalog, Found};
+use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+
+use crate::child::{self, Role};
+use crate::row::Report;
+
+/// Whether the kernel counts its programs' runs and their time.
+const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
+/// Of each measurement.
+const TIME: Duration = Duration::from_secs(3);
+/// Processes beside the one that publishes.
+const PROCESSES: usize = 300;
+/// Frames of the stack that is taken.
+const DEPTH: usize = 20;
+/// Samples that are held against the truth.
+const RIGHT_SAMPLES: u64 = 1_000_000;
+
+pub(crate) fn run(report: &mut Report) {
+    report.group("sampler");
+    let before = fs::read_to_string(STATISTICS).unwrap_or_default();
+    if fs::write(STATISTICS, "1").is_err() {
+        return report.skipped("all", "needs root, for kernel.bpf_stats_enabled");
+    }
+    let measured = costs(report);
+    let _ = fs::write(STATISTICS, before.trim());
+    if let Err(why) = measured {
+        report.failed("cost of the program", &why);
+    }
+    for (work, result) in [
+        ("lost", lost(report)),
+        ("recorder", recorder(report)),
+        ("start", start(report)),
+    ] {
+        if let Err(why) = result {
+            report.failed(work, &why);
+        }
+    }
+}
+
+/// A program whose threads keep every processor busy.
+fn spin(arguments: &[&str]) -> Result<Target, String> {
+    let flags = [
+        "-rdynamic",
+        "-fno-omit-frame-pointer",
+        "-fno-optimize-sibling-calls",
+    ];
+    let sources = ["spin.c", "variable.c", "publish.c"];
+    let program = Compiler::gcc().program(&sources, &flags);
+    let program = program.ok_or("there is no gcc")?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = format!("threads={threads}");
+    Ok(Target::spawn(
+        Command::new(program).arg(threads).args(arguments),
+    ))
+}
+
+fn sampler(options: &Options) -> Result<Sampler, String> {
+    let sampler = Sampler::start(options).map_err(|error| error.to_string())?;
+    match sampler.method() {
+        Method::Ebpf => Ok(sampler),
+        method => Err(method.to_string()),
+    }
+}
+
+/// What the kernel says of one measurement: runs of the program, their time in nanoseconds, and the
+/// samples that came of them.
+struct Runs {
+    runs: f64,
+    time: f64,
+    samples: f64,
+}
+
+/// A machine that has other things to do, too, now and then takes a processor away from the program:
+/// of many short times the one counts that a quarter is below.
+fn measure(target: &Target, stacks: bool) -> Result<Runs, String> {
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.frequency = 1999;
+    options.user_stacks = stacks;
+    options.kernel_stacks = stacks;
+    let mut sampler = sampler(&options)?;
+    let mut catalog = Catalog::new();
+    let mut measured = Vec::new();
+    let mut before = (0.0, 0.0);
+    let start = Instant::now();
+    while start.elapsed() < TIME || measured.is_empty() {
+        std::thread::sleep(INTERVAL);
+        let mut samples = 0.0;
+        sampler.drain(&mut catalog, &mut |_| samples += 1.0);
+        let Some((time, runs)) = sampler.kernel_time() else {
+            return Err("the kernel counts no runs".into());
+        };
+        let now = (time.as_nanos() as f64, runs as f64);
+        let part = Runs {
+            time: now.0 - before.0,
+            runs: now.1 - before.1,
+            samples,
+        };
+        before = now;
+        if part.runs > 0.0 {
+            measured.push(part);
+        }
+    }
+    measured.retain(|part| part.samples >= part.runs / 2.0 || part.samples == 0.0);
+    measured.sort_by(|a, b| (a.time / a.runs).total_cmp(&(b.time / b.runs)));
+    let quarter = measured.len() / 4;
+    let found = measured.into_iter().nth(quarter);
+    found.ok_or("the target hardly ran".into())
+}
+
+/// The program's time for one sample. Runs that met other processes are taken off.
+fn costs(report: &mut Report) -> Result<(), String> {
+    let idle = Target::spawn(
+        Command::new(
+            Compiler::gcc()
+                .program::<&str>(&["sleepers.c"], &[])
+                .ok_or("there is no gcc")?,
+        )
+        .arg("epoll"),
+    );
+    let busy = spin(&[])?;
+    let others = measure(&idle, false)?;
+    let empty = others.time / others.runs;
+    report.alone("run that meets no target", empty / 1e3, "µs", None);
+    drop(busy);
+    let depth = format!("depth={DEPTH}");
+    for (work, arguments, stacks, bound) in [
+        ("64-byte record", ["size=64", ""], false, 0.5),
+        ("640-byte record", ["size=640", ""], false, 0.75),
+        (
+            "64-byte record and stack of 20 frames",
+            ["size=64", &depth],
+            true,
+            1.6,
+        ),
+    ] {
+        let target = spin(&arguments)?;
+        let all = measure(&target, stacks)?;
+        let cost = (all.time - (all.runs - all.samples) * empty) / all.samples;
+        report.alone(format!("program's time, {work}"), cost / 1e3, "µs", bound);
+    }
+    Ok(())
+}
+
+/// Samples that are lost while every processor is busy.
+fn lost(report: &mut Report) -> Result<(), String> {
+    let _busy = spin(&[])?;
+    for frequency in [99, 999] {
+        let mut options = Options::new(Targets::All);
+        options.frequency = frequency;
+        let mut sampler = sampler(&options)?;
+        let mut catalog = Catalog::new();
+        let start = Instant::now();
+        while start.elapsed() < TIME * 2 {
+            std::thread::sleep(INTERVAL);
+            sampler.drain(&mut catalog, &mut |_| {});
+        }
+        let counts = sampler.stop(&mut catalog, &mut |_| {});
+        let work = format!("lost at {frequency} Hz, of {}", counts.samples());
+        report.alone(work, counts.lost as f64, "samples", 0.0);
+    }
+    Ok(())
+}
+
+/// What the recorder itself takes.
+fn recorder(report: &mut Report) -> Result<(), String> {
+    let _busy = spin(&[])?;
+    let role = Role::start(&["recorder"])?;
+    let samples = role.number("samples ")?;
+    let share = role.number("processor ")? * 100.0 * 200.0 / samples;
+    report.alone(
+        "recorder's processor time for 200 samples a second",
+        share,
+        "%",
+        0.3,
+    );
+    let memory = role.number("VmRSS ")? / 1024.0;
+    report.alone("recorder's memory", memory, "MiB", 40.0);
+    let most = role.number("VmHWM ")? / 1024.0;
+    report.alone("the most it had at any time", most, "MiB", None);
+    Ok(())
+}
+
+/// The role `recorder`: records the machine for a while, and tells samples a second, processor time
+/// by time, and memory in KiB.
+pub(crate) fn record() {
+    let mut sampler = match sampler(&Options::new(Targets::All)) {
+        Ok(sampler) => sampler,
+        Err(why) => return eprintln!("{why}"),
+    };
+    let (mut catalog, mut kept) = (Catalog::new(), Vec::new());
+    // What the first looks at each process cost is not what it costs from then on.
+    for warm in [true, false] {
+        let (start, used) = (Instant::now(), processor_time());
+        let mut samples = 0_u32;
+        while start.elapsed() < TIME * if warm { 1 } else { 4 } {
+            std::thread::sleep(INTERVAL);
+            sampler.drain(&mut catalog, &mut |sample| {
+                samples += 1;
+                kept.push(sample);
+            });
+        }
+        if !warm {
+            let elapsed = start.elapsed().as_secs_f64();
+            let used = processor_time() - used;
+            println!("samples {}", f64::from(samples) / elapsed);
+            println!("processor {}", used.as_secs_f64() / elapsed);
+        }
+    }
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    for line in status.lines() {
+        let mut words = line.split_whitespace();
+        if let (Some(name @ ("VmRSS:" | "VmHWM:")), Some(size)) = (words.next(), words.next()) {
+            println!("{} {size}", name.trim_end_matches(':'));
+        }
+    }
+    child::wait();
+}
+
+/// That this process has used, in itself and in the kernel.
+fn processor_time() -> Duration {
+    // SAFETY: the structure is plain data and lives through the call.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    let time = |time: libc::timeval| {
+        Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
+    };
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
+
+/// From the start to the first sample with a context.
+fn start(report: &mut Report) -> Result<(), String> {
+    let _target = spin(&[])?;
+    let mut others = Vec::new();
+    for _ in 0..PROCESSES {
+        let other = Command::new("sleep").arg("1000").spawn();
+        others.push(other.map_err(|error| error.to_string())?);
+    }
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        times.push(first_sample());
+    }
+    for mut other in others {
+        // Both fail only if it has ended already.
+        let _ = other.kill();
+        let _ = other.wait();
+    }
+    let mut times = times.into_iter().collect::<Result<Vec<_>, _>>()?;
+    times.sort_by(f64::total_cmp);
+    let work = format!("start to the first context, {PROCESSES} processes");
+    report.alone(work, times[times.len() / 2], "ms", 300.0);
+    Ok(())
+}
+
+/// In milliseconds.
+fn first_sample() -> Result<f64, String> {
+    let start = Instant::now();
+    let mut sampler = sampler(&Options::new(Targets::All))?;
+    let mut catalog = Catalog::new();
+    let mut found = false;
+    while !found {
+        if start.elapsed() > Duration::from_secs(10) {
+            return Err("no sample with a context within 10 s".into());
+        }
+        std::thread::sleep(INTERVAL);
+        sampler.drain(&mut catalog, &mut |sample| {
+            found |= matches!(sample.found, Found::Attached(_));
+        });
+    }
+    Ok(start.elapsed().as_secs_f64() * 1e3)
+}
+
+/// Every way in which the variable is kept, until there are a million samples, each held against
+/// what the program notes of itself.
+pub(crate) fn right_traces(report: &mut Report) {
+    report.group("traces");
+    if let Err(why) = right(report) {
+        report.failed("samples with the right trace", &why);
+    }
+}
+
+fn right(report: &mut Report) -> Result<(), String> {
+    let gcc = Compiler::gcc();
+    let missing = "there is no gcc";
+    let sources = ["spans.c", "publish.c"];
+    let own = ["spans.c", "variable.c", "publish.c"];
+    let flags = ["-DLINKED", "-rdynamic"];
+    let local = gcc.program(&own, &flags).ok_or(missing)?;
+    let loader = gcc.program::<&str>(&sources, &[]).ok_or(missing)?;
+    let musl = Compiler::musl_gcc();
+    let (mut samples, mut wrong, mut with, mut of, mut edge) = (0, 0, 0, 0, 0);
+    let library = |compiler: &Compiler, flag: &str| {
+        let library = compiler.library(&["variable.c"], &[flag]);
+        library.map(|path| format!("lib={}", path.display()))
+    };
+    let no_surplus = "glibc.rtld.optional_static_tls=0";
+    let mut ways = vec![
+        ("local exec", local, None, ""),
+        (
+            "initial exec",
+            loader.clone(),
+            library(&gcc, "-ftls-model=initial-exec"),
+            "",
+        ),
+        (
+            "descriptor, dynamic",
+            loader.clone(),
+            library(&gcc, "-mtls-dialect=gnu2"),
+            no_surplus,
+        ),
+        (
+            "general dynamic",
+            loader,
+            library(&gcc, "-mtls-dialect=gnu"),
+            "",
+        ),
+    ];
+    if let (Some(loader), Some(library)) = (
+        musl.program::<&str>(&sources, &[]),
+        library(&musl, "-mtls-dialect=gnu"),
+    ) {
+        ways.push(("musl", loader, Some(library), ""));
+    }
+    let log = std::env::temp_dir().join(format!("otelctx-bench-{}.log", std::process::id()));
+    let each = RIGHT_SAMPLES.div_ceil(ways.len() as u64);
+    for (name, program, library, tunables) in ways {
+        let mut left = each;
+        while left > 0 {
+            let round = round(&program, library.as_deref(), tunables, &log)?;
+            left = left.saturating_sub(round.samples);
+            samples += round.samples;
+            wrong += round.wrong;
+            edge += round.edge;
+            with += round.with;
+            of += round.of;
+        }
+        eprintln!("{name}: {samples} samples, {wrong} wrong, {edge} at an edge");
+    }
+    let _ = fs::remove_file(&log);
+    let work = format!("wrong of {samples} samples, {edge} at an edge");
+    report.alone(work, wrong as f64, "samples", 0.0);
+    let without = (of - with) as f64 * 100.0 / of as f64;
+    report.alone(
+        "of the workers' samples without a context",
+        without,
+        "%",
+        1.0,
+    );
+    Ok(())
+}
+
+#[derive(Default)]
+struct Round {
+    /// With a context.
+    samples: u64,
+    wrong: u64,
+    edge: u64,
+    /// Of those, and of all, of threads that publish.
+    with: u64,
+    of: u64,
+}
+
+fn round(
+    program: &std::path::Path,
+    library: Option<&str>,
+    tunables: &str,
+    log: &std::path::Path,
+) -> Result<Round, String> {
+    let mut command = Command::new(program);
+    command
+        .arg(format!("log={}", log.display()))
+        .arg("seconds=60")
+        .args(library)
+        .env("GLIBC_TUNABLES", tunables);
+    let target = Target::spawn(&mut command);
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.frequency = 19_999;
+    let mut sampler = sampler(&options)?;
+    let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(INTERVAL);
+        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+    }
+    sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let truth = SpanLog::read(log, &target.lines[0]).map_err(|error| error.to_string())?;
+    let mut round = Round::default();
+    for sample in samples {
+        let tid = catalog.thread_facts(sample.thread).tid;
+        round.of += u64::from(tid != target.pid());
+        let Found::Attached(context) = sample.found else {
+            continue;
+        };
+        round.with += u64::from(tid != target.pid());
+        round.samples += 1;
+        let context = catalog.context_facts(context);
+        let value = context.attributes.first().map_or("", |(_, value)| value);
+        let (trace, span) = (context.trace_id.to_bytes(), context.span_id.to_bytes());
+        match truth.judge((tid, sample.time), trace, span, value) {
+            Verdict::Right => {}
+            Verdict::Edge => round.edge += 1,
+            Verdict::Wrong(why) => {
+                eprintln!("wrong: {why}");
+                round.wrong += 1;
+            }
+        }
+    }
+    Ok(round)
+}

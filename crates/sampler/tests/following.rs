@@ -1,0 +1,207 @@
+//! Processes that change while they are sampled: they begin to publish, load and close libraries,
+//! execute other programs, start others.
+//!
+//! Needs the right to use eBPF.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::{Compiler, Target};
+use otelctx_sampler::sample::{Catalog, Found, Sample};
+use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+
+/// Whatever is to happen has happened by then, on the slowest machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const FLAGS: [&str; 2] = ["-DLINKED", "-rdynamic"];
+const SOURCES: [&str; 3] = ["threads.c", "variable.c", "publish.c"];
+
+struct Recording {
+    sampler: Sampler,
+    catalog: Catalog,
+}
+
+impl Recording {
+    /// `None`, with a line, where eBPF is not permitted.
+    fn start(target: &Target) -> Option<Self> {
+        let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+        options.frequency = 999;
+        let sampler = Sampler::start(&options).unwrap();
+        if let Method::Ptrace(why) = sampler.method() {
+            eprintln!("skipped: {why}");
+            return None;
+        }
+        let catalog = Catalog::new();
+        Some(Self { sampler, catalog })
+    }
+
+    fn drain(&mut self) -> Vec<Sample> {
+        std::thread::sleep(INTERVAL);
+        let mut samples = Vec::new();
+        self.sampler
+            .drain(&mut self.catalog, &mut |sample| samples.push(sample));
+        samples
+    }
+
+    /// Waits for a sample of which this is true.
+    fn wait_for(&mut self, what: &str, is_it: impl Fn(&Sample, &Catalog) -> bool) -> Sample {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            for sample in self.drain() {
+                if is_it(&sample, &self.catalog) {
+                    return sample;
+                }
+            }
+        }
+        panic!("{what}: {:?}", self.sampler.counts());
+    }
+
+    /// Waits until each thread of the target that says so has been sampled with its context.
+    fn wait_for_contexts(&mut self, target: &Target) {
+        for thread in &target.threads {
+            let Some(attached) = &thread.attached else {
+                continue;
+            };
+            self.wait_for(&thread.name, |sample, catalog| {
+                let Found::Attached(context) = sample.found else {
+                    return false;
+                };
+                let facts = catalog.thread_facts(sample.thread);
+                if facts.tid != thread.tid {
+                    return false;
+                }
+                let context = catalog.context_facts(context);
+                assert_eq!(facts.name, thread.name);
+                assert_eq!(context.trace_id.to_string(), attached.trace_id);
+                assert_eq!(context.span_id.to_string(), attached.span_id);
+                let attribute = ("worker".to_owned(), thread.name.clone());
+                assert_eq!(context.attributes, [attribute]);
+                let process = catalog.process(facts.process);
+                let service = ("service.name".to_owned(), "fixture".into());
+                assert_eq!(process.resource, [service]);
+                assert!(process.published);
+                let stack = catalog.addresses(sample.user_stack);
+                assert!(process.mapping_at(stack[0], sample.time).is_some());
+                true
+            });
+        }
+    }
+}
+
+fn program() -> Option<PathBuf> {
+    Compiler::gcc().program(&SOURCES, &FLAGS)
+}
+
+/// A shell that does what `script` says once it is told to go on.
+fn shell(script: &str, program: &PathBuf) -> Target {
+    let script = format!("echo ready; read line; {script}");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).arg(program);
+    Target::spawn(&mut command)
+}
+
+#[test]
+fn a_library_that_is_loaded_later_and_publishes() {
+    let gcc = Compiler::gcc();
+    let flags = ["-mtls-dialect=gnu"];
+    let library = gcc.library(&["variable.c", "publish.c"], &flags);
+    let program = gcc.program::<&str>(&["threads.c"], &[]);
+    let (Some(library), Some(program)) = (library, program) else {
+        return;
+    };
+    let late = format!("late={}", library.display());
+    let mut target = Target::spawn(Command::new(program).args(["busy", &late]));
+    let Some(mut recording) = Recording::start(&target) else {
+        return;
+    };
+    recording.wait_for("no context", |sample, _| {
+        sample.found == Found::NotPublished
+    });
+    target.command("attach");
+    recording.wait_for_contexts(&target);
+}
+
+#[test]
+fn another_program() {
+    let Some(program) = program() else { return };
+    let mut target = shell("exec \"$0\" busy", &program);
+    let Some(mut recording) = Recording::start(&target) else {
+        return;
+    };
+    // One line for the shell, one for the program.
+    target.command("go\nattach");
+    recording.wait_for_contexts(&target);
+}
+
+#[test]
+fn a_child() {
+    let Some(program) = program() else { return };
+    let mut target = shell("exec 3<&0; \"$0\" busy <&3 & wait", &program);
+    let Some(mut recording) = Recording::start(&target) else {
+        return;
+    };
+    target.command("go\nattach");
+    recording.wait_for_contexts(&target);
+}
+
+/// The second library gets the module id, and often the memory, of the first.
+#[test]
+fn a_library_that_is_closed() {
+    let gcc = Compiler::gcc();
+    let library = |own: &'static str| gcc.library(&["variable.c"], &["-mtls-dialect=gnu", own]);
+    let (Some(first), Some(second)) = (library("-DNUMBER=1"), library("-DNUMBER=2")) else {
+        return;
+    };
+    let Some(program) = gcc.program::<&str>(&["threads.c", "publish.c"], &[]) else {
+        return;
+    };
+    let mut command = Command::new(program);
+    command
+        .arg("busy")
+        .arg(format!("lib={}", first.display()))
+        .arg(format!("then={}", second.display()))
+        .env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0");
+    let mut target = Target::spawn(&mut command);
+    let Some(mut recording) = Recording::start(&target) else {
+        return;
+    };
+    recording.wait_for_contexts(&target);
+    target.command("reload");
+    recording.drain();
+    // The others' contexts are gone with the first library.
+    let mut threads = target.threads.iter();
+    let only = threads.find(|thread| thread.name == "worker-0").unwrap();
+    let start = Instant::now();
+    let mut seen = false;
+    while start.elapsed() < PATIENCE && !(seen && start.elapsed() > Duration::from_millis(300)) {
+        for sample in recording.drain() {
+            if let Found::Attached(context) = sample.found {
+                let tid = recording.catalog.thread_facts(sample.thread).tid;
+                let context = recording.catalog.context_facts(context);
+                let trace_id = &only.attached.as_ref().unwrap().trace_id;
+                assert_eq!((tid, &context.trace_id.to_string()), (only.tid, trace_id));
+                seen = true;
+            }
+        }
+    }
+    assert!(seen, "{:?}", recording.sampler.counts());
+}
+
+#[test]
+fn the_end_of_all_targets_is_noticed() {
+    let Some(program) = program() else { return };
+    let mut target = Target::spawn(Command::new(program).arg("busy"));
+    let Some(mut recording) = Recording::start(&target) else {
+        return;
+    };
+    recording.wait_for_contexts(&target);
+    assert!(recording.sampler.has_targets());
+    target.child().kill().unwrap();
+    target.child().wait().unwrap();
+    let start = Instant::now();
+    while recording.sampler.has_targets() {
+        recording.drain();
+        assert!(start.elapsed() < PATIENCE);
+    }
+}

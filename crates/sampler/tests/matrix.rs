@@ -1,0 +1,86 @@
+//! Every kind of program (`otelctx_fixtures::matrix`): a sample has the context that the program
+//! says its thread has, and a thread that never touched the variable has none.
+//!
+//! Needs the right to use eBPF.
+
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::matrix::{self, Architecture, Row};
+use otelctx_fixtures::{Target, Thread};
+use otelctx_sampler::sample::{Catalog, Found};
+use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+
+/// Programs that run at the same time.
+const BATCH: usize = 16;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn every_kind_of_program() {
+    let mut options = Options::new(Targets::Processes(Vec::new()));
+    options.user_stacks = false;
+    options.frequency = 1999;
+    // The programs publish no process context.
+    options.any_schema = true;
+    let sampler = Sampler::start(&options).unwrap();
+    if let Method::Ptrace(why) = sampler.method() {
+        return eprintln!("skipped: {why}");
+    }
+    let (rows, _) = matrix::build(Architecture::own());
+    for batch in rows.chunks(BATCH) {
+        let targets: Vec<Target> = batch.iter().map(start).collect();
+        options.targets = Targets::Processes(targets.iter().map(Target::pid).collect());
+        let sampler = Sampler::start(&options).unwrap();
+        compare(sampler, batch, &targets);
+    }
+    eprintln!("{} kinds of programs", rows.len());
+}
+
+fn start(row: &Row) -> Target {
+    let mut target = Target::spawn(row.command().args(["busy", "workers=1"]));
+    if row.late {
+        target.command("attach");
+    }
+    target
+}
+
+/// Waits until every busy thread has been sampled, and compares each sample.
+fn compare(mut sampler: Sampler, rows: &[Row], targets: &[Target]) {
+    let threads = || {
+        let of = |(row, target): (_, &'_ Target)| {
+            let threads = target.threads.clone();
+            threads.into_iter().map(move |thread: Thread| (row, thread))
+        };
+        rows.iter().zip(targets).flat_map(of)
+    };
+    let mut waiting: Vec<i32> = threads().map(|(_, thread)| thread.tid).collect();
+    let mut catalog = Catalog::new();
+    let begin = Instant::now();
+    while !waiting.is_empty() {
+        let mut samples = Vec::new();
+        std::thread::sleep(INTERVAL);
+        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+        for sample in samples {
+            let tid = catalog.thread_facts(sample.thread).tid;
+            // The main threads have no context, and say nothing of themselves.
+            let Some((row, thread)) = threads().find(|(_, thread)| thread.tid == tid) else {
+                continue;
+            };
+            let found = match sample.found {
+                Found::Attached(context) => {
+                    let context = catalog.context_facts(context);
+                    Some((context.trace_id.to_string(), context.span_id.to_string()))
+                }
+                Found::Detached => None,
+                other => panic!("{}: {other:?}", row.name),
+            };
+            let says = thread.attached.map(|it| (it.trace_id, it.span_id));
+            assert_eq!(found, says, "{}", row.name);
+            waiting.retain(|waiting| *waiting != tid);
+        }
+        let missing = || {
+            let missing = threads().filter(|(_, thread)| waiting.contains(&thread.tid));
+            missing.map(|(row, _)| &row.name).collect::<Vec<_>>()
+        };
+        assert!(begin.elapsed() < PATIENCE, "no samples: {:?}", missing());
+    }
+}
