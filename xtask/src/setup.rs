@@ -22,7 +22,7 @@ use crate::workspace::{have, is_root, setup_dir};
 use crate::{aarch64, debian, kernels, musl};
 
 /// Program, its Debian packages, and what goes untested without it.
-const PROGRAMS: [(&str, &str, &str); 18] = [
+const PROGRAMS: [(&str, &str, &str); 19] = [
     ("gcc", "gcc", "C fixtures"),
     (
         "clang",

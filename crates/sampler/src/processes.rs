@@ -121,7 +121,8 @@ impl Processes {
     pub(crate) fn sample(&mut self, look: &Look<'_>, catalog: &mut Catalog) -> Sample {
         let known = self.known.entry(look.pid).or_insert_with(|| {
             let pid = look.pid as i32;
-            Known::open(pid, self.options.clone()).unwrap_or_else(|_| Known::ended(pid))
+            Known::open(pid, self.options.clone(), self.shared_modules.clone())
+                .unwrap_or_else(|_| Known::ended(pid))
         });
         let process = known.id(catalog, look.comm);
         known.sampled();
