@@ -5,7 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use otelctx_fixtures::matrix::{self, Architecture, Row};
+use otelctx_fixtures::Architecture;
+use otelctx_fixtures::matrix::{self, Row};
 use otelctx_fixtures::{Target, Thread};
 use otelctx_sampler::sample::{Catalog, Found};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
