@@ -2,8 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::run::{Answer, command, not_ignoring_interrupts, otelctx, temporary};
-use crate::target::{SPAN, TRACE, Target};
+use crate::target::{TRACE, Target};
 
 /// A directory that is removed with all that is in it.
 struct Scratch(PathBuf);
@@ -292,33 +292,5 @@ fn a_report_says_what_is_wrong_with_its_file() {
     assert!(
         answer.stderr.contains("No such file or directory"),
         "{answer:?}"
-    );
-}
-
-/// The program that pprof's users have reads the file, if it is here.
-#[test]
-fn pprof_opens_what_was_recorded() {
-    let target = Target::start("busy");
-    let scratch = Scratch::new("pprof");
-    let path = scratch.path("a.pb.gz");
-    recorded(&target, &["-d", "0.5", "-o", &path]);
-    let tags = Command::new("go")
-        .args([
-            "tool",
-            "pprof",
-            "-symbolize=none",
-            "-tags",
-            "-sample_index=samples",
-        ])
-        .arg(Path::new(&path))
-        .output();
-    let Ok(tags) = tags else {
-        eprintln!("skipped: there is no go, so pprof itself read nothing");
-        return;
-    };
-    let text = String::from_utf8(tags.stdout).unwrap();
-    assert!(
-        text.contains(TRACE) && text.contains(SPAN) && text.contains("/cart"),
-        "{text}"
     );
 }

@@ -173,8 +173,11 @@ fn record(arguments: &Arguments) -> Result<Recording, Error> {
         std::thread::sleep(left.map_or(INTERVAL, |left| left.min(INTERVAL)));
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
         progress.show(&sampler.counts());
-        let ended = child.as_mut().map(|child| child.try_wait());
-        if !sampler.has_targets() || matches!(ended, Some(Ok(Some(_)))) && !arguments.all {
+        let ended = match &mut child {
+            Some(child) => !matches!(child.try_wait(), Ok(None)),
+            None => !sampler.has_targets(),
+        };
+        if ended {
             break;
         }
     }
