@@ -112,7 +112,7 @@ impl Recorder {
     }
 
     pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
-        while let Ok(look) = self.looks.try_recv() {
+        for look in self.looks.try_iter().take(QUEUE) {
             let context = match &look.context {
                 OwnedContext::Attached(context) => Seen::Context(context),
                 OwnedContext::Detached => Seen::Detached,

@@ -10,7 +10,7 @@ use super::load::{Loaded, Lost};
 use crate::process::{Publishing, target};
 use crate::processes::{Look, Processes, Seen};
 use crate::refusal::Refusal;
-use crate::{Error, Options, Targets};
+use crate::{Error, Options, Targets, monotonic};
 
 /// Looking with eBPF.
 pub(crate) struct Recorder {
@@ -111,6 +111,8 @@ impl Recorder {
 
     /// Passes on what has come since the last time.
     pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
+        // A recorder that gets too little of a processor would never come to the end otherwise.
+        let until = monotonic();
         while let Some(item) = self.loaded.events.next() {
             let Some((head, parts)) = abi::event(&item) else {
                 continue;
@@ -129,6 +131,9 @@ impl Recorder {
                 }
                 kind::EXIT => self.processes.remove(head.pid),
                 _ => {}
+            }
+            if head.time > until {
+                break;
             }
         }
         let lost = self.loaded.lost();
