@@ -89,6 +89,17 @@ impl Recording {
     }
 }
 
+/// Nanoseconds of `CLOCK_MONOTONIC`, as samples have them.
+fn monotonic() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the structure lives through the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 fn program() -> Option<PathBuf> {
     Compiler::gcc().program(&SOURCES, &FLAGS)
 }
@@ -168,7 +179,7 @@ fn a_library_that_is_closed() {
     };
     recording.wait_for_contexts(&target);
     target.command("reload");
-    recording.drain();
+    let done = monotonic();
     // The others' contexts are gone with the first library.
     let mut threads = target.threads.iter();
     let only = threads.find(|thread| thread.name == "worker-0").unwrap();
@@ -176,6 +187,9 @@ fn a_library_that_is_closed() {
     let mut seen = false;
     while start.elapsed() < PATIENCE && !(seen && start.elapsed() > Duration::from_millis(300)) {
         for sample in recording.drain() {
+            if sample.time < done {
+                continue;
+            }
             if let Found::Attached(context) = sample.found {
                 let tid = recording.catalog.thread_facts(sample.thread).tid;
                 let context = recording.catalog.context_facts(context);
