@@ -27,7 +27,14 @@ fn every_kind_of_program() {
     if let Method::Ptrace(why) = sampler.method() {
         return eprintln!("skipped: {why}");
     }
-    let (rows, _) = matrix::build(Architecture::own());
+    let (mut rows, _) = matrix::build(Architecture::own());
+    // A part of them, spread over all dimensions: each is busy for a while, and what differs
+    // between the others is the reader's to see (the same table in `remote`).
+    let mut number = 0;
+    rows.retain(|_| {
+        number += 1;
+        number % 11 == 0
+    });
     for batch in rows.chunks(BATCH) {
         let targets: Vec<Target> = batch.iter().map(start).collect();
         options.targets = Targets::Processes(targets.iter().map(Target::pid).collect());
