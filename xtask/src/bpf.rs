@@ -85,9 +85,12 @@ fn object(name: &str, architecture: &str) -> PathBuf {
 fn build(source: &str, define: &str) -> Result<PathBuf, String> {
     let output = std::env::temp_dir().join(format!("{source}-{define}-{}.o", std::process::id()));
     let headers = format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH);
+    let folder = root().join(FOLDER);
     let mut clang = Command::new("clang");
     clang
-        .current_dir(root().join(FOLDER))
+        // Wherever the checkout lies.
+        .arg(format!("-ffile-prefix-map={}=.", folder.display()))
+        .current_dir(&folder)
         .args(["-target", "bpf", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
         .arg(format!("-D__TARGET_ARCH_{define}"))
         .args(["-I", &headers, "-c", source, "-o"])
