@@ -56,8 +56,8 @@ impl Format {
 pub struct Options {
     /// The attribute whose value stands at the root of flame graphs and folded stacks.
     pub by: Option<String>,
-    /// What is put before the names of record attributes in OTLP; upstream's profiler writes
-    /// [`UPSTREAM_PREFIX`].
+    /// What is put before the names of record attributes in OTLP; OpenTelemetry's eBPF
+    /// profiler writes `process.context.label.`.
     pub attribute_prefix: String,
 }
 
