@@ -26,6 +26,15 @@ pub(crate) enum Error {
     /// It has no memory of its own that something could be published in.
     #[error("process {0} is a thread of the kernel: it has no memory to publish in")]
     KernelThread(i32),
+    /// The place for files of the process is none.
+    #[error("{}: no directory to take files from: {why}", .path.display())]
+    Sysroot {
+        /// What was given as `--sysroot`.
+        path: PathBuf,
+        /// Why it can't be listed.
+        #[source]
+        why: io::Error,
+    },
     /// A look at it does not end.
     #[error(
         "process {pid} does not answer: looking at it was given up after {} s in which nothing came of it",

@@ -11,12 +11,13 @@ mod text;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use otelctx_reader::remote::{Process, stop};
-use otelctx_reader::{Error as ReaderError, Options, SharedModules};
+use otelctx_reader::remote::stop;
+use otelctx_reader::{Options, SharedModules};
 
 use self::live::Looking;
 use self::report::Report;
 use super::apart;
+use super::ids::{self, process_of};
 use super::seconds::seconds;
 use crate::Status;
 use crate::error::Error;
@@ -28,22 +29,22 @@ use crate::output::terminal::{self, Terminal};
 /// Each thread is stopped for some microseconds while its record is read. Or the same from a core
 /// file (docs/core-files.md): nothing has to run then.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "all", "core"]), after_help = "\
 Examples:
   otelctx dump 4711
   otelctx dump 4711 --json | jq '.threads[].context.trace_id'
-  otelctx dump --all | jq -r '.pid, .threads[].context.trace_id'
+  otelctx dump --all | jq -r '.pid, .threads[]?.context.trace_id'
   otelctx dump --core core.4711          which trace was each thread on when it crashed?
   otelctx dump --core core.4711 --sysroot ./files-of-that-machine")]
 pub(crate) struct Arguments {
     /// The process, or one of its threads
-    #[arg(value_parser = clap::value_parser!(i32).range(1..), required_unless_present_any = ["core", "all"])]
+    #[arg(value_parser = ids::pid)]
     pid: Option<i32>,
     /// Every process that publishes a context, a line of JSON for each
-    #[arg(long, conflicts_with_all = ["pid", "core"])]
+    #[arg(long)]
     all: bool,
     /// A core file in place of a process
-    #[arg(long, value_name = "FILE", conflicts_with = "pid")]
+    #[arg(long, value_name = "FILE")]
     core: Option<PathBuf>,
     /// Where the files are that the process had mapped, if not on this machine: at their paths, or by build-id
     #[arg(
@@ -131,14 +132,8 @@ fn explain(report: &Report) {
 }
 
 /// Looks at the process that `id` names, by itself or by one of its threads.
-fn one(id: i32, options: Options, patience: Duration) -> Result<Report, ReaderError> {
-    // The kernel shows a thread's directory under its id, and in it the whole process.
-    let status = Process::open(id)?.status()?;
-    let pid = if status.process > 0 {
-        status.process
-    } else {
-        id
-    };
+fn one(id: i32, options: Options, patience: Duration) -> Result<Report, Error> {
+    let pid = process_of(id)?;
     let looking = Looking::begin(pid, options, patience, SharedModules::default())?;
     let mut report = stop::on_own_thread(|| looking.finish())??;
     report.asked_thread = (pid != id).then_some(id);

@@ -4,6 +4,7 @@ mod apart;
 pub(crate) mod check;
 pub(crate) mod demo;
 pub(crate) mod dump;
+mod ids;
 mod patience;
 pub(crate) mod ps;
 pub(crate) mod record;

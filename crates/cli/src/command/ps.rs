@@ -41,6 +41,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_mappings: Option<u64>,
     /// Go on, and print a line whenever a process comes, goes, publishes or updates, until Ctrl-C
+    /// (TIME is local time; in JSON it is UTC)
     #[arg(long, conflicts_with = "threads")]
     watch: bool,
     /// How often to look
@@ -173,7 +174,7 @@ fn render(listing: &Listing, terminal: &Terminal) -> String {
     if listing.processes.is_empty() {
         return String::new();
     }
-    let rows = listing.processes.iter().map(Row::cells);
+    let rows = listing.processes.iter().map(|row| row.cells(true));
     Table::new(COLUMNS).render(rows, terminal)
 }
 

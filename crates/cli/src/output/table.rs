@@ -36,6 +36,14 @@ impl<const N: usize> Table<N> {
         Self { columns, widths }
     }
 
+    /// The same, with columns that are at least so wide: for rows that are not known yet.
+    pub(crate) fn at_least(mut self, widths: [usize; N]) -> Self {
+        for (width, least) in self.widths.iter_mut().zip(widths) {
+            *width = least.max(*width);
+        }
+        self
+    }
+
     /// Makes the columns wide enough for a row.
     pub(crate) fn fit(&mut self, cells: &[String; N]) {
         for (width, cell) in self.widths.iter_mut().zip(cells) {
@@ -151,6 +159,17 @@ mod tests {
             "  NAME   …\n  日本   …\n        a\n  e\u{301}     1…\n"
         );
     }
+
+    #[test]
+    fn rows_that_come_later_find_their_columns() {
+        let mut table = Table::new([("A", Align::Left), ("B", Align::Left)]).at_least([3, 0]);
+        let terminal = Terminal::with_width(None);
+        assert_eq!(table.head(&terminal), "  A    B\n");
+        let row = ["123".to_owned(), "4".to_owned()];
+        table.fit(&row);
+        assert_eq!(table.row(&row, &terminal), "  123  4\n");
+    }
+
     #[test]
     fn one_enormous_cell_does_not_pad_the_other_rows() {
         let table = Table::new([("A", Align::Left), ("B", Align::Left)]);

@@ -114,6 +114,15 @@ fn what_is_missing_is_said_and_is_a_problem() {
         return;
     };
     let nowhere = directory.path().join("nowhere");
+    let arguments = ["dump", "--core", path.to_str().unwrap(), "--sysroot"];
+    let answer = otelctx(&[&arguments[..], &[nowhere.to_str().unwrap()]].concat()).expect(2);
+    let none = format!(
+        "otelctx: {}: no directory to take files from: No such file",
+        nowhere.display()
+    );
+    assert!(answer.stderr.starts_with(&none), "{answer:?}");
+
+    fs::create_dir(&nowhere).unwrap();
     let [file, root] = [&path, &nowhere].map(|path| path.to_str().unwrap());
     let arguments = ["dump", "--core", file, "--sysroot", root, "--json"];
     let answer = otelctx(&arguments).expect(1).json();

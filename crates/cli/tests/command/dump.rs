@@ -289,8 +289,28 @@ fn a_process_that_does_not_exist_can_not_be_dumped() {
              `otelctx ps` lists the processes that publish a context\n"
         )
     );
-    otelctx(&["dump", "0"]).expect(2);
-    otelctx(&["dump", "x"]).expect(2);
+    for (id, why) in [
+        ("x", "the id of a process is a number"),
+        ("0", "ids of processes go from 1 to 2147483647"),
+        ("2147483648", "ids of processes go from 1 to 2147483647"),
+    ] {
+        let answer = otelctx(&["dump", id]).expect(2);
+        assert!(answer.stderr.contains(why), "{answer:?}");
+    }
+    let answer = otelctx(&["dump"]).expect(2);
+    assert!(
+        answer.stderr.contains("<PID|--all|--core <FILE>>"),
+        "{answer:?}"
+    );
+    let kernel = std::fs::read_to_string("/proc/2/comm");
+    if kernel.is_ok_and(|name| name == "kthreadd\n") {
+        let answer = otelctx(&["dump", "2"]).expect(2);
+        assert_eq!(
+            answer.stderr,
+            "otelctx: process 2 is a thread of the kernel: it has no memory to publish in\n  \
+             `otelctx ps` lists the processes that publish a context\n"
+        );
+    }
 }
 
 #[test]

@@ -162,6 +162,16 @@ fn text_has_a_line_for_each_event() {
     drop(there);
     let ended = line(&|words| words.get(2) == Some(&pid.as_str()));
     assert_eq!(ended[1..4], ["ended", &pid, "shop"]);
+    // Nothing is left of it that could be checked.
+    let broken = Target::start("newer_version");
+    let pid = broken.pid().to_string();
+    let told = line(&|words| words.get(2) == Some(&pid.as_str()));
+    assert_eq!(told[1], "broken");
+    assert_eq!(told[told.len() - 2..], ["tells", "how"]);
+    drop(broken);
+    let ended = line(&|words| words.get(2) == Some(&pid.as_str()));
+    assert_eq!(ended[1], "ended");
+    assert!(!ended.contains(&"tells".to_owned()), "{ended:?}");
 }
 
 #[test]

@@ -26,6 +26,9 @@ pub(super) enum LookedAt {
     Process {
         pid: i32,
         comm: String,
+        /// The one whose id was given, if not the process's.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        asked_thread: Option<i32>,
         executable: Option<String>,
         /// What the kernel says it was at.
         state: &'static str,
@@ -120,27 +123,33 @@ impl fmt::Display for LookedAt {
             }
             Self::Archive { members, concerned } => write!(
                 f,
-                "a static library, not linked yet: {}, of which {concerned} know the variable",
-                count(*members, "member", "members")
+                "a static library, not linked yet: {}; {} the variable",
+                count(*members, "member", "members"),
+                count(*concerned, "knows", "know")
             ),
             Self::Process {
+                pid,
                 comm,
+                asked_thread,
                 executable,
                 state,
                 threads_stopped,
-                ..
             } => {
-                write!(f, "process {comm}")?;
+                if asked_thread.is_some() {
+                    write!(f, "a thread of process {pid}, {comm}")?;
+                } else {
+                    write!(f, "process {comm}")?;
+                }
                 if let Some(executable) = executable {
                     write!(f, ", {executable}")?;
                 }
                 write!(f, "; {state}")?;
                 match threads_stopped {
                     0 => write!(f, "; no thread was stopped"),
+                    1 => write!(f, "; 1 thread was stopped for some microseconds"),
                     _ => write!(
                         f,
-                        "; {} stopped for some microseconds each",
-                        count(*threads_stopped, "thread was", "threads were")
+                        "; {threads_stopped} threads were stopped for some microseconds each"
                     ),
                 }
             }

@@ -19,7 +19,7 @@ const CLANG: &str = "clang";
 const RUSTC: &str = "rustc";
 /// A program's build script.
 const BUILD_SCRIPT: &str = "build.rs";
-/// At the top of `.cargo/config.toml`.
+/// See [`cargo_config`].
 const CARGO_CONFIG: &str = ".cargo/config.toml";
 /// CMakeLists.txt
 const CMAKE: &str = "CMake";
@@ -36,6 +36,11 @@ fn line(tool: &'static str, line: impl Into<String>) -> Line {
         tool,
         line: line.into(),
     }
+}
+
+/// At the top of that file, because behind the head of a table it would be part of that.
+fn cargo_config(text: impl std::fmt::Display) -> Line {
+    line(CARGO_CONFIG, format!("# at the top:\n{text}"))
 }
 
 /// The name that a target of CMake most likely has which makes this file.
@@ -58,11 +63,14 @@ pub(super) fn export(target: &str) -> Vec<Line> {
         line(GCC, format!("-Wl,{EXPORT}")),
         line(CLANG, format!("-Wl,{EXPORT}")),
         line(RUSTC, format!("-C link-arg=-Wl,{EXPORT}")),
-        line(BUILD_SCRIPT, "otelctx_build::export();"),
         line(
-            CARGO_CONFIG,
-            format!("build.rustflags = [\n  \"-Clink-arg=-Wl,{EXPORT}\",\n]"),
+            BUILD_SCRIPT,
+            "// cargo add --build --path PATH/TO/otelctx/crates/build\n\
+             fn main() { otelctx_build::export(); }",
         ),
+        cargo_config(format_args!(
+            "build.rustflags = [\n  \"-Clink-arg=-Wl,{EXPORT}\",\n]"
+        )),
         line(
             CMAKE,
             format!("target_link_options({target} PRIVATE\n  \"LINKER:{EXPORT}\")"),
@@ -74,20 +82,26 @@ pub(super) fn export(target: &str) -> Vec<Line> {
     ]
 }
 
+/// Declares the variable so that no compiler keeps it from the linker.
+pub(super) fn declare_visible() -> Vec<Line> {
+    vec![line(
+        C,
+        "__attribute__((visibility(\"default\"))) __thread void *otel_thread_ctx_v1;",
+    )]
+}
+
 /// Makes a hidden variable visible.
 pub(super) fn make_visible(target: &str) -> Vec<Line> {
-    vec![
-        line(
-            C,
-            "__attribute__((visibility(\"default\"))) __thread void *otel_thread_ctx_v1;",
-        ),
+    let mut lines = declare_visible();
+    lines.extend([
         line(GCC, "-fvisibility=default"),
         line(CLANG, "-fvisibility=default"),
         line(
             CMAKE,
             format!("set_property(TARGET {target} PROPERTY C_VISIBILITY_PRESET default)"),
         ),
-    ]
+    ]);
+    lines
 }
 
 /// Lets a library's variable through what its linker keeps local.
@@ -110,10 +124,7 @@ pub(super) fn static_pie(target: &str) -> Vec<Line> {
         line(GCC, flags.clone()),
         line(CLANG, flags),
         line(RUSTC, "-C target-feature=-crt-static"),
-        line(
-            CARGO_CONFIG,
-            "build.rustflags = [\"-Ctarget-feature=-crt-static\"]",
-        ),
+        cargo_config("build.rustflags = [\"-Ctarget-feature=-crt-static\"]"),
         line(
             CMAKE,
             format!(
@@ -133,12 +144,9 @@ pub(super) fn export_static_pie(target: &str) -> Vec<Line> {
             RUSTC,
             format!("-C link-arg=-fuse-ld=lld \\\n  -C link-arg=-Wl,{EXPORT}"),
         ),
-        line(
-            CARGO_CONFIG,
-            format!(
-                "build.rustflags = [\n  \"-Clink-arg=-fuse-ld=lld\",\n  \"-Clink-arg=-Wl,{EXPORT}\",\n]"
-            ),
-        ),
+        cargo_config(format_args!(
+            "build.rustflags = [\n  \"-Clink-arg=-fuse-ld=lld\",\n  \"-Clink-arg=-Wl,{EXPORT}\",\n]"
+        )),
         line(
             CMAKE,
             format!("target_link_options({target} PRIVATE -fuse-ld=lld\n  \"LINKER:{EXPORT}\")"),
@@ -152,10 +160,7 @@ pub(super) fn use_lld(target: &str) -> Vec<Line> {
         line(GCC, "-fuse-ld=lld"),
         line(CLANG, "-fuse-ld=lld"),
         line(RUSTC, "-C link-arg=-fuse-ld=lld"),
-        line(
-            CARGO_CONFIG,
-            "build.rustflags = [\"-Clink-arg=-fuse-ld=lld\"]",
-        ),
+        cargo_config("build.rustflags = [\"-Clink-arg=-fuse-ld=lld\"]"),
         line(
             CMAKE,
             format!("target_link_options({target} PRIVATE -fuse-ld=lld)"),
@@ -187,7 +192,7 @@ pub(super) fn descriptors(machine: Machine, target: &str, other_model: bool) -> 
             CMAKE,
             format!("target_compile_options({target} PRIVATE {gcc})"),
         ),
-        line(CARGO_CONFIG, format!("env.CFLAGS = \"{gcc}\"")),
+        cargo_config(format_args!("env.CFLAGS = \"{gcc}\"")),
     ]
 }
 

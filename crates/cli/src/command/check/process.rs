@@ -17,6 +17,7 @@ use super::finding::{Answer, Finding};
 use super::looked_at::{self, LookedAt};
 use super::variable;
 use super::{access, context, file};
+use crate::command::ids::process_of;
 use crate::command::patience::{is_rewritten, patiently};
 use crate::error::{Error, is_gone};
 use crate::output::words::{self, count};
@@ -28,15 +29,15 @@ const MOST_FILES: usize = 256;
 const MOST_INSPECTED: usize = 16;
 
 /// Says whether readers can read what process `pid` publishes, by reading all of it.
-pub(super) fn check(pid: i32) -> Result<Answer, Error> {
+///
+/// `id` is the process's, or that of one of its threads.
+pub(super) fn check(id: i32) -> Result<Answer, Error> {
     let mut options = Options::default();
     // The variable is of interest also where the process context does not lead to it.
     options.any_schema = true;
+    let pid = process_of(id)?;
     let mut process = Process::with_options(pid, options)?;
     let status = process.target().status()?;
-    if status.kernel_thread {
-        return Err(Error::KernelThread(pid));
-    }
     let state = process.context()?;
     let mut findings = context::findings(&process, &state);
     let mut stopped = 0;
@@ -69,11 +70,12 @@ pub(super) fn check(pid: i32) -> Result<Answer, Error> {
         comm: target
             .comm()
             .map_or_else(|_| String::new(), |it| lossy(&it)),
+        asked_thread: (pid != id).then_some(id),
         executable: target.executable().ok().map(|it| lossy(it.as_os_str())),
         state: looked_at::state(status.state),
         threads_stopped: stopped,
     };
-    Ok(Answer::new(pid.to_string(), looked_at, findings))
+    Ok(Answer::new(id.to_string(), looked_at, findings))
 }
 
 /// Whether the program that runs is of 32 bits.
@@ -255,12 +257,15 @@ fn threads(
     let mut findings = vec![Finding::ok(
         "threads",
         format!(
-            "{} the contexts of its {}; {attached} attached now",
+            "{} the {}; {attached} attached now",
             match troubled {
                 true => "but for that, a reader would find",
                 false => "a reader finds",
             },
-            count(*stopped, "thread", "threads")
+            match *stopped {
+                1 => "context of its only thread".to_owned(),
+                several => format!("contexts of its {several} threads"),
+            }
         ),
     )];
     if attached == 0 {

@@ -41,6 +41,11 @@ fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
     }
     let defined = inspection.local.iter().find(|it| it.defined);
     match defined {
+        // The compiler will say when it comes to it.
+        None if inspection.local.is_empty() && inspection.intermediate => findings.push(
+            Finding::note("absent", format!("it has no {SYMBOL} yet{place}"))
+                .mend("If its source has it, what is linked from it does."),
+        ),
         None if inspection.local.is_empty() => {
             findings.push(absent(format!("it has no {SYMBOL}{place}")));
         }

@@ -94,11 +94,9 @@ fn unsupported(machine: Machine) -> Option<Finding> {
 
 /// Defined, and no dynamic symbol table has it.
 fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
-    let hidden = inspection
-        .local
-        .iter()
-        .chain(&inspection.dynamic)
-        .any(|it| it.thread_local && it.defined && it.hidden);
+    let own = |entry: &&Entry| entry.thread_local && entry.defined;
+    let mut all = inspection.local.iter().chain(&inspection.dynamic);
+    let hidden = all.any(|it| own(&it) && it.hidden);
     match inspection.kind {
         Kind::Static => static_program(place, target),
         Kind::StaticPie => Finding::problem(
@@ -108,7 +106,10 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
                  into .symtab find it, and none once it is stripped"
             ),
         )
-        .mend("By lld or mold; exported by GNU ld it would crash before main:")
+        .mend(
+            "By lld or mold; exported by GNU ld it may crash before main, unless all code that \
+             uses it is local-exec:",
+        )
         .apply(mend::export_static_pie(target)),
         _ if hidden => Finding::problem(
             "hidden",
@@ -123,20 +124,37 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
         .mend("It is hidden, static, or a version script of the linker keeps it local. For these:")
         .apply(mend::make_visible(target))
         .apply(mend::list()),
-        // mold makes everything local that it does not export, other linkers only what is static.
-        _ if is_static(inspection) => Finding::problem(
+        // mold makes everything local that it does not export.
+        _ if inspection.is_made_by("mold ") => not_exported_by_mold(place, target),
+        // GNU ld only what is static, hidden, or named so by a version script.
+        _ if inspection.local.iter().filter(own).all(|it| it.local) => Finding::problem(
             "static-variable",
-            format!("{SYMBOL} is static{place}: no linker exports it, and readers can't find it"),
+            format!(
+                "{SYMBOL} is static, or hidden{place}: no linker exports it, and readers can't \
+                 find it"
+            ),
         )
-        .mend("Declare it without  static,  or take it out of the linker's version script:")
-        .apply(mend::declare()),
+        .mend(
+            "Declare it without  static,  and not hidden; or take it out of the linker's version \
+             script. For these:",
+        )
+        .apply(mend::make_visible(target)),
         _ => exportable(place, target),
     }
 }
 
-fn is_static(inspection: &Inspection) -> bool {
-    let own = |entry: &&Entry| entry.thread_local && entry.defined;
-    !inspection.is_made_by("mold ") && inspection.local.iter().filter(own).all(|it| it.local)
+/// Of a program by mold, which leaves no trace of why a variable is local.
+fn not_exported_by_mold(place: &str, target: &str) -> Finding {
+    Finding::problem(
+        "not-exported",
+        format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
+    )
+    .mend(
+        "The linker kept it local. Any one of these exports it, unless it is static, or hidden, in \
+         its source: declare it as the line for C does, then.",
+    )
+    .apply(mend::export(target))
+    .apply(mend::declare_visible())
 }
 
 /// Of a program that the linker could have exported it from.
@@ -236,14 +254,15 @@ fn elsewhere(inspection: &Inspection) -> String {
     let needed = &inspection.needed;
     let libraries = match needed.len() {
         0 => "one of its libraries".to_owned(),
-        1..=6 => needed.join(", "),
+        1 => needed[0].clone(),
+        2..=6 => format!("one of {}", needed.join(", ")),
         more => format!(
-            "{}, {}",
+            "one of {}, {}",
             needed[..5].join(", "),
             count(more - 5, "other", "others")
         ),
     };
-    format!("Check the library that has it ({libraries}), or the process that runs.")
+    format!("If {libraries} has it, check that, or the process that runs.")
 }
 
 /// A definition that is not one pointer.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use nix::sys::signal::Signal;
 use otelctx_reader::remote::CoreFile;
-use otelctx_reader::{Core, Error, Options, ThreadSupport, Unreadable};
+use otelctx_reader::{Core, Options, ThreadSupport, Unreadable};
 use serde::Serialize;
 
 use super::report::{Look, MOST_CONTEXTS, Partial, Report, Why};
+use crate::error::Error;
 
 /// What is said of a core file, beside what is said of every process.
 #[derive(Debug, Serialize)]
@@ -24,6 +25,11 @@ pub(super) struct CoreReport {
 
 /// Looks at everything in the core file at `path`.
 pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Report, Error> {
+    // Listed, because a file in its place would do for nothing.
+    std::fs::read_dir(sysroot).map_err(|why| Error::Sysroot {
+        path: sysroot.to_owned(),
+        why,
+    })?;
     let forced = options.any_schema;
     let core = Core::with_options(CoreFile::open(path, sysroot)?, options);
     let support = core.thread_support()?;

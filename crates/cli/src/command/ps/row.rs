@@ -110,20 +110,23 @@ impl Row {
         Ok(())
     }
 
-    /// The row for a person.
-    pub(super) fn cells(&self) -> [String; COLUMNS.len()] {
+    /// The row for a person. `hint`: with where to learn what to do about what is wrong.
+    pub(super) fn cells(&self, hint: bool) -> [String; COLUMNS.len()] {
         let or_none = |text: &Option<String>| text.as_deref().map_or("-".into(), escape);
         let keys = self.keys.map_or("-".into(), |keys| keys.to_string());
         let mut threads = self.threads.to_string();
-        let hint = format!("`otelctx check {}` tells how", self.pid);
+        let hint = match hint {
+            true => format!("; `otelctx check {}` tells how", self.pid),
+            false => String::new(),
+        };
         if let Some(why) = &self.unreadable {
-            threads = format!("unreadable: {}; {hint}", escape(why));
+            threads = format!("unreadable: {}{hint}", escape(why));
         } else {
             if let Some(with_trace) = self.threads_with_trace {
                 threads += &format!(", {with_trace} with a trace");
             }
             if self.not_exported {
-                threads += &format!("; not exported, so that other readers fail; {hint}");
+                threads += &format!("; not exported, so that other readers fail{hint}");
             }
         }
         [

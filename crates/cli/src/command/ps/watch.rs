@@ -76,7 +76,9 @@ fn allow_many_files() {
 fn table() -> Table<{ COLUMNS.len() + 2 }> {
     let [pid, service, language, schema, keys, threads] = COLUMNS;
     let (time, event) = (("TIME", Align::Left), ("EVENT", Align::Left));
-    Table::new([time, event, pid, service, language, schema, keys, threads])
+    let columns = [time, event, pid, service, language, schema, keys, threads];
+    // What is likely to come later: `withdrawn`, ids up to 4194304, `tlsdesc_v1_dev`.
+    Table::new(columns).at_least([8, 9, 7, 16, 0, 14, 0, 0])
 }
 
 struct Watching {
@@ -212,7 +214,9 @@ impl Told {
 
     fn cells(&self, time: &str, event: &str) -> [String; COLUMNS.len() + 2] {
         let cells = match self {
-            Self::Row(row) => row.cells(),
+            // There is nothing left to check.
+            Self::Row(row) if ["ended", "withdrawn"].contains(&event) => row.cells(false),
+            Self::Row(row) => row.cells(true),
             Self::Failed(pid, error) => {
                 let [service, language, schema, keys] = [(); 4].map(|()| "-".to_owned());
                 [

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use otelctx_fixtures::Compiler;
 
 use super::truth::compare;
-use super::{assert_findings, check, compile, finding, findings, object, program, source, text};
+use super::{assert_findings, check, compile, finding, object, program, source, text};
 use crate::run::{Answer, command, otelctx};
 
 const LINKERS: [&str; 4] = ["bfd", "lld", "gold", "mold"];
@@ -508,7 +508,10 @@ fn object_files_and_static_libraries() {
         objects.push((object, expected));
     }
     let lto = object("gcc", "o-lto", variable, &["-flto"]);
-    assert!(findings(&check(lto)).contains(&"note intermediate".to_owned()));
+    assert_findings(
+        &check(lto),
+        &["note not-linked", "note intermediate", "note absent"],
+    );
 
     let archive = otelctx_fixtures::directory().join(format!("check-{}.a", std::process::id()));
     let mut ar = Command::new("ar");
@@ -526,6 +529,11 @@ fn object_files_and_static_libraries() {
     let looked_at = &answer.json()["looked_at"]["archive"];
     assert_eq!(looked_at["members"], objects.len());
     assert_eq!(looked_at["concerned"], objects.len() - 1);
+    let text = otelctx(&[Path::new("check"), &archive]).stdout;
+    assert!(
+        text.contains("not linked yet: 11 members; 10 know the variable\n"),
+        "{text}"
+    );
     assert_eq!(finding(&answer, "defined")["module"], "check-o-plain.o");
     std::fs::remove_file(archive).unwrap();
 }
@@ -651,8 +659,11 @@ fn the_text_of_an_answer() {
              The linker kept it local. Any one of these exports it:\n    \
              gcc, clang:  -Wl,--export-dynamic-symbol=otel_thread_ctx_v1\n    \
              rustc:       -C link-arg=-Wl,--export-dynamic-symbol=otel_thread_ctx_v1\n    \
-             build.rs:    otelctx_build::export();\n    \
+             build.rs:\n      \
+             // cargo add --build --path PATH/TO/otelctx/crates/build\n      \
+             fn main() {{ otelctx_build::export(); }}\n    \
              .cargo/config.toml:\n      \
+             # at the top:\n      \
              build.rustflags = [\n        \
              \"-Clink-arg=-Wl,--export-dynamic-symbol=otel_thread_ctx_v1\",\n      \
              ]\n    \

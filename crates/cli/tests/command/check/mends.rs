@@ -168,6 +168,40 @@ fn declarations_and_version_scripts() {
     }
 }
 
+/// In programs by GNU ld and mold a hidden variable looks as a static one does.
+#[test]
+fn hidden_in_a_program() {
+    let hidden = ["-fvisibility=hidden", "-rdynamic"];
+    for (linker, id) in [("bfd", "static-variable"), ("mold", "not-exported")] {
+        let program = |name: &str, declaration: &str, flag: &str| {
+            let code = format!(
+                "{declaration} void *f(void) {{ return &otel_thread_ctx_v1; }} \
+                 int main(void) {{ return f() == 0; }}"
+            );
+            let source = source(name, &code);
+            let flags = [&hidden[..], &[flag]].concat();
+            let compiler = Compiler::gcc().linker(linker);
+            compiler.program(&[source.to_str().unwrap()], &flags)
+        };
+        let plain = "__thread void *otel_thread_ctx_v1;";
+        let Some(broken) = program("mend-hidden", plain, "-w") else {
+            continue;
+        };
+        let answer = check(&broken).json();
+        assert!(answer.to_string().contains("static, or hidden"), "{answer}");
+        for line in lines(&broken, id, "C") {
+            let mended = program("mended-hidden", &line, "-w");
+            assert_mended(&mended.unwrap(), id, &line);
+        }
+        if linker == "bfd" {
+            for line in lines(&broken, id, "gcc") {
+                let mended = program("mend-hidden", plain, &line);
+                assert_mended(&mended.unwrap(), id, &line);
+            }
+        }
+    }
+}
+
 /// The variable as a crate can define it: rustc exports none of its own.
 const VARIABLE: &str = r#"
 std::arch::global_asm!(
@@ -299,15 +333,6 @@ impl Package {
         fs::write(path, text).unwrap();
     }
 
-    /// A build script that asks for GNU ld, and `line`.
-    fn build_script(&self, line: &str) {
-        let text = "println!(\"cargo:rustc-link-arg=-fuse-ld=bfd\");";
-        self.write(
-            "build.rs",
-            &format!("fn main() {{\n    {text}\n    {line}\n}}\n"),
-        );
-    }
-
     fn build(&self) -> PathBuf {
         let target = "x86_64-unknown-linux-gnu";
         let mut command = Command::new(env!("CARGO"));
@@ -331,17 +356,21 @@ fn build_scripts_and_configurations_of_cargo() {
         return;
     }
     const CONFIG: &str = ".cargo/config.toml";
+    const GNU: &str = "\"-Clink-arg=-fuse-ld=bfd\"";
     let package = Package::new();
-    package.write(CONFIG, "");
-    package.build_script("");
+    package.write("build.rs", "fn main() {}\n");
+    package.write(CONFIG, &format!("build.rustflags = [{GNU}]"));
     let program = package.build();
     let id = "not-exported";
     let (scripts, configs) = (lines(&program, id, "build.rs"), lines(&program, id, CONFIG));
     for line in scripts {
-        package.build_script(&line);
+        package.write("build.rs", &line);
         assert_mended(&package.build(), id, &line);
     }
-    package.build_script("");
+    package.write(
+        "build.rs",
+        "fn main() { println!(\"cargo:rustc-link-arg=-fuse-ld=bfd\"); }\n",
+    );
     for line in configs {
         package.write(CONFIG, &line);
         assert_mended(&package.build(), id, &line);
