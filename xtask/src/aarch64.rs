@@ -7,11 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::debian;
 use crate::guest::{self, Image, Machine, Rows};
 use crate::report::{self, Outcome};
 use crate::test::Counts;
 use crate::workspace::{cargo, have, root};
+use crate::{debian, musl};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
@@ -28,7 +28,7 @@ const MACHINE: Machine = Machine {
         "2048",
     ],
     console: "ttyAMA0",
-    timeout: Duration::from_secs(240),
+    timeout: Duration::from_secs(480),
 };
 /// Of the release whose C library the cross compiler has.
 pub(crate) const SUITE: &str = "bookworm";
@@ -85,6 +85,11 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
             &Path::new("/lib").join(library),
             &Path::new(SYSROOT).join(library),
         )?;
+    }
+    // Without it, the rows of musl are missing too.
+    if let Ok(gcc) = musl::AARCH64.gcc() {
+        let library = gcc.with_file_name("lib").join("libc.so");
+        image.file(Path::new("/lib/ld-musl-aarch64.so.1"), &library)?;
     }
     let (tests, command) = programs(rustc)?;
     for test in &tests {

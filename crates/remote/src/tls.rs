@@ -122,7 +122,7 @@ pub fn resolve(
             left_out += 1;
             continue;
         }
-        if let Err(error) = bind(memory, referrer, &mut definitions) {
+        if let Err(error) = bind(memory, referrer, &mut definitions, library) {
             let reason = format!("what its code is bound to: {error}");
             unreadable.push((referrer.name.clone(), reason));
         }

@@ -36,6 +36,14 @@ impl CLibrary {
         }
     }
 
+    /// Whether static storage may begin at the thread pointer itself, so that an offset of 0 is a
+    /// place and not a slot that is still empty. musl keeps the words behind the pointer for the
+    /// executable's storage alone (`GAP_ABOVE_TP`, ldso/dynlink.c): without any, a library's is
+    /// there.
+    pub(crate) fn has_offset_zero(self, machine: Machine) -> bool {
+        (self, machine) == (CLibrary::Musl, Machine::Aarch64)
+    }
+
     /// The address of a module's block for the thread with this thread pointer; `None` if the
     /// thread has not allocated it. `generation` is the module's, where known.
     pub(crate) fn block(

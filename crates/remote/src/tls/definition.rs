@@ -4,7 +4,7 @@ use super::SIZE;
 use super::slot::{Location, slot};
 use crate::Memory;
 use crate::arch::Machine;
-use crate::libc::glibc;
+use crate::libc::{CLibrary, glibc};
 use crate::loaded::Loaded;
 use crate::memory::MemoryError;
 use crate::module::Access;
@@ -103,6 +103,7 @@ pub(super) fn bind(
     memory: &dyn Memory,
     referrer: &Loaded,
     definitions: &mut [Definition<'_>],
+    library: Option<CLibrary>,
 ) -> Result<(), MemoryError> {
     let mut missing = Ok(());
     let own = definitions
@@ -114,7 +115,7 @@ pub(super) fn bind(
         None
     };
     for relocation in &referrer.module.relocations {
-        let location = match slot(memory, referrer, relocation) {
+        let location = match slot(memory, referrer, relocation, library) {
             Ok(Some(location)) => location,
             Ok(None) => continue,
             Err(error) => {

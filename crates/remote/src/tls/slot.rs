@@ -1,6 +1,7 @@
 //! The slots that the dynamic linker fills where it binds a reference.
 
 use crate::Memory;
+use crate::libc::CLibrary;
 use crate::loaded::Loaded;
 use crate::memory::{MemoryError, Omission};
 use crate::module::{Access, Relocation};
@@ -37,6 +38,7 @@ pub(super) fn slot(
     memory: &dyn Memory,
     referrer: &Loaded,
     relocation: &Relocation,
+    library: Option<CLibrary>,
 ) -> Result<Option<Location>, MemoryError> {
     let word = |at: u64| sense(memory.read_u64(at));
     let at = referrer.bias.wrapping_add(relocation.slot);
@@ -46,7 +48,8 @@ pub(super) fn slot(
     let second = || word(at.wrapping_add(8));
     let location = match relocation.access {
         Access::InitialExec | Access::LocalExec => {
-            (first != 0).then_some(Location::Static(first as i64))
+            let zero = library.is_some_and(|it| it.has_offset_zero(referrer.module.machine));
+            (first != 0 || zero).then_some(Location::Static(first as i64))
         }
         Access::GeneralDynamic | Access::LocalDynamic => {
             let offset = match relocation.access {

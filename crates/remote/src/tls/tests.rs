@@ -58,7 +58,31 @@ fn location(access: Access, words: &[u64]) -> Option<Location> {
         &[SLOT, 36, 8, SLOT, 36, 8, SLOT, 36, 8, SLOT, 36, 8],
     );
     let loaded = library(access);
-    slot(&memory, &loaded, &loaded.module.relocations[0]).unwrap()
+    slot(&memory, &loaded, &loaded.module.relocations[0], None).unwrap()
+}
+
+/// musl on aarch64 puts the first library's storage at the thread pointer, if the executable has
+/// none; everywhere else a slot of 0 is one that is not filled yet.
+#[test]
+fn an_offset_of_zero() {
+    let mut memory = Image::new();
+    memory.map_u64(BIAS + SLOT, &[0]);
+    for (machine, c_library, expected) in [
+        (
+            Machine::Aarch64,
+            Some(CLibrary::Musl),
+            Some(Location::Static(0)),
+        ),
+        (Machine::Aarch64, Some(CLibrary::Glibc), None),
+        (Machine::Aarch64, None, None),
+        (Machine::X86_64, Some(CLibrary::Musl), None),
+    ] {
+        let mut loaded = library(Access::InitialExec);
+        Arc::make_mut(&mut loaded.module).machine = machine;
+        let relocation = loaded.module.relocations[0];
+        let found = slot(&memory, &loaded, &relocation, c_library).unwrap();
+        assert_eq!(found, expected, "{machine:?} {c_library:?}");
+    }
 }
 
 #[test]
@@ -121,7 +145,7 @@ fn a_slot_with_another_offset_is_not_the_definitions() {
         memory.map_u64(BIAS + SLOT, &[2, offset]);
         let loaded = library(Access::GeneralDynamic);
         let mut definitions = [definition(&loaded, (8, 8), Machine::X86_64, &[]).unwrap()];
-        bind(&memory, &loaded, &mut definitions).unwrap();
+        bind(&memory, &loaded, &mut definitions, None).unwrap();
         assert_eq!(definitions[0].module, module);
     }
 }
@@ -214,7 +238,7 @@ fn static_evidence_of_another_module_wins() {
     memory.map_u64(referring.bias + SLOT, &[-64_i64 as u64]);
     let mut definitions = [definition(&defining, (8, 8), Machine::X86_64, &[]).unwrap()];
     for loaded in [&defining, &referring] {
-        bind(&memory, loaded, &mut definitions).unwrap();
+        bind(&memory, loaded, &mut definitions, None).unwrap();
     }
     let [definition] = definitions;
     assert_eq!(definition.module, Some((3, None)));
@@ -255,7 +279,7 @@ fn what_the_dynamic_linkers_list_adds() {
         let list = [listed(static_offset)];
         let definition = definition(&loaded, (8, 8), Machine::X86_64, &list);
         let mut definitions = [definition.unwrap()];
-        bind(&memory, &loaded, &mut definitions).unwrap();
+        bind(&memory, &loaded, &mut definitions, None).unwrap();
         let found = variable(&definitions[0], Some(CLibrary::Glibc)).unwrap();
         assert_eq!(found.place, expected);
     }
