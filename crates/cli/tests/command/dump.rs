@@ -317,6 +317,15 @@ fn a_process_that_does_not_exist_can_not_be_dumped() {
 fn a_thread_stands_for_its_process() {
     let target = Target::start("shop");
     let tid = target.number("worker-1");
+    let checked = otelctx(&["check", &tid.to_string(), "--json"]).expect(0);
+    let looked_at = checked.json()["looked_at"]["process"].clone();
+    let of_process = otelctx(&["check", &target.pid().to_string(), "--json"]).expect(0);
+    assert_eq!(looked_at["asked_thread"], tid);
+    let of_process = of_process.json()["looked_at"]["process"].clone();
+    assert_eq!(of_process.get("asked_thread"), None);
+    for field in ["pid", "comm"] {
+        assert_eq!(looked_at[field], of_process[field]);
+    }
     let answer = otelctx(&["dump", &tid.to_string(), "--json"])
         .expect(0)
         .json();
