@@ -212,6 +212,7 @@ fn listen(
 ) -> Result<Option<i32>, Error> {
     let mut signs = (NONE, None);
     let mut silent = 0;
+    let mut ended = false;
     let mut failures = 0;
     let mut told = Vec::new();
     let mut chunk = vec![0; CHUNK];
@@ -238,10 +239,12 @@ fn listen(
             if silent >= PERIODS {
                 return Ok(Some(signs.0));
             }
-            // Somebody else may have its pipes open.
-            if has_ended(child) {
+            // Somebody else may have its pipes open. What it wrote just before its end is still to be
+            // read: only silence after that is the end.
+            if ended {
                 return Ok(None);
             }
+            ended = has_ended(child);
         }
         // From the last: those before it keep their places when one is closed.
         for index in ready.into_iter().rev() {

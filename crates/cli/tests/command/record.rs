@@ -147,7 +147,7 @@ fn samples_can_be_chosen_by_resource_and_trace() {
 fn a_command_is_recorded_from_its_first_instruction_to_its_end() {
     let scratch = Scratch::new("command");
     let path = scratch.path("a.otlp");
-    let loops = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; echo said";
+    let loops = "i=0; while [ $i -lt 600000 ]; do i=$((i+1)); done; echo said";
     let answer = otelctx(&["record", "-o", &path, "-F", "999", "--", "sh", "-c", loops]).expect(0);
     assert!(answer.stdout.starts_with("said\n"), "{answer:?}");
     let report = report(&path);

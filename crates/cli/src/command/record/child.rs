@@ -7,8 +7,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::thread::JoinHandle;
 
+use nix::errno::Errno;
 use nix::libc;
-use nix::unistd::pipe2;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::{Pid, pipe2};
 
 /// A process that waits before its first instruction.
 pub(super) struct Waiting {
@@ -66,6 +68,17 @@ impl Waiting {
         self.gate.write_all(&[0])?;
         joined(self.starting)
     }
+}
+
+/// Whether the child has ended. By a look that leaves its state to be seen by others: while the
+/// ptrace sampler stops it, its parent is told of the stops as well.
+pub(super) fn has_ended(child: &Child) -> bool {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    let status = waitid(Id::Pid(Pid::from_raw(child.id() as i32)), flags);
+    matches!(
+        status,
+        Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD)
+    )
 }
 
 fn joined(starting: JoinHandle<io::Result<Child>>) -> io::Result<Child> {

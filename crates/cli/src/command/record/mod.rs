@@ -154,7 +154,7 @@ fn record(arguments: &Arguments) -> Result<Recording, Error> {
     if let Method::Ptrace(why) = sampler.method() {
         terminal::complain(&format!("threads are stopped to look at them: {why}"), None);
     }
-    let mut child = match waiting {
+    let child = match waiting {
         Some(waiting) => {
             let started = waiting.go();
             Some(started.map_err(|why| cannot_start(&arguments.command, why))?)
@@ -173,8 +173,8 @@ fn record(arguments: &Arguments) -> Result<Recording, Error> {
         std::thread::sleep(left.map_or(INTERVAL, |left| left.min(INTERVAL)));
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
         progress.show(&sampler.counts());
-        let ended = match &mut child {
-            Some(child) => !matches!(child.try_wait(), Ok(None)),
+        let ended = match &child {
+            Some(child) => child::has_ended(child),
             None => !sampler.has_targets(),
         };
         if ended {
