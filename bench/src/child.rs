@@ -288,7 +288,7 @@ fn peak(program: &str, arguments: &[&str]) {
 }
 
 /// The most memory that this process has had at a time, in KiB.
-fn peak_memory() -> u64 {
+pub(crate) fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let number = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());

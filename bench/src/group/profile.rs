@@ -8,9 +8,9 @@ use otelctx_format::{SpanId, TraceId};
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Mapping, Module, ProcessFacts, Sample,
 };
-use otelctx_profile::{Clock, Format, NoSymbols, Options, Profile, Recording};
+use otelctx_profile::{Clock, NoSymbols, Options, Profile, Recording};
 
-use crate::child::Role;
+use crate::child::{Role, peak_memory};
 use crate::pair::quantile;
 use crate::row::Report;
 
@@ -58,18 +58,10 @@ pub(crate) fn write_otlp() {
     let profile = Profile::new(recording, &mut NoSymbols);
     let written = profile.write_file(&path, &Options::default());
     let took = start.elapsed();
-    let size = std::fs::metadata(&path).map_or(0, |found| found.len());
     let _ = std::fs::remove_file(&path);
     written.expect("the temporary directory takes a file");
-    assert_eq!(Format::from_path(&path).ok(), Some(Format::Otlp));
     println!("seconds {}", took.as_secs_f64());
-    println!("bytes {size}");
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let peak = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .and_then(|rest| rest.split_whitespace().next());
-    println!("peak-kib {}", peak.unwrap_or("none"));
+    println!("peak-kib {}", peak_memory());
     println!("ready");
 }
 

@@ -52,7 +52,8 @@ pub use refusal::Refusal;
 pub use sampler::{INTERVAL, Method, Sampler};
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, which samples have their times from.
-pub(crate) fn monotonic() -> u64 {
+#[must_use]
+pub fn monotonic() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use otelctx_profile::sample::{Catalog, Sample};
 use otelctx_profile::{Clock, Format, Options, Profile, Recording};
-use otelctx_sampler::{INTERVAL, Method, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Method, Sampler, Targets, monotonic};
 use otelctx_symbolize::Symbols;
 
 use crate::command::seconds;
@@ -202,12 +202,6 @@ fn cannot_start(command: &[OsString], why: std::io::Error) -> Error {
         program: command[0].clone(),
         why,
     }
-}
-
-/// Nanoseconds of `CLOCK_MONOTONIC`, which samples have their times from.
-fn monotonic() -> u64 {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
-    now.map_or(0, |now| Duration::from(now).as_nanos() as u64)
 }
 
 /// Whether a file can be written at `path`, as far as can be known before.
