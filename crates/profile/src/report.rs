@@ -5,7 +5,7 @@ use std::hash::Hash;
 use std::path::Path;
 
 use opentelemetry_proto::tonic::profiles::v1development::{
-    Profile, ProfilesData, ProfilesDictionary, Sample,
+    Location, Profile, ProfilesData, ProfilesDictionary, Sample,
 };
 use prost::Message;
 
@@ -26,7 +26,8 @@ pub struct Report {
     pub by_attribute: Vec<(String, Cost)>,
     /// By trace, 32 hexadecimal digits, with the attribute's values in it.
     pub by_trace: Vec<(Trace, Cost)>,
-    /// By function: where it was itself on the processor, and where it or what it called was.
+    /// By function: where it was itself on the processor, and where it or what it called was. Where
+    /// no function is known the file stands for it.
     pub by_function: Vec<(String, FunctionCost)>,
     /// By process: its service and id.
     pub by_process: Vec<(String, Cost)>,
@@ -204,9 +205,7 @@ impl<'d> Sums<'d> {
         let locations = stack.location_indices.iter();
         let names = locations
             .filter_map(|index| entry(&dictionary.location_table, *index))
-            .flat_map(|location| &location.lines)
-            .filter_map(|line| entry(&dictionary.function_table, line.function_index))
-            .filter_map(|function| entry(&dictionary.string_table, function.name_strindex));
+            .flat_map(|location| names(dictionary, location));
         for (depth, name) in names.enumerate() {
             let sum = self.by_function.entry(name).or_default();
             if depth == 0 {
@@ -254,6 +253,28 @@ impl<'d> Sums<'d> {
             duration,
         }
     }
+}
+
+/// The functions at a location, the innermost first; the file that it lies in where none is known.
+fn names<'d>(
+    dictionary: &'d ProfilesDictionary,
+    location: &'d Location,
+) -> impl Iterator<Item = &'d str> {
+    let named = location.lines.iter().filter_map(|line| {
+        let function = entry(&dictionary.function_table, line.function_index)?;
+        entry(&dictionary.string_table, function.name_strindex)
+    });
+    let file = || {
+        let mapping = entry(&dictionary.mapping_table, location.mapping_index)?;
+        let name = entry(&dictionary.string_table, mapping.filename_strindex)?;
+        (!name.is_empty()).then_some(name)
+    };
+    let file = if location.lines.is_empty() {
+        file()
+    } else {
+        None
+    };
+    named.chain(file).map(String::as_str)
 }
 
 fn attribute<'d>(

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use otelctx_profile::report::{Report, WITHOUT};
-use otelctx_profile::{Error, Options};
+use otelctx_profile::{Error, NoSymbols, Options, Profile};
 
 struct File(PathBuf);
 
@@ -69,6 +69,20 @@ fn time_is_added_up_by_route_trace_function_and_process() {
         processes,
         [("shop 4711", 11), ("unknown_service:other 9", 1)]
     );
+}
+
+/// Time in a program without symbols is not left out.
+#[test]
+fn where_no_function_is_known_the_file_stands_for_it() {
+    let file = File::new("unnamed");
+    let profile = Profile::new(shop::recording(), &mut NoSymbols);
+    profile.write_file(&file.0, &Options::default()).unwrap();
+    let report = Report::read(&file.0, "http.route").unwrap();
+    let functions = report.by_function.iter();
+    let functions: Vec<_> = functions
+        .map(|(name, cost)| (&name[..], cost.own.samples, cost.total.samples))
+        .collect();
+    assert_eq!(functions, [("/usr/bin/shop", 9, 11), ("[kernel]", 2, 2)]);
 }
 
 /// Wherever it is cut, a file is not taken for a whole one.
