@@ -1,7 +1,6 @@
 //! `otelctx record`: samples processes, and writes what they did and for which trace.
 
 mod child;
-mod choice;
 mod progress;
 
 use std::ffi::OsString;
@@ -14,6 +13,7 @@ use otelctx_profile::{Clock, Format, Options, Profile, Recording};
 use otelctx_sampler::{INTERVAL, Method, Sampler, Targets, monotonic};
 use otelctx_symbolize::Symbols;
 
+use crate::command::choice::{self, Choice, NONE, ROUTE};
 use crate::command::seconds;
 use crate::error::Error;
 use crate::output::terminal;
@@ -21,7 +21,6 @@ use crate::output::words::{count, grouped};
 use crate::{Status, interrupt};
 
 use child::Waiting;
-use choice::Choice;
 use progress::Progress;
 
 /// Sample processes, and write what they did and for which trace
@@ -32,7 +31,7 @@ use progress::Progress;
 #[command(group(clap::ArgGroup::new("targets").required(true).args(["pid", "all", "command"])))]
 pub(crate) struct Arguments {
     /// The processes to sample, and those that they start
-    #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = pid)]
+    #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = choice::pid)]
     pid: Vec<i32>,
     /// Sample every process on this machine
     #[arg(short, long)]
@@ -78,17 +77,6 @@ Examples:
   otelctx record --all -o all.otlp -o all.pb.gz  every process, until Ctrl-C
   otelctx record -- ./app --its-own options      a program, from its first instruction on
   otelctx report profile.otlp                    what was recorded, as tables";
-
-/// The attribute that groups flame graphs where none is asked for.
-const ROUTE: &str = "http.route";
-/// What asks for no attribute.
-const NONE: &str = "none";
-fn pid(text: &str) -> Result<i32, String> {
-    match text.trim().parse() {
-        Ok(pid) if pid > 0 => Ok(pid),
-        _ => Err("the id of a process is a number from 1 on".to_owned()),
-    }
-}
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {

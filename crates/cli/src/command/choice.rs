@@ -1,14 +1,19 @@
-//! Which of the recorded samples are kept.
+//! What `record` and `top` look at: which processes, which of their samples, which attribute.
 
 use std::collections::HashSet;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Counts, Found, ProcessFacts, ProcessId};
+use otelctx_profile::sample::{Catalog, Counts, Found, ProcessFacts, ProcessId, Sample};
 use otelctx_reader::format::TraceId;
 
 use crate::output::attributes;
 
-/// What was asked for; nothing keeps everything.
+/// The attribute that tells requests apart where none is asked for.
+pub(super) const ROUTE: &str = "http.route";
+/// What asks for no attribute.
+pub(super) const NONE: &str = "none";
+
+/// Which samples were asked for; nothing keeps everything.
 pub(super) struct Choice<'a> {
     pub(super) resource: &'a [(String, String)],
     pub(super) trace: Option<TraceId>,
@@ -28,12 +33,8 @@ impl Choice<'_> {
             .collect();
         let mut counts = Counts::default();
         recording.samples.retain(|sample| {
-            let of_trace = match (self.trace, sample.found) {
-                (None, _) => true,
-                (Some(trace), Found::Attached(id)) => catalog.context_facts(id).trace_id == trace,
-                (Some(_), _) => false,
-            };
-            let kept = of_trace && wanted.contains(&catalog.thread_facts(sample.thread).process);
+            let process = catalog.thread_facts(sample.thread).process;
+            let kept = wanted.contains(&process) && self.is_of_trace(catalog, sample);
             if kept {
                 counts.add(sample.found);
             }
@@ -43,11 +44,27 @@ impl Choice<'_> {
         recording.counts = counts;
     }
 
+    fn is_of_trace(&self, catalog: &Catalog, sample: &Sample) -> bool {
+        match (self.trace, sample.found) {
+            (None, _) => true,
+            (Some(trace), Found::Attached(id)) => catalog.context_facts(id).trace_id == trace,
+            (Some(_), _) => false,
+        }
+    }
+
     fn takes(&self, facts: &ProcessFacts) -> bool {
         self.resource.iter().all(|(key, value)| {
             let found = facts.resource.iter().find(|(name, _)| name == key);
             found.is_some_and(|(_, found)| attributes::text(found) == *value)
         })
+    }
+}
+
+/// The id of a process.
+pub(super) fn pid(text: &str) -> Result<i32, String> {
+    match text.trim().parse() {
+        Ok(pid) if pid > 0 => Ok(pid),
+        _ => Err("the id of a process is a number from 1 on".to_owned()),
     }
 }
 
