@@ -29,4 +29,4 @@ pub use otelctx_sample as sample;
 pub use profile::{Group, Kind, Profile};
 pub use recording::{Clock, Recording};
 pub use symbol::{Asked, Function, Identity, NoSymbols, Symbolizer};
-pub use write::{Format, Options};
+pub use write::{Format, Options, OtlpMessages};

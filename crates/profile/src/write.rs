@@ -6,6 +6,8 @@ mod folded;
 mod otlp;
 mod pprof;
 
+pub use otlp::OtlpMessages;
+
 use std::io::{self, Write};
 use std::path::Path;
 

@@ -3,7 +3,10 @@
 //! Written piece by piece, so that only one sample's message is in memory at a time: first all
 //! tables are numbered and the sizes added up, then the bytes are written.
 
+mod messages;
 mod tables;
+
+pub use messages::OtlpMessages;
 
 use std::io::{self, Write};
 
@@ -11,7 +14,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, Key
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use otelctx_sample::format::process_context::Value;
-use otelctx_sample::{Event, ProcessFacts, ProcessId};
+use otelctx_sample::{Event, ProcessFacts, ProcessId, Sample};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
@@ -40,32 +43,31 @@ pub(super) fn write(
     options: &Options,
     writer: &mut dyn Write,
 ) -> io::Result<()> {
+    let groups: Vec<Group<'_>> = profile.groups().collect();
+    write_groups(profile, &groups, options, writer)
+}
+
+/// Writes a message of these groups, which come ordered by process, then by kind, with the
+/// dictionary of what they use.
+fn write_groups<'p>(
+    profile: &'p Profile,
+    groups: &[Group<'p>],
+    options: &'p Options,
+    writer: &mut dyn Write,
+) -> io::Result<()> {
     let mut tables = Tables::new(profile, &options.attribute_prefix);
     let mut out = Out {
         writer,
         buffer: Vec::new(),
     };
-    // Groups come ordered by process, then by kind.
-    let groups: Vec<Group<'_>> = profile.groups().collect();
     let mut sample = proto::Sample::default();
     for of_process in groups.chunk_by(|one, other| one.process == other.process) {
         let process = of_process[0].process;
-        let mut scope_head = Vec::new();
-        let scope = proto::ScopeProfiles {
-            scope: Some(InstrumentationScope {
-                name: "otelctx".to_owned(),
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                ..InstrumentationScope::default()
-            }),
-            ..proto::ScopeProfiles::default()
-        };
-        scope.encode(&mut scope_head).expect("a Vec grows");
+        let scope_head = scope_message().encode_to_vec();
         let mut profiles = Vec::new();
         let mut scope_size = scope_head.len();
         for of_kind in of_process.chunk_by(|one, other| one.kind == other.kind) {
-            let mut head = Vec::new();
-            let message = profile_message(profile, of_kind[0].kind, &mut tables);
-            message.encode(&mut head).expect("a Vec grows");
+            let head = profile_message(profile, of_kind[0].kind, &mut tables).encode_to_vec();
             let mut size = head.len();
             for group in of_kind {
                 fill(&mut sample, profile, group, &mut tables);
@@ -74,12 +76,7 @@ pub(super) fn write(
             scope_size += field_size(field::PROFILES, size);
             profiles.push((head, size, of_kind));
         }
-        let mut resource_head = Vec::new();
-        let resource = proto::ResourceProfiles {
-            resource: Some(resource(profile, process)),
-            ..proto::ResourceProfiles::default()
-        };
-        resource.encode(&mut resource_head).expect("a Vec grows");
+        let resource_head = resource_message(profile, process).encode_to_vec();
         let size = resource_head.len() + field_size(field::SCOPE_PROFILES, scope_size);
         out.start(field::RESOURCE_PROFILES, size)?;
         out.writer.write_all(&resource_head)?;
@@ -101,6 +98,26 @@ pub(super) fn write(
 /// Bytes of a field of this many bytes, with its key and length.
 fn field_size(tag: u32, size: usize) -> usize {
     key_len(tag) + encoded_len_varint(size as u64) + size
+}
+
+/// All of a `ResourceProfiles` but its scopes.
+fn resource_message(profile: &Profile, process: ProcessId) -> proto::ResourceProfiles {
+    proto::ResourceProfiles {
+        resource: Some(resource(profile, process)),
+        ..proto::ResourceProfiles::default()
+    }
+}
+
+/// All of a `ScopeProfiles` but its profiles.
+fn scope_message() -> proto::ScopeProfiles {
+    proto::ScopeProfiles {
+        scope: Some(InstrumentationScope {
+            name: "otelctx".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            ..InstrumentationScope::default()
+        }),
+        ..proto::ScopeProfiles::default()
+    }
 }
 
 /// All of a `Profile` but its samples.
@@ -139,10 +156,7 @@ fn fill<'p>(
     sample.values.clear();
     sample.timestamps_unix_nano.clear();
     for one in group.samples {
-        sample.values.push(match one.event {
-            Event::OffCpu { nanoseconds } => i64::try_from(nanoseconds).unwrap_or(i64::MAX),
-            _ => 1,
-        });
+        sample.values.push(value(one));
         sample.timestamps_unix_nano.push(clock.unix(one.time));
     }
     sample.stack_index = tables.stack(group.stack);
@@ -151,6 +165,13 @@ fn fill<'p>(
     let (link, attributes) = tables.context(group.context);
     sample.attribute_indices.extend(attributes);
     sample.link_index = link;
+}
+
+fn value(sample: &Sample) -> i64 {
+    match sample.event {
+        Event::OffCpu { nanoseconds } => i64::try_from(nanoseconds).unwrap_or(i64::MAX),
+        _ => 1,
+    }
 }
 
 /// The process as it presents itself, with what the recorder knows where it says nothing.

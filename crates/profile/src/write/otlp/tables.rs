@@ -49,21 +49,81 @@ pub(super) struct Tables<'p> {
 }
 
 /// A table whose entry 0 is the zero value.
-struct Table<T>(IndexSet<T, RandomState>);
+struct Table<T> {
+    entries: IndexSet<T, RandomState>,
+    /// Of all entries in the dictionary's message.
+    bytes: usize,
+}
 
-impl<T: Hash + Eq + Default> Default for Table<T> {
+/// What a table holds.
+trait Entry: Hash + Eq + Default {
+    /// Bytes in the dictionary's message.
+    fn size(&self) -> usize;
+}
+
+impl<T: Entry> Default for Table<T> {
     fn default() -> Self {
-        Self(IndexSet::from_iter([T::default()]))
+        let zero = T::default();
+        Self {
+            bytes: zero.size(),
+            entries: IndexSet::from_iter([zero]),
+        }
     }
 }
 
-impl<T: Hash + Eq> Table<T> {
+impl<T: Entry> Table<T> {
     fn add(&mut self, entry: T) -> i32 {
-        to_index(self.0.insert_full(entry).0)
+        let (index, is_new) = self.entries.insert_full(entry);
+        if is_new {
+            self.bytes += self.entries[index].size();
+        }
+        to_index(index)
     }
 
     fn find<Q: Hash + Equivalent<T> + ?Sized>(&self, entry: &Q) -> Option<i32> {
-        self.0.get_index_of(entry).map(to_index)
+        self.entries.get_index_of(entry).map(to_index)
+    }
+}
+
+impl Entry for String {
+    fn size(&self) -> usize {
+        field_size(field::STRING, self.len())
+    }
+}
+
+impl Entry for Attribute {
+    fn size(&self) -> usize {
+        field_size(field::ATTRIBUTE, self.message().encoded_len())
+    }
+}
+
+impl Entry for Location {
+    fn size(&self) -> usize {
+        field_size(field::LOCATION, self.message().encoded_len())
+    }
+}
+
+impl Entry for proto::Link {
+    fn size(&self) -> usize {
+        field_size(field::LINK, self.encoded_len())
+    }
+}
+
+impl Entry for proto::Mapping {
+    fn size(&self) -> usize {
+        field_size(field::MAPPING, self.encoded_len())
+    }
+}
+
+impl Entry for proto::Function {
+    fn size(&self) -> usize {
+        field_size(field::FUNCTION, self.encoded_len())
+    }
+}
+
+impl Entry for proto::Stack {
+    fn size(&self) -> usize {
+        field_size(field::STACK, self.encoded_len())
     }
 }
 
@@ -282,44 +342,36 @@ impl<'p> Tables<'p> {
 
     /// Bytes of the whole dictionary.
     pub(super) fn encoded_len(&self) -> usize {
-        struct Size(usize);
-        impl Entries for Size {
-            fn entry(&mut self, tag: u32, message: &impl Message) -> io::Result<()> {
-                self.0 += field_size(tag, message.encoded_len());
-                Ok(())
-            }
-
-            fn string(&mut self, tag: u32, text: &str) -> io::Result<()> {
-                self.0 += field_size(tag, text.len());
-                Ok(())
-            }
-        }
-        let mut size = Size(0);
-        self.each_entry(&mut size).expect("adding up does not fail");
-        size.0
+        self.mappings.bytes
+            + self.locations.bytes
+            + self.functions.bytes
+            + self.links.bytes
+            + self.strings.bytes
+            + self.attributes.bytes
+            + self.stacks.bytes
     }
 
     /// Hands out all entries, with the field that each belongs into.
     pub(super) fn each_entry(&self, out: &mut impl Entries) -> io::Result<()> {
-        for entry in &self.mappings.0 {
+        for entry in &self.mappings.entries {
             out.entry(field::MAPPING, entry)?;
         }
-        for entry in &self.locations.0 {
+        for entry in &self.locations.entries {
             out.entry(field::LOCATION, &entry.message())?;
         }
-        for entry in &self.functions.0 {
+        for entry in &self.functions.entries {
             out.entry(field::FUNCTION, entry)?;
         }
-        for entry in &self.links.0 {
+        for entry in &self.links.entries {
             out.entry(field::LINK, entry)?;
         }
-        for entry in &self.strings.0 {
+        for entry in &self.strings.entries {
             out.string(field::STRING, entry)?;
         }
-        for entry in &self.attributes.0 {
+        for entry in &self.attributes.entries {
             out.entry(field::ATTRIBUTE, &entry.message())?;
         }
-        for entry in &self.stacks.0 {
+        for entry in &self.stacks.entries {
             out.entry(field::STACK, entry)?;
         }
         Ok(())

@@ -1,0 +1,156 @@
+//! A profile as several messages, where one would be larger than a receiver takes.
+//!
+//! Each message has a dictionary of its own, with the entries that its samples use. First it is
+//! found out how many groups fit, by the same tables as the message is then written with.
+
+use opentelemetry_proto::tonic::profiles::v1development as proto;
+use otelctx_sample::Sample;
+use prost::Message;
+use prost::encoding::encoded_len_varint;
+
+use super::tables::Tables;
+use super::{fill, profile_message, resource_message, scope_message, value, write_groups};
+use crate::{Group, Options, Profile};
+
+/// The most bytes that a field's key (one byte for fields up to 15) and its length (up to 32 bits,
+/// seven a byte) take.
+const FIELD_HEAD: usize = 1 + 5;
+
+/// The messages of [`Profile::otlp_messages`].
+pub struct OtlpMessages<'p> {
+    profile: &'p Profile,
+    options: &'p Options,
+    limit: usize,
+    groups: Box<dyn Iterator<Item = Group<'p>> + 'p>,
+    /// What did not fit into the message before.
+    waiting: Option<Group<'p>>,
+}
+
+impl Profile {
+    /// This profile as OTLP messages of at most `limit` bytes: each is a whole `ProfilesData`, which
+    /// is also an `ExportProfilesServiceRequest`, with the dictionary of what it uses. Together they
+    /// have each sample once. Without samples there is no message.
+    ///
+    /// One sample alone, with its stack, its attributes and the resource of its process, may be
+    /// larger than `limit`; then so is its message.
+    #[must_use]
+    pub fn otlp_messages<'p>(&'p self, options: &'p Options, limit: usize) -> OtlpMessages<'p> {
+        OtlpMessages {
+            profile: self,
+            options,
+            limit,
+            groups: Box::new(self.groups()),
+            waiting: None,
+        }
+    }
+}
+
+impl Iterator for OtlpMessages<'_> {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let groups = self.fitting();
+        if groups.is_empty() {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        write_groups(self.profile, &groups, self.options, &mut bytes).expect("a Vec grows");
+        Some(bytes)
+    }
+}
+
+impl<'p> OtlpMessages<'p> {
+    /// The next groups that fit into a message, the first of them in any case. A group is divided
+    /// only where it fills messages of its own: in one message its samples would stand together.
+    fn fitting(&mut self) -> Vec<Group<'p>> {
+        let mut size = Size::new(self.profile, self.options);
+        let mut fitting: Vec<Group<'p>> = Vec::new();
+        while let Some(group) = self.waiting.take().or_else(|| self.groups.next()) {
+            size.add(fitting.last(), &group);
+            let room = self.limit.saturating_sub(size.bytes());
+            let count = leading(group.samples, room);
+            if count == group.samples.len() {
+                size.outside_tables += group.samples.iter().map(size_of).sum::<usize>();
+                fitting.push(group);
+                continue;
+            }
+            if fitting.is_empty() {
+                let (first, rest) = group.samples.split_at(count.max(1));
+                fitting.push(Group {
+                    samples: first,
+                    ..group
+                });
+                self.waiting = (!rest.is_empty()).then_some(Group {
+                    samples: rest,
+                    ..group
+                });
+            } else {
+                self.waiting = Some(group);
+            }
+            break;
+        }
+        fitting
+    }
+}
+
+/// Bytes that a sample's value (in as few as it needs) and time (in eight) add to its message.
+fn size_of(sample: &Sample) -> usize {
+    encoded_len_varint(value(sample).cast_unsigned()) + 8
+}
+
+/// How many of `samples` fit into that many bytes.
+fn leading(samples: &[Sample], room: usize) -> usize {
+    let sizes = samples.iter().scan(0, |sum, sample| {
+        *sum += size_of(sample);
+        Some(*sum)
+    });
+    sizes.take_while(|sum| *sum <= room).count()
+}
+
+/// An upper bound of a message's size while it fills.
+struct Size<'p> {
+    profile: &'p Profile,
+    tables: Tables<'p>,
+    outside_tables: usize,
+    sample: proto::Sample,
+}
+
+impl<'p> Size<'p> {
+    fn new(profile: &'p Profile, options: &'p Options) -> Self {
+        Self {
+            profile,
+            tables: Tables::new(profile, &options.attribute_prefix),
+            outside_tables: FIELD_HEAD,
+            sample: proto::Sample::default(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.outside_tables + self.tables.encoded_len()
+    }
+
+    /// Adds all of a group but its samples' values and times; `before` stands before it.
+    fn add(&mut self, before: Option<&Group<'p>>, group: &Group<'p>) {
+        let same_process = before.is_some_and(|before| before.process == group.process);
+        if !same_process {
+            let resource = resource_message(self.profile, group.process).encoded_len();
+            self.outside_tables += 2 * FIELD_HEAD + resource + scope_message().encoded_len();
+        }
+        if !same_process || before.is_some_and(|before| before.kind != group.kind) {
+            let message = profile_message(self.profile, group.kind, &mut self.tables);
+            self.outside_tables += FIELD_HEAD + message.encoded_len();
+        }
+        let nothing_yet = Group {
+            samples: &[],
+            ..*group
+        };
+        fill(
+            &mut self.sample,
+            self.profile,
+            &nothing_yet,
+            &mut self.tables,
+        );
+        // The sample, its values and its times.
+        self.outside_tables += 3 * FIELD_HEAD + self.sample.encoded_len();
+    }
+}
