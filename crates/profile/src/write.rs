@@ -11,6 +11,9 @@ pub use otlp::OtlpMessages;
 use std::io::{self, Write};
 use std::path::Path;
 
+use otelctx_sample::ProcessId;
+use otelctx_sample::format::process_context::Value;
+
 use crate::{Error, Place, Profile, file};
 
 /// A file format.
@@ -56,7 +59,8 @@ impl Format {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// The attribute whose value stands at the root of flame graphs and folded stacks.
+    /// The attribute whose value stands at the root of flame graphs and folded stacks, and names
+    /// the markers of spans in the Firefox Profiler.
     pub by: Option<String>,
     /// What is put before the names of record attributes in OTLP; OpenTelemetry's eBPF
     /// profiler writes `process.context.label.`.
@@ -93,7 +97,7 @@ impl Profile {
         match format {
             Format::Otlp => otlp::write(self, options, writer),
             Format::Pprof => pprof::write(self, writer),
-            Format::Firefox => firefox::write(self, writer),
+            Format::Firefox => firefox::write(self, options, writer),
             Format::FlameGraph => flame_graph::write(self, options, writer),
             Format::Folded => folded::write(self, options, writer),
         }
@@ -108,6 +112,21 @@ fn range(place: Place) -> (u64, u64, u64) {
         Place::Mapped(mapping) => (mapping.start, mapping.end, mapping.offset),
         Place::Unknown => (0, 0, 0),
     }
+}
+
+/// What was recorded, for a title: the service if it is one process, else how many there are.
+fn subject(profile: &Profile) -> String {
+    let mut processes: Vec<ProcessId> = profile.groups().map(|group| group.process).collect();
+    processes.dedup();
+    let [id] = processes[..] else {
+        return format!("{} processes", processes.len());
+    };
+    let process = profile.process(id);
+    let service = process.resource.iter().find_map(|(key, value)| match value {
+        Value::String(text) if key == "service.name" => Some(text),
+        _ => None,
+    });
+    format!("{} {}", service.unwrap_or(&process.comm), process.pid)
 }
 
 fn hex(bytes: &[u8]) -> String {

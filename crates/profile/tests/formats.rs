@@ -24,13 +24,13 @@ fn by_route() -> Options {
 #[test]
 fn folded_stacks_are_counted_from_the_root() {
     let text = |options: &Options| String::from_utf8(written(Format::Folded, options)).unwrap();
-    let expected = "other;other:x;[unknown]+0x1234 1\n\
+    let expected = "other;other:x;[unknown] 1\n\
         shop;worker-1;main;serve;parse 7\n\
         shop;worker-2;main 1\n\
         shop;worker-2;main;serve;do_syscall_64 2\n\
         shop;worker-2;main;serve;parse 1\n";
     assert_eq!(text(&Options::default()), expected);
-    let expected = "(none);other;other:x;[unknown]+0x1234 1\n\
+    let expected = "(none);other;other:x;[unknown] 1\n\
         (none);shop;worker-2;main 1\n\
         (none);shop;worker-2;main;serve;do_syscall_64 2\n\
         /cart;shop;worker-1;main;serve;parse 6\n\
@@ -43,7 +43,8 @@ fn folded_stacks_are_counted_from_the_root() {
 fn a_flame_graph_has_the_route_at_its_root() {
     let svg = String::from_utf8(written(Format::FlameGraph, &by_route())).unwrap();
     assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"));
-    assert!(svg.contains("CPU by http.route"));
+    assert!(svg.contains(">2 processes: CPU by http.route<"), "{svg}");
+    assert!(svg.contains(">12 samples at 100 Hz, 1.0 s from 2023-11-14 22:13:20 UTC<"));
     // inferno writes each box's title as name, samples, share.
     assert!(
         svg.contains("<title>/cart (7 samples, 58.33%)</title>"),

@@ -10,21 +10,25 @@ use fxprof_processed_profile as fx;
 use otelctx_sample::{ContextId, ThreadId};
 
 use super::folded::each_frame;
-use crate::{Kind, LocationIndex, Place, Profile};
+use crate::{Kind, LocationIndex, Options, Place, Profile};
 
-pub(super) fn write(profile: &Profile, writer: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(
+    profile: &Profile,
+    options: &Options,
+    writer: &mut dyn Write,
+) -> io::Result<()> {
     let mut gzip = GzEncoder::new(writer, Compression::fast());
-    serde_json::to_writer(&mut gzip, &convert(profile))?;
+    serde_json::to_writer(&mut gzip, &convert(profile, options))?;
     gzip.finish().map(drop)
 }
 
-fn convert(profile: &Profile) -> fx::Profile {
+fn convert(profile: &Profile, options: &Options) -> fx::Profile {
     let clock = profile.clock();
     let reference = fx::ReferenceTimestamp::from_duration_since_unix_epoch(Duration::from_nanos(
         clock.unix(clock.start),
     ));
     let interval = fx::SamplingInterval::from_nanos(profile.period().get());
-    let mut out = fx::Profile::new("otelctx", reference, interval);
+    let mut out = fx::Profile::new(&super::subject(profile), reference, interval);
     out.set_symbolicated(true);
     let categories = Categories {
         user: out.add_category("User", fx::CategoryColor::Yellow),
@@ -60,7 +64,7 @@ fn convert(profile: &Profile) -> fx::Profile {
         out.set_thread_show_markers_in_timeline(track, true);
         looks.sort_unstable_by_key(|look| look.time);
         add_samples(&mut out, profile, track, &looks, &categories);
-        add_spans(&mut out, profile, track, &looks, &categories);
+        add_spans(&mut out, profile, options, track, &looks, &categories);
     }
     out
 }
@@ -119,6 +123,7 @@ fn add_samples(
 fn add_spans(
     out: &mut fx::Profile,
     profile: &Profile,
+    options: &Options,
     track: fx::ThreadHandle,
     looks: &[Look<'_>],
     categories: &Categories,
@@ -132,7 +137,7 @@ fn add_spans(
             timestamp(profile, run[0].time),
             timestamp(profile, end.min(profile.clock().end)),
         );
-        let marker = SpanMarker::new(out, profile, id, categories.span);
+        let marker = SpanMarker::new(out, profile, options, id, categories.span);
         out.add_marker(track, timing, marker);
     }
 }
@@ -149,16 +154,20 @@ impl SpanMarker {
     fn new(
         out: &mut fx::Profile,
         profile: &Profile,
+        options: &Options,
         id: ContextId,
         category: fx::CategoryHandle,
     ) -> Self {
         let context = profile.context(id);
-        let attributes = context.attributes.iter();
-        let text: Vec<_> = attributes
+        let attributes = || context.attributes.iter();
+        let text: Vec<_> = attributes()
             .map(|(key, value)| format!("{key}={value}"))
             .collect();
         let text = text.join(" ");
-        let name = if text.is_empty() { "span" } else { &text };
+        // Markers of one name share a row of the chart.
+        let name = attributes()
+            .find(|(key, _)| Some(key) == options.by.as_ref())
+            .map_or("span", |(_, value)| value);
         Self {
             category,
             name: out.intern_string(name),
@@ -190,7 +199,7 @@ impl fx::StaticSchemaMarker for SpanMarker {
     const CHART_LABEL: Option<&'static str> = Some("{marker.name}");
     const TOOLTIP_LABEL: Option<&'static str> = Some("{marker.name}");
     const TABLE_LABEL: Option<&'static str> =
-        Some("{marker.name} trace {marker.data.trace} span {marker.data.span}");
+        Some("{marker.data.attributes} trace {marker.data.trace} span {marker.data.span}");
     const FIELDS: &'static [fx::StaticSchemaMarkerField] = &[
         field("trace", "Trace id"),
         field("span", "Span id"),

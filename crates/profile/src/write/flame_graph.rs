@@ -13,17 +13,18 @@ pub(super) fn write(
     writer: &mut dyn Write,
 ) -> io::Result<()> {
     let lines = folded::lines(profile, options);
+    let samples = lines.values().sum();
     let lines: Vec<String> = lines
         .into_iter()
         .map(|(stack, count)| format!("{stack} {count}"))
         .collect();
     let mut chosen = flamegraph::Options::default();
+    let what = super::subject(profile);
     chosen.title = match &options.by {
-        Some(name) => format!("CPU by {name}"),
-        None => "CPU".to_owned(),
+        Some(name) => format!("{what}: CPU by {name}"),
+        None => format!("{what}: CPU"),
     };
-    let seconds = profile.clock().duration() as f64 / 1e9;
-    chosen.subtitle = Some(format!("{} samples in {seconds:.1} s", profile.len()));
+    chosen.subtitle = Some(subtitle(profile, samples));
     chosen.count_name = "samples".to_owned();
     // The same function has the same colour in each picture.
     chosen.hash = true;
@@ -34,5 +35,53 @@ pub(super) fn write(
     flamegraph::from_lines(&mut chosen, lines.iter().map(String::as_str), writer)
 }
 
+/// How many samples there are, how they were taken, and when.
+fn subtitle(profile: &Profile, samples: usize) -> String {
+    let clock = profile.clock();
+    let seconds = clock.duration() as f64 / 1e9;
+    let frequency = (1e9 / profile.period().get() as f64).round();
+    let start = utc(clock.unix(clock.start) / 1_000_000_000);
+    format!("{samples} samples at {frequency} Hz, {seconds:.1} s from {start} UTC")
+}
+
+/// Date and time of day, `seconds` after 1970-01-01.
+fn utc(seconds: u64) -> String {
+    const DAY: u64 = 86_400;
+    // A calendar whose years begin in March has its leap day at the end, and 153 days in each five
+    // months from there on. It is counted from the 1st of March of the year 0, in eras of 400 years.
+    let days = seconds / DAY + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let of_day = seconds % DAY;
+    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+}
+
 const EMPTY: &str = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"400\" height=\"40\">\
     <text x=\"10\" y=\"25\" font-family=\"sans-serif\">No samples.</text></svg>\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The truth is `date -u -d @SECONDS`.
+    #[test]
+    fn a_time_is_told_by_the_calendar() {
+        for (seconds, told) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_399, "2000-02-28 23:59:59"),
+            (951_868_799, "2000-02-29 23:59:59"),
+            (951_868_800, "2000-03-01 00:00:00"),
+            (1_700_000_000, "2023-11-14 22:13:20"),
+            (1_735_689_599, "2024-12-31 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+        ] {
+            assert_eq!(utc(seconds), told);
+        }
+    }
+}

@@ -51,25 +51,19 @@ pub(super) fn each_frame(profile: &Profile, location: &Location, mut each: impl 
         each(&function.name);
     }
     if location.functions.is_empty() {
-        each(&unnamed(profile, location));
+        each(&unnamed(profile, location.place));
     }
 }
 
-/// Where a location without a name is: the file and the offset in it.
-pub(super) fn unnamed(profile: &Profile, location: &Location) -> String {
-    let address = location.address;
-    match location.place {
-        Place::Kernel => format!("[kernel]+{address:#x}"),
-        Place::Unknown => format!("[unknown]+{address:#x}"),
-        Place::Mapped(mapping) => {
-            let path = &profile.catalog().module_facts(mapping.module).path;
-            let name = path.rsplit('/').next().unwrap_or(path);
-            let offset = address
-                .wrapping_sub(mapping.start)
-                .wrapping_add(mapping.offset);
-            format!("{name}+{offset:#x}")
-        }
-    }
+/// What stands for all functions of a file that have no name. Its addresses would be a frame each,
+/// among which nothing is found again.
+fn unnamed(profile: &Profile, place: Place) -> String {
+    let Some(module) = profile.module_of(place) else {
+        return "[unknown]".to_owned();
+    };
+    let path = &profile.catalog().module_facts(module).path;
+    let name = path.rsplit('/').next().unwrap_or(path);
+    format!("[{}]", name.trim_matches(['[', ']']))
 }
 
 /// Adds a frame. What has a meaning in this format, or none in a line of text, is replaced.
