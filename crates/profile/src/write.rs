@@ -122,10 +122,13 @@ fn subject(profile: &Profile) -> String {
         return format!("{} processes", processes.len());
     };
     let process = profile.process(id);
-    let service = process.resource.iter().find_map(|(key, value)| match value {
-        Value::String(text) if key == "service.name" => Some(text),
-        _ => None,
-    });
+    let service = process
+        .resource
+        .iter()
+        .find_map(|(key, value)| match value {
+            Value::String(text) if key == "service.name" => Some(text),
+            _ => None,
+        });
     format!("{} {}", service.unwrap_or(&process.comm), process.pid)
 }
 
