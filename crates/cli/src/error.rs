@@ -57,10 +57,28 @@ pub(crate) enum Error {
     NoAnswer,
     /// What should be sampled can't be.
     #[error(transparent)]
-    Sampler(#[from] otelctx_sampler::Error),
+    Sampler(otelctx_sampler::Error),
     /// A profile can't be written or read.
     #[error(transparent)]
     Profile(#[from] otelctx_profile::Error),
+    /// The process would look at itself.
+    #[error("process {0} is this otelctx itself, which can't record itself")]
+    Own(i32),
+    /// Two outputs are one.
+    #[error("{}: given twice with -o", .0.display())]
+    OutputTwice(PathBuf),
+    /// What the demo would write is there already.
+    #[error("{}: is there already", .0.display())]
+    OutputThere(PathBuf),
+    /// The directory for the demo's files can't be made.
+    #[error("{}: no directory for the files can be made: {why}", path.display())]
+    OutputDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        why: io::Error,
+    },
     /// The program to record can't be started.
     #[error("{}: can't be started: {why}", program.to_string_lossy())]
     Command {
@@ -81,9 +99,6 @@ pub(crate) enum Error {
     /// The service could not publish.
     #[error("the demo's service can't publish its context: {0}")]
     Publish(#[from] otelctx::PublishError),
-    /// The kernel told nothing about a thread of the service.
-    #[error("the demo's service can't be watched: {0}")]
-    Watch(#[source] io::Error),
     /// The signals that end a command can't be caught.
     #[error("an interruption can't be caught: {0}")]
     Interrupt(#[source] io::Error),
@@ -139,6 +154,16 @@ impl From<otelctx_reader::Error> for Error {
     }
 }
 
+impl From<otelctx_sampler::Error> for Error {
+    fn from(error: otelctx_sampler::Error) -> Self {
+        match error {
+            otelctx_sampler::Error::Reader(error) => Self::Reader(error),
+            otelctx_sampler::Error::Remote(error) => error.into(),
+            error => Self::Sampler(error),
+        }
+    }
+}
+
 impl From<remote::Error> for Error {
     fn from(error: remote::Error) -> Self {
         Self::Reader(error.into())
@@ -167,6 +192,7 @@ impl Error {
                  system): mend or end that server"
                     .into(),
             ),
+            Self::OutputThere(_) => Some("nothing is overwritten: name another directory".into()),
             Self::NoProcessId(name) => Some(format!("for a file of that name:  ./{name}")),
             Self::NotLinked { path, what } => Some(what.mend(path)),
             Self::KernelThread(_) => {

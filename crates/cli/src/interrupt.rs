@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use nix::libc;
@@ -14,18 +14,41 @@ use nix::sys::time::TimeSpec;
 /// The signals: Ctrl-C, and what `kill` and `timeout` send.
 const SIGNALS: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
 
-static CAUGHT: AtomicBool = AtomicBool::new(false);
+/// The number of the signal that came, negative if the terminal sent it; 0 before one has come.
+static CAUGHT: AtomicI32 = AtomicI32::new(0);
 
-extern "C" fn note(_: libc::c_int) {
-    CAUGHT.store(true, Ordering::Relaxed);
+extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid structure to a handler with SA_SIGINFO.
+    let code = unsafe { (*info).si_code };
+    // sigaction(2): positive codes are the kernel's, which sends for the terminal.
+    let sign = if code > 0 { -1 } else { 1 };
+    CAUGHT.store(sign * signal, Ordering::Relaxed);
+}
+
+/// A signal that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caught {
+    pub(crate) signal: Signal,
+    /// Whether it came from the terminal, and so to every process of the command.
+    pub(crate) by_terminal: bool,
+}
+
+/// The signal that came, if one has.
+pub(crate) fn caught() -> Option<Caught> {
+    let number = CAUGHT.load(Ordering::Relaxed);
+    let signal = Signal::try_from(number.abs()).ok()?;
+    Some(Caught {
+        signal,
+        by_terminal: number < 0,
+    })
 }
 
 /// From now on the first of the signals is only noted; a second one ends the process as usual. A signal
 /// that is ignored, as in the background of a shell, stays so.
 pub(crate) fn catch() -> io::Result<()> {
     let noted = SigAction::new(
-        SigHandler::Handler(note),
-        SaFlags::SA_RESETHAND,
+        SigHandler::SigAction(note),
+        SaFlags::SA_RESETHAND | SaFlags::SA_SIGINFO,
         SigSet::empty(),
     );
     for signal in SIGNALS {
@@ -49,7 +72,7 @@ pub(crate) fn leave_to_others() -> io::Result<()> {
 
 /// Whether one of the signals came.
 pub(crate) fn is_caught() -> bool {
-    CAUGHT.load(Ordering::Relaxed)
+    CAUGHT.load(Ordering::Relaxed) != 0
 }
 
 /// Waits so long, or until one of the signals comes or nobody reads standard output any more. Whether

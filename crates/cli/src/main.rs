@@ -56,9 +56,12 @@ enum Status {
     FoundProblem,
     /// It could not run after all, and has said why.
     CouldNotRun,
+    /// It has run another command, which has ended with this exit status.
+    Ended(u8),
 }
 
 impl Status {
+    /// Those of this command's own.
     const ALL: [Self; 3] = [Self::Done, Self::FoundProblem, Self::CouldNotRun];
 
     /// The exit status.
@@ -67,6 +70,7 @@ impl Status {
             Self::Done => 0,
             Self::FoundProblem => 1,
             Self::CouldNotRun => 2,
+            Self::Ended(code) => code,
         }
     }
 

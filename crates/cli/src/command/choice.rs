@@ -6,7 +6,9 @@ use otelctx_profile::Recording;
 use otelctx_profile::sample::{Catalog, Counts, Found, ProcessFacts, ProcessId, Sample};
 use otelctx_reader::format::TraceId;
 
-use crate::output::attributes;
+use crate::command::ids::process_of;
+use crate::error::Error;
+use crate::output::{attributes, terminal};
 
 /// The attribute that tells requests apart where none is asked for.
 pub(super) const ROUTE: &str = "http.route";
@@ -76,10 +78,64 @@ pub(super) fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// A trace id in hexadecimal digits.
+/// The processes that ids name, by themselves or by one of their threads.
+pub(super) fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
+    let mut pids = Vec::new();
+    for id in ids {
+        let pid = process_of(*id)?;
+        if pid == std::process::id() as i32 {
+            return Err(Error::Own(pid));
+        }
+        if pid != *id {
+            let message = format!("{id} is a thread of process {pid}, all of which is sampled");
+            terminal::complain(&message, None);
+        }
+        if !pids.contains(&pid) {
+            pids.push(pid);
+        }
+    }
+    Ok(pids)
+}
+
+/// A trace id in hexadecimal digits, of either case.
 pub(super) fn trace(text: &str) -> Result<TraceId, String> {
-    text.parse()
-        .ok()
-        .filter(|id: &TraceId| !id.is_zero())
-        .ok_or_else(|| "a trace id has 32 hexadecimal digits, not all of them 0".to_owned())
+    const DIGITS: usize = 32;
+    let lower = text.to_ascii_lowercase();
+    match lower.parse::<TraceId>() {
+        Ok(id) if !id.is_zero() => Ok(id),
+        Ok(_) => Err("a trace id is not all zeroes".to_owned()),
+        Err(_) if lower.bytes().all(|byte| byte.is_ascii_hexdigit()) => Err(format!(
+            "a trace id has {DIGITS} hexadecimal digits, this has {}",
+            lower.len()
+        )),
+        Err(_) => Err(format!(
+            "a trace id has {DIGITS} hexadecimal digits and nothing else"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_id_may_be_written_in_either_case() {
+        let id = "4bf92f3577b34da6a3ce929d0e0e4736";
+        assert_eq!(trace(id).unwrap().to_string(), id);
+        assert_eq!(trace(&id.to_uppercase()).unwrap().to_string(), id);
+        let why = |text: &str| trace(text).unwrap_err();
+        assert!(why(&id[1..]).ends_with("this has 31"));
+        assert!(why(&format!("{id}0")).ends_with("this has 33"));
+        assert!(why("").ends_with("this has 0"));
+        assert!(why(&"0".repeat(32)).ends_with("not all zeroes"));
+        assert!(why("4bf92f35-77b34da6-a3ce929d-0e0e47").ends_with("nothing else"));
+        assert!(why(&"é".repeat(16)).ends_with("nothing else"));
+    }
+
+    #[test]
+    fn a_resource_attribute_may_have_equals_signs_in_its_value() {
+        assert_eq!(pair("a=b=c").unwrap(), ("a".into(), "b=c".into()));
+        assert_eq!(pair("a=").unwrap(), ("a".into(), String::new()));
+        assert!(pair("=b").is_err() && pair("a").is_err());
+    }
 }

@@ -47,9 +47,42 @@ pub(crate) fn grouped(number: usize) -> String {
     text
 }
 
+/// How to call this program from where the user stands: `otelctx` where the shell finds that, else
+/// the path of the file that runs.
+pub(crate) fn own_name() -> String {
+    const NAME: &str = "otelctx";
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    let installed = std::env::split_paths(&places).any(|place| place.join(NAME).is_file());
+    match std::env::current_exe() {
+        Ok(program) if !installed => {
+            let here = std::env::current_dir().unwrap_or_default();
+            let below = program.strip_prefix(&here).unwrap_or(&program);
+            argument(&below.to_string_lossy())
+        }
+        _ => NAME.to_owned(),
+    }
+}
+
+/// `text` as one argument for a shell: in quotes if it needs them.
+pub(crate) fn argument(text: &str) -> String {
+    let is_plain = |it: char| it.is_alphanumeric() || "/._-+,:@%=".contains(it);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::grouped;
+    use super::{argument, grouped};
+
+    #[test]
+    fn a_shell_takes_an_argument_for_one() {
+        assert_eq!(argument("a/b-1.svg"), "a/b-1.svg");
+        assert_eq!(argument("a b"), "'a b'");
+        assert_eq!(argument("it's"), r"'it'\''s'");
+        assert_eq!(argument(""), "''");
+    }
 
     #[test]
     fn thousands_are_set_apart() {

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -10,39 +9,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::run::{Answer, command, not_ignoring_interrupts, otelctx, temporary};
+use crate::run::{Answer, Scratch, command, not_ignoring_interrupts, otelctx};
 use crate::target::{TRACE, Target};
-
-/// A directory that is removed with all that is in it.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let path = temporary(&format!("record-{name}"));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-
-    fn names(&self) -> Vec<String> {
-        let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
-        let mut names: Vec<String> = fs::read_dir(&self.0)
-            .unwrap()
-            .map(|entry| name(entry).into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 fn report(path: &str) -> Value {
     otelctx(&["report", "--json", path]).expect(0).json()
@@ -65,7 +33,7 @@ fn recorded(target: &Target, arguments: &[&str]) -> Answer {
 fn each_sample_knows_its_trace_in_every_format() {
     let target = Target::start("busy");
     for method in [None, Some("--ptrace")] {
-        let scratch = Scratch::new(method.unwrap_or("default"));
+        let scratch = Scratch::new(&format!("record-by{}", method.unwrap_or_default()));
         let names = ["a.otlp", "a.pb.gz", "a.json.gz", "a.svg", "a.folded"];
         let paths = names.map(|name| scratch.path(name));
         let mut arguments = vec!["-d", "1"];
@@ -126,7 +94,7 @@ fn each_sample_knows_its_trace_in_every_format() {
 #[test]
 fn samples_can_be_chosen_by_resource_and_trace() {
     let target = Target::start("busy");
-    let scratch = Scratch::new("chosen");
+    let scratch = Scratch::new("record-chosen");
     let path = scratch.path("a.otlp");
     let samples = |arguments: &[&str]| {
         let all = [&["-d", "0.5", "-o", &path], arguments].concat();
@@ -145,7 +113,7 @@ fn samples_can_be_chosen_by_resource_and_trace() {
 
 #[test]
 fn a_command_is_recorded_from_its_first_instruction_to_its_end() {
-    let scratch = Scratch::new("command");
+    let scratch = Scratch::new("record-command");
     let path = scratch.path("a.otlp");
     let loops = "i=0; while [ $i -lt 600000 ]; do i=$((i+1)); done; echo said";
     let answer = otelctx(&["record", "-o", &path, "-F", "999", "--", "sh", "-c", loops]).expect(0);
@@ -157,7 +125,7 @@ fn a_command_is_recorded_from_its_first_instruction_to_its_end() {
     assert!(name.starts_with("unknown_service:sh "), "{name}");
     // One that ends at once, one that fails, one that is not there.
     otelctx(&["record", "-o", &path, "--", "true"]).expect(0);
-    otelctx(&["record", "-o", &path, "--", "false"]).expect(0);
+    otelctx(&["record", "-o", &path, "--", "false"]).expect(1);
     let answer = otelctx(&["record", "-o", &path, "--", "/no/such/program"]).expect(2);
     assert!(
         answer.stderr.contains("/no/such/program: can't be started"),
@@ -167,7 +135,7 @@ fn a_command_is_recorded_from_its_first_instruction_to_its_end() {
 
 #[test]
 fn what_cannot_be_recorded_or_written_is_said_at_once() {
-    let scratch = Scratch::new("refused");
+    let scratch = Scratch::new("record-refused");
     let good = scratch.path("a.otlp");
     let refused = |arguments: &[&str], why: &str| {
         let all = [&["record", "-d", "60"], arguments].concat();
@@ -210,7 +178,7 @@ fn what_cannot_be_recorded_or_written_is_said_at_once() {
 #[test]
 fn a_full_disk_leaves_the_old_file() {
     let target = Target::start("busy");
-    let scratch = Scratch::new("full");
+    let scratch = Scratch::new("record-full");
     let full = scratch.path("full.otlp");
     symlink("/dev/full", &full).unwrap();
     let pid = target.pid().to_string();
@@ -239,7 +207,7 @@ fn endless(target: &Target, path: &str) -> std::process::Child {
 #[test]
 fn an_interrupt_ends_a_recording_which_is_written() {
     let target = Target::start("busy");
-    let scratch = Scratch::new("interrupt");
+    let scratch = Scratch::new("record-interrupt");
     let path = scratch.path("a.otlp");
     let child = endless(&target, &path);
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
@@ -251,7 +219,7 @@ fn an_interrupt_ends_a_recording_which_is_written() {
 #[test]
 fn a_recorder_that_is_killed_leaves_nothing() {
     let target = Target::start("busy");
-    let scratch = Scratch::new("killed");
+    let scratch = Scratch::new("record-killed");
     let mut child = endless(&target, &scratch.path("a.otlp"));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -268,7 +236,7 @@ fn a_recorder_that_is_killed_leaves_nothing() {
 
 #[test]
 fn a_report_says_what_is_wrong_with_its_file() {
-    let scratch = Scratch::new("report");
+    let scratch = Scratch::new("record-report");
     let target = Target::start("busy");
     let path = scratch.path("a.otlp");
     recorded(&target, &["-d", "0.3", "-o", &path]);

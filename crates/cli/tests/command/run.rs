@@ -1,7 +1,9 @@
 //! Running the command.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -60,6 +62,39 @@ pub(crate) fn under_strace(command: &Command, calls: &str, file: &Path) -> Optio
 /// A file for temporary use by one test, which removes it.
 pub(crate) fn temporary(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("otelctx-{name}-{}", std::process::id()))
+}
+
+/// A directory that is removed with all that is in it.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = temporary(name);
+        fs::create_dir_all(&path).unwrap();
+        // Tests run the command as other users, too.
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+        let mut names: Vec<String> = fs::read_dir(&self.0)
+            .unwrap()
+            .map(|entry| name(entry).into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 impl Answer {

@@ -8,7 +8,7 @@ use std::process::Command;
 use nix::libc;
 use nix::unistd::geteuid;
 
-use crate::run::{Answer, command, deny};
+use crate::run::{Answer, Scratch, deny};
 
 /// Of the user `nobody`.
 pub(crate) const NOBODY: u32 = 65_534;
@@ -28,14 +28,19 @@ impl Copy {
         Self(path)
     }
 
-    /// Runs it as `nobody`, or as who the test is when that is not root.
-    pub(crate) fn run(&self, arguments: &[&str]) -> Answer {
+    /// With these arguments as `nobody`, or as who the test is when that is not root.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.0);
         command.args(arguments).current_dir("/");
         if geteuid().is_root() {
             command.uid(NOBODY).gid(NOBODY);
         }
-        Answer::of(command.output().unwrap())
+        command
+    }
+
+    /// Runs it so.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Answer {
+        Answer::of(self.command(arguments).output().unwrap())
     }
 }
 
@@ -112,7 +117,8 @@ fn what_all_may_not_look_at_is_counted() {
 
 #[test]
 fn a_demo_that_may_not_trace_says_so() {
-    let mut command = command(&["demo", "--duration", "60", "--json"]);
+    let copy = Copy::new("denied");
+    let mut command = copy.command(&["demo", "--duration", "60", "--json"]);
     // As the sandboxes of some container engines do.
     deny(&mut command, libc::SYS_ptrace, libc::EPERM);
     let answer = Answer::of(command.output().unwrap()).expect(2);
@@ -128,10 +134,12 @@ fn a_demo_that_may_not_trace_says_so() {
 
 #[test]
 fn the_demo_needs_no_rights() {
-    let answer = Copy::new("demo")
-        .run(&["demo", "--duration", "0.5", "--json"])
-        .expect(0);
-    let report = answer.json();
-    assert!(report["looks"].as_u64().unwrap() > 0);
-    assert_eq!(report["unreadable"], 0);
+    let copy = Copy::new("demo");
+    let scratch = Scratch::new("demo-nobody");
+    let directory = scratch.path("files");
+    let answer = copy.run(&["demo", "-d", "1", "--json", "-o", &directory]);
+    let report = answer.expect(0).json();
+    assert!(report["samples"].as_u64().unwrap() > 0, "{report:#}");
+    assert_eq!(report["unreadable"], 0, "{report:#}");
+    assert_eq!(report["files"].as_array().unwrap().len(), 5);
 }

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 
 use nix::unistd::geteuid;
 
-use crate::run::{Answer, otelctx};
+use crate::run::{Answer, Scratch, otelctx};
 use crate::target::Target;
 use crate::unprivileged::{Copy, NOBODY};
 
@@ -117,7 +117,9 @@ fn every_setting_allows_what_it_says_and_is_named_when_it_refuses() {
             }
         }
         // Its service is its child.
-        let answer = copy.run(&["demo", "--duration", "1", "--json"]);
+        let scratch = Scratch::new("demo-yama");
+        let directory = scratch.path("files");
+        let answer = copy.run(&["demo", "-d", "1", "--json", "-o", &directory]);
         let mut said = format!("{scope}, Same, demo: status {}", answer.status);
         for line in answer.stderr.lines() {
             write!(said, " | {line}").unwrap();

@@ -1,16 +1,20 @@
-//! `otelctx demo`: a small service, watched from outside as another process would.
+//! `otelctx demo`: a small service, recorded from outside as another process would.
 
 mod child;
-mod cpu;
+mod files;
 mod report;
 pub(crate) mod service;
 mod text;
-mod watch;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use otelctx_reader::remote::stop;
+use otelctx_profile::{Options, Profile};
+use otelctx_sampler::Targets;
+use otelctx_symbolize::Symbols;
 
+use super::record::output;
+use super::record::session::{Plan, Session};
 use super::seconds::seconds;
 use crate::Status;
 use crate::error::Error;
@@ -18,19 +22,37 @@ use crate::interrupt;
 use crate::output::json;
 use crate::output::terminal::{self, Terminal};
 
-/// Start a small service that publishes its contexts, and watch it from outside
+use files::Files;
+use report::Report;
+
+/// Looks a second at each processor: a request of 10 ms is met a few times.
+const FREQUENCY: u32 = 999;
+
+/// Start a small service that publishes its contexts, and record it from outside
 ///
-/// The service is a process of its own and ends with the command. Needs no root. Ctrl-C ends it before
-/// its time, and shows what was seen by then.
+/// The service is a process of its own and ends with the command. Shows where its processor time went, by
+/// route, by trace and by thread, and writes the recording in each format. Needs no root: without it
+/// threads are stopped to look at them. Ctrl-C ends it before its time, and shows what was seen by then.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Example:
-  otelctx demo --duration 60 &
+Examples:
+  otelctx demo                     files in a new directory, otelctx-demo
+  otelctx demo --duration 60 &     and meanwhile, on the service:
   otelctx ps")]
 pub(crate) struct Arguments {
-    /// How long to watch
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    /// How long to record
+    #[arg(
+        short,
+        long,
+        value_name = "SECONDS",
+        default_value = "5",
+        value_parser = seconds
+    )]
     duration: Duration,
+    /// The directory to write to, made if it is not there. By default a new one here, or in the
+    /// directory for temporary files if here nothing can be written
+    #[arg(short, long, value_name = "DIRECTORY")]
+    output: Option<PathBuf>,
     /// Print one JSON value (docs/json.md tells its fields)
     #[arg(long)]
     json: bool,
@@ -38,6 +60,7 @@ pub(crate) struct Arguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    let files = Files::plan(arguments.output.as_deref())?;
     // Started here and not on a thread: the service ends when the thread that started it does.
     let service = child::Service::start()?;
     interrupt::catch().map_err(Error::Interrupt)?;
@@ -45,18 +68,42 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         let head = text::head(service.pid(), arguments.duration);
         terminal::print(&head).map_err(Error::Output)?;
     }
-    let watched = stop::on_own_thread(|| watch::watch(service.pid(), arguments.duration))??;
+    let session = Session::start(Plan {
+        targets: Targets::Processes(vec![service.pid()]),
+        frequency: FREQUENCY,
+        without_ebpf: false,
+        duration: Some(arguments.duration),
+    })?;
+    let method = session.method().clone();
+    let recorded = session.run(|sampler| !sampler.has_targets());
+    let pid = service.pid();
+    let mut report = Report::of(pid, &method, &recorded);
+    // The service is still there while its functions are named: it may have been started from a file
+    // that is gone.
+    let profile = Profile::new(recorded, &mut Symbols::new());
     drop(service);
-    let report = report::Report::of(watched);
+    let mut options = Options::default();
+    options.by = output::root(None, &profile);
+    let (directory, written, failed) = match files.make() {
+        Ok((directory, paths)) => {
+            let (written, failed) = output::write(&profile, &options, &paths);
+            (Some(directory), written, failed)
+        }
+        Err(error) => (None, Vec::new(), vec![error]),
+    };
+    (report.directory, report.files) = (directory, written);
     let text = if arguments.json {
         json::render(&report)
     } else {
         text::render(&report, &Terminal::of_stdout())
     };
     terminal::print(&text).map_err(Error::Output)?;
-    Ok(if report.unreadable > 0 {
-        Status::FoundProblem
-    } else {
-        Status::Done
+    for error in &failed {
+        terminal::complain(&error.to_string(), error.mend().as_deref());
+    }
+    Ok(match report.unreadable {
+        _ if !failed.is_empty() => Status::CouldNotRun,
+        0 => Status::Done,
+        _ => Status::FoundProblem,
     })
 }

@@ -1,48 +1,63 @@
-//! What was seen, added up (docs/json.md).
+//! What was recorded, added up (docs/json.md).
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
 
+use otelctx_profile::Recording;
+use otelctx_profile::sample::{ContextId, Found, Sample, ThreadId, Unread};
 use otelctx_reader::format::TraceId;
+use otelctx_sampler::Method;
 use serde::Serialize;
 
-use super::watch::{ThreadSeen, Watched};
+use crate::command::choice::ROUTE;
+use crate::command::record::output::Written;
 
 /// The whole answer.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) pid: i32,
     pub(super) seconds: f64,
-    pub(super) looks: usize,
-    pub(super) unreadable: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) first_error: Option<String>,
-    /// The median time that a look kept its thread stopped, in microseconds.
-    pub(super) stopped_us: f64,
-    /// What the service used of the processors where a look met it running, in milliseconds.
+    /// `ebpf` or `ptrace`.
+    pub(super) method: &'static str,
+    /// What a sample stands for, in nanoseconds of processor time.
+    pub(super) period_ns: u64,
+    pub(super) samples: usize,
+    pub(super) with_trace: usize,
+    pub(super) unreadable: u64,
+    pub(super) lost: u64,
     pub(super) cpu_ms: f64,
     /// Traces that were met on more than one thread.
     pub(super) traces_that_moved: usize,
     pub(super) routes: Vec<Route>,
+    /// The costliest first.
+    pub(super) traces: Vec<Trace>,
     pub(super) threads: Vec<Thread>,
+    /// Where the files are; `None` if it could not be made.
+    pub(super) directory: Option<PathBuf>,
+    pub(super) files: Vec<Written>,
 }
 
 /// One route; the one without a name is work outside of all requests.
 #[derive(Debug, Serialize)]
 pub(super) struct Route {
     pub(super) route: Option<String>,
+    pub(super) samples: usize,
     pub(super) cpu_ms: f64,
     /// Of the service's CPU time, from 0 to 1.
     pub(super) share: f64,
     /// How many different ones were met.
     pub(super) traces: usize,
-    pub(super) costliest_trace: Option<Trace>,
 }
 
-#[derive(Debug, Serialize)]
+/// One request.
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Trace {
     pub(super) trace_id: String,
+    pub(super) route: Option<String>,
+    pub(super) samples: usize,
     pub(super) cpu_ms: f64,
+    /// How many threads it was met on.
+    pub(super) threads: usize,
 }
 
 /// One thread of the service.
@@ -50,7 +65,7 @@ pub(super) struct Trace {
 pub(super) struct Thread {
     pub(super) tid: i32,
     pub(super) name: String,
-    pub(super) looks: usize,
+    pub(super) samples: usize,
     /// The part of the time that it was running, from 0 to 1.
     pub(super) busy: f64,
     /// What it was running for, as parts of its CPU time, most first.
@@ -62,6 +77,7 @@ pub(super) struct Thread {
 #[derive(Debug, Serialize)]
 pub(super) struct Part {
     pub(super) route: Option<String>,
+    pub(super) samples: usize,
     pub(super) share: f64,
 }
 
@@ -73,101 +89,148 @@ pub(super) struct Last {
     pub(super) span_id: String,
 }
 
+/// What is counted of a request.
+#[derive(Debug, Default)]
+struct Request<'r> {
+    route: Option<&'r str>,
+    samples: usize,
+    threads: BTreeSet<ThreadId>,
+}
+
+/// What is counted of a thread.
+#[derive(Debug, Default)]
+struct Work<'r> {
+    samples: usize,
+    routes: BTreeMap<Option<&'r str>, usize>,
+    /// When it was last seen at work, and at what.
+    last: Option<(u64, ContextId)>,
+}
+
 impl Report {
     /// Adds up.
-    ///
-    /// How much of the processors a thread used is known from the kernel; what for, from the looks
-    /// that met it running. Each such look stands for an equal part of that time.
-    pub(super) fn of(mut watched: Watched) -> Self {
-        let mut cpu_of_route: BTreeMap<&str, f64> = BTreeMap::new();
-        for thread in &watched.threads {
-            let looks: usize = thread.running.values().sum();
-            let each = milliseconds(thread.cpu) / looks.max(1) as f64;
-            for (route, looks) in &thread.running {
-                *cpu_of_route.entry(route).or_default() += each * *looks as f64;
+    pub(super) fn of(pid: i32, method: &Method, recorded: &Recording) -> Self {
+        let catalog = &recorded.catalog;
+        let route_of = |context: ContextId| {
+            let attributes = &catalog.context_facts(context).attributes;
+            let route = attributes.iter().find(|(key, _)| key == ROUTE);
+            route.map(|(_, value)| value.as_str())
+        };
+        let mut routes: BTreeMap<Option<&str>, usize> = BTreeMap::new();
+        let mut traces: HashMap<TraceId, Request<'_>> = HashMap::new();
+        let mut threads: BTreeMap<ThreadId, Work<'_>> = BTreeMap::new();
+        for sample in &recorded.samples {
+            let context = context_of(sample);
+            let route = context.and_then(route_of);
+            *routes.entry(route).or_default() += 1;
+            let thread = threads.entry(sample.thread).or_default();
+            thread.samples += 1;
+            *thread.routes.entry(route).or_default() += 1;
+            if let Some(context) = context {
+                thread.last = thread.last.max(Some((sample.time, context)));
+                let trace = catalog.context_facts(context).trace_id;
+                let request = traces.entry(trace).or_default();
+                request.route = route;
+                request.samples += 1;
+                request.threads.insert(sample.thread);
             }
         }
-        let cpu_ms: f64 = cpu_of_route.values().sum();
-        let mut routes = Vec::new();
-        for (route, cpu) in &cpu_of_route {
-            let traces = watched
-                .traces
-                .iter()
-                .filter(|(_, seen)| seen.route == **route);
-            let costs: Vec<(Duration, &TraceId)> =
-                traces.map(|(id, seen)| (seen.cpu, id)).collect();
-            let costliest = costs.iter().max();
-            routes.push(Route {
-                route: named(route),
-                cpu_ms: *cpu,
-                share: cpu / cpu_ms.max(f64::MIN_POSITIVE),
-                traces: costs.len(),
-                costliest_trace: costliest.map(|(cpu, id)| Trace {
-                    trace_id: id.to_string(),
-                    cpu_ms: milliseconds(*cpu),
-                }),
-            });
-        }
-        routes.sort_by(|a, b| b.cpu_ms.total_cmp(&a.cpu_ms));
-        let moved = watched.traces.values().filter(|seen| seen.tids.len() > 1);
-        Self {
-            pid: watched.pid,
-            seconds: watched.duration.as_secs_f64(),
-            looks: watched.looks,
-            unreadable: watched.unreadable,
-            first_error: watched.first_error.take(),
-            stopped_us: median(&mut watched.stops).as_secs_f64() * 1e6,
-            cpu_ms,
-            traces_that_moved: moved.count(),
-            routes,
-            threads: watched
-                .threads
-                .iter()
-                .map(|thread| Thread::of(thread, watched.duration))
-                .collect(),
-        }
-    }
-}
-
-impl Thread {
-    fn of(seen: &ThreadSeen, duration: Duration) -> Self {
-        let all: usize = seen.running.values().sum();
-        let mut routes: Vec<Part> = seen
-            .running
-            .iter()
-            .map(|(route, looks)| Part {
-                route: named(route),
-                share: *looks as f64 / all as f64,
+        let period_ns = recorded.period.get();
+        let milliseconds = |samples: usize| samples as f64 * period_ns as f64 / 1e6;
+        let samples = recorded.samples.len();
+        let mut routes: Vec<Route> = routes
+            .into_iter()
+            .map(|(route, of_route)| Route {
+                route: route.map(str::to_owned),
+                samples: of_route,
+                cpu_ms: milliseconds(of_route),
+                share: of_route as f64 / samples as f64,
+                traces: traces.values().filter(|it| it.route == route).count(),
             })
             .collect();
-        routes.sort_by(|a, b| b.share.total_cmp(&a.share));
+        routes.sort_by_key(|route| std::cmp::Reverse(route.samples));
+        let moved = traces.values().filter(|it| it.threads.len() > 1).count();
+        let with_trace = traces.values().map(|it| it.samples).sum();
+        let mut traces: Vec<Trace> = traces
+            .into_iter()
+            .map(|(id, request)| Trace {
+                trace_id: id.to_string(),
+                route: request.route.map(str::to_owned),
+                samples: request.samples,
+                cpu_ms: milliseconds(request.samples),
+                threads: request.threads.len(),
+            })
+            .collect();
+        traces.sort_by(|one, other| {
+            let by_cost = other.samples.cmp(&one.samples);
+            by_cost.then_with(|| one.trace_id.cmp(&other.trace_id))
+        });
+        let seconds = recorded.clock.duration() as f64 / 1e9;
+        let mut threads: Vec<Thread> = threads
+            .into_iter()
+            .map(|(id, work)| Thread {
+                tid: catalog.thread_facts(id).tid,
+                name: catalog.thread_facts(id).name.clone(),
+                samples: work.samples,
+                busy: milliseconds(work.samples) / 1e3 / seconds,
+                routes: parts(&work),
+                last: work.last.map(|(_, context)| {
+                    let facts = catalog.context_facts(context);
+                    Last {
+                        route: route_of(context).map(str::to_owned),
+                        trace_id: facts.trace_id.to_string(),
+                        span_id: facts.span_id.to_string(),
+                    }
+                }),
+            })
+            .collect();
+        threads.sort_by_key(|thread| thread.tid);
         Self {
-            tid: seen.tid,
-            name: seen.name.clone(),
-            looks: seen.looks,
-            busy: seen.cpu.as_secs_f64() / duration.as_secs_f64().max(f64::MIN_POSITIVE),
+            pid,
+            seconds,
+            method: match method {
+                Method::Ebpf => "ebpf",
+                _ => "ptrace",
+            },
+            period_ns,
+            samples,
+            with_trace,
+            unreadable: unreadable(recorded),
+            lost: recorded.counts.lost,
+            cpu_ms: milliseconds(samples),
+            traces_that_moved: moved,
             routes,
-            last: seen.last.as_ref().map(|(route, trace, span)| Last {
-                route: named(route),
-                trace_id: trace.to_string(),
-                span_id: span.to_string(),
-            }),
+            traces,
+            threads,
+            directory: None,
+            files: Vec::new(),
         }
     }
 }
 
-fn named(route: &str) -> Option<String> {
-    (!route.is_empty()).then(|| route.to_owned())
+fn context_of(sample: &Sample) -> Option<ContextId> {
+    match sample.found {
+        Found::Attached(context) => Some(context),
+        _ => None,
+    }
 }
 
-fn milliseconds(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1000.0
+/// Samples whose context could not be read. A record that is being rewritten belongs to no request.
+fn unreadable(recorded: &Recording) -> u64 {
+    let counted = Unread::ALL.iter().zip(recorded.counts.unread);
+    let unread = counted.filter(|(why, _)| **why != Unread::NotValid);
+    unread.map(|(_, count)| count).sum()
 }
 
-fn median(durations: &mut [Duration]) -> Duration {
-    durations.sort_unstable();
-    durations
-        .get(durations.len() / 2)
-        .copied()
-        .unwrap_or_default()
+fn parts(work: &Work<'_>) -> Vec<Part> {
+    let mut parts: Vec<Part> = work
+        .routes
+        .iter()
+        .map(|(route, samples)| Part {
+            route: route.map(str::to_owned),
+            samples: *samples,
+            share: *samples as f64 / work.samples as f64,
+        })
+        .collect();
+    parts.sort_by_key(|part| std::cmp::Reverse(part.samples));
+    parts
 }

@@ -2,28 +2,30 @@
 
 use std::time::Duration;
 
-use super::report::{Report, Route, Thread};
+use super::report::{Report, Route, Thread, Trace};
 use super::service::WORKERS;
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Terminal, escape};
-use crate::output::words::grouped;
+use crate::output::words::{count, grouped, own_name};
 
 /// Columns of a bar for the whole, where there is room.
 const BAR: usize = 28;
 /// Columns of everything else in the bars' table.
-const BESIDE_BAR: usize = 71;
+const BESIDE_BAR: usize = 50;
 /// Parts of a column that there are characters for.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 /// Work outside of requests.
 const NO_ROUTE: &str = "(none)";
+/// Of the costliest traces, so many are shown of all routes, and then one of each other route.
+const TRACES: usize = 3;
 
 /// The service is gone when this is read.
-const TRY: &str = "Try, in another terminal while `otelctx demo --duration 60` runs:";
+const TRY: [&str; 3] = ["ps", "dump PID", "record -p PID -d 5 -o out.svg"];
 
 /// What is about to happen.
 pub(super) fn head(pid: i32, duration: Duration) -> String {
     format!(
-        "A shop with {WORKERS} workers and 3 routes, watched from outside for {} s (pid {pid})\n\n",
+        "A shop with {WORKERS} workers and 3 routes, recorded from outside for {} s (pid {pid})\n\n",
         duration.as_secs_f64()
     )
 }
@@ -35,24 +37,25 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
         .map_or(BAR, |width| width.saturating_sub(BESIDE_BAR).clamp(1, BAR));
     let mut text = routes(&report.routes, bar, terminal);
     text.push('\n');
+    text += &traces(&report.traces, terminal);
+    text.push('\n');
     text += &threads(&report.threads, terminal);
     text.push('\n');
-    let readable = match (&report.first_error, report.unreadable) {
-        (Some(why), unreadable) => {
-            format!(
-                "{} of them unreadable ({})",
-                grouped(unreadable),
-                escape(why)
-            )
-        }
-        (None, _) => "every one readable".into(),
+    let readable = match report.unreadable {
+        0 => "every one readable".to_owned(),
+        unreadable => format!("{} of them unreadable", grouped(unreadable as usize)),
     };
-    let looks = format!(
-        "{} looks, {readable}; each stopped a thread for {:.0} µs (median).",
-        grouped(report.looks),
-        report.stopped_us
+    let how = match report.method {
+        "ebpf" => "eBPF took them, and stopped nothing.",
+        _ => "Each stopped its thread for a moment.",
+    };
+    let samples = format!(
+        "{}, {readable}, {} with a trace; {} lost. {how}",
+        count(report.samples, "sample", "samples"),
+        grouped(report.with_trace),
+        grouped(report.lost as usize),
     );
-    text += &terminal.sentence("", &looks);
+    text += &terminal.sentence("", &samples);
     // A short look may miss it.
     if report.traces_that_moved > 0 {
         let moved = format!(
@@ -64,8 +67,27 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
         );
         text += &terminal.sentence("", &moved);
     }
-    text += &terminal.sentence("", TRY);
-    text += "  otelctx ps · otelctx dump PID · otelctx check PID\n";
+    text += &files(report);
+    let own = own_name();
+    text += &format!("Try, in another terminal while `{own} demo -d 60` runs:\n");
+    for arguments in TRY {
+        text += &format!("  {own} {arguments}\n");
+    }
+    text
+}
+
+/// Nothing of it is cut: it is there to be copied.
+fn files(report: &Report) -> String {
+    let Some(directory) = &report.directory else {
+        return "\n".to_owned();
+    };
+    let directory = escape(&directory.to_string_lossy());
+    let mut text = format!("\nThe recording is in {directory}, for whichever you have at hand:\n");
+    for file in &report.files {
+        let name = file.path.rsplit('/').next().unwrap_or(&file.path);
+        text += &format!("  {name:15}  {}\n", escape(&file.open));
+    }
+    text.push('\n');
     text
 }
 
@@ -74,25 +96,49 @@ fn routes(routes: &[Route], width: usize, terminal: &Terminal) -> String {
         ("ROUTE", Align::Left),
         ("CPU", Align::Left),
         ("SHARE", Align::Right),
+        ("TIME", Align::Right),
+        ("SAMPLES", Align::Right),
         ("TRACES", Align::Right),
-        ("COSTLIEST TRACE", Align::Left),
-        ("", Align::Right),
     ]);
     let most = routes.first().map_or(1.0, |route| route.share);
     let rows = routes.iter().map(|route| {
-        let (trace, cpu) = match &route.costliest_trace {
-            Some(trace) => (trace.trace_id.clone(), milliseconds(trace.cpu_ms)),
-            None => ("-".into(), "-".into()),
-        };
         [
             name(route.route.as_ref()),
             bar(route.share / most, width),
             percent(route.share),
+            milliseconds(route.cpu_ms),
+            grouped(route.samples),
             grouped(route.traces),
-            trace,
-            cpu,
         ]
     });
+    table.render(rows, terminal)
+}
+
+fn traces(traces: &[Trace], terminal: &Terminal) -> String {
+    let table = Table::new([
+        ("COSTLIEST TRACES", Align::Left),
+        ("ROUTE", Align::Left),
+        ("TIME", Align::Right),
+        ("SAMPLES", Align::Right),
+        ("THREADS", Align::Right),
+    ]);
+    let is_shown = |(index, trace): &(usize, &Trace)| {
+        let before = &traces[..*index];
+        *index < TRACES || before.iter().all(|it| it.route != trace.route)
+    };
+    let rows = traces
+        .iter()
+        .enumerate()
+        .filter(is_shown)
+        .map(|(_, trace)| {
+            [
+                trace.trace_id.clone(),
+                name(trace.route.as_ref()),
+                milliseconds(trace.cpu_ms),
+                grouped(trace.samples),
+                trace.threads.to_string(),
+            ]
+        });
     table.render(rows, terminal)
 }
 
@@ -104,9 +150,9 @@ fn threads(threads: &[Thread], terminal: &Terminal) -> String {
         ("BUSY WITH", Align::Left),
     ]);
     let rows = threads.iter().map(|thread| {
-        let with: Vec<String> = thread
-            .routes
-            .iter()
+        // What is not a request's is the rest.
+        let of_routes = thread.routes.iter().filter(|part| part.route.is_some());
+        let with: Vec<String> = of_routes
             .map(|part| format!("{} {}", name(part.route.as_ref()), percent(part.share)))
             .collect();
         let last = thread.last.as_ref();
@@ -114,7 +160,10 @@ fn threads(threads: &[Thread], terminal: &Terminal) -> String {
             escape(&thread.name),
             percent(thread.busy),
             last.map_or("-".into(), |last| last.trace_id.clone()),
-            with.join(", "),
+            match with.is_empty() {
+                true => NO_ROUTE.into(),
+                false => with.join(", "),
+            },
         ]
     });
     table.render(rows, terminal)

@@ -3,14 +3,17 @@
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
 use std::thread::JoinHandle;
 
 use nix::errno::Errno;
 use nix::libc;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, pipe2};
+
+use crate::interrupt;
 
 /// A process that waits before its first instruction.
 pub(super) struct Waiting {
@@ -29,14 +32,17 @@ impl Waiting {
         program.args(&command[1..]);
         let (told, waits) = (pid_writer.as_raw_fd(), gate_reader.as_raw_fd());
         // SAFETY: between fork and exec only getpid(2), write(2) and read(2) are called, on
-        // descriptors that are open until then.
+        // descriptors that are open until then; an error of a number allocates nothing.
         unsafe {
             program.pre_exec(move || {
                 let pid = libc::getpid().to_ne_bytes();
                 libc::write(told, pid.as_ptr().cast(), pid.len());
                 let mut word = 0_u8;
-                libc::read(waits, (&raw mut word).cast(), 1);
-                Ok(())
+                // The recorder is gone, or could not start, where nothing comes.
+                match libc::read(waits, (&raw mut word).cast(), 1) {
+                    1 => Ok(()),
+                    _ => Err(Errno::ECANCELED.into()),
+                }
             });
         }
         let starting = std::thread::spawn(move || {
@@ -79,6 +85,28 @@ pub(super) fn has_ended(child: &Child) -> bool {
         status,
         Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) | Err(Errno::ECHILD)
     )
+}
+
+/// Has a command end whose recording has ended. Where a signal ended that it goes to the command, unless
+/// the terminal has sent it there already; else SIGTERM does, as with perf-record(1).
+pub(super) fn end(child: &Child) {
+    let signal = match interrupt::caught() {
+        Some(caught) if caught.by_terminal => return,
+        Some(caught) => caught.signal,
+        None => Signal::SIGTERM,
+    };
+    if !has_ended(child) {
+        // It can only have ended meanwhile; nobody has waited for it yet, so the id is still its own.
+        let _ = kill(Pid::from_raw(child.id() as i32), signal);
+    }
+}
+
+/// Waits for the command, and returns its exit status as a shell has it: 128 and the number of the
+/// signal that ended it.
+pub(super) fn status(mut child: Child) -> u8 {
+    let status = child.wait().unwrap_or_default();
+    let code = status.code().or(status.signal().map(|signal| 128 + signal));
+    code.unwrap_or_default() as u8
 }
 
 fn joined(starting: JoinHandle<io::Result<Child>>) -> io::Result<Child> {

@@ -1,27 +1,32 @@
 //! `otelctx record`: samples processes, and writes what they did and for which trace.
 
 mod child;
+mod nothing;
+pub(super) mod output;
 mod progress;
+pub(super) mod session;
 
+use std::collections::HashSet;
 use std::ffi::OsString;
-use std::num::NonZeroU64;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::path::PathBuf;
+use std::process::Child;
+use std::time::Duration;
 
-use otelctx_profile::sample::{Catalog, Sample};
-use otelctx_profile::{Clock, Format, Options, Profile, Recording};
-use otelctx_sampler::{INTERVAL, Method, Sampler, Targets, monotonic};
+use otelctx_profile::sample::{ProcessId, Sample};
+use otelctx_profile::{Options, Profile, Recording};
+use otelctx_sampler::Targets;
 use otelctx_symbolize::Symbols;
 
-use crate::command::choice::{self, Choice, NONE, ROUTE};
+use crate::command::choice::{self, Choice};
 use crate::command::seconds;
 use crate::error::Error;
-use crate::output::terminal;
+use crate::output::terminal::{self, escape};
 use crate::output::words::{count, grouped};
 use crate::{Status, interrupt};
 
 use child::Waiting;
-use progress::Progress;
+use nothing::Before;
+use session::{Plan, Session};
 
 /// Sample processes, and write what they did and for which trace
 ///
@@ -80,160 +85,91 @@ Examples:
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
-    // What can't be written is better known before than after an hour.
-    for path in &arguments.output {
-        Format::from_path(path)?;
-        writable(path)?;
-    }
+    output::check(&arguments.output)?;
+    let targets = match arguments.all {
+        true => Targets::All,
+        false => Targets::Processes(choice::processes(&arguments.pid)?),
+    };
     interrupt::catch().map_err(Error::Interrupt)?;
-    let mut recorded = record(arguments)?;
+    let (mut recorded, child) = record(arguments, targets)?;
+    let before = Before::of(&recorded, arguments);
     Choice {
         resource: &arguments.filter,
         trace: arguments.trace,
     }
     .keep(&mut recorded);
-    let counts = recorded.counts;
-    let kept = recorded.samples.len();
+    let summary = summary(&recorded);
+    let wanting = before.wanting(recorded.samples.len(), arguments);
     let symbols = arguments
         .debug_dir
         .iter()
         .fold(Symbols::new(), Symbols::debug_directory);
     let profile = Profile::new(recorded, &mut { symbols });
     let mut options = Options::default();
-    options.by = root(arguments, &profile);
+    options.by = output::root(arguments.by.as_deref(), &profile);
     options
         .attribute_prefix
         .clone_from(&arguments.attribute_prefix);
-    let seconds = profile.clock().duration() as f64 / 1e9;
-    let mut text = format!(
-        "{} of {} in {seconds:.1} s: {} with a trace context, {} lost\n",
-        count(kept, "sample", "samples"),
-        count(profile.catalog().processes().len(), "process", "processes"),
-        grouped(counts.attached as usize),
-        grouped(counts.lost as usize),
-    );
-    for path in &arguments.output {
-        profile.write_file(path, &options)?;
-        text.push_str(&format!("  {}\n", opening(path)));
+    let (written, failed) = output::write(&profile, &options, &arguments.output);
+    let files = written
+        .iter()
+        .map(|file| format!("  {}: {}\n", escape(&file.path), escape(&file.open)));
+    let text = summary + &files.collect::<String>();
+    let told = terminal::print(&text).map_err(Error::Output);
+    if let Some(wanting) = wanting {
+        terminal::complain(&wanting.what, Some(&wanting.mend));
     }
-    terminal::print(&text).map_err(Error::Output)?;
-    Ok(Status::Done)
+    for error in &failed {
+        terminal::complain(&error.to_string(), error.mend().as_deref());
+    }
+    // Only now: whoever does not wait for a command that does not end loses nothing.
+    let status = child.map_or(Status::Done, |child| Status::Ended(child::status(child)));
+    told?;
+    Ok(if failed.is_empty() {
+        status
+    } else {
+        Status::CouldNotRun
+    })
 }
 
-/// Samples until an end comes.
-fn record(arguments: &Arguments) -> Result<Recording, Error> {
+/// Samples until an end comes. Returns the command as well, if one was started.
+fn record(arguments: &Arguments, targets: Targets) -> Result<(Recording, Option<Child>), Error> {
+    let cannot_start = |why| Error::Command {
+        program: arguments.command.first().cloned().unwrap_or_default(),
+        why,
+    };
     let waiting = match &arguments.command[..] {
         [] => None,
-        command => Some(Waiting::start(command).map_err(|why| cannot_start(command, why))?),
+        command => Some(Waiting::start(command).map_err(cannot_start)?),
     };
-    let targets = match &waiting {
-        Some(waiting) => Targets::Processes(vec![waiting.pid()]),
-        None if arguments.all => Targets::All,
-        None => Targets::Processes(arguments.pid.clone()),
-    };
-    let mut options = otelctx_sampler::Options::new(targets);
-    options.frequency = arguments.frequency;
-    options.without_ebpf = arguments.ptrace;
-    let start_unix = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let start = monotonic();
-    let mut sampler = Sampler::start(&options)?;
-    if let Method::Ptrace(why) = sampler.method() {
-        terminal::complain(&format!("threads are stopped to look at them: {why}"), None);
-    }
-    let child = match waiting {
-        Some(waiting) => {
-            let started = waiting.go();
-            Some(started.map_err(|why| cannot_start(&arguments.command, why))?)
-        }
-        None => None,
-    };
-    let mut catalog = Catalog::new();
-    let mut samples: Vec<Sample> = Vec::new();
-    let deadline = arguments.duration.map(|duration| Instant::now() + duration);
-    let mut progress = Progress::new(arguments.duration);
-    loop {
-        let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
-        if left == Some(Duration::ZERO) || interrupt::is_caught() {
-            break;
-        }
-        std::thread::sleep(left.map_or(INTERVAL, |left| left.min(INTERVAL)));
-        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
-        progress.show(&sampler.counts());
-        let ended = match &child {
-            Some(child) => child::has_ended(child),
-            None => !sampler.has_targets(),
-        };
-        if ended {
-            break;
-        }
-    }
-    progress.clear();
-    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
-    let period = 1_000_000_000 / u64::from(arguments.frequency);
-    Ok(Recording {
-        catalog,
-        samples,
-        clock: Clock {
-            start,
-            end: monotonic(),
-            start_unix: u64::try_from(start_unix.as_nanos()).unwrap_or(u64::MAX),
+    let session = Session::start(Plan {
+        targets: match &waiting {
+            Some(waiting) => Targets::Processes(vec![waiting.pid()]),
+            None => targets,
         },
-        period: NonZeroU64::new(period).unwrap_or(NonZeroU64::MIN),
-        counts,
-    })
-}
-
-fn cannot_start(command: &[OsString], why: std::io::Error) -> Error {
-    Error::Command {
-        program: command[0].clone(),
-        why,
-    }
-}
-
-/// Whether a file can be written at `path`, as far as can be known before.
-fn writable(path: &Path) -> Result<(), Error> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
+        frequency: arguments.frequency,
+        without_ebpf: arguments.ptrace,
+        duration: arguments.duration,
+    })?;
+    let Some(waiting) = waiting else {
+        return Ok((session.run(|sampler| !sampler.has_targets()), None));
     };
-    let existing = if path.exists() { path } else { directory };
-    let permitted = match nix::unistd::access(existing, nix::unistd::AccessFlags::W_OK) {
-        Ok(()) if path.is_dir() => Err(nix::Error::EISDIR),
-        answer => answer,
-    };
-    permitted.map_err(|errno| {
-        Error::Profile(otelctx_profile::Error::Write {
-            path: path.to_owned(),
-            source: errno.into(),
-        })
-    })
+    let child = waiting.go().map_err(cannot_start)?;
+    let recorded = session.run(|_| child::has_ended(&child));
+    child::end(&child);
+    Ok((recorded, Some(child)))
 }
 
-/// The attribute for flame graphs.
-fn root(arguments: &Arguments, profile: &Profile) -> Option<String> {
-    match arguments.by.as_deref() {
-        Some(NONE) => None,
-        Some(name) => Some(name.to_owned()),
-        None => {
-            let mut contexts = profile.catalog().contexts();
-            let has_route =
-                contexts.any(|(_, context)| context.attributes.iter().any(|(key, _)| key == ROUTE));
-            has_route.then(|| ROUTE.to_owned())
-        }
-    }
-}
-
-/// What was written, and how to open it.
-fn opening(path: &Path) -> String {
-    let file = path.display();
-    let how = match Format::from_path(path) {
-        Ok(Format::Otlp) => format!("otelctx report {file}"),
-        Ok(Format::Pprof) => format!("go tool pprof -http=: {file}"),
-        Ok(Format::Firefox) => "load it at https://profiler.firefox.com".to_owned(),
-        Ok(Format::FlameGraph) => "open it in a browser".to_owned(),
-        _ => "one stack a line".to_owned(),
-    };
-    format!("{file}: {how}")
+/// What was recorded, in one line.
+fn summary(recorded: &Recording) -> String {
+    let seconds = recorded.clock.duration() as f64 / 1e9;
+    let of = |sample: &Sample| recorded.catalog.thread_facts(sample.thread).process;
+    let processes: HashSet<ProcessId> = recorded.samples.iter().map(of).collect();
+    format!(
+        "{} of {} in {seconds:.1} s: {} with a trace context, {} lost\n",
+        count(recorded.samples.len(), "sample", "samples"),
+        count(processes.len(), "process", "processes"),
+        grouped(recorded.counts.attached as usize),
+        grouped(recorded.counts.lost as usize),
+    )
 }

@@ -1,0 +1,98 @@
+//! Where the recording goes: into a directory in which nothing of it is yet.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+
+/// A file of each format.
+const NAMES: [&str; 5] = [
+    "profile.otlp",
+    "profile.pb.gz",
+    "profile.json.gz",
+    "profile.svg",
+    "profile.folded",
+];
+
+/// The directory that is made where none is named; a number follows where it is there already.
+const DIRECTORY: &str = "otelctx-demo";
+/// Numbers that are tried.
+const MOST: u32 = 1000;
+
+/// Where to write.
+#[derive(Debug)]
+pub(super) enum Files {
+    /// In the directory that was named.
+    Named(PathBuf),
+    /// In a new one.
+    New,
+}
+
+impl Files {
+    /// Decides, and sees to it that nothing would be overwritten.
+    pub(super) fn plan(named: Option<&Path>) -> Result<Self, Error> {
+        let Some(directory) = named else {
+            return Ok(Self::New);
+        };
+        for name in NAMES {
+            let path = directory.join(name);
+            if path.symlink_metadata().is_ok() {
+                return Err(Error::OutputThere(path));
+            }
+        }
+        // What can't be made is better known before than after the recording.
+        make_named(directory)?;
+        Ok(Self::Named(directory.to_owned()))
+    }
+
+    /// Makes the directory. Returns it, and the files in it.
+    pub(super) fn make(self) -> Result<(PathBuf, Vec<PathBuf>), Error> {
+        let directory = match self {
+            Self::Named(directory) => directory,
+            Self::New => make_new()?,
+        };
+        let files = NAMES.iter().map(|name| directory.join(name)).collect();
+        Ok((directory, files))
+    }
+}
+
+fn make_named(directory: &Path) -> Result<(), Error> {
+    let made = fs::create_dir_all(directory);
+    let writable = made.and_then(|()| {
+        nix::unistd::access(directory, nix::unistd::AccessFlags::W_OK).map_err(io::Error::from)
+    });
+    writable.map_err(|why| cannot(directory, why))
+}
+
+fn cannot(directory: &Path, why: io::Error) -> Error {
+    Error::OutputDirectory {
+        path: directory.to_owned(),
+        why,
+    }
+}
+
+/// A directory that was not there before: here, else among the temporary files.
+fn make_new() -> Result<PathBuf, Error> {
+    // Relative, so that the commands that open the files stay short.
+    make_in(Path::new("")).or_else(|_| {
+        let temporary = std::env::temp_dir();
+        make_in(&temporary).map_err(|why| cannot(&temporary.join(DIRECTORY), why))
+    })
+}
+
+fn make_in(parent: &Path) -> io::Result<PathBuf> {
+    for number in 1..MOST {
+        let name = match number {
+            1 => DIRECTORY.to_owned(),
+            number => format!("{DIRECTORY}-{number}"),
+        };
+        let directory = parent.join(name);
+        match fs::create_dir(&directory) {
+            Ok(()) => return Ok(directory),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}

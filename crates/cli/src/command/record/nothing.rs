@@ -1,0 +1,126 @@
+//! Why a recording holds nothing, or no trace.
+
+use std::collections::BTreeSet;
+
+use otelctx_profile::Recording;
+use otelctx_profile::sample::Counts;
+
+use super::Arguments;
+use crate::output::attributes::{self, string};
+use crate::output::words::{argument, count, own_name};
+
+/// The most services that are named.
+const MOST_SERVICES: usize = 5;
+
+/// What is wanting in a recording.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wanting {
+    pub(super) what: String,
+    pub(super) mend: String,
+}
+
+/// What a recording held before samples were chosen from it.
+pub(super) struct Before {
+    samples: usize,
+    counts: Counts,
+    /// The services that were sampled.
+    services: BTreeSet<String>,
+    /// With the first resource attribute that was asked for.
+    values: BTreeSet<String>,
+}
+
+impl Before {
+    pub(super) fn of(recording: &Recording, arguments: &Arguments) -> Self {
+        let mut services = BTreeSet::new();
+        let mut values = BTreeSet::new();
+        for (_, facts) in recording.catalog.processes() {
+            let service = string(&facts.resource, "service.name");
+            services.extend(service.map(str::to_owned));
+            let asked = arguments.filter.first();
+            let found = facts
+                .resource
+                .iter()
+                .find(|(key, _)| asked.is_some_and(|(name, _)| name == key));
+            values.extend(found.map(|(_, value)| attributes::text(value)));
+        }
+        Self {
+            samples: recording.samples.len(),
+            counts: recording.counts,
+            services,
+            values,
+        }
+    }
+
+    /// Why nothing, or no trace, is left of it.
+    pub(super) fn wanting(&self, kept: usize, arguments: &Arguments) -> Option<Wanting> {
+        if self.samples == 0 {
+            return Some(self.slept(arguments));
+        }
+        if kept == 0 {
+            return Some(self.chosen(arguments));
+        }
+        let silent = self.counts.not_published == self.counts.samples();
+        (silent && !arguments.all).then(|| Wanting {
+            what: "no sample has a trace: nothing that was sampled publishes thread contexts"
+                .to_owned(),
+            mend: format!("{} check PID  tells what is missing", own_name()),
+        })
+    }
+
+    fn slept(&self, arguments: &Arguments) -> Wanting {
+        let period = 1000.0 / f64::from(arguments.frequency);
+        let dump = match &arguments.pid[..] {
+            [pid, ..] => format!(
+                "; what sleeping threads work on shows  {} dump {pid}",
+                own_name()
+            ),
+            [] => String::new(),
+        };
+        Wanting {
+            what: format!(
+                "no sample: no thread was on a processor when it was looked at, every {period:.1} ms; \
+                 they slept, or ran for less"
+            ),
+            mend: format!(
+                "samples are taken on processors only: record longer, or look more often with -F 999{dump}"
+            ),
+        }
+    }
+
+    fn chosen(&self, arguments: &Arguments) -> Wanting {
+        let all = count(self.samples, "sample", "samples");
+        let list = |names: &BTreeSet<String>| {
+            let some: Vec<String> = names
+                .iter()
+                .take(MOST_SERVICES)
+                .map(|it| argument(it))
+                .collect();
+            let more = if names.len() > MOST_SERVICES {
+                ", …"
+            } else {
+                ""
+            };
+            format!("{}{more}", some.join(", "))
+        };
+        match (&arguments.filter[..], arguments.trace) {
+            ([(key, _), ..], _) if self.values.is_empty() => Wanting {
+                what: format!("none of {all} was kept: no process that was sampled has a {key}"),
+                mend: format!("services that were sampled: {}", list(&self.services)),
+            },
+            ([(key, _), ..], None) => Wanting {
+                what: format!("none of {all} was kept: no process matches --filter"),
+                mend: format!("{key} of those that were sampled: {}", list(&self.values)),
+            },
+            _ => Wanting {
+                what: format!(
+                    "none of {all} was kept: {} had a context, none of them of that trace",
+                    self.counts.attached
+                ),
+                mend: format!(
+                    "record without --trace, and see which there are:  {} report FILE.otlp",
+                    own_name()
+                ),
+            },
+        }
+    }
+}

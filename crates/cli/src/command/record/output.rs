@@ -1,0 +1,125 @@
+//! The files that are written, and how to open each.
+
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{AccessFlags, access};
+use otelctx_profile::{Error as ProfileError, Format, Options, Profile};
+
+use crate::command::choice::{NONE, ROUTE};
+use crate::error::Error;
+use crate::output::words;
+
+/// Whether these files can be written, as far as can be known before: better than after an hour.
+pub(super) fn check(paths: &[PathBuf]) -> Result<(), Error> {
+    for (index, path) in paths.iter().enumerate() {
+        Format::from_path(path)?;
+        if paths[..index].contains(path) {
+            return Err(Error::OutputTwice(path.clone()));
+        }
+        writable(path)?;
+    }
+    Ok(())
+}
+
+/// Whether a file can be written at `path`.
+fn writable(path: &Path) -> Result<(), Error> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let existing = if path.exists() { path } else { directory };
+    let permitted = match access(existing, AccessFlags::W_OK) {
+        Ok(()) if path.is_dir() => Err(nix::Error::EISDIR),
+        Ok(()) if !directory.is_dir() => Err(nix::Error::ENOTDIR),
+        answer => answer,
+    };
+    permitted.map_err(|errno| {
+        Error::Profile(ProfileError::Write {
+            path: path.to_owned(),
+            source: errno.into(),
+        })
+    })
+}
+
+/// The attribute for flame graphs: the one that is asked for, else the route if any sample has it.
+pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option<String> {
+    match asked {
+        Some(NONE) => None,
+        Some(name) => Some(name.to_owned()),
+        None => {
+            let mut contexts = profile.catalog().contexts();
+            let has_route =
+                contexts.any(|(_, context)| context.attributes.iter().any(|(key, _)| key == ROUTE));
+            has_route.then(|| ROUTE.to_owned())
+        }
+    }
+}
+
+/// Writes all files, also those after one that can't be written. What was written, and how to open
+/// it; and why others were not.
+pub(in crate::command) fn write(
+    profile: &Profile,
+    options: &Options,
+    paths: &[PathBuf],
+) -> (Vec<Written>, Vec<Error>) {
+    let (mut written, mut failed) = (Vec::new(), Vec::new());
+    for path in paths {
+        match profile.write_file(path, options) {
+            Ok(()) => written.push(Written::new(path)),
+            Err(error) => failed.push(error.into()),
+        }
+    }
+    (written, failed)
+}
+
+/// A file that was written.
+#[derive(Debug, serde::Serialize)]
+pub(in crate::command) struct Written {
+    /// Its path, as it was asked for.
+    pub(in crate::command) path: String,
+    /// The command that opens it, or where to.
+    pub(in crate::command) open: String,
+}
+
+impl Written {
+    fn new(path: &Path) -> Self {
+        let file = words::argument(&path.to_string_lossy());
+        let open = match Format::from_path(path) {
+            Ok(Format::Otlp) => format!("{} report {file}", words::own_name()),
+            Ok(Format::Pprof) => format!("go tool pprof -http=: {file}"),
+            Ok(Format::Firefox) => "load it at https://profiler.firefox.com".to_owned(),
+            Ok(Format::FlameGraph) => format!("open it in a browser: {}", url(path)),
+            _ => "load it at https://www.speedscope.app".to_owned(),
+        };
+        Self {
+            path: path.to_string_lossy().into_owned(),
+            open,
+        }
+    }
+}
+
+/// The file's address for a browser.
+fn url(path: &Path) -> String {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut url = "file://".to_owned();
+    for byte in whole.as_os_str().as_encoded_bytes() {
+        // RFC 3986, 2.3 and 3.3: these stand for themselves.
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(byte) {
+            url.push(char::from(*byte));
+        } else {
+            url += &format!("%{byte:02X}");
+        }
+    }
+    url
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_no_character_that_a_browser_would_take_for_something_else() {
+        let address = url(Path::new("/tmp/a b/100%#?é.svg"));
+        assert_eq!(address, "file:///tmp/a%20b/100%25%23%3F%C3%A9.svg");
+    }
+}

@@ -1,0 +1,114 @@
+//! Sampling from a beginning to an end.
+
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use otelctx_profile::sample::{Catalog, Sample};
+use otelctx_profile::{Clock, Recording};
+use otelctx_reader::remote::{self, Process, stop, stop::Stopped};
+use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets, monotonic};
+
+use super::progress::Progress;
+use crate::error::Error;
+use crate::interrupt;
+use crate::output::terminal;
+
+/// How long a thread may take to stop; those that don't are told apart from those that must not be.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// What is to be sampled, and how.
+#[derive(Debug)]
+pub(in crate::command) struct Plan {
+    pub(in crate::command) targets: Targets,
+    /// Looks a second at each processor.
+    pub(in crate::command) frequency: u32,
+    /// Stop threads even where eBPF is permitted.
+    pub(in crate::command) without_ebpf: bool,
+    /// Without it until something else ends the recording.
+    pub(in crate::command) duration: Option<Duration>,
+}
+
+/// A sampler that has started.
+pub(in crate::command) struct Session {
+    sampler: Sampler,
+    period: NonZeroU64,
+    duration: Option<Duration>,
+    /// When it started, by the samples' clock and by the calendar's.
+    start: u64,
+    start_unix: Duration,
+}
+
+impl Session {
+    /// Starts, and says so if threads have to be stopped.
+    pub(in crate::command) fn start(plan: Plan) -> Result<Self, Error> {
+        let mut options = Options::new(plan.targets);
+        options.frequency = plan.frequency;
+        options.without_ebpf = plan.without_ebpf;
+        let start_unix = SystemTime::now().duration_since(UNIX_EPOCH);
+        let start = monotonic();
+        let sampler = Sampler::start(&options)?;
+        if let Method::Ptrace(why) = sampler.method() {
+            if let Targets::Processes(pids) = &options.targets {
+                stop::on_own_thread(|| pids.iter().try_for_each(|pid| may_stop(*pid)))??;
+            }
+            terminal::complain(&format!("threads are stopped to look at them: {why}"), None);
+        }
+        let period = 1_000_000_000 / u64::from(plan.frequency.max(1));
+        Ok(Self {
+            sampler,
+            period: NonZeroU64::new(period).unwrap_or(NonZeroU64::MIN),
+            duration: plan.duration,
+            start,
+            start_unix: start_unix.unwrap_or_default(),
+        })
+    }
+
+    /// How threads are looked at.
+    pub(in crate::command) fn method(&self) -> &Method {
+        self.sampler.method()
+    }
+
+    /// Samples until `has_ended`, the duration has passed, or a signal comes.
+    pub(in crate::command) fn run(mut self, has_ended: impl Fn(&Sampler) -> bool) -> Recording {
+        let mut catalog = Catalog::new();
+        let mut samples: Vec<Sample> = Vec::new();
+        let deadline = self.duration.map(|duration| Instant::now() + duration);
+        let mut progress = Progress::new(self.duration);
+        loop {
+            let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) || interrupt::is_caught() {
+                break;
+            }
+            std::thread::sleep(left.map_or(INTERVAL, |left| left.min(INTERVAL)));
+            self.sampler
+                .drain(&mut catalog, &mut |sample| samples.push(sample));
+            progress.show(&self.sampler.counts());
+            if has_ended(&self.sampler) {
+                break;
+            }
+        }
+        progress.clear();
+        let stopped = self.sampler.stop(&mut catalog, &mut |it| samples.push(it));
+        Recording {
+            catalog,
+            samples,
+            clock: Clock {
+                start: self.start,
+                end: monotonic(),
+                start_unix: u64::try_from(self.start_unix.as_nanos()).unwrap_or(u64::MAX),
+            },
+            period: self.period,
+            counts: stopped,
+        }
+    }
+}
+
+/// Whether a thread of a process may be stopped. A sampler that may not would meet none, and that would
+/// look as if all of them slept.
+fn may_stop(pid: i32) -> Result<(), Error> {
+    let process = Process::open(pid)?;
+    match Stopped::stop(&process, pid, PATIENCE) {
+        Err(error @ remote::Error::NotPermitted { .. }) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
