@@ -1,6 +1,7 @@
 //! What samples share, each thing once.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use foldhash::fast::RandomState;
 use indexmap::{Equivalent, IndexSet};
@@ -101,16 +102,26 @@ impl Catalog {
         self.processes.iter().enumerate().map(id)
     }
 
-    /// Thread `tid` of `process`, under the name that it is first asked for with.
+    /// Thread `tid` of `process`, under the name that it was last asked for with: threads have their
+    /// creator's until they give themselves one of their own.
     pub fn thread(&mut self, process: ProcessId, tid: i32, name: &str) -> ThreadId {
-        *self.thread_ids.entry((process, tid)).or_insert_with(|| {
-            self.threads.push(ThreadFacts {
-                process,
-                tid,
-                name: name.to_owned(),
-            });
-            ThreadId::from_index(self.threads.len() - 1)
-        })
+        match self.thread_ids.entry((process, tid)) {
+            Entry::Occupied(known) => {
+                let facts = &mut self.threads[known.get().index()];
+                if facts.name != name {
+                    name.clone_into(&mut facts.name);
+                }
+                *known.get()
+            }
+            Entry::Vacant(new) => {
+                self.threads.push(ThreadFacts {
+                    process,
+                    tid,
+                    name: name.to_owned(),
+                });
+                *new.insert(ThreadId::from_index(self.threads.len() - 1))
+            }
+        }
     }
 
     /// Thread `tid` of `process`, if it has been seen.
@@ -272,14 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_id_counts_per_process() {
+    fn a_thread_has_its_last_name_and_an_id_in_its_process() {
         let mut catalog = Catalog::new();
         let before = catalog.add_process(ProcessFacts::default());
         let after = catalog.add_process(ProcessFacts::default());
         let first = catalog.thread(before, 7, "main");
         assert_eq!(catalog.thread(before, 7, "renamed"), first);
         assert_ne!(catalog.thread(after, 7, "main"), first);
-        assert_eq!(catalog.thread_facts(first).name, "main");
+        assert_eq!(catalog.thread_facts(first).name, "renamed");
         assert_eq!(catalog.find_thread(after, 8), None);
     }
 
