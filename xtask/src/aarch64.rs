@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::counts::Counts;
 use crate::guest::{self, Image, Machine, Rows};
 use crate::report::{self, Outcome};
-use crate::test::Counts;
 use crate::workspace::{cargo, have, root};
 use crate::{debian, musl};
 
@@ -106,8 +106,7 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
 
     let output = MACHINE.run(&machine.kernel, &initramfs)?;
     let said = [&guest::COMMAND_SAYS[..], &[CRASH_SAYS]].concat();
-    let here = guest::verdict(&output, &said)?;
-    counts.add(&here);
+    let here = guest::verdict(&output, &said, "aarch64", counts)?;
     Ok(Outcome::Passed(format!(
         "{here}, {} programs",
         rows.count()

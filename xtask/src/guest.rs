@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::counts::{Counts, Output};
 use crate::report;
-use crate::test::Counts;
 use crate::workspace::cargo;
 
 /// What a script does with the command: its demo, and its verbs on the demo's service. The demo
@@ -27,19 +27,27 @@ sleep 3
 /bin/otelctx ps || echo 'guest: FAILED ps'
 /bin/otelctx dump --deadline 30 $service || echo 'guest: FAILED dump'
 /bin/otelctx check $service || echo 'guest: FAILED check'
+/bin/otelctx record -p $service -d 3 -o /tmp/profile.otlp || echo 'guest: FAILED record'
+/bin/otelctx report /tmp/profile.otlp || echo 'guest: FAILED report'
 kill $service
 ";
 /// What it says then.
-pub(crate) const COMMAND_SAYS: [&str; 4] = [
+pub(crate) const COMMAND_SAYS: [&str; 6] = [
     "matrix: ",
     "every one readable",
     "http.route=",
     "local-exec",
+    "otelctx report /tmp/profile.otlp",
+    "By http.route",
 ];
+/// What it does not say: that `record` fell back to ptrace.
+const BY_PTRACE: &str = "threads are stopped to look at them";
 /// The script's first word, before the kernel's version.
 const START: &str = "guest: kernel ";
 /// What is said of a machine that did not come as far as the script.
 pub(crate) const NOT_STARTED: &str = "the machine did not start";
+/// The script's word for a program that has failed, before its place.
+const FAILED: &str = "guest: FAILED ";
 /// The script's last word.
 const END: &str = "guest: end";
 
@@ -71,7 +79,7 @@ impl Image {
         let init = format!(
             "#!/bin/busybox sh\n\
              /bin/busybox --install -s /bin\n\
-             export PATH=/bin HOME=/ RUST_BACKTRACE=1\n\
+             export PATH=/bin HOME=/ RUST_BACKTRACE=1 NO_COLOR=1\n\
              mount -t proc proc /proc\n\
              mount -t sysfs sysfs /sys\n\
              mount -t devtmpfs devtmpfs /dev\n\
@@ -189,7 +197,7 @@ impl Machine {
         std::thread::spawn(move || {
             let lines = output.into_iter().flat_map(|output| output.split(b'\n'));
             for line in lines.map_while(Result::ok) {
-                let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+                let line = visible(&String::from_utf8_lossy(&line));
                 if sender.send(line).is_err() {
                     break;
                 }
@@ -226,28 +234,65 @@ impl Machine {
     }
 }
 
-/// What tests have said in a machine: how many there were. `Err` if one has failed, as the script
-/// says by "guest: FAILED", or if something was not said at all.
-pub(crate) fn verdict(output: &str, expected: &[&str]) -> Result<Counts, String> {
-    let mut counts = Counts::default();
+/// What tests have said in a machine: how many there were, which `counts` is told as well. `Err`
+/// if one has failed, as the script says by [`FAILED`], or if something was not said at all.
+pub(crate) fn verdict(
+    output: &str,
+    expected: &[&str],
+    machine: &str,
+    counts: &mut Counts,
+) -> Result<String, String> {
+    let mut tests = Output::default();
+    let mut failed = Vec::new();
     for line in output.lines() {
-        counts.add(&Counts::parse(line));
+        tests.line(line);
+        if let Some(what) = line.strip_prefix(FAILED) {
+            tests.program_failed(what);
+            failed.push(what);
+        }
     }
-    let failed: Vec<&str> = output
-        .lines()
-        .filter_map(|line| line.strip_prefix("guest: FAILED "))
-        .collect();
+    let said = tests.counts.to_string();
+    counts.add(machine, tests.counts);
     if !failed.is_empty() {
-        return Err(format!("{counts}; failed: {}", failed.join(", ")));
+        return Err(format!("{said}; failed: {}", failed.join(", ")));
     }
-    match expected
-        .iter()
-        .find(|expected| !output.contains(**expected))
-    {
-        Some(missing) => Err(format!("{counts}; nothing said {missing:?}")),
-        None => Ok(counts),
+    if let Some(line) = output.lines().find(|line| line.contains(BY_PTRACE)) {
+        return Err(format!("{said}; {line}"));
+    }
+    let missing = expected.iter().find(|it| !output.contains(**it));
+    match missing {
+        Some(missing) => Err(format!("{said}; nothing said {missing:?}")),
+        None => Ok(said),
     }
 }
+
+/// A line as it would stand on a terminal: without the sequences that move its cursor, set its
+/// colours or clear it (ECMA-48), which firmware and emulators print, too.
+fn visible(line: &str) -> String {
+    let mut text = String::new();
+    let mut characters = line.trim_end().chars().peekable();
+    while let Some(character) = characters.next() {
+        match character {
+            ESCAPE if characters.next_if_eq(&'[').is_some() => {
+                // Parameters and intermediates, up to the final character.
+                while characters.next_if(|it| (' '..='?').contains(it)).is_some() {}
+                characters.next();
+            }
+            ESCAPE => {
+                while characters.next_if(|it| (' '..='/').contains(it)).is_some() {}
+                characters.next();
+            }
+            // What comes next is written over it.
+            '\r' => text.clear(),
+            '\t' => text.push(character),
+            _ if character.is_control() => {}
+            _ => text.push(character),
+        }
+    }
+    text
+}
+
+const ESCAPE: char = '\x1b';
 
 /// The programs that cargo's messages (`--message-format=json`) name.
 pub(crate) fn executables(messages: &str) -> Vec<PathBuf> {
@@ -295,5 +340,36 @@ impl Rows {
             .try_for_each(|path| image.file(path, path))?;
         image.bytes(Path::new("/matrix"), self.0.as_bytes());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_obeys_is_not_printed() {
+        let firmware = "\x1bc\x1b[?7l\x1b[2J\x1b[0mSeaBIOS (version 1.16)\r";
+        assert_eq!(visible(firmware), "SeaBIOS (version 1.16)");
+        assert_eq!(visible("\x1b(B\x1b[1;31m✗\x1b[0m\tname\x07"), "✗\tname");
+        assert_eq!(visible("12 %\r\x1b[K 99 %"), " 99 %");
+        assert_eq!(visible("cut short \x1b["), "cut short ");
+    }
+
+    #[test]
+    fn a_machine_names_what_failed_in_it() {
+        let output = "guest: running /tests/a\nfailures:\n    b::c\n\n\
+                      test result: FAILED. 1 passed; 1 failed\n\
+                      guest: FAILED /tests/a\nguest: FAILED ps\n";
+        let mut counts = Counts::default();
+        let error = verdict(output, &[], "6.1", &mut counts).unwrap_err();
+        assert_eq!(error, "1 passed, 1 failed, 0 skipped; failed: /tests/a, ps");
+        let failures = ["6.1: /tests/a b::c", "6.1: ps"];
+        assert_eq!(counts.failures(), failures);
+        let fallen_back = format!("otelctx: {BY_PTRACE}: ptrace was asked for");
+        let error = verdict(&fallen_back, &[], "6.1", &mut counts).unwrap_err();
+        assert!(error.ends_with(&fallen_back), "{error}");
+        let missing = verdict("one", &["two"], "6.1", &mut counts).unwrap_err();
+        assert!(missing.ends_with("nothing said \"two\""), "{missing}");
     }
 }

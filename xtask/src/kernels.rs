@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::counts::Counts;
 use crate::debian::{self, Guest};
 use crate::guest::{self, Image, Machine, Rows};
 use crate::named_kernel;
 use crate::report::{self, Outcome};
-use crate::test::Counts;
 use crate::unprivileged;
 use crate::workspace::{TestProgram, have, root, test_programs};
 
@@ -26,6 +26,8 @@ struct Kernel {
     names: bool,
     /// It has PROCMAP_QUERY (Linux 6.11).
     queries: bool,
+    /// Programs of eBPF can read threads that run (Linux 5.18).
+    snapshots: bool,
     /// `cargo xtask test` boots it too.
     always: bool,
 }
@@ -38,7 +40,10 @@ enum Origin {
 }
 
 const KERNELS: [Kernel; 5] = [
-    Kernel::debian("5.10", "bullseye"),
+    Kernel {
+        snapshots: false,
+        ..Kernel::debian("5.10", "bullseye")
+    },
     Kernel {
         always: true,
         ..Kernel::debian("6.1", "bookworm")
@@ -58,6 +63,7 @@ const KERNELS: [Kernel; 5] = [
         origin: Origin::Built,
         names: true,
         queries: true,
+        snapshots: true,
         always: false,
     },
 ];
@@ -69,6 +75,7 @@ impl Kernel {
             origin: Origin::Debian(suite),
             names: false,
             queries: false,
+            snapshots: true,
             always: false,
         }
     }
@@ -77,6 +84,15 @@ impl Kernel {
         match self.origin {
             Origin::Debian(suite) => debian::guest(suite, "amd64"),
             Origin::Built => named_kernel::guest(),
+        }
+    }
+
+    /// What the sampler's tests are to find (`otelctx_fixtures::kernel`).
+    fn of_sampler(&self) -> &'static str {
+        if self.snapshots {
+            "ebpf snapshots"
+        } else {
+            "ebpf"
         }
     }
 
@@ -128,7 +144,7 @@ const LIBRARIES: [&str; 5] = [
 ];
 
 /// Folders of `crates` whose tests run there.
-const PACKAGES: [&str; 4] = ["otelctx", "remote", "reader", "cli"];
+const PACKAGES: [&str; 5] = ["otelctx", "remote", "reader", "sampler", "cli"];
 
 /// Programs that stay out: one holds each look against half a second, which an emulated machine
 /// does not keep; one needs more of `unshare` than busybox has.
@@ -138,11 +154,13 @@ const EXCLUDED: [(&str, &str); 2] = [("remote", "vanish"), ("remote", "namespace
 const SKIPPED: &str = "--skip build_id --skip files_without_the_variable";
 
 /// Those of the programs that depend on the kernel most, with a filter.
-const SHORT: [(&str, &str, &str); 5] = [
+const SHORT: [(&str, &str, &str); 7] = [
     ("otelctx", "process_context", "memfd"),
     ("remote", "process", ""),
     ("remote", "stop", ""),
     ("reader", "threads", ""),
+    ("sampler", "right_trace", "every_sample_has"),
+    ("sampler", "snapshot", "every_thread"),
     ("cli", "command", "names::"),
 ];
 
@@ -202,7 +220,7 @@ fn boot<'k>(
         println!("kernels: {kernel}");
         let start = Instant::now();
         let result = match kernel.fetch() {
-            Ok(guest) => contents.run(kernel, &guest),
+            Ok(guest) => contents.run(kernel, &guest, counts),
             Err(why) => {
                 println!("kernels: {kernel} is not tested: {why}");
                 untested.push(format!("{kernel} is not tested: {why}"));
@@ -214,7 +232,6 @@ fn boot<'k>(
             Ok(here) => {
                 println!("kernels: {kernel}: {here} ({took} s)");
                 done.push(format!("{kernel}: {here}"));
-                counts.add(&here);
             }
             Err(error) => failed.push(format!("{kernel}: {error}")),
         }
@@ -318,10 +335,11 @@ impl Contents {
         })
     }
 
-    fn script(&self) -> String {
+    fn script(&self, kernel: &Kernel) -> String {
         let mut script = format!(
-            "export CARGO_TARGET_DIR='{}' OTELCTX_MATRIX=/matrix\n",
-            self.folder.display()
+            "export CARGO_TARGET_DIR='{}' OTELCTX_MATRIX=/matrix OTELCTX_KERNEL='{}'\n",
+            self.folder.display(),
+            kernel.of_sampler()
         );
         for (_, place, filter) in &self.tests {
             script += &format!("run {place} {filter}\n");
@@ -334,8 +352,8 @@ impl Contents {
         script
     }
 
-    fn run(&self, kernel: &Kernel, guest: &Guest) -> Result<Counts, String> {
-        let mut image = Image::new(&guest.busybox, &self.script())?;
+    fn run(&self, kernel: &Kernel, guest: &Guest, counts: &mut Counts) -> Result<String, String> {
+        let mut image = Image::new(&guest.busybox, &self.script(kernel))?;
         for library in LIBRARIES.map(Path::new) {
             if library.is_file() {
                 image.file(library, library)?;
@@ -376,7 +394,7 @@ impl Contents {
         if self.rows.is_some() {
             expected.extend(guest::COMMAND_SAYS);
         }
-        guest::verdict(&output, &expected)
+        guest::verdict(&output, &expected, &kernel.to_string(), counts)
     }
 
     /// Without what debuggers need, which is most of it: the file goes into the machine's memory.

@@ -6,6 +6,7 @@ mod bench;
 mod bpf;
 mod check;
 mod conformance;
+mod counts;
 mod debian;
 mod footprint;
 mod fuzz;
@@ -24,6 +25,7 @@ mod workspace;
 
 use std::process::ExitCode;
 
+use counts::Counts;
 use report::Outcome;
 
 const USAGE: &str = "\
@@ -58,14 +60,14 @@ fn main() -> ExitCode {
         "check" => check::run(),
         "setup" => setup::run(),
         "test" => test::run(rest),
-        "unprivileged" => unprivileged::run(&mut test::Counts::default()),
+        "unprivileged" => unprivileged::run(&mut Counts::default()),
         "fuzz" => fuzz::run(rest),
         "msrv" => msrv::run(),
         "miri" => miri::run(),
         "conformance" => conformance::run(rest),
         "footprint" => footprint::run(),
-        "aarch64" => aarch64::run(&mut test::Counts::default()),
-        "kernels" => kernels::run(rest, &mut test::Counts::default()),
+        "aarch64" => aarch64::run(&mut Counts::default()),
+        "kernels" => kernels::run(rest, &mut Counts::default()),
         "licences" => licences::run(),
         "advisories" => advisories::run(rest),
         "bpf" => bpf::run(rest),

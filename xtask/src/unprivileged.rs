@@ -13,8 +13,8 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::counts::{Counts, Output};
 use crate::report::{self, Outcome};
-use crate::test::Counts;
 use crate::workspace::{TestProgram, have, is_root, root, test_programs};
 
 /// The user and group `nobody`, on every Linux.
@@ -90,20 +90,22 @@ fn run_as_nobody(counts: &mut Counts) -> Result<Outcome, String> {
     let mut failed = Vec::new();
     let mut total = Counts::default();
     for program in &programs {
-        let (of_program, result) = Counts::of(&mut program.as_nobody(&home.0));
-        total.add(&of_program);
+        let (mut output, result) = Output::of(&mut program.as_nobody(&home.0));
         if result.is_err() {
-            failed.push(program.executable.display().to_string());
+            output.program_failed(&program.to_string());
+            failed.push(program.to_string());
         }
+        total.add("", output.counts);
     }
-    counts.add(&total);
+    let said = total.to_string();
+    counts.add("without root", total);
     if failed.is_empty() {
         Ok(Outcome::Passed(format!(
-            "{total} in {} test programs",
+            "{said} in {} test programs",
             programs.len()
         )))
     } else {
-        Err(format!("{total}: {}", failed.join(", ")))
+        Err(format!("{said}: {}", failed.join(", ")))
     }
 }
 

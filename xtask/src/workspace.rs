@@ -1,5 +1,6 @@
 //! Where things are, and what cargo knows about the workspace.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -58,6 +59,13 @@ pub(crate) struct TestProgram {
     pub(crate) package: PathBuf,
     /// The name of the package's crate for its unit tests, of the file for others.
     pub(crate) name: String,
+}
+
+impl fmt::Display for TestProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let package = self.package.strip_prefix(root()).unwrap_or(&self.package);
+        write!(f, "{} {}", package.display(), self.name)
+    }
 }
 
 /// Builds the test programs of some packages (`-p NAME`, `--workspace`).

@@ -7,15 +7,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::Target;
+use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::sampled::Sampled;
 use otelctx_sampler::sample::{Catalog, Found, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Whatever is to happen has happened by then, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-const FLAGS: [&str; 2] = ["-DLINKED", "-rdynamic"];
-const SOURCES: [&str; 3] = ["threads.c", "variable.c", "publish.c"];
 
 struct Recording {
     sampler: Sampler,
@@ -28,10 +27,10 @@ impl Recording {
         let mut options = Options::new(Targets::Processes(vec![target.pid()]));
         options.frequency = 999;
         let sampler = Sampler::start(&options).unwrap();
-        if let Method::Ptrace(why) = sampler.method() {
-            eprintln!("skipped: {why}");
-            return None;
-        }
+        Feature::Ebpf.or_skip(match sampler.method() {
+            Method::Ptrace(why) => Err(why),
+            _ => Ok(()),
+        })?;
         let catalog = Catalog::new();
         Some(Self { sampler, catalog })
     }
@@ -100,10 +99,6 @@ fn monotonic() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-fn program() -> Option<PathBuf> {
-    Compiler::gcc().program(&SOURCES, &FLAGS)
-}
-
 /// A shell that does what `script` says once it is told to go on.
 fn shell(script: &str, program: &PathBuf) -> Target {
     let script = format!("echo ready; read line; {script}");
@@ -114,11 +109,9 @@ fn shell(script: &str, program: &PathBuf) -> Target {
 
 #[test]
 fn a_library_that_is_loaded_later_and_publishes() {
-    let gcc = Compiler::gcc();
-    let flags = ["-mtls-dialect=gnu"];
-    let library = gcc.library(&["variable.c", "publish.c"], &flags);
-    let program = gcc.program::<&str>(&["threads.c"], &[]);
-    let (Some(library), Some(program)) = (library, program) else {
+    let programs = Sampled::own();
+    let library = programs.publishing_library();
+    let (Some(library), Some(program)) = (library, programs.silent_workers()) else {
         return;
     };
     let late = format!("late={}", library.display());
@@ -135,7 +128,9 @@ fn a_library_that_is_loaded_later_and_publishes() {
 
 #[test]
 fn another_program() {
-    let Some(program) = program() else { return };
+    let Some(program) = Sampled::own().workers() else {
+        return;
+    };
     let mut target = shell("exec \"$0\" busy", &program);
     let Some(mut recording) = Recording::start(&target) else {
         return;
@@ -147,7 +142,9 @@ fn another_program() {
 
 #[test]
 fn a_child() {
-    let Some(program) = program() else { return };
+    let Some(program) = Sampled::own().workers() else {
+        return;
+    };
     let mut target = shell("exec 3<&0; \"$0\" busy <&3 & wait", &program);
     let Some(mut recording) = Recording::start(&target) else {
         return;
@@ -159,12 +156,11 @@ fn a_child() {
 /// The second library gets the module id, and often the memory, of the first.
 #[test]
 fn a_library_that_is_closed() {
-    let gcc = Compiler::gcc();
-    let library = |own: &'static str| gcc.library(&["variable.c"], &["-mtls-dialect=gnu", own]);
-    let (Some(first), Some(second)) = (library("-DNUMBER=1"), library("-DNUMBER=2")) else {
+    let programs = Sampled::own();
+    let (Some(first), Some(second)) = (programs.library(1), programs.library(2)) else {
         return;
     };
-    let Some(program) = gcc.program::<&str>(&["threads.c", "publish.c"], &[]) else {
+    let Some(program) = programs.workers_without_variable() else {
         return;
     };
     let mut command = Command::new(program);
@@ -204,7 +200,9 @@ fn a_library_that_is_closed() {
 
 #[test]
 fn the_end_of_all_targets_is_noticed() {
-    let Some(program) = program() else { return };
+    let Some(program) = Sampled::own().workers() else {
+        return;
+    };
     let mut target = Target::spawn(Command::new(program).arg("busy"));
     let Some(mut recording) = Recording::start(&target) else {
         return;

@@ -6,7 +6,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use otelctx_fixtures::Architecture;
+use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::matrix::{self, Row};
 use otelctx_fixtures::{Target, Thread};
 use otelctx_sampler::sample::{Catalog, Found};
@@ -24,10 +24,14 @@ fn every_kind_of_program() {
     // The programs publish no process context.
     options.any_schema = true;
     let sampler = Sampler::start(&options).unwrap();
-    if let Method::Ptrace(why) = sampler.method() {
-        return eprintln!("skipped: {why}");
+    let by_ebpf = Feature::Ebpf.or_skip(match sampler.method() {
+        Method::Ptrace(why) => Err(why),
+        _ => Ok(()),
+    });
+    if by_ebpf.is_none() {
+        return;
     }
-    let (mut rows, _) = matrix::build(Architecture::own());
+    let (mut rows, _) = matrix::own();
     // Programs that can be busy, and of those a part, spread over all dimensions: what differs
     // between the others is the reader's to see (the same table in `remote`).
     let is_rust = |row: &Row| row.name.contains(" rustc ") || row.name.contains(" otelctx ");

@@ -5,27 +5,21 @@
 
 use std::process::Command;
 
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::Target;
+use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::sampled::Sampled;
 use otelctx_reader::Process;
 use otelctx_sampler::sample::Unread;
 use otelctx_sampler::{Snapshot, Snapshots};
 
 fn load() -> Option<Snapshots> {
-    match Snapshots::load(640) {
-        Ok(snapshots) => Some(snapshots),
-        Err(why) => {
-            eprintln!("skipped: {why}");
-            None
-        }
-    }
+    Feature::Snapshots.or_skip(Snapshots::load(640))
 }
 
 #[test]
 fn every_thread_is_what_it_says() {
     let Some(mut snapshots) = load() else { return };
-    let flags = ["-DLINKED", "-rdynamic"];
-    let sources = ["threads.c", "variable.c", "publish.c"];
-    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+    let Some(program) = Sampled::own().workers() else {
         return;
     };
     for way in ["busy", "asleep"] {
@@ -55,9 +49,7 @@ fn every_thread_is_what_it_says() {
 #[test]
 fn no_context_is_a_mixture() {
     let Some(mut snapshots) = load() else { return };
-    let flags = ["-DLINKED", "-rdynamic"];
-    let sources = ["spans.c", "variable.c", "publish.c"];
-    let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+    let Some(program) = Sampled::own().spans() else {
         return;
     };
     let log = std::env::temp_dir().join(format!("snapshot-{}.log", std::process::id()));
@@ -90,7 +82,7 @@ fn no_context_is_a_mixture() {
 #[test]
 fn a_process_without_contexts_is_an_error() {
     let Some(mut snapshots) = load() else { return };
-    let Some(program) = Compiler::gcc().program::<&str>(&["sleepers.c"], &[]) else {
+    let Some(program) = Sampled::own().sleepers() else {
         return;
     };
     let target = Target::spawn(&mut Command::new(program));

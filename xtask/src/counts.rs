@@ -1,0 +1,232 @@
+//! What test programs say of themselves: how many tests there were, and which failed.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, PipeReader, Write};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use crate::report;
+
+/// How long to wait for more, once a command has ended that others may have inherited the output of.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How many tests there were, and the names of those that failed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+    /// Package, test program and test of each.
+    failures: Vec<String>,
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} passed, {} failed, {} skipped",
+            self.passed, self.failed, self.ignored
+        )
+    }
+}
+
+impl Counts {
+    /// Adds what came out somewhere: `place` is empty, or goes before the names of failed tests.
+    pub(crate) fn add(&mut self, place: &str, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+        let gap = if place.is_empty() { "" } else { ": " };
+        let placed = |failure: String| format!("{place}{gap}{failure}");
+        self.failures.extend(other.failures.into_iter().map(placed));
+    }
+
+    /// The names of the tests that failed, a line each.
+    pub(crate) fn failures(&self) -> &[String] {
+        &self.failures
+    }
+}
+
+/// Reads what test programs print, and `cargo test` and a machine's script between them.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    pub(crate) counts: Counts,
+    /// Names in the list that is being read.
+    listed: Vec<String>,
+    /// Tests of the program that has just ended.
+    failed: Vec<String>,
+}
+
+impl Output {
+    /// The next line.
+    pub(crate) fn line(&mut self, line: &str) {
+        if line == "failures:" {
+            // The list comes twice: first with what each test printed, then the names alone.
+            self.listed.clear();
+        } else if let Some(name) = line.strip_prefix("    ") {
+            self.listed.push(name.to_owned());
+        } else if let Some(result) = line.strip_prefix("test result: ") {
+            self.result(result);
+        } else if let Some(rest) = line.strip_prefix("error: ") {
+            let place = rest.split_once("test failed, to rerun pass `");
+            if let Some((_, place)) = place {
+                self.program_failed(place.trim_end_matches('`'));
+            }
+        }
+    }
+
+    /// The program whose tests were listed, or that said nothing of its own, has failed.
+    pub(crate) fn program_failed(&mut self, place: &str) {
+        if self.failed.is_empty() {
+            self.counts.failures.push(place.to_owned());
+        }
+        let failed = self.failed.drain(..);
+        let named = failed.map(|test| format!("{place} {test}"));
+        self.counts.failures.extend(named);
+    }
+
+    /// A test program's closing line.
+    fn result(&mut self, line: &str) {
+        let Some((verdict, numbers)) = line.split_once(". ") else {
+            return;
+        };
+        if verdict == "FAILED" {
+            self.failed.append(&mut self.listed);
+        }
+        for part in numbers.split("; ") {
+            let number = part.split_once(' ');
+            match number.map(|(number, what)| (number.parse().unwrap_or(0), what)) {
+                Some((number, "passed")) => self.counts.passed += number,
+                Some((number, "failed")) => self.counts.failed += number,
+                Some((number, "ignored")) => self.counts.ignored += number,
+                _ => {}
+            }
+        }
+    }
+
+    /// Runs a command, passes on what it prints line by line, and reads it.
+    pub(crate) fn of(command: &mut Command) -> (Self, Result<(), String>) {
+        let mut output = Self::default();
+        let result = output
+            .follow(command)
+            .map_err(|error| format!("{}: {error}", report::shown(command)));
+        let result = result.and_then(|status| match status {
+            status if status.success() => Ok(()),
+            status => Err(format!("{}: {status}", report::shown(command))),
+        });
+        (output, result)
+    }
+
+    fn follow(&mut self, command: &mut Command) -> io::Result<std::process::ExitStatus> {
+        // One pipe for both, so that what cargo says stands between what the tests say.
+        let (reader, writer) = io::pipe()?;
+        let child = command.stdout(writer.try_clone()?).stderr(writer).spawn();
+        // The command holds the pipe open, too.
+        command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
+        let mut child = child?;
+        let lines = lines(reader);
+        let mut terminal = io::stdout();
+        loop {
+            match lines.recv_timeout(PATIENCE) {
+                Ok(line) => {
+                    // A closed terminal is not the tests' fault.
+                    let _ = terminal.write_all(&[&line[..], b"\n"].concat());
+                    self.line(&String::from_utf8_lossy(&line));
+                }
+                Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_none() => {}
+                Err(_) => return child.wait(),
+            }
+        }
+    }
+}
+
+/// The lines that come through a pipe, until all who can write to it have ended.
+fn lines(reader: PipeReader) -> Receiver<Vec<u8>> {
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        let read = BufReader::new(reader).split(b'\n').map_while(Result::ok);
+        for line in read {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `cargo test --no-fail-fast` prints of three programs, and of one that is killed.
+    const CARGO: &str = "\
+     Running tests/one.rs (target/debug/deps/one-1)
+test a ... ok
+test b::c ... FAILED
+
+failures:
+
+---- b::c stdout ----
+    not a name
+note: run with `RUST_BACKTRACE=1`
+
+failures:
+    b::c
+    d
+
+test result: FAILED. 12 passed; 2 failed; 4 ignored; 0 measured; 5 filtered out; finished in 0.01s
+
+error: test failed, to rerun pass `-p crate --test one`
+     Running tests/two.rs (target/debug/deps/two-2)
+test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+     Running tests/three.rs (target/debug/deps/three-3)
+error: test failed, to rerun pass `-p crate --test three`
+
+Caused by:
+  process didn't exit successfully: `three-3` (signal: 9, SIGKILL: kill)
+failures:
+    src/lib.rs - (line 3)
+test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+error: doctest failed, to rerun pass `-p crate --doc`
+";
+
+    #[test]
+    fn every_failed_test_is_named() {
+        let mut output = Output::default();
+        CARGO.lines().for_each(|line| output.line(line));
+        let failures = [
+            "-p crate --test one b::c",
+            "-p crate --test one d",
+            "-p crate --test three",
+            "-p crate --doc src/lib.rs - (line 3)",
+        ];
+        let mut counts = Counts::default();
+        counts.add("", output.counts);
+        assert_eq!(
+            counts,
+            Counts {
+                passed: 15,
+                failed: 3,
+                ignored: 4,
+                failures: failures.map(str::to_owned).to_vec(),
+            }
+        );
+        let mut all = Counts::default();
+        all.add("without root", counts);
+        assert_eq!(all.failures()[1], "without root: -p crate --test one d");
+        assert_eq!(all.to_string(), "15 passed, 3 failed, 4 skipped");
+    }
+
+    #[test]
+    fn a_command_is_followed_to_its_end_although_its_child_goes_on() {
+        // It ends with its input, which is held open until this has looked.
+        let script = "exec 3<&0; cat <&3 & echo 'test result: ok. 2 passed; 0 failed'; exit 3";
+        let mut command = Command::new("sh");
+        let (input, held) = io::pipe().unwrap();
+        let (output, result) = Output::of(command.args(["-c", script]).stdin(input));
+        drop(held);
+        assert_eq!(output.counts.passed, 2);
+        assert!(result.unwrap_err().ends_with("exit status: 3"));
+    }
+}
