@@ -16,7 +16,8 @@ use otelctx_reader as reader;
 use otelctx_sample::format::record::Context;
 use otelctx_sample::{Catalog, Counts, Sample, Unread};
 use reader::remote::process::processes;
-use reader::remote::{Memory, ProcessMemory, Stopped};
+use reader::remote::stop::on_own_thread;
+use reader::remote::{Error as RemoteError, Memory, ProcessMemory, Stopped};
 use reader::{Outcome, Unreadable};
 
 use crate::processes::{Look, Processes, Seen};
@@ -86,8 +87,8 @@ impl Recorder {
                 if target.target().status()?.kernel_thread {
                     return Err(Error::KernelThread { pid: *pid });
                 }
-                // The right to read is the right to trace.
                 target.target().memory()?;
+                may_be_stopped(target.target())?;
                 looker.targets.insert(*pid, Target::new(target));
             }
         }
@@ -158,6 +159,19 @@ impl Recorder {
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// The right to read is the right to trace, unless a sandbox denies ptrace(2), or another traces
+/// the process already.
+fn may_be_stopped(process: &reader::remote::Process) -> Result<(), Error> {
+    let stop = || Stopped::stop(process, process.pid(), STOP_TIMEOUT).map(drop);
+    match on_own_thread(stop)? {
+        Err(why @ (RemoteError::NotPermitted { .. } | RemoteError::AlreadyTraced { .. })) => {
+            Err(reader::Error::from(why).into())
+        }
+        // It has ended, or does not stop just now.
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 

@@ -2,7 +2,17 @@
 
 use std::error::Error;
 use std::fmt;
+use std::fs;
 use std::io;
+use std::path::Path;
+
+/// Where the kernel's types are described.
+const TYPE_INFORMATION: &str = "/sys/kernel/btf/vmlinux";
+/// The oldest kernel that takes the sampler's program: it has the ring buffer and `CAP_BPF` (5.8),
+/// and what `bpf_get_ns_current_pid_tgid` wants.
+const LEAST: (u32, u32) = (5, 10);
+/// From here on maps count as the memory of a control group, no longer as locked memory.
+const NO_LOCKED_MEMORY: (u32, u32) = (5, 11);
 
 /// Why the kernel does not let us look with eBPF, and what would change that.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,9 +22,21 @@ pub enum Refusal {
     NotWanted,
     /// The recorder lacks the capabilities.
     NotPermitted,
-    /// The kernel has no type information (BTF), from which the program learns its layouts.
+    /// The recorder has the capabilities, and is refused all the same: by a seccomp filter, a user
+    /// namespace or a security module.
+    Forbidden,
+    /// The limit on locked memory is too low, which counts before Linux 5.11.
+    LockedMemory,
+    /// There is no type information (BTF), from which the program learns the kernel's layouts.
     NoTypeInformation,
-    /// The kernel is older than 5.10, or was built without what the program needs.
+    /// The kernel is older than what the program needs.
+    TooOld {
+        /// What the kernel calls its release.
+        release: String,
+        /// The oldest version that would do.
+        least: (u32, u32),
+    },
+    /// The kernel does not take the program, for another reason.
     Kernel {
         /// What the kernel calls its release.
         release: String,
@@ -24,29 +46,95 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// Whether the program can learn the kernel's layouts. The loader takes their absence for a
+    /// wish not to adapt the program, which would then read from wrong places.
+    pub(crate) fn type_information() -> Result<(), Self> {
+        fs::File::open(TYPE_INFORMATION)
+            .map(drop)
+            .map_err(|error| Self::of(&error))
+    }
+
     /// From what loading or attaching came to.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
+        let release = release();
         let mut cause = Some(error);
         while let Some(error) = cause {
-            let errno = error.downcast_ref::<io::Error>().map(io::Error::kind);
-            if errno == Some(io::ErrorKind::PermissionDenied) {
-                return Self::NotPermitted;
+            let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+            if kind == Some(io::ErrorKind::PermissionDenied) {
+                return if older(&release, NO_LOCKED_MEMORY) && locked_memory_is_limited() {
+                    Self::LockedMemory
+                } else if has_capabilities() {
+                    Self::Forbidden
+                } else {
+                    Self::NotPermitted
+                };
             }
             cause = error.source();
         }
-        if !std::path::Path::new("/sys/kernel/btf/vmlinux").exists() {
+        if older(&release, LEAST) {
+            let least = LEAST;
+            return Self::TooOld { release, least };
+        }
+        if !Path::new(TYPE_INFORMATION).exists() {
             return Self::NoTypeInformation;
         }
         Self::other(chain(error))
     }
 
     pub(crate) fn other(why: String) -> Self {
-        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
-        Self::Kernel {
-            release: release.unwrap_or_default().trim().into(),
-            why,
+        let release = release();
+        Self::Kernel { release, why }
+    }
+
+    /// The same, of a program that needs at least this version.
+    pub(crate) fn needing(self, least: (u32, u32)) -> Self {
+        match self {
+            Self::Kernel { release, .. } | Self::TooOld { release, .. }
+                if older(&release, least) =>
+            {
+                Self::TooOld { release, least }
+            }
+            other => other,
         }
     }
+}
+
+fn release() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease");
+    release.unwrap_or_default().trim().to_owned()
+}
+
+/// Whether a release, such as `5.10.0-32-cloud-amd64`, is older than a version. One that can't be
+/// told is not.
+fn older(release: &str, least: (u32, u32)) -> bool {
+    let mut numbers = release
+        .split(|it: char| !it.is_ascii_digit())
+        .map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < least,
+        _ => false,
+    }
+}
+
+/// Whether this process has what bpf(2) and perf_event_open(2) ask for: `CAP_BPF` and
+/// `CAP_PERFMON`, or `CAP_SYS_ADMIN` (<linux/capability.h>).
+fn has_capabilities() -> bool {
+    let (admin, perfmon, bpf) = (1_u64 << 21, 1_u64 << 38, 1_u64 << 39);
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    let effective = effective.unwrap_or(0);
+    effective & admin != 0 || effective & (perfmon | bpf) == perfmon | bpf
+}
+
+fn locked_memory_is_limited() -> bool {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure lives through the call.
+    let told = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    told == 0 && limit.rlim_cur != libc::RLIM_INFINITY
 }
 
 /// An error and its causes in one line; the verifier's log, of many lines, is left out.
@@ -80,16 +168,75 @@ impl fmt::Display for Refusal {
                     program.display()
                 )
             }
+            Self::Forbidden => f.write_str(
+                "eBPF is forbidden although the capabilities are there, by a seccomp filter, a \
+                 user namespace or a security module: run outside of the container, or start that \
+                 by `docker run --privileged --pid=host`",
+            ),
+            Self::LockedMemory => f.write_str(
+                "before Linux 5.11 eBPF counts as locked memory, which is limited here: \
+                 `ulimit -l unlimited`",
+            ),
+            Self::NoTypeInformation if !Path::new("/sys/kernel").exists() => f.write_str(
+                "eBPF needs /sys/kernel/btf/vmlinux, and /sys is not mounted: \
+                 `mount -t sysfs sysfs /sys`",
+            ),
             Self::NoTypeInformation => f.write_str(
-                "this kernel has no /sys/kernel/btf/vmlinux: eBPF needs one built with \
-                 CONFIG_DEBUG_INFO_BTF",
+                "there is no /sys/kernel/btf/vmlinux: eBPF needs a kernel built with \
+                 CONFIG_DEBUG_INFO_BTF, and /sys as that shows it",
+            ),
+            Self::TooOld {
+                release,
+                least: (major, minor),
+            } => write!(
+                f,
+                "the eBPF program needs Linux {major}.{minor} or later, this is {release}"
             ),
             Self::Kernel { release, why } => {
-                write!(
-                    f,
-                    "eBPF needs Linux 5.10 or later, this is {release}: {why}"
-                )
+                write!(f, "Linux {release} does not take the eBPF program: {why}")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        for (release, is_older) in [
+            ("4.19.0-27-amd64", true),
+            ("5.9.16", true),
+            ("5.10.0-32-cloud-amd64", false),
+            ("5.100", false),
+            ("6.1.0", false),
+            ("10.0-rc1", false),
+            ("", false),
+            ("next", false),
+        ] {
+            assert_eq!(older(release, (5, 10)), is_older, "{release}");
+        }
+    }
+
+    #[test]
+    fn an_old_kernel_is_named_and_not_what_it_said() {
+        let refused = Refusal::Kernel {
+            release: "5.10.0-32-cloud-amd64".into(),
+            why: "Invalid argument".into(),
+        };
+        let too_old = refused.clone().needing((5, 18));
+        assert_eq!(
+            too_old.to_string(),
+            "the eBPF program needs Linux 5.18 or later, this is 5.10.0-32-cloud-amd64"
+        );
+        assert_eq!(refused.clone().needing((5, 10)), refused);
+        assert_eq!(Refusal::NotPermitted.needing((9, 0)), Refusal::NotPermitted);
+    }
+
+    #[test]
+    fn an_error_is_told_in_one_line() {
+        let error = io::Error::other("first\nand a log\nof many lines");
+        assert_eq!(chain(&error), "first");
     }
 }

@@ -50,6 +50,7 @@ pub(super) struct Lost {
 impl Loaded {
     pub(super) fn load(options: &Options) -> Result<Self, Refusal> {
         raise_limits();
+        Refusal::type_information()?;
         let cpus = aya::util::online_cpus()
             .map_err(|(what, error)| Refusal::other(format!("{what}: {error}")))?;
         let rate = u64::from(options.frequency) * cpus.len() as u64 * SAMPLE_SIZE;

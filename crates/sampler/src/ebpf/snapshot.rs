@@ -23,6 +23,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/snapshot.x86_64.o"
 #[cfg(target_arch = "aarch64")]
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/snapshot.aarch64.o");
 
+/// The oldest kernel that takes the program: it has `bpf_copy_from_user_task`.
+const LEAST: (u32, u32) = (5, 18);
 /// How often a thread is read whose record changes each time, before it is given up as torn; and
 /// how often a process that loads or unloads libraries meanwhile.
 const TRIES: usize = 5;
@@ -71,6 +73,10 @@ impl Snapshots {
             let why = "the recorder is in a PID namespace of its own".into();
             return Err(Refusal::other(why));
         }
+        Self::load_program(max_record).map_err(|refusal| refusal.needing(LEAST))
+    }
+
+    fn load_program(max_record: usize) -> Result<Self, Refusal> {
         let max_record = max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
         let btf = Btf::from_sys_fs().map_err(|error| Refusal::of(&error))?;
         let mut programs = EbpfLoader::new()
