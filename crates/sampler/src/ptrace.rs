@@ -1,10 +1,14 @@
 //! Looking with ptrace, where eBPF is not permitted: at each tick the threads that run are stopped,
 //! one after another, for as long as it takes to read record and stack.
 //!
+//! A sample stands for one period of processor time here as well. A thread that waits for a
+//! processor looks like one that has it, so each thread is owed as many samples as the kernel says
+//! that it has run, and gets no more.
+//!
 //! It looks from a thread of its own, which alone may touch what it traces. A tracer that dies lets
 //! its tracees run on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -33,6 +37,9 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(50);
 /// Frames that are kept of a stack, as many as the kernel keeps
 /// (`kernel.perf_event_max_stack`).
 const MOST_FRAMES: usize = 127;
+/// Periods that a thread can be owed. Where more pass before it is found running, they are lost:
+/// later looks would show something else.
+const MOST_OWED: u64 = 8;
 
 /// Looking with ptrace.
 pub(crate) struct Recorder {
@@ -183,8 +190,30 @@ struct Target {
     runs: bool,
     /// Ticks of processor time, at the survey.
     ticks: u64,
-    /// Nanoseconds that each thread has run.
-    ran: HashMap<i32, u64, RandomState>,
+    accounts: HashMap<i32, Account, RandomState>,
+}
+
+/// What a thread has run and has not been sampled for, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    /// In all its life.
+    ran: u64,
+    /// Below 0 after a sample in advance.
+    owed: i64,
+}
+
+impl Account {
+    /// Notes what the thread has run in all its life. Returns how many periods of it are lost.
+    fn note(&mut self, ran: u64, period: u64) -> u64 {
+        let new = ran.saturating_sub(self.ran);
+        self.ran = ran;
+        self.owed = self.owed.saturating_add_unsigned(new);
+        let most = MOST_OWED * period;
+        let excess = self.owed.saturating_sub_unsigned(most).max(0) as u64;
+        let lost = excess / period;
+        self.owed -= (lost * period) as i64;
+        lost
+    }
 }
 
 impl Target {
@@ -194,7 +223,7 @@ impl Target {
             memory: None,
             runs: true,
             ticks: 0,
-            ran: HashMap::default(),
+            accounts: HashMap::default(),
         }
     }
 }
@@ -217,9 +246,7 @@ impl Looker {
             if let Some(wait) = tick.checked_duration_since(now) {
                 std::thread::sleep(wait);
             } else if now - tick > period {
-                // Each tick would have been a look at least.
-                let missed = (now - tick).as_nanos() / period.as_nanos();
-                shared.lost.fetch_add(missed as u64, Ordering::Relaxed);
+                // What the threads have run meanwhile, they are owed.
                 tick = now;
             }
             if surveyed.elapsed() >= SURVEY {
@@ -231,11 +258,12 @@ impl Looker {
                 if !target.runs {
                     continue;
                 }
-                target.look(*pid, self.user_stacks, &mut |look| {
+                let lost = target.look(*pid, self.user_stacks, period, &mut |look| {
                     if looks.try_send(look).is_err() {
                         shared.lost.fetch_add(1, Ordering::Relaxed);
                     }
                 });
+                shared.lost.fetch_add(lost, Ordering::Relaxed);
             }
         }
     }
@@ -268,34 +296,48 @@ impl Looker {
 }
 
 impl Target {
-    /// Looks at each thread that runs.
-    fn look(&mut self, pid: i32, user_stacks: bool, found: &mut dyn FnMut(Owned)) {
+    /// Looks at each thread that runs and is owed a sample. Returns what is lost, in samples.
+    fn look(
+        &mut self,
+        pid: i32,
+        user_stacks: bool,
+        period: Duration,
+        found: &mut dyn FnMut(Owned),
+    ) -> u64 {
+        let period = period.as_nanos() as u64;
+        let mut lost = 0;
         let Ok(threads) = self.reader.target().thread_ids() else {
-            return;
+            return lost;
         };
+        if self.accounts.len() > threads.len() {
+            let alive: HashSet<i32, RandomState> = threads.iter().copied().collect();
+            self.accounts.retain(|tid, _| alive.contains(tid));
+        }
         let mut running = Vec::new();
         for tid in threads {
             let Some(ran) = run_time(pid, tid) else {
                 continue;
             };
-            let has_run = self
-                .ran
-                .insert(tid, ran)
-                .is_some_and(|before| before != ran);
+            let new = Account { ran, owed: 0 };
+            let account = self.accounts.entry(tid).or_insert(new);
+            lost += account.note(ran, period);
             // Its processor, if it is running or waiting for one.
-            if has_run && let Some(cpu) = running_on(pid, tid) {
+            if account.owed > 0
+                && let Some(cpu) = running_on(pid, tid)
+            {
+                account.owed -= period as i64;
                 running.push((tid, cpu));
             }
         }
         if running.is_empty() {
-            return;
+            return lost;
         }
         if user_stacks && self.memory.as_ref().is_none_or(is_gone) {
             self.memory = self.reader.target().memory().ok();
         }
         let memory = self.memory.as_ref();
         let Ok(threads) = self.reader.threads() else {
-            return;
+            return lost;
         };
         for (tid, cpu) in running {
             let Some(thread) = threads.iter().find(|thread| thread.tid() == tid) else {
@@ -346,6 +388,7 @@ impl Target {
                 stack,
             });
         }
+        lost
     }
 }
 
