@@ -48,23 +48,29 @@ mod call {
     nix::ioctl_readwrite!(procmap_query, b'f', 17, super::ProcmapQuery);
 }
 
-/// Names longer than this are not asked for. A memfd's has at most 249 bytes and what stands around
-/// it, that of anonymous memory 80.
+/// Names longer than this are not asked for, unless they are paths. A memfd's has at most 249 bytes
+/// and what stands around it, that of anonymous memory 80.
 const LONGEST_NAME: usize = 512;
+/// The kernel shows no longer path (PATH_MAX).
+const LONGEST_PATH: usize = 4096;
 
 /// Asks an open `/proc/PID/maps`.
 #[derive(Debug)]
 pub(crate) struct Query<'f> {
     maps: &'f File,
-    name: [u8; LONGEST_NAME],
+    name: Vec<u8>,
 }
 
 impl<'f> Query<'f> {
     pub(crate) fn new(maps: &'f File) -> Self {
-        Query {
-            maps,
-            name: [0; LONGEST_NAME],
-        }
+        let name = vec![0; LONGEST_NAME];
+        Query { maps, name }
+    }
+
+    /// One that gives paths, however long.
+    pub(crate) fn with_paths(maps: &'f File) -> Self {
+        let name = vec![0; LONGEST_PATH];
+        Query { maps, name }
     }
 
     /// The first mapping that ends behind `address` and has all of `wanted`, without its name.
@@ -78,14 +84,14 @@ impl<'f> Query<'f> {
         Ok(self.ask(address, wanted, 0)?.map(|(mapping, _)| mapping))
     }
 
-    /// The same with its name, which is empty if it is longer than [`LONGEST_NAME`].
+    /// The same with its name, which is empty if it is longer than those that are asked for.
     pub(crate) fn next_named(
         &mut self,
         address: u64,
         wanted: u64,
     ) -> Result<Option<Mapping<'_>>, Errno> {
         let wanted = wanted | flags::COVERING_OR_NEXT;
-        let answer = match self.ask(address, wanted, LONGEST_NAME) {
+        let answer = match self.ask(address, wanted, self.name.len()) {
             Err(Errno::ENAMETOOLONG) => self.ask(address, wanted, 0)?,
             answer => answer?,
         };

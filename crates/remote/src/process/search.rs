@@ -48,6 +48,23 @@ impl Process {
         )
     }
 
+    /// Calls `visit` for each executable mapping, of a file or not, with its name, until it breaks.
+    pub fn executable_mappings(
+        &self,
+        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+    ) -> Result<(), Error> {
+        let visited = Cell::new(false);
+        let mut visit = |mapping: &Mapping<'_>| {
+            visited.set(true);
+            visit(mapping)
+        };
+        self.read_maps(
+            |maps| visit_executable(maps, &mut visit),
+            // Nothing is visited twice: what ends halfway has ended.
+            |looked| !visited.get() && looked.as_ref().is_err_and(is_gone),
+        )
+    }
+
     /// Reads `maps`, and another thread's if there is nothing in it.
     pub(super) fn read_maps<T>(
         &self,
@@ -121,4 +138,35 @@ fn query_code(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// ESRCH if there is no memory.
+fn visit_executable(
+    maps: File,
+    visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+) -> io::Result<()> {
+    let mut query = Query::with_paths(&maps);
+    let mut address = 0;
+    loop {
+        match query.next_named(address, flags::EXECUTABLE) {
+            Ok(Some(mapping)) if mapping.end > address => {
+                address = mapping.end;
+                if visit(&mapping).is_break() {
+                    return Ok(());
+                }
+            }
+            Ok(_) => return Ok(()),
+            // An older kernel, or one that does not permit it.
+            Err(error) if address == 0 && error != Errno::ESRCH => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let walk = mappings::walk(maps, &mut |mapping| match mapping.permissions.execute {
+        true => visit(mapping),
+        false => ControlFlow::Continue(()),
+    })?;
+    if walk.mappings == 0 {
+        return Err(Errno::ESRCH.into());
+    }
+    Ok(())
 }
