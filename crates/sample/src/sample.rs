@@ -111,6 +111,8 @@ pub struct Counts {
     pub truncated_stacks: u64,
     /// Samples whose user stack could not be walked.
     pub missing_stacks: u64,
+    /// Samples without what one of a runtime's steps should have added.
+    pub incomplete: u64,
     /// Attributes whose key no key map explained.
     pub unknown_keys: u64,
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /* What the program tells: one layout for all events, shared with src/ebpf/abi.rs.
  *
- * A fixed head, and behind it parts, each with a head of its own and padded to 8 bytes. Whoever
- * looks deeper (a runtime's frames, its labels) adds a part of another kind.
+ * A fixed head, and behind it parts, each with a head of its own. A step that looks deeper (a runtime's
+ * frames, its labels: steps.h) adds a part of its own kind.
  */
 #ifndef EVENT_H
 #define EVENT_H
@@ -42,6 +42,21 @@ enum part_kind {
     PART_RECORD = 1,
     PART_USER_STACK = 2,
     PART_KERNEL_STACK = 3,
+    PART_STEP = 256, /* and the step's number: what that has added */
+};
+
+/* Runtimes' steps, by the numbers that struct target names them by. */
+enum step {
+    STEP_NONE = 0,
+    STEP_PROBE = 1, /* tells the thread's pointer and the word there: tests alone ask for it */
+    STEPS,
+};
+
+/* What a step came to: the sample stands in any case. */
+enum step_outcome {
+    STEP_DONE = 0,
+    STEP_ABSENT = 1, /* the step was not loaded */
+    STEP_MEMORY = 2, /* what it needs of the process could not be read */
 };
 
 struct event_head {
@@ -61,8 +76,9 @@ struct event_head {
 
 struct part_head {
     __u16 kind;
-    __u16 size; /* of what follows, bytes, without padding */
-    __u32 reserved;
+    __u16 size; /* of what follows, bytes */
+    __u16 room; /* from there to the next part's head, a multiple of 8 */
+    __u16 outcome; /* of a step */
 };
 
 #endif

@@ -43,8 +43,8 @@ struct {
 
 struct scratch {
     struct event_head head;
-    __u8 part[sizeof(struct part_head) + RECORD_HEADER + RECORD_LIMIT];
-    __u8 again[sizeof(struct part_head) + RECORD_HEADER + RECORD_LIMIT];
+    __u8 part[sizeof(struct part_head) + RECORD_ROOM];
+    __u8 again[sizeof(struct part_head) + RECORD_ROOM];
 };
 
 /* One run at a time: whoever loads the program reads it from one descriptor. */
@@ -62,7 +62,7 @@ static __always_inline int read_user(void *to, __u32 size, __u64 from, void *tas
 
 static __always_inline void write_part(struct seq_file *seq, void *part)
 {
-    __u32 size = sizeof(struct part_head) + padded(((struct part_head *)part)->size);
+    __u32 size = sizeof(struct part_head) + ((struct part_head *)part)->room;
     HIDE(size);
     size &= 2 * RECORD_LIMIT - 1;
     if (size <= sizeof(struct part_head) + RECORD_LIMIT)
@@ -104,8 +104,8 @@ int snapshot(struct bpf_iter__task *context)
             again = second_record == record ? read_record(second, record, max_record, task)
                                             : OUTCOME_NOT_VALID;
             if (again != OUTCOME_ATTACHED)
-                second->size = 0;
-            head->size = 2 * sizeof *part + padded(part->size) + padded(second->size);
+                second->size = second->room = 0;
+            head->size = 2 * sizeof *part + part->room + second->room;
             head->source = SOURCE_NATIVE;
         }
         if (head->outcome == OUTCOME_DETACHED || found == OUTCOME_ATTACHED)

@@ -30,6 +30,8 @@ struct place {
 struct target {
     __u32 serial;
     __u32 places; /* how many of the following count */
+    __u32 steps;  /* enum step, a byte each: the first lowest, zeroes behind the last */
+    __u32 reserved;
     struct place place[MAX_PLACES];
 };
 

@@ -15,6 +15,10 @@
 #define RECORD_VALID 24
 #define RECORD_ATTRIBUTES_SIZE 26
 #define RECORD_LIMIT 4096
+/* Of a record this much is read at once, as most have no more: one read costs what two bytes do. */
+#define RECORD_FIRST 64
+/* What the verifier sees that a record takes. */
+#define RECORD_ROOM (RECORD_FIRST + RECORD_LIMIT)
 
 /* Keeps the compiler from dropping a bound that the verifier has to see. */
 #define HIDE(value) asm volatile("" : "+r"(value))
@@ -40,6 +44,7 @@ struct signal_struct {
     atomic_t live;
 };
 struct task_struct {
+    unsigned int flags;
     int pid;
     int tgid;
     struct signal_struct *signal;
@@ -131,31 +136,42 @@ static __always_inline __u64 pointer(const struct place *place, __u64 tp, void *
     return record & 1 ? 0 : record;
 }
 
-/* Reads a record of at most `limit` bytes into a part. */
-static __always_inline __u8 read_record(struct part_head *part, __u64 record, __u32 limit, void *task)
-{
-    __u8 *bytes = (__u8 *)(part + 1);
-    if (read_user(bytes, RECORD_HEADER, record, task))
-        return OUTCOME_RECORD;
-    if (bytes[RECORD_VALID] != 1)
-        return OUTCOME_NOT_VALID;
-    __u32 size = *(__u16 *)(bytes + RECORD_ATTRIBUTES_SIZE);
-    limit -= RECORD_HEADER;
-    if (size > limit)
-        size = limit;
-    HIDE(size);
-    size &= RECORD_LIMIT - 1;
-    if (size && read_user(bytes + RECORD_HEADER, size, record + RECORD_HEADER, task))
-        return OUTCOME_RECORD;
-    part->kind = PART_RECORD;
-    part->size = RECORD_HEADER + size;
-    part->reserved = 0;
-    return OUTCOME_ATTACHED;
-}
-
 static __always_inline __u32 padded(__u32 size)
 {
     return (size + 7) & ~7U;
+}
+
+/* Reads a record of at most `limit` bytes into a part that has room for them and for RECORD_FIRST;
+ * `limit` is RECORD_LIMIT at most. */
+static __always_inline __u8 read_record(struct part_head *part, __u64 record, __u64 limit, void *task)
+{
+    __u8 *bytes = (__u8 *)(part + 1);
+    /* In 64 bits, so that the verifier follows. */
+    __u64 have = RECORD_FIRST;
+    if (read_user(bytes, RECORD_FIRST, record, task)) {
+        /* It may be a short one at the end of what is mapped. */
+        have = RECORD_HEADER;
+        if (read_user(bytes, RECORD_HEADER, record, task))
+            return OUTCOME_RECORD;
+    }
+    if (bytes[RECORD_VALID] != 1)
+        return OUTCOME_NOT_VALID;
+    __u64 size = RECORD_HEADER + *(__u16 *)(bytes + RECORD_ATTRIBUTES_SIZE);
+    if (size > limit)
+        size = limit;
+    if (size > have) {
+        __u64 more = size - have;
+        HIDE(more);
+        if (more > limit - have)
+            return OUTCOME_RECORD;
+        if (read_user(bytes + have, more, record + have, task))
+            return OUTCOME_RECORD;
+    }
+    part->kind = PART_RECORD;
+    part->size = size;
+    part->room = padded(size);
+    part->outcome = STEP_DONE;
+    return OUTCOME_ATTACHED;
 }
 
 #endif

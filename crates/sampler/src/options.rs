@@ -33,6 +33,8 @@ pub struct Options {
     pub any_schema: bool,
     /// Use ptrace although eBPF may be there.
     pub without_ebpf: bool,
+    /// Bytes of the ring that samples wait in, if not what a second takes.
+    pub(crate) ring: Option<u32>,
 }
 
 impl Options {
@@ -48,6 +50,7 @@ impl Options {
             max_record: record::RECOMMENDED_SIZE,
             any_schema: false,
             without_ebpf: false,
+            ring: None,
         }
     }
 

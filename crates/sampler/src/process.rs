@@ -20,6 +20,10 @@ use crate::monotonic;
 /// starts publishes soon or never.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// A look that takes longer is dear, as those at processes with very many mappings are: so many times
+/// as long passes until the next, whatever else there is to look at waits no longer for one.
+const DEAR: Duration = Duration::from_millis(5);
+const REST: u32 = 50;
 /// Key maps that are kept of a process: samples of earlier configurations may be on their way.
 const MOST_KEY_MAPS: usize = 4;
 /// Executable mappings that are kept of a process.
@@ -44,6 +48,8 @@ pub(crate) struct Known {
     pid: i32,
     /// `None` if the process had ended before it could be looked at.
     reader: Option<reader::Process>,
+    /// How long a look may take.
+    patience: Option<Duration>,
     /// Once a sample of it was seen.
     id: Option<ProcessId>,
     /// By configuration, the newest last.
@@ -79,14 +85,15 @@ impl Schedule {
         now >= self.next
     }
 
-    /// Plans the next time, later each time that nothing new was found.
-    fn plan(&mut self, now: Instant, fruitful: bool) {
+    /// Plans the next time, later each time that nothing new was found, given what it took.
+    fn plan(&mut self, now: Instant, took: Duration, fruitful: bool) {
         self.pause = if fruitful {
             SHORTEST_PAUSE
         } else {
             (self.pause * 2).min(LONGEST_PAUSE)
         };
-        self.next = now + self.pause;
+        let rest = if took > DEAR { took * REST } else { took };
+        self.next = now + self.pause.max(rest);
     }
 }
 
@@ -95,10 +102,12 @@ impl Known {
         pid: i32,
         options: reader::Options,
         modules: SharedModules,
+        patience: Option<Duration>,
     ) -> Result<Self, reader::Error> {
         let reader = reader::Process::with_modules(pid, options, modules)?;
         Ok(Self {
             reader: Some(reader),
+            patience,
             looked: false,
             ..Self::ended(pid)
         })
@@ -109,6 +118,7 @@ impl Known {
         Self {
             pid,
             reader: None,
+            patience: None,
             id: None,
             keys: Vec::new(),
             publishing: Publishing::Nothing,
@@ -162,13 +172,20 @@ impl Known {
     /// Looks whether and how its threads publish contexts. Whether that differs from the last time.
     pub(crate) fn look(&mut self) -> bool {
         let before = self.looked.then(|| self.places());
+        let begin = Instant::now();
         let (context, publishing) = match &mut self.reader {
-            Some(reader) => look(reader),
+            Some(reader) => {
+                reader.set_deadline(self.patience.map(|patience| begin + patience));
+                let found = look(reader);
+                reader.set_deadline(None);
+                found
+            }
             None => (None, Publishing::Nothing),
         };
         let changed =
             context != self.context || before.as_deref() != Some(&places_of(&publishing)[..]);
-        self.look.plan(Instant::now(), changed);
+        let now = Instant::now();
+        self.look.plan(now, now - begin, changed);
         (self.looked, self.sampled) = (true, false);
         (self.context, self.publishing) = (context, publishing);
         changed
@@ -277,7 +294,7 @@ impl Known {
             return;
         }
         let found = self.read_mappings(catalog, id, modules);
-        self.mappings.plan(now, found);
+        self.mappings.plan(now, now.elapsed(), found);
     }
 
     /// Reads the mappings, and adds those with code that are new. Whether there were any.
@@ -295,13 +312,11 @@ impl Known {
         let mut code = Vec::new();
         let mut found = Vec::new();
         // A process that has ended has nothing to tell any more.
-        let _ = process.mappings(&mut |mapping| {
-            if mapping.permissions.execute {
-                code.push((mapping.start, mapping.end));
-                if !known.contains(&(mapping.start, mapping.end)) {
-                    let module = modules.module(process, mapping);
-                    found.push((mapping.start, mapping.end, mapping.offset, module));
-                }
+        let _ = process.executable_mappings(&mut |mapping| {
+            code.push((mapping.start, mapping.end));
+            if !known.contains(&(mapping.start, mapping.end)) {
+                let module = modules.module(process, mapping);
+                found.push((mapping.start, mapping.end, mapping.offset, module));
             }
             if code.len() < MOST_MAPPINGS {
                 ControlFlow::Continue(())
@@ -343,7 +358,9 @@ fn look(reader: &mut reader::Process) -> (Option<Arc<ProcessContext>>, Publishin
         Ok(ThreadSupport::Unreadable(Unreadable::NoProcessContext | Unreadable::NoSchema)) => {
             Publishing::Nothing
         }
-        Ok(ThreadSupport::Unreadable(_)) => Publishing::Unreadable,
+        Ok(ThreadSupport::Unreadable(_)) | Err(reader::Error::Deadline { .. }) => {
+            Publishing::Unreadable
+        }
         // It has ended.
         Err(_) => Publishing::Nothing,
     };

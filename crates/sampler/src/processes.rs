@@ -1,7 +1,7 @@
 //! The processes that are known, and how a look at one of their threads becomes a sample.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
@@ -20,6 +20,8 @@ const LOOKS_A_DRAIN: usize = 32;
 pub(crate) struct Processes {
     known: HashMap<u32, Known, RandomState>,
     options: reader::Options,
+    /// How long a look at one of them may take.
+    patience: Option<Duration>,
     modules: Modules,
     shared_modules: SharedModules,
     pub(crate) counts: Counts,
@@ -52,10 +54,11 @@ pub(crate) enum Seen<'a> {
 }
 
 impl Processes {
-    pub(crate) fn new(options: reader::Options) -> Self {
+    pub(crate) fn new(options: reader::Options, patience: Option<Duration>) -> Self {
         Self {
             known: HashMap::default(),
             options,
+            patience,
             modules: Modules::default(),
             shared_modules: SharedModules::default(),
             counts: Counts::default(),
@@ -76,6 +79,7 @@ impl Processes {
             pid as i32,
             self.options.clone(),
             self.shared_modules.clone(),
+            self.patience,
         )?;
         Ok(self.known.entry(pid).insert_entry(known).into_mut())
     }
@@ -121,7 +125,8 @@ impl Processes {
     pub(crate) fn sample(&mut self, look: &Look<'_>, catalog: &mut Catalog) -> Sample {
         let known = self.known.entry(look.pid).or_insert_with(|| {
             let pid = look.pid as i32;
-            Known::open(pid, self.options.clone(), self.shared_modules.clone())
+            let modules = self.shared_modules.clone();
+            Known::open(pid, self.options.clone(), modules, self.patience)
                 .unwrap_or_else(|_| Known::ended(pid))
         });
         let process = known.id(catalog, look.comm);

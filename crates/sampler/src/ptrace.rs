@@ -78,7 +78,11 @@ enum OwnedContext {
 }
 
 impl Recorder {
-    pub(crate) fn start(options: &Options, reader_options: reader::Options) -> Result<Self, Error> {
+    pub(crate) fn start(
+        options: &Options,
+        reader_options: reader::Options,
+        patience: Option<Duration>,
+    ) -> Result<Self, Error> {
         let mut reader_options = reader_options;
         reader_options.stop_timeout = STOP_TIMEOUT;
         let mut looker = Looker {
@@ -111,7 +115,7 @@ impl Recorder {
             .spawn(move || looker.run(period, &sender, &for_thread))
             .map_err(Error::Clock)?;
         Ok(Self {
-            processes: Processes::new(reader_options),
+            processes: Processes::new(reader_options, patience),
             looks,
             shared,
             thread: Some(thread),

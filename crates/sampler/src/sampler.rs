@@ -11,9 +11,9 @@ use crate::{Error, Options, Refusal, Targets, ebpf, ptrace};
 /// How often to call [`Sampler::drain`].
 pub const INTERVAL: Duration = Duration::from_millis(20);
 
-/// A process with more mappings is not looked at where all are: one would delay the others by
-/// seconds. Above the kernel's own default limit (`vm.max_map_count`, 65,530).
-const MOST_MAPPINGS: u64 = 100_000;
+/// How long a look at one process may take where all are looked at: one with millions of mappings
+/// would delay the others by seconds.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// How threads are looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,13 +54,11 @@ impl Sampler {
         let mut reader_options = reader::Options::default();
         reader_options.max_record = options.max_record;
         reader_options.any_schema = options.any_schema;
-        if options.targets == Targets::All {
-            reader_options.max_mappings = Some(MOST_MAPPINGS);
-        }
+        let patience = (options.targets == Targets::All).then_some(PATIENCE);
         let refusal = if options.without_ebpf {
             Refusal::NotWanted
         } else {
-            match ebpf::Recorder::start(options, reader_options.clone())? {
+            match ebpf::Recorder::start(options, reader_options.clone(), patience)? {
                 Ok(recorder) => {
                     return Ok(Self {
                         method: Method::Ebpf,
@@ -72,7 +70,11 @@ impl Sampler {
         };
         Ok(Self {
             method: Method::Ptrace(refusal),
-            recorder: Recorder::Ptrace(Box::new(ptrace::Recorder::start(options, reader_options)?)),
+            recorder: Recorder::Ptrace(Box::new(ptrace::Recorder::start(
+                options,
+                reader_options,
+                patience,
+            )?)),
         })
     }
 

@@ -9,6 +9,9 @@ pub(crate) const MAX_PLACES: usize = 4;
 /// The most of a record that is read, in bytes, its header included.
 pub(crate) const RECORD_LIMIT: usize = 4096;
 
+/// Of a record this much is read at once (`RECORD_FIRST`).
+pub(crate) const RECORD_FIRST: usize = 64;
+
 /// `enum storage`.
 pub(crate) mod storage {
     pub(crate) const STATIC: u32 = 1;
@@ -45,6 +48,15 @@ pub(crate) mod part {
     pub(crate) const RECORD: u16 = 1;
     pub(crate) const USER_STACK: u16 = 2;
     pub(crate) const KERNEL_STACK: u16 = 3;
+    /// And the step's number.
+    pub(crate) const STEP: u16 = 256;
+}
+
+/// `enum step_outcome`.
+pub(crate) mod step_outcome {
+    pub(crate) const DONE: u16 = 0;
+    #[cfg(test)]
+    pub(crate) const ABSENT: u16 = 1;
 }
 
 /// `enum counter`.
@@ -72,6 +84,8 @@ pub(crate) struct Place {
 pub(crate) struct Target {
     pub(crate) serial: u32,
     pub(crate) places: u32,
+    pub(crate) steps: u32,
+    pub(crate) reserved: u32,
     pub(crate) place: [Place; MAX_PLACES],
 }
 
@@ -114,7 +128,8 @@ pub(crate) struct EventHead {
 pub(crate) struct PartHead {
     pub(crate) kind: u16,
     pub(crate) size: u16,
-    pub(crate) reserved: u32,
+    pub(crate) room: u16,
+    pub(crate) outcome: u16,
 }
 
 /// Takes an event apart: its head, and the bytes of its parts. `None` if it is shorter than it says.
@@ -124,21 +139,33 @@ pub(crate) fn event(bytes: &[u8]) -> Option<(EventHead, Parts<'_>)> {
     Some((head, Parts { rest: parts }))
 }
 
-/// The parts of an event: kind and bytes of each.
+/// A part of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part<'a> {
+    pub(crate) kind: u16,
+    /// Of a step.
+    pub(crate) outcome: u16,
+    pub(crate) bytes: &'a [u8],
+}
+
+/// The parts of an event.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Iterator for Parts<'a> {
-    type Item = (u16, &'a [u8]);
+    type Item = Part<'a>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let (head, rest) = take::<PartHead>(self.rest)?;
-        let size = usize::from(head.size);
-        let bytes = rest.get(..size)?;
-        self.rest = rest.get(size.next_multiple_of(8)..).unwrap_or_default();
-        Some((head.kind, bytes))
+        let bytes = rest.get(..usize::from(head.size))?;
+        self.rest = rest.get(usize::from(head.room)..).unwrap_or_default();
+        Some(Part {
+            kind: head.kind,
+            outcome: head.outcome,
+            bytes,
+        })
     }
 }
 

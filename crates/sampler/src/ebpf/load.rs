@@ -1,15 +1,15 @@
 //! Getting the program into the kernel.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::fs::MetadataExt;
 
-use aya::maps::{HashMap, MapData, PerCpuArray, RingBuf};
+use aya::maps::{HashMap, MapData, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::{PerfEvent, ProgramInfo, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 
-use super::abi::{RECORD_LIMIT, Target, counter};
-use super::perf::Clock;
+use super::abi::{RECORD_FIRST, RECORD_LIMIT, Target, counter};
+use super::perf::Clocks;
 use crate::refusal::Refusal;
 use crate::{Options, Targets};
 use otelctx_reader::format::record;
@@ -23,8 +23,11 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/sampler.aarch64.o"
 /// The inode of the first PID namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Bytes that a sample takes in the ring, on average: its head, a record and some 60 frames.
-const SAMPLE_SIZE: u64 = 768;
+/// The steps of runtimes: the number of each (`enum step`), and its function's name.
+const STEPS: &[(u32, &str)] = if cfg!(test) { &[(1, "probe")] } else { &[] };
+
+/// Bytes that a sample takes in the ring: its head, and room for a record and a stack.
+const SAMPLE_SIZE: u64 = 1744;
 /// The ring holds what comes within a second: the recorder may have to wait for a processor.
 const SMALLEST_RING: u64 = 1 << 20;
 const LARGEST_RING: u64 = 64 << 20;
@@ -34,7 +37,9 @@ pub(super) struct Loaded {
     pub(super) targets: HashMap<MapData, u32, Target>,
     pub(super) events: RingBuf<MapData>,
     lost: PerCpuArray<MapData, u64>,
-    pub(super) clocks: Vec<Clock>,
+    pub(super) clocks: Clocks,
+    /// An array without a descriptor forgets its programs.
+    _steps: ProgramArray<MapData>,
     /// Holds the programs, and what they are attached to.
     programs: Ebpf,
 }
@@ -51,16 +56,17 @@ impl Loaded {
     pub(super) fn load(options: &Options) -> Result<Self, Refusal> {
         raise_limits();
         Refusal::type_information()?;
-        let cpus = aya::util::online_cpus()
-            .map_err(|(what, error)| Refusal::other(format!("{what}: {error}")))?;
+        let cpus = online_cpus()?;
         let rate = u64::from(options.frequency) * cpus.len() as u64 * SAMPLE_SIZE;
         let ring = rate.next_power_of_two().clamp(SMALLEST_RING, LARGEST_RING);
+        let ring = options.ring.unwrap_or(ring as u32);
         let flag = |on: bool| u32::from(on);
         let whole_machine = flag(options.targets == Targets::All);
         let with_children = flag(options.children);
         let user_stacks = flag(options.user_stacks);
         let kernel_stacks = flag(options.kernel_stacks);
         let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
+        let record_room = max_record.next_multiple_of(8).max(RECORD_FIRST as u32);
         let (device, inode) = namespace().map_err(|error| Refusal::other(error.to_string()))?;
         let mut programs = EbpfLoader::new()
             .override_global("whole_machine", &whole_machine, true)
@@ -68,9 +74,10 @@ impl Loaded {
             .override_global("user_stacks", &user_stacks, true)
             .override_global("kernel_stacks", &kernel_stacks, true)
             .override_global("max_record", &max_record, true)
+            .override_global("record_room", &record_room, true)
             .override_global("namespace_device", &device, true)
             .override_global("namespace_inode", &inode, true)
-            .map_max_entries("events", ring as u32)
+            .map_max_entries("events", ring)
             .load(OBJECT)
             .map_err(|error| Refusal::of(&error))?;
         for name in ["task_newtask", "sched_process_exec", "sched_process_exit"] {
@@ -82,17 +89,24 @@ impl Loaded {
         }
         let sample: &mut PerfEvent = find(&mut programs, "sample")?;
         sample.load().map_err(|error| Refusal::of(&error))?;
-        let program = sample.fd().map_err(|error| Refusal::of(&error))?;
-        let clock = |cpu: &u32| Clock::open(*cpu, options.period(), program.as_fd());
-        let clocks = cpus.iter().map(clock).collect::<io::Result<Vec<_>>>();
-        let clocks = clocks.map_err(|error| Refusal::of(&error))?;
+        let steps = add_steps(&mut programs)?;
+        let clocks = Clocks::open(&cpus, options.period(), sample_program(&programs)?)
+            .map_err(|error| Refusal::of(&error))?;
         Ok(Self {
             targets: map(&mut programs, "targets")?,
             events: map(&mut programs, "events")?,
             lost: map(&mut programs, "lost")?,
             clocks,
+            _steps: steps,
             programs,
         })
+    }
+
+    /// Starts the clocks of processors that have come to be.
+    pub(super) fn follow_processors(&mut self) {
+        if let (Ok(cpus), Ok(program)) = (online_cpus(), sample_program(&self.programs)) {
+            self.clocks.follow(&cpus, program);
+        }
     }
 
     /// What the kernel says of the program.
@@ -113,6 +127,29 @@ impl Loaded {
     }
 }
 
+fn sample_program(programs: &Ebpf) -> Result<BorrowedFd<'_>, Refusal> {
+    let program = programs.program("sample");
+    match program.map(aya::programs::Program::fd) {
+        Some(Ok(program)) => Ok(program.as_fd()),
+        Some(Err(error)) => Err(Refusal::of(&error)),
+        None => Err(Refusal::other("the object has no program sample".into())),
+    }
+}
+
+/// Loads the steps, and puts them where samples find them.
+fn add_steps(programs: &mut Ebpf) -> Result<ProgramArray<MapData>, Refusal> {
+    let mut steps: ProgramArray<MapData> = map(programs, "sample_steps")?;
+    for (number, name) in STEPS {
+        let step: &mut PerfEvent = find(programs, &format!("{name}_sample"))?;
+        step.load().map_err(|error| Refusal::of(&error))?;
+        let program = step.fd().map_err(|error| Refusal::of(&error))?;
+        steps
+            .set(*number, program, 0)
+            .map_err(|error| Refusal::of(&error))?;
+    }
+    Ok(steps)
+}
+
 pub(super) fn find<'p, P>(programs: &'p mut Ebpf, name: &str) -> Result<&'p mut P, Refusal>
 where
     &'p mut P: TryFrom<&'p mut aya::programs::Program>,
@@ -130,6 +167,10 @@ pub(super) fn map<M: TryFrom<aya::maps::Map>>(
     let map = programs.take_map(name);
     map.and_then(|map| map.try_into().ok())
         .ok_or_else(|| Refusal::other(format!("the object has no map {name}")))
+}
+
+fn online_cpus() -> Result<Vec<u32>, Refusal> {
+    aya::util::online_cpus().map_err(|(what, error)| Refusal::other(format!("{what}: {error}")))
 }
 
 /// Whether the recorder sees the kernel's own process ids.

@@ -1,4 +1,4 @@
-//! The clock of one processor: a perf event that runs the program.
+//! The clocks: a perf event on each processor, which runs the program.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -30,21 +30,71 @@ struct Attributes {
     config1: u64,
 }
 
+/// `PERF_FORMAT_TOTAL_TIME_ENABLED`: behind the count comes for how long the event has been enabled.
+const TIME_ENABLED: u64 = 1;
+
+/// The clocks of all processors. They stop when this is dropped.
+#[derive(Debug)]
+pub(super) struct Clocks {
+    clocks: Vec<Clock>,
+    /// Nanoseconds.
+    period: u64,
+}
+
+impl Clocks {
+    /// Clocks that tick every `period` nanoseconds of these processors, unless those are idle, and
+    /// run `program` then. They stand still until they are started.
+    pub(super) fn open(cpus: &[u32], period: u64, program: BorrowedFd<'_>) -> io::Result<Self> {
+        let clock = |cpu: &u32| Clock::open(*cpu, period, program);
+        let clocks = cpus.iter().map(clock).collect::<io::Result<_>>()?;
+        Ok(Self { clocks, period })
+    }
+
+    pub(super) fn start(&self) -> io::Result<()> {
+        self.clocks.iter().try_for_each(Clock::start)
+    }
+
+    pub(super) fn stop(&self) {
+        for clock in &self.clocks {
+            // A clock that can't be stopped stops when it is closed.
+            let _ = clock.stop();
+        }
+    }
+
+    /// Starts a clock on each of the processors that has none that runs: the kernel takes an event
+    /// away with its processor, and does not bring it back. What can't be started now can be when
+    /// this is called again.
+    pub(super) fn follow(&mut self, cpus: &[u32], program: BorrowedFd<'_>) {
+        self.clocks
+            .retain_mut(|clock| cpus.contains(&clock.cpu) && clock.runs());
+        for cpu in cpus {
+            if self.clocks.iter().all(|clock| clock.cpu != *cpu)
+                && let Ok(clock) = Clock::open(*cpu, self.period, program)
+                && clock.start().is_ok()
+            {
+                self.clocks.push(clock);
+            }
+        }
+    }
+}
+
 /// The clock of one processor. It stops when this is dropped.
 #[derive(Debug)]
-pub(super) struct Clock {
+struct Clock {
     event: OwnedFd,
+    cpu: u32,
+    /// Nanoseconds for which it has run when it was asked last.
+    ran: u64,
 }
 
 impl Clock {
-    /// A clock that ticks every `period` nanoseconds of processor `cpu`, unless that is idle, and
-    /// runs `program` then. It stands still until it is started.
-    pub(super) fn open(cpu: u32, period: u64, program: BorrowedFd<'_>) -> io::Result<Self> {
+    fn open(cpu: u32, period: u64, program: BorrowedFd<'_>) -> io::Result<Self> {
         let attributes = Attributes {
             kind: PERF_TYPE_SOFTWARE,
             size: size_of::<Attributes>() as u32,
             config: PERF_COUNT_SW_CPU_CLOCK,
             sample_period: period,
+            read_format: TIME_ENABLED,
             flags: DISABLED | EXCLUDE_IDLE,
             ..Attributes::default()
         };
@@ -65,17 +115,27 @@ impl Clock {
         }
         // SAFETY: the kernel has just given it to us.
         let event = unsafe { OwnedFd::from_raw_fd(event as libc::c_int) };
-        let clock = Self { event };
+        let clock = Self { event, cpu, ran: 0 };
         clock.control(PERF_EVENT_IOC_SET_BPF, program.as_raw_fd())?;
         Ok(clock)
     }
 
-    pub(super) fn start(&self) -> io::Result<()> {
+    fn start(&self) -> io::Result<()> {
         self.control(PERF_EVENT_IOC_ENABLE, 0)
     }
 
-    pub(super) fn stop(&self) -> io::Result<()> {
+    fn stop(&self) -> io::Result<()> {
         self.control(PERF_EVENT_IOC_DISABLE, 0)
+    }
+
+    /// Whether it has run since this was asked last.
+    fn runs(&mut self) -> bool {
+        let mut read = [0_u64; 2];
+        let size = size_of_val(&read);
+        // SAFETY: there is room for as many bytes.
+        let result = unsafe { libc::read(self.event.as_raw_fd(), read.as_mut_ptr().cast(), size) };
+        let before = std::mem::replace(&mut self.ran, read[1]);
+        usize::try_from(result) == Ok(size) && self.ran > before
     }
 
     fn control(&self, request: libc::c_ulong, argument: libc::c_int) -> io::Result<()> {

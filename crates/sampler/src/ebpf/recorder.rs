@@ -1,16 +1,19 @@
 //! From the program's events to samples.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, Sample, Unread};
 
-use super::abi::{self, EventHead, Target, flag, kind, outcome, part};
+use super::abi::{self, EventHead, Target, flag, kind, outcome, part, step_outcome};
 use super::load::{Loaded, Lost};
 use crate::process::{Publishing, target};
 use crate::processes::{Look, Processes, Seen};
 use crate::refusal::Refusal;
 use crate::{Error, Options, Targets, monotonic};
+
+/// How often to see what got lost, and which processors there are.
+const SURVEY: Duration = Duration::from_secs(1);
 
 /// Looking with eBPF.
 pub(crate) struct Recorder {
@@ -20,6 +23,9 @@ pub(crate) struct Recorder {
     /// Of the newest configuration.
     serial: u32,
     lost: Lost,
+    /// When to see what got lost, and which processors there are.
+    survey: Instant,
+    stopped: bool,
     /// Addresses of one event's stacks, kept for the next.
     stacks: [Vec<u64>; 2],
 }
@@ -29,6 +35,7 @@ impl Recorder {
     pub(crate) fn start(
         options: &Options,
         reader_options: reader::Options,
+        patience: Option<Duration>,
     ) -> Result<Result<Self, Refusal>, Error> {
         let loaded = match Loaded::load(options) {
             Ok(loaded) => loaded,
@@ -36,10 +43,12 @@ impl Recorder {
         };
         let mut recorder = Self {
             loaded,
-            processes: Processes::new(reader_options),
+            processes: Processes::new(reader_options, patience),
             whole_machine: options.targets == Targets::All,
             serial: 0,
             lost: Lost::default(),
+            survey: Instant::now() + SURVEY,
+            stopped: false,
             stacks: [Vec::new(), Vec::new()],
         };
         match &options.targets {
@@ -50,9 +59,7 @@ impl Recorder {
                 }
             }
         }
-        for clock in &recorder.loaded.clocks {
-            clock.start().map_err(Error::Clock)?;
-        }
+        recorder.loaded.clocks.start().map_err(Error::Clock)?;
         Ok(Ok(recorder))
     }
 
@@ -136,18 +143,30 @@ impl Recorder {
                 break;
             }
         }
-        let lost = self.loaded.lost();
-        self.processes.counts.lost += lost.samples - self.lost.samples;
-        if lost.processes != self.lost.processes {
-            self.processes.look_soon();
+        let now = Instant::now();
+        if now >= self.survey || self.stopped {
+            self.survey(now);
         }
-        self.lost = lost;
         let (changed, ended) = self.processes.look_again(catalog);
         for pid in ended {
             let _ = self.loaded.targets.remove(&pid);
         }
         for pid in changed {
             self.configure(pid);
+        }
+    }
+
+    /// Sees what got lost, and which processors there are.
+    fn survey(&mut self, now: Instant) {
+        self.survey = now + SURVEY;
+        let lost = self.loaded.lost();
+        self.processes.counts.lost += lost.samples - self.lost.samples;
+        if lost.processes != self.lost.processes {
+            self.processes.look_soon();
+        }
+        self.lost = lost;
+        if !self.stopped {
+            self.loaded.follow_processors();
         }
     }
 
@@ -168,10 +187,8 @@ impl Recorder {
 
     /// Stops the clocks. What has come until then can still be drained.
     pub(crate) fn stop(&mut self) {
-        for clock in &self.loaded.clocks {
-            // A clock that can't be stopped stops when it is closed.
-            let _ = clock.stop();
-        }
+        self.loaded.clocks.stop();
+        self.stopped = true;
     }
 }
 
@@ -186,14 +203,16 @@ fn sample(
     let mut record = None;
     user_stack.clear();
     kernel_stack.clear();
-    for (kind, bytes) in parts {
-        match kind {
-            part::RECORD => record = Some(bytes),
-            part::USER_STACK => read_stack(user_stack, bytes),
-            part::KERNEL_STACK => read_stack(kernel_stack, bytes),
-            _ => {}
+    let mut incomplete = false;
+    for part in parts {
+        match part.kind {
+            part::RECORD => record = Some(part.bytes),
+            part::USER_STACK => read_stack(user_stack, part.bytes),
+            part::KERNEL_STACK => read_stack(kernel_stack, part.bytes),
+            kind => incomplete |= kind >= part::STEP && part.outcome != step_outcome::DONE,
         }
     }
+    processes.counts.incomplete += u64::from(incomplete);
     let unread = Seen::Unread;
     let context = match (head.outcome, record) {
         (outcome::ATTACHED, Some(record)) => Seen::Record(head.serial, record),
@@ -231,3 +250,6 @@ fn read_stack(to: &mut Vec<u64>, bytes: &[u8]) {
     let word = |word: &[u8]| u64::from_ne_bytes(word.try_into().expect("eight bytes"));
     to.extend(bytes.chunks_exact(8).map(word));
 }
+
+#[cfg(test)]
+mod tests;

@@ -177,7 +177,9 @@ fn parse(
     let mut threads = Vec::new();
     while let Some((head, parts)) = abi::event(bytes) {
         bytes = &bytes[size_of::<EventHead>() + head.size as usize..];
-        let mut records = parts.filter_map(|(kind, bytes)| (kind == part::RECORD).then_some(bytes));
+        let mut records = parts
+            .filter(|part| part.kind == part::RECORD)
+            .map(|part| part.bytes);
         let both = (records.next(), records.next());
         let context = match (head.outcome, both) {
             (outcome::ATTACHED, (Some(first), Some(second))) if first == second => {

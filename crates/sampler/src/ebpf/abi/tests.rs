@@ -98,7 +98,12 @@ macro_rules! layout {
 fn layouts_are_those_of_the_objects() {
     for (name, object) in OBJECTS {
         let types = types(object);
-        layout!(types, "target", Target, [serial, places, place]);
+        layout!(
+            types,
+            "target",
+            Target,
+            [serial, places, steps, reserved, place]
+        );
         layout!(
             types,
             "place",
@@ -126,7 +131,7 @@ fn layouts_are_those_of_the_objects() {
 fn parts_are_taken_apart() {
     let mut bytes = Vec::new();
     let head = EventHead {
-        size: 8 + 8 + 8 + 16,
+        size: 8 + 16 + 8 + 16,
         ..EventHead::default()
     };
     let mut push = |words: &[u64]| {
@@ -134,8 +139,8 @@ fn parts_are_taken_apart() {
             .iter()
             .for_each(|word| bytes.extend(word.to_ne_bytes()));
     };
-    let part = |kind: u64, size: u64| kind | size << 16;
-    push(&[part(1, 3), 0x00cc_bbaa, part(2, 16), 7, 8]);
+    let part = |kind: u64, size: u64, room: u64| kind | size << 16 | room << 32;
+    push(&[part(1, 3, 16), 0x00cc_bbaa, 0, part(2, 16, 16), 7, 8]);
     let mut event = vec![0; size_of::<EventHead>()];
     // SAFETY: integers without padding.
     unsafe {
@@ -144,7 +149,7 @@ fn parts_are_taken_apart() {
     event.extend(&bytes);
     let (found, parts) = super::event(&event).unwrap();
     assert_eq!(found, head);
-    let parts: Vec<_> = parts.collect();
+    let parts: Vec<_> = parts.map(|part| (part.kind, part.bytes)).collect();
     let stack: Vec<u8> = [7_u64, 8]
         .iter()
         .flat_map(|word| word.to_ne_bytes())

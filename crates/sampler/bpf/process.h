@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* What becomes of processes: they fork, execute, exit. */
+#ifndef PROCESS_H
+#define PROCESS_H
+
+#include "sample.h"
+
+/* Set before the program is loaded. */
+volatile const __u32 with_children = 0; /* processes that a target forks become targets */
+
+static __always_inline void tell(__u8 kind, __u32 pid, __u32 tid, __u64 detail)
+{
+    struct event_head head = {
+        .time = bpf_ktime_get_ns(),
+        .detail = detail,
+        .cpu = bpf_get_smp_processor_id(),
+        .pid = pid,
+        .tid = tid,
+        .kind = kind,
+    };
+    bpf_get_current_comm(head.comm, sizeof head.comm);
+    if (bpf_ringbuf_output(&events, &head, sizeof head, BPF_RB_NO_WAKEUP))
+        count_lost(COUNTER_PROCESSES);
+}
+
+/* struct task_struct *task, u64 clone_flags; in the context of the parent. */
+SEC("raw_tp/task_newtask")
+int task_newtask(struct bpf_raw_tracepoint_args *context)
+{
+    /* From <linux/sched.h>. */
+    const __u64 clone_thread = 0x00010000;
+    __u32 parent, tid;
+    if (!with_children || namespace_inode || context->args[1] & clone_thread || !ids(current_task(), &parent, &tid))
+        return 0;
+    if (!bpf_map_lookup_elem(&targets, &parent))
+        return 0;
+    /* A child inherits no process context: what it is to be told of comes when it publishes. */
+    static const struct target nothing = {};
+    __u32 child = BPF_CORE_READ((struct task_struct *)context->args[0], tgid);
+    bpf_map_update_elem(&targets, &child, &nothing, BPF_ANY);
+    tell(EVENT_FORK, child, child, parent);
+    return 0;
+}
+
+/* struct task_struct *task, pid_t old_pid, struct linux_binprm *program */
+SEC("raw_tp/sched_process_exec")
+int sched_process_exec(void *context __attribute__((unused)))
+{
+    __u32 pid, tid;
+    if (!ids(current_task(), &pid, &tid))
+        return 0;
+    struct target *target = bpf_map_lookup_elem(&targets, &pid);
+    if (target) {
+        target->places = 0;
+        target->serial = 0;
+    } else if (!whole_machine) {
+        return 0;
+    }
+    tell(EVENT_EXEC, pid, tid, 0);
+    return 0;
+}
+
+/* struct task_struct *task; more behind it in later kernels. */
+SEC("raw_tp/sched_process_exit")
+int sched_process_exit(struct bpf_raw_tracepoint_args *context)
+{
+    __u32 pid, tid;
+    struct task_struct *task = (void *)context->args[0];
+    if (BPF_CORE_READ(task, signal, live.counter) != 0 || !ids(current_task(), &pid, &tid))
+        return 0;
+    if (!whole_machine && !bpf_map_lookup_elem(&targets, &pid))
+        return 0;
+    bpf_map_delete_elem(&targets, &pid);
+    tell(EVENT_EXIT, pid, tid, 0);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,143 @@
+//! What can't be caused, or not be seen, from outside. Needs the right to use eBPF.
+
+use std::process::Command;
+
+use otelctx_fixtures::{Compiler, Target};
+
+use super::super::abi::{Part, step_outcome};
+use super::*;
+
+/// Whatever is to happen has happened by then, on the slowest machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// `None`, with a line, where eBPF is not permitted.
+fn start(options: &Options) -> Option<Recorder> {
+    match Recorder::start(options, reader::Options::default(), None).unwrap() {
+        Ok(recorder) => Some(recorder),
+        Err(why) => {
+            eprintln!("skipped: {why}");
+            None
+        }
+    }
+}
+
+fn busy() -> Option<Target> {
+    let sources = ["threads.c", "variable.c", "publish.c"];
+    let program = Compiler::gcc().program(&sources, &["-DLINKED", "-rdynamic"])?;
+    Some(Target::spawn(Command::new(program).arg("busy")))
+}
+
+#[test]
+fn a_step_adds_its_part_and_an_absent_one_says_so() {
+    const PROBE: u32 = 1;
+    const ABSENT: u32 = 77;
+    let Some(target) = busy() else { return };
+    let pid = target.pid() as u32;
+    let options = Options::new(Targets::Processes(vec![target.pid()]));
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let mut known = recorder.loaded.targets.get(&pid, 0).unwrap();
+    known.steps = PROBE | ABSENT << 8 | PROBE << 16;
+    recorder.loaded.targets.insert(pid, known, 0).unwrap();
+    let begin = Instant::now();
+    let (mut with_record, mut incomplete) = (false, 0);
+    while !with_record {
+        assert!(begin.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(20));
+        while let Some(item) = recorder.loaded.events.next() {
+            let (head, parts) = abi::event(&item).unwrap();
+            let all: Vec<Part<'_>> = parts.clone().collect();
+            let Some(at) = all.iter().position(|found| found.kind >= part::STEP) else {
+                // Taken before the steps were asked for.
+                continue;
+            };
+            let step = |number: u32| part::STEP + number as u16;
+            let [first, absent, second] = all[at..] else {
+                panic!("{all:?}")
+            };
+            let words = |bytes: &[u8]| {
+                let mut words = Vec::new();
+                read_stack(&mut words, bytes);
+                words
+            };
+            for probe in [first, second] {
+                assert_eq!(
+                    (probe.kind, probe.outcome),
+                    (step(PROBE), step_outcome::DONE)
+                );
+                let [pointer, word] = words(probe.bytes)[..] else {
+                    panic!("{probe:?}")
+                };
+                assert_ne!(pointer, 0);
+                // A thread's pointer points at itself (ELF TLS ABI for x86-64).
+                #[cfg(target_arch = "x86_64")]
+                assert_eq!(pointer, word);
+                let _ = word;
+            }
+            let nothing = (step(ABSENT), step_outcome::ABSENT, 0);
+            assert_eq!((absent.kind, absent.outcome, absent.bytes.len()), nothing);
+            // What every sample has is there as ever.
+            let before: Vec<u16> = all[..at].iter().map(|found| found.kind).collect();
+            assert!(before.contains(&part::USER_STACK), "{before:?}");
+            with_record |= before.contains(&part::RECORD) && head.outcome == outcome::ATTACHED;
+            incomplete += 1;
+        }
+    }
+    assert_eq!(recorder.counts().incomplete, 0);
+    let mut samples = 0;
+    while samples == 0 {
+        assert!(begin.elapsed() < PATIENCE);
+        recorder.drain(&mut Catalog::new(), &mut |_| samples += 1);
+    }
+    assert_eq!(recorder.counts().incomplete, samples, "after {incomplete}");
+}
+
+#[test]
+fn each_sample_that_finds_the_ring_full_is_counted() {
+    let Some(_target) = busy() else { return };
+    let mut options = Options::new(Targets::All);
+    options.ring = Some(16 * 1024);
+    // Counts how often the program runs while this is open.
+    let Ok(_statistics) = aya::sys::enable_stats(aya::sys::Stats::RunTime) else {
+        return eprintln!("skipped: no right to count a program's runs");
+    };
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let begin = Instant::now();
+    while recorder.loaded.lost().samples < 10 {
+        assert!(begin.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    recorder.stop();
+    let mut samples = 0;
+    recorder.drain(&mut Catalog::new(), &mut |_| samples += 1);
+    let (_, runs) = recorder.kernel_time().unwrap();
+    let counts = recorder.counts();
+    assert!(samples > 0);
+    assert_eq!(counts.samples(), samples);
+    assert_eq!(counts.samples() + counts.lost, runs);
+}
+
+/// The kernel takes a processor's events away when that goes. This stands for it: nobody wants to
+/// lose a processor to a test.
+#[test]
+fn a_processor_that_comes_back_is_sampled() {
+    let Some(_target) = busy() else { return };
+    let Some(mut recorder) = start(&Options::new(Targets::All)) else {
+        return;
+    };
+    recorder.loaded.clocks.stop();
+    let mut catalog = Catalog::new();
+    std::thread::sleep(Duration::from_millis(20));
+    recorder.drain(&mut catalog, &mut |_| {});
+    let stopped = monotonic();
+    let begin = Instant::now();
+    let mut found = false;
+    while !found {
+        assert!(begin.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(20));
+        recorder.drain(&mut catalog, &mut |sample| found |= sample.time > stopped);
+    }
+}
