@@ -218,6 +218,14 @@ impl Account {
         self.owed -= (lost * period) as i64;
         lost
     }
+
+    fn is_due(&self) -> bool {
+        self.owed > 0
+    }
+
+    fn sampled(&mut self, period: u64) {
+        self.owed -= period as i64;
+    }
 }
 
 impl Target {
@@ -326,10 +334,10 @@ impl Target {
             let account = self.accounts.entry(tid).or_insert(new);
             lost += account.note(ran, period);
             // Its processor, if it is running or waiting for one.
-            if account.owed > 0
+            if account.is_due()
                 && let Some(cpu) = running_on(pid, tid)
             {
-                account.owed -= period as i64;
+                account.sampled(period);
                 running.push((tid, cpu));
             }
         }
@@ -470,5 +478,45 @@ fn children(pid: i32, to: &mut Vec<i32>) {
             list.split_whitespace()
                 .filter_map(|child| child.parse::<i32>().ok()),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERIOD: u64 = 10;
+
+    /// Looks once a period at a thread that is always found running or waiting, and has run so much
+    /// in each. Returns the samples, and what is lost.
+    fn looks(runs: &[u64]) -> (u64, u64) {
+        let mut account = Account { ran: 7, owed: 0 };
+        let (mut ran, mut samples, mut lost) = (7, 0, 0);
+        for run in runs {
+            ran += run;
+            lost += account.note(ran, PERIOD);
+            if account.is_due() {
+                account.sampled(PERIOD);
+                samples += 1;
+            }
+        }
+        (samples, lost)
+    }
+
+    #[test]
+    fn waiting_for_a_processor_is_not_sampled() {
+        assert_eq!(looks(&[PERIOD; 100]), (100, 0));
+        // A quarter of a processor.
+        assert_eq!(looks(&[3, 2, 3, 2].repeat(25)), (25, 0));
+        assert_eq!(looks(&[0; 100]), (0, 0));
+        // The kernel adds up late.
+        assert_eq!(looks(&[0, 0, 0, 40].repeat(25)), (97, 0));
+    }
+
+    #[test]
+    fn what_is_owed_for_long_is_lost_and_counted() {
+        let mut runs = vec![0; 20];
+        runs[0] = 100 * PERIOD;
+        assert_eq!(looks(&runs), (MOST_OWED, 100 - MOST_OWED));
     }
 }
