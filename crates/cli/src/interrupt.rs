@@ -46,12 +46,21 @@ pub(crate) fn caught() -> Option<Caught> {
 /// From now on the first of the signals is only noted; a second one ends the process as usual. A signal
 /// that is ignored, as in the background of a shell, stays so.
 pub(crate) fn catch() -> io::Result<()> {
+    catch_each(&SIGNALS)
+}
+
+/// The same of what is sent when the terminal goes away.
+pub(crate) fn catch_hangup() -> io::Result<()> {
+    catch_each(&[Signal::SIGHUP])
+}
+
+fn catch_each(signals: &[Signal]) -> io::Result<()> {
     let noted = SigAction::new(
         SigHandler::SigAction(note),
         SaFlags::SA_RESETHAND | SaFlags::SA_SIGINFO,
         SigSet::empty(),
     );
-    for signal in SIGNALS {
+    for signal in signals.iter().copied() {
         // SAFETY: the handler does nothing but store to an atomic.
         let before = unsafe { sigaction(signal, &noted) }?;
         if matches!(before.handler(), SigHandler::SigIgn) {

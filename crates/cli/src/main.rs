@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use command::{check, demo, dump, ps, record, report};
+use command::{check, demo, dump, ps, record, report, top};
 use output::terminal;
 
 /// See what each thread of a process works on: its trace, span and attributes
@@ -26,6 +26,7 @@ Examples:
   otelctx ps           which processes here publish a context
   otelctx dump 4711    what process 4711 and each of its threads publish
   otelctx record -p 4711 -o out.svg  a flame graph of it, with the routes at its root
+  otelctx top          what threads work on right now, and what that takes
   otelctx check ./app  would a reader find the contexts of this program?
 
 Exit status: 0 done, 1 found a problem, 2 could not run.";
@@ -44,6 +45,8 @@ enum Command {
     Record(record::Arguments),
     /// Show what was recorded: CPU by route, by trace, by function
     Report(report::Arguments),
+    /// Show live what threads work on, and what of the processors that takes
+    Top(top::Arguments),
     /// The service that `demo` watches
     #[command(hide = true)]
     DemoService(demo::service::Arguments),
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Command::Check(arguments) => check::run(&arguments),
         Command::Record(arguments) => record::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::DemoService(arguments) => demo::service::run(&arguments),
     };
     ExitCode::from(end(done))

@@ -193,12 +193,17 @@ impl Known {
 
     /// The process executes another program: nothing of what was known holds any longer.
     pub(crate) fn executed(&mut self) {
-        self.id = None;
+        self.start_over();
         self.looked = false;
         self.publishing = Publishing::Nothing;
         self.context = None;
-        self.code.clear();
         self.look = Schedule::now();
+    }
+
+    /// Another catalog comes, which knows nothing of it.
+    pub(crate) fn start_over(&mut self) {
+        self.id = None;
+        self.code.clear();
         self.mappings = Schedule::now();
     }
 

@@ -100,6 +100,12 @@ impl Processes {
         self.known.values_mut().for_each(Known::look_soon);
     }
 
+    /// Another catalog comes, which knows none of them.
+    pub(crate) fn start_over(&mut self) {
+        self.known.values_mut().for_each(Known::start_over);
+        self.modules = Modules::default();
+    }
+
     /// Looks again at processes that may have begun to publish or changed where they keep it, and
     /// returns those that have, and those that have ended.
     pub(crate) fn look_again(&mut self, catalog: &mut Catalog) -> (Vec<u32>, Vec<u32>) {

@@ -149,6 +149,10 @@ impl Recorder {
         self.processes.look_again(catalog);
     }
 
+    pub(crate) fn start_over(&mut self) {
+        self.processes.start_over();
+    }
+
     pub(crate) fn counts(&self) -> Counts {
         self.processes.counts
     }

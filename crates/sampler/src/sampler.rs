@@ -85,11 +85,21 @@ impl Sampler {
     }
 
     /// Passes on the samples that have come since the last time. To be called every [`INTERVAL`],
-    /// always with the same catalog: what waits for long gets lost, and is counted then.
+    /// always with the same catalog ([`Sampler::start_over`] tells of another): what waits for long
+    /// gets lost, and is counted then.
     pub fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) {
         match &mut self.recorder {
             Recorder::Ebpf(recorder) => recorder.drain(catalog, on_sample),
             Recorder::Ptrace(recorder) => recorder.drain(catalog, on_sample),
+        }
+    }
+
+    /// The next call of [`Sampler::drain`] comes with a new catalog: what was told to the one
+    /// before is told again. For those who look for so long that a catalog would get too large.
+    pub fn start_over(&mut self) {
+        match &mut self.recorder {
+            Recorder::Ebpf(recorder) => recorder.start_over(),
+            Recorder::Ptrace(recorder) => recorder.start_over(),
         }
     }
 

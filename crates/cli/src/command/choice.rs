@@ -46,6 +46,12 @@ impl Choice<'_> {
         recording.counts = counts;
     }
 
+    /// Whether a sample is of what was asked for, as far as its process has told by now.
+    pub(super) fn keeps(&self, catalog: &Catalog, sample: &Sample) -> bool {
+        let process = catalog.thread_facts(sample.thread).process;
+        self.takes(catalog.process(process)) && self.is_of_trace(catalog, sample)
+    }
+
     fn is_of_trace(&self, catalog: &Catalog, sample: &Sample) -> bool {
         match (self.trace, sample.found) {
             (None, _) => true,

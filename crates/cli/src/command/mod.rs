@@ -12,3 +12,4 @@ pub(crate) mod record;
 pub(crate) mod report;
 mod same_memory;
 mod seconds;
+pub(crate) mod top;

@@ -64,6 +64,11 @@ impl Terminal {
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 
+    /// Whether there are colours.
+    pub(crate) fn colours(&self) -> bool {
+        self.colours
+    }
+
     /// Columns, where there is a limit.
     pub(crate) fn width(&self) -> Option<usize> {
         self.width
@@ -185,7 +190,7 @@ pub(crate) fn complain(message: &str, mend: Option<&str>) {
 }
 
 /// The start of `text` that fits into `width` columns, with `…` if something is missing.
-fn cut(text: &str, width: usize) -> String {
+pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
     }

@@ -14,6 +14,7 @@ mod record;
 mod run;
 mod target;
 mod terminal;
+mod top;
 mod unprivileged;
 mod watch;
 mod yama;

@@ -24,11 +24,12 @@ use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 const SCENARIO: &str = "OTELCTX_TEST_SCENARIO";
 
 /// What a target can be.
-const SCENARIOS: [(&str, fn()); 24] = [
+const SCENARIOS: [(&str, fn()); 25] = [
     ("shop", shop),
     ("sandboxed", sandboxed),
     ("busy", busy),
     ("hostile", hostile),
+    ("hostile_busy", hostile_busy),
     ("silent", silent),
     ("two_contexts", two_contexts),
     ("vm_child", vm_child),
@@ -268,6 +269,28 @@ fn hostile() {
         let _attached = record.attach();
         stay();
     });
+    ready();
+}
+
+/// The same, at work; its service has a name of 60,000 characters.
+fn hostile_busy() {
+    static KEY: Key = Key::new(EVIL);
+    let _process = otelctx::ProcessContext::new()
+        .service_name(EVIL.to_owned() + &"long".repeat(15_000))
+        .publish()
+        .unwrap();
+    KEY.register().unwrap();
+    thread::Builder::new()
+        .name("e\x1b[31m\n\u{9b}".into())
+        .spawn(|| {
+            let (trace, span) = ids();
+            let mut record = Record::new(trace, span).with(&KEY, EVIL);
+            let attached = record.attach();
+            loop {
+                std::hint::black_box(&attached);
+            }
+        })
+        .unwrap();
     ready();
 }
 

@@ -170,6 +170,10 @@ impl Recorder {
         }
     }
 
+    pub(crate) fn start_over(&mut self) {
+        self.processes.start_over();
+    }
+
     pub(crate) fn counts(&self) -> Counts {
         self.processes.counts
     }

@@ -1,0 +1,226 @@
+//! Without a terminal: a table, or a line of JSON, each interval.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use otelctx_sampler::INTERVAL;
+use serde::Serialize;
+
+use super::columns::{columns, fit, line};
+use super::feed::Feed;
+use super::names::Names;
+use super::rows::{By, Key, Row, attribute_keys, rows};
+use super::{Plan, attribute};
+use crate::error::Error;
+use crate::interrupt;
+use crate::output::terminal::{self, Style, Terminal};
+use crate::output::words::{count, grouped};
+use crate::output::{clock, json};
+
+/// How long a table waits for names.
+const LONGEST_SEARCH: Duration = Duration::from_secs(10);
+
+/// Prints what came in each interval.
+pub(super) fn run(
+    mut feed: Feed<'_>,
+    plan: &Plan,
+    json: bool,
+    iterations: Option<u64>,
+) -> Result<(), Error> {
+    let terminal = Terminal::of_stdout();
+    let mut names = Names::new();
+    let mut done = 0;
+    let mut ended = false;
+    while !ended && iterations.is_none_or(|all| done < all) {
+        let end = Instant::now() + plan.interval;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            ended = interrupt::is_caught() || plan.is_over() || !feed.has_targets();
+            if ended || left == Duration::ZERO {
+                break;
+            }
+            std::thread::sleep(left.min(INTERVAL));
+            feed.drain();
+        }
+        feed.close();
+        let keys = attribute_keys(&feed.window);
+        let attribute = attribute(plan, &keys);
+        let by = match &plan.by {
+            By::Attribute(_) => By::Attribute(attribute.clone()),
+            by => by.clone(),
+        };
+        let rows = rows_with_names(&mut feed, &mut names, &by, &attribute);
+        let text = if json {
+            line_of_json(&feed, plan, &by, &attribute, &rows)?
+        } else {
+            table(&feed, plan, &by, &attribute, &rows, &terminal)
+        };
+        if !terminal::pass_on(text.as_bytes()).map_err(Error::Output)? {
+            return Ok(());
+        }
+        done += 1;
+    }
+    Ok(())
+}
+
+/// The rows, with the names of functions as far as they can be found out soon.
+fn rows_with_names(feed: &mut Feed<'_>, names: &mut Names, by: &By, attribute: &str) -> Vec<Row> {
+    let end = Instant::now() + LONGEST_SEARCH;
+    loop {
+        let mut function = |stacks: &_| names.leaf(&feed.catalog, stacks);
+        let rows = rows(&feed.window, by, attribute, &mut function);
+        names.hurry();
+        names.update(&feed.catalog, feed.generation);
+        if !names.is_waiting() || interrupt::is_caught() {
+            return rows;
+        }
+        while names.is_waiting() && Instant::now() < end {
+            std::thread::sleep(INTERVAL);
+            // What comes meanwhile counts in the next interval.
+            feed.drain();
+            names.update(&feed.catalog, feed.generation);
+        }
+        if names.is_waiting() {
+            return rows;
+        }
+    }
+}
+
+fn table(
+    feed: &Feed<'_>,
+    plan: &Plan,
+    by: &By,
+    attribute: &str,
+    rows: &[Row],
+    terminal: &Terminal,
+) -> String {
+    let (window, share) = (&feed.window, plan.share(&feed.window));
+    let lost = match window.lost() {
+        0 => String::new(),
+        lost => format!(" · {} lost", grouped(lost as usize)),
+    };
+    let mut text = format!(
+        "{}  CPU {} % of {} % · {} in {:.1} s{lost}\n",
+        clock::local(SystemTime::now()),
+        share.percent(window.samples()),
+        plan.processors * 100,
+        count(window.samples() as usize, "sample", "samples"),
+        window.wall() as f64 / 1e9,
+    );
+    let mut columns = columns(rows, by, attribute, share);
+    // A picture is for the eye, and this is to be searched.
+    columns.retain(|column| !column.head.is_empty());
+    if let Some(width) = terminal.width() {
+        columns = fit(columns, width);
+    }
+    let may_cut = terminal.width().is_some();
+    text += &(terminal.paint(Style::Bold, &line(&columns, None, may_cut)) + "\n");
+    for row in 0..rows.len() {
+        text += &(line(&columns, Some(row), may_cut) + "\n");
+    }
+    text + "\n"
+}
+
+/// docs/json.md
+#[derive(Serialize)]
+struct Picture<'r> {
+    time: String,
+    wall_ns: u64,
+    period_ns: u64,
+    processors: usize,
+    method: &'static str,
+    samples: u64,
+    with_context: u64,
+    lost: u64,
+    by: &'static str,
+    attribute: Option<&'r str>,
+    rows: Vec<RowOf<'r>>,
+}
+
+#[derive(Serialize)]
+struct RowOf<'r> {
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why_no_name: Option<&'static str>,
+    samples: u64,
+    cpu: f64,
+    pid: Option<i32>,
+    service: &'r str,
+    tid: Option<i32>,
+    thread: &'r str,
+    trace_id: Option<String>,
+    span_id: Option<String>,
+    value: Option<&'r str>,
+    processes: usize,
+    threads: usize,
+    traces: usize,
+    spans: usize,
+}
+
+fn line_of_json(
+    feed: &Feed<'_>,
+    plan: &Plan,
+    by: &By,
+    attribute: &str,
+    rows: &[Row],
+) -> Result<String, Error> {
+    let (window, share) = (&feed.window, plan.share(&feed.window));
+    let attached = window
+        .cells()
+        .filter(|(cell, _)| cell.work.context().is_some());
+    let picture = Picture {
+        time: clock::utc(SystemTime::now()),
+        wall_ns: window.wall(),
+        period_ns: share.period,
+        processors: plan.processors,
+        method: if plan.stopping.is_some() {
+            "ptrace"
+        } else {
+            "ebpf"
+        },
+        samples: window.samples(),
+        with_context: attached.map(|(_, samples)| samples).sum(),
+        lost: window.lost(),
+        by: match by {
+            By::Thread => "thread",
+            By::Attribute(_) => "attribute",
+            By::Trace => "trace",
+            By::Process => "process",
+            By::Function => "function",
+        },
+        attribute: Some(attribute).filter(|name| !name.is_empty()),
+        rows: rows
+            .iter()
+            .map(|row| row_of(row, share.of(row.samples)))
+            .collect(),
+    };
+    let mut line = Vec::new();
+    json::write_line(&picture, &mut line).map_err(Error::Output)?;
+    Ok(String::from_utf8_lossy(&line).into_owned())
+}
+
+fn row_of(row: &Row, cpu: f64) -> RowOf<'_> {
+    let why_no_name = match row.key {
+        Key::Nothing => Some("none"),
+        Key::Unread => Some("unread"),
+        Key::Others => Some("others"),
+        _ => None,
+    };
+    let (thread, context) = (&row.thread, row.context());
+    RowOf {
+        name: why_no_name.is_none().then(|| row.name()),
+        why_no_name,
+        samples: row.samples,
+        cpu,
+        pid: (!thread.is_others()).then_some(thread.process.pid),
+        service: &thread.process.name,
+        tid: (!thread.is_others()).then_some(thread.tid),
+        thread: &thread.name,
+        trace_id: context.and_then(|it| Some(it.trace_id()?.to_string())),
+        span_id: context.and_then(|it| Some(it.span_id()?.to_string())),
+        value: row.value.as_deref(),
+        processes: row.processes,
+        threads: row.threads,
+        traces: row.traces,
+        spans: row.spans,
+    }
+}

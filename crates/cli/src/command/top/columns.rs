@@ -1,0 +1,259 @@
+//! Rows as cells, in columns that fit a width.
+
+use unicode_width::UnicodeWidthStr;
+
+use super::rows::{By, Row};
+use crate::output::table::Align;
+use crate::output::terminal::{cut, escape};
+
+/// Between two columns.
+const GAP: usize = 2;
+/// The widest column, where there is no limit to the line: see `output::table`.
+const WIDEST: usize = 160;
+/// What texts are cut to, in columns: at first, and at last.
+const GOOD: usize = 12;
+const NARROW: usize = 8;
+/// From here on a column is expendable before others are cut to less than [`GOOD`].
+const EXTRA: u8 = 6;
+/// How long the bar of a whole processor is.
+const BAR: usize = 10;
+
+/// One column.
+#[derive(Clone, Debug)]
+pub(super) struct Column {
+    pub(super) head: String,
+    pub(super) align: Align,
+    /// Safe to show, one a row.
+    pub(super) cells: Vec<String>,
+    /// As many columns of the terminal.
+    pub(super) width: usize,
+    /// What it is cut to before one of [`EXTRA`] or more is left out, and what afterwards.
+    good: usize,
+    least: usize,
+    /// Who goes first where there is no room.
+    expendable: u8,
+}
+
+/// What one sample stands for, as a part of one processor's time in the window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Share {
+    /// Nanoseconds.
+    pub(super) period: u64,
+    /// Nanoseconds.
+    pub(super) wall: u64,
+}
+
+impl Share {
+    /// 1 for a processor that was busy all the time.
+    pub(super) fn of(self, samples: u64) -> f64 {
+        samples as f64 * self.period as f64 / self.wall.max(1) as f64
+    }
+
+    pub(super) fn percent(self, samples: u64) -> String {
+        format!("{:.1}", self.of(samples) * 100.0)
+    }
+}
+
+/// The columns that tell what rows are, the most important ones first to last on the line.
+pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> Vec<Column> {
+    let text = |head: &str, expendable, cell: &dyn Fn(&Row) -> String| {
+        column(head, Align::Left, expendable, rows, cell)
+    };
+    let number = |head: &str, expendable, cell: &dyn Fn(&Row) -> String| {
+        column(head, Align::Right, expendable, rows, cell)
+    };
+    let cpu = || number("CPU %", 0, &|row| share.percent(row.samples));
+    let most = rows.iter().map(|row| row.samples).max().unwrap_or(0);
+    let bar = || text("", 9, &|row| bar(row.samples, most));
+    let service = |expendable| text("SERVICE", expendable, &|row| process(row));
+    let thread = || text("THREAD", 0, &|row| row.name());
+    let value = |expendable| {
+        let head = attribute.to_owned();
+        text(&head, expendable, &|row| {
+            row.value.clone().unwrap_or_default()
+        })
+    };
+    // Half an id can't be searched for.
+    let whole = |column: Column| Column {
+        good: column.width,
+        ..column
+    };
+    let trace = || whole(text("TRACE", 4, &|row| trace(row)));
+    let span = || whole(text("SPAN", 8, &|row| span(row)));
+    let threads = || number("THREADS", 3, &|row| row.threads.to_string());
+    let traces = |expendable| number("TRACES", expendable, &|row| row.traces.to_string());
+    let with_value = |mut columns: Vec<Column>, at: usize, expendable| {
+        if !attribute.is_empty() {
+            columns.insert(at, value(expendable));
+        }
+        columns
+    };
+    match by {
+        By::Thread => {
+            let tid = number("TID", 5, &|row| id(row.thread.tid));
+            let pid = number("PID", 6, &|row| id(row.thread.process.pid));
+            let columns = vec![
+                cpu(),
+                bar(),
+                pid,
+                tid,
+                thread(),
+                service(3),
+                traces(7),
+                trace(),
+                span(),
+            ];
+            with_value(columns, 6, 1)
+        }
+        By::Attribute(name) => {
+            let name = text(name, 0, &|row| row.name());
+            let columns = [
+                cpu(),
+                bar(),
+                name,
+                threads(),
+                traces(2),
+                service(5),
+                trace(),
+            ];
+            columns.into()
+        }
+        By::Trace => {
+            let name = whole(text("TRACE", 0, &|row| row.name()));
+            let spans = number("SPANS", 7, &|row| row.spans.to_string());
+            let columns = vec![cpu(), bar(), name, threads(), spans, service(5)];
+            with_value(columns, 3, 1)
+        }
+        By::Process => {
+            let name = text("SERVICE", 0, &|row| row.name());
+            let pid = number("PID", 2, &|row| id(row.thread.process.pid));
+            let columns = vec![cpu(), bar(), pid, name, threads(), traces(4), trace()];
+            with_value(columns, 6, 1)
+        }
+        By::Function => {
+            let name = text("FUNCTION", 0, &|row| row.name());
+            let columns = vec![cpu(), bar(), name, threads(), traces(4), service(5)];
+            with_value(columns, 3, 1)
+        }
+    }
+}
+
+fn column(
+    head: &str,
+    align: Align,
+    expendable: u8,
+    rows: &[Row],
+    cell: &dyn Fn(&Row) -> String,
+) -> Column {
+    let cells: Vec<String> = rows.iter().map(|row| escape(&cell(row))).collect();
+    let head = escape(head);
+    let widths = cells
+        .iter()
+        .map(|cell| cell.width())
+        .filter(|it| *it <= WIDEST);
+    let width = widths.chain([head.width().min(WIDEST)]).max().unwrap_or(0);
+    let at_most = |limit| match align {
+        // A number that is cut is another number.
+        Align::Right => width,
+        Align::Left => width.min(limit),
+    };
+    Column {
+        head,
+        align,
+        cells,
+        width,
+        good: at_most(GOOD),
+        least: at_most(NARROW),
+        expendable,
+    }
+}
+
+/// What a row says of one of several: how many more there are.
+fn process(row: &Row) -> String {
+    let name = &row.thread.process.name;
+    match row.processes {
+        0 | 1 => name.clone(),
+        many => format!("{name} +{}", many - 1),
+    }
+}
+
+fn trace(row: &Row) -> String {
+    let id = row.context().and_then(|context| context.trace_id());
+    id.map_or(String::new(), |id| id.to_string())
+}
+
+fn span(row: &Row) -> String {
+    let id = row.context().and_then(|context| context.span_id());
+    id.map_or(String::new(), |id| id.to_string())
+}
+
+fn id(id: i32) -> String {
+    match id {
+        0 => String::new(),
+        id => id.to_string(),
+    }
+}
+
+/// A bar, full for the row with the most.
+fn bar(samples: u64, most: u64) -> String {
+    let eighths = (samples * 8 * BAR as u64).div_ceil(most.max(1)) as usize;
+    let part = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'][eighths % 8];
+    let mut bar = "█".repeat(eighths / 8);
+    if !eighths.is_multiple_of(8) {
+        bar.push(part);
+    }
+    bar
+}
+
+/// Cuts columns and leaves some out until they fit in `width`. What is not expendable stays even
+/// where it does not fit.
+pub(super) fn fit(mut columns: Vec<Column>, width: usize) -> Vec<Column> {
+    let sum = |columns: &[Column], width_of: &dyn Fn(&Column) -> usize| {
+        let gaps = GAP * columns.len().saturating_sub(1);
+        columns.iter().map(width_of).sum::<usize>() + gaps
+    };
+    let leave_out = |columns: &mut Vec<Column>, width_of: &dyn Fn(&Column) -> usize, from| {
+        while sum(columns, width_of) > width {
+            let last = (0..columns.len()).max_by_key(|at| columns[*at].expendable);
+            match last.filter(|at| columns[*at].expendable >= from) {
+                Some(at) => drop(columns.remove(at)),
+                None => return,
+            }
+        }
+    };
+    leave_out(&mut columns, &|column| column.good, EXTRA);
+    leave_out(&mut columns, &|column| column.least, 1);
+    let good = sum(&columns, &|column| column.good) <= width;
+    for _ in 0..sum(&columns, &|column| column.width).saturating_sub(width) {
+        let room = |column: &&mut Column| match good {
+            true => column.width > column.good,
+            false => column.width > column.least,
+        };
+        let widest = columns.iter_mut().filter(room).max_by_key(|it| it.width);
+        let Some(column) = widest else { break };
+        column.width -= 1;
+    }
+    columns
+}
+
+/// The text of a line: `row`, or the heads; cut to the columns' widths or as it is.
+pub(super) fn line(columns: &[Column], row: Option<usize>, may_cut: bool) -> String {
+    let mut line = String::new();
+    for (index, column) in columns.iter().enumerate() {
+        let text = row.map_or(&column.head, |row| &column.cells[row]);
+        let text = match may_cut {
+            true => &cut(text, column.width),
+            false => text,
+        };
+        let padding = " ".repeat(column.width.saturating_sub(text.width()));
+        if index > 0 {
+            line.extend(std::iter::repeat_n(' ', GAP));
+        }
+        match column.align {
+            Align::Left => line.extend([text, padding.as_str()]),
+            Align::Right => line.extend([padding.as_str(), text]),
+        }
+    }
+    line.truncate(line.trim_end().len());
+    line
+}

@@ -1,0 +1,230 @@
+//! From the sampler to the window.
+
+use std::collections::HashMap;
+
+use otelctx_profile::sample::format::record;
+use otelctx_profile::sample::{Catalog, ContextId, Found, ProcessFacts, Sample, ThreadId};
+use otelctx_sampler::{Sampler, monotonic};
+
+use super::window::{Cell, Context, Process, Shared, Stacks, Thread, Window, Work};
+use crate::command::choice::Choice;
+use crate::output::attributes;
+
+/// Things of a kind that a catalog has before a new one is begun: 20,000 stacks of 127 frames take
+/// 20 MB.
+const MOST_OF_A_KIND: usize = 20_000;
+/// Of the processes' resources, in bytes.
+const MOST_RESOURCES: usize = 16 << 20;
+/// The longest name that is kept of a process, in characters.
+const LONGEST_NAME: usize = 256;
+/// What the specification calls a service that has no name.
+const UNKNOWN_SERVICE: &str = "unknown_service";
+
+/// What the samples go through.
+pub(super) struct Feed<'c> {
+    sampler: Sampler,
+    choice: Choice<'c>,
+    pub(super) catalog: Catalog,
+    /// Which catalog that is, counted from 0.
+    pub(super) generation: u32,
+    /// How large a catalog may be before a new one is begun.
+    most: usize,
+    pub(super) window: Window,
+    /// Lost until the slice began.
+    lost: u64,
+    known: Known,
+}
+
+/// What was asked of the catalog in this slice. A process may tell more of itself later.
+#[derive(Default)]
+struct Known {
+    threads: HashMap<ThreadId, Shared<Thread>>,
+    contexts: HashMap<ContextId, Shared<Context>>,
+}
+
+impl<'c> Feed<'c> {
+    /// Of a window of `length` nanoseconds.
+    pub(super) fn new(sampler: Sampler, choice: Choice<'c>, length: u64) -> Self {
+        Self {
+            sampler,
+            choice,
+            catalog: Catalog::new(),
+            generation: 0,
+            most: MOST_OF_A_KIND,
+            window: Window::new(length, monotonic()),
+            lost: 0,
+            known: Known::default(),
+        }
+    }
+
+    pub(super) fn has_targets(&self) -> bool {
+        self.sampler.has_targets()
+    }
+
+    /// Takes what has come.
+    pub(super) fn drain(&mut self) {
+        let mut samples = Vec::new();
+        self.sampler
+            .drain(&mut self.catalog, &mut |sample| samples.push(sample));
+        for sample in samples {
+            if self.choice.keeps(&self.catalog, &sample) {
+                let cell =
+                    self.known
+                        .cell(&self.catalog, self.generation, &sample, &mut self.window);
+                self.window.add(cell);
+            }
+        }
+    }
+
+    /// Takes what has come, and forgets it.
+    pub(super) fn skip(&mut self) {
+        self.sampler.drain(&mut self.catalog, &mut |_| {});
+    }
+
+    /// Takes what has come, and ends the slice.
+    pub(super) fn close(&mut self) {
+        self.drain();
+        let lost = self.sampler.counts().lost;
+        self.window.close(monotonic(), lost - self.lost);
+        self.lost = lost;
+        self.known = Known::default();
+        let size = size(&self.catalog);
+        if size > self.most {
+            self.sampler.start_over();
+            self.catalog = Catalog::new();
+            self.generation += 1;
+            // What lives may be more than that by itself.
+            self.most = MOST_OF_A_KIND.max(size.min(2 * self.most));
+        }
+    }
+
+    /// Forgets what has come until now.
+    pub(super) fn restart(&mut self) {
+        self.skip();
+        self.window.restart(monotonic());
+        self.lost = self.sampler.counts().lost;
+    }
+}
+
+/// How much a catalog has of what it has most of.
+fn size(catalog: &Catalog) -> usize {
+    let processes = catalog.processes().map(|(_, facts)| facts);
+    let mappings: usize = processes.map(|facts| 1 + facts.mappings.len()).sum();
+    let names = |facts: &ProcessFacts| -> usize {
+        let size = |(name, value): &(String, _)| name.len() + attributes::text(value).len();
+        facts.resource.iter().map(size).sum()
+    };
+    let resources: usize = catalog.processes().map(|(_, facts)| names(facts)).sum();
+    let sizes = [
+        mappings,
+        resources * MOST_OF_A_KIND / MOST_RESOURCES,
+        catalog.threads().len(),
+        catalog.contexts().len(),
+        catalog.stack_count(),
+        catalog.modules().len(),
+    ];
+    sizes.into_iter().max().unwrap_or(0)
+}
+
+impl Known {
+    fn cell(
+        &mut self,
+        catalog: &Catalog,
+        generation: u32,
+        sample: &Sample,
+        window: &mut Window,
+    ) -> Cell {
+        let thread = self.threads.entry(sample.thread).or_insert_with(|| {
+            let facts = catalog.thread_facts(sample.thread);
+            window.thread(Thread {
+                process: process(catalog.process(facts.process)),
+                tid: facts.tid,
+                name: facts.name.clone(),
+            })
+        });
+        let work = match sample.found {
+            Found::Attached(id) => {
+                let context = self.contexts.entry(id);
+                let known = context
+                    .or_insert_with(|| window.context(context_of(catalog.context_facts(id))));
+                Work::Attached(known.clone())
+            }
+            Found::Detached | Found::NotPublished => Work::Nothing,
+            _ => Work::Unread,
+        };
+        Cell {
+            thread: thread.clone(),
+            work,
+            stacks: Some(Stacks {
+                catalog: generation,
+                thread: sample.thread,
+                user: sample.user_stack,
+                kernel: sample.kernel_stack,
+            }),
+        }
+    }
+}
+
+fn context_of(context: &record::Context) -> Context {
+    Context {
+        trace: context.trace_id.to_bytes(),
+        span: context.span_id.to_bytes(),
+        attributes: context.attributes.clone(),
+    }
+}
+
+/// A process by its service, unless that has no name.
+fn process(facts: &ProcessFacts) -> Process {
+    let service = attributes::string(&facts.resource, "service.name");
+    let service = service.filter(|name| facts.published || !name.starts_with(UNKNOWN_SERVICE));
+    Process {
+        pid: facts.pid,
+        start_ticks: facts.start_ticks,
+        name: service
+            .unwrap_or(&facts.comm)
+            .chars()
+            .take(LONGEST_NAME)
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_profile::sample::format::process_context::Value;
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_called_by_its_service_or_else_by_its_program() {
+        let named = |service: &str, published| {
+            let facts = ProcessFacts {
+                comm: "sh".into(),
+                published,
+                resource: vec![("service.name".into(), Value::from(service))],
+                ..ProcessFacts::default()
+            };
+            process(&facts).name
+        };
+        assert_eq!(named("shop", true), "shop");
+        assert_eq!(named("shop", false), "shop");
+        assert_eq!(named("unknown_service:sh", false), "sh");
+        assert_eq!(named("unknown_service:sh", true), "unknown_service:sh");
+        assert_eq!(named(&"x".repeat(1 << 16), true), "x".repeat(LONGEST_NAME));
+        assert_eq!(process(&ProcessFacts::default()).name, "");
+    }
+
+    #[test]
+    fn the_size_of_a_catalog_is_that_of_its_largest_part() {
+        let mut catalog = Catalog::new();
+        assert_eq!(size(&catalog), 0);
+        catalog.add_process(ProcessFacts {
+            resource: vec![("service.name".into(), Value::from("x".repeat(1 << 20)))],
+            ..ProcessFacts::default()
+        });
+        assert_eq!(size(&catalog), MOST_OF_A_KIND / 16);
+        for address in 0..MOST_OF_A_KIND as u64 {
+            catalog.stack(&[address]);
+        }
+        assert_eq!(size(&catalog), MOST_OF_A_KIND);
+    }
+}

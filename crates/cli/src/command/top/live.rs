@@ -1,0 +1,148 @@
+//! The view on a terminal: look, show, heed keys.
+
+use std::time::{Duration, Instant};
+
+use otelctx_sampler::INTERVAL;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+
+use super::feed::Feed;
+use super::names::Names;
+use super::rows::{By, attribute_keys, rows, sort};
+use super::screen::Screen;
+use super::state::{Action, State};
+use super::view::{self, Shown};
+use super::{Plan, attribute, samples_by_value};
+use crate::error::Error;
+use crate::interrupt;
+use crate::output::terminal::Terminal;
+
+/// The first picture comes sooner than the others.
+const FIRST: Duration = Duration::from_millis(250);
+/// Frames of a stack that are shown.
+const FRAMES: usize = 12;
+
+/// Shows what comes until the user has seen enough.
+pub(super) fn run(mut feed: Feed<'_>, plan: &Plan) -> Result<(), Error> {
+    let colours = Terminal::of_stdout().colours();
+    let mut state = State::new(plan.by.clone(), String::new());
+    let mut names = Names::new();
+    interrupt::catch_hangup().map_err(Error::Interrupt)?;
+    let mut screen = Screen::enter().map_err(Error::Output)?;
+    let mut next = Instant::now() + FIRST.min(plan.interval);
+    let mut shown = shown(&feed, plan, &mut state, &mut names);
+    loop {
+        if interrupt::is_caught() || plan.is_over() || !feed.has_targets() {
+            return Ok(());
+        }
+        let mut changed = screen.job_control().map_err(Error::Output)?;
+        if changed {
+            feed.restart();
+        }
+        // Whatever is drawn is what the rows are now.
+        let area = screen.area().map_err(Error::Output)?;
+        state.scroll(view::page(area, &state, &shown), shown.rows.len());
+        screen
+            .draw(|frame| {
+                view::draw(frame.buffer_mut(), area, &state, &shown, colours);
+            })
+            .map_err(Error::Output)?;
+        // Until there is something else to draw.
+        while !changed {
+            if interrupt::is_caught() || plan.is_over() {
+                return Ok(());
+            }
+            while event::poll(INTERVAL).map_err(Error::Output)? {
+                match event::read().map_err(Error::Output)? {
+                    Event::Key(key) if key.kind != KeyEventKind::Release => {
+                        let page = view::page(area, &state, &shown);
+                        match state.key(key, &shown.rows, page) {
+                            Action::Quit => return Ok(()),
+                            Action::Suspend => {
+                                screen.suspend().map_err(Error::Output)?;
+                                feed.restart();
+                            }
+                            Action::Pause => {
+                                state.paused = !state.paused;
+                                if !state.paused {
+                                    feed.restart();
+                                    next = Instant::now() + FIRST.min(plan.interval);
+                                }
+                            }
+                            Action::Show => {}
+                        }
+                        changed = true;
+                        break;
+                    }
+                    Event::Resize(..) => changed = true,
+                    _ => {}
+                }
+                if changed {
+                    break;
+                }
+            }
+            if state.paused {
+                feed.skip();
+            } else {
+                feed.drain();
+                if Instant::now() >= next {
+                    feed.close();
+                    next = Instant::now() + plan.interval;
+                    changed = true;
+                }
+                if !feed.has_targets() {
+                    return Ok(());
+                }
+            }
+            changed |= names.update(&feed.catalog, feed.generation);
+            changed |= screen.wants_attention();
+        }
+        let empty = feed.window.wall() == 0;
+        if !(empty && shown.share.wall > 0) {
+            shown = self::shown(&feed, plan, &mut state, &mut names);
+        }
+    }
+}
+
+/// What there is to show by now.
+fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> Shown {
+    let window = &feed.window;
+    state.keys = attribute_keys(window);
+    // What is chosen stays to be chosen, also while nothing has it.
+    for key in [plan.attribute.as_ref(), Some(&state.attribute)] {
+        if let Some(key) = key.filter(|key| !key.is_empty() && !state.keys.contains(*key)) {
+            state.keys.insert(0, key.clone());
+        }
+    }
+    let is_known = plan.attribute.is_some() || !state.keys.is_empty();
+    if is_known && !state.is_chosen {
+        state.attribute = attribute(plan, &state.keys);
+        if let By::Attribute(key) = &mut state.by {
+            key.clone_from(&state.attribute);
+        }
+    }
+    let mut function = |stacks: &_| names.leaf(&feed.catalog, stacks);
+    let mut rows = rows(window, &state.by, &state.attribute, &mut function);
+    rows.retain(|row| state.takes(row));
+    sort(&mut rows, state.sort, state.reversed);
+    state.follow(&rows);
+    let chosen = state.at.filter(|_| state.details);
+    let stack = chosen.and_then(|at| {
+        let (stacks, samples) = rows.get(at)?.stacks.first()?;
+        let frames = names.frames(&feed.catalog, stacks, FRAMES);
+        (!frames.is_empty()).then_some((frames, *samples))
+    });
+    let attached = window
+        .cells()
+        .filter(|(cell, _)| cell.work.context().is_some());
+    Shown {
+        values: samples_by_value(window, &state.attribute),
+        share: plan.share(window),
+        processors: plan.processors,
+        samples: window.samples(),
+        attached: attached.map(|(_, samples)| samples).sum(),
+        lost: window.lost(),
+        stopping: plan.stopping.clone(),
+        stack,
+        rows,
+    }
+}

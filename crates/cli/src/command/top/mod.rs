@@ -1,0 +1,217 @@
+//! `otelctx top`: what threads work on right now, and what that takes of the processors.
+
+mod batch;
+mod columns;
+mod feed;
+mod live;
+mod names;
+mod rows;
+mod screen;
+mod state;
+mod view;
+mod window;
+
+use std::collections::HashMap;
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+use otelctx_sampler::{Method, Sampler, Targets};
+
+use crate::command::choice::{self, Choice, NONE};
+use crate::command::seconds;
+use crate::error::Error;
+use crate::output::terminal;
+use crate::{Status, interrupt};
+
+use columns::Share;
+use feed::Feed;
+use rows::By;
+use window::Window;
+
+/// Show live what threads work on, and what of the processors that takes
+///
+/// Samples as `record` does, and stops nothing where eBPF is permitted. `?` lists the keys. Where
+/// standard output is no terminal it prints a table each interval.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// The processes to look at, and those that they start; by default all
+    #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = choice::pid)]
+    pid: Vec<i32>,
+    /// Look at every process on this machine: the default
+    #[arg(short, long, conflicts_with = "pid")]
+    all: bool,
+    /// What to add up by at first
+    #[arg(short, long, value_name = "WHAT", default_value = "thread")]
+    group: Group,
+    /// The attribute that is shown beside; `none` for none. By default http.route, or else the
+    /// first that a sample has
+    #[arg(long, value_name = "ATTRIBUTE")]
+    by: Option<String>,
+    /// Only processes whose resource has this, such as service.name=shop
+    #[arg(long, value_name = "KEY=VALUE", value_parser = choice::pair)]
+    filter: Vec<(String, String)>,
+    /// Only samples of this trace: 32 hexadecimal digits
+    #[arg(long, value_name = "ID", value_parser = choice::trace)]
+    trace: Option<otelctx_reader::format::TraceId>,
+    /// Looks a second at each processor
+    #[arg(short = 'F', long, value_name = "HZ", default_value = "99",
+        value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    frequency: u32,
+    /// Time from one picture to the next
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds::seconds)]
+    interval: Duration,
+    /// What shares are of: the last so many seconds. By default 5, and with --batch the interval
+    #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
+    window: Option<Duration>,
+    /// End after so long
+    #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
+    duration: Option<Duration>,
+    /// Print tables, also on a terminal
+    #[arg(long)]
+    batch: bool,
+    /// End after so many tables
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    iterations: Option<u64>,
+    /// Print one JSON object a line in place of each table (docs/json.md tells its fields)
+    #[arg(long)]
+    json: bool,
+    /// Stop threads to look at them, even where eBPF is permitted
+    #[arg(long)]
+    ptrace: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  otelctx top                            the whole machine
+  otelctx top -p 4711 --group attribute  which routes of a service take the time
+  otelctx top --filter service.name=shop --by tenant
+  otelctx top --json --iterations 1      one picture, for a script";
+
+/// What is added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Group {
+    Thread,
+    /// By the values of the attribute of --by
+    Attribute,
+    Trace,
+    Process,
+    Function,
+}
+
+/// How it was asked for.
+struct Plan {
+    by: By,
+    /// The one that was asked for; an empty one for none.
+    attribute: Option<String>,
+    interval: Duration,
+    deadline: Option<Instant>,
+    /// Nanoseconds of a processor's time between two looks at it.
+    period: u64,
+    processors: usize,
+    /// Why threads are stopped to look at them, if they are.
+    stopping: Option<String>,
+}
+
+impl Plan {
+    fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|end| Instant::now() >= end)
+    }
+
+    fn share(&self, window: &Window) -> Share {
+        Share {
+            period: self.period,
+            wall: window.wall(),
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    let targets = match &arguments.pid[..] {
+        [] => Targets::All,
+        pids => Targets::Processes(pids.to_vec()),
+    };
+    let mut options = otelctx_sampler::Options::new(targets);
+    options.frequency = arguments.frequency;
+    options.without_ebpf = arguments.ptrace;
+    interrupt::catch().map_err(Error::Interrupt)?;
+    let sampler = Sampler::start(&options)?;
+    let stopping = match sampler.method() {
+        Method::Ptrace(why) => Some(why.to_string()),
+        _ => None,
+    };
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    let live = io::stdout().is_terminal()
+        && !(dumb || arguments.batch || arguments.json || arguments.iterations.is_some());
+    let plan = Plan {
+        by: match arguments.group {
+            Group::Thread => By::Thread,
+            Group::Attribute => By::Attribute(String::new()),
+            Group::Trace => By::Trace,
+            Group::Process => By::Process,
+            Group::Function => By::Function,
+        },
+        attribute: arguments.by.clone().map(|name| match name.as_str() {
+            NONE => String::new(),
+            _ => name,
+        }),
+        interval: arguments.interval,
+        deadline: arguments.duration.map(|duration| Instant::now() + duration),
+        period: 1_000_000_000 / u64::from(arguments.frequency),
+        processors: processors(),
+        stopping,
+    };
+    let window = match (arguments.window, live) {
+        (Some(window), _) => window,
+        (None, true) => WINDOW.max(plan.interval),
+        (None, false) => Duration::ZERO,
+    };
+    let choice = Choice {
+        resource: &arguments.filter,
+        trace: arguments.trace,
+    };
+    let length = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
+    let feed = Feed::new(sampler, choice, length);
+    if live {
+        live::run(feed, &plan)?;
+    } else {
+        if let Some(why) = &plan.stopping {
+            terminal::complain(&format!("threads are stopped to look at them: {why}"), None);
+        }
+        batch::run(feed, &plan, arguments.json, arguments.iterations)?;
+    }
+    Ok(Status::Done)
+}
+
+/// What shares are of on a terminal: long enough not to jump, short enough to be now.
+const WINDOW: Duration = Duration::from_secs(5);
+
+/// Processors that are in use.
+fn processors() -> usize {
+    let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
+    online.ok().flatten().map_or(1, |number| number as usize)
+}
+
+/// The attribute that is shown: the one that was asked for, or the usual one, or the first there is.
+fn attribute(plan: &Plan, seen: &[String]) -> String {
+    match &plan.attribute {
+        Some(given) => given.clone(),
+        None => seen.first().cloned().unwrap_or_default(),
+    }
+}
+
+/// What each value of an attribute has of the window, the most first.
+fn samples_by_value(window: &Window, attribute: &str) -> Vec<(String, u64)> {
+    let mut values: HashMap<&str, u64> = HashMap::new();
+    for (cell, samples) in window.cells() {
+        let value = cell.work.context().and_then(|it| it.attribute(attribute));
+        if let Some(value) = value {
+            *values.entry(value).or_default() += samples;
+        }
+    }
+    let owned = |(value, samples): (&str, u64)| (value.to_owned(), samples);
+    let mut values: Vec<(String, u64)> = values.into_iter().map(owned).collect();
+    values.sort_by(|one, other| (other.1, &one.0).cmp(&(one.1, &other.0)));
+    values
+}

@@ -1,0 +1,236 @@
+//! Names of functions, found out beside the view: a large program's symbols take a while.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use otelctx_profile::sample::{Catalog, Mapping, Module, ModuleId, ProcessFacts, ProcessId};
+use otelctx_profile::{Asked, Symbolizer};
+use otelctx_symbolize::Symbols;
+
+use super::window::Stacks;
+
+/// Addresses whose names are kept.
+const MOST: usize = 1 << 16;
+/// Looking up symbols takes at most one part in so many of a processor's time.
+const PAUSES: u32 = 10;
+
+/// An address in the kernel, or in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Spot {
+    /// `None` in the kernel.
+    module: Option<ModuleId>,
+    address: u64,
+}
+
+/// What is asked about one module.
+struct Question {
+    module: Module,
+    process: ProcessFacts,
+    mapping: Option<Mapping>,
+    spots: Vec<Spot>,
+}
+
+struct Answer {
+    generation: u32,
+    names: Vec<(Spot, Option<String>)>,
+    took: Duration,
+}
+
+/// What is known of addresses of one catalog.
+pub(super) struct Names {
+    generation: u32,
+    known: HashMap<Spot, Option<String>>,
+    /// What is not known, and a mapping that each lies in.
+    wanted: HashMap<Spot, (ProcessId, Option<Mapping>)>,
+    questions: Sender<(u32, Vec<Question>)>,
+    answers: Receiver<Answer>,
+    waiting: bool,
+    next: Instant,
+}
+
+impl Names {
+    pub(super) fn new() -> Self {
+        let (questions, asked) = channel::<(u32, Vec<Question>)>();
+        let (answer, answers) = channel();
+        // Without the thread, addresses stay without names.
+        let _ = std::thread::Builder::new()
+            .name("otelctx-names".into())
+            .spawn(move || {
+                for (generation, questions) in asked {
+                    let start = Instant::now();
+                    let names = questions.into_iter().flat_map(find).collect();
+                    let took = start.elapsed();
+                    let answer = answer.send(Answer {
+                        generation,
+                        names,
+                        took,
+                    });
+                    if answer.is_err() {
+                        return;
+                    }
+                }
+            });
+        Self {
+            generation: 0,
+            known: HashMap::new(),
+            wanted: HashMap::new(),
+            questions,
+            answers,
+            waiting: false,
+            next: Instant::now(),
+        }
+    }
+
+    /// The innermost function.
+    pub(super) fn leaf(&mut self, catalog: &Catalog, stacks: &Stacks) -> Option<String> {
+        self.frames(catalog, stacks, 1).pop()
+    }
+
+    /// The innermost frames: a function's name, or that of the file as long as that is not known.
+    pub(super) fn frames(
+        &mut self,
+        catalog: &Catalog,
+        stacks: &Stacks,
+        most: usize,
+    ) -> Vec<String> {
+        if stacks.catalog != self.generation {
+            return Vec::new();
+        }
+        let process = catalog.thread_facts(stacks.thread).process;
+        let kernel = catalog.addresses(stacks.kernel).iter().enumerate();
+        let user = catalog.addresses(stacks.user).iter().enumerate();
+        let all = kernel
+            .map(|(depth, address)| (None, depth, *address))
+            .chain(user.map(|(depth, address)| (Some(process), depth, *address)));
+        all.take(most)
+            .map(|(process, depth, address)| {
+                // Behind a call, the call is meant.
+                self.name(
+                    catalog,
+                    process,
+                    address.saturating_sub(u64::from(depth > 0)),
+                )
+            })
+            .collect()
+    }
+
+    fn name(&mut self, catalog: &Catalog, process: Option<ProcessId>, address: u64) -> String {
+        let facts = process.map(|process| (process, catalog.process(process)));
+        let mapping = facts.and_then(|(_, facts)| facts.mapping_at(address, u64::MAX));
+        let module = mapping.map(|mapping| catalog.module_facts(mapping.module));
+        let spot = match (facts, mapping, module) {
+            (None, ..) => Spot {
+                module: None,
+                address,
+            },
+            (Some(_), Some(mapping), Some(module)) if module.has_file() => Spot {
+                module: Some(mapping.module),
+                address: (address - mapping.start).wrapping_add(mapping.offset),
+            },
+            // Memory without a file has no symbols.
+            (_, _, Some(module)) => return file(module),
+            _ => return format!("{address:#x}"),
+        };
+        if let Some(Some(name)) = self.known.get(&spot) {
+            return name.clone();
+        }
+        if !self.known.contains_key(&spot)
+            && self.wanted.len() < MOST
+            && let Some(process) = process.or_else(|| catalog.processes().next().map(|it| it.0))
+        {
+            self.wanted.insert(spot, (process, mapping.copied()));
+        }
+        match module {
+            Some(module) => file(module),
+            None => "[kernel]".into(),
+        }
+    }
+
+    /// Takes the names that have been found out, and asks for those that are wanted. Whether any
+    /// came.
+    pub(super) fn update(&mut self, catalog: &Catalog, generation: u32) -> bool {
+        if generation != self.generation {
+            self.generation = generation;
+            self.known.clear();
+            self.wanted.clear();
+        }
+        let mut new = false;
+        while let Ok(answer) = self.answers.try_recv() {
+            self.waiting = false;
+            self.next = Instant::now() + answer.took * PAUSES;
+            if answer.generation != generation {
+                continue;
+            }
+            if self.known.len() + answer.names.len() > MOST {
+                self.known.clear();
+            }
+            for (spot, name) in answer.names {
+                new |= name.is_some();
+                self.known.insert(spot, name);
+            }
+        }
+        if !self.waiting && !self.wanted.is_empty() && Instant::now() >= self.next {
+            let questions = self.questions(catalog);
+            self.waiting = self.questions.send((generation, questions)).is_ok();
+        }
+        new
+    }
+
+    /// Asks without a pause the next time.
+    pub(super) fn hurry(&mut self) {
+        self.next = Instant::now();
+    }
+
+    /// Whether names are still being found out.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiting
+    }
+
+    /// What is wanted, by module.
+    fn questions(&mut self, catalog: &Catalog) -> Vec<Question> {
+        let mut by_module: HashMap<Option<ModuleId>, Question> = HashMap::new();
+        for (spot, (process, mapping)) in self.wanted.drain() {
+            let question = by_module.entry(spot.module).or_insert_with(|| Question {
+                module: match spot.module {
+                    Some(module) => catalog.module_facts(module).clone(),
+                    None => Module::kernel(),
+                },
+                process: ProcessFacts {
+                    pid: catalog.process(process).pid,
+                    ..ProcessFacts::default()
+                },
+                mapping,
+                spots: Vec::new(),
+            });
+            question.spots.push(spot);
+        }
+        by_module.into_values().collect()
+    }
+}
+
+/// What stands for a function of a file as long as its name is not known.
+fn file(module: &Module) -> String {
+    let name = module.path.rsplit('/').next().unwrap_or_default();
+    match name.starts_with('[') {
+        true => name.to_owned(),
+        false => format!("[{name}]"),
+    }
+}
+
+fn find(question: Question) -> Vec<(Spot, Option<String>)> {
+    let Question {
+        module,
+        process,
+        mapping,
+        spots,
+    } = question;
+    let asked = Asked::new(&module, &process).mapped(mapping.as_ref());
+    let addresses: Vec<u64> = spots.iter().map(|spot| spot.address).collect();
+    let functions = Symbols::new().functions(asked, &addresses);
+    let names = functions.into_iter().map(|functions| {
+        let innermost = functions.into_iter().next();
+        innermost.map(|function| function.name)
+    });
+    spots.into_iter().zip(names).collect()
+}

@@ -1,0 +1,382 @@
+//! The window, added up by what a user wants to know.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+
+use super::window::{Context, OTHERS, Process, Shared, Stacks, Thread, Window, Work};
+use crate::command::choice::ROUTE;
+
+/// What is added up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Thread,
+    /// The values of this attribute.
+    Attribute(String),
+    Trace,
+    Process,
+    Function,
+}
+
+/// What the samples of a row have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Key {
+    /// Process, its start, thread.
+    Thread(i32, u64, i32),
+    Value(String),
+    Trace([u8; 16]),
+    /// Process, its start.
+    Process(i32, u64),
+    Function(String),
+    /// They have no such thing.
+    Nothing,
+    /// It could not be read.
+    Unread,
+    /// They are not told apart.
+    Others,
+}
+
+/// How rows are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sort {
+    Cpu,
+    Name,
+    Threads,
+    Traces,
+}
+
+impl Sort {
+    pub(super) fn next(self) -> Self {
+        match self {
+            Self::Cpu => Self::Name,
+            Self::Name => Self::Threads,
+            Self::Threads => Self::Traces,
+            Self::Traces => Self::Cpu,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "CPU",
+            Self::Name => "name",
+            Self::Threads => "threads",
+            Self::Traces => "traces",
+        }
+    }
+}
+
+/// Samples that have something in common.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) key: Key,
+    pub(super) samples: u64,
+    /// What most of its samples are of.
+    pub(super) thread: Shared<Thread>,
+    pub(super) work: Work,
+    /// The value of the chosen attribute that most of its samples have, if any has one.
+    pub(super) value: Option<String>,
+    /// Different ones.
+    pub(super) threads: usize,
+    pub(super) processes: usize,
+    pub(super) traces: usize,
+    pub(super) spans: usize,
+    /// By stacks, the most first.
+    pub(super) stacks: Vec<(Stacks, u64)>,
+}
+
+impl Row {
+    pub(super) fn context(&self) -> Option<&Context> {
+        self.work.context()
+    }
+
+    /// What it is called.
+    pub(super) fn name(&self) -> String {
+        match &self.key {
+            Key::Thread(..) => self.thread.name.clone(),
+            Key::Process(..) => self.thread.process.name.clone(),
+            Key::Value(text) | Key::Function(text) => text.clone(),
+            Key::Trace(id) => hexadecimal(id),
+            Key::Nothing => "(none)".into(),
+            Key::Unread => "(unread)".into(),
+            Key::Others => OTHERS.into(),
+        }
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    crate::output::json::hexadecimal(bytes)
+}
+
+/// The rows of a window.
+pub(super) fn rows(
+    window: &Window,
+    by: &By,
+    attribute: &str,
+    function: &mut dyn FnMut(&Stacks) -> Option<String>,
+) -> Vec<Row> {
+    let mut groups: HashMap<Key, Group> = HashMap::new();
+    for (cell, samples) in window.cells() {
+        let key = match by {
+            By::Function => cell.stacks.as_ref().and_then(&mut *function).map_or(
+                if cell.thread.is_others() {
+                    Key::Others
+                } else {
+                    Key::Nothing
+                },
+                Key::Function,
+            ),
+            By::Thread => thread_key(&cell.thread),
+            By::Process => process_key(&cell.thread),
+            By::Attribute(name) => work_key(&cell.work, |context| {
+                Some(Key::Value(context.attribute(name)?.to_owned()))
+            }),
+            By::Trace => work_key(&cell.work, |context| {
+                context.trace_id().map(|_| Key::Trace(context.trace))
+            }),
+        };
+        let group = groups.entry(key).or_default();
+        group.samples += samples;
+        *group.threads.entry(cell.thread.clone()).or_default() += samples;
+        *group.works.entry(cell.work.clone()).or_default() += samples;
+        if let Some(stacks) = cell.stacks {
+            *group.stacks.entry(stacks).or_default() += samples;
+        }
+    }
+    let mut rows: Vec<Row> = groups
+        .into_iter()
+        .map(|(key, group)| group.row(key, attribute))
+        .collect();
+    sort(&mut rows, Sort::Cpu, false);
+    rows
+}
+
+/// Orders rows: the largest number first, or by name from A on.
+pub(super) fn sort(rows: &mut [Row], sort: Sort, reversed: bool) {
+    let name = |row: &Row| (row.name(), row.key.clone());
+    match sort {
+        Sort::Name => rows.sort_by_cached_key(name),
+        _ => rows.sort_by_cached_key(|row| {
+            let number = match sort {
+                Sort::Threads => row.threads as u64,
+                Sort::Traces => row.traces as u64,
+                _ => row.samples,
+            };
+            (Reverse((number, row.samples)), name(row))
+        }),
+    }
+    if reversed {
+        rows.reverse();
+    }
+}
+
+/// Every attribute key in the window: the one that tells requests apart first, the others in the
+/// order of the alphabet.
+pub(super) fn attribute_keys(window: &Window) -> Vec<String> {
+    let contexts = window.cells().filter_map(|(cell, _)| cell.work.context());
+    let keys: HashSet<&str> = contexts
+        .flat_map(|context| &context.attributes)
+        .map(|(key, _)| key.as_str())
+        .collect();
+    let mut keys: Vec<String> = keys.into_iter().map(str::to_owned).collect();
+    keys.sort_unstable_by(|one, other| (one != ROUTE, one).cmp(&(other != ROUTE, other)));
+    keys
+}
+
+fn thread_key(thread: &Thread) -> Key {
+    let Process {
+        pid, start_ticks, ..
+    } = thread.process;
+    match thread.is_others() {
+        true => Key::Others,
+        false => Key::Thread(pid, start_ticks, thread.tid),
+    }
+}
+
+fn process_key(thread: &Thread) -> Key {
+    match thread.is_others() {
+        true => Key::Others,
+        false => Key::Process(thread.process.pid, thread.process.start_ticks),
+    }
+}
+
+fn work_key(work: &Work, key: impl FnOnce(&Context) -> Option<Key>) -> Key {
+    match work {
+        Work::Attached(context) => key(context).unwrap_or(Key::Nothing),
+        Work::Nothing => Key::Nothing,
+        Work::Unread => Key::Unread,
+        Work::Others => Key::Others,
+    }
+}
+
+/// What a row is made of.
+#[derive(Default)]
+struct Group {
+    samples: u64,
+    threads: HashMap<Shared<Thread>, u64>,
+    works: HashMap<Work, u64>,
+    stacks: HashMap<Stacks, u64>,
+}
+
+impl Group {
+    fn row(self, key: Key, attribute: &str) -> Row {
+        let mut values: HashMap<&str, u64> = HashMap::new();
+        let (mut traces, mut spans) = (HashSet::new(), HashSet::new());
+        for (work, samples) in &self.works {
+            let Some(context) = work.context() else {
+                continue;
+            };
+            traces.extend(context.trace_id().map(|_| context.trace));
+            spans.extend(context.span_id().map(|_| (context.trace, context.span)));
+            if let Some(value) = context.attribute(attribute) {
+                *values.entry(value).or_default() += samples;
+            }
+        }
+        let value = most(values.into_iter(), |value| (*value).to_owned()).map(str::to_owned);
+        let order = |thread: &Shared<Thread>| (thread.process.pid, thread.tid);
+        let processes: HashSet<Key> = self.threads.keys().map(|it| process_key(it)).collect();
+        let count = self
+            .threads
+            .keys()
+            .map(|it| thread_key(it))
+            .collect::<HashSet<_>>();
+        // Of equal ones always the same, for the eye's sake.
+        let order_of_work = |work: &Work| {
+            let context = work.context();
+            (
+                context.is_some(),
+                context.map(|context| (context.trace, context.span)),
+            )
+        };
+        let mut stacks: Vec<_> = self.stacks.into_iter().collect();
+        stacks.sort_unstable_by_key(|(stacks, samples)| {
+            (Reverse(*samples), stacks.user, stacks.kernel)
+        });
+        Row {
+            key,
+            samples: self.samples,
+            thread: most(self.threads.into_iter(), order).expect("a group has a sample"),
+            // A context, if there is any: that nothing is attached shows in the counts.
+            work: most(
+                self.works
+                    .iter()
+                    .filter(|(work, _)| work.context().is_some())
+                    .map(|(work, samples)| (work.clone(), *samples)),
+                order_of_work,
+            )
+            .or_else(|| self.works.keys().next().cloned())
+            .expect("a group has a sample"),
+            value,
+            threads: count.len(),
+            processes: processes.len(),
+            traces: traces.len(),
+            spans: spans.len(),
+            stacks,
+        }
+    }
+}
+
+/// What most samples have; of equal ones the last in an order.
+fn most<T, O: Ord>(of: impl Iterator<Item = (T, u64)>, order: impl Fn(&T) -> O) -> Option<T> {
+    of.max_by_key(|(thing, samples)| (*samples, order(thing)))
+        .map(|(thing, _)| thing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::window::tests::{add, context, thread};
+    use super::*;
+
+    fn window() -> Window {
+        let mut window = Window::new(0, 0);
+        add(&mut window, thread(1, 11), Some(context(1, "/a")), 5);
+        add(&mut window, thread(1, 11), Some(context(2, "/b")), 2);
+        add(&mut window, thread(1, 12), Some(context(1, "/a")), 4);
+        add(&mut window, thread(2, 21), Some(context(3, "/b")), 3);
+        add(&mut window, thread(2, 22), None, 1);
+        window.close(1_000_000_000, 0);
+        window
+    }
+
+    fn summary(by: &By) -> Vec<(String, u64, usize, usize, Option<String>)> {
+        let all = rows(&window(), by, "http.route", &mut |_| None);
+        assert_eq!(all.iter().map(|row| row.samples).sum::<u64>(), 15);
+        all.into_iter()
+            .map(|row| (row.name(), row.samples, row.threads, row.traces, row.value))
+            .collect()
+    }
+
+    #[test]
+    fn every_sample_is_in_one_row_by_whatever_it_is_added_up() {
+        let row = |name: &str, samples, threads, traces, value: &str| {
+            let value = (!value.is_empty()).then(|| value.to_owned());
+            (name.to_owned(), samples, threads, traces, value)
+        };
+        assert_eq!(
+            summary(&By::Thread),
+            [
+                row("thread-11", 7, 1, 2, "/a"),
+                row("thread-12", 4, 1, 1, "/a"),
+                row("thread-21", 3, 1, 1, "/b"),
+                row("thread-22", 1, 1, 0, ""),
+            ]
+        );
+        assert_eq!(
+            summary(&By::Attribute("http.route".into())),
+            [
+                row("/a", 9, 2, 1, "/a"),
+                row("/b", 5, 2, 2, "/b"),
+                row("(none)", 1, 1, 0, ""),
+            ]
+        );
+        assert_eq!(
+            summary(&By::Process),
+            [
+                row("service-1", 11, 2, 2, "/a"),
+                row("service-2", 4, 2, 1, "/b"),
+            ]
+        );
+        let trace = |number: u8| format!("{number:032x}");
+        assert_eq!(
+            summary(&By::Trace),
+            [
+                row(&trace(1), 9, 2, 1, "/a"),
+                row(&trace(3), 3, 1, 1, "/b"),
+                row(&trace(2), 2, 1, 1, "/b"),
+                row("(none)", 1, 1, 0, ""),
+            ]
+        );
+        assert_eq!(summary(&By::Function), [row("(none)", 15, 4, 3, "/a")]);
+        assert_eq!(attribute_keys(&window()), ["http.route"]);
+    }
+
+    #[test]
+    fn the_threads_of_a_process_sum_up_to_it() {
+        let window = window();
+        let sum = |pid| {
+            let threads = rows(&window, &By::Thread, "", &mut |_| None);
+            let own = threads.iter().filter(|row| row.thread.process.pid == pid);
+            own.map(|row| row.samples).sum::<u64>()
+        };
+        for row in rows(&window, &By::Process, "", &mut |_| None) {
+            assert_eq!(row.samples, sum(row.thread.process.pid));
+        }
+    }
+
+    #[test]
+    fn rows_are_ordered_as_asked_for() {
+        let names = |by, reversed| {
+            let mut rows = rows(&window(), &By::Process, "", &mut |_| None);
+            sort(&mut rows, by, reversed);
+            rows.iter().map(Row::name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(Sort::Cpu, false), ["service-1", "service-2"]);
+        assert_eq!(names(Sort::Cpu, true), ["service-2", "service-1"]);
+        assert_eq!(names(Sort::Name, false), ["service-1", "service-2"]);
+        assert_eq!(names(Sort::Traces, false), ["service-1", "service-2"]);
+        assert_eq!(names(Sort::Threads, true), ["service-2", "service-1"]);
+        let mut sort = Sort::Cpu;
+        for _ in 0..4 {
+            sort = sort.next();
+        }
+        assert_eq!(sort, Sort::Cpu);
+    }
+}

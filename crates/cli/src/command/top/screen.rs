@@ -1,0 +1,221 @@
+//! The terminal while the view has it, and how it is given back.
+
+use std::io::{self, Write};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::libc;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
+use ratatui::crossterm::cursor::Show;
+use ratatui::crossterm::terminal::{
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
+    enable_raw_mode, size,
+};
+use ratatui::crossterm::{execute, queue};
+use ratatui::layout::Rect;
+use ratatui::prelude::CrosstermBackend;
+use ratatui::{TerminalOptions, Viewport};
+
+type Terminal = ratatui::Terminal<CrosstermBackend<io::Stdout>>;
+
+/// The terminal, in the hands of the view until this is dropped.
+pub(super) struct Screen {
+    terminal: Terminal,
+    area: Rect,
+}
+
+fn area() -> io::Result<Rect> {
+    let (width, height) = size()?;
+    Ok(Rect::new(0, 0, width, height))
+}
+
+/// What is drawn to a screen of this size. Were it left to find out the size, it would ask the
+/// terminal for its cursor at each change, and fail where that does not answer.
+fn empty(area: Rect) -> io::Result<Terminal> {
+    let options = TerminalOptions {
+        viewport: Viewport::Fixed(area),
+    };
+    Terminal::with_options(CrosstermBackend::new(io::stdout()), options)
+}
+
+/// Somebody asks to stop as a job of the shell.
+static STOP: AtomicBool = AtomicBool::new(false);
+/// It goes on after a stop, perhaps one that could not be noticed.
+static CONTINUED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note(signal: libc::c_int) {
+    match signal {
+        libc::SIGTSTP => STOP.store(true, Ordering::Relaxed),
+        _ => CONTINUED.store(true, Ordering::Relaxed),
+    }
+}
+
+fn handle(signal: Signal, handler: SigHandler) -> io::Result<()> {
+    let action = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: `note` does nothing but store to an atomic; the default runs no code.
+    unsafe { sigaction(signal, &action) }?;
+    Ok(())
+}
+
+impl Screen {
+    /// Takes the terminal.
+    pub(super) fn enter() -> io::Result<Self> {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let before = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                give_back();
+                before(panic);
+            }));
+        });
+        for signal in [Signal::SIGTSTP, Signal::SIGCONT] {
+            handle(signal, SigHandler::Handler(note))?;
+        }
+        let area = area()?;
+        let mut screen = Self {
+            terminal: empty(area)?,
+            area,
+        };
+        screen.take()?;
+        Ok(screen)
+    }
+
+    fn take(&mut self) -> io::Result<()> {
+        enable_raw_mode()?;
+        execute!(io::stdout(), EnterAlternateScreen)?;
+        self.clear()
+    }
+
+    /// Begins with nothing on a screen that may have another size now.
+    fn clear(&mut self) -> io::Result<()> {
+        self.area = area()?;
+        self.terminal = empty(self.area)?;
+        execute!(io::stdout(), Clear(ClearType::All))
+    }
+
+    /// How large it is now.
+    pub(super) fn area(&mut self) -> io::Result<Rect> {
+        if area()? != self.area {
+            self.clear()?;
+        }
+        Ok(self.area)
+    }
+
+    /// Writes what `draw` changes.
+    pub(super) fn draw(&mut self, draw: impl FnOnce(&mut ratatui::Frame<'_>)) -> io::Result<()> {
+        self.terminal.draw(draw).map(drop)
+    }
+
+    /// Whether there is something to do for [`Screen::job_control`].
+    pub(super) fn wants_attention(&self) -> bool {
+        STOP.load(Ordering::Relaxed) || CONTINUED.load(Ordering::Relaxed)
+    }
+
+    /// Stops, as a job of the shell, if somebody has asked for it. Whether it goes on after a stop.
+    pub(super) fn job_control(&mut self) -> io::Result<bool> {
+        if STOP.swap(false, Ordering::Relaxed) {
+            self.suspend()?;
+            return Ok(true);
+        }
+        let continued = CONTINUED.swap(false, Ordering::Relaxed);
+        if continued {
+            // The shell may have used the terminal since: what was there before is no longer so.
+            disable_raw_mode()?;
+            self.take()?;
+        }
+        Ok(continued)
+    }
+
+    /// Gives the terminal back, stops, and takes it again when it goes on.
+    pub(super) fn suspend(&mut self) -> io::Result<()> {
+        give_back();
+        handle(Signal::SIGTSTP, SigHandler::SigDfl)?;
+        raise(Signal::SIGTSTP)?;
+        handle(Signal::SIGTSTP, SigHandler::Handler(note))?;
+        CONTINUED.store(false, Ordering::Relaxed);
+        self.take()
+    }
+}
+
+/// Gives the terminal back as it was. One that has gone away can't be told.
+fn give_back() {
+    let mut stdout = io::stdout();
+    let _ = queue!(stdout, LeaveAlternateScreen, Show);
+    let _ = stdout.flush();
+    let _ = disable_raw_mode();
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read, Write};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
+    use nix::libc;
+    use nix::pty::openpty;
+    use nix::sys::termios::tcgetattr;
+
+    use super::Screen;
+
+    /// Says to this program, started once more, that it is to panic.
+    const PANIC: &str = "OTELCTX_TEST_PANIC_ON_A_SCREEN";
+
+    #[test]
+    #[ignore = "the process that another test looks at"]
+    fn panics() {
+        if std::env::var_os(PANIC).is_some() {
+            let _screen = Screen::enter().unwrap();
+            std::io::stdout().write_all(b"mine").unwrap();
+            panic!("for a test");
+        }
+    }
+
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_is_told() {
+        let pty = openpty(None, None).unwrap();
+        let before = tcgetattr(&pty.slave).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let test = "command::top::screen::tests::panics";
+        command
+            .args(["--exact", test, "--ignored", "--nocapture"])
+            .env(PANIC, "1")
+            .stdin(pty.slave.try_clone().unwrap())
+            .stdout(pty.slave.try_clone().unwrap())
+            .stderr(Stdio::piped());
+        // SAFETY: between fork and exec only setsid(2) and ioctl(2) are called.
+        unsafe {
+            command.pre_exec(|| {
+                libc::setsid();
+                libc::ioctl(0, libc::TIOCSCTTY, 0);
+                Ok(())
+            });
+        }
+        let child = command.spawn().unwrap();
+        drop(command);
+        let output = child.wait_with_output().unwrap();
+        assert!(!output.status.success());
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("for a test"), "{told}");
+        assert_eq!(tcgetattr(&pty.slave).unwrap(), before);
+        drop(pty.slave);
+        let mut shown = Vec::new();
+        // The end shows as EIO.
+        let _ = File::from(pty.master).read_to_end(&mut shown);
+        let shown = String::from_utf8_lossy(&shown);
+        let at = |text: &str| {
+            shown
+                .find(text)
+                .unwrap_or_else(|| panic!("{text:?}: {shown:?}"))
+        };
+        // Onto the alternate screen and back (xterm's control sequences, DECSET 1049).
+        assert!(at("\x1b[?1049h") < at("mine") && at("mine") < at("\x1b[?1049l"));
+        assert!(at("\x1b[?1049l") < at("\x1b[?25h"));
+    }
+}

@@ -1,0 +1,331 @@
+//! What the user has chosen, and what keys do to it.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::rows::{By, Key, Row, Sort};
+
+/// The longest filter, in characters.
+const LONGEST_FILTER: usize = 100;
+
+/// What the user has chosen.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) by: By,
+    /// Shown beside, and the one of [`By::Attribute`]; empty for none.
+    pub(super) attribute: String,
+    /// Whether that is the user's choice.
+    pub(super) is_chosen: bool,
+    /// Attributes that rows can be added up by.
+    pub(super) keys: Vec<String>,
+    pub(super) sort: Sort,
+    pub(super) reversed: bool,
+    pub(super) paused: bool,
+    pub(super) filter: String,
+    /// Whether keys go to the filter.
+    pub(super) typing: bool,
+    pub(super) details: bool,
+    pub(super) help: bool,
+    /// The row that was chosen.
+    selected: Option<Key>,
+    /// Where it is, or was.
+    pub(super) at: Option<usize>,
+    /// The first row that is shown.
+    pub(super) top: usize,
+}
+
+/// What else a key has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Rows may be others or in another order.
+    Show,
+    Quit,
+    /// To be stopped as a job of the shell.
+    Suspend,
+    Pause,
+}
+
+impl State {
+    pub(super) fn new(by: By, attribute: String) -> Self {
+        Self {
+            by,
+            attribute,
+            is_chosen: false,
+            keys: Vec::new(),
+            sort: Sort::Cpu,
+            reversed: false,
+            paused: false,
+            filter: String::new(),
+            typing: false,
+            details: false,
+            help: false,
+            selected: None,
+            at: None,
+            top: 0,
+        }
+    }
+
+    /// Does what a key is for, where so many rows are shown at once.
+    pub(super) fn key(&mut self, key: KeyEvent, rows: &[Row], page: usize) -> Action {
+        let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match key.code {
+            KeyCode::Char('c') if control => return Action::Quit,
+            KeyCode::Char('z') if control => return Action::Suspend,
+            _ if self.typing => {
+                self.typed(key.code);
+                return Action::Show;
+            }
+            KeyCode::Char(_) if control => return Action::Show,
+            _ if self.help => {
+                self.help = false;
+                return match key.code {
+                    KeyCode::Char('q') => Action::Quit,
+                    _ => Action::Show,
+                };
+            }
+            _ => {}
+        }
+        let page = page.max(1) as isize;
+        match key.code {
+            KeyCode::Char('q') => return Action::Quit,
+            KeyCode::Esc => return self.back(),
+            KeyCode::Char(' ' | 'p') => return Action::Pause,
+            KeyCode::Char('g') | KeyCode::Tab => self.group(1),
+            KeyCode::Char('G') | KeyCode::BackTab => self.group(-1),
+            KeyCode::Char('s') => {
+                self.sort = self.sort.next();
+                self.reversed = false;
+            }
+            KeyCode::Char('r') => self.reversed = !self.reversed,
+            KeyCode::Char('/') => self.typing = true,
+            KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.help = true,
+            KeyCode::Enter => {
+                if self.at.is_none() {
+                    self.select(0, rows);
+                }
+                self.details = !self.details && self.at.is_some();
+            }
+            KeyCode::Down | KeyCode::Char('j') => self.step(1, rows),
+            KeyCode::Up | KeyCode::Char('k') => self.step(-1, rows),
+            KeyCode::PageDown => self.step(page, rows),
+            KeyCode::PageUp => self.step(-page, rows),
+            KeyCode::Home => self.select(0, rows),
+            KeyCode::End => self.select(rows.len().saturating_sub(1), rows),
+            _ => {}
+        }
+        Action::Show
+    }
+
+    fn typed(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Enter => self.typing = false,
+            KeyCode::Esc => {
+                self.typing = false;
+                self.filter.clear();
+            }
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(character) if self.filter.chars().count() < LONGEST_FILTER => {
+                self.filter.push(character);
+            }
+            _ => {}
+        }
+    }
+
+    /// Leaves what was entered last; at last the program.
+    fn back(&mut self) -> Action {
+        if self.details {
+            self.details = false;
+        } else if !self.filter.is_empty() {
+            self.filter.clear();
+        } else if self.at.is_some() {
+            (self.selected, self.at, self.top) = (None, None, 0);
+        } else {
+            return Action::Quit;
+        }
+        Action::Show
+    }
+
+    /// Adds up by the next: thread, each attribute, trace, process, function.
+    fn group(&mut self, step: isize) {
+        let mut all = vec![By::Thread];
+        all.extend(self.keys.iter().cloned().map(By::Attribute));
+        all.extend([By::Trace, By::Process, By::Function]);
+        let at = all.iter().position(|by| *by == self.by).unwrap_or(0);
+        let next = (at as isize + step).rem_euclid(all.len() as isize);
+        self.by = all.swap_remove(next as usize);
+        if let By::Attribute(key) = &self.by {
+            self.attribute.clone_from(key);
+            self.is_chosen = true;
+        }
+        (self.selected, self.at, self.top, self.details) = (None, None, 0, false);
+    }
+
+    fn step(&mut self, by: isize, rows: &[Row]) {
+        let to = match self.at {
+            Some(at) => at.saturating_add_signed(by),
+            None => 0,
+        };
+        self.select(to, rows);
+    }
+
+    fn select(&mut self, at: usize, rows: &[Row]) {
+        let at = at.min(rows.len().saturating_sub(1));
+        self.selected = rows.get(at).map(|row| row.key.clone());
+        self.at = self.selected.is_some().then_some(at);
+    }
+
+    /// Finds the chosen row among new ones. One that is gone leaves its place to another, unless
+    /// its details are shown.
+    pub(super) fn follow(&mut self, rows: &[Row]) {
+        let Some(selected) = &self.selected else {
+            return;
+        };
+        match rows.iter().position(|row| row.key == *selected) {
+            Some(at) => self.at = Some(at),
+            None if self.details => self.at = None,
+            None => self.select(self.at.unwrap_or(0), rows),
+        }
+    }
+
+    /// Moves the first row so that the chosen one is among `page` rows.
+    pub(super) fn scroll(&mut self, page: usize, rows: usize) {
+        if let Some(at) = self.at {
+            self.top = self.top.clamp((at + 1).saturating_sub(page), at);
+        }
+        self.top = self.top.min(rows.saturating_sub(page));
+    }
+
+    /// Whether a row has the filter's text in what it shows.
+    pub(super) fn takes(&self, row: &Row) -> bool {
+        if self.filter.is_empty() {
+            return true;
+        }
+        let wanted = self.filter.to_lowercase();
+        let has = |text: &str| text.to_lowercase().contains(&wanted);
+        let context = row.context();
+        let ids = context.map(|context| {
+            let id = |id: Option<String>| id.unwrap_or_default();
+            let trace = id(context.trace_id().map(|id| id.to_string()));
+            trace + " " + &id(context.span_id().map(|id| id.to_string()))
+        });
+        has(&row.name())
+            || has(&row.thread.name)
+            || has(&row.thread.process.name)
+            || has(&row.thread.process.pid.to_string())
+            || has(&row.thread.tid.to_string())
+            || row.value.as_deref().is_some_and(has)
+            || ids.as_deref().is_some_and(has)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::rows;
+    use super::super::window::Window;
+    use super::super::window::tests::{add, context, thread};
+    use super::*;
+
+    fn three() -> Vec<Row> {
+        let mut window = Window::new(0, 0);
+        for tid in 1..=3 {
+            let context = context(tid as u64, &format!("/route-{tid}"));
+            add(&mut window, thread(9, tid), Some(context), 4 - tid as usize);
+        }
+        window.close(1, 0);
+        rows(&window, &By::Thread, "http.route", &mut |_| None)
+    }
+
+    fn press(state: &mut State, code: KeyCode) -> Action {
+        state.key(KeyEvent::from(code), &three(), 2)
+    }
+
+    fn state() -> State {
+        let mut state = State::new(By::Thread, "http.route".into());
+        state.keys = vec!["http.route".into(), "tenant".into()];
+        state
+    }
+
+    #[test]
+    fn keys_go_through_everything_that_can_be_added_up() {
+        let mut state = state();
+        let mut seen = Vec::new();
+        for _ in 0..6 {
+            press(&mut state, KeyCode::Char('g'));
+            seen.push((state.by.clone(), state.attribute.clone()));
+        }
+        let attribute = |name: &str| (By::Attribute(name.into()), name.to_owned());
+        let tenant = "tenant".to_owned();
+        assert_eq!(
+            seen,
+            [
+                attribute("http.route"),
+                attribute("tenant"),
+                (By::Trace, tenant.clone()),
+                (By::Process, tenant.clone()),
+                (By::Function, tenant.clone()),
+                (By::Thread, tenant),
+            ]
+        );
+        press(&mut state, KeyCode::Char('G'));
+        assert_eq!(state.by, By::Function);
+    }
+
+    #[test]
+    fn the_chosen_row_stays_chosen_where_rows_change_places() {
+        let mut state = state();
+        press(&mut state, KeyCode::Down);
+        press(&mut state, KeyCode::Down);
+        assert_eq!(state.at, Some(1));
+        let mut rows = three();
+        rows.rotate_right(1);
+        state.follow(&rows);
+        assert_eq!(state.at, Some(2));
+        state.scroll(2, 3);
+        assert_eq!(state.top, 1);
+        press(&mut state, KeyCode::Home);
+        state.scroll(2, 3);
+        assert_eq!((state.at, state.top), (Some(0), 0));
+        press(&mut state, KeyCode::End);
+        assert_eq!(state.at, Some(2));
+        state.follow(&three()[..2]);
+        assert_eq!(state.at, Some(1), "another has its place");
+        state.follow(&[]);
+        assert_eq!(state.at, None);
+    }
+
+    #[test]
+    fn escape_leaves_one_thing_after_another() {
+        let mut state = state();
+        press(&mut state, KeyCode::Char('/'));
+        for character in "Route-2q".chars() {
+            press(&mut state, KeyCode::Char(character));
+        }
+        press(&mut state, KeyCode::Backspace);
+        press(&mut state, KeyCode::Enter);
+        let taken: Vec<bool> = three().iter().map(|row| state.takes(row)).collect();
+        assert_eq!(taken, [false, true, false]);
+        press(&mut state, KeyCode::Enter);
+        assert!(state.details);
+        press(&mut state, KeyCode::Char('?'));
+        assert!(state.help);
+        for _ in 0..4 {
+            assert_eq!(press(&mut state, KeyCode::Esc), Action::Show);
+        }
+        assert!(!state.help && !state.details && state.filter.is_empty() && state.at.is_none());
+        assert_eq!(press(&mut state, KeyCode::Esc), Action::Quit);
+    }
+
+    #[test]
+    fn the_usual_keys_quit_pause_and_suspend() {
+        let mut state = state();
+        let control = |key| KeyEvent::new(KeyCode::Char(key), KeyModifiers::CONTROL);
+        state.typing = true;
+        assert_eq!(state.key(control('c'), &[], 1), Action::Quit);
+        assert_eq!(state.key(control('z'), &[], 1), Action::Suspend);
+        assert_eq!(press(&mut state, KeyCode::Char('q')), Action::Show);
+        state.typing = false;
+        assert_eq!(press(&mut state, KeyCode::Char('q')), Action::Quit);
+        assert_eq!(press(&mut state, KeyCode::Char(' ')), Action::Pause);
+        state.help = true;
+        assert_eq!(press(&mut state, KeyCode::Char('q')), Action::Quit);
+    }
+}

@@ -1,0 +1,294 @@
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+use super::super::rows::{rows, sort};
+use super::super::samples_by_value;
+use super::super::window::tests::{add, context, thread};
+use super::super::window::{Context, Thread, Window};
+use super::*;
+
+const ROUTE: &str = "http.route";
+
+/// Ten seconds of a shop: 99 looks a second, of which 500 met a thread of it.
+fn window() -> Window {
+    let mut window = Window::new(0, 0);
+    let worker = |tid| {
+        let mut worker = thread(4711, tid);
+        worker.process.name = "shop".into();
+        worker.name = format!("worker-{}", tid - 4711);
+        worker
+    };
+    let routes = [("/checkout", 200), ("/cart", 80), ("/checkout", 120)];
+    for (number, (route, samples)) in routes.into_iter().enumerate() {
+        let mut context = context(0x4b00 + number as u64, route);
+        context.trace[0] = 0x4b;
+        context.span[0] = 0xf0;
+        let worker = worker(4712 + number as i32);
+        add(&mut window, worker, Some(context), samples);
+    }
+    add(&mut window, worker(4712), Some(context(7, "/health")), 50);
+    add(&mut window, worker(4715), None, 50);
+    window.close(10_000_000_000, 0);
+    window
+}
+
+fn shown_of(window: &Window, state: &State) -> Shown {
+    let mut rows = rows(window, &state.by, &state.attribute, &mut |_| None);
+    rows.retain(|row| state.takes(row));
+    sort(&mut rows, state.sort, state.reversed);
+    Shown {
+        rows,
+        values: samples_by_value(window, &state.attribute),
+        share: Share {
+            period: 10_000_000,
+            wall: window.wall(),
+        },
+        processors: 2,
+        samples: window.samples(),
+        attached: window.samples() * 9 / 10,
+        lost: 0,
+        stopping: None,
+        stack: None,
+    }
+}
+
+fn state() -> State {
+    State::new(By::Thread, ROUTE.into())
+}
+
+/// What a terminal of this size shows, line by line.
+fn screen(width: u16, height: u16, state: &State, shown: &Shown) -> Vec<String> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal
+        .draw(|frame| {
+            let area = frame.area();
+            draw(frame.buffer_mut(), area, state, shown, true);
+        })
+        .unwrap();
+    let buffer = terminal.backend().buffer();
+    let line = |y| -> String {
+        let mut line = String::new();
+        let mut x = 0;
+        while x < width {
+            let symbol = buffer[(x, y)].symbol();
+            line.push_str(symbol);
+            x += symbol.width().max(1) as u16;
+        }
+        line.trim_end().to_owned()
+    };
+    (0..height).map(line).collect()
+}
+
+#[test]
+fn threads_are_shown_with_what_they_work_on() {
+    let (window, state) = (window(), state());
+    let shown = shown_of(&window, &state);
+    assert_eq!(
+        screen(120, 11, &state, &shown),
+        [
+            "CPU 50.0 % of 200 % · 90 % of it with a context · 500 samples in 10.0 s",
+            "http.route  /checkout 32.0 %  /cart 8.0 %  /health 5.0 %",
+            "CPU %               PID   TID  THREAD    SERVICE  http.route  TRACES  TRACE                             SPAN",
+            " 25.0  ██████████  4711  4712  worker-1  shop     /checkout        2  4b000000000000000000000000004b00  f000000000004b00",
+            " 12.0  ████▉       4711  4714  worker-3  shop     /checkout        1  4b000000000000000000000000004b02  f000000000004b02",
+            "  8.0  ███▎        4711  4713  worker-2  shop     /cart            1  4b000000000000000000000000004b01  f000000000004b01",
+            "  5.0  ██          4711  4715  worker-4  shop                      0",
+            "",
+            "",
+            "",
+            "q quit  g by thread  ? help  / filter  s order: CPU  space pause  Enter details",
+        ]
+    );
+}
+
+#[test]
+fn a_small_terminal_has_what_matters_most() {
+    let (window, mut state) = (window(), state());
+    let shown = shown_of(&window, &state);
+    assert_eq!(
+        screen(40, 10, &state, &shown),
+        [
+            "CPU 50.0 % of 200 % · 90 % of it with a…",
+            "http.route  /checkout 32.0 %",
+            "CPU %  THREAD    SERVICE  http.route",
+            " 25.0  worker-1  shop     /checkout",
+            " 12.0  worker-3  shop     /checkout",
+            "  8.0  worker-2  shop     /cart",
+            "  5.0  worker-4  shop",
+            "",
+            "",
+            "q quit  g by thread  ? help  / filter",
+        ]
+    );
+    // Whatever the size, there is no panic, and something to see.
+    for (width, height) in [(1, 1), (3, 2), (7, 3), (20, 4), (300, 80)] {
+        for details in [false, true] {
+            state.details = details;
+            state.help = details;
+            let lines = screen(width, height, &state, &shown);
+            assert!(!lines[0].is_empty(), "{width}x{height}");
+        }
+    }
+}
+
+#[test]
+fn a_wide_terminal_has_everything_whole() {
+    let (window, state) = (window(), state());
+    let lines = screen(300, 80, &state, &shown_of(&window, &state));
+    assert_eq!(
+        lines[3],
+        " 25.0  ██████████  4711  4712  worker-1  shop     /checkout        2  \
+         4b000000000000000000000000004b00  f000000000004b00"
+    );
+}
+
+#[test]
+fn rows_are_added_up_by_route_trace_and_process() {
+    let (window, mut state) = (window(), state());
+    let mut table = |by: By| {
+        state.by = by;
+        let lines = screen(80, 8, &state, &shown_of(&window, &state));
+        lines[2..7].to_vec()
+    };
+    assert_eq!(
+        table(By::Attribute(ROUTE.into())),
+        [
+            "CPU %  http.route  THREADS  TRACES  SERVICE  TRACE",
+            " 32.0  /checkout         2       2  shop     4b000000000000000000000000004b00",
+            "  8.0  /cart             1       1  shop     4b000000000000000000000000004b01",
+            "  5.0  (none)            1       0  shop",
+            "  5.0  /health           1       1  shop     00000000000000000000000000000007",
+        ]
+    );
+    assert_eq!(
+        table(By::Trace)[..3],
+        [
+            "CPU %  TRACE                             http.route  THREADS  SPANS  SERVICE",
+            " 20.0  4b000000000000000000000000004b00  /checkout         1      1  shop",
+            " 12.0  4b000000000000000000000000004b02  /checkout         1      1  shop",
+        ]
+    );
+    assert_eq!(
+        table(By::Process)[..2],
+        [
+            "CPU %   PID  SERVICE  THREADS  TRACES  http.route  TRACE",
+            " 50.0  4711  shop           4       4  /checkout   4b00000000000000000000000000…",
+        ]
+    );
+}
+
+#[test]
+fn a_chosen_row_tells_everything() {
+    let (window, mut state) = (window(), state());
+    let mut shown = shown_of(&window, &state);
+    shown.stack = Some((vec!["sha256::compress".into(), "main".into()], 7));
+    let key = |code| ratatui::crossterm::event::KeyEvent::from(code);
+    state.key(
+        key(ratatui::crossterm::event::KeyCode::Enter),
+        &shown.rows,
+        5,
+    );
+    let lines = screen(80, 24, &state, &shown);
+    let details = lines
+        .iter()
+        .position(|line| line.starts_with("──"))
+        .unwrap();
+    assert_eq!(
+        lines[details..23],
+        [
+            "── worker-1 ── 25.0 % CPU, 250 samples",
+            "process     shop 4711",
+            "thread      worker-1 4712",
+            "trace       4b000000000000000000000000004b00  (most of 2 traces)",
+            "span        f000000000004b00  (most of 2 spans)",
+            "http.route  /checkout",
+            "stack       of 7 of them:",
+            "  sha256::compress",
+            "  main",
+        ]
+    );
+}
+
+#[test]
+fn what_is_lost_and_why_threads_are_stopped_is_said() {
+    let (window, mut state) = (window(), state());
+    let mut shown = shown_of(&window, &state);
+    shown.lost = 1234;
+    shown.stopping = Some("eBPF is not permitted\x1b[2J".into());
+    state.paused = true;
+    let lines = screen(120, 10, &state, &shown);
+    let paused = "PAUSED · CPU 50.0 % of 200 % · 1,234 lost · ";
+    assert!(lines[0].starts_with(paused), "{lines:#?}");
+    assert_eq!(
+        lines[8],
+        "threads are stopped to look at them: eBPF is not permitted\\u{1b}[2J"
+    );
+}
+
+#[test]
+fn names_from_targets_can_not_drive_the_terminal() {
+    let mut window = Window::new(0, 0);
+    let nasty = "\x1b]0;owned\x07\r\n\u{9b}2J\u{202e}日本語";
+    let hostile = Thread {
+        name: nasty.into(),
+        ..thread(1, 2)
+    };
+    let context = Context {
+        attributes: vec![
+            (ROUTE.into(), nasty.to_owned() + &"x".repeat(1 << 16)),
+            (nasty.into(), nasty.into()),
+        ],
+        ..context(1, "")
+    };
+    add(&mut window, hostile, Some(context), 1);
+    window.close(1_000_000_000, 0);
+    let mut state = state();
+    state.details = true;
+    state.at = Some(0);
+    for by in [
+        By::Thread,
+        By::Attribute(ROUTE.into()),
+        By::Attribute(nasty.into()),
+        By::Process,
+    ] {
+        if let By::Attribute(key) = &by {
+            state.attribute.clone_from(key);
+        }
+        state.by = by;
+        state.filter = "service".into();
+        for width in [40, 80, 300] {
+            let lines = screen(width, 24, &state, &shown_of(&window, &state));
+            let text = lines.join("");
+            assert!(
+                !text.contains(crate::output::terminal::is_control),
+                "{text:?}"
+            );
+            assert!(text.contains("\\u{1b}]0;o"), "{text:?}");
+            for line in &lines {
+                assert!(line.width() <= usize::from(width), "{line:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_to_see_is_said() {
+    let mut state = state();
+    let mut window = Window::new(0, 0);
+    let lines = screen(60, 8, &state, &shown_of(&window, &state));
+    assert_eq!(lines[3], "looking …");
+    window.close(1_000_000_000, 0);
+    let lines = screen(60, 8, &state, &shown_of(&window, &state));
+    assert_eq!(lines[3], "nothing of what is looked at ran");
+    state.filter = "x".into();
+    let lines = screen(60, 8, &state, &shown_of(&window, &state));
+    assert_eq!(lines[3], "nothing has the filter's text");
+    add(&mut window, thread(1, 2), None, 1);
+    window.close(2_000_000_000, 0);
+    let mut shown = shown_of(&window, &state);
+    (shown.attached, shown.values) = (0, Vec::new());
+    assert_eq!(
+        screen(80, 8, &state, &shown)[1],
+        "no context was attached: `otelctx ps` shows who publishes"
+    );
+}

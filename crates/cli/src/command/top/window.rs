@@ -1,0 +1,413 @@
+//! What was seen in the last seconds: samples, counted by thread, by what it worked on and by
+//! stack, in slices of time.
+//!
+//! It takes no more memory the more a target makes up: of a slice, what goes beyond a limit is
+//! counted without its stack, then without its context, and at last as [`Thread::others`].
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
+use std::rc::Rc;
+
+use otelctx_profile::sample::StackId;
+use otelctx_reader::format::{SpanId, TraceId};
+
+/// Different things that are counted in a slice with all that is known of them.
+const MOST_WITH_STACKS: usize = 4096;
+/// The same, with those of which the stack is left out.
+const MOST_WITH_CONTEXTS: usize = 6144;
+/// The same, with threads of which nothing else is kept.
+const MOST: usize = 8192;
+
+/// How those are called that are not told apart.
+pub(super) const OTHERS: &str = "(others)";
+
+/// A process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Process {
+    pub(super) pid: i32,
+    /// With the pid, what tells it from a later one.
+    pub(super) start_ticks: u64,
+    /// The service that it is, or the kernel's name for it.
+    pub(super) name: String,
+}
+
+/// A thread of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Thread {
+    pub(super) process: Process,
+    pub(super) tid: i32,
+    pub(super) name: String,
+}
+
+impl Thread {
+    /// What stands for those that are not told apart.
+    fn others() -> Self {
+        Self {
+            process: Process {
+                name: OTHERS.into(),
+                ..Process::default()
+            },
+            tid: 0,
+            name: OTHERS.into(),
+        }
+    }
+
+    pub(super) fn is_others(&self) -> bool {
+        self.tid == 0
+    }
+}
+
+/// What was attached to a thread.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Context {
+    pub(super) trace: [u8; 16],
+    pub(super) span: [u8; 8],
+    pub(super) attributes: Vec<(String, String)>,
+}
+
+impl Context {
+    pub(super) fn trace_id(&self) -> Option<TraceId> {
+        let id = TraceId::from_bytes(self.trace);
+        (!id.is_zero()).then_some(id)
+    }
+
+    pub(super) fn span_id(&self) -> Option<SpanId> {
+        let id = SpanId::from_bytes(self.span);
+        (!id.is_zero()).then_some(id)
+    }
+
+    pub(super) fn attribute(&self, key: &str) -> Option<&str> {
+        let mut found = self.attributes.iter().filter(|(name, _)| name == key);
+        found.next().map(|(_, value)| value.as_str())
+    }
+}
+
+/// Something that is there once, and compared by its place.
+#[derive(Debug)]
+pub(super) struct Shared<T>(Rc<T>);
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> PartialEq for Shared<T> {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl<T> Eq for Shared<T> {}
+
+impl<T> Hash for Shared<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Rc::as_ptr(&self.0).hash(state);
+    }
+}
+
+/// Each thing once, as long as it is in use.
+#[derive(Debug)]
+struct Interner<T>(HashSet<Rc<T>>);
+
+impl<T: Eq + Hash> Interner<T> {
+    fn get(&mut self, value: T) -> Shared<T> {
+        if let Some(known) = self.0.get(&value) {
+            return Shared(known.clone());
+        }
+        let new = Rc::new(value);
+        self.0.insert(new.clone());
+        Shared(new)
+    }
+
+    fn prune(&mut self) {
+        self.0.retain(|value| Rc::strong_count(value) > 1);
+    }
+}
+
+/// What a thread worked on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Work {
+    Attached(Shared<Context>),
+    /// Nothing was attached, or its process publishes nothing.
+    Nothing,
+    /// It could not be read.
+    Unread,
+    /// It is not kept.
+    Others,
+}
+
+impl Work {
+    pub(super) fn context(&self) -> Option<&Context> {
+        match self {
+            Self::Attached(context) => Some(context),
+            _ => None,
+        }
+    }
+}
+
+/// Where a thread stood: stacks of one catalog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stacks {
+    /// Which catalog, counted from 0.
+    pub(super) catalog: u32,
+    pub(super) thread: otelctx_profile::sample::ThreadId,
+    pub(super) user: StackId,
+    pub(super) kernel: StackId,
+}
+
+/// What samples are told apart by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Cell {
+    pub(super) thread: Shared<Thread>,
+    pub(super) work: Work,
+    pub(super) stacks: Option<Stacks>,
+}
+
+/// Samples of a span of time.
+#[derive(Debug)]
+struct Slice {
+    /// When, in nanoseconds.
+    start: u64,
+    end: u64,
+    cells: HashMap<Cell, u64>,
+    samples: u64,
+    lost: u64,
+}
+
+impl Slice {
+    fn from(start: u64) -> Self {
+        Self {
+            start,
+            end: start,
+            cells: HashMap::new(),
+            samples: 0,
+            lost: 0,
+        }
+    }
+}
+
+/// The last seconds.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// How long, in nanoseconds; 0 for the last slice alone.
+    length: u64,
+    /// Those that have ended.
+    slices: VecDeque<Slice>,
+    current: Slice,
+    threads: Interner<Thread>,
+    contexts: Interner<Context>,
+    others: Shared<Thread>,
+}
+
+impl Window {
+    /// Begins at `now` (nanoseconds).
+    pub(super) fn new(length: u64, now: u64) -> Self {
+        Self {
+            length,
+            slices: VecDeque::new(),
+            current: Slice::from(now),
+            threads: Interner(HashSet::new()),
+            contexts: Interner(HashSet::new()),
+            others: Shared(Rc::new(Thread::others())),
+        }
+    }
+
+    pub(super) fn thread(&mut self, thread: Thread) -> Shared<Thread> {
+        self.threads.get(thread)
+    }
+
+    pub(super) fn context(&mut self, context: Context) -> Shared<Context> {
+        self.contexts.get(context)
+    }
+
+    /// Counts a sample.
+    pub(super) fn add(&mut self, cell: Cell) {
+        let cells = &mut self.current.cells;
+        self.current.samples += 1;
+        let others = Cell {
+            thread: self.others.clone(),
+            work: Work::Others,
+            stacks: None,
+        };
+        let without_stacks = Cell {
+            stacks: None,
+            ..cell.clone()
+        };
+        let without_work = Cell {
+            work: Work::Others,
+            ..without_stacks.clone()
+        };
+        let full = cells.len();
+        let choices = [
+            (cell, MOST_WITH_STACKS),
+            (without_stacks, MOST_WITH_CONTEXTS),
+            (without_work, MOST),
+            (others, usize::MAX),
+        ];
+        for (cell, most) in choices {
+            if full < most || cells.contains_key(&cell) {
+                *cells.entry(cell).or_default() += 1;
+                return;
+            }
+        }
+    }
+
+    /// Ends the slice, in which so many samples were lost, and forgets what is too old.
+    pub(super) fn close(&mut self, now: u64, lost: u64) {
+        let mut slice = std::mem::replace(&mut self.current, Slice::from(now));
+        (slice.end, slice.lost) = (now.max(slice.start), lost);
+        self.slices.push_back(slice);
+        // The rest covers it.
+        while self
+            .slices
+            .get(1)
+            .is_some_and(|second| now.saturating_sub(second.start) >= self.length)
+        {
+            self.slices.pop_front();
+        }
+        self.threads.prune();
+        self.contexts.prune();
+    }
+
+    /// Forgets everything and begins anew.
+    pub(super) fn restart(&mut self, now: u64) {
+        self.slices.clear();
+        self.current = Slice::from(now);
+    }
+
+    /// Everything in it, a cell once a slice.
+    pub(super) fn cells(&self) -> impl Iterator<Item = (&Cell, u64)> {
+        let cells = self.slices.iter().flat_map(|slice| &slice.cells);
+        cells.map(|(cell, count)| (cell, *count))
+    }
+
+    /// Its nanoseconds by the clock.
+    pub(super) fn wall(&self) -> u64 {
+        let wall = |slice: &Slice| slice.end - slice.start;
+        self.slices.iter().map(wall).sum()
+    }
+
+    pub(super) fn samples(&self) -> u64 {
+        self.slices.iter().map(|slice| slice.samples).sum()
+    }
+
+    pub(super) fn lost(&self) -> u64 {
+        self.slices.iter().map(|slice| slice.lost).sum()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) fn thread(pid: i32, tid: i32) -> Thread {
+        Thread {
+            process: Process {
+                pid,
+                start_ticks: 1,
+                name: format!("service-{pid}"),
+            },
+            tid,
+            name: format!("thread-{tid}"),
+        }
+    }
+
+    pub(in super::super) fn context(number: u64, route: &str) -> Context {
+        let mut trace = [0; 16];
+        trace[8..].copy_from_slice(&number.to_be_bytes());
+        Context {
+            trace,
+            span: number.to_be_bytes(),
+            attributes: vec![("http.route".into(), route.into())],
+        }
+    }
+
+    /// Adds samples of a thread that has this context.
+    pub(in super::super) fn add(
+        window: &mut Window,
+        thread: Thread,
+        context: Option<Context>,
+        samples: usize,
+    ) {
+        let cell = Cell {
+            thread: window.thread(thread),
+            work: context.map_or(Work::Nothing, |context| {
+                Work::Attached(window.context(context))
+            }),
+            stacks: None,
+        };
+        for _ in 0..samples {
+            window.add(cell.clone());
+        }
+    }
+
+    fn sum(window: &Window) -> u64 {
+        window.cells().map(|(_, samples)| samples).sum()
+    }
+
+    #[test]
+    fn the_window_slides_and_its_time_is_that_of_its_slices() {
+        let mut window = Window::new(30, 1000);
+        for (number, samples) in [1, 2, 4, 8, 16].into_iter().enumerate() {
+            add(&mut window, thread(1, 2), None, samples);
+            window.close(1010 + 10 * number as u64, samples as u64);
+        }
+        assert_eq!((window.samples(), window.lost()), (4 + 8 + 16, 4 + 8 + 16));
+        assert_eq!(window.wall(), 30);
+        assert_eq!(sum(&window), 28);
+        window.restart(2000);
+        assert_eq!((window.samples(), window.wall()), (0, 0));
+        // What is not closed yet does not count.
+        add(&mut window, thread(1, 2), None, 1);
+        assert_eq!(window.samples(), 0);
+    }
+
+    #[test]
+    fn a_window_without_length_is_the_last_slice() {
+        let mut window = Window::new(0, 0);
+        for end in [10, 19, 31] {
+            add(&mut window, thread(1, 2), None, 1);
+            window.close(end, 0);
+        }
+        assert_eq!((window.samples(), window.wall()), (1, 12));
+    }
+
+    #[test]
+    fn what_targets_make_up_is_bounded_counted_and_forgotten() {
+        let mut window = Window::new(20, 0);
+        const MANY: u64 = 9_000;
+        for slice in 1..=3 {
+            for number in 0..MANY {
+                let context = context(slice * MANY + number + 1, "/");
+                add(&mut window, thread(1, 2), Some(context), 1);
+            }
+            for tid in 0..MANY {
+                add(&mut window, thread(7, 10 + tid as i32), None, 1);
+            }
+            window.close(slice * 10, 0);
+            assert!(window.cells().count() <= window.slices.len() * (MOST + 1));
+        }
+        assert_eq!(window.samples(), 2 * 2 * MANY);
+        assert_eq!(sum(&window), window.samples());
+        // Of the thread with the many traces nothing went to another thread.
+        let own = window.cells().filter(|(cell, _)| cell.thread.tid == 2);
+        assert_eq!(own.map(|(_, samples)| samples).sum::<u64>(), 2 * MANY);
+        let others = window.cells().filter(|(cell, _)| cell.thread.is_others());
+        assert!(others.map(|(_, samples)| samples).sum::<u64>() > MANY / 2);
+        for slice in 0..2 {
+            window.close(100 + slice * 20, 0);
+        }
+        assert_eq!(window.cells().count(), 0);
+        assert!(window.threads.0.is_empty() && window.contexts.0.is_empty());
+    }
+}

@@ -1,0 +1,371 @@
+//! `otelctx top`, on a terminal and without one.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::{Termios, tcgetattr};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::run::{command, not_ignoring_interrupts, otelctx};
+use crate::target::{EVIL, SPAN, TRACE, Target};
+
+/// A program on a terminal of its own.
+struct Session {
+    child: Child,
+    keyboard: File,
+    slave: OwnedFd,
+    /// Its modes before the program was started.
+    before: Termios,
+    screen: Arc<Mutex<vt100::Parser>>,
+    /// Everything that was written to it.
+    written: Arc<Mutex<Vec<u8>>>,
+}
+
+fn size(columns: u16, rows: u16) -> Winsize {
+    Winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    }
+}
+
+impl Session {
+    fn start(mut command: Command, columns: u16, rows: u16) -> Self {
+        let pty = openpty(&size(columns, rows), None).unwrap();
+        let before = tcgetattr(&pty.slave).unwrap();
+        let slave = || Stdio::from(pty.slave.try_clone().unwrap());
+        command.stdin(slave()).stdout(slave()).stderr(slave());
+        command.env("TERM", "xterm-256color").env_remove("NO_COLOR");
+        not_ignoring_interrupts(&mut command);
+        // SAFETY: between fork and exec only setsid(2) and ioctl(2) are called.
+        unsafe {
+            command.pre_exec(|| {
+                libc::setsid();
+                libc::ioctl(0, libc::TIOCSCTTY, 0);
+                Ok(())
+            });
+        }
+        let child = command.spawn().unwrap();
+        drop(command);
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
+        let (mut output, for_thread) =
+            (File::from(pty.master.try_clone().unwrap()), screen.clone());
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let all = written.clone();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // The end shows as EIO.
+            while let Ok(read @ 1..) = output.read(&mut bytes) {
+                for_thread.lock().unwrap().process(&bytes[..read]);
+                all.lock().unwrap().extend(&bytes[..read]);
+            }
+        });
+        Self {
+            child,
+            keyboard: pty.master.into(),
+            slave: pty.slave,
+            before,
+            screen,
+            written,
+        }
+    }
+
+    fn top(target: &Target, arguments: &[&str], columns: u16, rows: u16) -> Self {
+        let pid = target.pid().to_string();
+        let all = [&["top", "-p", &pid, "--interval", "0.2"], arguments].concat();
+        Self::start(command(&all), columns, rows)
+    }
+
+    fn shows(&self) -> Vec<String> {
+        let parser = self.screen.lock().unwrap();
+        let width = parser.screen().size().1;
+        parser.screen().rows(0, width).collect()
+    }
+
+    /// Waits until the screen has what is looked for.
+    fn wait(&self, what: &str, found: impl Fn(&[String]) -> bool) -> Vec<String> {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let shown = self.shows();
+            if found(&shown) {
+                return shown;
+            }
+            assert!(Instant::now() < end, "{what}: {shown:#?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn wait_for(&self, text: &str) -> Vec<String> {
+        self.wait(text, |lines| lines.iter().any(|line| line.contains(text)))
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn resize(&self, columns: u16, rows: u16) {
+        let size = size(columns, rows);
+        self.screen
+            .lock()
+            .unwrap()
+            .screen_mut()
+            .set_size(rows, columns);
+        // SAFETY: TIOCSWINSZ reads one winsize, and `size` is one.
+        let answer =
+            unsafe { libc::ioctl(self.keyboard.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+        assert_eq!(answer, 0);
+    }
+
+    /// Waits for its end, and holds that the terminal is as it was before.
+    fn ends(mut self) {
+        let status = self.child.wait().unwrap();
+        assert_eq!(status.code(), Some(0), "{:#?}", self.shows());
+        assert_eq!(tcgetattr(&self.slave).unwrap(), self.before);
+        self.wait("the screen is given back", |_| {
+            let parser = self.screen.lock().unwrap();
+            !parser.screen().alternate_screen() && !parser.screen().hide_cursor()
+        });
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// By eBPF where that is permitted, and by ptrace.
+#[test]
+fn a_thread_is_shown_with_its_route_and_trace_and_the_terminal_is_given_back() {
+    let target = Target::start("busy");
+    for method in [None, Some("--ptrace")] {
+        let arguments: Vec<&str> = method.into_iter().collect();
+        let mut session = Session::top(&target, &arguments, 140, 20);
+        let lines = session.wait_for(TRACE);
+        let row = lines.iter().find(|line| line.contains(TRACE)).unwrap();
+        for part in ["at work", "busy shop", "/cart", SPAN] {
+            assert!(row.contains(part), "{part}: {lines:#?}");
+        }
+        assert_eq!(
+            lines
+                .iter()
+                .any(|line| line.contains("ptrace was asked for")),
+            method.is_some()
+        );
+        assert!(lines[1].starts_with("http.route  /cart "), "{lines:#?}");
+        // Its details.
+        session.press("/at work\r\r");
+        session.wait_for(&format!("trace       {TRACE}"));
+        session.press("\x1b");
+        session.wait("no details", |lines| {
+            !lines.iter().any(|it| it.starts_with("──"))
+        });
+        session.press("\x1b\x1b");
+        session.press("g");
+        let routes = session.wait_for("g by http.route");
+        let head = routes
+            .iter()
+            .position(|it| it.starts_with("CPU %"))
+            .unwrap();
+        assert!(
+            routes[head + 1..].iter().any(|line| line.contains("/cart")),
+            "{routes:#?}"
+        );
+        assert!(
+            routes[head + 1..]
+                .iter()
+                .any(|line| line.contains("(none)")),
+            "{routes:#?}"
+        );
+        session.press("?");
+        session.wait_for("hold the picture");
+        session.press("x ");
+        session.wait_for("PAUSED");
+        session.resize(40, 10);
+        session.wait("the smaller size", |lines| {
+            lines[9].starts_with("q quit") && lines[0].contains('…')
+        });
+        session.press("q");
+        session.ends();
+    }
+}
+
+#[test]
+fn a_signal_ends_it_and_gives_the_terminal_back() {
+    let target = Target::start("busy");
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let session = Session::top(&target, &[], 80, 24);
+        session.wait_for("at work");
+        kill(Pid::from_raw(session.child.id() as i32), signal).unwrap();
+        session.ends();
+    }
+    let mut session = Session::top(&target, &[], 80, 24);
+    session.wait_for("at work");
+    session.press("\x03");
+    session.ends();
+}
+
+/// As a job of a shell, which itself changes nothing about the terminal's modes.
+#[test]
+fn it_can_be_stopped_and_goes_on() {
+    let target = Target::start("busy");
+    let script = "set -m; echo before=$(stty -g)=; \"$0\" top -p $1; \
+                  echo; echo stopped=$(stty -g)=; read line; fg; echo after=$(stty -g)=; read line";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_otelctx")]);
+    shell.arg(target.pid().to_string());
+    let mut session = Session::start(shell, 140, 24);
+    session.wait_for(TRACE);
+    let modes = |lines: &[String], name: &str| {
+        let text = lines.concat();
+        let start = text.find(name).unwrap_or_else(|| panic!("{name}: {text}")) + name.len();
+        text[start..].split('=').next().unwrap().to_owned()
+    };
+    session.press("\x1a");
+    let lines = session.wait_for("stopped=");
+    let before = modes(&lines, "before=");
+    assert_eq!(modes(&lines, "stopped="), before);
+    assert!(before.len() > 20, "{before}");
+    session.press("\r");
+    session.wait_for(TRACE);
+    session.press("q");
+    let lines = session.wait_for("after=");
+    assert_eq!(modes(&lines, "after="), before);
+    session.press("\r");
+    session.ends();
+}
+
+#[test]
+fn names_from_a_target_do_not_reach_the_terminal_as_they_are() {
+    let target = Target::start("hostile_busy");
+    let mut session = Session::top(&target, &["--by", EVIL], 200, 24);
+    let lines = session.wait_for(TRACE);
+    // The thread's name, the service, the attribute.
+    let row = lines.iter().find(|line| line.contains(TRACE)).unwrap();
+    for name in ["e\\u{1b}[31m", "a\\u{1b}]0;x"] {
+        assert!(row.contains(name), "{name}: {lines:#?}");
+    }
+    session.press("\rgg");
+    session.wait_for("g by trace");
+    session.press("q");
+    let written = session.written.clone();
+    session.ends();
+    let written = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+    for raw in ["\x1b]", "\x1b[31m\n", "\u{9b}", "\x07", "\x7f", "\u{202e}"] {
+        assert!(!written.contains(raw), "{raw:?}: {written:?}");
+    }
+}
+
+fn pictures(arguments: &[&str]) -> Vec<Value> {
+    let answer = otelctx(&[&["top", "--json"], arguments].concat()).expect(0);
+    let value = |line: &str| serde_json::from_str(line).unwrap();
+    answer.stdout.lines().map(value).collect()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value}"))
+}
+
+#[test]
+fn without_a_terminal_it_prints_a_picture_each_interval() {
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let picture = |group: &str| {
+        let arguments = [
+            "-p",
+            &pid,
+            "--iterations",
+            "2",
+            "-i",
+            "0.5",
+            "--group",
+            group,
+        ];
+        let all = pictures(&arguments);
+        assert_eq!(all.len(), 2);
+        all.into_iter().nth(1).unwrap()
+    };
+    for group in ["thread", "attribute", "trace", "process", "function"] {
+        let picture = picture(group);
+        assert_eq!(picture["by"], group);
+        let rows = picture["rows"].as_array().unwrap();
+        // Every sample is in one row, and a share is samples × period / time.
+        let samples: u64 = rows.iter().map(|row| number(&row["samples"])).sum();
+        assert_eq!(samples, number(&picture["samples"]), "{picture:#}");
+        for row in rows {
+            let busy = number(&row["samples"]) * number(&picture["period_ns"]);
+            let share = busy as f64 / number(&picture["wall_ns"]) as f64;
+            assert!(
+                (row["cpu"].as_f64().unwrap() - share).abs() < 1e-9,
+                "{row:#}"
+            );
+        }
+    }
+    let by_thread = picture("thread");
+    let rows = by_thread["rows"].as_array().unwrap();
+    let find = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();
+    let (at_work, at_leisure) = (find("at work"), find("at leisure"));
+    assert_eq!(at_work["trace_id"], TRACE);
+    assert_eq!(at_work["span_id"], SPAN);
+    assert_eq!(at_work["value"], "/cart");
+    assert_eq!(at_work["service"], "busy shop");
+    assert_eq!(number(&at_work["pid"]), target.pid() as u64);
+    assert_eq!(at_leisure["trace_id"], Value::Null);
+    let by_route = picture("attribute");
+    let rows = by_route["rows"].as_array().unwrap();
+    assert_eq!(number(&by_route["with_context"]), {
+        let cart = rows.iter().find(|row| row["name"] == "/cart").unwrap();
+        number(&cart["samples"])
+    });
+    let none = rows.iter().find(|row| row["name"].is_null()).unwrap();
+    assert_eq!(none["why_no_name"], "none");
+    // As a table, and with what was chosen alone.
+    let table = otelctx(&["top", "-p", &pid, "--iterations", "1", "--trace", TRACE]).expect(0);
+    let lines: Vec<&str> = table.stdout.lines().collect();
+    assert!(lines[1].starts_with("CPU %"), "{table:?}");
+    assert!(
+        lines[2].contains("at work") && lines[2].ends_with(SPAN),
+        "{table:?}"
+    );
+    assert!(!table.stdout.contains("at leisure"), "{table:?}");
+    let filtered = [
+        "-p",
+        &pid,
+        "--iterations",
+        "1",
+        "--filter",
+        "service.name=another",
+    ];
+    assert_eq!(pictures(&filtered)[0]["samples"], 0);
+}
+
+#[test]
+fn it_ends_with_what_it_looks_at_and_says_what_it_can_not_look_at() {
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let mut child = command(&["top", "-p", &pid, "-i", "0.2"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = child.stdout.take().unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    drop(target);
+    output.read_to_end(&mut Vec::new()).unwrap();
+    assert!(child.wait().unwrap().success());
+    let answer = otelctx(&["top", "-p", "2147483647", "--iterations", "1"]).expect(2);
+    assert!(answer.stderr.contains("does not exist"), "{answer:?}");
+    assert_eq!(answer.stdout, "");
+    let answer = otelctx(&["top", "-p", "1", "--all"]).expect(2);
+    assert!(answer.stderr.contains("cannot be used with"), "{answer:?}");
+}
