@@ -217,24 +217,6 @@ fn an_interrupt_ends_a_recording_which_is_written() {
 }
 
 #[test]
-fn a_recorder_that_is_killed_leaves_nothing() {
-    let target = Target::start("busy");
-    let scratch = Scratch::new("record-killed");
-    let mut child = endless(&target, &scratch.path("a.otlp"));
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert_eq!(scratch.names(), [""; 0]);
-    for task in fs::read_dir(format!("/proc/{}/task", target.pid())).unwrap() {
-        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
-        assert!(status.contains("TracerPid:\t0\n"), "{status}");
-        assert!(
-            !status.contains("State:\tt") && !status.contains("State:\tT"),
-            "{status}"
-        );
-    }
-}
-
-#[test]
 fn a_report_says_what_is_wrong_with_its_file() {
     let scratch = Scratch::new("record-report");
     let target = Target::start("busy");

@@ -76,6 +76,10 @@ impl Scratch {
         Self(path)
     }
 
+    pub(crate) fn folder(&self) -> &Path {
+        &self.0
+    }
+
     pub(crate) fn path(&self, name: &str) -> String {
         self.0.join(name).to_str().unwrap().to_owned()
     }
@@ -120,18 +124,34 @@ impl Answer {
 
 /// Lets a system call of a command, and of what it starts, fail with this `errno`.
 pub(crate) fn deny(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
+    deny_calls(command, call, None, errno);
+}
+
+/// The same where its first argument is this number.
+pub(crate) fn deny_if(command: &mut Command, call: libc::c_long, first: u32, errno: libc::c_int) {
+    deny_calls(command, call, Some(first), errno);
+}
+
+fn deny_calls(command: &mut Command, call: libc::c_long, first: Option<u32>, errno: libc::c_int) {
     let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
         code: code as u16,
         jt,
         jf,
         k,
     };
+    let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0);
     let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let answer = libc::BPF_RET | libc::BPF_K;
+    // Of struct seccomp_data: the number of the system call, and its first argument's lower half.
+    let (number, argument) = (0, 16);
     let filter = [
-        // The number of the system call is the first field of seccomp_data.
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(equal, call as u32, 0, 1),
+        load(number),
+        statement(equal, call as u32, 0, 3),
+        load(argument),
+        match first {
+            Some(first) => statement(equal, first, 0, 1),
+            None => statement(libc::BPF_JMP | libc::BPF_JA, 0, 0, 0),
+        },
         statement(answer, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
         statement(answer, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];

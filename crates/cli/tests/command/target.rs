@@ -73,7 +73,16 @@ impl Target {
 
     /// The same, from a copy of this program.
     pub(crate) fn start_program(program: &Path, scenario: &str) -> Self {
-        Self::spawn(Command::new(program), scenario, |_| {})
+        Self::start_program_with(program, scenario, |_| {})
+    }
+
+    /// The same, with something about the process changed.
+    pub(crate) fn start_program_with(
+        program: &Path,
+        scenario: &str,
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
+        Self::spawn(Command::new(program), scenario, change)
     }
 
     fn spawn(mut command: Command, scenario: &str, change: impl FnOnce(&mut Command)) -> Self {

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::libc;
@@ -18,14 +18,23 @@ pub(crate) struct Copy(PathBuf);
 
 impl Copy {
     pub(crate) fn new(name: &str) -> Self {
+        Self::of(Path::new(env!("CARGO_BIN_EXE_otelctx")), name)
+    }
+
+    /// Of another program.
+    pub(crate) fn of(program: &Path, name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("otelctx-{name}-{}", std::process::id()));
         // By another process: a child that another test forks meanwhile would hold the file open
         // for writing, and it could not be executed (ETXTBSY).
         let mut copy = Command::new("cp");
-        copy.arg(env!("CARGO_BIN_EXE_otelctx"));
+        copy.arg(program);
         assert!(copy.arg(&path).status().unwrap().success());
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 
     /// With these arguments as `nobody`, or as who the test is when that is not root.

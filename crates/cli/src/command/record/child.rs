@@ -31,12 +31,15 @@ impl Waiting {
         let mut program = Command::new(&command[0]);
         program.args(&command[1..]);
         let (told, waits) = (pid_writer.as_raw_fd(), gate_reader.as_raw_fd());
-        // SAFETY: between fork and exec only getpid(2), write(2) and read(2) are called, on
-        // descriptors that are open until then; an error of a number allocates nothing.
+        let opens = gate_writer.as_raw_fd();
+        // SAFETY: between fork and exec only getpid(2), write(2), close(2) and read(2) are called,
+        // on descriptors that are open until then; an error of a number allocates nothing.
         unsafe {
             program.pre_exec(move || {
                 let pid = libc::getpid().to_ne_bytes();
                 libc::write(told, pid.as_ptr().cast(), pid.len());
+                // Else the child would itself keep open what it waits for the end of.
+                libc::close(opens);
                 let mut word = 0_u8;
                 // The recorder is gone, or could not start, where nothing comes.
                 match libc::read(waits, (&raw mut word).cast(), 1) {

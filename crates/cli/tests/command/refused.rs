@@ -1,0 +1,267 @@
+//! Where eBPF is refused: `record` says so in one line, with what would grant it, goes on with
+//! ptrace, and its samples are as right. Where that is refused as well it ends.
+
+use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use nix::libc;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::geteuid;
+
+use crate::run::{Answer, Scratch, command, deny, deny_if, otelctx};
+use crate::target::{TRACE, Target};
+use crate::unprivileged::{Copy, NOBODY};
+
+/// What begins the line that says so.
+const STOPPED: &str = "otelctx: threads are stopped to look at them: ";
+const SETCAP: &str = "setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep ";
+
+// <linux/capability.h>; none of nix's.
+const CAP_SYS_ADMIN: libc::c_ulong = 21;
+const CAP_SYS_RESOURCE: libc::c_ulong = 24;
+const CAP_PERFMON: libc::c_ulong = 38;
+const CAP_BPF: libc::c_ulong = 39;
+// <linux/bpf.h>
+const BPF_MAP_CREATE: u32 = 0;
+
+/// Whether this is root, who can take away from itself what is to be missing.
+fn is_root() -> bool {
+    if !geteuid().is_root() {
+        eprintln!("skipped: needs root");
+    }
+    geteuid().is_root()
+}
+
+/// Records a busy target with something taken away from the recorder, and asserts that it says why
+/// in one line (`None`: that it says nothing, because it is by eBPF), and that its samples are right.
+fn recorded(name: &str, why: Option<&str>, take_away: impl FnOnce(&mut Command)) {
+    let target = Target::start("busy");
+    let scratch = Scratch::new(&format!("refused-{name}"));
+    let path = scratch.path("a.otlp");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
+    let pid = target.pid().to_string();
+    command.args(["record", "-d", "1", "-p", &pid, "-o", &path]);
+    take_away(&mut command);
+    let answer = Answer::of(command.output().unwrap());
+    told(name, &answer, why);
+    right(name, &path);
+}
+
+fn told(name: &str, answer: &Answer, why: Option<&str>) {
+    assert_eq!(answer.status, 0, "{name}: {answer:?}");
+    let lines: Vec<&str> = answer.stderr.lines().collect();
+    let is_told = match (why, &lines[..]) {
+        (Some(why), [line]) => line.starts_with(STOPPED) && line.contains(why),
+        (None, []) => true,
+        _ => false,
+    };
+    assert!(is_told, "{name}: {answer:?}");
+}
+
+/// Asserts that one thread of the target has the trace that it works on, and no other has any.
+fn right(name: &str, path: &str) {
+    let report = otelctx(&["report", "--json", path]).expect(0).json();
+    let traced = report["with_trace"].as_u64().unwrap();
+    let samples = report["samples"].as_u64().unwrap();
+    assert!(traced > 0 && traced < samples, "{name}: {report:#}");
+    let traces = report["by_trace"].as_array().unwrap();
+    assert_eq!(traces.len(), 1, "{name}: {report:#}");
+    assert_eq!(traces[0]["trace_id"], TRACE, "{name}");
+    assert_eq!(traces[0]["samples"], traced, "{name}");
+}
+
+/// Takes capabilities away from what a command becomes.
+fn drop_capabilities(command: &mut Command, capabilities: &'static [libc::c_ulong]) {
+    let drop = move || {
+        for capability in capabilities {
+            // SAFETY: a plain system call; root has what it takes.
+            if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, *capability, 0, 0, 0) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it only makes system calls.
+    unsafe { command.pre_exec(drop) };
+}
+
+fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, most: libc::rlim_t) {
+    let set = move || {
+        let limit = libc::rlimit {
+            rlim_cur: most,
+            rlim_max: most,
+        };
+        // SAFETY: the structure lives through the call.
+        match unsafe { libc::setrlimit(resource, &raw const limit) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec it only makes a system call.
+    unsafe { command.pre_exec(set) };
+}
+
+/// Shows nothing of a folder to a command.
+fn hide(command: &mut Command, folder: &'static str) {
+    let hide = move || {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        let (none, nothing) = (None::<&str>, MsFlags::empty());
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+        mount(Some("none"), folder, Some("tmpfs"), nothing, none)?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec it only makes system calls, with paths on the stack.
+    unsafe { command.pre_exec(hide) };
+}
+
+/// Whether root may use eBPF here: not in every container.
+fn is_permitted(name: &str) -> bool {
+    let scratch = Scratch::new(&format!("permitted-{name}"));
+    let path = scratch.path("a.otlp");
+    let answer = otelctx(&["record", "-o", &path, "--", "true"]).expect(0);
+    if !answer.stderr.is_empty() {
+        eprintln!("skipped: {}", answer.stderr.trim_end());
+    }
+    answer.stderr.is_empty()
+}
+
+/// Whether eBPF memory counts as locked memory here: before Linux 5.11.
+fn locks_memory() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|it| it.parse::<u32>());
+    let mut number = || numbers.next().unwrap().unwrap();
+    (number(), number()) < (5, 11)
+}
+
+#[test]
+fn without_rights_a_program_of_the_users_own_is_recorded() {
+    let copy = Copy::new("refused-nobody");
+    let program = Copy::of(&std::env::current_exe().unwrap(), "refused-target");
+    let target = Target::start_program_with(program.path(), "busy", |command| {
+        if geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+    });
+    let scratch = Scratch::new("refused-nobody-file");
+    let path = scratch.path("a.otlp");
+    let pid = target.pid().to_string();
+    let answer = copy.run(&["record", "-d", "1", "-p", &pid, "-o", &path]);
+    let mend = format!("run as root, or `{SETCAP}{}`", copy.path().display());
+    told("nobody", &answer, Some(&mend));
+    right("nobody", &path);
+}
+
+#[test]
+fn without_one_of_the_capabilities() {
+    if !is_root() {
+        return;
+    }
+    for (name, capabilities) in [
+        ("CAP_BPF", &[CAP_SYS_ADMIN, CAP_BPF][..]),
+        ("CAP_PERFMON", &[CAP_SYS_ADMIN, CAP_PERFMON]),
+        ("both", &[CAP_SYS_ADMIN, CAP_BPF, CAP_PERFMON]),
+    ] {
+        recorded(name, Some(SETCAP), |command| {
+            drop_capabilities(command, capabilities);
+        });
+    }
+}
+
+/// What the message tells to grant is enough.
+#[test]
+fn with_the_capabilities_alone() {
+    if !is_root() || !is_permitted("capabilities") {
+        return;
+    }
+    recorded("CAP_SYS_ADMIN", None, |command| {
+        drop_capabilities(command, &[CAP_SYS_ADMIN]);
+    });
+}
+
+#[test]
+fn a_sandbox_that_forbids_it_although_the_capabilities_are_there() {
+    if !is_root() {
+        return;
+    }
+    let privileged = Some("docker run --privileged");
+    recorded("bpf", privileged, |command| {
+        deny(command, libc::SYS_bpf, libc::EPERM);
+    });
+    // As kernel.perf_event_paranoid does for those without the capability.
+    recorded("perf_event_open", privileged, |command| {
+        deny(command, libc::SYS_perf_event_open, libc::EACCES);
+    });
+}
+
+#[test]
+fn a_kernel_without_the_system_call() {
+    if !is_root() {
+        return;
+    }
+    let why = Some("does not take the eBPF program: ");
+    recorded("ENOSYS", why, |command| {
+        deny(command, libc::SYS_bpf, libc::ENOSYS);
+    });
+}
+
+#[test]
+fn a_kernel_without_type_information() {
+    if !is_root() {
+        return;
+    }
+    recorded("no BTF", Some("CONFIG_DEBUG_INFO_BTF"), |command| {
+        hide(command, "/sys/kernel/btf");
+    });
+    recorded("no /sys", Some("`mount -t sysfs sysfs /sys`"), |command| {
+        hide(command, "/sys");
+    });
+}
+
+#[test]
+fn no_memory_or_descriptors_for_the_program() {
+    if !is_root() {
+        return;
+    }
+    recorded("memory", Some("Cannot allocate memory"), |command| {
+        deny_if(command, libc::SYS_bpf, BPF_MAP_CREATE, libc::ENOMEM);
+    });
+    recorded("descriptors", Some("Too many open files"), |command| {
+        limit(command, libc::RLIMIT_NOFILE, 14);
+    });
+}
+
+#[test]
+fn the_limit_on_locked_memory_counts_before_linux_5_11() {
+    if !is_root() || !is_permitted("locked") {
+        return;
+    }
+    let why = locks_memory().then_some("`ulimit -l unlimited`");
+    recorded("locked memory", why, |command| {
+        limit(command, libc::RLIMIT_MEMLOCK, 1 << 16);
+        drop_capabilities(command, &[CAP_SYS_ADMIN, CAP_SYS_RESOURCE]);
+    });
+}
+
+#[test]
+fn where_ptrace_is_refused_too_it_ends() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("refused-both");
+    let path = scratch.path("a.otlp");
+    let pid = target.pid().to_string();
+    for errno in [libc::EPERM, libc::ENOSYS] {
+        let mut command = command(&["record", "-d", "60", "-p", &pid, "-o", &path]);
+        deny(&mut command, libc::SYS_bpf, errno);
+        deny(&mut command, libc::SYS_ptrace, libc::EPERM);
+        let answer = Answer::of(command.output().unwrap()).expect(2);
+        let lines: Vec<&str> = answer.stderr.lines().collect();
+        assert_eq!(lines.len(), 2, "{answer:?}");
+        let headline = format!("otelctx: not permitted to stop a thread of process {pid}");
+        assert_eq!(lines[0], headline);
+        assert!(lines[1].contains("CAP_SYS_PTRACE"), "{answer:?}");
+        assert_eq!(answer.stdout, "");
+        assert_eq!(scratch.names(), [""; 0]);
+    }
+}
