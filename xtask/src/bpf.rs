@@ -10,10 +10,12 @@ use std::process::Command;
 use crate::report::{self, Outcome};
 use crate::workspace::{have, root};
 
-/// Where sources and objects lie.
-const FOLDER: &str = "crates/sampler/bpf";
-/// Each source, and the name of what is made of it.
-const PROGRAMS: [(&str, &str); 2] = [("sampler.bpf.c", "sampler"), ("snapshot.bpf.c", "snapshot")];
+/// Folder and source of each, and the name of what is made of it.
+const PROGRAMS: [(&str, &str, &str); 3] = [
+    ("crates/sampler/bpf", "sampler.bpf.c", "sampler"),
+    ("crates/sampler/bpf", "snapshot.bpf.c", "snapshot"),
+    ("bench/bpf", "reference.bpf.c", "reference"),
+];
 /// What libbpf's headers call an architecture, and what Rust does.
 const ARCHITECTURES: [(&str, &str); 2] = [("x86", "x86_64"), ("arm64", "aarch64")];
 /// Another compiler makes other bytes: Debian 12's.
@@ -49,10 +51,11 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
 
 fn build_all(check: bool) -> Result<Outcome, String> {
     let mut different = Vec::new();
-    for (source, name) in PROGRAMS {
+    for (folder, source, name) in PROGRAMS {
+        let folder = root().join(folder);
         for (define, architecture) in ARCHITECTURES {
-            let built = build(source, define)?;
-            let object = object(name, architecture);
+            let built = build(&folder, source, define)?;
+            let object = folder.join(format!("{name}.{architecture}.o"));
             let read = |path: &Path| fs::read(path).map_err(|error| format!("{path:?}: {error}"));
             if check {
                 if read(&built)? != read(&object)? {
@@ -65,9 +68,7 @@ fn build_all(check: bool) -> Result<Outcome, String> {
         }
     }
     Ok(if different.is_empty() {
-        Outcome::Passed(format!(
-            "the objects in {FOLDER} are what clang {CLANG} makes"
-        ))
+        Outcome::Passed(format!("the objects are what clang {CLANG} makes"))
     } else {
         let names = different.join(", ");
         Outcome::Failed(format!(
@@ -76,21 +77,16 @@ fn build_all(check: bool) -> Result<Outcome, String> {
     })
 }
 
-fn object(name: &str, architecture: &str) -> PathBuf {
-    root().join(FOLDER).join(format!("{name}.{architecture}.o"))
-}
-
 /// Compiles one source for one architecture, from within its folder: the type information has the
 /// names of the files as they are given here.
-fn build(source: &str, define: &str) -> Result<PathBuf, String> {
+fn build(folder: &Path, source: &str, define: &str) -> Result<PathBuf, String> {
     let output = std::env::temp_dir().join(format!("{source}-{define}-{}.o", std::process::id()));
     let headers = format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH);
-    let folder = root().join(FOLDER);
     let mut clang = Command::new("clang");
     clang
         // Wherever the checkout lies.
         .arg(format!("-ffile-prefix-map={}=.", folder.display()))
-        .current_dir(&folder)
+        .current_dir(folder)
         .args(["-target", "bpf", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
         .arg(format!("-D__TARGET_ARCH_{define}"))
         .args(["-I", &headers, "-c", source, "-o"])

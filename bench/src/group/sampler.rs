@@ -1,5 +1,7 @@
 //! Looking at running threads with eBPF: what it costs, and that nothing is lost. As root.
 
+mod cost;
+
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -18,8 +20,6 @@ const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 const TIME: Duration = Duration::from_secs(3);
 /// Processes beside the one that publishes.
 const PROCESSES: usize = 300;
-/// Frames of the stack that is taken.
-const DEPTH: usize = 20;
 /// Samples that are held against the truth.
 const RIGHT_SAMPLES: u64 = 1_000_000;
 
@@ -29,7 +29,7 @@ pub(crate) fn run(report: &mut Report) {
     if fs::write(STATISTICS, "1").is_err() {
         return report.skipped("all", "needs root, for kernel.bpf_stats_enabled");
     }
-    let measured = costs(report);
+    let measured = cost::run(report);
     let _ = fs::write(STATISTICS, before.trim());
     if let Err(why) = measured {
         report.failed("cost of the program", &why);
@@ -70,85 +70,6 @@ fn sampler(options: &Options) -> Result<Sampler, String> {
     }
 }
 
-/// What the kernel says of one measurement: runs of the program, their time in nanoseconds, and the
-/// samples that came of them.
-struct Runs {
-    runs: f64,
-    time: f64,
-    samples: f64,
-}
-
-/// A machine that has other things to do, too, now and then takes a processor away from the program:
-/// of many short times the one counts that a quarter is below.
-fn measure(target: &Target, stacks: bool) -> Result<Runs, String> {
-    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
-    options.frequency = 1999;
-    options.user_stacks = stacks;
-    options.kernel_stacks = stacks;
-    let mut sampler = sampler(&options)?;
-    let mut catalog = Catalog::new();
-    let mut measured = Vec::new();
-    let mut before = (0.0, 0.0);
-    let start = Instant::now();
-    while start.elapsed() < TIME || measured.is_empty() {
-        std::thread::sleep(INTERVAL);
-        let mut samples = 0.0;
-        sampler.drain(&mut catalog, &mut |_| samples += 1.0);
-        let Some((time, runs)) = sampler.kernel_time() else {
-            return Err("the kernel counts no runs".into());
-        };
-        let now = (time.as_nanos() as f64, runs as f64);
-        let part = Runs {
-            time: now.0 - before.0,
-            runs: now.1 - before.1,
-            samples,
-        };
-        before = now;
-        if part.runs > 0.0 {
-            measured.push(part);
-        }
-    }
-    measured.retain(|part| part.samples >= part.runs / 2.0 || part.samples == 0.0);
-    measured.sort_by(|a, b| (a.time / a.runs).total_cmp(&(b.time / b.runs)));
-    let quarter = measured.len() / 4;
-    let found = measured.into_iter().nth(quarter);
-    found.ok_or("the target hardly ran".into())
-}
-
-/// The program's time for one sample. Runs that met other processes are taken off.
-fn costs(report: &mut Report) -> Result<(), String> {
-    let idle = Target::spawn(
-        Command::new(
-            Compiler::gcc()
-                .program::<&str>(&["sleepers.c"], &[])
-                .ok_or("there is no gcc")?,
-        )
-        .arg("epoll"),
-    );
-    let busy = spin(&[])?;
-    let others = measure(&idle, false)?;
-    let empty = others.time / others.runs;
-    report.alone("run that meets no target", empty / 1e3, "µs", None);
-    drop(busy);
-    let depth = format!("depth={DEPTH}");
-    for (work, arguments, stacks, bound) in [
-        ("64-byte record", ["size=64", ""], false, 0.5),
-        ("640-byte record", ["size=640", ""], false, 0.75),
-        (
-            "64-byte record and stack of 20 frames",
-            ["size=64", &depth],
-            true,
-            1.6,
-        ),
-    ] {
-        let target = spin(&arguments)?;
-        let all = measure(&target, stacks)?;
-        let cost = (all.time - (all.runs - all.samples) * empty) / all.samples;
-        report.alone(format!("program's time, {work}"), cost / 1e3, "µs", bound);
-    }
-    Ok(())
-}
-
 /// Samples that are lost while every processor is busy.
 fn lost(report: &mut Report) -> Result<(), String> {
     let _busy = spin(&[])?;
@@ -181,6 +102,18 @@ fn recorder(report: &mut Report) -> Result<(), String> {
         "%",
         0.3,
     );
+    report.alone(
+        "  the start and its first 3 s, in all",
+        role.number("start ")? * 1e3,
+        "ms",
+        None,
+    );
+    report.alone(
+        "  processes that it met for the first time, meanwhile",
+        role.number("processes ")?,
+        "a second",
+        None,
+    );
     let memory = role.number("VmRSS ")? / 1024.0;
     report.alone("recorder's memory", memory, "MiB", 40.0);
     let most = role.number("VmHWM ")? / 1024.0;
@@ -191,6 +124,7 @@ fn recorder(report: &mut Report) -> Result<(), String> {
 /// The role `recorder`: records the machine for a while, and tells samples a second, processor time
 /// by time, and memory in KiB.
 pub(crate) fn record() {
+    let before = processor_time();
     let mut sampler = match sampler(&Options::new(Targets::All)) {
         Ok(sampler) => sampler,
         Err(why) => return eprintln!("{why}"),
@@ -199,6 +133,7 @@ pub(crate) fn record() {
     // What the first looks at each process cost is not what it costs from then on.
     for warm in [true, false] {
         let (start, used) = (Instant::now(), processor_time());
+        let known = catalog.processes().len();
         let mut samples = 0_u32;
         while start.elapsed() < TIME * if warm { 1 } else { 4 } {
             std::thread::sleep(INTERVAL);
@@ -212,6 +147,10 @@ pub(crate) fn record() {
             let used = processor_time() - used;
             println!("samples {}", f64::from(samples) / elapsed);
             println!("processor {}", used.as_secs_f64() / elapsed);
+            let met = catalog.processes().len() - known;
+            println!("processes {}", met as f64 / elapsed);
+        } else {
+            println!("start {}", (processor_time() - before).as_secs_f64());
         }
     }
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -24,6 +24,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// as long passes until the next, whatever else there is to look at waits no longer for one.
 const DEAR: Duration = Duration::from_millis(5);
 const REST: u32 = 50;
+/// What the sizes of its memory can't tell, one look in so many finds.
+const LOOK_ANYWAY: u32 = 16;
 /// Key maps that are kept of a process: samples of earlier configurations may be on their way.
 const MOST_KEY_MAPS: usize = 4;
 /// Executable mappings that are kept of a process.
@@ -59,11 +61,43 @@ pub(crate) struct Known {
     /// Whether its program has been looked for contexts since it was executed.
     pub(crate) looked: bool,
     look: Schedule,
+    sizes: Sizes,
     /// Since the last look.
     sampled: bool,
     mappings: Schedule,
     /// Executable memory, in the order of the addresses.
     code: Vec<(u64, u64)>,
+}
+
+/// How much memory a process has mapped. Whoever begins to publish maps memory for it, and names it
+/// at once or a little later: as long as the sizes stay the same there is nothing to look for.
+#[derive(Debug, Default)]
+struct Sizes {
+    file: Option<remote::process::SizesFile>,
+    last: remote::process::Sizes,
+    /// Times that they were the same in a row.
+    same: u32,
+}
+
+impl Sizes {
+    /// Notes them. Whether nothing can have come since the last look.
+    fn are_settled(&mut self, process: &remote::Process) -> bool {
+        let now = match &self.file {
+            Some(file) => file.read().ok(),
+            None => process.sizes().ok().map(|(file, sizes)| {
+                self.file = Some(file);
+                sizes
+            }),
+        };
+        let Some(now) = now else {
+            // Perhaps only the thread that it was opened for has ended.
+            self.file = None;
+            return false;
+        };
+        let is_same = std::mem::replace(&mut self.last, now) == now;
+        self.same = if is_same { self.same + 1 } else { 0 };
+        self.same > 1 && !self.same.is_multiple_of(LOOK_ANYWAY)
+    }
 }
 
 /// When to do something again that may bring nothing new.
@@ -125,6 +159,7 @@ impl Known {
             context: None,
             looked: true,
             look: Schedule::now(),
+            sizes: Sizes::default(),
             sampled: false,
             mappings: Schedule::now(),
             code: Vec::new(),
@@ -173,6 +208,16 @@ impl Known {
     pub(crate) fn look(&mut self) -> bool {
         let before = self.looked.then(|| self.places());
         let begin = Instant::now();
+        if let Some(reader) = &self.reader
+            && self.sizes.are_settled(reader.target())
+            && self.looked
+            && matches!(self.publishing, Publishing::Nothing)
+            && !reader.options().any_schema
+        {
+            self.look.plan(begin, Duration::ZERO, false);
+            self.sampled = false;
+            return false;
+        }
         let (context, publishing) = match &mut self.reader {
             Some(reader) => {
                 reader.set_deadline(self.patience.map(|patience| begin + patience));
@@ -197,6 +242,7 @@ impl Known {
         self.looked = false;
         self.publishing = Publishing::Nothing;
         self.context = None;
+        self.sizes = Sizes::default();
         self.look = Schedule::now();
     }
 

@@ -1,5 +1,7 @@
 //! Getting the program into the kernel.
 
+use std::collections::HashSet;
+use std::hash::BuildHasher;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::fs::MetadataExt;
@@ -102,10 +104,11 @@ impl Loaded {
         })
     }
 
-    /// Starts the clocks of processors that have come to be.
-    pub(super) fn follow_processors(&mut self) {
+    /// Starts the clocks of processors that have come to be, given those whose clock has ticked
+    /// since this was asked last.
+    pub(super) fn follow_processors<S: BuildHasher>(&mut self, ticked: &HashSet<u32, S>) {
         if let (Ok(cpus), Ok(program)) = (online_cpus(), sample_program(&self.programs)) {
-            self.clocks.follow(&cpus, program);
+            self.clocks.follow(&cpus, ticked, program);
         }
     }
 

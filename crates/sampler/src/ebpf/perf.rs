@@ -1,5 +1,7 @@
 //! The clocks: a perf event on each processor, which runs the program.
 
+use std::collections::HashSet;
+use std::hash::BuildHasher;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -62,11 +64,18 @@ impl Clocks {
     }
 
     /// Starts a clock on each of the processors that has none that runs: the kernel takes an event
-    /// away with its processor, and does not bring it back. What can't be started now can be when
-    /// this is called again.
-    pub(super) fn follow(&mut self, cpus: &[u32], program: BorrowedFd<'_>) {
-        self.clocks
-            .retain_mut(|clock| cpus.contains(&clock.cpu) && clock.runs());
+    /// away with its processor, and does not bring it back. Those that have ticked since this was
+    /// called last are not asked: that interrupts their processor. What can't be started now can be
+    /// when this is called again.
+    pub(super) fn follow<S: BuildHasher>(
+        &mut self,
+        cpus: &[u32],
+        ticked: &HashSet<u32, S>,
+        program: BorrowedFd<'_>,
+    ) {
+        self.clocks.retain_mut(|clock| {
+            cpus.contains(&clock.cpu) && (ticked.contains(&clock.cpu) || clock.runs())
+        });
         for cpu in cpus {
             if self.clocks.iter().all(|clock| clock.cpu != *cpu)
                 && let Ok(clock) = Clock::open(*cpu, self.period, program)

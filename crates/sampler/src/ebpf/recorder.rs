@@ -1,7 +1,9 @@
 //! From the program's events to samples.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, Sample, Unread};
 
@@ -26,6 +28,8 @@ pub(crate) struct Recorder {
     /// When to see what got lost, and which processors there are.
     survey: Instant,
     stopped: bool,
+    /// Processors that samples have come from since then.
+    seen: HashSet<u32, RandomState>,
     /// Addresses of one event's stacks, kept for the next.
     stacks: [Vec<u64>; 2],
 }
@@ -49,6 +53,7 @@ impl Recorder {
             lost: Lost::default(),
             survey: Instant::now() + SURVEY,
             stopped: false,
+            seen: HashSet::default(),
             stacks: [Vec::new(), Vec::new()],
         };
         match &options.targets {
@@ -126,6 +131,7 @@ impl Recorder {
             };
             match head.kind {
                 kind::ON_CPU => {
+                    self.seen.insert(head.cpu);
                     let stacks = &mut self.stacks;
                     on_sample(sample(&mut self.processes, stacks, &head, parts, catalog));
                 }
@@ -166,7 +172,8 @@ impl Recorder {
         }
         self.lost = lost;
         if !self.stopped {
-            self.loaded.follow_processors();
+            self.loaded.follow_processors(&self.seen);
+            self.seen.clear();
         }
     }
 

@@ -141,3 +141,41 @@ fn a_processor_that_comes_back_is_sampled() {
         recorder.drain(&mut catalog, &mut |sample| found |= sample.time > stopped);
     }
 }
+
+/// Needs the right to do so: `cargo test -p otelctx-sampler -- --ignored`, as root.
+#[test]
+#[ignore = "takes a processor away from the machine for a moment"]
+fn a_processor_that_was_away_is_sampled_again() {
+    /// Brings it back, whatever happens.
+    struct Away(std::path::PathBuf);
+    impl Drop for Away {
+        fn drop(&mut self) {
+            let _ = std::fs::write(&self.0, "1");
+        }
+    }
+    let Some(_target) = busy() else { return };
+    let Some(mut recorder) = start(&Options::new(Targets::All)) else {
+        return;
+    };
+    let cpus = aya::util::online_cpus().unwrap();
+    let cpu = *cpus.last().unwrap();
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    let away = Away(path.into());
+    if let Err(why) = std::fs::write(&away.0, "0") {
+        return eprintln!("skipped: {why}");
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    drop(away);
+    let back = monotonic();
+    let begin = Instant::now();
+    let mut catalog = Catalog::new();
+    let mut found = false;
+    while !found {
+        assert!(begin.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(20));
+        recorder.drain(&mut catalog, &mut |sample| {
+            found |= sample.cpu == cpu && sample.time > back;
+        });
+    }
+    eprintln!("sampled again after {:?}", begin.elapsed());
+}

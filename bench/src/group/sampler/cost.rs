@@ -1,0 +1,238 @@
+//! What the program in the kernel takes for a sample, and what the calls alone take that it can't do
+//! without: the same machine at the same time, so that the two tell the program from the machine.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use aya::maps::{HashMap, MapData, RingBuf};
+use aya::programs::PerfEvent;
+use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
+use aya::{Ebpf, EbpfLoader};
+use otelctx_fixtures::{Compiler, Target};
+use otelctx_reader::remote::tls::Place;
+use otelctx_reader::{Process, ThreadSupport};
+use otelctx_sampler::sample::Catalog;
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
+
+use super::{sampler, spin};
+use crate::pair::Pair;
+use crate::row::Report;
+
+/// The compiled program; `cargo xtask bpf` makes it.
+#[cfg(target_arch = "x86_64")]
+static REFERENCE: &[u8] = aya::include_bytes_aligned!("../../../bpf/reference.x86_64.o");
+#[cfg(target_arch = "aarch64")]
+static REFERENCE: &[u8] = aya::include_bytes_aligned!("../../../bpf/reference.aarch64.o");
+
+/// Looks a second at each processor.
+const FREQUENCY: u32 = 1999;
+/// Of each measurement so many, in turn.
+const ROUNDS: usize = 6;
+const TIME: Duration = Duration::from_millis(600);
+/// Frames of the stack that is taken.
+const DEPTH: usize = 20;
+
+/// What the kernel says of a short time: runs of the program, their time in nanoseconds, and the
+/// samples that came of them.
+struct Part {
+    runs: f64,
+    time: f64,
+    samples: f64,
+}
+
+/// A program in the kernel that takes samples.
+trait Program {
+    /// Samples since the last time.
+    fn drain(&mut self) -> f64;
+    /// Time and runs since the beginning.
+    fn kernel_time(&self) -> Option<(Duration, u64)>;
+}
+
+/// The sampler, whose samples nobody wants.
+struct Ours(Sampler, Catalog);
+
+impl Ours {
+    fn start(target: &Target, stacks: bool) -> Result<Self, String> {
+        let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+        options.frequency = FREQUENCY;
+        options.user_stacks = stacks;
+        options.kernel_stacks = stacks;
+        Ok(Self(sampler(&options)?, Catalog::new()))
+    }
+}
+
+impl Program for Ours {
+    fn drain(&mut self) -> f64 {
+        let mut samples = 0.0;
+        self.0.drain(&mut self.1, &mut |_| samples += 1.0);
+        samples
+    }
+
+    fn kernel_time(&self) -> Option<(Duration, u64)> {
+        self.0.kernel_time()
+    }
+}
+
+/// The calls alone.
+struct Reference {
+    programs: Ebpf,
+    events: RingBuf<MapData>,
+    _targets: HashMap<MapData, u32, u32>,
+}
+
+impl Reference {
+    fn start(target: &Target, size: u32, stacks: bool) -> Result<Self, String> {
+        let offset = slot_offset(target)?;
+        Self::load(target, offset, size, stacks).map_err(|error| format!("reference: {error}"))
+    }
+
+    fn load(
+        target: &Target,
+        offset: u64,
+        size: u32,
+        stacks: bool,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        let mut programs = EbpfLoader::new()
+            .override_global("offset", &offset, true)
+            .override_global("record_size", &size, true)
+            .override_global("stacks", &u32::from(stacks), true)
+            .load(REFERENCE)?;
+        let missing = "the object lacks something";
+        let mut targets: HashMap<MapData, u32, u32> =
+            programs.take_map("targets").ok_or(missing)?.try_into()?;
+        targets.insert(target.pid() as u32, 0, 0)?;
+        let events = programs.take_map("events").ok_or(missing)?.try_into()?;
+        let program: &mut PerfEvent = programs
+            .program_mut("reference")
+            .ok_or(missing)?
+            .try_into()?;
+        program.load()?;
+        for cpu in aya::util::online_cpus().map_err(|(what, error)| format!("{what}: {error}"))? {
+            program.attach(
+                PerfEventConfig::Software(SoftwareEvent::CpuClock),
+                PerfEventScope::AllProcessesOneCpu { cpu },
+                SamplePolicy::Period(1_000_000_000 / u64::from(FREQUENCY)),
+                false,
+            )?;
+        }
+        Ok(Self {
+            programs,
+            events,
+            _targets: targets,
+        })
+    }
+}
+
+impl Program for Reference {
+    fn drain(&mut self) -> f64 {
+        let mut samples = 0.0;
+        while self.events.next().is_some() {
+            samples += 1.0;
+        }
+        samples
+    }
+
+    fn kernel_time(&self) -> Option<(Duration, u64)> {
+        let info = self.programs.program("reference")?.info().ok()?;
+        (info.run_count() > 0).then(|| (info.run_time(), info.run_count()))
+    }
+}
+
+/// Where the program's threads keep their slot, from the thread pointer.
+fn slot_offset(target: &Target) -> Result<u64, String> {
+    let support = Process::open(target.pid()).and_then(|mut process| process.thread_support());
+    match support.map_err(|error| error.to_string())? {
+        ThreadSupport::Readable(variables) => match variables.resolution.variables[..] {
+            [ref variable] => match variable.place() {
+                Place::Static(offset) => Ok(offset as u64),
+                Place::Dynamic { .. } => Err("its variable is not static".into()),
+            },
+            _ => Err("it has another number of variables".into()),
+        },
+        ThreadSupport::Unreadable(why) => Err(why.to_string()),
+    }
+}
+
+/// Lets a program run for a while.
+fn observe(mut program: impl Program, parts: &mut Vec<Part>) -> Result<(), String> {
+    let mut before = (0.0, 0.0);
+    let (start, mut any) = (Instant::now(), false);
+    while start.elapsed() < TIME || !any {
+        std::thread::sleep(INTERVAL);
+        let samples = program.drain();
+        let Some((time, runs)) = program.kernel_time() else {
+            return Err("the kernel counts no runs".into());
+        };
+        let now = (time.as_nanos() as f64, runs as f64);
+        let part = Part {
+            time: now.0 - before.0,
+            runs: now.1 - before.1,
+            samples,
+        };
+        before = now;
+        if part.runs > 0.0 {
+            any = true;
+            parts.push(part);
+        }
+    }
+    Ok(())
+}
+
+/// A machine that has other things to do, too, now and then takes a processor away from the program:
+/// of many short times the one counts that a quarter is below.
+fn quarter(mut costs: Vec<f64>) -> Result<f64, String> {
+    costs.sort_by(f64::total_cmp);
+    let found = costs.get(costs.len() / 4).copied();
+    found.ok_or("the target hardly ran".into())
+}
+
+/// The time of one sample: runs that met other processes are taken off.
+fn of_a_sample(parts: &[Part], empty: f64) -> Result<f64, String> {
+    let of = |part: &Part| (part.time - (part.runs - part.samples) * empty) / part.samples;
+    quarter(
+        parts
+            .iter()
+            .filter(|part| part.samples >= part.runs / 2.0)
+            .map(of)
+            .collect(),
+    )
+}
+
+pub(super) fn run(report: &mut Report) -> Result<(), String> {
+    let idle = Target::spawn(
+        Command::new(
+            Compiler::gcc()
+                .program::<&str>(&["sleepers.c"], &[])
+                .ok_or("there is no gcc")?,
+        )
+        .arg("epoll"),
+    );
+    let busy = spin(&[])?;
+    let mut others = Vec::new();
+    for _ in 0..ROUNDS {
+        observe(Ours::start(&idle, false)?, &mut others)?;
+    }
+    others.retain(|part| part.samples == 0.0);
+    let empty = quarter(others.iter().map(|part| part.time / part.runs).collect())?;
+    report.alone("run that meets no target", empty / 1e3, "µs", None);
+    drop(busy);
+    let depth = format!("depth={DEPTH}");
+    for (work, size, stacks, bound) in [
+        ("64-byte record", 64, false, 0.5),
+        ("640-byte record", 640, false, 0.75),
+        ("64-byte record and stack of 20 frames", 64, true, 1.6),
+    ] {
+        let target = spin(&[&format!("size={size}"), if stacks { &depth } else { "" }])?;
+        let (mut ours, mut reference) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            observe(Ours::start(&target, stacks)?, &mut ours)?;
+            observe(Reference::start(&target, size, stacks)?, &mut reference)?;
+        }
+        let ours = of_a_sample(&ours, empty)? / 1e3;
+        let reference = of_a_sample(&reference, empty)? / 1e3;
+        report.alone(format!("program's time, {work}"), ours, "µs", bound);
+        let pair = Pair::of(ours, reference);
+        report.pair("  against its calls alone", pair, "µs", None);
+    }
+    Ok(())
+}
