@@ -199,6 +199,23 @@ fn a_library_that_is_closed() {
 }
 
 #[test]
+fn another_catalog_is_told_everything_again() {
+    let Some(program) = Sampled::own().workers() else {
+        return;
+    };
+    let target = Target::spawn(Command::new(program).arg("busy"));
+    let Some(mut recording) = Recording::start(&target) else {
+        return;
+    };
+    for _ in 0..2 {
+        recording.wait_for_contexts(&target);
+        assert_eq!(recording.catalog.processes().len(), 1);
+        recording.sampler.start_over();
+        recording.catalog = Catalog::new();
+    }
+}
+
+#[test]
 fn the_end_of_all_targets_is_noticed() {
     let Some(program) = Sampled::own().workers() else {
         return;
