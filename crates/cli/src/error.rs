@@ -192,6 +192,10 @@ impl Error {
                  system): mend or end that server"
                     .into(),
             ),
+            Self::Sampler(otelctx_sampler::Error::Snapshot(_)) => Some(
+                "it takes Linux 5.18; without --no-stop each thread is stopped for some microseconds"
+                    .into(),
+            ),
             Self::OutputThere(_) => Some("nothing is overwritten: name another directory".into()),
             Self::NoProcessId(name) => Some(format!("for a file of that name:  ./{name}")),
             Self::NotLinked { path, what } => Some(what.mend(path)),

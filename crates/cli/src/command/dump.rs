@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use otelctx_reader::remote::stop;
 use otelctx_reader::{Options, SharedModules};
+use otelctx_sampler::Snapshots;
 
 use self::live::Looking;
 use self::report::Report;
@@ -26,13 +27,14 @@ use crate::output::terminal::{self, Terminal};
 
 /// Show the context of a process and of each of its threads
 ///
-/// Each thread is stopped for some microseconds while its record is read. Or the same from a core
+/// Each thread is stopped for some microseconds while its record is read, unless --no-stop is given. Or the same from a core
 /// file (docs/core-files.md): nothing has to run then.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "all", "core"]), after_help = "\
 Examples:
   otelctx dump 4711
   otelctx dump 4711 --json | jq '.threads[].context.trace_id'
+  otelctx dump 4711 --no-stop            without stopping a thread
   otelctx dump --all | jq -r '.pid, .threads[]?.context.trace_id'
   otelctx dump --core core.4711          which trace was each thread on when it crashed?
   otelctx dump --core core.4711 --sysroot ./files-of-that-machine")]
@@ -61,6 +63,11 @@ pub(crate) struct Arguments {
     /// Give up looking at a process after this time, and show what was read by then
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds, conflicts_with = "core")]
     deadline: Duration,
+    /// Stop no thread: read them by eBPF while they run. A record that its thread changes meanwhile could
+    /// be a mixture: so each is read twice, and shown where both were the same. Needs root, or CAP_BPF and
+    /// CAP_PERFMON, and Linux 5.18
+    #[arg(long, conflicts_with = "core")]
+    no_stop: bool,
     /// Read the threads whatever schema the process announces, if any
     #[arg(long)]
     force: bool,
@@ -79,8 +86,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     options.max_payload = arguments.max_payload as usize;
     options.max_record = arguments.record_size as usize;
     options.any_schema = arguments.force;
+    // Before anything else: who wants no thread stopped is not to have them stopped.
+    let snapshots = arguments.no_stop.then(|| {
+        let loaded = Snapshots::load(options.max_record);
+        loaded.map_err(otelctx_sampler::Error::Snapshot)
+    });
+    let mut snapshots = snapshots.transpose()?;
     if arguments.all {
-        return all::run(&options, arguments.deadline);
+        return all::run(&options, arguments.deadline, snapshots);
     }
     let terminal = Terminal::of_stdout();
     match (&arguments.core, arguments.pid) {
@@ -92,7 +105,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         (None, pid) => {
             let pid = pid.unwrap_or_default();
             apart::one(pid, |worker| {
-                let report = one(pid, options, arguments.deadline)?;
+                let report = one(pid, options, arguments.deadline, snapshots.as_mut())?;
                 worker.rest();
                 tell(&report, arguments.json, &terminal)
             })
@@ -132,10 +145,15 @@ fn explain(report: &Report) {
 }
 
 /// Looks at the process that `id` names, by itself or by one of its threads.
-fn one(id: i32, options: Options, patience: Duration) -> Result<Report, Error> {
+fn one(
+    id: i32,
+    options: Options,
+    patience: Duration,
+    snapshots: Option<&mut Snapshots>,
+) -> Result<Report, Error> {
     let pid = process_of(id)?;
     let looking = Looking::begin(pid, options, patience, SharedModules::default())?;
-    let mut report = stop::on_own_thread(|| looking.finish())??;
+    let mut report = stop::on_own_thread(|| looking.finish(snapshots))??;
     report.asked_thread = (pid != id).then_some(id);
     Ok(report)
 }

@@ -10,6 +10,7 @@ mod faults;
 mod hostile;
 mod killed;
 mod names;
+mod no_stop;
 mod ps;
 mod record;
 mod refused;

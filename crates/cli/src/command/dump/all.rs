@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use otelctx_reader::remote::{process, stop};
 use otelctx_reader::{ContextState, Options, SharedModules};
+use otelctx_sampler::Snapshots;
 use serde::{Deserialize, Serialize};
 
 use super::live::Looking;
@@ -44,13 +45,19 @@ struct Tally {
 }
 
 /// Runs the command.
-pub(super) fn run(options: &Options, patience: Duration) -> Result<Status, Error> {
+pub(super) fn run(
+    options: &Options,
+    patience: Duration,
+    mut snapshots: Option<Snapshots>,
+) -> Result<Status, Error> {
     let mut pids = process::processes()?;
     pids.sort_unstable();
     let mut tally = Tally::default();
     apart::each(
         &pids,
-        |worker, pids| terminal::write(|out| write_all(worker, pids, options, patience, out)),
+        |worker, pids| {
+            terminal::write(|out| write_all(worker, pids, options, patience, &mut snapshots, out))
+        },
         |heard| tally.hear(heard),
     )?;
     if let Some(error) = tally.not_written {
@@ -92,6 +99,7 @@ fn write_all(
     pids: &[i32],
     options: &Options,
     patience: Duration,
+    snapshots: &mut Option<Snapshots>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut same = SameMemory::default();
@@ -103,7 +111,7 @@ fn write_all(
             if matches!(looking.context(), ContextState::Absent) {
                 return Ok(None);
             }
-            stop::on_own_thread(|| looking.finish())?.map(Some)
+            stop::on_own_thread(|| looking.finish(snapshots.as_mut()))?.map(Some)
         });
         worker.rest();
         match dumped {

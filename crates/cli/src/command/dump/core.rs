@@ -8,7 +8,7 @@ use otelctx_reader::remote::CoreFile;
 use otelctx_reader::{Core, Options, ThreadSupport, Unreadable};
 use serde::Serialize;
 
-use super::report::{Look, MOST_CONTEXTS, Partial, Report, Why};
+use super::report::{Look, MOST_CONTEXTS, NotRead, Partial, Report, Why};
 use crate::error::Error;
 
 /// What is said of a core file, beside what is said of every process.
@@ -43,7 +43,8 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
         let look = Look {
             tid: thread.tid,
             name: None,
-            outcome: is_readable.then(|| core.thread_context(&support, thread)),
+            outcome: is_readable
+                .then(|| core.thread_context(&support, thread).map_err(NotRead::from)),
         };
         kept += look.size();
         looks.push(look);
@@ -67,6 +68,7 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
             missing: missing(target, &support),
         }),
         forced,
+        running: false,
         context: core.context()?,
         detected: None,
         looks,

@@ -43,6 +43,7 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
             resource: AttributeMap(detected.resource.clone()),
         }),
         thread_context,
+        stopped: !report.running,
         partial: report.partial.as_ref().map(PartialJson::of),
         threads: ThreadsJson(report),
     }
@@ -68,6 +69,9 @@ struct DumpJson<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     detected: Option<DetectedJson>,
     thread_context: Option<OrError<ThreadContextJson>>,
+    /// Only told when they were not.
+    #[serde(skip_serializing_if = "bool::clone")]
+    stopped: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     partial: Option<PartialJson>,
     threads: ThreadsJson<'r>,

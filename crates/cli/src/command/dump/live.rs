@@ -1,13 +1,16 @@
 //! A running process.
 
+use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_reader::{
-    ContextState, Error, Options, Process, SharedModules, Thread, ThreadSupport, Threads,
+    ContextState, Error, Options, Outcome, Process, SharedModules, Thread, ThreadSupport, Threads,
 };
+use otelctx_sampler::sample::Unread;
+use otelctx_sampler::{Snapshot, Snapshots, ThreadSnapshot};
 
-use super::report::{Look, MOST_CONTEXTS, Partial, Report, Why};
+use super::report::{Look, MOST_CONTEXTS, NotRead, Partial, Report, Why};
 use crate::command::patience::{is_rewritten, patiently};
 use crate::error::is_gone;
 
@@ -67,13 +70,14 @@ impl Looking {
         &self.context
     }
 
-    /// Looks at the rest. To be called on a thread of its own, because it stops threads.
-    pub(super) fn finish(mut self) -> Result<Report, Error> {
+    /// Looks at the rest, by `snapshots` where no thread shall be stopped. To be called on a thread of
+    /// its own, because it stops threads otherwise.
+    pub(super) fn finish(mut self, mut snapshots: Option<&mut Snapshots>) -> Result<Report, Error> {
         let detected = match self.context {
             ContextState::Published(_) => None,
             _ => Some(self.process.detected()?),
         };
-        let (support, looks, partial) = match self.settled() {
+        let (support, looks, partial) = match self.settled(&mut snapshots) {
             Ok(seen) => (Ok(seen.support), seen.looks, seen.partial),
             Err(error @ Error::Deadline { .. }) => (Err(error), Vec::new(), Some(self.none_read())),
             Err(error) => return Err(error),
@@ -86,6 +90,7 @@ impl Looking {
             shares_memory_with: None,
             core: None,
             forced: self.process.options().any_schema,
+            running: snapshots.is_some(),
             context: self.context,
             detected,
             support,
@@ -96,13 +101,13 @@ impl Looking {
 
     /// The threads; again if a library went meanwhile, which may have left others' data where its
     /// variable was.
-    fn settled(&mut self) -> Result<Seen, Error> {
-        let seen = self.look_at_threads()?;
+    fn settled(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<Seen, Error> {
+        let seen = self.look_at_threads(snapshots)?;
         self.process.set_deadline(Some(self.until.end));
         match self.process.modules_unchanged() {
             Ok(false) if Instant::now() < self.until.threads => {
                 self.process.set_deadline(Some(self.until.threads));
-                self.look_at_threads()
+                self.look_at_threads(snapshots)
             }
             Ok(false) | Err(Error::Deadline { .. }) => Ok(seen.forget(Why::Modules(self.patience))),
             // Also if it can't be told because the process has ended: what was read of it stands.
@@ -126,7 +131,7 @@ impl Looking {
     }
 
     /// What each thread works on. One that ends meanwhile is left out.
-    fn look_at_threads(&mut self) -> Result<Seen, Error> {
+    fn look_at_threads(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<Seen, Error> {
         let until = self.until;
         let Threads {
             support,
@@ -136,6 +141,10 @@ impl Looking {
         } = self.process.threads_while(|| Instant::now() < until.list)?;
         let late = Why::Deadline(self.patience);
         let is_readable = matches!(*support, ThreadSupport::Readable(_));
+        if let (true, Some(snapshots)) = (is_readable, snapshots.as_deref_mut()) {
+            let names = names(&threads);
+            return snapshot(&mut self.process, support, names, snapshots);
+        }
         let mut looks = Vec::new();
         let mut kept = 0;
         let mut ended = 0;
@@ -191,6 +200,66 @@ impl Seen {
     }
 }
 
+/// The threads that a snapshot is to tell of.
+fn names(threads: &[Thread<'_>]) -> Vec<(i32, OsString)> {
+    let named = |thread: &Thread<'_>| Some((thread.tid(), thread.name().ok()?));
+    threads.iter().filter_map(named).collect()
+}
+
+/// What each thread works on, without stopping any.
+fn snapshot(
+    process: &mut Process,
+    support: Arc<ThreadSupport>,
+    names: Vec<(i32, OsString)>,
+    snapshots: &mut Snapshots,
+) -> Result<Seen, Error> {
+    let all: Vec<Look> = match snapshots.threads(process) {
+        Ok(threads) => threads.into_iter().map(of_snapshot).collect(),
+        Err(otelctx_sampler::Error::Reader(error)) => return Err(error),
+        Err(otelctx_sampler::Error::Remote(error)) => return Err(error.into()),
+        Err(refused) => {
+            let refused = Arc::new(refused);
+            let look = |(tid, name)| Look {
+                tid,
+                name: Some(name),
+                outcome: Some(Err(NotRead::Refused(refused.clone()))),
+            };
+            names.into_iter().map(look).collect()
+        }
+    };
+    let of = all.len();
+    let mut kept = 0;
+    let mut looks = all;
+    let whole = looks.iter().take_while(|look| {
+        kept += look.size();
+        kept <= MOST_CONTEXTS
+    });
+    let read = whole.count();
+    looks.truncate(read);
+    let why = Why::Memory(MOST_CONTEXTS);
+    Ok(Seen {
+        support,
+        looks,
+        partial: (read < of).then_some(Partial { read, of, why }),
+    })
+}
+
+fn of_snapshot(thread: ThreadSnapshot) -> Look {
+    let outcome = match thread.context {
+        Snapshot::Attached(context) => Ok(Outcome::Attached(context)),
+        Snapshot::Detached => Ok(Outcome::Detached),
+        Snapshot::Unread(Unread::NotValid) => Ok(Outcome::NotValid),
+        Snapshot::Unread(why) => Err(NotRead::Running(why)),
+        // `Snapshot` may grow.
+        _ => Err(NotRead::Running(Unread::Unsupported)),
+    };
+    Look {
+        tid: thread.tid,
+        name: Some(thread.name.into()),
+        outcome: Some(outcome),
+    }
+}
+
 /// Looks at a thread; again if its context was being rewritten. `None` if it has ended.
 fn look(thread: &Thread<'_>, is_readable: bool) -> Option<Look> {
     let (name, outcome) = match thread.name() {
@@ -204,6 +273,6 @@ fn look(thread: &Thread<'_>, is_readable: bool) -> Option<Look> {
     (!has_ended).then(|| Look {
         tid: thread.tid(),
         name,
-        outcome,
+        outcome: outcome.map(|outcome| outcome.map_err(NotRead::from)),
     })
 }

@@ -8,6 +8,8 @@ use otelctx_reader::{
     Broken, ContextState, Detected, Error, Outcome, ThreadSupport, ThreadVariables, Unreadable,
 };
 
+use otelctx_sampler::sample::Unread;
+
 use super::core::CoreReport;
 use crate::output::words::grouped;
 
@@ -29,6 +31,8 @@ pub(super) struct Report {
     pub(super) core: Option<CoreReport>,
     /// `--force` was given.
     pub(super) forced: bool,
+    /// `--no-stop` was given: the threads ran while they were read.
+    pub(super) running: bool,
     pub(super) context: ContextState,
     /// What could be told of a process that says nothing readable of itself.
     pub(super) detected: Option<Detected>,
@@ -46,7 +50,20 @@ pub(super) struct Look {
     /// Core files do not tell it.
     pub(super) name: Option<OsString>,
     /// `None` where no thread has a context that could be read.
-    pub(super) outcome: Option<Result<Outcome, Error>>,
+    pub(super) outcome: Option<Result<Outcome, NotRead>>,
+}
+
+/// Why a thread's context was not read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotRead {
+    #[error(transparent)]
+    Error(#[from] Error),
+    /// While the thread ran.
+    #[error("{0}, without stopping the thread; without --no-stop it is stopped")]
+    Running(Unread),
+    /// The kernel refused for all of them.
+    #[error(transparent)]
+    Refused(Arc<otelctx_sampler::Error>),
 }
 
 impl Look {

@@ -19,6 +19,10 @@ const NO_ID: &str = "-";
 /// Lines of what a core file lacks.
 const MOST_MISSING: usize = 8;
 
+/// Of threads that were not stopped.
+const WHILE_THEY_RAN: &str =
+    "while the threads ran: each record twice, and shown where both were the same";
+
 /// Starts what is said of all threads.
 const THREADS: &str = "  threads   ";
 
@@ -71,6 +75,9 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
         text += &terminal.flow("  detected  ", &pairs(&detected.resource));
     }
     text += &about_threads(report, terminal);
+    if let (true, Support::Readable(_)) = (report.running, report.support()) {
+        text += &terminal.sentence("  read      ", WHILE_THEY_RAN);
+    }
     let unreadable = report.unreadable_modules();
     for (module, why) in unreadable.iter().take(MOST_MISSING) {
         let sentence = format!(
