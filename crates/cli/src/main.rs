@@ -22,7 +22,7 @@ struct Arguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  otelctx demo         a small service, watched from outside: nothing else needed
+  otelctx demo         a small service, recorded from outside: nothing else needed
   otelctx ps           which processes here publish a context
   otelctx dump 4711    what process 4711 and each of its threads publish
   otelctx record -p 4711 -o out.svg  a flame graph of it, with the routes at its root
@@ -33,7 +33,7 @@ Exit status: 0 done, 1 found a problem, 2 could not run.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start a small service that publishes its contexts, and watch it from outside
+    /// Start a small service that publishes its contexts, and record it from outside
     Demo(demo::Arguments),
     /// List the processes that publish a context
     Ps(ps::Arguments),
@@ -47,7 +47,7 @@ enum Command {
     Report(report::Arguments),
     /// Show live what threads work on, and what of the processors that takes
     Top(top::Arguments),
-    /// The service that `demo` watches
+    /// The service that `demo` records
     #[command(hide = true)]
     DemoService(demo::service::Arguments),
 }

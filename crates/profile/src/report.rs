@@ -1,7 +1,9 @@
 //! What a recorded file says: CPU by an attribute, by trace and by function.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::hash::Hash;
+use std::io::Read;
 use std::path::Path;
 
 use opentelemetry_proto::tonic::profiles::v1development::{
@@ -9,7 +11,7 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 };
 use prost::Message;
 
-use crate::{Error, rules};
+use crate::{Error, bounds, rules};
 
 /// What stands in a table where a sample has no such attribute.
 pub const WITHOUT: &str = "(none)";
@@ -74,10 +76,28 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`], and [`Error::Malformed`] for a file that is cut short or breaks a rule of
-    /// the format.
+    /// Those of [`Report::read_from`].
     pub fn read(path: &Path, by: &str) -> Result<Self, Error> {
-        let bytes = std::fs::read(path).map_err(|source| Error::Read {
+        let file = File::open(path).map_err(|source| Error::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::read_from(file, path, by)
+    }
+
+    /// The same of what comes from elsewhere than a file; `path` is how errors call it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Read`], and [`Error::Malformed`] for a file that is cut short, breaks a rule of the
+    /// format, or is larger than 256 MiB or takes more than
+    /// 1 GiB of memory.
+    pub fn read_from(source: impl Read, path: &Path, by: &str) -> Result<Self, Error> {
+        let mut bytes = Vec::new();
+        let read = source
+            .take(bounds::MOST_FILE as u64 + 1)
+            .read_to_end(&mut bytes);
+        read.map_err(|source| Error::Read {
             path: path.to_owned(),
             source,
         })?;
@@ -88,6 +108,11 @@ impl Report {
         if bytes.is_empty() {
             return Err(malformed("it is empty".to_owned()));
         }
+        if bytes.len() > bounds::MOST_FILE {
+            let most = bounds::MOST_FILE >> 20;
+            return Err(malformed(format!("it is larger than {most} MiB")));
+        }
+        bounds::check(&bytes).map_err(malformed)?;
         let data =
             ProfilesData::decode(&bytes[..]).map_err(|error| malformed(error.to_string()))?;
         drop(bytes);

@@ -1,6 +1,7 @@
 //! `otelctx report`: what a recorded file says, as tables.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use otelctx_profile::report::{Cost, FunctionCost, Report, Trace};
 use serde::Serialize;
@@ -19,7 +20,7 @@ Example:
   otelctx record -p 4711 -d 10 -o profile.otlp
   otelctx report profile.otlp --by tenant")]
 pub(crate) struct Arguments {
-    /// A file that `otelctx record` has written, or another OTLP profile
+    /// A file that `otelctx record` has written, or another OTLP profile; - for standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// The attribute to add up by
@@ -35,7 +36,10 @@ pub(crate) struct Arguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
-    let report = Report::read(&arguments.file, &arguments.by)?;
+    let report = match arguments.file.to_str() {
+        Some("-") => Report::read_from(io::stdin(), Path::new("standard input"), &arguments.by)?,
+        _ => Report::read(&arguments.file, &arguments.by)?,
+    };
     let text = if arguments.json {
         json::render(&answer(&report, &arguments.by))
     } else {

@@ -13,6 +13,7 @@ mod names;
 mod no_stop;
 mod ps;
 mod record;
+mod record_faults;
 mod refused;
 mod run;
 mod target;

@@ -122,38 +122,59 @@ impl Answer {
     }
 }
 
-/// Lets a system call of a command, and of what it starts, fail with this `errno`.
-pub(crate) fn deny(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
-    deny_calls(command, call, None, errno);
-}
-
-/// The same where its first argument is this number.
-pub(crate) fn deny_if(command: &mut Command, call: libc::c_long, first: u32, errno: libc::c_int) {
-    deny_calls(command, call, Some(first), errno);
-}
-
-fn deny_calls(command: &mut Command, call: libc::c_long, first: Option<u32>, errno: libc::c_int) {
-    let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
+/// One statement of a filter for system calls.
+fn statement(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter {
         code: code as u16,
         jt,
         jf,
         k,
-    };
-    let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0);
-    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let answer = libc::BPF_RET | libc::BPF_K;
-    // Of struct seccomp_data: the number of the system call, and its first argument's lower half.
-    let (number, argument) = (0, 16);
+    }
+}
+
+const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const JUMP: u32 = libc::BPF_JMP | libc::BPF_JA;
+const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+const ANY_BIT: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+const ANSWER: u32 = libc::BPF_RET | libc::BPF_K;
+/// Of struct seccomp_data: the number of the system call, and the lower halves of its arguments.
+const NUMBER: u32 = 0;
+const FIRST: u32 = 16;
+const THIRD: u32 = FIRST + 2 * 8;
+
+/// Lets a system call of a command, and of what it starts, fail with this `errno`.
+pub(crate) fn deny(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
+    deny_calls(command, call, FIRST, statement(JUMP, 0, 0, 0), errno);
+}
+
+/// The same where its first argument is this number.
+pub(crate) fn deny_if(command: &mut Command, call: libc::c_long, first: u32, errno: libc::c_int) {
+    deny_calls(command, call, FIRST, statement(EQUAL, first, 0, 1), errno);
+}
+
+/// Has a command find no file system that has files without a name (O_TMPFILE).
+pub(crate) fn deny_nameless_files(command: &mut Command) {
+    // O_DIRECTORY is in it.
+    let bit = (libc::O_TMPFILE & !libc::O_DIRECTORY) as u32;
+    let has_bit = statement(ANY_BIT, bit, 0, 1);
+    deny_calls(command, libc::SYS_openat, THIRD, has_bit, libc::EOPNOTSUPP);
+}
+
+/// `decide` looks at an argument: it goes on to the next statement, or skips that.
+fn deny_calls(
+    command: &mut Command,
+    call: libc::c_long,
+    argument: u32,
+    decide: libc::sock_filter,
+    errno: libc::c_int,
+) {
     let filter = [
-        load(number),
-        statement(equal, call as u32, 0, 3),
-        load(argument),
-        match first {
-            Some(first) => statement(equal, first, 0, 1),
-            None => statement(libc::BPF_JMP | libc::BPF_JA, 0, 0, 0),
-        },
-        statement(answer, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
-        statement(answer, libc::SECCOMP_RET_ALLOW, 0, 0),
+        statement(LOAD, NUMBER, 0, 0),
+        statement(EQUAL, call as u32, 0, 3),
+        statement(LOAD, argument, 0, 0),
+        decide,
+        statement(ANSWER, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
+        statement(ANSWER, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     let install = move || {
         let program = libc::sock_fprog {

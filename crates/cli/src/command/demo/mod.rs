@@ -27,6 +27,8 @@ use report::Report;
 
 /// Looks a second at each processor: a request of 10 ms is met a few times.
 const FREQUENCY: u32 = 999;
+/// The same where each stops a thread, so that the service has time for its work.
+const FREQUENCY_STOPPING: u32 = 249;
 
 /// Start a small service that publishes its contexts, and record it from outside
 ///
@@ -71,6 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let session = Session::start(Plan {
         targets: Targets::Processes(vec![service.pid()]),
         frequency: FREQUENCY,
+        frequency_stopping: FREQUENCY_STOPPING,
         without_ebpf: false,
         duration: Some(arguments.duration),
     })?;

@@ -6,7 +6,7 @@ use super::report::{Report, Route, Thread, Trace};
 use super::service::WORKERS;
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Terminal, escape};
-use crate::output::words::{count, grouped, own_name};
+use crate::output::words::{grouped, own_name};
 
 /// Columns of a bar for the whole, where there is room.
 const BAR: usize = 28;
@@ -20,7 +20,7 @@ const NO_ROUTE: &str = "(none)";
 const TRACES: usize = 3;
 
 /// The service is gone when this is read.
-const TRY: [&str; 3] = ["ps", "dump PID", "record -p PID -d 5 -o out.svg"];
+const TRY: [&str; 4] = ["ps", "top", "dump PID", "record -p PID -d 5 -o out.svg"];
 
 /// What is about to happen.
 pub(super) fn head(pid: i32, duration: Duration) -> String {
@@ -49,11 +49,14 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
         "ebpf" => "eBPF took them, and stopped nothing.",
         _ => "Each stopped its thread for a moment.",
     };
+    let lost = match report.lost {
+        0 => "none lost".to_owned(),
+        lost => format!("{} lost, the machine was busy", grouped(lost as usize)),
+    };
     let samples = format!(
-        "{}, {readable}, {} with a trace; {} lost. {how}",
-        count(report.samples, "sample", "samples"),
+        "{} samples, {readable}, {} with a trace; {lost}. {how}",
+        grouped(report.samples),
         grouped(report.with_trace),
-        grouped(report.lost as usize),
     );
     text += &terminal.sentence("", &samples);
     // A short look may miss it.

@@ -148,6 +148,7 @@ fn record(arguments: &Arguments, targets: Targets) -> Result<(Recording, Option<
             None => targets,
         },
         frequency: arguments.frequency,
+        frequency_stopping: arguments.frequency,
         without_ebpf: arguments.ptrace,
         duration: arguments.duration,
     })?;
@@ -163,11 +164,13 @@ fn record(arguments: &Arguments, targets: Targets) -> Result<(Recording, Option<
 /// What was recorded, in one line.
 fn summary(recorded: &Recording) -> String {
     let seconds = recorded.clock.duration() as f64 / 1e9;
+    let samples = recorded.samples.len();
     let of = |sample: &Sample| recorded.catalog.thread_facts(sample.thread).process;
     let processes: HashSet<ProcessId> = recorded.samples.iter().map(of).collect();
     format!(
-        "{} of {} in {seconds:.1} s: {} with a trace context, {} lost\n",
-        count(recorded.samples.len(), "sample", "samples"),
+        "{} {} of {} in {seconds:.1} s: {} with a trace context, {} lost\n",
+        grouped(samples),
+        if samples == 1 { "sample" } else { "samples" },
         count(processes.len(), "process", "processes"),
         grouped(recorded.counts.attached as usize),
         grouped(recorded.counts.lost as usize),

@@ -59,9 +59,9 @@ impl Before {
         if kept == 0 {
             return Some(self.chosen(arguments));
         }
-        let silent = self.counts.not_published == self.counts.samples();
+        let silent = self.counts.attached == 0 && self.counts.detached == 0;
         (silent && !arguments.all).then(|| Wanting {
-            what: "no sample has a trace: nothing that was sampled publishes thread contexts"
+            what: "no sample has a trace: nothing that was sampled publishes thread contexts that can be read"
                 .to_owned(),
             mend: format!("{} check PID  tells what is missing", own_name()),
         })

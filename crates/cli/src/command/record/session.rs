@@ -22,6 +22,8 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) targets: Targets,
     /// Looks a second at each processor.
     pub(in crate::command) frequency: u32,
+    /// The same where each stops a thread.
+    pub(in crate::command) frequency_stopping: u32,
     /// Stop threads even where eBPF is permitted.
     pub(in crate::command) without_ebpf: bool,
     /// Without it until something else ends the recording.
@@ -31,6 +33,7 @@ pub(in crate::command) struct Plan {
 /// A sampler that has started.
 pub(in crate::command) struct Session {
     sampler: Sampler,
+    method: Method,
     period: NonZeroU64,
     duration: Option<Duration>,
     /// When it started, by the samples' clock and by the calendar's.
@@ -46,16 +49,24 @@ impl Session {
         options.without_ebpf = plan.without_ebpf;
         let start_unix = SystemTime::now().duration_since(UNIX_EPOCH);
         let start = monotonic();
-        let sampler = Sampler::start(&options)?;
-        if let Method::Ptrace(why) = sampler.method() {
+        let mut sampler = Sampler::start(&options)?;
+        let method = sampler.method().clone();
+        if let Method::Ptrace(why) = &method {
             if let Targets::Processes(pids) = &options.targets {
                 stop::on_own_thread(|| pids.iter().try_for_each(|pid| may_stop(*pid)))??;
             }
             terminal::complain(&format!("threads are stopped to look at them: {why}"), None);
+            if plan.frequency_stopping != options.frequency {
+                drop(sampler);
+                options.frequency = plan.frequency_stopping;
+                options.without_ebpf = true;
+                sampler = Sampler::start(&options)?;
+            }
         }
-        let period = 1_000_000_000 / u64::from(plan.frequency.max(1));
+        let period = 1_000_000_000 / u64::from(options.frequency.max(1));
         Ok(Self {
             sampler,
+            method,
             period: NonZeroU64::new(period).unwrap_or(NonZeroU64::MIN),
             duration: plan.duration,
             start,
@@ -65,7 +76,7 @@ impl Session {
 
     /// How threads are looked at.
     pub(in crate::command) fn method(&self) -> &Method {
-        self.sampler.method()
+        &self.method
     }
 
     /// Samples until `has_ended`, the duration has passed, or a signal comes.

@@ -1,4 +1,4 @@
-//! The service that `demo` watches: a shop with four workers. Three of them run async tasks, which
+//! The service that `demo` records: a shop with four workers. Three of them run async tasks, which
 //! move between them; the fourth answers health checks in plain sequential code.
 
 mod executor;
@@ -29,7 +29,7 @@ const CLIENTS: usize = 6;
 /// What the service writes to standard output once its context is published.
 pub(crate) const READY: &str = "ready";
 
-/// The service that `demo` watches
+/// The service that `demo` records
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The process that watches; the service ends with it

@@ -1,0 +1,502 @@
+//! What `otelctx record` and `otelctx report` are given that can't be right: a message that says so,
+//! status 2, and no file that is not whole.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use nix::mount::{MsFlags, mount, umount};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+
+use crate::run::{Answer, Scratch, command, deny_nameless_files, not_ignoring_interrupts, otelctx};
+use crate::target::Target;
+use crate::unprivileged::Copy;
+
+/// A program that works, and one that sleeps, until its input ends.
+const SLEEPER: &str = "cat";
+
+/// A process that ends with this.
+struct Sleeper(std::process::Child);
+
+impl Sleeper {
+    fn start() -> Self {
+        let mut sleeper = Command::new(SLEEPER);
+        Self(sleeper.stdin(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[track_caller]
+fn assert_refused(answer: Answer, why: &str) {
+    let answer = answer.expect(2);
+    assert!(answer.stderr.contains(why), "{why}: {answer:?}");
+    assert!(answer.stderr.lines().count() <= 8, "{answer:?}");
+    assert_eq!(answer.stdout, "");
+}
+
+#[test]
+fn processes_that_can_not_be_recorded_are_refused_at_once() {
+    let scratch = Scratch::new("record-targets");
+    let good = scratch.path("a.otlp");
+    let mut gone = Sleeper::start();
+    let ended = gone.pid();
+    gone.0.kill().unwrap();
+    gone.0.wait().unwrap();
+    let sleeper = Sleeper::start();
+    for (pid, why) in [
+        ("2147483647", "process 2147483647 does not exist"),
+        (&ended, "does not exist"),
+        // kthreadd
+        ("2", "kernel"),
+        ("0", "a number from 1 on"),
+        ("-1", "unexpected argument"),
+        ("99999999999", "a number from 1 on"),
+        ("shop", "a number from 1 on"),
+        // One of several spoils it: nobody would notice that it is missing.
+        (&format!("{},{ended}", sleeper.pid()), "does not exist"),
+    ] {
+        let answer = otelctx(&["record", "-d", "60", "-o", &good, "-p", pid]);
+        assert_refused(answer, why);
+    }
+    // Itself: the shell's id is the command's.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec \"$0\" record -d 60 -o \"$1\" -p $$"]);
+    shell.args([env!("CARGO_BIN_EXE_otelctx"), &good]);
+    assert_refused(
+        Answer::of(shell.output().unwrap()),
+        "is this otelctx itself",
+    );
+    if geteuid().is_root() {
+        let copy = Copy::new("foreign");
+        let file = scratch.path("b.otlp");
+        let answer = copy.run(&["record", "-d", "60", "-o", &file, "-p", &sleeper.pid()]);
+        let answer = answer.expect(2);
+        assert!(
+            answer.stderr.starts_with("otelctx: not permitted to "),
+            "{answer:?}"
+        );
+        assert!(answer.stderr.contains("CAP_SYS_PTRACE"), "{answer:?}");
+    }
+    assert_eq!(scratch.names(), [""; 0]);
+}
+
+#[test]
+fn a_threads_id_stands_for_its_process() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("record-thread");
+    let path = scratch.path("a.otlp");
+    let pid = target.pid().to_string();
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
+    let tid = ids.find(|tid| *tid != pid).unwrap();
+    let answer = otelctx(&["record", "-d", "0.5", "-o", &path, "-p", &tid]).expect(0);
+    let said = format!("{tid} is a thread of process {pid}, all of which is sampled");
+    assert!(answer.stderr.contains(&said), "{answer:?}");
+    let report = otelctx(&["report", "--json", &path]).expect(0).json();
+    assert_eq!(report["by_process"][0]["name"], format!("busy shop {pid}"));
+}
+
+#[test]
+fn outputs_that_can_not_be_written_are_refused_at_once() {
+    let sleeper = Sleeper::start();
+    let scratch = Scratch::new("record-outputs");
+    let good = scratch.path("a.otlp");
+    let directory = scratch.path("directory.svg");
+    fs::create_dir(&directory).unwrap();
+    fs::write(scratch.path("file"), "").unwrap();
+    for (path, why) in [
+        (scratch.path("a.txt"), "no profile format has this ending"),
+        (scratch.path("otlp"), "no profile format has this ending"),
+        (scratch.path("none/a.svg"), "No such file or directory"),
+        (scratch.path("file/a.svg"), "Not a directory"),
+        (directory, "Is a directory"),
+        (good.clone(), "given twice with -o"),
+        ("/proc/a.svg".to_owned(), "/proc/a.svg: can't be written: "),
+    ] {
+        // Also if another one is good.
+        let arguments = [
+            "record",
+            "-d",
+            "60",
+            "-p",
+            &sleeper.pid(),
+            "-o",
+            &good,
+            "-o",
+            &path,
+        ];
+        assert_refused(otelctx(&arguments), why);
+    }
+    let copy = Copy::new("read-only");
+    let read_only = scratch.path("read-only");
+    fs::create_dir(&read_only).unwrap();
+    fs::set_permissions(&read_only, PermissionsExt::from_mode(0o555)).unwrap();
+    let path = format!("{read_only}/a.otlp");
+    let answer = copy.run(&["record", "-d", "60", "-o", &path, "--", "true"]);
+    assert_refused(answer, "Permission denied");
+    assert_eq!(scratch.names(), ["directory.svg", "file", "read-only"]);
+}
+
+#[test]
+fn numbers_and_choices_that_make_no_sense_are_refused() {
+    let sleeper = Sleeper::start();
+    let scratch = Scratch::new("record-numbers");
+    let good = scratch.path("a.otlp");
+    for (option, value, why) in [
+        ("-d", "0", "a number of seconds from 0.1 to 86400"),
+        ("-d", "1e9", "a number of seconds from 0.1 to 86400"),
+        ("-F", "0", "0 is not in 1..=20000"),
+        ("-F", "1000000", "1000000 is not in 1..=20000"),
+        (
+            "--trace",
+            "4bf92f35",
+            "has 32 hexadecimal digits, this has 8",
+        ),
+        (
+            "--trace",
+            "xyz",
+            "has 32 hexadecimal digits and nothing else",
+        ),
+        ("--filter", "service", "such as service.name=shop"),
+    ] {
+        let arguments = ["record", "-o", &good, "-p", &sleeper.pid(), option, value];
+        let answer = otelctx(&arguments).expect(2);
+        assert!(answer.stderr.contains(why), "{why}: {answer:?}");
+    }
+    assert_eq!(scratch.names(), [""; 0]);
+}
+
+/// A file system of 64 KiB, with nothing left in it. Taken away when dropped.
+struct Full(String);
+
+impl Full {
+    fn new(scratch: &Scratch) -> Option<Self> {
+        let path = scratch.path("full");
+        fs::create_dir(&path).unwrap();
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        let options = Some("size=64k,mode=777");
+        if let Err(error) = mount(Some("otelctx-test"), &*path, Some("tmpfs"), flags, options) {
+            eprintln!("skipped: no file system can be mounted: {error}");
+            return None;
+        }
+        let full = Self(path);
+        let mut filler = fs::File::create(full.path("filler")).unwrap();
+        while filler.write_all(&[1; 512]).is_ok() {}
+        Some(full)
+    }
+
+    fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.0)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let name =
+            |it: std::io::Result<fs::DirEntry>| it.unwrap().file_name().into_string().unwrap();
+        let mut names: Vec<String> = fs::read_dir(&self.0).unwrap().map(name).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        let _ = umount(&*self.0);
+    }
+}
+
+/// With files without a name, and where the file system has none.
+#[test]
+fn a_full_disk_leaves_no_part_of_a_file_and_the_other_files_are_written() {
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let scratch = Scratch::new("record-full");
+    let Some(full) = Full::new(&scratch) else {
+        return;
+    };
+    for nameless in [true, false] {
+        let good = scratch.path("good.otlp");
+        let mut record = command(&[
+            "record",
+            "-d",
+            "0.5",
+            "-p",
+            &pid,
+            "-o",
+            &full.path("a.svg"),
+            "-o",
+            &good,
+        ]);
+        if !nameless {
+            deny_nameless_files(&mut record);
+        }
+        let answer = Answer::of(record.output().unwrap()).expect(2);
+        let line = format!(
+            "otelctx: {}: can't be written: No space left on device",
+            full.path("a.svg")
+        );
+        assert!(answer.stderr.contains(&line), "{answer:?}");
+        assert!(answer.stdout.contains("good.otlp: "), "{answer:?}");
+        assert!(!answer.stdout.contains("a.svg"), "{answer:?}");
+        assert_eq!(full.names(), ["filler"]);
+        otelctx(&["report", &good]).expect(0);
+        fs::remove_file(&good).unwrap();
+    }
+    assert_eq!(scratch.names(), ["full"]);
+}
+
+#[test]
+fn a_file_system_without_nameless_files_gets_whole_ones_too() {
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let scratch = Scratch::new("record-named");
+    let path = scratch.path("a.otlp");
+    // The second time there is one to be replaced.
+    for _ in 0..2 {
+        let mut record = command(&["record", "-d", "0.3", "-p", &pid, "-o", &path]);
+        deny_nameless_files(&mut record);
+        Answer::of(record.output().unwrap()).expect(0);
+        assert_eq!(scratch.names(), ["a.otlp"]);
+        otelctx(&["report", &path]).expect(0);
+    }
+    // Nothing is made before there is something to write.
+    let mut record = command(&["record", "-p", &pid, "-o", &scratch.path("b.otlp")]);
+    deny_nameless_files(&mut record);
+    let mut child = record.spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(scratch.names(), ["a.otlp"]);
+}
+
+#[test]
+fn a_target_that_ends_is_recorded_until_then() {
+    let scratch = Scratch::new("record-ends");
+    let path = scratch.path("a.otlp");
+    let mut worker = Command::new("sh");
+    worker.args([
+        "-c",
+        "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exec sleep 1",
+    ]);
+    let mut worker = worker.spawn().unwrap();
+    let pid = worker.id().to_string();
+    let waiting = std::thread::spawn(move || worker.wait().unwrap());
+    let answer = otelctx(&["record", "-d", "600", "-o", &path, "-p", &pid]).expect(0);
+    waiting.join().unwrap();
+    assert!(answer.stdout.contains("a.otlp: "), "{answer:?}");
+    otelctx(&["report", &path]).expect(0);
+}
+
+#[test]
+fn an_empty_recording_says_why() {
+    let scratch = Scratch::new("record-empty");
+    let path = scratch.path("a.svg");
+    let sleeper = Sleeper::start();
+    let pid = sleeper.pid();
+    let answer = otelctx(&["record", "-d", "0.3", "-o", &path, "-p", &pid]).expect(0);
+    assert!(
+        answer.stdout.starts_with("0 samples of 0 processes in "),
+        "{answer:?}"
+    );
+    for said in [
+        "no sample: no thread was on a processor when it was looked at, every 10.1 ms",
+        "record longer, or look more often with -F 999",
+        &format!("dump {pid}"),
+    ] {
+        assert!(answer.stderr.contains(said), "{said}: {answer:?}");
+    }
+    assert!(fs::read_to_string(&path).unwrap().contains("No samples."));
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    for (option, value, said) in [
+        (
+            "--filter",
+            "service.name=other",
+            "service.name of those that were sampled: 'busy shop'",
+        ),
+        (
+            "--filter",
+            "no.such=thing",
+            "no process that was sampled has a no.such",
+        ),
+        (
+            "--trace",
+            "4BF92F3577B34DA6A3CE929D0E0E4737",
+            "none of them of that trace",
+        ),
+    ] {
+        let arguments = [
+            "record", "-d", "0.5", "-o", &path, "-p", &pid, option, value,
+        ];
+        let answer = otelctx(&arguments).expect(0);
+        assert!(answer.stderr.contains(said), "{said}: {answer:?}");
+        assert!(answer.stderr.contains("was kept"), "{answer:?}");
+    }
+    // All have to hold.
+    let both = [
+        "--filter",
+        "service.name=busy shop",
+        "--filter",
+        "service.name=other",
+    ];
+    let arguments = [&["record", "-d", "0.5", "-o", &path, "-p", &pid], &both[..]].concat();
+    assert!(otelctx(&arguments).expect(0).stderr.contains("was kept"));
+    // What publishes nothing is told from what has none attached.
+    let loops = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
+    let answer = otelctx(&["record", "-o", &path, "--", "sh", "-c", loops]).expect(0);
+    assert!(
+        answer.stderr.contains("publishes thread contexts"),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn a_command_has_its_own_exit_status() {
+    let scratch = Scratch::new("record-status");
+    let path = scratch.path("a.otlp");
+    let record = |program: &str| otelctx(&["record", "-o", &path, "--", "sh", "-c", program]);
+    for (program, status) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -KILL $$", 128 + 9),
+        // What goes on in a process that it leaves behind is not waited for.
+        ("sleep 0.2 & exit 3", 3),
+    ] {
+        let answer = record(program).expect(status);
+        assert!(answer.stdout.contains("a.otlp: "), "{answer:?}");
+        otelctx(&["report", &path]).expect(0);
+        fs::remove_file(&path).unwrap();
+    }
+    for program in ["/no/such/program", "/", "/etc/passwd"] {
+        let answer = otelctx(&["record", "-o", &path, "--", program]);
+        assert_refused(answer, &format!("otelctx: {program}: can't be started: "));
+    }
+    assert_eq!(scratch.names(), [""; 0]);
+}
+
+#[test]
+fn a_signal_is_passed_on_to_the_command_and_the_recording_is_written() {
+    let scratch = Scratch::new("record-signal");
+    for (signal, name, status) in [(Signal::SIGTERM, "TERM", 5), (Signal::SIGINT, "INT", 6)] {
+        let path = scratch.path(&format!("{name}.otlp"));
+        let ready = scratch.path(name);
+        let program = format!("trap 'exit {status}' {name}; : > {ready}; while :; do :; done");
+        let mut record = command(&["record", "-o", &path, "--", "sh", "-c", &program]);
+        not_ignoring_interrupts(&mut record);
+        let record = record.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = record.process_group(0).spawn().unwrap();
+        let start = Instant::now();
+        while fs::metadata(&ready).is_err() && start.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+        Answer::of(child.wait_with_output().unwrap()).expect(status);
+        otelctx(&["report", &path]).expect(0);
+    }
+    // When its time is over, the command's is, too.
+    let path = scratch.path("time.otlp");
+    let program = "trap 'exit 9' TERM; while :; do :; done";
+    otelctx(&[
+        "record", "-d", "0.5", "-o", &path, "--", "sh", "-c", program,
+    ])
+    .expect(9);
+}
+
+#[test]
+fn a_command_that_forks_is_recorded_with_its_children() {
+    let scratch = Scratch::new("record-forks");
+    let path = scratch.path("a.otlp");
+    let loops = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
+    let program = format!("({loops}) & ({loops}) & wait");
+    let arguments = [
+        "record", "-F", "999", "-o", &path, "--", "sh", "-c", &program,
+    ];
+    otelctx(&arguments).expect(0);
+    let report = otelctx(&["report", "--json", &path]).expect(0).json();
+    assert!(
+        report["by_process"].as_array().unwrap().len() >= 2,
+        "{report:#}"
+    );
+}
+
+#[test]
+fn closed_outputs_do_not_keep_the_recording_from_being_written() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("record-closed");
+    let path = scratch.path("a.otlp");
+    let mut record = command(&[
+        "record",
+        "-d",
+        "0.3",
+        "-o",
+        &path,
+        "-p",
+        &target.pid().to_string(),
+    ]);
+    let close = || {
+        // SAFETY: a system call; nobody uses the descriptors between fork and exec.
+        unsafe { (libc::close(1), libc::close(2)) };
+        Ok(())
+    };
+    // SAFETY: see above.
+    unsafe { record.pre_exec(close) };
+    assert_eq!(record.status().unwrap().code(), Some(0));
+    otelctx(&["report", &path]).expect(0);
+}
+
+#[test]
+fn what_is_no_profile_is_refused_by_report() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("report-garbage");
+    let pid = target.pid().to_string();
+    let (otlp, svg) = (scratch.path("a.otlp"), scratch.path("a.svg"));
+    otelctx(&["record", "-d", "0.3", "-p", &pid, "-o", &otlp, "-o", &svg]).expect(0);
+    let refused = |path: &str, why: &str| assert_refused(otelctx(&["report", path]), why);
+    refused(&svg, "a.svg: not a whole OTLP profile: ");
+    refused(&scratch.path("none.otlp"), "No such file or directory");
+    refused(&scratch.path(""), "Is a directory");
+    let noise = scratch.path("noise");
+    fs::write(
+        &noise,
+        (0..10_000)
+            .map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect::<Vec<_>>(),
+    )
+    .unwrap();
+    refused(&noise, "noise: not a whole OTLP profile: ");
+    refused("/dev/null", "it is empty");
+    // For ever more of it.
+    refused(
+        "/dev/zero",
+        "not a whole OTLP profile: it is larger than 256 MiB",
+    );
+    let link = scratch.path("link.otlp");
+    symlink(&otlp, &link).unwrap();
+    otelctx(&["report", &link]).expect(0);
+    // From standard input.
+    let text = otelctx(&["report", &otlp]).expect(0).stdout;
+    let mut from_pipe = command(&["report", "-"]);
+    from_pipe.stdin(fs::File::open(&otlp).unwrap());
+    assert_eq!(
+        Answer::of(from_pipe.output().unwrap()).expect(0).stdout,
+        text
+    );
+    assert_refused(
+        otelctx(&["report", "-"]),
+        "standard input: not a whole OTLP profile: it is empty",
+    );
+}
