@@ -1,23 +1,33 @@
 //! A copy of a target's file, which the target can't change.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use nix::fcntl::OFlag;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use object::elf::{SHF_ALLOC, SHT_NOBITS, SHT_PROGBITS};
 use object::endian::Endianness;
-use object::read::elf::{ElfFile64, FileHeader};
+use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Object, ObjectSection, ObjectSegment, ReadCache};
 
-/// The largest file that is copied, in bytes: 4 GiB.
+/// The most that is copied of a file, in bytes: 4 GiB.
 const LARGEST: u64 = 4 << 30;
+/// What is copied of a file's beginning in any case, in bytes: its headers lie there.
+const HEAD: u64 = 1 << 16;
 /// The most that is read of a section of names, in bytes.
 const LARGEST_NAMES: u64 = 1 << 20;
 
-/// Sections that name another file: the target's choice, which must not be followed.
-const LINKS: [&[u8]; 3] = [b".gnu_debuglink\0", b".gnu_debugaltlink\0", b".debug_sup\0"];
+/// Sections that name another file: the target's choice, which must not be followed. And one that is
+/// compressed in a way that is not decoded: it would stand in the way of what is.
+const HIDDEN: [&[u8]; 4] = [
+    b".gnu_debuglink\0",
+    b".gnu_debugaltlink\0",
+    b".debug_sup\0",
+    b".gnu_debugdata\0",
+];
 
 /// A copy of an ELF file that has no name and goes away with this value.
 #[derive(Debug)]
@@ -30,18 +40,52 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
-    /// Copies `original`. An error if it is no 64-bit ELF file, or too large.
+    /// Copies of `original` all but what is loaded as code and data. An error if it is no 64-bit ELF
+    /// file, or too large.
     pub(crate) fn of(original: &File) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(OFlag::O_TMPFILE.bits())
-            .open(std::env::temp_dir())?;
-        let copied = io::copy(&mut original.take(LARGEST), &mut &file)?;
-        if copied == LARGEST {
-            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
-        }
+        let size = original.metadata()?.len();
+        let file = nameless()?;
+        // What is not copied reads as zeroes, and takes no room.
+        file.set_len(size)?;
+        let mut copied = 0;
+        let mut take = |offset: u64, length: u64| {
+            let length = length.min(size.saturating_sub(offset));
+            copied += length;
+            if copied > LARGEST {
+                return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+            }
+            let (mut from, mut to) = (original, &file);
+            from.seek(SeekFrom::Start(offset))?;
+            to.seek(SeekFrom::Start(offset))?;
+            io::copy(&mut from.take(length), &mut to).map(drop)
+        };
+        take(0, HEAD)?;
         let malformed = |_| io::Error::from(io::ErrorKind::InvalidData);
+        {
+            let cache = ReadCache::new(original);
+            let elf = ElfFile64::<Endianness, _>::parse(&cache).map_err(malformed)?;
+            let (endian, header) = (elf.endian(), elf.elf_header());
+            let entries = |count: u16, size: u16| u64::from(count) * u64::from(size);
+            let segments = entries(header.e_phnum(endian), header.e_phentsize(endian));
+            take(header.e_phoff(endian).into(), segments)?;
+            // Extended numbering has the count in the first section's header.
+            let sections = elf.sections().count() as u64 + 1;
+            let sections = sections * u64::from(header.e_shentsize(endian));
+            take(header.e_shoff(endian).into(), sections)?;
+            for section in elf.sections() {
+                let header = section.elf_section_header();
+                let kind = header.sh_type(endian);
+                let flags = header.sh_flags(endian);
+                let is_loaded = kind == SHT_PROGBITS && flags.contains(SHF_ALLOC);
+                if kind != SHT_NOBITS && !is_loaded {
+                    take(
+                        header.sh_offset(endian).into(),
+                        header.sh_size(endian).into(),
+                    )?;
+                }
+            }
+        }
+        // From here on, what counts is the copy.
         let cache = ReadCache::new(&file);
         let elf = ElfFile64::<Endianness, _>::parse(&cache).map_err(malformed)?;
         let segments = elf.segments().map(|segment| {
@@ -58,17 +102,17 @@ impl Copy {
             file: file.try_clone()?,
         };
         if let Some((offset, size)) = names {
-            copy.unlink(offset, size)?;
+            copy.hide(offset, size)?;
         }
         Ok(copy)
     }
 
-    /// Renames the sections that lead to other files, so that no decoder finds them.
-    fn unlink(&self, offset: u64, size: u64) -> io::Result<()> {
+    /// Renames the sections of [`HIDDEN`], so that no decoder finds them.
+    fn hide(&self, offset: u64, size: u64) -> io::Result<()> {
         let size = size.min(LARGEST_NAMES);
         let mut names = vec![0; usize::try_from(size).unwrap_or(0)];
         self.file.read_exact_at(&mut names, offset)?;
-        for link in LINKS {
+        for link in HIDDEN {
             // A name may also be the end of a longer one.
             for at in 0..names.len().saturating_sub(link.len() - 1) {
                 if names[at..].starts_with(link) {
@@ -91,6 +135,17 @@ impl Copy {
             (within < *size).then(|| address.wrapping_add(within))
         })
     }
+}
+
+/// A new file without a name: on disk, or in memory where that has no such files (overlay before Linux
+/// 6.3).
+fn nameless() -> io::Result<File> {
+    let on_disk = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(OFlag::O_TMPFILE.bits())
+        .open(std::env::temp_dir());
+    on_disk.or_else(|_| Ok(memfd_create(c"otelctx", MFdFlags::MFD_CLOEXEC)?.into()))
 }
 
 /// Where the names of sections are: offset and size.

@@ -2,37 +2,83 @@
 //! (`/usr/lib/debug`, by build id and by debug link), and from the kernel.
 //!
 //! What is a target's is not trusted: its files are never mapped, because it could cut them short
-//! meanwhile, but copied first; and no path that stands in them is followed, but looked for below
-//! `/usr/lib/debug` alone.
+//! meanwhile, but copied first; they are decoded in a child process with bounded time and memory; and
+//! no path that stands in them is followed, but looked for below `/usr/lib/debug` alone.
 //!
 //! Names are demangled (Rust, C++), and functions that were inlined at an address are told one by
 //! one. The decoding itself is `blazesym`'s.
 
+mod answer;
+mod apart;
 mod copy;
 mod debug_file;
 mod identity;
 
+use std::fmt;
 use std::path::PathBuf;
 
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
+use otelctx_profile::sample::Module;
 use otelctx_profile::{Asked, Function, Identity};
 
+use answer::Answer;
+use apart::NoAnswer;
 use copy::Copy;
 
 /// Names functions for a profile.
 ///
-/// Cheap to make. A module is looked at when it is asked for, and nothing of it is kept.
+/// Cheap to make. A module is looked at when it is asked for, in a child process; what identifies the
+/// last one is kept, because that is asked for next.
 #[derive(Clone, Debug)]
 pub struct Symbols {
     debug_directories: Vec<PathBuf>,
+    last: Option<(Module, Identity)>,
+    failures: Vec<Failure>,
 }
 
 impl Default for Symbols {
     fn default() -> Self {
         Self {
             debug_directories: debug_file::DIRECTORIES.map(PathBuf::from).into(),
+            last: None,
+            failures: Vec::new(),
         }
+    }
+}
+
+/// A file that is there and whose functions have no names all the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The file's path as its process sees it.
+    pub path: String,
+    /// Why.
+    pub reason: FailureReason,
+}
+
+/// Why the functions of a file have no names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FailureReason {
+    /// Its debug information or its symbols are malformed, or packed in a way that is not decoded.
+    Malformed,
+    /// Decoding took too much memory, or was nested too deeply.
+    TooLarge,
+    /// Decoding took too long.
+    TooLong,
+    /// There could be no process to decode it in.
+    NoProcess,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reason = match self.reason {
+            FailureReason::Malformed => "its symbols are malformed, or packed in an unknown way",
+            FailureReason::TooLarge => "decoding its symbols took too much memory",
+            FailureReason::TooLong => "decoding its symbols took too long",
+            FailureReason::NoProcess => "there could be no process to decode it in",
+        };
+        write!(f, "{}: no function names: {reason}", self.path)
     }
 }
 
@@ -52,50 +98,129 @@ impl Symbols {
         self
     }
 
-    fn in_file(&self, asked: Asked<'_>, offsets: &[u64]) -> Option<Vec<Vec<Function>>> {
-        let copy = Copy::of(&identity::open(asked)?).ok()?;
-        // Where a debug file has what it describes is in the module's own program headers.
-        let (known, addresses): (Vec<usize>, Vec<u64>) = offsets
-            .iter()
-            .enumerate()
-            .filter_map(|(index, offset)| Some((index, copy.address(*offset)?)))
-            .unzip();
-        let separate = debug_file::find(&copy, asked.module, &self.debug_directories);
-        let source = Source::Elf(Elf::new(separate.unwrap_or_else(|| copy.path())));
-        let named = symbolize(&source, Input::VirtOffset(&addresses))?;
-        let mut functions = vec![Vec::new(); offsets.len()];
-        for (index, found) in known.into_iter().zip(named) {
-            functions[index] = found;
-        }
-        Some(functions)
+    /// The files whose names were lost, in the order in which they were asked for.
+    #[must_use]
+    pub fn failures(&self) -> &[Failure] {
+        &self.failures
+    }
+
+    /// What a child finds out about the file of a module.
+    fn of_file(&mut self, asked: Asked<'_>, offsets: &[u64]) -> Answer {
+        let debug_directories = &self.debug_directories;
+        let answer = apart::run(|pipe| {
+            let identity = identity::of(asked);
+            let (functions, is_broken) = match in_file(asked, offsets, debug_directories) {
+                Some((functions, is_broken)) => (functions, is_broken),
+                None => (Vec::new(), false),
+            };
+            let answer = Answer {
+                identity,
+                functions,
+                is_broken,
+            };
+            answer.write(pipe)
+        });
+        let answer = answer.and_then(|bytes| Answer::read(&bytes).ok_or(NoAnswer::Died));
+        let reason = match &answer {
+            Ok(answer) if !answer.is_broken => None,
+            Ok(_) => Some(FailureReason::Malformed),
+            Err(NoAnswer::Died | NoAnswer::TooMuch) => Some(FailureReason::TooLarge),
+            Err(NoAnswer::TooLong) => Some(FailureReason::TooLong),
+            Err(NoAnswer::NoChild) => Some(FailureReason::NoProcess),
+        };
+        self.failures.extend(reason.map(|reason| Failure {
+            path: asked.module.path.clone(),
+            reason,
+        }));
+        let mut answer = answer.unwrap_or_else(|_| Answer {
+            identity: Identity {
+                build_id: asked.module.build_id.clone(),
+                htlhash: None,
+            },
+            ..Answer::default()
+        });
+        answer.functions.resize(offsets.len(), Vec::new());
+        answer
     }
 }
 
 impl otelctx_profile::Symbolizer for Symbols {
     fn functions(&mut self, asked: Asked<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
-        let named = if asked.module.is_kernel() {
-            symbolize(
-                &Source::Kernel(Kernel::default()),
-                Input::AbsAddr(addresses),
-            )
-        } else if asked.module.has_file() {
-            self.in_file(asked, addresses)
-        } else {
-            None
-        };
-        named.unwrap_or_else(|| vec![Vec::new(); addresses.len()])
+        if asked.module.is_kernel() {
+            let source = Source::Kernel(Kernel::default());
+            return symbolize(&source, Input::AbsAddr(addresses))
+                .map_or_else(|| vec![Vec::new(); addresses.len()], |(named, _)| named);
+        }
+        if !asked.module.has_file() {
+            return vec![Vec::new(); addresses.len()];
+        }
+        let answer = self.of_file(asked, addresses);
+        self.last = Some((asked.module.clone(), answer.identity));
+        answer.functions
     }
 
     fn identity(&mut self, asked: Asked<'_>) -> Identity {
-        identity::of(asked)
+        match &self.last {
+            Some((module, identity)) if module == asked.module => identity.clone(),
+            _ if asked.module.has_file() => self.of_file(asked, &[]).identity,
+            _ => identity::of(asked),
+        }
     }
 }
 
-fn symbolize(source: &Source<'_>, addresses: Input<&[u64]>) -> Option<Vec<Vec<Function>>> {
+/// The functions at offsets of a file, and whether some could not be decoded; `None` if it can't be
+/// opened or is no ELF file.
+fn in_file(
+    asked: Asked<'_>,
+    offsets: &[u64],
+    debug_directories: &[PathBuf],
+) -> Option<(Vec<Vec<Function>>, bool)> {
+    if offsets.is_empty() {
+        return None;
+    }
+    let copy = Copy::of(&identity::open(asked)?).ok()?;
+    // Where a debug file has what it describes is in the module's own program headers.
+    let (known, addresses): (Vec<usize>, Vec<u64>) = offsets
+        .iter()
+        .enumerate()
+        .filter_map(|(index, offset)| Some((index, copy.address(*offset)?)))
+        .unzip();
+    let separate = debug_file::find(&copy, asked.module, debug_directories);
+    let mut elf = Elf::new(separate.unwrap_or_else(|| copy.path()));
+    let input = || Input::VirtOffset(&addresses[..]);
+    let found = symbolize(&Source::Elf(elf.clone()), input());
+    // The symbols may be sound where the DWARF is not.
+    let (named, is_broken) = found.or_else(|| {
+        elf.debug_syms = false;
+        let (named, _) = symbolize(&Source::Elf(elf), input())?;
+        Some((named, true))
+    })?;
+    let mut functions = vec![Vec::new(); offsets.len()];
+    for (index, found) in known.into_iter().zip(named) {
+        functions[index] = found;
+    }
+    Some((functions, is_broken))
+}
+
+/// The functions at addresses, and whether some could not be decoded. `None` if nothing could.
+fn symbolize(source: &Source<'_>, addresses: Input<&[u64]>) -> Option<(Vec<Vec<Function>>, bool)> {
     // What one has parsed it keeps: so one for each module.
     let symbolizer = Symbolizer::builder().enable_auto_reload(false).build();
-    let found = symbolizer.symbolize(source, addresses).ok()?;
-    Some(found.iter().map(functions).collect())
+    if let Ok(found) = symbolizer.symbolize(source, addresses) {
+        return Some((found.iter().map(functions).collect(), false));
+    }
+    // What is broken may be at one of the addresses only.
+    let one = |address: &u64| {
+        let input = addresses.map(|_| *address);
+        let found = symbolizer.symbolize_single(source, input).ok()?;
+        Some(functions(&found))
+    };
+    let (Input::AbsAddr(all) | Input::VirtOffset(all) | Input::FileOffset(all)) = addresses;
+    let found: Vec<_> = all.iter().map(one).collect();
+    found.iter().any(Option::is_some).then(|| {
+        let found = found.into_iter().map(Option::unwrap_or_default);
+        (found.collect(), true)
+    })
 }
 
 /// The innermost first.
@@ -114,6 +239,8 @@ fn functions(symbolized: &Symbolized<'_>) -> Vec<Function> {
         .map(|function| named(&function.name, function.code_info.as_ref()))
         .collect();
     functions.push(named(name, code_info.as_deref()));
+    // DWARF may tell of a function without its name.
+    functions.retain(|function| !function.name.is_empty());
     functions
 }
 
