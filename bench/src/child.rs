@@ -79,6 +79,9 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
         ["recorder"] => crate::group::sampler::record(),
         ["keys"] => keys(),
         ["otlp"] => crate::group::profile::write_otlp(),
+        ["symbolize", program, stacks] => {
+            crate::group::symbolize::name_functions(program, stacks);
+        }
         ["threads", count] => threads(count.parse().unwrap_or(0)),
         ["read", pid, way] => read(pid.parse().unwrap_or(0), way == "text"),
         ["list", ref pids @ ..] => list(pids),

@@ -11,6 +11,7 @@ mod resolve;
 pub(crate) mod sampler;
 mod scale;
 mod stop;
+pub(crate) mod symbolize;
 
 use crate::row::Report;
 
@@ -70,7 +71,7 @@ pub(crate) static GROUPS: &[Group] = &[
     },
     Group {
         name: "profile",
-        summary: "writing what was recorded",
+        summary: "naming functions, against perf, and writing what was recorded",
         by_default: true,
         run: profile::run,
     },

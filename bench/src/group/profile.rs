@@ -47,6 +47,7 @@ pub(crate) fn run(report: &mut Report) {
         "MiB",
         200.0,
     );
+    super::symbolize::run(report);
 }
 
 /// Records by hand, and writes to a real file: a process of its own, because its memory counts.

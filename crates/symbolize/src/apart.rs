@@ -6,6 +6,7 @@
 
 use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -53,10 +54,13 @@ pub(crate) fn run(
             drop(answer);
             confine();
             let mut pipe = io::BufWriter::new(pipe);
-            let done = work(&mut pipe).and_then(|()| pipe.flush());
+            // A panic must not unwind into what is the parent's: values would be dropped, and with
+            // them what they stand for.
+            let work = AssertUnwindSafe(|| work(&mut pipe).and_then(|()| pipe.flush()));
+            let is_done = matches!(catch_unwind(work), Ok(Ok(())));
             // SAFETY: it ends the process and touches nothing of it: what runs at an end otherwise
             // is the parent's.
-            unsafe { nix::libc::_exit(i32::from(done.is_err())) }
+            unsafe { nix::libc::_exit(i32::from(!is_done)) }
         }
         ForkResult::Parent { child } => {
             drop(pipe);

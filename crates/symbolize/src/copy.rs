@@ -35,6 +35,8 @@ pub(crate) struct Copy {
     file: File,
     /// What is loaded from where: the file's offset, its size there, the address.
     segments: Vec<(u64, u64, u64)>,
+    /// Addresses of each section: its first, and behind its last.
+    sections: Vec<(u64, u64)>,
     /// The name and the CRC-32 in `.gnu_debuglink`.
     pub(crate) debug_link: Option<(Vec<u8>, u32)>,
 }
@@ -67,21 +69,18 @@ impl Copy {
             let (endian, header) = (elf.endian(), elf.elf_header());
             let entries = |count: u16, size: u16| u64::from(count) * u64::from(size);
             let segments = entries(header.e_phnum(endian), header.e_phentsize(endian));
-            take(header.e_phoff(endian).into(), segments)?;
+            take(header.e_phoff(endian), segments)?;
             // Extended numbering has the count in the first section's header.
             let sections = elf.sections().count() as u64 + 1;
             let sections = sections * u64::from(header.e_shentsize(endian));
-            take(header.e_shoff(endian).into(), sections)?;
+            take(header.e_shoff(endian), sections)?;
             for section in elf.sections() {
                 let header = section.elf_section_header();
                 let kind = header.sh_type(endian);
                 let flags = header.sh_flags(endian);
                 let is_loaded = kind == SHT_PROGBITS && flags.contains(SHF_ALLOC);
                 if kind != SHT_NOBITS && !is_loaded {
-                    take(
-                        header.sh_offset(endian).into(),
-                        header.sh_size(endian).into(),
-                    )?;
+                    take(header.sh_offset(endian), header.sh_size(endian))?;
                 }
             }
         }
@@ -93,11 +92,16 @@ impl Copy {
             (offset, size, segment.address())
         });
         let segments = segments.collect();
+        let loaded = elf.sections().filter(|section| section.address() != 0);
+        let range = |start: u64, size| (start, start.saturating_add(size));
+        let sections = loaded.map(|section| range(section.address(), section.size()));
+        let sections = sections.collect();
         let debug_link = elf.gnu_debuglink().map_err(malformed)?;
         let debug_link = debug_link.map(|(name, crc)| (name.to_vec(), crc));
         let names = section_names(&elf);
         let copy = Self {
             segments,
+            sections,
             debug_link,
             file: file.try_clone()?,
         };
@@ -128,6 +132,13 @@ impl Copy {
         format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
     }
 
+    /// Whether both addresses are in one section.
+    pub(crate) fn is_one_section(&self, one: u64, other: u64) -> bool {
+        let has = |(start, end): &(u64, u64), address| (*start..*end).contains(&address);
+        let mut sections = self.sections.iter();
+        sections.any(|section| has(section, one) && has(section, other))
+    }
+
     /// The address that the file gives to what stands at `offset`.
     pub(crate) fn address(&self, offset: u64) -> Option<u64> {
         self.segments.iter().find_map(|(start, size, address)| {
@@ -139,7 +150,7 @@ impl Copy {
 
 /// A new file without a name: on disk, or in memory where that has no such files (overlay before Linux
 /// 6.3).
-fn nameless() -> io::Result<File> {
+pub(crate) fn nameless() -> io::Result<File> {
     let on_disk = OpenOptions::new()
         .read(true)
         .write(true)

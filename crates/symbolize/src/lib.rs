@@ -13,6 +13,7 @@ mod apart;
 mod copy;
 mod debug_file;
 mod identity;
+mod vdso;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -107,20 +108,21 @@ impl Symbols {
     /// What a child finds out about the file of a module.
     fn of_file(&mut self, asked: Asked<'_>, offsets: &[u64]) -> Answer {
         let debug_directories = &self.debug_directories;
-        let answer = apart::run(|pipe| {
-            let identity = identity::of(asked);
-            let (functions, is_broken) = match in_file(asked, offsets, debug_directories) {
-                Some((functions, is_broken)) => (functions, is_broken),
-                None => (Vec::new(), false),
-            };
-            let answer = Answer {
-                identity,
-                functions,
-                is_broken,
-            };
-            answer.write(pipe)
-        });
-        let answer = answer.and_then(|bytes| Answer::read(&bytes).ok_or(NoAnswer::Died));
+        let child = |with_dwarf| {
+            let bytes = apart::run(|pipe| {
+                let identity = identity::of(asked);
+                let found = in_file(asked, offsets, debug_directories, with_dwarf);
+                let (functions, is_broken) = found.unwrap_or_default();
+                let answer = Answer {
+                    identity,
+                    functions,
+                    is_broken,
+                };
+                answer.write(pipe)
+            })?;
+            Answer::read(&bytes).ok_or(NoAnswer::Died)
+        };
+        let answer = child(true);
         let reason = match &answer {
             Ok(answer) if !answer.is_broken => None,
             Ok(_) => Some(FailureReason::Malformed),
@@ -132,6 +134,8 @@ impl Symbols {
             path: asked.module.path.clone(),
             reason,
         }));
+        // The symbols may be sound where the DWARF is not.
+        let answer = answer.or_else(|_| child(false));
         let mut answer = answer.unwrap_or_else(|_| Answer {
             identity: Identity {
                 build_id: asked.module.build_id.clone(),
@@ -148,11 +152,12 @@ impl otelctx_profile::Symbolizer for Symbols {
     fn functions(&mut self, asked: Asked<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
         if asked.module.is_kernel() {
             let source = Source::Kernel(Kernel::default());
-            return symbolize(&source, Input::AbsAddr(addresses))
+            return symbolize(&source, Input::AbsAddr(addresses), |_, _| true)
                 .map_or_else(|| vec![Vec::new(); addresses.len()], |(named, _)| named);
         }
         if !asked.module.has_file() {
-            return vec![Vec::new(); addresses.len()];
+            let named = vdso::functions(asked, addresses);
+            return named.unwrap_or_else(|| vec![Vec::new(); addresses.len()]);
         }
         let answer = self.of_file(asked, addresses);
         self.last = Some((asked.module.clone(), answer.identity));
@@ -174,48 +179,79 @@ fn in_file(
     asked: Asked<'_>,
     offsets: &[u64],
     debug_directories: &[PathBuf],
+    with_dwarf: bool,
 ) -> Option<(Vec<Vec<Function>>, bool)> {
     if offsets.is_empty() {
         return None;
     }
     let copy = Copy::of(&identity::open(asked)?).ok()?;
+    let separate = debug_file::find(&copy, asked.module, debug_directories);
+    in_copy(&copy, separate, offsets, with_dwarf)
+}
+
+/// The same for a copy, and a debug file that belongs to it.
+fn in_copy(
+    copy: &Copy,
+    separate: Option<PathBuf>,
+    offsets: &[u64],
+    with_dwarf: bool,
+) -> Option<(Vec<Vec<Function>>, bool)> {
     // Where a debug file has what it describes is in the module's own program headers.
     let (known, addresses): (Vec<usize>, Vec<u64>) = offsets
         .iter()
         .enumerate()
         .filter_map(|(index, offset)| Some((index, copy.address(*offset)?)))
         .unzip();
-    let separate = debug_file::find(&copy, asked.module, debug_directories);
     let mut elf = Elf::new(separate.unwrap_or_else(|| copy.path()));
-    let input = || Input::VirtOffset(&addresses[..]);
-    let found = symbolize(&Source::Elf(elf.clone()), input());
-    // The symbols may be sound where the DWARF is not.
-    let (named, is_broken) = found.or_else(|| {
+    elf.debug_syms = with_dwarf;
+    let reaches = |symbol, address| copy.is_one_section(symbol, address);
+    let found = symbolize(
+        &Source::Elf(elf.clone()),
+        Input::VirtOffset(&addresses),
+        reaches,
+    );
+    let is_sound = matches!(found, Some((_, false)));
+    let mut named = found.map_or_else(|| vec![Vec::new(); addresses.len()], |(named, _)| named);
+    // A symbol may have a name where the DWARF has none, or is broken.
+    let has_none = |(index, found): (usize, &Vec<_>)| found.is_empty().then_some(index);
+    let without: Vec<usize> = named.iter().enumerate().filter_map(has_none).collect();
+    if !without.is_empty() {
         elf.debug_syms = false;
-        let (named, _) = symbolize(&Source::Elf(elf), input())?;
-        Some((named, true))
-    })?;
+        let addresses: Vec<u64> = without.iter().map(|index| addresses[*index]).collect();
+        let found = symbolize(&Source::Elf(elf), Input::VirtOffset(&addresses), reaches);
+        let found = found.map_or(Vec::new(), |(named, _)| named);
+        for (index, found) in without.into_iter().zip(found) {
+            named[index] = found;
+        }
+    }
     let mut functions = vec![Vec::new(); offsets.len()];
     for (index, found) in known.into_iter().zip(named) {
         functions[index] = found;
     }
-    Some((functions, is_broken))
+    Some((functions, !is_sound))
 }
 
 /// The functions at addresses, and whether some could not be decoded. `None` if nothing could.
-fn symbolize(source: &Source<'_>, addresses: Input<&[u64]>) -> Option<(Vec<Vec<Function>>, bool)> {
+/// `reaches` tells whether a symbol of unknown size may reach from its address to another one.
+fn symbolize(
+    source: &Source<'_>,
+    addresses: Input<&[u64]>,
+    reaches: impl Fn(u64, u64) -> bool,
+) -> Option<(Vec<Vec<Function>>, bool)> {
     // What one has parsed it keeps: so one for each module.
     let symbolizer = Symbolizer::builder().enable_auto_reload(false).build();
+    let (Input::AbsAddr(all) | Input::VirtOffset(all) | Input::FileOffset(all)) = addresses;
     if let Ok(found) = symbolizer.symbolize(source, addresses) {
-        return Some((found.iter().map(functions).collect(), false));
+        let found = found.iter().zip(all);
+        let found = found.map(|(found, address)| functions(found, *address, &reaches));
+        return Some((found.collect(), false));
     }
     // What is broken may be at one of the addresses only.
     let one = |address: &u64| {
         let input = addresses.map(|_| *address);
         let found = symbolizer.symbolize_single(source, input).ok()?;
-        Some(functions(&found))
+        Some(functions(&found, *address, &reaches))
     };
-    let (Input::AbsAddr(all) | Input::VirtOffset(all) | Input::FileOffset(all)) = addresses;
     let found: Vec<_> = all.iter().map(one).collect();
     found.iter().any(Option::is_some).then(|| {
         let found = found.into_iter().map(Option::unwrap_or_default);
@@ -224,7 +260,11 @@ fn symbolize(source: &Source<'_>, addresses: Input<&[u64]>) -> Option<(Vec<Vec<F
 }
 
 /// The innermost first.
-fn functions(symbolized: &Symbolized<'_>) -> Vec<Function> {
+fn functions(
+    symbolized: &Symbolized<'_>,
+    address: u64,
+    reaches: impl Fn(u64, u64) -> bool,
+) -> Vec<Function> {
     let Symbolized::Sym(symbol) = symbolized else {
         return Vec::new();
     };
@@ -234,6 +274,10 @@ fn functions(symbolized: &Symbolized<'_>) -> Vec<Function> {
         inlined,
         ..
     } = symbol;
+    // Such as `_init`, behind which stubs of the procedure linkage table follow.
+    if symbol.size.is_none() && !reaches(symbol.addr, address) {
+        return Vec::new();
+    }
     let inlined = inlined.iter().rev();
     let mut functions: Vec<Function> = inlined
         .map(|function| named(&function.name, function.code_info.as_ref()))

@@ -1,10 +1,11 @@
 //! Names and lines against binutils' own.
 
+mod tools;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use otelctx_fixtures::Compiler;
 use otelctx_profile::sample::{Catalog, Mapping, Module, ProcessFacts};
@@ -12,34 +13,7 @@ use otelctx_profile::sample::{Counts, Event, Found, Sample};
 use otelctx_profile::{Asked, Clock, Location, Profile, Recording, Symbolizer};
 use otelctx_remote::Device;
 use otelctx_symbolize::Symbols;
-
-fn tool(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(output.status.success(), "{program} {arguments:?}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let name = format!("otelctx-symbols-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+use tools::{Scratch, Told, text, tool, truth};
 
 fn program(scratch: &Scratch) -> Option<PathBuf> {
     let flags = ["-g", "-O2", "-Wl,--build-id"];
@@ -118,63 +92,14 @@ fn located(path: &Path, addresses: &[u64], symbols: &mut Symbols) -> (Profile, V
 
 /// Every instruction of `serve` and `main`.
 fn instructions(path: &Path) -> Vec<u64> {
-    let mut addresses = Vec::new();
-    for symbol in ["serve", "main"] {
-        let text = tool(
-            "objdump",
-            &[
-                "-d",
-                "--no-show-raw-insn",
-                &format!("--disassemble={symbol}"),
-                text(path),
-            ],
-        );
-        let lines = text
-            .lines()
-            .filter_map(|line| line.trim().split_once(":\t"));
-        addresses.extend(lines.map(|(address, _)| u64::from_str_radix(address, 16).unwrap()));
-    }
-    addresses.sort_unstable();
+    let addresses = tools::instructions(path, &["serve", "main"]);
     assert!(addresses.len() > 10, "{addresses:x?}");
     addresses
 }
 
-/// What addr2line says of each address: functions with file name and line, innermost first.
-fn truth(path: &Path, addresses: &[u64]) -> Vec<Vec<(String, String, u32)>> {
-    let mut arguments = vec![
-        "-a".to_owned(),
-        "-f".into(),
-        "-i".into(),
-        "-e".into(),
-        text(path).into(),
-    ];
-    arguments.extend(addresses.iter().map(|address| format!("{address:#x}")));
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mut answers: Vec<Vec<_>> = Vec::new();
-    let output = tool("addr2line", &arguments);
-    let mut lines = output.lines();
-    while let Some(line) = lines.next() {
-        if line.starts_with("0x") {
-            answers.push(Vec::new());
-            continue;
-        }
-        let place = lines.next().unwrap();
-        let place = place.split(" (discriminator").next().unwrap();
-        let (file, number) = place.rsplit_once(':').unwrap();
-        let file = file.rsplit('/').next().unwrap().to_owned();
-        let entry = (line.to_owned(), file, number.parse().unwrap_or(0));
-        answers.last_mut().unwrap().push(entry);
-    }
-    answers
-}
-
-fn told(locations: &[Location]) -> Vec<Vec<(String, String, u32)>> {
-    let function = |function: &otelctx_profile::Function| {
-        let file = function.file.rsplit('/').next().unwrap().to_owned();
-        (function.name.clone(), file, function.line)
-    };
-    let all = |location: &Location| location.functions.iter().map(function).collect();
-    locations.iter().map(all).collect()
+fn told(locations: &[Location]) -> Vec<Told> {
+    let told = |location: &Location| tools::told(&location.functions);
+    locations.iter().map(told).collect()
 }
 
 #[test]

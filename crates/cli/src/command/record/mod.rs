@@ -8,6 +8,7 @@ pub(super) mod session;
 
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::Child;
 use std::time::Duration;
@@ -100,11 +101,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     .keep(&mut recorded);
     let summary = summary(&recorded);
     let wanting = before.wanting(recorded.samples.len(), arguments);
-    let symbols = arguments
+    let mut symbols = arguments
         .debug_dir
         .iter()
         .fold(Symbols::new(), Symbols::debug_directory);
-    let profile = Profile::new(recorded, &mut { symbols });
+    let profile = Profile::new(recorded, &mut symbols);
+    for failure in symbols.failures() {
+        let failure = failure.to_string();
+        // Nobody may be there to read it.
+        let _ = writeln!(io::stderr(), "{}", escape(&failure));
+    }
     let mut options = Options::default();
     options.by = output::root(arguments.by.as_deref(), &profile);
     options

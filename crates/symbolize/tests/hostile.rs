@@ -1,0 +1,260 @@
+//! Files that somebody made to do harm.
+
+mod tools;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use otelctx_symbolize::{Failure, FailureReason, Symbols};
+use tools::{Scratch, Told, found, instructions, text, tool, truth};
+
+/// A program of one function, `serve`, whose DWARF is `entries` below that function.
+fn program(scratch: &Scratch, name: &str, entries: &str) -> PathBuf {
+    let source = scratch.0.join(format!("{name}.s"));
+    // Abbreviations: 1 the unit, 2 a function, 3 an inlined function with children and no
+    // attributes, 4 a function whose name is another entry's.
+    let text_of = format!(
+        ".file 1 \"a.c\"\n.text\n.globl _start\n.type _start, @function\n_start: nop\n ret\n.size _start, . - _start\n\
+         .globl serve\n.type serve, @function\nserve: .loc 1 7\n nop\n nop\n ret\nend: .size serve, . - serve\n\
+         .section .debug_abbrev,\"\",@progbits\n\
+         .byte 1,0x11,1, 0x11,1, 0x12,1, 0x10,0x17, 0,0\n\
+         .byte 2,0x2e,1, 0x03,8, 0x11,1, 0x12,1, 0,0\n\
+         .byte 3,0x1d,1, 0,0\n\
+         .byte 4,0x2e,0, 0x31,0x13, 0x11,1, 0x12,1, 0,0\n.byte 0\n\
+         .section .debug_info,\"\",@progbits\n\
+         unit: .4byte unit_end - unit_start\nunit_start: .2byte 4\n.4byte 0\n.byte 8\n\
+         .byte 1\n.8byte serve, end\n.4byte lines\n{entries}\n.byte 0\nunit_end:\n\
+         .section .debug_line,\"\",@progbits\nlines:\n"
+    );
+    fs::write(&source, text_of).unwrap();
+    let path = scratch.0.join(name);
+    tool(
+        "gcc",
+        &["-nostdlib", "-static", text(&source), "-o", text(&path)],
+    );
+    path
+}
+
+/// `serve`'s instructions, as offsets.
+fn serve(path: &Path) -> Vec<u64> {
+    let addresses = instructions(path, &["serve"]);
+    // A static program's code lies at another address than offset.
+    addresses
+        .iter()
+        .map(|address| address - 0x40_0000)
+        .collect()
+}
+
+fn reasons(symbols: &Symbols) -> Vec<FailureReason> {
+    let reason = |failure: &Failure| failure.reason;
+    symbols.failures().iter().map(reason).collect()
+}
+
+fn named(name: &str) -> Vec<Told> {
+    vec![vec![(name.into(), "a.c".into(), 7)]; 3]
+}
+
+/// The same without DWARF.
+fn of_symbols(name: &str) -> Vec<Told> {
+    vec![vec![(name.into(), String::new(), 0)]; 3]
+}
+
+#[test]
+fn entries_nested_deeper_than_any_stack_end_a_child_only() {
+    let scratch = Scratch::new("nested");
+    let function = ".byte 2\n.asciz \"serve\"\n.8byte serve, end\n";
+    let path = program(
+        &scratch,
+        "shallow",
+        &format!("{function}.fill 10,1,3\n.fill 12,1,0"),
+    );
+    let mut symbols = Symbols::new();
+    assert_eq!(found(&mut symbols, &path, &serve(&path)), named("serve"));
+    assert_eq!(symbols.failures(), []);
+    let deep = format!("{function}.fill 4000000,1,3\n.fill 4000002,1,0");
+    let path = program(&scratch, "deep", &deep);
+    let mut symbols = Symbols::new();
+    let told = found(&mut symbols, &path, &serve(&path));
+    assert_eq!(told, of_symbols("serve"));
+    assert_eq!(reasons(&symbols), [FailureReason::TooLarge]);
+}
+
+#[test]
+fn a_function_that_is_its_own_origin_is_left_to_the_symbols() {
+    let scratch = Scratch::new("cycle");
+    // The entry refers to itself: 32 bytes into the unit.
+    let path = program(&scratch, "cycle", ".byte 4\n.4byte 32\n.8byte serve, end");
+    let mut symbols = Symbols::new();
+    let told = found(&mut symbols, &path, &serve(&path));
+    assert_eq!(told, of_symbols("serve"));
+    assert_eq!(symbols.failures(), []);
+}
+
+/// A section says how large it is when unpacked.
+#[test]
+fn a_section_that_says_it_is_giant_ends_a_child_only() {
+    let scratch = Scratch::new("giant");
+    for size in [6_u64 << 30, 1 << 62, u64::MAX] {
+        let path = program(
+            &scratch,
+            "giant",
+            ".byte 2\n.asciz \"serve\"\n.8byte serve, end\n.fill 9999,1,0",
+        );
+        let offsets = serve(&path);
+        tool("objcopy", &["--compress-debug-sections=zlib", text(&path)]);
+        let list = tool("readelf", &["-SW", text(&path)]);
+        let line = list
+            .lines()
+            .find(|line| line.contains(".debug_info"))
+            .unwrap();
+        let words: Vec<_> = line
+            .split("PROGBITS")
+            .nth(1)
+            .unwrap()
+            .split_whitespace()
+            .collect();
+        let offset = u64::from_str_radix(words[1], 16).unwrap();
+        // Elf64_Chdr: type, reserved, size.
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.write_all_at(&size.to_le_bytes(), offset + 8).unwrap();
+        let mut symbols = Symbols::new();
+        let told = found(&mut symbols, &path, &offsets);
+        assert_eq!(told, of_symbols("serve"), "{size:#x}");
+        assert_eq!(reasons(&symbols), [FailureReason::TooLarge], "{size:#x}");
+    }
+}
+
+/// What is in a hole is not copied, and a file that is larger than any disk is no error.
+#[test]
+fn a_file_of_a_tebibyte_is_read_where_it_matters() {
+    let scratch = Scratch::new("hole");
+    let path = program(
+        &scratch,
+        "hole",
+        ".byte 2\n.asciz \"serve\"\n.8byte serve, end",
+    );
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    if file.set_len(1 << 40).is_err() {
+        println!("skipped: no file is so large here");
+        return;
+    }
+    let mut symbols = Symbols::new();
+    assert_eq!(found(&mut symbols, &path, &serve(&path)), named("serve"));
+    assert_eq!(symbols.failures(), []);
+}
+
+#[test]
+fn wherever_a_file_is_cut_or_changed_there_is_an_answer() {
+    let scratch = Scratch::new("cut");
+    let path = program(
+        &scratch,
+        "cut",
+        ".byte 2\n.asciz \"serve\"\n.8byte serve, end",
+    );
+    let (whole, offsets) = (fs::read(&path).unwrap(), serve(&path));
+    let names = |symbols: &mut Symbols| {
+        let told = found(symbols, &path, &offsets);
+        assert_eq!(told.len(), 3);
+        told.iter()
+            .all(|told| told.is_empty() || told[0].0 == "serve")
+    };
+    for length in (0..whole.len()).step_by(97) {
+        fs::write(&path, &whole[..length]).unwrap();
+        assert!(names(&mut Symbols::new()), "{length} bytes");
+    }
+    for at in (0..whole.len()).step_by(61) {
+        let mut changed = whole.clone();
+        changed[at] ^= 0xff;
+        fs::write(&path, changed).unwrap();
+        // Another name may be what was changed.
+        found(&mut Symbols::new(), &path, &offsets);
+    }
+}
+
+#[test]
+fn a_fifo_and_a_directory_in_the_place_of_a_file_are_left_alone() {
+    let scratch = Scratch::new("fifo");
+    for make in ["mkfifo", "mkdir"] {
+        let path = scratch.0.join(make);
+        tool(make, &[text(&path)]);
+        let mut symbols = Symbols::new();
+        assert_eq!(found(&mut symbols, &path, &[0, 1]), vec![Told::new(); 2]);
+    }
+}
+
+/// Who is told to decode a file, for the test below.
+#[test]
+fn decodes_a_file_that_is_named_in_the_environment() {
+    let Some(path) = std::env::var_os("OTELCTX_TEST_DECODE") else {
+        return;
+    };
+    let path = PathBuf::from(path);
+    let addresses = instructions(&path, &["serve"]);
+    let told = found(&mut Symbols::new(), &path, &addresses);
+    let _ = writeln!(
+        std::io::stderr(),
+        "told {}",
+        told == truth(&path, &addresses)
+    );
+}
+
+/// If it were mapped, who can write to it could end the recorder by cutting it short.
+#[test]
+fn a_targets_file_is_never_mapped() {
+    let scratch = Scratch::new("mapped");
+    let source = scratch.0.join("target.c");
+    fs::write(
+        &source,
+        "int serve(void) { return 1; }\nint main(void) { return serve(); }\n",
+    )
+    .unwrap();
+    let path = scratch.0.join("target");
+    tool("gcc", &["-O0", "-g", text(&source), "-o", text(&path)]);
+    let calls = scratch.0.join("calls");
+    let output = Command::new("strace")
+        .args(["-f", "-y", "-e", "trace=mmap,openat,execve", "-o"])
+        .arg(&calls)
+        .arg(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "decodes_a_file_that_is_named_in_the_environment",
+            "--nocapture",
+        ])
+        .env("OTELCTX_TEST_DECODE", &path)
+        .output();
+    let Ok(output) = output else {
+        println!("skipped: there is no strace");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("ptrace") {
+        println!("skipped: {said}");
+        return;
+    }
+    assert!(said.contains("told true"), "{said}");
+    let calls = fs::read_to_string(calls).unwrap();
+    // objdump and addr2line, which told the truth, are other programs.
+    let others: Vec<&str> = calls
+        .lines()
+        .filter(|line| line.contains("execve(") && !line.contains("hostile"))
+        .map(|line| line.split(' ').next().unwrap())
+        .collect();
+    let own = calls
+        .lines()
+        .filter(|line| !others.contains(&line.split(' ').next().unwrap()));
+    let with = |call: &str, file: &str| {
+        own.clone()
+            .filter(|line| line.contains(call) && line.contains(file))
+            .count()
+    };
+    assert_eq!(with("mmap(", text(&path)), 0, "{calls}");
+    assert!(with("openat(", text(&path)) > 0, "{calls}");
+    // The copy, which has no name.
+    assert!(
+        with("mmap(", "(deleted)>") + with("mmap(", "/#") > 0,
+        "{calls}"
+    );
+}

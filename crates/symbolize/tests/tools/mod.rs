@@ -1,0 +1,136 @@
+//! Binutils as the truth, and what the crate says of a file.
+
+#![allow(dead_code)]
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use otelctx_profile::sample::{Mapping, Module, ProcessFacts};
+use otelctx_profile::{Asked, Function, Symbolizer};
+use otelctx_remote::Device;
+use otelctx_symbolize::Symbols;
+
+pub(crate) fn tool(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A directory that goes away with this value.
+pub(crate) struct Scratch(pub(crate) PathBuf);
+
+impl Scratch {
+    pub(crate) fn new(name: &str) -> Self {
+        let name = format!("otelctx-symbols-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Every instruction of functions, by symbol.
+pub(crate) fn instructions(path: &Path, symbols: &[&str]) -> Vec<u64> {
+    let mut addresses = Vec::new();
+    for symbol in symbols {
+        let symbol = format!("--disassemble={symbol}");
+        let text = tool(
+            "objdump",
+            &["-d", "--no-show-raw-insn", &symbol, text(path)],
+        );
+        let lines = text
+            .lines()
+            .filter_map(|line| line.trim().split_once(":\t"));
+        addresses.extend(lines.map(|(address, _)| u64::from_str_radix(address, 16).unwrap()));
+    }
+    addresses.sort_unstable();
+    addresses.dedup();
+    assert!(!addresses.is_empty(), "{symbols:?}");
+    addresses
+}
+
+/// A function's name, its source's file name, and the line; the innermost first.
+pub(crate) type Told = Vec<(String, String, u32)>;
+
+/// What addr2line says of each address.
+pub(crate) fn truth(path: &Path, addresses: &[u64]) -> Vec<Told> {
+    let addresses: Vec<_> = addresses
+        .iter()
+        .map(|address| format!("{address:#x}"))
+        .collect();
+    let mut arguments = vec!["-a", "-f", "-i", "-C", "-e", text(path)];
+    arguments.extend(addresses.iter().map(String::as_str));
+    let mut answers: Vec<Told> = Vec::new();
+    let output = tool("addr2line", &arguments);
+    let mut lines = output.lines();
+    while let Some(line) = lines.next() {
+        if line.starts_with("0x") {
+            answers.push(Vec::new());
+            continue;
+        }
+        let place = lines.next().unwrap();
+        let place = place.split(" (discriminator").next().unwrap();
+        let (file, number) = place.rsplit_once(':').unwrap();
+        let file = file.rsplit('/').next().unwrap().to_owned();
+        let entry = (line.to_owned(), file, number.parse().unwrap_or(0));
+        answers.last_mut().unwrap().push(entry);
+    }
+    answers
+}
+
+pub(crate) fn told(functions: &[Function]) -> Told {
+    let told = |function: &Function| {
+        let file = function.file.rsplit('/').next().unwrap().to_owned();
+        (function.name.clone(), file, function.line)
+    };
+    functions.iter().map(told).collect()
+}
+
+/// The file at `path` as a module.
+pub(crate) fn module(path: &Path) -> Module {
+    let found = fs::metadata(path).unwrap();
+    let device = Device::from_stat(found.dev());
+    Module {
+        path: text(path).into(),
+        build_id: Vec::new(),
+        device: u64::from(device.major) << 32 | u64::from(device.minor),
+        inode: found.ino(),
+    }
+}
+
+/// What the crate says of addresses of the file at `path`, in which code has the same addresses as
+/// offsets.
+pub(crate) fn found(symbols: &mut Symbols, path: &Path, addresses: &[u64]) -> Vec<Told> {
+    // No process has this id.
+    in_process(symbols, &module(path), i32::MAX, None, addresses)
+}
+
+/// The same of a module that a process has mapped.
+pub(crate) fn in_process(
+    symbols: &mut Symbols,
+    module: &Module,
+    pid: i32,
+    mapping: Option<&Mapping>,
+    offsets: &[u64],
+) -> Vec<Told> {
+    let process = ProcessFacts {
+        pid,
+        ..ProcessFacts::default()
+    };
+    let asked = Asked::new(module, &process).mapped(mapping);
+    let functions = symbols.functions(asked, offsets);
+    functions.iter().map(|found| told(found)).collect()
+}
