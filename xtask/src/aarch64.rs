@@ -1,19 +1,21 @@
 //! `cargo xtask aarch64`: publisher and reader built for aarch64, under an arm64 kernel.
 //!
-//! What runs there: the tests of the format, publisher, remote and reader crates, the matrix of
-//! programs (built here, because no compiler is there), and the command on its own demo.
+//! What runs there: the tests of the format, publisher, remote, reader and sampler crates, the matrix
+//! of programs (built here, because no compiler is there), and the command on its own demo.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::counts::Counts;
-use crate::guest::{self, Image, Machine, Rows};
+use crate::guest::{self, Image, Machine, Rows, Sampled};
 use crate::report::{self, Outcome};
 use crate::workspace::{cargo, have, root};
 use crate::{debian, musl};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// As the fixtures call it.
+const TARGET_ARCHITECTURE: &str = "aarch64";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const MACHINE: Machine = Machine {
     emulator: "qemu-system-aarch64",
@@ -41,12 +43,18 @@ const LIBRARIES: [&str; 4] = [
     "libgcc_s.so.1",
 ];
 /// Their tests run, except those that need a compiler, which skip there.
-const PACKAGES: [&str; 3] = ["otelctx", "otelctx-remote", "otelctx-reader"];
+const PACKAGES: [&str; 4] = [
+    "otelctx",
+    "otelctx-remote",
+    "otelctx-reader",
+    "otelctx-sampler",
+];
+/// What its kernel has for the sampler (`otelctx_fixtures::kernel`).
+const KERNEL: &str = "ebpf snapshots";
 
 /// What the machine does, before the command: every program of /tests, one at a time, because a
 /// thread has one tracer.
 const SCRIPT: &str = "\
-export OTELCTX_MATRIX=/matrix
 for test in /tests/*; do
     run $test
 done
@@ -79,7 +87,14 @@ pub(crate) fn run(counts: &mut Counts) -> Outcome {
 }
 
 fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Outcome, String> {
-    let mut image = Image::new(&machine.busybox, &[SCRIPT, guest::COMMAND, CRASH].concat())?;
+    let sampled = Sampled::build(TARGET_ARCHITECTURE)?;
+    let environment = format!(
+        "export OTELCTX_MATRIX=/matrix OTELCTX_KERNEL='{KERNEL}' CARGO_TARGET_DIR='{}'\n",
+        sampled.target().display()
+    );
+    let script = [&environment, SCRIPT, guest::COMMAND, CRASH].concat();
+    let mut image = Image::new(&machine.busybox, &script)?;
+    sampled.put_into(&mut image)?;
     for library in LIBRARIES {
         image.file(
             &Path::new("/lib").join(library),
@@ -97,7 +112,7 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
         image.file(&Path::new("/tests").join(name), test)?;
     }
     image.file(Path::new("/bin/otelctx"), &command)?;
-    let rows = Rows::build("aarch64")?;
+    let rows = Rows::build(TARGET_ARCHITECTURE)?;
     rows.put_into(&mut image)?;
     let folder = root().join("target/aarch64");
     let initramfs = folder.join("initramfs");

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::counts::{Counts, Output};
 use crate::report;
-use crate::workspace::cargo;
+use crate::workspace::{cargo, root};
 
 /// What a script does with the command: its demo, and its verbs on the demo's service. The demo
 /// may say (status 1) that a thread did not stop in time, and the dump has more time than it takes
@@ -108,6 +108,16 @@ impl Image {
         let bytes = fs::read(from).map_err(fail)?;
         self.parents(path);
         self.entry(&path.to_string_lossy(), mode, &bytes);
+        Ok(())
+    }
+
+    /// The sources of the fixtures, at their own paths: a fixture's name has a hash of them in it.
+    pub(crate) fn fixture_sources(&mut self) -> Result<(), String> {
+        let sources = root().join("fixtures/programs");
+        for entry in fs::read_dir(&sources).map_err(|error| error.to_string())? {
+            let path = entry.map_err(|error| error.to_string())?.path();
+            self.file(&path, &path)?;
+        }
         Ok(())
     }
 
@@ -304,23 +314,29 @@ pub(crate) fn executables(messages: &str) -> Vec<PathBuf> {
         .collect()
 }
 
+/// What a program of the fixtures prints: it builds for an architecture what no compiler can build
+/// in a machine.
+fn built(program: &str, architecture: &str) -> Result<String, String> {
+    let package = [
+        "--quiet",
+        "--locked",
+        "-p",
+        "otelctx-fixtures",
+        "--bin",
+        program,
+    ];
+    let mut command = cargo();
+    command.arg("run").args(package).args(["--", architecture]);
+    report::output(&mut command)
+}
+
 /// The matrix of programs, built here because no compiler is there: one line for each.
 pub(crate) struct Rows(String);
 
 impl Rows {
     /// Builds what is not built yet.
     pub(crate) fn build(architecture: &str) -> Result<Self, String> {
-        let matrix = [
-            "--quiet",
-            "--locked",
-            "-p",
-            "otelctx-fixtures",
-            "--bin",
-            "matrix",
-        ];
-        let mut command = cargo();
-        command.arg("run").args(matrix).args(["--", architecture]);
-        report::output(&mut command).map(Self)
+        built("matrix", architecture).map(Self)
     }
 
     /// How many programs.
@@ -340,6 +356,35 @@ impl Rows {
             .try_for_each(|path| image.file(path, path))?;
         image.bytes(Path::new("/matrix"), self.0.as_bytes());
         Ok(())
+    }
+}
+
+/// The programs that the sampler's tests look at, and their sources: tests find what is built by
+/// what it is made of.
+pub(crate) struct Sampled(Vec<PathBuf>);
+
+impl Sampled {
+    /// Builds what is not built yet.
+    pub(crate) fn build(architecture: &str) -> Result<Self, String> {
+        let paths: Vec<_> = built("sampled", architecture)?
+            .lines()
+            .map(PathBuf::from)
+            .collect();
+        if paths.is_empty() {
+            return Err("there are no programs to sample".to_owned());
+        }
+        Ok(Self(paths))
+    }
+
+    /// Cargo's target folder, which tests find them below.
+    pub(crate) fn target(&self) -> &Path {
+        self.0[0].ancestors().nth(2).unwrap_or(Path::new("/"))
+    }
+
+    /// Puts them at their own paths.
+    pub(crate) fn put_into(&self, image: &mut Image) -> Result<(), String> {
+        self.0.iter().try_for_each(|path| image.file(path, path))?;
+        image.fixture_sources()
     }
 }
 

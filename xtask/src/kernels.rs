@@ -150,6 +150,9 @@ const PACKAGES: [&str; 5] = ["otelctx", "remote", "reader", "sampler", "cli"];
 /// does not keep; one needs more of `unshare` than busybox has.
 const EXCLUDED: [(&str, &str); 2] = [("remote", "vanish"), ("remote", "namespace")];
 
+/// Where the command's own tests are in a machine.
+const COMMAND_TESTS: &str = "/tests/cli-command";
+
 /// Tests that stay out, because they call a compiler or binutils themselves.
 const SKIPPED: &str = "--skip build_id --skip files_without_the_variable";
 
@@ -164,12 +167,47 @@ const SHORT: [(&str, &str, &str); 7] = [
     ("cli", "command", "names::"),
 ];
 
-/// Everything under the kernels of these versions, or all; with `--short` what [`short`] does.
+/// Which tests run.
+#[derive(Clone, Copy)]
+enum Choice<'a> {
+    Everything,
+    /// Those of [`SHORT`].
+    Short,
+    /// All of one folder of `crates`, but the matrix.
+    Package(&'a str),
+}
+
+impl Choice<'_> {
+    /// The filter for a program's tests; `None` if it does not run.
+    fn filter(self, package: &str, program: &str) -> Option<&'static str> {
+        if EXCLUDED.contains(&(package, program)) {
+            return None;
+        }
+        match self {
+            Self::Everything => PACKAGES.contains(&package).then_some(SKIPPED),
+            Self::Package(wanted) => (wanted == package && program != "matrix").then_some(SKIPPED),
+            Self::Short => SHORT
+                .iter()
+                .find(|(of, name, _)| (*of, *name) == (package, program))
+                .map(|(.., filter)| *filter),
+        }
+    }
+
+    fn is_everything(self) -> bool {
+        matches!(self, Self::Everything)
+    }
+}
+
+/// Everything under the kernels of these versions, or all; with `--short` what [`short`] does; with
+/// `--package` the tests of one.
 pub(crate) fn run(arguments: &[String], counts: &mut Counts) -> Outcome {
-    let (everything, versions) = match arguments {
+    let (choice, versions) = match arguments {
         [flag] if flag == "--short" => return short(counts),
-        [flag, versions @ ..] if flag == "--short" => (false, versions),
-        versions => (true, versions),
+        [flag, versions @ ..] if flag == "--short" => (Choice::Short, versions),
+        [flag, package, versions @ ..] if flag == "--package" => {
+            (Choice::Package(package), versions)
+        }
+        versions => (Choice::Everything, versions),
     };
     let known = |version: &String| KERNELS.iter().any(|kernel| kernel.version == version);
     if let Some(unknown) = versions.iter().find(|version| !known(version)) {
@@ -179,7 +217,7 @@ pub(crate) fn run(arguments: &[String], counts: &mut Counts) -> Outcome {
     let wanted = |kernel: &&Kernel| {
         versions.is_empty() || versions.iter().any(|version| version == kernel.version)
     };
-    boot(KERNELS.iter().filter(wanted), everything, counts)
+    boot(KERNELS.iter().filter(wanted), choice, counts)
 }
 
 /// Gets the kernels that every run of the tests boots; returns which are missing, and why.
@@ -197,12 +235,16 @@ pub(crate) fn fetch() -> Vec<String> {
 
 /// What fits into every run of the tests.
 pub(crate) fn short(counts: &mut Counts) -> Outcome {
-    boot(KERNELS.iter().filter(|kernel| kernel.always), false, counts)
+    boot(
+        KERNELS.iter().filter(|kernel| kernel.always),
+        Choice::Short,
+        counts,
+    )
 }
 
 fn boot<'k>(
     kernels: impl Iterator<Item = &'k Kernel>,
-    everything: bool,
+    choice: Choice<'_>,
     counts: &mut Counts,
 ) -> Outcome {
     if cfg!(not(target_arch = "x86_64")) {
@@ -211,7 +253,7 @@ fn boot<'k>(
     if !have(MACHINE.emulator) {
         return Outcome::Skipped(format!("no {}", MACHINE.emulator));
     }
-    let contents = match Contents::new(everything) {
+    let contents = match Contents::new(choice) {
         Ok(contents) => contents,
         Err(error) => return Outcome::Failed(error),
     };
@@ -251,11 +293,11 @@ type Test = (TestProgram, String, &'static str);
 
 /// Runs test programs here for what they compile: there is no compiler in a machine. Whether they
 /// pass here is another step's business. Not again while they are the same.
-fn compile_fixtures(folder: &Path, tests: &[Test], everything: bool) -> Result<(), String> {
-    let stamp = folder.join(if everything {
-        "compiled"
-    } else {
-        "compiled-short"
+fn compile_fixtures(folder: &Path, tests: &[Test], choice: Choice<'_>) -> Result<(), String> {
+    let stamp = folder.join(match choice {
+        Choice::Everything => "compiled".to_owned(),
+        Choice::Short => "compiled-short".to_owned(),
+        Choice::Package(package) => format!("compiled-{package}"),
     });
     let modified = |path: &Path| fs::metadata(path).and_then(|status| status.modified());
     // The publisher's tests compile no fixtures, and the matrix has a list of its own.
@@ -291,32 +333,26 @@ struct Contents {
 }
 
 impl Contents {
-    fn new(everything: bool) -> Result<Self, String> {
+    fn new(choice: Choice<'_>) -> Result<Self, String> {
         let folder = root().join("target/kernels");
         fs::create_dir_all(folder.join("fixtures"))
             .and_then(|()| folder.canonicalize())
             .map_err(|error| format!("{}: {error}", folder.display()))
-            .and_then(|folder| Self::in_folder(folder, everything))
+            .and_then(|folder| Self::in_folder(folder, choice))
     }
 
-    fn in_folder(folder: PathBuf, everything: bool) -> Result<Self, String> {
+    fn in_folder(folder: PathBuf, choice: Choice<'_>) -> Result<Self, String> {
         let mut tests = Vec::new();
         for program in test_programs(&unprivileged::packages())? {
             let package = program.package.file_name().unwrap_or_default();
             let package = package.to_string_lossy().into_owned();
-            let short = SHORT
-                .iter()
-                .find(|(of, name, _)| *of == package && *name == program.name);
-            let filter = match short {
-                _ if EXCLUDED.contains(&(&package, &program.name)) => continue,
-                _ if everything && PACKAGES.contains(&package.as_str()) => SKIPPED,
-                Some((.., filter)) if !everything => filter,
-                _ => continue,
+            let Some(filter) = choice.filter(&package, &program.name) else {
+                continue;
             };
             let place = format!("/tests/{package}-{}", program.name);
             tests.push((program, place, filter));
         }
-        compile_fixtures(&folder, &tests, everything)?;
+        compile_fixtures(&folder, &tests, choice)?;
         let fixtures = folder.join("fixtures");
         let built =
             fs::read_dir(&fixtures).map_err(|error| format!("{}: {error}", fixtures.display()))?;
@@ -328,11 +364,20 @@ impl Contents {
         let target = first.executable.ancestors().nth(2);
         Ok(Self {
             command: target.ok_or("no target folder")?.join("otelctx"),
-            rows: everything.then(|| Rows::build("x86_64")).transpose()?,
+            rows: choice
+                .is_everything()
+                .then(|| Rows::build("x86_64"))
+                .transpose()?,
             folder,
             tests,
             fixtures,
         })
+    }
+
+    fn has_command(&self) -> bool {
+        self.tests
+            .iter()
+            .any(|(_, place, _)| place == COMMAND_TESTS)
     }
 
     fn script(&self, kernel: &Kernel) -> String {
@@ -347,8 +392,10 @@ impl Contents {
         if self.rows.is_some() {
             script += guest::COMMAND;
         }
-        // Last: the last setting stays.
-        script += "run /tests/cli-command --ignored yama::\n";
+        if self.has_command() {
+            // Last: the last setting stays.
+            script += &format!("run {COMMAND_TESTS} --ignored yama::\n");
+        }
         script
     }
 
@@ -368,12 +415,7 @@ impl Contents {
         for fixture in &self.fixtures {
             image.file(fixture, fixture)?;
         }
-        // A fixture's name has a hash of its sources in it.
-        let sources = root().join("fixtures/programs");
-        for entry in fs::read_dir(&sources).map_err(|error| error.to_string())? {
-            let path = entry.map_err(|error| error.to_string())?.path();
-            image.file(&path, &path)?;
-        }
+        image.fixture_sources()?;
         if let Some(rows) = &self.rows {
             rows.put_into(&mut image)?;
         }
@@ -390,7 +432,10 @@ impl Contents {
         }
         let output = output?;
         let features = kernel.features();
-        let mut expected = vec![features.as_str(), "yama: 3"];
+        let mut expected = Vec::new();
+        if self.has_command() {
+            expected.extend([features.as_str(), "yama: 3"]);
+        }
         if self.rows.is_some() {
             expected.extend(guest::COMMAND_SAYS);
         }

@@ -40,7 +40,8 @@ cargo xtask VERB
   fuzz          run the fuzz targets  [--seconds N] [--keep] [TARGET]
   msrv          compile the application crates with an older Rust, and for other targets
   aarch64       the tests for aarch64, under an arm64 kernel in an emulator
-  kernels       the tests under other kernels, in an emulator; an hour  [--short] [VERSION…]
+  kernels       the tests under other kernels, in an emulator; an hour
+                [--short | --package FOLDER] [VERSION…]
   miri          run the format crate's tests under Miri
   conformance   check conformance/ against the code  [--write]
   footprint     what the publisher adds to an application's dependency tree
