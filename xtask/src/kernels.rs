@@ -173,11 +173,19 @@ enum Choice<'a> {
     Everything,
     /// Those of [`SHORT`].
     Short,
-    /// All of one folder of `crates`, but the matrix.
+    /// All of one package, but the matrix.
     Package(&'a str),
 }
 
-impl Choice<'_> {
+impl<'a> Choice<'a> {
+    /// Which programs to build, as arguments of cargo's.
+    fn packages(self) -> Vec<&'a str> {
+        match self {
+            Self::Package(package) => vec!["-p", package],
+            Self::Everything | Self::Short => unprivileged::packages(),
+        }
+    }
+
     /// The filter for a program's tests; `None` if it does not run.
     fn filter(self, package: &str, program: &str) -> Option<&'static str> {
         if EXCLUDED.contains(&(package, program)) {
@@ -185,7 +193,7 @@ impl Choice<'_> {
         }
         match self {
             Self::Everything => PACKAGES.contains(&package).then_some(SKIPPED),
-            Self::Package(wanted) => (wanted == package && program != "matrix").then_some(SKIPPED),
+            Self::Package(_) => (program != "matrix").then_some(SKIPPED),
             Self::Short => SHORT
                 .iter()
                 .find(|(of, name, _)| (*of, *name) == (package, program))
@@ -343,7 +351,7 @@ impl Contents {
 
     fn in_folder(folder: PathBuf, choice: Choice<'_>) -> Result<Self, String> {
         let mut tests = Vec::new();
-        for program in test_programs(&unprivileged::packages())? {
+        for program in test_programs(&choice.packages())? {
             let package = program.package.file_name().unwrap_or_default();
             let package = package.to_string_lossy().into_owned();
             let Some(filter) = choice.filter(&package, &program.name) else {
@@ -409,9 +417,11 @@ impl Contents {
         for (program, place, _) in &self.tests {
             image.bytes(Path::new(place), &self.stripped(&program.executable)?);
         }
-        let command = self.stripped(&self.command)?;
-        image.bytes(Path::new("/bin/otelctx"), &command);
-        image.bytes(&self.command, &command);
+        if self.has_command() {
+            let command = self.stripped(&self.command)?;
+            image.bytes(Path::new("/bin/otelctx"), &command);
+            image.bytes(&self.command, &command);
+        }
         for fixture in &self.fixtures {
             image.file(fixture, fixture)?;
         }

@@ -41,7 +41,7 @@ cargo xtask VERB
   msrv          compile the application crates with an older Rust, and for other targets
   aarch64       the tests for aarch64, under an arm64 kernel in an emulator
   kernels       the tests under other kernels, in an emulator; an hour
-                [--short | --package FOLDER] [VERSION…]
+                [--short | --package NAME] [VERSION…]
   miri          run the format crate's tests under Miri
   conformance   check conformance/ against the code  [--write]
   footprint     what the publisher adds to an application's dependency tree
