@@ -30,7 +30,7 @@ const MACHINE: Machine = Machine {
         "2048",
     ],
     console: "ttyAMA0",
-    timeout: Duration::from_secs(480),
+    timeout: Duration::from_secs(900),
 };
 /// Of the release whose C library the cross compiler has.
 pub(crate) const SUITE: &str = "bookworm";
