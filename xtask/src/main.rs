@@ -5,6 +5,7 @@ mod advisories;
 mod bench;
 mod bpf;
 mod check;
+mod collector;
 mod conformance;
 mod counts;
 mod debian;

@@ -10,6 +10,7 @@
 //! | `target/setup/viewers/node_modules` | what people open profiles with, and a Node.js to run it: [`VIEWERS`] |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
 //! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64 and musl |
+//! | `target/setup/otelcol/otelcol` | OpenTelemetry's Collector, which takes what is sent |
 //! | `target/setup/guest-RELEASE-ARCHITECTURE` | kernels of Debian's releases, for `cargo xtask aarch64` and `kernels` |
 //! | `target/setup/musl-x86_64/gcc`, `target/setup/musl-aarch64/gcc` | compilers for musl |
 //! | `target/setup/glibc-2.31`, `…/glibc-newest` | C libraries with their dynamic linkers (`ld.so`, `lib`, `tree`) |
@@ -20,7 +21,7 @@ use std::process::Command;
 
 use crate::report::{self, Outcome};
 use crate::workspace::{have, is_root, setup_dir};
-use crate::{aarch64, debian, kernels, musl};
+use crate::{aarch64, collector, debian, kernels, musl};
 
 /// Program, its Debian packages, and what goes untested without it.
 const PROGRAMS: [(&str, &str, &str); 20] = [
@@ -124,6 +125,10 @@ pub(crate) fn run() -> Outcome {
             Ok(folder) => println!("have {}", folder.display()),
             Err(why) => missing.push(format!("another glibc ({why})")),
         }
+    }
+    match collector::fetch() {
+        Ok(program) => println!("have {}", program.display()),
+        Err(why) => missing.push(format!("a Collector ({why})")),
     }
     if missing.is_empty() {
         return Outcome::Passed(format!("everything is there, in {}", setup_dir().display()));

@@ -61,6 +61,12 @@ pub(crate) enum Error {
     /// A profile can't be written or read.
     #[error(transparent)]
     Profile(#[from] otelctx_profile::Error),
+    /// There is no way to that collector.
+    #[error(transparent)]
+    Export(#[from] otelctx_export::Error),
+    /// A profile was not sent.
+    #[error(transparent)]
+    NotSent(#[from] Box<otelctx_export::Failed>),
     /// The process would look at itself.
     #[error("process {0} is this otelctx itself, which can't record itself")]
     Own(i32),
@@ -187,6 +193,8 @@ impl Error {
             Self::Reader(otelctx_reader::Error::Deadline { .. }) => {
                 Some("--deadline SECONDS allows more".into())
             }
+            Self::Export(error) => error.mend(),
+            Self::NotSent(failed) => failed.why.mend(),
             Self::NotAnswering { .. } => Some(
                 "some of its memory is a file whose server gives nothing (FUSE, a network file \
                  system): mend or end that server"

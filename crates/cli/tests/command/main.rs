@@ -16,6 +16,7 @@ mod record;
 mod record_faults;
 mod refused;
 mod run;
+mod send;
 mod target;
 mod terminal;
 mod top;

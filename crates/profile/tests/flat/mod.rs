@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use opentelemetry_proto::tonic::common::v1::AnyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::{
     Location, Profile, ProfilesData, ProfilesDictionary, Sample, ValueType,
 };
@@ -26,7 +27,13 @@ fn add(data: &ProfilesData, lines: &mut Vec<String>) {
         let attributes = &resource.resource.as_ref().expect("a resource").attributes;
         let mut of_resource: Vec<String> = attributes
             .iter()
-            .map(|attribute| format!("{}={}", attribute.key, value(attribute.value.as_ref())))
+            .map(|attribute| {
+                let key = match attribute.key_strindex {
+                    0 => &attribute.key,
+                    index => string(dictionary, index),
+                };
+                format!("{key}={}", value(dictionary, attribute.value.as_ref()))
+            })
             .collect();
         of_resource.sort();
         for scope in &resource.scope_profiles {
@@ -46,8 +53,13 @@ fn add(data: &ProfilesData, lines: &mut Vec<String>) {
     }
 }
 
-fn value(value: Option<&AnyValue>) -> String {
-    format!("{:?}", value.and_then(|value| value.value.as_ref()))
+/// A Collector refers to the dictionary's strings also where they may stand for themselves.
+fn value(dictionary: &ProfilesDictionary, value: Option<&AnyValue>) -> String {
+    match value.and_then(|value| value.value.as_ref()) {
+        Some(Value::StringValue(text)) => format!("{text:?}"),
+        Some(Value::StringValueStrindex(index)) => format!("{:?}", string(dictionary, *index)),
+        other => format!("{other:?}"),
+    }
 }
 
 fn string(dictionary: &ProfilesDictionary, index: i32) -> &str {
@@ -93,7 +105,7 @@ fn attributes(dictionary: &ProfilesDictionary, indices: &[i32]) -> BTreeSet<Stri
     let text = |index: &i32| {
         let attribute = &dictionary.attribute_table[*index as usize];
         let key = string(dictionary, attribute.key_strindex);
-        format!("{key}={}", value(attribute.value.as_ref()))
+        format!("{key}={}", value(dictionary, attribute.value.as_ref()))
     };
     indices.iter().map(text).collect()
 }

@@ -63,6 +63,10 @@ pub(crate) fn context(trace: u8, span: u8, attributes: &[(&str, &str)]) -> Conte
     context
 }
 
+pub(crate) fn span(id: u64) -> SpanId {
+    SpanId::from_bytes(id.to_be_bytes())
+}
+
 pub(crate) fn module(catalog: &mut Catalog) -> ModuleId {
     catalog.module(Module {
         path: "/usr/bin/shop".into(),

@@ -4,6 +4,7 @@ mod child;
 mod nothing;
 pub(super) mod output;
 mod progress;
+mod send;
 pub(super) mod session;
 
 use std::collections::HashSet;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::time::Duration;
 
+use clap::builder::ArgPredicate;
 use otelctx_profile::sample::{ProcessId, Sample};
 use otelctx_profile::{Options, Profile, Recording};
 use otelctx_sampler::Targets;
@@ -27,6 +29,7 @@ use crate::{Status, interrupt};
 
 use child::Waiting;
 use nothing::Before;
+use send::Collector;
 use session::{Plan, Session};
 
 /// Sample processes, and write what they did and for which trace
@@ -47,8 +50,16 @@ pub(crate) struct Arguments {
     command: Vec<OsString>,
     /// Where to write; the ending chooses the format: .otlp, .pb.gz (pprof), .json.gz (Firefox
     /// Profiler), .svg (flame graph) or .folded. May be given several times
-    #[arg(short, long, value_name = "FILE", default_value = "profile.otlp")]
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        default_value = "profile.otlp",
+        default_value_if("otlp", ArgPredicate::IsPresent, None)
+    )]
     output: Vec<PathBuf>,
+    #[command(flatten)]
+    send: send::To,
     /// How long to record
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     duration: Option<Duration>,
@@ -82,6 +93,7 @@ Examples:
   otelctx record -p 4711 -d 10 -o out.svg        a flame graph with the routes at its root
   otelctx record --all -o all.otlp -o all.pb.gz  every process, until Ctrl-C
   otelctx record -- ./app --its-own options      a program, from its first instruction on
+  otelctx record --all --otlp http://localhost:4317  to a collector, by gRPC
   otelctx report profile.otlp                    what was recorded, as tables";
 
 /// Runs the command.
@@ -91,6 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         true => Targets::All,
         false => Targets::Processes(choice::processes(&arguments.pid)?),
     };
+    let collector = Collector::of(&arguments.send)?;
     interrupt::catch().map_err(Error::Interrupt)?;
     let (mut recorded, child) = record(arguments, targets)?;
     let before = Before::of(&recorded, arguments);
@@ -116,11 +129,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     options
         .attribute_prefix
         .clone_from(&arguments.attribute_prefix);
-    let (written, failed) = output::write(&profile, &options, &arguments.output);
+    let (mut written, mut failed) = output::write(&profile, &options, &arguments.output);
+    let mut sent = String::new();
+    match collector.map(|mut collector| collector.send(&profile, &options)) {
+        None => {}
+        Some(Ok(line)) => sent = line,
+        Some(Err(error)) => {
+            failed.push(error);
+            if arguments.output.is_empty() {
+                let (kept, lost) = output::write(&profile, &options, &[send::kept()]);
+                written.extend(kept);
+                failed.extend(lost);
+            }
+        }
+    }
     let files = written
         .iter()
         .map(|file| format!("  {}: {}\n", escape(&file.path), escape(&file.open)));
-    let text = summary + &files.collect::<String>();
+    let text = summary + &files.collect::<String>() + &sent;
     let told = terminal::print(&text).map_err(Error::Output);
     if let Some(wanting) = wanting {
         terminal::complain(&wanting.what, Some(&wanting.mend));

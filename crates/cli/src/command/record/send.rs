@@ -1,0 +1,84 @@
+//! Sending what was recorded to a collector.
+
+use std::path::PathBuf;
+
+use otelctx_export::{Endpoint, Exporter, Protocol, Sent};
+use otelctx_profile::{Options, Profile};
+
+use crate::error::Error;
+use crate::output::terminal::{self, escape};
+use crate::output::words::{count, grouped};
+
+/// Where to.
+#[derive(Debug, clap::Args)]
+pub(super) struct To {
+    /// Send the profile to this collector, such as http://localhost:4317; without URL, to the one
+    /// that OTEL_EXPORTER_OTLP_ENDPOINT names. No file is written then but those of --output
+    #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
+    otlp: Option<String>,
+    /// How to send: grpc or http/protobuf. By default what the port is for (4317, 4318), else what
+    /// OTEL_EXPORTER_OTLP_PROTOCOL says, else http/protobuf
+    #[arg(long, value_name = "PROTOCOL", requires = "otlp")]
+    otlp_protocol: Option<Protocol>,
+}
+
+/// A collector that waits for a profile.
+pub(super) struct Collector {
+    endpoint: Endpoint,
+    exporter: Exporter,
+}
+
+impl Collector {
+    /// The collector that was asked for. Warns if it can't be reached: better than after an hour, and
+    /// it may be there then.
+    pub(super) fn of(to: &To) -> Result<Option<Self>, Error> {
+        let Some(url) = &to.otlp else {
+            return Ok(None);
+        };
+        let url = (!url.is_empty()).then_some(url.as_str());
+        let variable = |name: &str| std::env::var(name).ok();
+        let endpoint = Endpoint::from_environment(url, to.otlp_protocol, variable)?;
+        let exporter = Exporter::new(&endpoint)?;
+        if let Err(error) = exporter.reach() {
+            let later = "it is tried again when the recording has ended";
+            terminal::complain(&format!("{error}: {later}"), error.mend().as_deref());
+        }
+        Ok(Some(Self { endpoint, exporter }))
+    }
+
+    /// Sends, and tells in a line what was taken.
+    pub(super) fn send(&mut self, profile: &Profile, options: &Options) -> Result<String, Error> {
+        let sent = self.exporter.send(profile, options).map_err(Box::new)?;
+        complain_of(&sent);
+        let url = escape(&self.endpoint.to_string());
+        if sent.messages == 0 {
+            return Ok(format!(
+                "  {url}: nothing was sent, as there is no sample\n"
+            ));
+        }
+        Ok(format!(
+            "  {url}: sent by {}, {} bytes in {}\n",
+            self.endpoint.protocol(),
+            grouped(sent.bytes),
+            count(sent.messages, "message", "messages"),
+        ))
+    }
+}
+
+/// What the collector said beside taking the profile.
+fn complain_of(sent: &Sent) {
+    if sent.rejected_profiles > 0 {
+        let rejected = usize::try_from(sent.rejected_profiles).unwrap_or(usize::MAX);
+        let rejected = count(rejected, "profile", "profiles");
+        terminal::complain(&format!("the collector has rejected {rejected}"), None);
+    }
+    for remark in &sent.remarks {
+        terminal::complain(&format!("the collector says: {remark}"), None);
+    }
+}
+
+/// Where a profile is kept that was not sent and that no file was asked for: under a name that nothing
+/// has yet.
+pub(super) fn kept() -> PathBuf {
+    format!("unsent-{}.otlp", std::process::id()).into()
+}

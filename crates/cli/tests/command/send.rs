@@ -1,0 +1,118 @@
+//! `otelctx record --otlp`, where no collector is; what arrives at one is `otelctx-export`'s test.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::mpsc;
+
+use crate::run::{Answer, Scratch, command, otelctx};
+use crate::target::Target;
+
+/// A port of this machine that nobody listens on.
+fn nobody() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("http://{}", listener.local_addr().unwrap())
+}
+
+#[test]
+fn what_could_not_be_sent_is_in_the_files_all_the_same() {
+    let target = Target::start("busy");
+    let (pid, url) = (target.pid().to_string(), nobody());
+    let scratch = Scratch::new("unsent");
+    let arguments = ["record", "-p", &pid, "-d", "0.3", "--otlp", &url];
+    let path = scratch.path("a.otlp");
+    let answer = otelctx(&[&arguments[..], &["-o", &path]].concat()).expect(2);
+    // Before the recording, and behind it.
+    assert_eq!(
+        answer.stderr.matches("Connection refused").count(),
+        2,
+        "{answer:?}"
+    );
+    assert!(
+        answer.stderr.contains("start a collector there"),
+        "{answer:?}"
+    );
+    assert!(answer.stdout.contains(&path), "{answer:?}");
+    assert_eq!(scratch.names(), ["a.otlp"]);
+    otelctx(&["report", &path]).expect(0);
+    // Where no file was asked for, one keeps it.
+    let alone = Scratch::new("unsent-alone");
+    let output = command(&arguments)
+        .current_dir(Path::new(&alone.path(".")))
+        .output()
+        .unwrap();
+    let answer = Answer::of(output).expect(2);
+    let [name] = &alone.names()[..] else {
+        panic!("{answer:?}")
+    };
+    assert!(name.starts_with("unsent-") && answer.stdout.contains(name.as_str()));
+    otelctx(&["report", &alone.path(name)]).expect(0);
+}
+
+#[test]
+fn a_profile_is_posted_and_no_file_is_written() {
+    let target = Target::start("busy");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/base", listener.local_addr().unwrap());
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            // The first connection is but tried.
+            let mut request = [0; 1 << 16];
+            while let Ok(size @ 1..) = stream.read(&mut request) {
+                let text = String::from_utf8_lossy(&request[..size]).into_owned();
+                let _ = sender.send(text);
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+            }
+        }
+    });
+    let scratch = Scratch::new("sent");
+    let pid = target.pid().to_string();
+    let arguments = [
+        "record",
+        "-p",
+        &pid,
+        "-d",
+        "0.3",
+        "--otlp",
+        "--otlp-protocol",
+    ];
+    let output = command(&[&arguments[..], &["http/protobuf"]].concat())
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &url)
+        .current_dir(Path::new(&scratch.path(".")))
+        .output()
+        .unwrap();
+    let answer = Answer::of(output).expect(0);
+    let request = receiver.recv().unwrap();
+    assert!(
+        request.starts_with("POST /base/v1development/profiles HTTP/1.1\r\n"),
+        "{request}"
+    );
+    assert!(
+        answer.stdout.contains("sent by http/protobuf, "),
+        "{answer:?}"
+    );
+    assert!(answer.stdout.contains(" in 1 message\n"), "{answer:?}");
+    assert_eq!(scratch.names(), [""; 0]);
+}
+
+#[test]
+fn what_is_no_endpoint_is_refused_before_anything_is_recorded() {
+    let answer = otelctx(&["record", "--all", "--otlp", "localhost:4317"]).expect(2);
+    assert!(answer.stderr.contains("http://"), "{answer:?}");
+    otelctx(&["record", "--all", "--otlp-protocol", "grpc"]).expect(2);
+    let answer = otelctx(&[
+        "record",
+        "--all",
+        "--otlp",
+        "http://a",
+        "--otlp-protocol",
+        "http",
+    ]);
+    let answer = answer.expect(2);
+    assert!(
+        answer.stderr.contains("neither grpc nor http/protobuf"),
+        "{answer:?}"
+    );
+}

@@ -1,0 +1,149 @@
+//! A connection, secure where that is asked for.
+
+use std::sync::Arc;
+
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+
+use crate::{Endpoint, Error};
+
+/// What a protocol is spoken over.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Makes connections to an endpoint.
+#[derive(Clone)]
+pub(crate) struct Connector {
+    endpoint: Arc<Endpoint>,
+    #[cfg(feature = "tls")]
+    tls: Option<tls::Tls>,
+}
+
+impl Connector {
+    pub(crate) fn new(endpoint: Arc<Endpoint>) -> Result<Self, Error> {
+        #[cfg(feature = "tls")]
+        let connector = Self {
+            tls: tls::Tls::new(&endpoint)?,
+            endpoint,
+        };
+        #[cfg(not(feature = "tls"))]
+        let connector = if endpoint.is_https() {
+            return Err(Error::WithoutTls {
+                endpoint: endpoint.to_string(),
+            });
+        } else {
+            Self { endpoint }
+        };
+        Ok(connector)
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    pub(crate) async fn connect(&self) -> Result<TokioIo<Box<dyn Stream>>, Error> {
+        let address = (self.endpoint.host(), self.endpoint.port());
+        let unreachable = |why: std::io::Error| Error::Unreachable {
+            endpoint: self.endpoint.to_string(),
+            reason: why.to_string(),
+            kind: why.kind(),
+        };
+        let stream = TcpStream::connect(address).await.map_err(unreachable)?;
+        // A request is written in few large pieces, the last of which should not wait.
+        stream.set_nodelay(true).map_err(unreachable)?;
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            let stream = tls.handshake(stream).await.map_err(|why| Error::Tls {
+                endpoint: self.endpoint.to_string(),
+                reason: why.to_string(),
+            })?;
+            return Ok(TokioIo::new(Box::new(stream)));
+        }
+        Ok(TokioIo::new(Box::new(stream)))
+    }
+}
+
+#[cfg(feature = "tls")]
+mod tls {
+    use std::io;
+    use std::sync::Arc;
+
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, ServerName};
+    use rustls::{ClientConfig, RootCertStore};
+    use tokio::net::TcpStream;
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::client::TlsStream;
+
+    use crate::{Endpoint, Error, Protocol};
+
+    #[derive(Clone)]
+    pub(super) struct Tls {
+        name: ServerName<'static>,
+        connector: TlsConnector,
+    }
+
+    impl Tls {
+        /// None for `http://`.
+        pub(super) fn new(endpoint: &Endpoint) -> Result<Option<Self>, Error> {
+            if !endpoint.is_https() {
+                return Ok(None);
+            }
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let wrong = |reason: String| Error::Endpoint {
+                url: endpoint.to_string(),
+                reason,
+            };
+            let name = ServerName::try_from(endpoint.host().to_owned())
+                .map_err(|why| wrong(why.to_string()))?;
+            let mut config = ClientConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .map_err(|why| wrong(why.to_string()))?
+                .with_root_certificates(authorities(endpoint)?)
+                .with_no_client_auth();
+            config.alpn_protocols = match endpoint.protocol {
+                Protocol::Grpc => vec![b"h2".to_vec()],
+                Protocol::Http => vec![b"http/1.1".to_vec()],
+            };
+            Ok(Some(Self {
+                name,
+                connector: Arc::new(config).into(),
+            }))
+        }
+
+        pub(super) async fn handshake(
+            &self,
+            stream: TcpStream,
+        ) -> io::Result<TlsStream<TcpStream>> {
+            self.connector.connect(self.name.clone(), stream).await
+        }
+    }
+
+    /// Of the file that was named, or of this machine.
+    fn authorities(endpoint: &Endpoint) -> Result<RootCertStore, Error> {
+        let wrong = |reason: String| Error::Certificates {
+            path: endpoint.certificate.clone(),
+            reason,
+        };
+        let mut store = RootCertStore::empty();
+        let (found, trouble): (Vec<CertificateDer<'static>>, _) = match &endpoint.certificate {
+            Some(path) => {
+                let certificates = CertificateDer::pem_file_iter(path)
+                    .and_then(Iterator::collect::<Result<Vec<_>, _>>);
+                (certificates.map_err(|why| wrong(why.to_string()))?, None)
+            }
+            None => {
+                let found = rustls_native_certs::load_native_certs();
+                let trouble = found.errors.first().map(ToString::to_string);
+                (found.certs, trouble)
+            }
+        };
+        // One that rustls can't read makes the others no worse.
+        if store.add_parsable_certificates(found).0 == 0 {
+            return Err(wrong(trouble.unwrap_or("there are none".into())));
+        }
+        Ok(store)
+    }
+}

@@ -1,0 +1,349 @@
+//! Where profiles go, and how: as told, or by the environment's variables for OTLP exporters
+//! (OpenTelemetry specification, "OpenTelemetry Protocol Exporter").
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+
+use crate::Error;
+
+/// Where profiles are posted below an endpoint, by HTTP.
+const PATH: &str = "v1development/profiles";
+/// The port that is customary for gRPC.
+const GRPC_PORT: u16 = 4317;
+/// The port that is customary for HTTP.
+const HTTP_PORT: u16 = 4318;
+
+/// How OTLP is carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// gRPC, over HTTP/2.
+    Grpc,
+    /// Protobuf messages as bodies of HTTP requests.
+    Http,
+}
+
+impl Protocol {
+    /// The other one.
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Grpc => Self::Http,
+            Self::Http => Self::Grpc,
+        }
+    }
+
+    /// The port that is customary for it.
+    pub(crate) fn port(self) -> u16 {
+        match self {
+            Self::Grpc => GRPC_PORT,
+            Self::Http => HTTP_PORT,
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Grpc => "grpc",
+            Self::Http => "http/protobuf",
+        })
+    }
+}
+
+impl FromStr for Protocol {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "grpc" => Ok(Self::Grpc),
+            "http/protobuf" => Ok(Self::Http),
+            other => Err(format!("{other:?} is neither grpc nor http/protobuf")),
+        }
+    }
+}
+
+/// Where profiles go, and how.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Endpoint {
+    /// With the path of the request where that is by HTTP.
+    pub(crate) uri: Uri,
+    pub(crate) protocol: Protocol,
+    pub(crate) headers: HeaderMap,
+    /// How long one attempt may take, from connecting to the end of the answer; 10 s by default.
+    pub timeout: Duration,
+    /// Whether requests are compressed with gzip, as they are by default.
+    pub gzip: bool,
+    /// The certificates (PEM) of the authorities that `https://` servers are believed by; without,
+    /// those of this machine.
+    pub certificate: Option<PathBuf>,
+    /// How many times a message is tried to send before it is given up; 4 by default.
+    pub attempts: u32,
+    /// The pause after the first attempt, 1 s by default; each further one is twice as long. A
+    /// random part of up to a half is taken off, so that not all come back at once.
+    pub pause: Duration,
+    /// The most bytes of one message before compression. By default 3 MiB: a collector takes 4 MiB by
+    /// gRPC, and so does the one behind it, to which the first may have something to add.
+    pub message_size: usize,
+}
+
+impl Endpoint {
+    /// An endpoint such as `http://localhost:4317` or `https://collector.example:4318/base`. By HTTP,
+    /// profiles are posted to `v1development/profiles` below it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Endpoint`] for anything but an `http` or `https` URL.
+    pub fn new(url: &str, protocol: Protocol) -> Result<Self, Error> {
+        let uri = parse(url)?;
+        let uri = match protocol {
+            Protocol::Grpc => uri,
+            Protocol::Http => with_path(url, &uri)?,
+        };
+        Ok(Self::of(uri, protocol))
+    }
+
+    fn of(uri: Uri, protocol: Protocol) -> Self {
+        Self {
+            uri,
+            protocol,
+            headers: HeaderMap::new(),
+            timeout: Duration::from_secs(10),
+            gzip: true,
+            certificate: None,
+            attempts: 4,
+            pause: Duration::from_secs(1),
+            message_size: 3 << 20,
+        }
+    }
+
+    /// The endpoint `url`, by `protocol`, and what is not given by the environment's variables
+    /// `OTEL_EXPORTER_OTLP_*`, of which `OTEL_EXPORTER_OTLP_PROFILES_*` goes first: `ENDPOINT`,
+    /// `PROTOCOL`, `HEADERS`, `TIMEOUT`, `COMPRESSION` and `CERTIFICATE`. `variable` has their values.
+    ///
+    /// The port of a given `url` goes before the variable `PROTOCOL` if it is one of the customary
+    /// ones, 4317 for gRPC and 4318 for HTTP. By HTTP, `PROFILES_ENDPOINT` is the whole URL of the
+    /// request.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Endpoint`] and [`Error::Variable`].
+    pub fn from_environment(
+        url: Option<&str>,
+        protocol: Option<Protocol>,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, Error> {
+        let environment = Environment(&variable);
+        let told = environment.parsed("PROTOCOL", Protocol::from_str)?;
+        let of_profiles = environment.value("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT");
+        let of_all = environment.value("OTEL_EXPORTER_OTLP_ENDPOINT");
+        let mut endpoint = match (url, of_profiles, of_all) {
+            (Some(url), _, _) => {
+                let by_port = by_port(&parse(url)?);
+                Self::new(url, protocol.or(by_port).or(told).unwrap_or(Protocol::Http))?
+            }
+            (None, Some(url), _) => {
+                let uri = parse(&url)?;
+                let protocol = protocol.or(told).or_else(|| by_port(&uri));
+                Self::of(uri, protocol.unwrap_or(Protocol::Http))
+            }
+            (None, None, Some(url)) => {
+                let protocol = protocol.or(told).or(by_port(&parse(&url)?));
+                Self::new(&url, protocol.unwrap_or(Protocol::Http))?
+            }
+            (None, None, None) => {
+                let protocol = protocol.or(told).unwrap_or(Protocol::Http);
+                Self::new(&format!("http://localhost:{}", protocol.port()), protocol)?
+            }
+        };
+        if let Some(headers) = environment.parsed("HEADERS", headers)? {
+            endpoint.headers = headers;
+        }
+        if let Some(timeout) = environment.parsed("TIMEOUT", milliseconds)? {
+            endpoint.timeout = timeout;
+        }
+        if let Some(gzip) = environment.parsed("COMPRESSION", is_gzip)? {
+            endpoint.gzip = gzip;
+        }
+        endpoint.certificate = environment.parsed("CERTIFICATE", |path| Ok(path.into()))?;
+        Ok(endpoint)
+    }
+
+    /// How OTLP is carried.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    pub(crate) fn host(&self) -> &str {
+        let host = self.uri.host().unwrap_or_default();
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        let usual = if self.is_https() { 443 } else { 80 };
+        self.uri.port_u16().unwrap_or(usual)
+    }
+
+    pub(crate) fn is_https(&self) -> bool {
+        self.uri.scheme() == Some(&http::uri::Scheme::HTTPS)
+    }
+}
+
+/// The URL; by gRPC without a path, which it makes no use of.
+impl fmt::Display for Endpoint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.protocol, self.uri.scheme(), self.uri.authority()) {
+            (Protocol::Grpc, Some(scheme), Some(authority)) => {
+                write!(out, "{scheme}://{authority}")
+            }
+            _ => write!(out, "{}", self.uri),
+        }
+    }
+}
+
+struct Environment<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+impl Environment<'_> {
+    /// An empty variable is as good as none, as the specification has it.
+    fn value(&self, variable: &str) -> Option<String> {
+        (self.0)(variable).filter(|value| !value.trim().is_empty())
+    }
+
+    fn parsed<T>(
+        &self,
+        name: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Error> {
+        for prefix in ["OTEL_EXPORTER_OTLP_PROFILES_", "OTEL_EXPORTER_OTLP_"] {
+            let variable = format!("{prefix}{name}");
+            if let Some(value) = self.value(&variable) {
+                let parsed = parse(value.trim());
+                return parsed
+                    .map(Some)
+                    .map_err(|reason| Error::Variable { variable, reason });
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn parse(url: &str) -> Result<Uri, Error> {
+    let wrong = |reason: &str| Error::Endpoint {
+        // It may hold a password.
+        url: url.rsplit('@').next().unwrap_or_default().to_owned(),
+        reason: reason.to_owned(),
+    };
+    let uri: Uri = url
+        .trim()
+        .parse()
+        .map_err(|_| wrong("write it like http://localhost:4317"))?;
+    if !matches!(uri.scheme_str(), Some("http" | "https")) {
+        return Err(wrong("it begins with neither http:// nor https://"));
+    }
+    match uri.authority() {
+        Some(authority) if authority.as_str().contains('@') => Err(wrong(
+            "a user and a password belong into a header: OTEL_EXPORTER_OTLP_HEADERS",
+        )),
+        Some(authority) if !authority.host().is_empty() => Ok(uri),
+        _ => Err(wrong("it names no host")),
+    }
+}
+
+/// Profiles' own path below that of an endpoint, if it does not end with it already.
+fn with_path(url: &str, uri: &Uri) -> Result<Uri, Error> {
+    let base = uri.path().trim_end_matches('/');
+    if base.ends_with(PATH) {
+        return Ok(uri.clone());
+    }
+    let query = uri
+        .query()
+        .map_or(String::new(), |query| format!("?{query}"));
+    let mut parts = uri.clone().into_parts();
+    let wrong = |reason: String| Error::Endpoint {
+        url: url.to_owned(),
+        reason,
+    };
+    let path = format!("{base}/{PATH}{query}").parse();
+    parts.path_and_query = Some(path.map_err(|why| wrong(format!("its path: {why}")))?);
+    Uri::from_parts(parts).map_err(|why| wrong(why.to_string()))
+}
+
+fn by_port(uri: &Uri) -> Option<Protocol> {
+    match uri.port_u16() {
+        Some(GRPC_PORT) => Some(Protocol::Grpc),
+        Some(HTTP_PORT) => Some(Protocol::Http),
+        _ => None,
+    }
+}
+
+/// `KEY=VALUE,KEY=VALUE`, values percent-encoded (W3C baggage without its properties).
+fn headers(text: &str) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    // A value may be a secret: it is not repeated.
+    for (index, pair) in text.split(',').enumerate() {
+        let number = index + 1;
+        if pair.trim().is_empty() {
+            continue;
+        }
+        let (name, value) = pair
+            .split_once('=')
+            .ok_or_else(|| format!("header {number} is no NAME=VALUE"))?;
+        let name: HeaderName = name
+            .trim()
+            .parse()
+            .map_err(|_| format!("the name of header {number} is none"))?;
+        let decoded = percent_decoded(value.trim());
+        let mut value = HeaderValue::from_bytes(&decoded)
+            .map_err(|_| format!("the value of {name} can't be that of a header"))?;
+        value.set_sensitive(true);
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+fn percent_decoded(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, behind @ ..] = rest {
+        let encoded = match (first, behind) {
+            (b'%', [high, low, ..]) => hex_digit(*high).zip(hex_digit(*low)),
+            _ => None,
+        };
+        match encoded {
+            Some((high, low)) => {
+                bytes.push(high << 4 | low);
+                rest = &behind[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = behind;
+            }
+        }
+    }
+    bytes
+}
+
+fn hex_digit(byte: u8) -> Option<u8> {
+    char::from(byte)
+        .to_digit(16)
+        .and_then(|digit| u8::try_from(digit).ok())
+}
+
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(milliseconds) if milliseconds > 0 => Ok(Duration::from_millis(milliseconds)),
+        _ => Err(format!("{text:?} is no number of milliseconds from 1 on")),
+    }
+}
+
+fn is_gzip(text: &str) -> Result<bool, String> {
+    match text {
+        "gzip" => Ok(true),
+        "none" => Ok(false),
+        other => Err(format!("{other:?} is neither gzip nor none")),
+    }
+}

@@ -1,0 +1,191 @@
+//! Sends a profile, message by message.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use otelctx_profile::{Options, Profile};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time;
+
+use crate::answer::{Again, Answer, Failure};
+use crate::connect::Connector;
+use crate::grpc::Grpc;
+use crate::http1::Http;
+use crate::{Endpoint, Error, Failed, Protocol};
+
+/// How this program calls itself to a collector.
+pub(crate) const NAME: &str = concat!("otelctx/", env!("CARGO_PKG_VERSION"));
+/// The longest pause before another attempt. Who asks for a longer one is not waited for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// The most different remarks of a collector that are kept.
+const REMARKS: usize = 5;
+
+/// What a collector has taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sent {
+    /// In how many messages.
+    pub messages: usize,
+    /// Their bytes, before compression.
+    pub bytes: usize,
+    /// How many profiles it says that it has rejected of what it was sent.
+    pub rejected_profiles: u64,
+    /// What it said beside, whether it has rejected anything or not: a few lines at most.
+    pub remarks: Vec<String>,
+}
+
+impl Sent {
+    fn add(&mut self, bytes: usize, answer: Answer) {
+        self.messages += 1;
+        self.bytes += bytes;
+        let rejected = u64::try_from(answer.rejected).unwrap_or(0);
+        self.rejected_profiles = self.rejected_profiles.saturating_add(rejected);
+        let is_new = !answer.message.is_empty() && !self.remarks.contains(&answer.message);
+        if is_new && self.remarks.len() < REMARKS {
+            self.remarks.push(answer.message);
+        }
+    }
+}
+
+/// Sends profiles to an endpoint, over one connection as long as that holds.
+pub struct Exporter {
+    endpoint: Arc<Endpoint>,
+    connector: Connector,
+    client: Client,
+    /// Runs within this thread, while something is sent; gone only when dropped.
+    runtime: Option<Runtime>,
+}
+
+enum Client {
+    Grpc(Grpc),
+    Http(Http),
+}
+
+impl Client {
+    async fn send(&mut self, body: Bytes) -> Result<Answer, Failure> {
+        match self {
+            Self::Grpc(client) => client.send(body).await,
+            Self::Http(client) => client.send(body).await,
+        }
+    }
+}
+
+impl Exporter {
+    /// Prepares; nothing is connected to yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Certificates`], [`Error::WithoutTls`], [`Error::Endpoint`], [`Error::Prepare`].
+    pub fn new(endpoint: &Endpoint) -> Result<Self, Error> {
+        let runtime = Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(|why| Error::Prepare(why.to_string()))?;
+        let endpoint = Arc::new(endpoint.clone());
+        let connector = Connector::new(endpoint.clone())?;
+        let client = match endpoint.protocol {
+            Protocol::Grpc => {
+                let _within = runtime.enter();
+                Client::Grpc(Grpc::new(connector.clone())?)
+            }
+            Protocol::Http => Client::Http(Http::new(connector.clone())),
+        };
+        Ok(Self {
+            endpoint,
+            connector,
+            client,
+            runtime: Some(runtime),
+        })
+    }
+
+    /// Whether a connection can be made now, so that one knows before there is anything to send.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreachable`], [`Error::Tls`], [`Error::TimedOut`].
+    pub fn reach(&self) -> Result<(), Error> {
+        let connecting = async { self.connector.connect().await.map(drop) };
+        let limit = self.endpoint.timeout;
+        let runtime = self.runtime.as_ref().expect("there until dropped");
+        let connected = runtime.block_on(async { time::timeout(limit, connecting).await });
+        connected.unwrap_or_else(|_| Err(self.timed_out()))
+    }
+
+    /// Sends a profile, in as many messages as it takes. It takes at most
+    /// [`attempts`](Endpoint::attempts) times [`timeout`](Endpoint::timeout) and the pauses between for
+    /// each of them; after one that failed, no other is tried.
+    ///
+    /// # Errors
+    ///
+    /// [`Failed`], which tells also what was taken before.
+    pub fn send(&mut self, profile: &Profile, options: &Options) -> Result<Sent, Failed> {
+        let mut sent = Sent::default();
+        for message in profile.otlp_messages(options, self.endpoint.message_size) {
+            let size = message.len();
+            let body = match &self.client {
+                Client::Grpc(_) => message.into(),
+                Client::Http(client) => client.body(message),
+            };
+            match self.send_message(&body) {
+                Ok(answer) => sent.add(size, answer),
+                Err((why, attempts)) => {
+                    return Err(Failed {
+                        why,
+                        attempts,
+                        sent,
+                    });
+                }
+            }
+        }
+        Ok(sent)
+    }
+
+    /// One message, as often as it is worth it.
+    fn send_message(&mut self, body: &Bytes) -> Result<Answer, (Error, u32)> {
+        let mut pause = self.endpoint.pause;
+        for attempt in 1.. {
+            let failure = match self.attempt(body) {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            let wait = match failure.again {
+                Again::Never => None,
+                // Between a half and the whole of it.
+                Again::Later => Some(pause.mul_f64(1.0 - fastrand::f64() / 2.0)),
+                Again::After(asked) => (asked <= LONGEST_PAUSE).then_some(asked),
+            };
+            match wait {
+                Some(wait) if attempt < self.endpoint.attempts => std::thread::sleep(wait),
+                _ => return Err((failure.error, attempt)),
+            }
+            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+        }
+        unreachable!("attempts end")
+    }
+
+    fn attempt(&mut self, body: &Bytes) -> Result<Answer, Failure> {
+        let limit = self.endpoint.timeout;
+        let runtime = self.runtime.as_ref().expect("there until dropped");
+        let sending = self.client.send(body.clone());
+        let answer = runtime.block_on(async { time::timeout(limit, sending).await });
+        answer.unwrap_or_else(|_| Err(Failure::for_now(self.timed_out())))
+    }
+
+    fn timed_out(&self) -> Error {
+        Error::TimedOut {
+            endpoint: self.endpoint.to_string(),
+            waited: self.endpoint.timeout,
+        }
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        // Not waiting for a look-up of the host's name that hangs.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

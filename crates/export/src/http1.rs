@@ -1,0 +1,246 @@
+//! OTLP by HTTP/1.1: a protobuf message is the body of a POST, its answer the body of the response
+//! (OTLP specification, "OTLP/HTTP").
+
+use std::io::Write;
+use std::time::Duration;
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HOST, LOCATION, RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::{self, SendRequest};
+use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
+use prost::Message;
+
+use crate::answer::{ANSWER_SIZE, Again, Answer, Failure, Status, shown};
+use crate::connect::Connector;
+use crate::exporter::NAME;
+use crate::{Error, Protocol, spoken};
+
+const PROTOBUF: &str = "application/x-protobuf";
+const JSON: &str = "application/json";
+
+/// Sends over one connection as long as that holds.
+pub(crate) struct Http {
+    connector: Connector,
+    headers: HeaderMap,
+    connection: Option<SendRequest<Full<Bytes>>>,
+}
+
+impl Http {
+    pub(crate) fn new(connector: Connector) -> Self {
+        let endpoint = connector.endpoint();
+        let mut headers = endpoint.headers.clone();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROTOBUF));
+        headers.insert(USER_AGENT, HeaderValue::from_static(NAME));
+        if endpoint.gzip {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        let authority = endpoint.uri.authority().map_or("", |found| found.as_str());
+        if let Ok(host) = HeaderValue::from_str(authority) {
+            headers.insert(HOST, host);
+        }
+        Self {
+            connector,
+            headers,
+            connection: None,
+        }
+    }
+
+    /// A message as it goes into a request's body.
+    pub(crate) fn body(&self, message: Vec<u8>) -> Bytes {
+        if !self.connector.endpoint().gzip {
+            return message.into();
+        }
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        let compressed = encoder.write_all(&message).and_then(|()| encoder.finish());
+        compressed.expect("a Vec grows").into()
+    }
+
+    pub(crate) async fn send(&mut self, body: Bytes) -> Result<Answer, Failure> {
+        let (mut connection, is_new) = match self.connection.take() {
+            Some(connection) => (connection, false),
+            None => (self.connect().await?, true),
+        };
+        let response = connection.send_request(self.request(body.clone())).await;
+        let response = match response {
+            // The other side has closed it since it was used last.
+            Err(_) if !is_new => {
+                connection = self.connect().await?;
+                connection.send_request(self.request(body)).await
+            }
+            response => response,
+        };
+        let response = match response {
+            Ok(response) => response,
+            Err(why) => return Err(self.broken(&why).await),
+        };
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, ANSWER_SIZE).collect().await;
+        let body = body.map(|whole| whole.to_bytes());
+        if body.is_ok() {
+            self.connection = Some(connection);
+        }
+        let head = Response::from_parts(head, ());
+        if head.status().is_success() {
+            let body = body.map_err(|_| {
+                self.wrong("its answer is cut short, or longer than any to a profile".into())
+            })?;
+            return self.taken(&head, &body).map_err(|why| self.wrong(why));
+        }
+        Err(self.refused(&head, &body.unwrap_or_default()))
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
+        let stream = self
+            .connector
+            .connect()
+            .await
+            .map_err(again_if_unreachable)?;
+        let shaken = http1::Builder::new()
+            .max_buf_size(ANSWER_SIZE)
+            .handshake(stream)
+            .await;
+        let (connection, driver) = match shaken {
+            Ok(both) => both,
+            Err(why) => return Err(self.broken(&why).await),
+        };
+        // It ends with the connection; what goes wrong is told to the request.
+        tokio::spawn(driver);
+        Ok(connection)
+    }
+
+    fn request(&self, body: Bytes) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.headers_mut() = self.headers.clone();
+        // The host stands in a header, so here is but the path.
+        let path = self.connector.endpoint().uri.path_and_query().cloned();
+        *request.uri_mut() = path.map_or(Uri::from_static("/"), Uri::from);
+        request
+    }
+
+    fn wrong(&self, reason: String) -> Failure {
+        Failure::for_good(Error::WrongProtocol {
+            endpoint: self.connector.endpoint().to_string(),
+            protocol: Protocol::Http,
+            reason,
+        })
+    }
+
+    async fn broken(&self, why: &hyper::Error) -> Failure {
+        if let Some(other) = spoken::otherwise(&self.connector).await {
+            return self.wrong(other);
+        }
+        if why.is_parse() {
+            return self.wrong(format!("its answer is not one by HTTP/1 ({why})"));
+        }
+        Failure::for_now(Error::Unavailable {
+            endpoint: self.connector.endpoint().to_string(),
+            reason: format!("the connection broke before it answered ({why})"),
+        })
+    }
+
+    /// A success, maybe of a part only; otherwise why it is none.
+    fn taken(&self, head: &Response<()>, body: &[u8]) -> Result<Answer, String> {
+        let kind = content_type(head);
+        if body.is_empty() {
+            return Ok(Answer::default());
+        }
+        if kind.starts_with(JSON) {
+            return json(body).ok_or("its answer is not that of an OTLP receiver".into());
+        }
+        if !kind.starts_with(PROTOBUF) {
+            let kind = shown(kind);
+            return Err(format!(
+                "its answer ({kind:?}) is not that of an OTLP receiver"
+            ));
+        }
+        let response = ExportProfilesServiceResponse::decode(body);
+        response
+            .map(Answer::from)
+            .map_err(|why| format!("its answer can't be decoded ({why})"))
+    }
+
+    fn refused(&self, head: &Response<()>, body: &[u8]) -> Failure {
+        let endpoint = self.connector.endpoint().to_string();
+        let status = head.status();
+        let reason = reason(head, body);
+        let again = match status {
+            StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT => {
+                let after = head.headers().get(RETRY_AFTER);
+                after.and_then(seconds).map_or(Again::Later, Again::After)
+            }
+            _ => Again::Never,
+        };
+        let error = match status {
+            _ if again != Again::Never => Error::Unavailable { endpoint, reason },
+            StatusCode::NOT_FOUND
+            | StatusCode::METHOD_NOT_ALLOWED
+            | StatusCode::NOT_IMPLEMENTED => Error::NoProfiles { endpoint, reason },
+            _ => Error::Refused { endpoint, reason },
+        };
+        Failure { error, again }
+    }
+}
+
+/// What can't be reached now may be there soon; what is not believed will not be believed then.
+pub(crate) fn again_if_unreachable(error: Error) -> Failure {
+    match error {
+        Error::Unreachable { .. } => Failure::for_now(error),
+        error => Failure::for_good(error),
+    }
+}
+
+fn content_type(head: &Response<()>) -> &str {
+    let kind = head.headers().get(CONTENT_TYPE);
+    kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default()
+}
+
+/// The status, and what else is said of it.
+fn reason(head: &Response<()>, body: &[u8]) -> String {
+    let status = head.status();
+    let said = if status.is_redirection() {
+        let location = head.headers().get(LOCATION).map(HeaderValue::as_bytes);
+        location.map(|to| format!("it sends on to {}", String::from_utf8_lossy(to)))
+    } else if content_type(head).starts_with(PROTOBUF) {
+        Status::decode(body).ok().map(|status| status.message)
+    } else {
+        Some(String::from_utf8_lossy(body).into_owned())
+    };
+    match said
+        .map(|said| shown(&said))
+        .filter(|said| !said.is_empty())
+    {
+        Some(said) => format!("HTTP status {status}: {said}"),
+        None => format!("HTTP status {status}"),
+    }
+}
+
+/// `Retry-After` in seconds. Where it is a date, the usual pause is as good.
+fn seconds(value: &HeaderValue) -> Option<Duration> {
+    let seconds = value.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// An answer as JSON, which some receivers give to protobuf as well.
+fn json(body: &[u8]) -> Option<Answer> {
+    let value: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let partial = value.as_object()?.get("partialSuccess");
+    let field = |name| partial.and_then(|partial| partial.get(name));
+    // In JSON, a 64-bit number is a text.
+    let rejected = field("rejectedProfiles").and_then(|number| match number {
+        serde_json::Value::String(digits) => digits.parse().ok(),
+        number => number.as_i64(),
+    });
+    let message = field("errorMessage").and_then(serde_json::Value::as_str);
+    Some(Answer {
+        rejected: rejected.unwrap_or(0).max(0),
+        message: shown(message.unwrap_or_default()),
+    })
+}

@@ -1,0 +1,47 @@
+//! What is spoken at an endpoint, where OTLP's protocol broke the connection: another protocol than
+//! the one that was chosen is the most frequent mistake, and its symptoms depend on who writes first.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time;
+
+use crate::Protocol;
+use crate::answer::shown;
+use crate::connect::Connector;
+
+/// What a client says first in HTTP/2 (RFC 9113, section 3.4): the preface and an empty SETTINGS frame.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// The bytes of a frame's head: length, type, flags and stream (section 4.1).
+const FRAME_HEAD: usize = 9;
+/// The type of a SETTINGS frame, which is the first of each side (section 6.5).
+const SETTINGS: u8 = 4;
+/// How long a greeting is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What else than the protocol of the endpoint is spoken there, in words; none if that can't be told.
+pub(crate) async fn otherwise(connector: &Connector) -> Option<String> {
+    let protocol = connector.endpoint().protocol();
+    let greeting = time::timeout(PATIENCE, greeting(connector, protocol));
+    let greeting = greeting.await.ok()??;
+    let is_http2 = greeting[3] == SETTINGS && greeting[5..] == [0; 4];
+    match protocol {
+        Protocol::Grpc if is_http2 => None,
+        Protocol::Grpc => {
+            let start = shown(&String::from_utf8_lossy(&greeting));
+            Some(format!("it does not answer by HTTP/2, but with {start:?}"))
+        }
+        Protocol::Http => is_http2.then(|| "it greets by HTTP/2".to_owned()),
+    }
+}
+
+async fn greeting(connector: &Connector, protocol: Protocol) -> Option<[u8; FRAME_HEAD]> {
+    let mut stream = connector.connect().await.ok()?.into_inner();
+    if protocol == Protocol::Grpc {
+        stream.write_all(PREFACE).await.ok()?;
+        stream.flush().await.ok()?;
+    }
+    let mut start = [0; FRAME_HEAD];
+    stream.read_exact(&mut start).await.ok()?;
+    Some(start)
+}

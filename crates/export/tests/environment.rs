@@ -1,0 +1,124 @@
+//! Where profiles go, as users of OTLP exporters are used to say it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use otelctx_export::{Endpoint, Error, Protocol};
+
+fn endpoint(
+    url: Option<&str>,
+    protocol: Option<Protocol>,
+    variables: &[(&str, &str)],
+) -> Result<Endpoint, Error> {
+    Endpoint::from_environment(url, protocol, |name| {
+        let name = name.strip_prefix("OTEL_EXPORTER_OTLP_").unwrap();
+        let found = variables.iter().find(|(variable, _)| *variable == name);
+        found.map(|(_, value)| (*value).to_owned())
+    })
+}
+
+/// URL and protocol.
+fn of(url: Option<&str>, protocol: Option<Protocol>, variables: &[(&str, &str)]) -> String {
+    let endpoint = endpoint(url, protocol, variables).unwrap();
+    format!("{endpoint} {}", endpoint.protocol())
+}
+
+#[test]
+fn the_port_chooses_the_protocol_of_a_url() {
+    let of = |url, variables: &[(&str, &str)]| of(Some(url), None, variables);
+    assert_eq!(of("http://a:4317", &[]), "http://a:4317 grpc");
+    let http = "http://a:4318/v1development/profiles http/protobuf";
+    assert_eq!(of("http://a:4318", &[]), http);
+    assert_eq!(of("http://a:4318/", &[("PROTOCOL", "grpc")]), http);
+    assert_eq!(of(http.split(' ').next().unwrap(), &[]), http);
+    assert_eq!(
+        of("https://a:1/x", &[("PROTOCOL", "grpc")]),
+        "https://a:1 grpc"
+    );
+    let base = "https://a/x/v1development/profiles http/protobuf";
+    assert_eq!(of("https://a/x", &[]), base);
+}
+
+#[test]
+fn what_is_given_goes_before_the_environment() {
+    let variables = [("ENDPOINT", "http://b:4318"), ("PROTOCOL", "http/protobuf")];
+    let grpc = Some(Protocol::Grpc);
+    assert_eq!(
+        of(Some("http://a:4318"), grpc, &variables),
+        "http://a:4318 grpc"
+    );
+    assert_eq!(of(None, grpc, &variables), "http://b:4318 grpc");
+}
+
+#[test]
+fn the_environment_says_what_it_says_to_every_exporter() {
+    let http = "http://localhost:4318/v1development/profiles http/protobuf";
+    assert_eq!(of(None, None, &[]), http);
+    assert_eq!(of(None, None, &[("ENDPOINT", " ")]), http);
+    assert_eq!(
+        of(None, None, &[("PROTOCOL", "grpc")]),
+        "http://localhost:4317 grpc"
+    );
+    assert_eq!(
+        of(None, None, &[("ENDPOINT", "http://b:4317")]),
+        "http://b:4317 grpc"
+    );
+    let both = [("ENDPOINT", "http://b:4317"), ("PROTOCOL", "http/protobuf")];
+    let posted = "http://b:4317/v1development/profiles http/protobuf";
+    assert_eq!(of(None, None, &both), posted);
+    // That of a signal is the whole URL.
+    let own = [
+        ("ENDPOINT", "http://b:4317"),
+        ("PROFILES_ENDPOINT", "http://c:4318/p"),
+    ];
+    assert_eq!(of(None, None, &own), "http://c:4318/p http/protobuf");
+    let own = [("PROTOCOL", "http/protobuf"), ("PROFILES_PROTOCOL", "grpc")];
+    assert_eq!(of(None, None, &own), "http://localhost:4317 grpc");
+    let all = [
+        ("TIMEOUT", "2500"),
+        ("PROFILES_TIMEOUT", "1500"),
+        ("COMPRESSION", "none"),
+        ("CERTIFICATE", "/ca.pem"),
+    ];
+    let found = endpoint(None, None, &all).unwrap();
+    assert_eq!(found.timeout, Duration::from_millis(1500));
+    assert!(!found.gzip);
+    assert_eq!(found.certificate.as_deref(), Some(Path::new("/ca.pem")));
+    let usual = endpoint(None, None, &[]).unwrap();
+    assert_eq!((usual.timeout, usual.gzip), (Duration::from_secs(10), true));
+}
+
+#[test]
+fn what_is_wrong_is_named_and_no_secret_is_told() {
+    let wrong = |url, variables: &[(&str, &str)]| {
+        let error = endpoint(url, None, variables).unwrap_err();
+        let told = error.to_string();
+        assert!(!told.contains("s3cret"), "{told}");
+        told
+    };
+    let told = wrong(Some("localhost:4317"), &[]);
+    assert!(
+        told.contains("begins with neither http:// nor https://"),
+        "{told}"
+    );
+    let told = wrong(Some("http://me:s3cret@a:4317"), &[]);
+    assert!(told.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{told}");
+    assert!(wrong(Some("http://"), &[]).contains("no endpoint"));
+    let variables = [
+        ("PROTOCOL", "http/json"),
+        ("TIMEOUT", "0"),
+        ("HEADERS", "a=b,s3cret"),
+        ("HEADERS", "a=s3cret%0a"),
+        ("COMPRESSION", "zstd"),
+        ("PROFILES_ENDPOINT", "unix:///s3cret@x"),
+    ];
+    for (name, value) in variables {
+        let told = wrong(None, &[(name, value)]);
+        assert!(
+            told.contains(name) || name.ends_with("ENDPOINT"),
+            "{name}: {told}"
+        );
+    }
+    // A look-up that needs none of them.
+    assert!(endpoint(Some("http://a:4317"), None, &[("ENDPOINT", "nonsense")]).is_ok());
+}
