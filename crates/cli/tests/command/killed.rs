@@ -166,7 +166,10 @@ fn round(target: &Target, moment: Moment, by_ptrace: bool) -> (usize, bool) {
     wait_for(moment, &mut recorder, target, scratch.folder(), by_ptrace);
     // It stays as it is at this moment: what is listed is what it has when it is killed.
     let process = Pid::from_raw(recorder.id() as i32);
-    kill(process, Signal::SIGSTOP).unwrap();
+    // One that has ended by itself may have been waited for.
+    if recorder.try_wait().unwrap().is_none() {
+        kill(process, Signal::SIGSTOP).unwrap();
+    }
     let held = held(recorder.id());
     let traced = status(target).iter().any(|status| is_traced(status));
     recorder.kill().unwrap();
