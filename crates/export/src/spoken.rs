@@ -25,13 +25,13 @@ pub(crate) async fn otherwise(connector: &Connector) -> Option<String> {
     let greeting = time::timeout(PATIENCE, greeting(connector, protocol));
     let greeting = greeting.await.ok()??;
     let is_http2 = greeting[3] == SETTINGS && greeting[5..] == [0; 4];
+    let start = shown(&String::from_utf8_lossy(&greeting));
     match protocol {
         Protocol::Grpc if is_http2 => None,
-        Protocol::Grpc => {
-            let start = shown(&String::from_utf8_lossy(&greeting));
-            Some(format!("it does not answer by HTTP/2, but with {start:?}"))
-        }
-        Protocol::Http => is_http2.then(|| "it greets by HTTP/2".to_owned()),
+        Protocol::Grpc => Some(format!("it does not answer by HTTP/2, but with {start:?}")),
+        Protocol::Http if is_http2 => Some("it greets by HTTP/2".to_owned()),
+        // A server by HTTP/1 waits for a request.
+        Protocol::Http => Some(format!("it speaks first: {start:?}")),
     }
 }
 
