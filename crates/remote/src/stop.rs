@@ -47,12 +47,13 @@ impl Stopped {
     /// Stops thread `tid` of `process`, waiting at most `timeout`.
     ///
     /// A thread in an uninterruptible sleep is not stopped. If it falls into one just when it is
-    /// asked to stop it stays traced until it wakes, and is let go by the next call in this OS
-    /// thread or when this OS thread ends: see [`on_own_thread`].
+    /// asked to stop it stays traced until it wakes, as does one that gets no processor in time. It
+    /// is let go by the next call in this OS thread, by [`release_late`], or when this OS thread
+    /// ends: see [`on_own_thread`].
     pub fn stop(process: &Process, tid: i32, timeout: Duration) -> Result<Self, Error> {
         let timeout = timeout.min(LONGEST_TIMEOUT);
         let deadline = Instant::now() + timeout;
-        release_lingering();
+        release_late();
         wait_while_uninterruptible(process, tid, timeout, deadline)?;
         Self::trace(process, tid, timeout, deadline)
     }
@@ -192,8 +193,10 @@ impl Drop for Stopped {
     }
 }
 
-/// Lets go of threads that have stopped too late.
-fn release_lingering() {
+/// Lets go of threads that this OS thread has asked to stop and that have stopped since, after
+/// their time was over. To be called now and then where one OS thread stops threads for long:
+/// whoever stops too late stands still until then.
+pub fn release_late() {
     let waiting = LINGERING.with_borrow_mut(std::mem::take);
     for (pid, tid) in waiting {
         match tracee::poll(pid, tid) {
@@ -317,15 +320,22 @@ mod tests {
     }
 
     /// A thread that falls into an uninterruptible sleep (here vfork's) just when it is asked to
-    /// stop: it stays traced until somebody lets it go, which the next stop or the end of the OS
-    /// thread does.
+    /// stop: it stays traced until somebody lets it go, which the next stop, the end of the OS
+    /// thread or who is asked to does.
     #[test]
     fn a_thread_that_stops_too_late_is_let_go() {
+        #[derive(PartialEq)]
+        enum By {
+            NextStop,
+            OwnThread,
+            Release,
+        }
+        use By::{NextStop, OwnThread, Release};
         let flags = ["-DLINKED", "-rdynamic"];
         let Some(program) = Compiler::gcc().program(&["threads.c", "variable.c"], &flags) else {
             return;
         };
-        for own_thread in [false, true] {
+        for way in [NextStop, OwnThread, Release] {
             let target = Target::spawn(Command::new(&program).arg("vfork"));
             let pid = target.pid();
             let process = Process::open(pid).unwrap();
@@ -340,7 +350,7 @@ mod tests {
                     other => panic!("{other:?}"),
                 }
             };
-            if own_thread {
+            if way == OwnThread {
                 on_own_thread(late).unwrap();
                 assert_eq!(tracer(), 0);
             } else {
@@ -354,12 +364,16 @@ mod tests {
                 nix::sys::signal::Signal::SIGKILL,
             );
             killed.unwrap();
-            if !own_thread {
+            if way != OwnThread {
                 wait_until("the late stop", || state() == 't');
-                // Any stop in this OS thread, here of another thread.
-                let other = target.threads[0].tid;
-                let timeout = Duration::from_secs(5);
-                drop(Stopped::stop(&process, other, timeout).unwrap());
+                if way == Release {
+                    release_late();
+                } else {
+                    // Any stop in this OS thread, here of another thread.
+                    let other = target.threads[0].tid;
+                    let timeout = Duration::from_secs(5);
+                    drop(Stopped::stop(&process, other, timeout).unwrap());
+                }
                 assert_eq!(LINGERING.with_borrow(Vec::len), 0);
             }
             wait_until("the thread runs", || matches!(state(), 'S' | 'R'));

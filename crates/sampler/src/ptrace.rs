@@ -20,7 +20,7 @@ use otelctx_reader as reader;
 use otelctx_sample::format::record::Context;
 use otelctx_sample::{Catalog, Counts, Sample, Unread};
 use reader::remote::process::processes;
-use reader::remote::stop::on_own_thread;
+use reader::remote::stop::{on_own_thread, release_late};
 use reader::remote::{Error as RemoteError, Memory, ProcessMemory, Stopped};
 use reader::{Outcome, Unreadable};
 
@@ -230,6 +230,11 @@ impl Account {
     fn sampled(&mut self, period: u64) {
         self.owed -= period as i64;
     }
+
+    /// The sample did not come about: the thread is still owed it, or it will be lost and counted.
+    fn missed(&mut self, period: u64) {
+        self.owed += period as i64;
+    }
 }
 
 impl Target {
@@ -265,6 +270,8 @@ impl Looker {
                 // What the threads have run meanwhile, they are owed.
                 tick = now;
             }
+            // Where no other runs, none would be stopped that lets go of it.
+            release_late();
             if surveyed.elapsed() >= SURVEY {
                 self.survey();
                 surveyed = Instant::now();
@@ -355,6 +362,7 @@ impl Target {
         let Ok(threads) = self.reader.threads() else {
             return lost;
         };
+        let mut missed = Vec::new();
         for (tid, cpu) in running {
             let Some(thread) = threads.iter().find(|thread| thread.tid() == tid) else {
                 continue;
@@ -376,7 +384,15 @@ impl Target {
                 Err(reader::Error::Unreadable { why, .. }) => {
                     let process = thread.process().target();
                     let stopped = Stopped::stop(process, tid, STOP_TIMEOUT);
-                    let Ok(stopped) = stopped else { continue };
+                    let stopped = match stopped {
+                        Ok(stopped) => stopped,
+                        Err(why) => {
+                            if matches!(why, RemoteError::StopTimeout { .. }) {
+                                missed.push(tid);
+                            }
+                            continue;
+                        }
+                    };
                     let stack = memory.filter(|_| user_stacks);
                     let stack = stack.map(|memory| walk(&stopped, memory));
                     let context = match why {
@@ -387,7 +403,11 @@ impl Target {
                     };
                     (monotonic(), context, stack.unwrap_or_default())
                 }
-                // It has ended, or sleeps by now.
+                Err(reader::Error::Remote(RemoteError::StopTimeout { .. })) => {
+                    missed.push(tid);
+                    continue;
+                }
+                // It has ended.
                 Err(_) => continue,
             };
             found(Owned {
@@ -403,6 +423,11 @@ impl Target {
                 context,
                 stack,
             });
+        }
+        for tid in missed {
+            if let Some(account) = self.accounts.get_mut(&tid) {
+                account.missed(period);
+            }
         }
         lost
     }
@@ -515,6 +540,19 @@ mod tests {
         assert_eq!(looks(&[0; 100]), (0, 0));
         // The kernel adds up late.
         assert_eq!(looks(&[0, 0, 0, 40].repeat(25)), (97, 0));
+    }
+
+    #[test]
+    fn a_thread_that_never_stops_in_time_is_lost_and_counted() {
+        let mut account = Account { ran: 0, owed: 0 };
+        let mut lost = 0;
+        for ran in 1..=100 {
+            lost += account.note(ran * PERIOD, PERIOD);
+            assert!(account.is_due());
+            account.sampled(PERIOD);
+            account.missed(PERIOD);
+        }
+        assert_eq!(lost, 100 - MOST_OWED);
     }
 
     #[test]
