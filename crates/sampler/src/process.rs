@@ -24,7 +24,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// as long passes until the next, whatever else there is to look at waits no longer for one.
 const DEAR: Duration = Duration::from_millis(5);
 const REST: u32 = 50;
-/// What the sizes of its memory can't tell, one look in so many finds.
+/// What the sizes of its memory can't tell, a context in memory that was there before, one look in
+/// so many finds.
 const LOOK_ANYWAY: u32 = 16;
 /// Key maps that are kept of a process: samples of earlier configurations may be on their way.
 const MOST_KEY_MAPS: usize = 4;
@@ -50,7 +51,7 @@ pub(crate) struct Known {
     pid: i32,
     /// `None` if the process had ended before it could be looked at.
     reader: Option<reader::Process>,
-    /// How long a look may take.
+    /// How long a look may take, where all processes are looked at.
     patience: Option<Duration>,
     /// Once a sample of it was seen.
     id: Option<ProcessId>,
@@ -70,7 +71,8 @@ pub(crate) struct Known {
 }
 
 /// How much memory a process has mapped. Whoever begins to publish maps memory for it, and names it
-/// at once or a little later: as long as the sizes stay the same there is nothing to look for.
+/// at once or a little later: as long as the sizes stay the same there is hardly anything to look
+/// for.
 #[derive(Debug, Default)]
 struct Sizes {
     file: Option<remote::process::SizesFile>,
@@ -80,7 +82,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Notes them. Whether nothing can have come since the last look.
+    /// Notes them. Whether it is unlikely that anything has come since the last look.
     fn are_settled(&mut self, process: &remote::Process) -> bool {
         let now = match &self.file {
             Some(file) => file.read().ok(),
@@ -208,11 +210,15 @@ impl Known {
     pub(crate) fn look(&mut self) -> bool {
         let before = self.looked.then(|| self.places());
         let begin = Instant::now();
+        // Only where all processes are looked at is that too dear. One that publishes, and not yet
+        // its threads', is asked by one read.
         if let Some(reader) = &self.reader
-            && self.sizes.are_settled(reader.target())
+            && self.patience.is_some()
             && self.looked
+            && self.context.is_none()
             && matches!(self.publishing, Publishing::Nothing)
             && !reader.options().any_schema
+            && self.sizes.are_settled(reader.target())
         {
             self.look.plan(begin, Duration::ZERO, false);
             self.sampled = false;
@@ -536,7 +542,56 @@ pub(crate) fn places(variables: &[tls::TlsVariable]) -> Vec<Place> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use otelctx_fixtures::{Compiler, Target};
+
     use super::*;
+
+    /// None of this changes how much memory it has.
+    #[test]
+    fn a_process_that_publishes_in_memory_it_had_before_is_seen_all_the_same() {
+        let sources = ["publish_later.c", "variable.c"];
+        let flags = ["-DLINKED", "-rdynamic"];
+        let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+            return;
+        };
+        let of_all = Some(Duration::from_secs(60));
+        for (how, patience, most_looks) in [
+            ("map", None, 1),
+            ("name", None, 1),
+            ("update", None, 1),
+            ("map", of_all, LOOK_ANYWAY),
+            ("name", of_all, LOOK_ANYWAY),
+            ("update", of_all, 1),
+        ] {
+            let mut target = Target::spawn(Command::new(&program).arg(how));
+            let options = reader::Options::default();
+            let modules = SharedModules::default();
+            let mut known = Known::open(target.pid(), options, modules, patience).unwrap();
+            for _ in 0..5 {
+                known.look();
+                let publishing = &known.publishing;
+                assert!(matches!(publishing, Publishing::Nothing), "{publishing:?}");
+            }
+            let sizes = |known: &Known| {
+                let process = known.reader.as_ref().unwrap().target();
+                process.sizes().unwrap().1
+            };
+            let before = sizes(&known);
+            target.command("publish");
+            if target.lines == ["refused"] {
+                eprintln!("skipped: this kernel gives anonymous memory no names");
+                continue;
+            }
+            assert_eq!(sizes(&known), before, "{how}");
+            let looks = (1..=most_looks).find(|_| {
+                known.look();
+                matches!(known.publishing, Publishing::Threads(_))
+            });
+            assert!(looks.is_some(), "{how}: {:?}", known.publishing);
+        }
+    }
 
     #[test]
     fn a_container_is_known_by_its_group() {
