@@ -65,6 +65,8 @@ pub(crate) struct Known {
     sizes: Sizes,
     /// Since the last look.
     sampled: bool,
+    /// Its last thread ends. There may still be samples of that.
+    pub(crate) exits: bool,
     mappings: Schedule,
     /// Executable memory, in the order of the addresses.
     code: Vec<(u64, u64)>,
@@ -163,6 +165,7 @@ impl Known {
             look: Schedule::now(),
             sizes: Sizes::default(),
             sampled: false,
+            exits: false,
             mappings: Schedule::now(),
             code: Vec::new(),
         }
@@ -188,7 +191,7 @@ impl Known {
 
     /// Whether it is time to look at it again, and there is a reason to: it has been sampled since.
     pub(crate) fn wants_look(&self, now: Instant) -> bool {
-        self.sampled && self.look.is_due(now)
+        self.sampled && !self.exits && self.look.is_due(now)
     }
 
     /// Notes that a sample of it was seen.
@@ -248,6 +251,7 @@ impl Known {
         self.looked = false;
         self.publishing = Publishing::Nothing;
         self.context = None;
+        self.keys.clear();
         self.sizes = Sizes::default();
         self.look = Schedule::now();
     }
@@ -328,6 +332,10 @@ impl Known {
             None => detected().map_or_else(Vec::new, |detected| detected.resource),
         };
         let facts = catalog.process_mut(id);
+        // One that withdraws what it published is about to end, or has ended: its samples keep it.
+        if facts.published && self.context.is_none() {
+            return;
+        }
         facts.resource = resource;
         facts.published = self.context.is_some();
     }
@@ -591,6 +599,54 @@ mod tests {
             });
             assert!(looks.is_some(), "{how}: {:?}", known.publishing);
         }
+    }
+
+    fn workers() -> Option<Target> {
+        let sources = ["threads.c", "variable.c", "publish.c"];
+        let program = Compiler::gcc().program(&sources, &["-DLINKED", "-rdynamic"])?;
+        Some(Target::spawn(&mut Command::new(program)))
+    }
+
+    fn open(target: &Target) -> Known {
+        let (options, modules) = (reader::Options::default(), SharedModules::default());
+        Known::open(target.pid(), options, modules, None).unwrap()
+    }
+
+    #[test]
+    fn what_a_process_has_published_stays_when_it_has_ended() {
+        let Some(mut target) = workers() else { return };
+        let mut known = open(&target);
+        let mut catalog = Catalog::new();
+        known.look();
+        let id = known.id(&mut catalog, "");
+        let before = catalog.process(id).clone();
+        assert!(before.published);
+        target.child().kill().unwrap();
+        // It becomes a zombie: nobody waits for it.
+        let begin = Instant::now();
+        while !known.look() {
+            assert!(begin.elapsed() < Duration::from_secs(30));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(known.exists());
+        assert!(known.context.is_none());
+        known.describe(&mut catalog);
+        assert_eq!(*catalog.process(id), before);
+    }
+
+    #[test]
+    fn another_program_does_not_have_the_names_of_the_one_before() {
+        let Some(target) = workers() else { return };
+        let mut known = open(&target);
+        known.look();
+        let Publishing::Threads(variables) = &known.publishing else {
+            panic!("{:?}", known.publishing)
+        };
+        let keys = variables.keys.clone();
+        known.set_keys(7, keys);
+        assert!(known.keys(7).is_some());
+        known.executed();
+        assert!(known.keys(7).is_none());
     }
 
     #[test]

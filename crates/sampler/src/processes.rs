@@ -14,6 +14,10 @@ use crate::process::{Known, Modules, Publishing};
 /// Processes that are looked at again between two drains; what is left has its turn after the
 /// next.
 const LOOKS_A_DRAIN: usize = 32;
+/// How often those are forgotten that said they end and are gone; and one time in so many, all that
+/// are gone: where ptrace looks none says so, and what the kernel tells can get lost.
+const SWEEP: Duration = Duration::from_millis(200);
+const SWEEP_ALL: u32 = 50;
 
 /// The processes that are known, by their ids.
 #[derive(Debug)]
@@ -24,6 +28,8 @@ pub(crate) struct Processes {
     patience: Option<Duration>,
     modules: Modules,
     shared_modules: SharedModules,
+    sweep: Instant,
+    sweeps: u32,
     pub(crate) counts: Counts,
 }
 
@@ -61,6 +67,8 @@ impl Processes {
             patience,
             modules: Modules::default(),
             shared_modules: SharedModules::default(),
+            sweep: Instant::now() + SWEEP,
+            sweeps: 0,
             counts: Counts::default(),
         }
     }
@@ -88,6 +96,47 @@ impl Processes {
         self.known.remove(&pid);
     }
 
+    /// Notes that a process ends. It stays known for as long as the kernel has it: until then there
+    /// may be more samples of it, and its id is no other's.
+    pub(crate) fn exits(&mut self, pid: u32) {
+        if let Some(known) = self.known.get_mut(&pid) {
+            known.exits = true;
+        }
+    }
+
+    /// Notes that a process executes another program.
+    pub(crate) fn executed(&mut self, pid: u32) {
+        self.forget_if_gone(pid);
+        if let Some(known) = self.known.get_mut(&pid) {
+            known.executed();
+        }
+    }
+
+    /// The id of one that has ended may be another's by now.
+    fn forget_if_gone(&mut self, pid: u32) {
+        let known = self.known.get(&pid);
+        if known.is_some_and(|known| known.exits && !known.exists()) {
+            self.known.remove(&pid);
+        }
+    }
+
+    /// Has all that are gone forgotten with the next look at processes: something was missed.
+    pub(crate) fn sweep_soon(&mut self) {
+        (self.sweep, self.sweeps) = (Instant::now(), 0);
+    }
+
+    /// The processes that are gone, if it is time to see to that.
+    fn gone(&mut self, now: Instant) -> Vec<u32> {
+        if now < self.sweep {
+            return Vec::new();
+        }
+        let all = self.sweeps.is_multiple_of(SWEEP_ALL);
+        (self.sweep, self.sweeps) = (now + SWEEP, self.sweeps.wrapping_add(1));
+        let gone = |(_, known): &(&u32, &Known)| (all || known.exits) && !known.exists();
+        let gone = self.known.iter().filter(gone);
+        gone.map(|(pid, _)| *pid).collect()
+    }
+
     /// Looks how a process publishes.
     pub(crate) fn look(&mut self, pid: u32) {
         if let Some(known) = self.known.get_mut(&pid) {
@@ -110,9 +159,10 @@ impl Processes {
     /// returns those that have, and those that have ended.
     pub(crate) fn look_again(&mut self, catalog: &mut Catalog) -> (Vec<u32>, Vec<u32>) {
         let now = Instant::now();
+        let mut ended = self.gone(now);
         let wanting = |(_, known): &(&u32, &mut Known)| known.wants_look(now);
         let due = self.known.iter_mut().filter(wanting).take(LOOKS_A_DRAIN);
-        let (mut changed, mut ended) = (Vec::new(), Vec::new());
+        let mut changed = Vec::new();
         for (pid, known) in due {
             if !known.exists() {
                 ended.push(*pid);
@@ -129,6 +179,7 @@ impl Processes {
 
     /// Makes a sample of a look.
     pub(crate) fn sample(&mut self, look: &Look<'_>, catalog: &mut Catalog) -> Sample {
+        self.forget_if_gone(look.pid);
         let known = self.known.entry(look.pid).or_insert_with(|| {
             let pid = look.pid as i32;
             let modules = self.shared_modules.clone();
@@ -156,6 +207,10 @@ impl Processes {
 /// What a look says of the thread's context.
 fn found(known: &mut Known, seen: &Seen<'_>, counts: &mut Counts, catalog: &mut Catalog) -> Found {
     match seen {
+        // It was read before the process executed another program.
+        Seen::Record(serial, _) if known.keys(*serial).is_none() => {
+            Found::Unread(Unread::Unresolved)
+        }
         Seen::Record(serial, bytes) => {
             let Some(context) = decode(known, *serial, bytes) else {
                 return Found::Unread(Unread::Record);
@@ -191,4 +246,68 @@ fn decode(known: &mut Known, serial: u32, bytes: &[u8]) -> Option<Context> {
         return Some(context);
     }
     Some(record.resolve(known.keys(serial)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    fn sleeper() -> Child {
+        let mut command = Command::new("sleep");
+        command.arg("600").stdin(Stdio::null()).spawn().unwrap()
+    }
+
+    fn look(pid: u32) -> Look<'static> {
+        Look {
+            time: 1,
+            cpu: 0,
+            pid,
+            tid: pid,
+            comm: "sleep",
+            context: Seen::Nothing,
+            user_stack: &[],
+            kernel_stack: &[],
+        }
+    }
+
+    fn end(child: &mut Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_ends_unnoticed_is_forgotten() {
+        let mut processes = Processes::new(reader::Options::default(), None);
+        let mut child = sleeper();
+        processes.add(child.id()).unwrap();
+        let mut catalog = Catalog::new();
+        processes.sweep_soon();
+        processes.look_again(&mut catalog);
+        assert!(!processes.is_empty());
+        end(&mut child);
+        processes.sweep_soon();
+        let (_, ended) = processes.look_again(&mut catalog);
+        assert_eq!(ended, [child.id()]);
+        assert!(processes.is_empty());
+    }
+
+    #[test]
+    fn samples_of_a_process_that_ends_are_still_its_own() {
+        let mut processes = Processes::new(reader::Options::default(), None);
+        let mut catalog = Catalog::new();
+        let mut child = sleeper();
+        let pid = child.id();
+        let first = processes.sample(&look(pid), &mut catalog);
+        // The kernel tells so first, and takes its memory away then, which is sampled, too.
+        processes.exits(pid);
+        let second = processes.sample(&look(pid), &mut catalog);
+        assert_eq!(second.thread, first.thread);
+        assert_eq!(catalog.processes().len(), 1);
+        end(&mut child);
+        // Whoever has its id now is another.
+        processes.sample(&look(pid), &mut catalog);
+        assert_eq!(catalog.processes().len(), 2);
+    }
 }

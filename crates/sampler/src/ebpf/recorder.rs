@@ -114,9 +114,13 @@ impl Recorder {
         // Where the map is full the process stays without contexts, and its samples say so.
         let _ = self.loaded.targets.insert(pid, target, 0);
         if target.places > 0 && !known.is_as_looked_at() {
-            // It has executed another program, or loads a library just now.
+            // It has executed another program, loads a library just now, or has ended.
             let nothing = Target::default();
-            let _ = self.loaded.targets.insert(pid, nothing, 0);
+            let _ = if self.whole_machine {
+                self.loaded.targets.remove(&pid)
+            } else {
+                self.loaded.targets.insert(pid, nothing, 0)
+            };
             known.look_soon();
         }
     }
@@ -137,12 +141,13 @@ impl Recorder {
                 }
                 // One that ended at once has left an event of that, too.
                 kind::FORK => drop(self.processes.add(head.pid)),
-                kind::EXEC => {
-                    if let Some(known) = self.processes.get_mut(head.pid) {
-                        known.executed();
-                    }
+                kind::EXEC => self.processes.executed(head.pid),
+                kind::EXIT if self.whole_machine => self.processes.exits(head.pid),
+                kind::EXIT => {
+                    self.processes.remove(head.pid);
+                    // It may have been told of the process when that had ended already.
+                    let _ = self.loaded.targets.remove(&head.pid);
                 }
-                kind::EXIT => self.processes.remove(head.pid),
                 _ => {}
             }
             if head.time > until {
@@ -169,6 +174,7 @@ impl Recorder {
         self.processes.counts.lost += lost.samples - self.lost.samples;
         if lost.processes != self.lost.processes {
             self.processes.look_soon();
+            self.processes.sweep_soon();
         }
         self.lost = lost;
         if !self.stopped {
