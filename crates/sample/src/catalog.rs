@@ -57,7 +57,7 @@ pub struct ThreadFacts {
     pub process: ProcessId,
     /// Its id, as the recorder sees it.
     pub tid: i32,
-    /// The name it had when it was seen first.
+    /// The name it had when it was seen last.
     pub name: String,
 }
 

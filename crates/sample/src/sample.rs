@@ -105,7 +105,8 @@ pub struct Counts {
     pub not_published: u64,
     /// Samples whose context was not read, by the order of [`Unread::ALL`].
     pub unread: [u64; Unread::ALL.len()],
-    /// Looks that were made and whose sample got lost, because the recorder was too slow.
+    /// Looks whose sample got lost, because the recorder was too slow; by ptrace also those that
+    /// were due while the thread did not stop in time or was not found running.
     pub lost: u64,
     /// User stacks that had more frames than are kept.
     pub truncated_stacks: u64,

@@ -17,7 +17,8 @@ pub enum Targets {
 pub struct Options {
     /// Which processes.
     pub targets: Targets,
-    /// Whether processes started by a target are targets, too. Yes.
+    /// Whether processes started by a target are targets, too. Yes, but with eBPF only where the
+    /// recorder is in the machine's first PID namespace: elsewhere it does not learn their ids.
     pub children: bool,
     /// Looks a second at each processor. 99: not in step with what happens a hundred times a
     /// second.

@@ -24,6 +24,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// as long passes until the next, whatever else there is to look at waits no longer for one.
 const DEAR: Duration = Duration::from_millis(5);
 const REST: u32 = 50;
+/// So is it to read names while a process updates them, which it may never end to do.
+const DEAR_NAMES: Duration = Duration::from_millis(1);
 /// What the sizes of its memory can't tell, a context in memory that was there before, one look in
 /// so many finds.
 const LOOK_ANYWAY: u32 = 16;
@@ -57,6 +59,8 @@ pub(crate) struct Known {
     id: Option<ProcessId>,
     /// By configuration, the newest last.
     keys: Vec<(u32, KeyMap)>,
+    /// Until then they are not read again for a record's sake.
+    keys_rest: Instant,
     pub(crate) publishing: Publishing,
     context: Option<Arc<ProcessContext>>,
     /// Whether its program has been looked for contexts since it was executed.
@@ -159,6 +163,7 @@ impl Known {
             patience: None,
             id: None,
             keys: Vec::new(),
+            keys_rest: Instant::now(),
             publishing: Publishing::Nothing,
             context: None,
             looked: true,
@@ -279,8 +284,22 @@ impl Known {
             .map(|(_, keys)| keys)
     }
 
-    /// Reads the names again that records of this configuration refer to; false if there are no new ones.
+    /// Reads the names again that records of this configuration refer to; false if there are no new
+    /// ones, or if it took so long last time that this has to wait.
     pub(crate) fn refresh_keys(&mut self, serial: u32) -> bool {
+        let begin = Instant::now();
+        if begin < self.keys_rest {
+            return false;
+        }
+        let grown = self.read_keys(serial);
+        let took = begin.elapsed();
+        if !grown && took > DEAR_NAMES {
+            self.keys_rest = begin + took * REST;
+        }
+        grown
+    }
+
+    fn read_keys(&mut self, serial: u32) -> bool {
         let state = self.reader.as_mut().map(reader::Process::context);
         let Some(Ok(ContextState::Published(context))) = state else {
             return false;
@@ -632,6 +651,32 @@ mod tests {
         assert!(known.context.is_none());
         known.describe(&mut catalog);
         assert_eq!(*catalog.process(id), before);
+    }
+
+    /// Each of its samples would wait for the update's end otherwise.
+    #[test]
+    fn a_process_that_never_ends_an_update_is_not_waited_for_again_at_once() {
+        let sources = ["publish_later.c", "variable.c"];
+        let flags = ["-DLINKED", "-rdynamic"];
+        let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+            return;
+        };
+        let mut target = Target::spawn(Command::new(program).arg("update"));
+        target.command("publish");
+        let mut known = open(&target);
+        known.look();
+        let Publishing::Threads(variables) = &known.publishing else {
+            panic!("{:?}", known.publishing)
+        };
+        let keys = variables.keys.clone();
+        known.set_keys(7, keys);
+        assert!(!known.refresh_keys(7));
+        target.command("never end");
+        // Perhaps the machine was busy just now.
+        known.keys_rest = Instant::now();
+        let begin = Instant::now();
+        assert!(!known.refresh_keys(7));
+        assert!(known.keys_rest >= begin + DEAR_NAMES * REST);
     }
 
     #[test]

@@ -14,6 +14,9 @@ use crate::process::{Known, Modules, Publishing};
 /// Processes that are looked at again between two drains; what is left has its turn after the
 /// next.
 const LOOKS_A_DRAIN: usize = 32;
+/// So is what is left when looking has taken this long: those that are dear to look at must not keep
+/// samples waiting for longer than the ring has room.
+const LOOKING: Duration = Duration::from_millis(20);
 /// How often those are forgotten that said they end and are gone; and one time in so many, all that
 /// are gone: where ptrace looks none says so, and what the kernel tells can get lost.
 const SWEEP: Duration = Duration::from_millis(200);
@@ -164,6 +167,9 @@ impl Processes {
         let due = self.known.iter_mut().filter(wanting).take(LOOKS_A_DRAIN);
         let mut changed = Vec::new();
         for (pid, known) in due {
+            if now.elapsed() > LOOKING {
+                break;
+            }
             if !known.exists() {
                 ended.push(*pid);
             } else if known.look() {
