@@ -135,6 +135,9 @@ fn walk(mut message: &[u8], kind: Kind, depth: u32, left: &mut usize) -> bool {
                 };
                 (taken, true)
             }
+            // The ends of a group, which the decoder skips to go on behind it. What is in it is
+            // counted as if it were not in one.
+            3 | 4 => (0, true),
             _ => return true,
         };
         if !is_whole {
@@ -207,6 +210,15 @@ mod tests {
         let integers = [4 << 3, 1].repeat(70 << 10);
         assert!(!takes_less(&samples(&repeated(2, &integers, 1)), MOST));
         assert_eq!(check(&few), Ok(()));
+        // Behind a group of an unknown field, which is skipped.
+        let group = [15 << 3 | 3, 15 << 3 | 4];
+        let data = [&group[..], &many].concat();
+        let decoded = <profiles::ProfilesData as prost::Message>::decode(&data[..]);
+        assert_eq!(
+            decoded.unwrap().dictionary.unwrap().string_table.len(),
+            17 << 10
+        );
+        assert!(!takes_less(&data, MOST));
     }
 
     #[test]

@@ -80,21 +80,33 @@ type Key = (
     StackId,
 );
 
+/// A context's attributes in the order of their names. Of several with one name the last counts, as
+/// with a key that a record repeats.
+pub(crate) fn attributes(context: &Context) -> Vec<(&str, &str)> {
+    let last_first = context.attributes.iter().rev();
+    let mut attributes: Vec<_> = last_first
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    attributes.sort_by_key(|(name, _)| *name);
+    attributes.dedup_by_key(|(name, _)| *name);
+    attributes
+}
+
 /// The contexts that no format tells apart, as one: by index, the first that says the same. They
-/// differ in flags or in the order of attributes. One that says nothing is as good as none.
+/// differ in flags, in the order of attributes or in what [`attributes`] leaves out. One that says
+/// nothing is as good as none.
 fn told_apart(catalog: &Catalog) -> Vec<Option<ContextId>> {
     let mut first: HashMap<_, ContextId, foldhash::fast::RandomState> = HashMap::default();
-    let same = |(id, context): (ContextId, &Context)| {
+    let contexts = catalog.contexts();
+    let same = contexts.map(|(id, context)| {
         let (trace, span) = (context.trace_id, context.span_id);
         if trace.is_zero() && span.is_zero() && context.attributes.is_empty() {
             return None;
         }
-        let mut attributes = context.attributes.clone();
-        attributes.sort_unstable();
-        let said = (trace.to_bytes(), span.to_bytes(), attributes);
+        let said = (trace.to_bytes(), span.to_bytes(), attributes(context));
         Some(*first.entry(said).or_insert(id))
-    };
-    catalog.contexts().map(same).collect()
+    });
+    same.collect()
 }
 
 fn key(catalog: &Catalog, contexts: &[Option<ContextId>], sample: &Sample) -> Key {

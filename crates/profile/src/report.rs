@@ -15,6 +15,8 @@ use crate::{Error, bounds, rules};
 
 /// What stands in a table where a sample has no such attribute.
 pub const WITHOUT: &str = "(none)";
+/// What stands for a function where not even its file is known.
+const UNKNOWN: &str = "[unknown]";
 
 /// What a recorded file says of time on processors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,7 +31,7 @@ pub struct Report {
     /// By trace, 32 hexadecimal digits, with the attribute's values in it.
     pub by_trace: Vec<(Trace, Cost)>,
     /// By function: where it was itself on the processor, and where it or what it called was. Where
-    /// no function is known the file stands for it.
+    /// no function is known the file stands for it, and `[unknown]` where neither is.
     pub by_function: Vec<(String, FunctionCost)>,
     /// By process: its service and id.
     pub by_process: Vec<(String, Cost)>,
@@ -57,7 +59,7 @@ pub struct Cost {
 
 impl Cost {
     fn add(&mut self, other: Cost) {
-        self.samples += other.samples;
+        self.samples = self.samples.saturating_add(other.samples);
         self.nanoseconds = self.nanoseconds.saturating_add(other.nanoseconds);
     }
 }
@@ -198,7 +200,10 @@ impl<'d> Sums<'d> {
     ) {
         let samples = match sample.values.len() {
             0 => sample.timestamps_unix_nano.len() as u64,
-            _ => sample.values.iter().map(|value| value.unsigned_abs()).sum(),
+            _ => {
+                let values = sample.values.iter().map(|value| value.unsigned_abs());
+                values.fold(0, u64::saturating_add)
+            }
         };
         let cost = Cost {
             samples,
@@ -217,7 +222,8 @@ impl<'d> Sums<'d> {
             self.with_trace.add(cost);
             let (sum, attributes) = self.by_trace.entry(&link.trace_id).or_default();
             sum.add(cost);
-            *attributes.entry(attribute).or_default() += samples;
+            let count = attributes.entry(attribute).or_default();
+            *count = count.saturating_add(samples);
         }
         self.add_functions(dictionary, sample, cost);
     }
@@ -280,7 +286,8 @@ impl<'d> Sums<'d> {
     }
 }
 
-/// The functions at a location, the innermost first; the file that it lies in where none is known.
+/// The functions at a location, the innermost first; the file that it lies in where none is known, and
+/// [`UNKNOWN`] where neither is.
 fn names<'d>(
     dictionary: &'d ProfilesDictionary,
     location: &'d Location,
@@ -294,12 +301,12 @@ fn names<'d>(
         let name = entry(&dictionary.string_table, mapping.filename_strindex)?;
         (!name.is_empty()).then_some(name)
     };
-    let file = if location.lines.is_empty() {
-        file()
+    let instead = if location.lines.is_empty() {
+        Some(file().map_or(UNKNOWN, String::as_str))
     } else {
         None
     };
-    named.chain(file).map(String::as_str)
+    named.map(String::as_str).chain(instead)
 }
 
 fn attribute<'d>(

@@ -68,7 +68,8 @@ pub struct Options {
 }
 
 /// What the OpenTelemetry eBPF profiler puts before the names of record attributes. Here it tells
-/// an attribute apart whose name the profile uses itself, such as `thread.name`.
+/// an attribute apart whose name the profile uses itself, such as `thread.name`, that has none, or
+/// that begins like this.
 pub(crate) const UPSTREAM_PREFIX: &str = "process.context.label.";
 
 impl Profile {

@@ -58,6 +58,7 @@ fn time_is_added_up_by_route_trace_function_and_process() {
         ("parse", 8, 8),
         ("do_syscall_64", 2, 2),
         ("main", 1, 11),
+        ("[unknown]", 1, 1),
         ("serve", 0, 10),
     ];
     assert_eq!(functions, expected);
@@ -82,7 +83,12 @@ fn where_no_function_is_known_the_file_stands_for_it() {
     let functions: Vec<_> = functions
         .map(|(name, cost)| (&name[..], cost.own.samples, cost.total.samples))
         .collect();
-    assert_eq!(functions, [("/usr/bin/shop", 9, 11), ("[kernel]", 2, 2)]);
+    let expected = [
+        ("/usr/bin/shop", 9, 11),
+        ("[kernel]", 2, 2),
+        ("[unknown]", 1, 1),
+    ];
+    assert_eq!(functions, expected);
 }
 
 /// Wherever it is cut, a file is not taken for a whole one.

@@ -20,10 +20,11 @@ pub(super) fn write(
         .collect();
     let mut chosen = flamegraph::Options::default();
     let what = super::subject(profile);
-    chosen.title = match &options.by {
+    let title = match &options.by {
         Some(name) => format!("{what}: CPU by {name}"),
         None => format!("{what}: CPU"),
     };
+    chosen.title = title.chars().map(folded::in_a_line).collect();
     chosen.subtitle = Some(subtitle(profile, samples));
     chosen.count_name = "samples".to_owned();
     // The same function has the same colour in each picture.

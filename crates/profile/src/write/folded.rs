@@ -40,6 +40,7 @@ pub(super) fn lines(profile: &Profile, options: &Options) -> BTreeMap<String, us
                 push(&mut stack, frame)
             });
         }
+        end_without_count(&mut stack);
         *lines.entry(stack).or_default() += group.samples.len();
     }
     lines
@@ -66,14 +67,42 @@ fn unnamed(profile: &Profile, place: Place) -> String {
     format!("[{}]", name.trim_matches(['[', ']']))
 }
 
+/// What stands for a frame without any text, so that those behind it stay where they belong.
+const EMPTY: &str = "(empty)";
+
 /// Adds a frame. What has a meaning in this format, or none in a line of text, is replaced.
 fn push(stack: &mut String, frame: &str) {
     if !stack.is_empty() {
         stack.push(';');
     }
+    let frame = if frame.is_empty() { EMPTY } else { frame };
     stack.extend(frame.chars().map(|character| match character {
         ';' => ':',
+        character => in_a_line(character),
+    }));
+}
+
+/// A character, or what stands for one that has no place in a line of text or in XML
+/// (<https://www.w3.org/TR/xml/#charsets>).
+pub(super) fn in_a_line(character: char) -> char {
+    match character {
+        '\u{fffe}' | '\u{ffff}' => char::REPLACEMENT_CHARACTER,
         character if character.is_control() => ' ',
         character => character,
-    }));
+    }
+}
+
+/// A number behind a space would be read as a first count, before the one that follows (`difffolded.pl`
+/// writes two), as of a thread `worker 3` without a stack.
+fn end_without_count(stack: &mut String) {
+    stack.truncate(stack.trim_end().len());
+    let is_number = |text: &str| {
+        text.chars()
+            .all(|digit| digit.is_ascii_digit() || digit == '.')
+    };
+    if let Some(space) = stack.rfind(' ')
+        && is_number(&stack[space + 1..])
+    {
+        stack.replace_range(space..=space, "_");
+    }
 }

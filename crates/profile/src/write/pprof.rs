@@ -201,6 +201,8 @@ fn labels(profile: &Profile, group: &Group<'_>, strings: &mut Strings) -> Vec<La
         let context = profile.context(context);
         if !context.trace_id.is_zero() {
             text("trace_id", &context.trace_id.to_string());
+        }
+        if !context.span_id.is_zero() {
             text("span_id", &context.span_id.to_string());
         }
         for (key, value) in &context.attributes {

@@ -13,11 +13,16 @@ use prost::Message;
 
 use super::super::{UPSTREAM_PREFIX, hex, range};
 use super::field_size;
+use crate::profile::attributes;
 use crate::{LocationIndex, Place, Profile};
 
 /// Names of attributes that the profile itself puts on samples.
 const THREAD_ID: &str = "thread.id";
 const THREAD_NAME: &str = "thread.name";
+/// An id that stands without the other: a link has both.
+const TRACE_ID: &str = "trace_id";
+const SPAN_ID: &str = "span_id";
+const OWN: [&str; 4] = [THREAD_ID, THREAD_NAME, TRACE_ID, SPAN_ID];
 
 /// Field numbers of `ProfilesDictionary`.
 mod field {
@@ -246,24 +251,41 @@ impl<'p> Tables<'p> {
 
     fn add_context(&mut self, id: ContextId) -> (i32, Vec<i32>) {
         let context = self.profile.context(id);
-        let has_ids = !context.trace_id.is_zero() && !context.span_id.is_zero();
-        let link = if has_ids {
-            self.links.add(proto::Link {
-                trace_id: context.trace_id.to_bytes().to_vec(),
-                span_id: context.span_id.to_bytes().to_vec(),
-            })
-        } else {
-            0
+        let (trace, span) = (context.trace_id, context.span_id);
+        let mut indices = Vec::new();
+        let link = match (trace.is_zero(), span.is_zero()) {
+            (false, false) => self.links.add(proto::Link {
+                trace_id: trace.to_bytes().to_vec(),
+                span_id: span.to_bytes().to_vec(),
+            }),
+            (has_no_trace, has_no_span) => {
+                if !has_no_trace {
+                    indices.push(self.text(TRACE_ID, &trace.to_string()));
+                }
+                if !has_no_span {
+                    indices.push(self.text(SPAN_ID, &span.to_string()));
+                }
+                0
+            }
         };
-        let attributes = context.attributes.iter().map(|(key, value)| {
-            // Names on a sample are unique.
-            let prefix = match key.as_str() {
-                THREAD_ID | THREAD_NAME if self.attribute_prefix.is_empty() => UPSTREAM_PREFIX,
-                _ => self.attribute_prefix,
-            };
-            self.text(&format!("{prefix}{key}"), value)
-        });
-        (link, attributes.collect())
+        for (name, value) in attributes(context) {
+            let name = self.name(name);
+            indices.push(self.text(&name, value));
+        }
+        (link, indices)
+    }
+
+    /// What a record's attribute is called on a sample, where names are unique and not empty: different
+    /// ones stay so.
+    fn name(&self, name: &str) -> String {
+        let name = format!("{}{name}", self.attribute_prefix);
+        let is_upstreams = self.attribute_prefix == UPSTREAM_PREFIX;
+        let is_taken =
+            name.is_empty() || OWN.contains(&name.as_str()) || name.starts_with(UPSTREAM_PREFIX);
+        match is_taken && !is_upstreams {
+            true => format!("{UPSTREAM_PREFIX}{name}"),
+            false => name,
+        }
     }
 
     pub(super) fn stack(&mut self, stack: &'p [LocationIndex]) -> i32 {

@@ -1,0 +1,204 @@
+//! What targets may say of themselves, however odd, makes no file that can't be read.
+
+mod shop;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
+use otelctx_profile::report::{Report, WITHOUT};
+use otelctx_profile::sample::format::process_context::Value as Resource;
+use otelctx_profile::sample::format::record::Context;
+use otelctx_profile::sample::{Event, Found, ProcessFacts, Sample};
+use otelctx_profile::{Format, NoSymbols, Options, Profile, rules};
+use prost::Message as _;
+use shop::context;
+
+const UPSTREAM: &str = "process.context.label.";
+
+/// One look at thread `thread` of process `process` for each context, and one without.
+fn profile(process: ProcessFacts, thread: &str, contexts: &[Context]) -> Profile {
+    let mut recording = shop::recording();
+    let process = recording.catalog.add_process(process);
+    let thread = recording.catalog.thread(process, 5, thread);
+    let catalog = &mut recording.catalog;
+    let empty = catalog.stack(&[]);
+    let attached = contexts
+        .iter()
+        .map(|context| Found::Attached(catalog.context(context)));
+    let found: Vec<_> = attached.chain([Found::Detached]).collect();
+    let sample = |(index, found)| Sample {
+        time: shop::START + index as u64,
+        cpu: 0,
+        thread,
+        event: Event::OnCpu,
+        found,
+        user_stack: empty,
+        kernel_stack: empty,
+    };
+    recording.samples = found.into_iter().enumerate().map(sample).collect();
+    Profile::new(recording, &mut NoSymbols)
+}
+
+fn written(profile: &Profile, format: Format, options: &Options) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    profile.write(format, options, &mut bytes).unwrap();
+    bytes
+}
+
+/// Of each sample how many looks it has, its trace id's first byte, and its attributes but the thread's.
+type Told = Vec<(usize, u8, BTreeMap<String, String>)>;
+
+fn told(data: &ProfilesData) -> Told {
+    let dictionary = data.dictionary.as_ref().unwrap();
+    let profile = &data.resource_profiles[0].scope_profiles[0].profiles[0];
+    let attribute = |index: &i32| {
+        let attribute = &dictionary.attribute_table[*index as usize];
+        let name = &dictionary.string_table[attribute.key_strindex as usize];
+        match attribute.value.clone().unwrap().value {
+            Some(Value::StringValue(text)) => Some((name.clone(), text)),
+            _ => None,
+        }
+    };
+    let samples = profile.samples.iter().map(|sample| {
+        let link = &dictionary.link_table[sample.link_index as usize];
+        let mut attributes: BTreeMap<_, _> = sample
+            .attribute_indices
+            .iter()
+            .filter_map(attribute)
+            .collect();
+        assert_eq!(attributes.remove("thread.name").as_deref(), Some("t"));
+        (
+            sample.timestamps_unix_nano.len(),
+            link.trace_id.first().copied().unwrap_or(0),
+            attributes,
+        )
+    });
+    let mut samples: Told = samples.collect();
+    samples.sort();
+    samples
+}
+
+#[test]
+fn contexts_with_one_id_alone_or_odd_names_stay_apart_and_keep_the_rules() {
+    let shadowed = format!("{UPSTREAM}thread.name");
+    let contexts = [
+        context(1, 1, &[]),
+        context(1, 0, &[]),
+        context(2, 0, &[]),
+        context(0, 1, &[]),
+        context(0, 0, &[("trace_id", &"01".repeat(16))]),
+        context(0, 0, &[("a", "1"), ("a", "2")]),
+        context(0, 0, &[("a", "2")]),
+        context(0, 0, &[("", "x")]),
+        context(0, 0, &[("thread.name", "x")]),
+        context(0, 0, &[(&shadowed, "x")]),
+    ];
+    let profile = profile(ProcessFacts::default(), "t", &contexts);
+    let mut options = Options::default();
+    let expected = |prefix: &str, escape: &str| {
+        let sample = |looks, trace, attributes: &[(&str, String)]| {
+            let pairs = attributes.iter();
+            let pairs = pairs.map(|(name, value)| ((*name).to_owned(), value.clone()));
+            (looks, trace, pairs.collect())
+        };
+        let trace = |byte: &str| byte.repeat(16);
+        let of = |name: &str| format!("{prefix}{escape}{name}");
+        let x = || "x".to_owned();
+        let mut samples: Told = vec![
+            sample(1, 0, &[]),
+            sample(1, 1, &[]),
+            sample(1, 0, &[("trace_id", trace("01"))]),
+            sample(1, 0, &[("trace_id", trace("02"))]),
+            sample(1, 0, &[("span_id", "01".repeat(8))]),
+            sample(1, 0, &[(&of("trace_id"), trace("01"))]),
+            // The last of one name counts.
+            sample(2, 0, &[(&format!("{prefix}a"), "2".to_owned())]),
+            sample(1, 0, &[(&of(""), x())]),
+            sample(1, 0, &[(&of("thread.name"), x())]),
+            sample(1, 0, &[(&of(&shadowed), x())]),
+        ];
+        samples.sort();
+        samples
+    };
+    for (prefix, escape) in [("", UPSTREAM), (UPSTREAM, "")] {
+        options.attribute_prefix = prefix.to_owned();
+        let bytes = written(&profile, Format::Otlp, &options);
+        let data = ProfilesData::decode(&bytes[..]).unwrap();
+        assert_eq!(rules::violations(&data), [""; 0], "prefix {prefix:?}");
+        assert_eq!(told(&data), expected(prefix, escape), "prefix {prefix:?}");
+    }
+    // A prefix that makes a name one of the profile's own.
+    options.attribute_prefix = "thread.".to_owned();
+    let one = [context(0, 0, &[("name", "x")])];
+    let profile = self::profile(ProcessFacts::default(), "t", &one);
+    let data = ProfilesData::decode(&written(&profile, Format::Otlp, &options)[..]).unwrap();
+    assert_eq!(rules::violations(&data), [""; 0]);
+}
+
+#[test]
+fn pprof_has_the_one_id_that_there_is() {
+    let text = |context| {
+        let profile = profile(ProcessFacts::default(), "t", &[context]);
+        let bytes = written(&profile, Format::Pprof, &Options::default());
+        let mut text = Vec::new();
+        let mut gzip = flate2::read::GzDecoder::new(&bytes[..]);
+        gzip.read_to_end(&mut text).unwrap();
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    let span = text(context(0, 1, &[]));
+    assert!(span.contains("span_id") && span.contains(&"01".repeat(8)));
+    assert!(!span.contains("trace_id"));
+    assert!(!text(context(1, 0, &[])).contains("span_id"));
+}
+
+#[test]
+fn texts_are_frames_and_xml_whatever_is_in_them() {
+    let facts = ProcessFacts {
+        pid: 5,
+        comm: String::new(),
+        resource: vec![("service.name".into(), Resource::from("a\u{1}b\u{ffff}<c>"))],
+        ..ProcessFacts::default()
+    };
+    let contexts = [
+        context(1, 1, &[("r", "a;b\n\u{ffff}<&\"")]),
+        context(1, 1, &[("r", "")]),
+    ];
+    let profile = profile(facts, "worker 3 ", &contexts);
+    let mut options = Options::default();
+    options.by = Some("r".into());
+    let folded = String::from_utf8(written(&profile, Format::Folded, &options)).unwrap();
+    let expected = "(empty);(empty);worker_3 1\n\
+        (none);(empty);worker_3 1\n\
+        a:b \u{fffd}<&\";(empty);worker_3 1\n";
+    assert_eq!(folded, expected);
+    let svg = String::from_utf8(written(&profile, Format::FlameGraph, &options)).unwrap();
+    let told = |what: &str| assert!(svg.contains(what), "{what}: {svg}");
+    told(">a b\u{fffd}&lt;c&gt; 5: CPU by r<");
+    told("<title>worker_3 (1 samples, 33.33%)</title>");
+    told("<title>a:b \u{fffd}&lt;&amp;&quot; (1 samples, 33.33%)</title>");
+    // https://www.w3.org/TR/xml/#charsets
+    let is_bad = |character: char| matches!(character, '\0'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{fffe}' | '\u{ffff}');
+    assert_eq!(svg.find(is_bad), None);
+}
+
+#[test]
+fn values_beyond_all_numbers_are_added_up() {
+    let bytes = written(&shop::profile(), Format::Otlp, &Options::default());
+    let mut data = ProfilesData::decode(&bytes[..]).unwrap();
+    for resource in &mut data.resource_profiles {
+        for profile in &mut resource.scope_profiles[0].profiles {
+            for sample in &mut profile.samples {
+                sample.values.fill(i64::MIN);
+            }
+        }
+    }
+    assert_eq!(rules::violations(&data), [""; 0]);
+    let report = Report::of(&data, "http.route");
+    assert_eq!(
+        (report.total.samples, report.total.nanoseconds),
+        (u64::MAX, u64::MAX)
+    );
+    assert!(report.by_attribute.iter().any(|(name, _)| name == WITHOUT));
+}
