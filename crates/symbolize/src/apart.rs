@@ -15,7 +15,7 @@ use nix::sys::prctl::{set_dumpable, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, dup2_stderr, fork};
+use nix::unistd::{ForkResult, Pid, dup2_stderr, fork, getpid, getppid};
 
 /// Memory of its own that a child may have, in bytes, with what it inherits: 4 GiB. `chrome` with all
 /// its DWARF takes a quarter of that.
@@ -24,6 +24,8 @@ const MEMORY: u64 = 4 << 30;
 const SECONDS: u64 = 60;
 /// How long it may take. It may have to wait for the processor.
 const PATIENCE: Duration = Duration::from_secs(180);
+/// How long the end of a child is waited for that was killed.
+const GRACE: Duration = Duration::from_secs(1);
 /// The most that is read of its answer, in bytes: 256 MiB.
 const LARGEST_ANSWER: u64 = 256 << 20;
 
@@ -45,6 +47,7 @@ pub(crate) fn run(
     work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<Vec<u8>, NoAnswer> {
     let (answer, pipe) = io::pipe().map_err(|_| NoAnswer::NoChild)?;
+    let parent = getpid();
     // SAFETY: in the child runs this thread alone. What another one may hold at this moment are the
     // allocator's locks, which libc itself takes around a fork (glibc, malloc/arena.c; musl,
     // fork/fork.c), and locks of this program. `work` decodes a file and takes none; if it waited
@@ -53,6 +56,11 @@ pub(crate) fn run(
         ForkResult::Child => {
             drop(answer);
             confine();
+            // Who ended before the child asked to be ended with it is not heard of any more.
+            if getppid() != parent {
+                // SAFETY: as below.
+                unsafe { nix::libc::_exit(1) }
+            }
             let mut pipe = io::BufWriter::new(pipe);
             // A panic must not unwind into what is the parent's: values would be dropped, and with
             // them what they stand for.
@@ -74,7 +82,7 @@ pub(crate) fn run(
     }
 }
 
-/// Limits of this process. None of them can fail: they are lower than what it has.
+/// Limits of this process. Where one can't be set, there is a lower one already.
 fn confine() {
     let limits = [
         (Resource::RLIMIT_DATA, MEMORY),
@@ -118,15 +126,41 @@ fn listen(mut pipe: PipeReader) -> Result<Vec<u8>, NoAnswer> {
     }
 }
 
-/// Whether the child ended with status 0. One that was killed may wait for a file system for ever, and
-/// is then left to whoever inherits it.
+/// Whether the child ended with status 0, as far as that can be known. One that was killed may wait for
+/// a file system for ever, and is then left to whoever inherits it.
 fn end_of(child: Pid, is_wanted: bool) -> bool {
     let flags = (!is_wanted).then_some(WaitPidFlag::WNOHANG);
+    let end = Instant::now() + GRACE;
     loop {
         match waitpid(child, flags) {
+            Ok(WaitStatus::StillAlive) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             Ok(status) => return matches!(status, WaitStatus::Exited(_, 0)),
             Err(Errno::EINTR) => {}
+            // Where this process ignores its children's ends, as it may have been started to, the
+            // kernel keeps no status (wait(2)). Whether the answer is whole can be seen by itself.
+            Err(Errno::ECHILD) => return true,
             Err(_) => return false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that writes for ever is killed, and its status is taken.
+    #[test]
+    fn of_a_child_that_is_killed_nothing_is_left() {
+        let endless = |pipe: &mut dyn Write| {
+            let chunk = vec![0; 1 << 20];
+            loop {
+                pipe.write_all(&chunk)?;
+            }
+        };
+        assert_eq!(run(endless), Err(NoAnswer::TooMuch));
+        let any = waitpid(None, Some(WaitPidFlag::WNOHANG));
+        assert_eq!(any, Err(Errno::ECHILD));
     }
 }
