@@ -193,14 +193,16 @@ impl Endpoint {
     }
 }
 
-/// The URL; by gRPC without a path, which it makes no use of.
+/// The URL without its query, which may hold a secret; by gRPC also without a path, which it makes no
+/// use of.
 impl fmt::Display for Endpoint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.protocol, self.uri.scheme(), self.uri.authority()) {
-            (Protocol::Grpc, Some(scheme), Some(authority)) => {
-                write!(out, "{scheme}://{authority}")
-            }
-            _ => write!(out, "{}", self.uri),
+        if let (Some(scheme), Some(authority)) = (self.uri.scheme(), self.uri.authority()) {
+            write!(out, "{scheme}://{authority}")?;
+        }
+        match self.protocol {
+            Protocol::Grpc => Ok(()),
+            Protocol::Http => out.write_str(self.uri.path()),
         }
     }
 }
@@ -231,10 +233,17 @@ impl Environment<'_> {
     }
 }
 
+/// A URL to be shown: without query, and nothing of one with a user, as a password may end anywhere.
+fn public(url: &str) -> String {
+    match url.contains('@') {
+        true => "…@…".to_owned(),
+        false => url.split('?').next().unwrap_or_default().to_owned(),
+    }
+}
+
 fn parse(url: &str) -> Result<Uri, Error> {
     let wrong = |reason: &str| Error::Endpoint {
-        // It may hold a password.
-        url: url.rsplit('@').next().unwrap_or_default().to_owned(),
+        url: public(url),
         reason: reason.to_owned(),
     };
     let uri: Uri = url
@@ -264,7 +273,7 @@ fn with_path(url: &str, uri: &Uri) -> Result<Uri, Error> {
         .map_or(String::new(), |query| format!("?{query}"));
     let mut parts = uri.clone().into_parts();
     let wrong = |reason: String| Error::Endpoint {
-        url: url.to_owned(),
+        url: public(url),
         reason,
     };
     let path = format!("{base}/{PATH}{query}").parse();

@@ -14,7 +14,7 @@ pub enum Error {
     /// That is no endpoint.
     #[error("{url:?} is no endpoint for OTLP: {reason}")]
     Endpoint {
-        /// What was given, without a user's name and password.
+        /// What was given, without a user's name and password, and without query.
         url: String,
         /// What is wrong with it.
         reason: String,

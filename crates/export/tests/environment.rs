@@ -103,6 +103,16 @@ fn what_is_wrong_is_named_and_no_secret_is_told() {
     );
     let told = wrong(Some("http://me:s3cret@a:4317"), &[]);
     assert!(told.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{told}");
+    wrong(Some("ftp://a/?token=s3cret"), &[]);
+    wrong(Some("http://a b/?token=s3cret"), &[]);
+    wrong(Some("http://a b/?token=x@y&s3cret"), &[]);
+    wrong(Some("http://me:s3cret?x@a b"), &[]);
+    // What it is called wherever it is shown.
+    let shown = of(Some("http://a:4318/b?token=s3cret"), None, &[]);
+    assert_eq!(
+        shown,
+        "http://a:4318/b/v1development/profiles http/protobuf"
+    );
     assert!(wrong(Some("http://"), &[]).contains("no endpoint"));
     let variables = [
         ("PROTOCOL", "http/json"),
