@@ -77,6 +77,10 @@ fn a_timeout_may_be_as_long_as_there_is() {
 
 #[test]
 fn a_stop_is_not_the_sleepers_eintr() {
+    if cfg!(target_arch = "aarch64") {
+        // The kernel tells no tracer what the call's first argument was.
+        return eprintln!("skipped: on aarch64 such a call can't be made again");
+    }
     let Some(mut target) = spawn("sleepers.c") else {
         return;
     };

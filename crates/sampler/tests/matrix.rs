@@ -3,7 +3,7 @@
 //!
 //! Needs the right to use eBPF.
 
-use std::process::Command;
+use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::Feature;
@@ -48,15 +48,17 @@ fn every_kind_of_program() {
 }
 
 fn start(row: &Row) -> Target {
+    let mut command = row.command();
+    command.args(["busy", "workers=1"]);
     // So that many busy programs leave the test itself a processor.
-    let command = row.command();
-    let mut nice = Command::new("nice");
-    nice.args(["-n", "19"])
-        .arg(command.get_program())
-        .args(command.get_args())
-        .args(["busy", "workers=1"])
-        .envs(row.environment.iter().cloned());
-    let mut target = Target::spawn(&mut nice);
+    let be_nice = || {
+        // SAFETY: a plain system call.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+        Ok(())
+    };
+    // SAFETY: between fork and exec it only makes that call.
+    unsafe { command.pre_exec(be_nice) };
+    let mut target = Target::spawn(&mut command);
     if row.late {
         target.command("attach");
     }
