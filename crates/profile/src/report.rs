@@ -73,6 +73,15 @@ pub struct FunctionCost {
     pub total: Cost,
 }
 
+/// What a file is by its first bytes, if that is one of the other formats that are written.
+fn other_format(bytes: &[u8]) -> Option<&'static str> {
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        return Some("it is compressed, as files for pprof and the Firefox Profiler are");
+    }
+    let is_picture = bytes.starts_with(b"<?xml") || bytes.starts_with(b"<svg");
+    is_picture.then_some("it is a picture, to be opened in a browser")
+}
+
 impl Report {
     /// Reads an OTLP file, and adds up by the attribute `by`.
     ///
@@ -113,6 +122,9 @@ impl Report {
         if bytes.len() > bounds::MOST_FILE {
             let most = bounds::MOST_FILE >> 20;
             return Err(malformed(format!("it is larger than {most} MiB")));
+        }
+        if let Some(other) = other_format(&bytes) {
+            return Err(malformed(other.to_owned()));
         }
         bounds::check(&bytes).map_err(malformed)?;
         let data =

@@ -154,6 +154,7 @@ fn pprof_reads_samples_with_their_labels() {
     let Some(top) = pprof(&["-top", "-sample_index=cpu", "-unit=ms"]) else {
         return;
     };
+    assert!(top.starts_with("File: shop\n"), "{top}");
     // 12 samples of 10 ms: flat and cumulated time of each function.
     let line = |name: &str| {
         let line = top

@@ -111,6 +111,17 @@ fn a_file_that_is_cut_short_is_refused() {
 #[test]
 fn what_is_no_profile_is_refused() {
     let file = File::new("other");
+    for (beginning, why) in [
+        (
+            &[0x1f, 0x8b, 8, 0][..],
+            "it is compressed, as files for pprof",
+        ),
+        (b"<?xml version", "it is a picture"),
+    ] {
+        fs::write(&file.0, beginning).unwrap();
+        let error = Report::read(&file.0, "http.route").unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+    }
     fs::write(&file.0, "#!/bin/sh\necho no profile\n").unwrap();
     let error = Report::read(&file.0, "http.route").unwrap_err();
     assert!(

@@ -147,12 +147,15 @@ impl Known {
         patience: Option<Duration>,
     ) -> Result<Self, reader::Error> {
         let reader = reader::Process::with_modules(pid, options, modules)?;
-        Ok(Self {
+        let mut known = Self {
             reader: Some(reader),
             patience,
             looked: false,
             ..Self::ended(pid)
-        })
+        };
+        // It has no memory that anything could be found in.
+        known.looked = known.is_kernel_thread();
+        Ok(known)
     }
 
     /// A process of which nothing but its samples is left.

@@ -466,7 +466,7 @@ fn what_is_no_profile_is_refused_by_report() {
     let (otlp, svg) = (scratch.path("a.otlp"), scratch.path("a.svg"));
     otelctx(&["record", "-d", "0.3", "-p", &pid, "-o", &otlp, "-o", &svg]).expect(0);
     let refused = |path: &str, why: &str| assert_refused(otelctx(&["report", path]), why);
-    refused(&svg, "a.svg: not a whole OTLP profile: ");
+    refused(&svg, "a.svg: not a whole OTLP profile: it is a picture");
     refused(&scratch.path("none.otlp"), "No such file or directory");
     refused(&scratch.path(""), "Is a directory");
     let noise = scratch.path("noise");

@@ -263,9 +263,10 @@ fn write_locations(profile: &Profile, strings: &mut Strings, out: &mut Out<'_>) 
             },
         )?;
     }
-    // The first mapping is taken for the main program's.
+    // pprof takes the first mapping for the program's (profile.proto, Profile.mapping).
+    let main = strings.id(main_program(profile));
     let mut mappings: Vec<_> = mappings.into_values().collect();
-    mappings.sort_unstable_by_key(|mapping| mapping.id);
+    mappings.sort_unstable_by_key(|mapping| (mapping.filename != main, mapping.id));
     for mapping in &mappings {
         out.message(field::MAPPING, mapping)?;
     }
@@ -275,6 +276,16 @@ fn write_locations(profile: &Profile, strings: &mut Strings, out: &mut Out<'_>) 
         out.message(field::FUNCTION, &Function { id, ..function })?;
     }
     Ok(())
+}
+
+/// The path of the program that most samples are of.
+fn main_program(profile: &Profile) -> &str {
+    let mut samples: HashMap<_, usize, RandomState> = HashMap::default();
+    for group in profile.groups() {
+        *samples.entry(group.process).or_default() += group.samples.len();
+    }
+    let most = samples.into_iter().max_by_key(|(_, samples)| *samples);
+    most.map_or("", |(process, _)| &profile.process(process).executable)
 }
 
 fn mapping(profile: &Profile, place: Place, id: u64, strings: &mut Strings) -> Mapping {

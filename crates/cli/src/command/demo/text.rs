@@ -54,8 +54,9 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
         lost => format!("{} lost, the machine was busy", grouped(lost as usize)),
     };
     let samples = format!(
-        "{} samples, {readable}, {} with a trace; {lost}. {how}",
+        "{} samples in {:.1} s, {readable}, {} with a trace; {lost}. {how}",
         grouped(report.samples),
+        report.seconds,
         grouped(report.with_trace),
     );
     text += &terminal.sentence("", &samples);

@@ -37,6 +37,7 @@ use session::{Plan, Session};
 /// Ends when the processes have ended, after --duration, or by Ctrl-C, and writes then.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
+#[command(override_usage = "otelctx record [OPTIONS] <--pid <PID>|--all|-- COMMAND...>")]
 #[command(group(clap::ArgGroup::new("targets").required(true).args(["pid", "all", "command"])))]
 pub(crate) struct Arguments {
     /// The processes to sample, and those that they start
