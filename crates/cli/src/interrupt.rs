@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal};
-use nix::sys::signal::{pthread_sigmask, sigaction};
+use nix::sys::signal::{pthread_sigmask, sigaction, signal};
 use nix::sys::time::TimeSpec;
 
 /// The signals: Ctrl-C, and what `kill` and `timeout` send.
@@ -69,6 +69,13 @@ fn catch_each(signals: &[Signal]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Who starts the command may ignore its children's ends, and with them their statuses (wait(2)): the
+/// ends of its own are wanted.
+pub(crate) fn heed_children() {
+    // SAFETY: the default runs no code.
+    let _ = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
 }
 
 /// From now on Ctrl-C, which a terminal sends to every process of a command, is left to the others.

@@ -84,6 +84,7 @@ impl Status {
 }
 
 fn main() -> ExitCode {
+    interrupt::heed_children();
     let done = match Arguments::parse().command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Ps(arguments) => ps::run(&arguments),

@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::{SigHandler, Signal, kill, signal};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdout, fork, getpid, getppid};
@@ -142,9 +142,6 @@ fn run(work: impl FnOnce(&Worker) -> u8, hear: impl FnMut(&[u8])) -> Result<End,
     let (told, telling) = io::pipe().map_err(Error::NoChild)?;
     let (output, stdout) = io::pipe().map_err(Error::NoChild)?;
     let (errors, stderr) = io::pipe().map_err(Error::NoChild)?;
-    // Who starts the command may ignore its children's ends, and with them their statuses.
-    // SAFETY: the default runs no code.
-    let _ = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
     let parent = getpid();
     // SAFETY: this process has one thread, so that nothing is held by another which the child would
     // wait for.

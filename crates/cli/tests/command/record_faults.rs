@@ -381,6 +381,12 @@ fn a_command_has_its_own_exit_status() {
         otelctx(&["report", &path]).expect(0);
         fs::remove_file(&path).unwrap();
     }
+    // Also where the ends of children are ignored.
+    let ignoring = "trap '' CHLD; exec \"$0\" record -o \"$1\" -- sh -c 'exit 7'";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", ignoring, env!("CARGO_BIN_EXE_otelctx"), &path]);
+    assert_eq!(shell.output().unwrap().status.code(), Some(7));
+    fs::remove_file(&path).unwrap();
     for program in ["/no/such/program", "/", "/etc/passwd"] {
         let answer = otelctx(&["record", "-o", &path, "--", program]);
         assert_refused(answer, &format!("otelctx: {program}: can't be started: "));
