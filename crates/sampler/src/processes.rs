@@ -260,9 +260,22 @@ mod tests {
 
     use super::*;
 
-    fn sleeper() -> Child {
-        let mut command = Command::new("sleep");
-        command.arg("600").stdin(Stdio::null()).spawn().unwrap()
+    /// Ended with this, also by a test that fails.
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn start() -> Self {
+            let mut command = Command::new("sleep");
+            Self(command.arg("600").stdin(Stdio::null()).spawn().unwrap())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            // Both fail only when it has ended.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
     }
 
     fn look(pid: u32) -> Look<'static> {
@@ -278,24 +291,20 @@ mod tests {
         }
     }
 
-    fn end(child: &mut Child) {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
     #[test]
     fn a_process_that_ends_unnoticed_is_forgotten() {
         let mut processes = Processes::new(reader::Options::default(), None);
-        let mut child = sleeper();
-        processes.add(child.id()).unwrap();
+        let child = Sleeper::start();
+        let pid = child.0.id();
+        processes.add(pid).unwrap();
         let mut catalog = Catalog::new();
         processes.sweep_soon();
         processes.look_again(&mut catalog);
         assert!(!processes.is_empty());
-        end(&mut child);
+        drop(child);
         processes.sweep_soon();
         let (_, ended) = processes.look_again(&mut catalog);
-        assert_eq!(ended, [child.id()]);
+        assert_eq!(ended, [pid]);
         assert!(processes.is_empty());
     }
 
@@ -303,15 +312,15 @@ mod tests {
     fn samples_of_a_process_that_ends_are_still_its_own() {
         let mut processes = Processes::new(reader::Options::default(), None);
         let mut catalog = Catalog::new();
-        let mut child = sleeper();
-        let pid = child.id();
+        let child = Sleeper::start();
+        let pid = child.0.id();
         let first = processes.sample(&look(pid), &mut catalog);
         // The kernel tells so first, and takes its memory away then, which is sampled, too.
         processes.exits(pid);
         let second = processes.sample(&look(pid), &mut catalog);
         assert_eq!(second.thread, first.thread);
         assert_eq!(catalog.processes().len(), 1);
-        end(&mut child);
+        drop(child);
         // Whoever has its id now is another.
         processes.sample(&look(pid), &mut catalog);
         assert_eq!(catalog.processes().len(), 2);
