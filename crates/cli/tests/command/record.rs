@@ -3,13 +3,13 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::run::{Answer, Scratch, command, not_ignoring_interrupts, otelctx};
+use crate::run::{Answer, Scratch, command, given_time, not_ignoring_interrupts, otelctx};
 use crate::target::{TRACE, Target};
 
 fn report(path: &str) -> Value {
@@ -36,12 +36,17 @@ fn each_sample_knows_its_trace_in_every_format() {
         let scratch = Scratch::new(&format!("record-by{}", method.unwrap_or_default()));
         let names = ["a.otlp", "a.pb.gz", "a.json.gz", "a.svg", "a.folded"];
         let paths = names.map(|name| scratch.path(name));
-        let mut arguments = vec!["-d", "1"];
-        for path in &paths {
-            arguments.extend(["-o", path]);
-        }
+        let mut arguments: Vec<&str> = paths.iter().flat_map(|it| ["-o", it]).collect();
         arguments.extend(method);
-        let answer = recorded(&target, &arguments);
+        // Of threads with a context and of others.
+        let (answer, report) = given_time(|seconds| {
+            let answer = recorded(&target, &[&["-d", seconds], &arguments[..]].concat());
+            let report = report(&paths[0]);
+            match (number(&report["with_trace"]), number(&report["samples"])) {
+                (traced @ 1.., all) if traced < all => Ok((answer, report)),
+                _ => Err(report),
+            }
+        });
         assert_eq!(
             answer.stderr.contains("ptrace was asked for"),
             method.is_some(),
@@ -53,12 +58,7 @@ fn each_sample_knows_its_trace_in_every_format() {
         let mut expected = names.map(str::to_owned);
         expected.sort();
         assert_eq!(scratch.names(), expected);
-        let report = report(&paths[0]);
         let traced = number(&report["with_trace"]);
-        assert!(
-            traced > 0 && traced < number(&report["samples"]),
-            "{report:#}"
-        );
         let traces = report["by_trace"].as_array().unwrap();
         assert_eq!(traces.len(), 1, "{report:#}");
         assert_eq!(traces[0]["trace_id"], TRACE);
@@ -96,19 +96,30 @@ fn samples_can_be_chosen_by_resource_and_trace() {
     let target = Target::start("busy");
     let scratch = Scratch::new("record-chosen");
     let path = scratch.path("a.otlp");
-    let samples = |arguments: &[&str]| {
-        let all = [&["-d", "0.5", "-o", &path], arguments].concat();
+    let samples = |seconds: &str, arguments: &[&str]| {
+        let all = [&["-d", seconds, "-o", &path], arguments].concat();
         recorded(&target, &all);
         let report = report(&path);
         (number(&report["samples"]), number(&report["with_trace"]))
     };
-    let (all, traced) = samples(&["--filter", "service.name=busy shop"]);
-    assert!(all > traced && traced > 0);
-    assert_eq!(samples(&["--filter", "service.name=busy"]), (0, 0));
-    let (all, traced) = samples(&["--trace", TRACE]);
-    assert!(all == traced && all > 0);
+    // Of all threads, and of one.
+    given_time(
+        |seconds| match samples(seconds, &["--filter", "service.name=busy shop"]) {
+            (all, traced @ 1..) if all > traced => Ok(()),
+            other => Err(other),
+        },
+    );
+    given_time(|seconds| match samples(seconds, &["--trace", TRACE]) {
+        (0, _) => Err("no sample"),
+        (all, traced) => {
+            assert_eq!(all, traced);
+            Ok(())
+        }
+    });
+    let none = (0, 0);
+    assert_eq!(samples("0.5", &["--filter", "service.name=busy"]), none);
     let other = TRACE.replace(&TRACE[..1], "e");
-    assert_eq!(samples(&["--trace", &other]), (0, 0));
+    assert_eq!(samples("0.5", &["--trace", &other]), none);
 }
 
 #[test]
@@ -190,8 +201,8 @@ fn a_full_disk_leaves_the_old_file() {
     assert_eq!(scratch.names(), ["full.otlp"]);
 }
 
-/// Starts a recording that would not end, and waits until it records.
-fn endless(target: &Target, path: &str) -> std::process::Child {
+/// Starts a recording that would not end, lets it record for a while, and interrupts it.
+fn interrupted(target: &Target, path: &str, seconds: &str) -> Answer {
     let pid = target.pid().to_string();
     let mut recording = command(&["record", "-p", &pid, "-o", path]);
     not_ignoring_interrupts(&mut recording);
@@ -200,8 +211,26 @@ fn endless(target: &Target, path: &str) -> std::process::Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
-    child
+    await_catching(child.id());
+    std::thread::sleep(Duration::from_secs_f64(seconds.parse().unwrap()));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    Answer::of(child.wait_with_output().unwrap())
+}
+
+/// Waits until a process catches interrupts: before that, one would end it.
+fn await_catching(pid: u32) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let catches = || {
+        // proc_pid_status(5): a bit for each signal, from 1 on.
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let bits = caught.and_then(|caught| u64::from_str_radix(caught.trim(), 16).ok());
+        bits.is_some_and(|bits| bits >> (Signal::SIGINT as u32 - 1) & 1 == 1)
+    };
+    while !catches() {
+        assert!(Instant::now() < end, "interrupts are not caught");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
@@ -209,11 +238,14 @@ fn an_interrupt_ends_a_recording_which_is_written() {
     let target = Target::start("busy");
     let scratch = Scratch::new("record-interrupt");
     let path = scratch.path("a.otlp");
-    let child = endless(&target, &path);
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
-    let answer = Answer::of(child.wait_with_output().unwrap()).expect(0);
-    assert!(answer.stdout.contains("otelctx report "), "{answer:?}");
-    assert!(number(&report(&path)["with_trace"]) > 0);
+    given_time(|seconds| {
+        let answer = interrupted(&target, &path, seconds).expect(0);
+        assert!(answer.stdout.contains("otelctx report "), "{answer:?}");
+        match number(&report(&path)["with_trace"]) {
+            0 => Err(answer),
+            _ => Ok(()),
+        }
+    });
 }
 
 #[test]
@@ -221,12 +253,16 @@ fn a_report_says_what_is_wrong_with_its_file() {
     let scratch = Scratch::new("record-report");
     let target = Target::start("busy");
     let path = scratch.path("a.otlp");
-    recorded(&target, &["-d", "0.3", "-o", &path]);
+    given_time(|seconds| {
+        recorded(&target, &["-d", seconds, "-o", &path]);
+        let text = otelctx(&["report", &path]).expect(0).stdout;
+        let parts = ["By http.route", "By trace", "By function", TRACE];
+        match parts.iter().all(|part| text.contains(part)) {
+            true => Ok(()),
+            false => Err(text),
+        }
+    });
     let whole = fs::read(&path).unwrap();
-    let text = otelctx(&["report", &path]).expect(0).stdout;
-    for head in ["By http.route", "By trace", "By function", TRACE] {
-        assert!(text.contains(head), "{head}: {text}");
-    }
     let refused = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
         let answer = otelctx(&["report", &path]).expect(2);

@@ -13,7 +13,9 @@ use nix::mount::{MsFlags, mount, umount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 
-use crate::run::{Answer, Scratch, command, deny_nameless_files, not_ignoring_interrupts, otelctx};
+use crate::run::{
+    Answer, Scratch, command, deny_nameless_files, given_time, not_ignoring_interrupts, otelctx,
+};
 use crate::target::Target;
 use crate::unprivileged::Copy;
 
@@ -104,11 +106,15 @@ fn a_threads_id_stands_for_its_process() {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let mut ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
     let tid = ids.find(|tid| *tid != pid).unwrap();
-    let answer = otelctx(&["record", "-d", "0.5", "-o", &path, "-p", &tid]).expect(0);
     let said = format!("{tid} is a thread of process {pid}, all of which is sampled");
-    assert!(answer.stderr.contains(&said), "{answer:?}");
-    let report = otelctx(&["report", "--json", &path]).expect(0).json();
-    assert_eq!(report["by_process"][0]["name"], format!("busy shop {pid}"));
+    let name = given_time(|seconds| {
+        let answer = otelctx(&["record", "-d", seconds, "-o", &path, "-p", &tid]).expect(0);
+        assert!(answer.stderr.contains(&said), "{answer:?}");
+        let report = otelctx(&["report", "--json", &path]).expect(0).json();
+        let name = report["by_process"][0]["name"].as_str();
+        name.map(str::to_owned).ok_or(answer)
+    });
+    assert_eq!(name, format!("busy shop {pid}"));
 }
 
 #[test]
@@ -322,39 +328,37 @@ fn an_empty_recording_says_why() {
     assert!(fs::read_to_string(&path).unwrap().contains("No samples."));
     let target = Target::start("busy");
     let pid = target.pid().to_string();
-    for (option, value, said) in [
+    let filter = ["--filter", "service.name=busy shop"];
+    let other = ["--filter", "service.name=other"];
+    let trace = ["--trace", "4BF92F3577B34DA6A3CE929D0E0E4737"];
+    for (chosen, said) in [
         (
-            "--filter",
-            "service.name=other",
+            &other[..],
             "service.name of those that were sampled: 'busy shop'",
         ),
         (
-            "--filter",
-            "no.such=thing",
+            &["--filter", "no.such=thing"],
             "no process that was sampled has a no.such",
         ),
+        (&trace, "none of them of that trace"),
+        // All have to hold.
+        (&[filter, other].concat(), "no process matches --filter"),
         (
-            "--trace",
-            "4BF92F3577B34DA6A3CE929D0E0E4737",
-            "none of them of that trace",
+            &[filter, trace].concat(),
+            "no sample is of that trace and of a process that matches --filter",
         ),
     ] {
-        let arguments = [
-            "record", "-d", "0.5", "-o", &path, "-p", &pid, option, value,
-        ];
-        let answer = otelctx(&arguments).expect(0);
-        assert!(answer.stderr.contains(said), "{said}: {answer:?}");
-        assert!(answer.stderr.contains("was kept"), "{answer:?}");
+        given_time(|seconds| {
+            let all = ["record", "-d", seconds, "-o", &path, "-p", &pid];
+            let answer = otelctx(&[&all, chosen].concat()).expect(0);
+            if answer.stderr.contains("no sample: ") {
+                return Err(answer);
+            }
+            assert!(answer.stderr.contains(said), "{said}: {answer:?}");
+            assert!(answer.stderr.contains("was kept"), "{answer:?}");
+            Ok(())
+        });
     }
-    // All have to hold.
-    let both = [
-        "--filter",
-        "service.name=busy shop",
-        "--filter",
-        "service.name=other",
-    ];
-    let arguments = [&["record", "-d", "0.5", "-o", &path, "-p", &pid], &both[..]].concat();
-    assert!(otelctx(&arguments).expect(0).stderr.contains("was kept"));
     // What publishes nothing is told from what has none attached.
     let loops = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
     let answer = otelctx(&["record", "-o", &path, "--", "sh", "-c", loops]).expect(0);

@@ -43,6 +43,22 @@ pub(crate) fn otelctx<A: AsRef<OsStr>>(arguments: &[A]) -> Answer {
     Answer::of(command(arguments).output().unwrap())
 }
 
+/// Attempts what takes time with more and more of it (seconds, as options have them), two minutes in all:
+/// on a busy machine a thread may have to wait for longer than a short look takes.
+#[track_caller]
+pub(crate) fn given_time<T, E: std::fmt::Debug>(
+    mut attempt: impl FnMut(&str) -> Result<T, E>,
+) -> T {
+    let mut last = None;
+    for seconds in ["0.5", "1.5", "5", "15", "30", "60"] {
+        match attempt(seconds) {
+            Ok(found) => return found,
+            Err(why) => last = Some(why),
+        }
+    }
+    panic!("{last:#?}");
+}
+
 /// `command` under strace(1), which writes these system calls of it, and of all its threads, to
 /// `file`. `None`, with a line on standard error, where there is no strace.
 pub(crate) fn under_strace(command: &Command, calls: &str, file: &Path) -> Option<Command> {

@@ -111,11 +111,17 @@ impl Before {
                 what: format!("none of {all} was kept: no process matches --filter"),
                 mend: format!("{key} of those that were sampled: {}", list(&self.values)),
             },
-            _ => Wanting {
-                what: format!(
-                    "none of {all} was kept: {} had a context, none of them of that trace",
-                    self.counts.attached
-                ),
+            (filter, _) => Wanting {
+                what: match filter {
+                    [] => format!(
+                        "none of {all} was kept: {} had a context, none of them of that trace",
+                        self.counts.attached
+                    ),
+                    _ => format!(
+                        "none of {all} was kept: no sample is of that trace and of a process that \
+                         matches --filter"
+                    ),
+                },
                 mend: format!(
                     "record without --trace, and see which there are:  {} report FILE.otlp",
                     own_name()

@@ -5,16 +5,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use otelctx_profile::sample::{Catalog, Sample};
 use otelctx_profile::{Clock, Recording};
-use otelctx_reader::remote::{self, Process, stop, stop::Stopped};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets, monotonic};
 
 use super::progress::Progress;
 use crate::error::Error;
 use crate::interrupt;
 use crate::output::terminal;
-
-/// How long a thread may take to stop; those that don't are told apart from those that must not be.
-const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What is to be sampled, and how.
 #[derive(Debug)]
@@ -52,9 +48,6 @@ impl Session {
         let mut sampler = Sampler::start(&options)?;
         let method = sampler.method().clone();
         if let Method::Ptrace(why) = &method {
-            if let Targets::Processes(pids) = &options.targets {
-                stop::on_own_thread(|| pids.iter().try_for_each(|pid| may_stop(*pid)))??;
-            }
             terminal::complain(&format!("threads are stopped to look at them: {why}"), None);
             if plan.frequency_stopping != options.frequency {
                 drop(sampler);
@@ -111,15 +104,5 @@ impl Session {
             period: self.period,
             counts: stopped,
         }
-    }
-}
-
-/// Whether a thread of a process may be stopped. A sampler that may not would meet none, and that would
-/// look as if all of them slept.
-fn may_stop(pid: i32) -> Result<(), Error> {
-    let process = Process::open(pid)?;
-    match Stopped::stop(&process, pid, PATIENCE) {
-        Err(error @ remote::Error::NotPermitted { .. }) => Err(error.into()),
-        _ => Ok(()),
     }
 }
