@@ -68,7 +68,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     NotSent(#[from] Box<otelctx_export::Failed>),
     /// The process would look at itself.
-    #[error("process {0} is this otelctx itself, which can't record itself")]
+    #[error("process {0} is this otelctx itself, which can't sample itself")]
     Own(i32),
     /// Two outputs are one.
     #[error("{}: given twice with -o", .0.display())]
@@ -85,7 +85,7 @@ pub(crate) enum Error {
         #[source]
         why: io::Error,
     },
-    /// The program to record can't be started.
+    /// The program to sample can't be started.
     #[error("{}: can't be started: {why}", program.to_string_lossy())]
     Command {
         /// The program.

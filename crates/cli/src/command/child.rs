@@ -1,4 +1,4 @@
-//! A program that starts under the recorder.
+//! A program that starts under the recorder, or under the view.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, pipe2};
 
+use crate::error::Error;
 use crate::interrupt;
 
 /// A process that waits before its first instruction.
@@ -25,11 +26,9 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// Forks, and holds the child before it executes the program.
-    pub(super) fn start(command: &[OsString]) -> io::Result<Self> {
+    pub(super) fn start(mut program: Command) -> io::Result<Self> {
         let pipe = || pipe2(nix::fcntl::OFlag::O_CLOEXEC);
         let ((pid_reader, pid_writer), (gate_reader, gate_writer)) = (pipe()?, pipe()?);
-        let mut program = Command::new(&command[0]);
-        program.args(&command[1..]);
         let (told, waits) = (pid_writer.as_raw_fd(), gate_reader.as_raw_fd());
         let opens = gate_writer.as_raw_fd();
         // SAFETY: between fork and exec only getpid(2), write(2), close(2) and read(2) are called,
@@ -76,6 +75,23 @@ impl Waiting {
     pub(super) fn go(mut self) -> io::Result<Child> {
         self.gate.write_all(&[0])?;
         joined(self.starting)
+    }
+}
+
+/// The program and its arguments; `None` where there is none.
+pub(super) fn program(command: &[OsString]) -> Option<Command> {
+    let (name, arguments) = command.split_first()?;
+    let mut program = Command::new(name);
+    program.args(arguments);
+    Some(program)
+}
+
+/// Why the program can't be started.
+pub(super) fn cannot_start(command: &[OsString]) -> impl Fn(io::Error) -> Error {
+    let program = command.first().cloned().unwrap_or_default();
+    move |why| Error::Command {
+        program: program.clone(),
+        why,
     }
 }
 

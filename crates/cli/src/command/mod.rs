@@ -2,6 +2,7 @@
 
 mod apart;
 pub(crate) mod check;
+mod child;
 mod choice;
 pub(crate) mod demo;
 pub(crate) mod dump;

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::libc;
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
@@ -15,7 +16,7 @@ use nix::sys::termios::{Termios, tcgetattr};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::run::{command, not_ignoring_interrupts, otelctx};
+use crate::run::{Answer, Scratch, command, not_ignoring_interrupts, otelctx};
 use crate::target::{EVIL, SPAN, TRACE, Target};
 
 /// A program on a terminal of its own.
@@ -267,6 +268,84 @@ fn names_from_a_target_do_not_reach_the_terminal_as_they_are() {
     }
 }
 
+/// Waits for the end of a process that should come by itself.
+fn await_end(child: &mut Child) -> Option<i32> {
+    let end = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < end {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    panic!("it goes on");
+}
+
+#[test]
+fn it_ends_when_the_terminal_goes_away() {
+    let target = Target::start("busy");
+    let pty = openpty(&size(80, 24), None).unwrap();
+    fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
+    let slave = || Stdio::from(pty.slave.try_clone().unwrap());
+    // No session of its own: nobody tells it by a signal.
+    let mut child = command(&["top", "-p", &target.pid().to_string(), "-i", "0.2"])
+        .env("TERM", "xterm")
+        .stdin(slave())
+        .stdout(slave())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut screen = File::from(pty.master);
+    let mut shown = Vec::new();
+    while !String::from_utf8_lossy(&shown).contains("CPU %") {
+        let mut bytes = [0; 4096];
+        let read = screen.read(&mut bytes).unwrap();
+        shown.extend(&bytes[..read]);
+    }
+    drop(screen);
+    // By itself or because nothing can be written, and not by a panic.
+    let status = await_end(&mut child);
+    assert!(matches!(status, Some(0 | 2)), "{status:?}");
+}
+
+#[test]
+fn a_program_is_looked_at_from_its_start_and_ended_with_the_view() {
+    let scratch = Scratch::new("top-command");
+    let ready = scratch.path("ready");
+    let program = format!(
+        "trap 'echo ended > {ready}; exit 9' TERM; \
+         echo written; echo complained >&2; while :; do :; done"
+    );
+    let mut top = command(&["top", "--interval", "0.2", "--", "sh", "-c", &program]);
+    top.env_remove("NO_COLOR");
+    let mut session = Session::start(top, 100, 20);
+    let lines = session.wait("its row", |lines| {
+        lines
+            .iter()
+            .any(|line| line.split_whitespace().filter(|it| *it == "sh").count() == 2)
+    });
+    assert!(!lines.concat().contains("written"), "{lines:#?}");
+    session.press("q");
+    session.ends();
+    assert_eq!(std::fs::read_to_string(&ready).unwrap(), "ended\n");
+    // What ends by itself: its status, and nothing of what it writes.
+    let program = "echo written; echo complained >&2; read line || exit 7";
+    let answer = otelctx(&["top", "--json", "--", "sh", "-c", program]).expect(7);
+    assert!(!answer.stdout.contains("written"), "{answer:?}");
+    assert_eq!(
+        answer.stderr.lines().last(),
+        Some("otelctx: sh has ended with status 7")
+    );
+    assert!(!answer.stderr.contains("complained"), "{answer:?}");
+    let answer = otelctx(&["top", "--", "/no/such/program"]).expect(2);
+    assert!(
+        answer.stderr.contains("/no/such/program: can't be started"),
+        "{answer:?}"
+    );
+    let answer = otelctx(&["top", "-p", "1", "--", "true"]).expect(2);
+    assert!(answer.stderr.contains("cannot be used with"), "{answer:?}");
+}
+
 fn pictures(arguments: &[&str]) -> Vec<Value> {
     let answer = otelctx(&[&["top", "--json"], arguments].concat()).expect(0);
     let value = |line: &str| serde_json::from_str(line).unwrap();
@@ -369,16 +448,41 @@ fn it_ends_with_what_it_looks_at_and_says_what_it_can_not_look_at() {
     let pid = target.pid().to_string();
     let mut child = command(&["top", "-p", &pid, "-i", "0.2"])
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let mut output = child.stdout.take().unwrap();
     output.read_exact(&mut [0]).unwrap();
     drop(target);
     output.read_to_end(&mut Vec::new()).unwrap();
-    assert!(child.wait().unwrap().success());
+    let answer = Answer::of(child.wait_with_output().unwrap()).expect(0);
+    let said = format!("otelctx: process {pid} has ended");
+    assert_eq!(answer.stderr.lines().last(), Some(&*said), "{answer:?}");
     let answer = otelctx(&["top", "-p", "2147483647", "--iterations", "1"]).expect(2);
     assert!(answer.stderr.contains("does not exist"), "{answer:?}");
     assert_eq!(answer.stdout, "");
+    // kthreadd, and a thread in place of its process.
+    let answer = otelctx(&["top", "-p", "2", "--iterations", "1"]).expect(2);
+    assert!(answer.stderr.contains("kernel"), "{answer:?}");
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
+    let tid = ids.find(|tid| *tid != pid).unwrap();
+    let answer = otelctx(&["top", "-p", &tid, "--iterations", "1", "-i", "0.1"]).expect(0);
+    let said = format!("{tid} is a thread of process {pid}, all of which is sampled");
+    assert!(answer.stderr.contains(&said), "{answer:?}");
+    // On a terminal it is said when that has been given back, unless the picture is held.
+    let mut session = Session::top(&target, &[], 100, 20);
+    session.wait_for("at work");
+    session.press(" ");
+    session.wait_for("PAUSED");
+    drop(target);
+    session.press("gG?");
+    session.wait_for("hold the picture");
+    session.press("x ");
+    session.wait_for(&format!("process {pid} has ended"));
+    session.ends();
     let answer = otelctx(&["top", "-p", "1", "--all"]).expect(2);
     assert!(answer.stderr.contains("cannot be used with"), "{answer:?}");
 }

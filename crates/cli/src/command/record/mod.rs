@@ -1,6 +1,5 @@
 //! `otelctx record`: samples processes, and writes what they did and for which trace.
 
-mod child;
 mod nothing;
 pub(super) mod output;
 mod progress;
@@ -20,6 +19,7 @@ use otelctx_profile::{Options, Profile, Recording};
 use otelctx_sampler::Targets;
 use otelctx_symbolize::Symbols;
 
+use crate::command::child::{self, Waiting};
 use crate::command::choice::{self, Choice};
 use crate::command::seconds;
 use crate::error::Error;
@@ -27,7 +27,6 @@ use crate::output::terminal::{self, escape};
 use crate::output::words::{count, grouped};
 use crate::{Status, interrupt};
 
-use child::Waiting;
 use nothing::Before;
 use send::Collector;
 use session::{Plan, Session};
@@ -167,14 +166,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
 
 /// Samples until an end comes. Returns the command as well, if one was started.
 fn record(arguments: &Arguments, targets: Targets) -> Result<(Recording, Option<Child>), Error> {
-    let cannot_start = |why| Error::Command {
-        program: arguments.command.first().cloned().unwrap_or_default(),
-        why,
-    };
-    let waiting = match &arguments.command[..] {
-        [] => None,
-        command => Some(Waiting::start(command).map_err(cannot_start)?),
-    };
+    let cannot_start = child::cannot_start(&arguments.command);
+    let program = child::program(&arguments.command);
+    let waiting = program.map(Waiting::start).transpose();
+    let waiting = waiting.map_err(&cannot_start)?;
     let session = Session::start(Plan {
         targets: match &waiting {
             Some(waiting) => Targets::Processes(vec![waiting.pid()]),

@@ -21,7 +21,7 @@ const LONGEST_SEARCH: Duration = Duration::from_secs(10);
 
 /// Prints what came in each interval.
 pub(super) fn run(
-    mut feed: Feed<'_>,
+    feed: &mut Feed<'_>,
     plan: &Plan,
     json: bool,
     iterations: Option<u64>,
@@ -32,9 +32,10 @@ pub(super) fn run(
     let mut ended = false;
     while !ended && iterations.is_none_or(|all| done < all) {
         let end = Instant::now() + plan.interval;
+        feed.renew();
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            ended = interrupt::is_caught() || plan.is_over() || !feed.has_targets();
+            ended = interrupt::is_caught() || plan.is_over() || plan.have_targets_ended(feed);
             if ended || left == Duration::ZERO {
                 break;
             }
@@ -48,11 +49,11 @@ pub(super) fn run(
             By::Attribute(_) => By::Attribute(attribute.clone()),
             by => by.clone(),
         };
-        let rows = rows_with_names(&mut feed, &mut names, &by, &attribute);
+        let rows = rows_with_names(feed, &mut names, &by, &attribute);
         let text = if json {
-            line_of_json(&feed, plan, &by, &attribute, &rows)?
+            line_of_json(feed, plan, &by, &attribute, &rows)?
         } else {
-            table(&feed, plan, &by, &attribute, &rows, &terminal)
+            table(feed, plan, &by, &attribute, &rows, &terminal)
         };
         if !terminal::pass_on(text.as_bytes()).map_err(Error::Output)? {
             return Ok(());

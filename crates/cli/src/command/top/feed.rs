@@ -25,6 +25,8 @@ pub(super) struct Feed<'c> {
     sampler: Sampler,
     choice: Choice<'c>,
     pub(super) catalog: Catalog,
+    /// What comes while a picture is held goes here: the other one has the picture's stacks.
+    aside: Option<Catalog>,
     /// Which catalog that is, counted from 0.
     pub(super) generation: u32,
     /// How large a catalog may be before a new one is begun.
@@ -49,6 +51,7 @@ impl<'c> Feed<'c> {
             sampler,
             choice,
             catalog: Catalog::new(),
+            aside: None,
             generation: 0,
             most: MOST_OF_A_KIND,
             window: Window::new(length, monotonic()),
@@ -76,9 +79,19 @@ impl<'c> Feed<'c> {
         }
     }
 
-    /// Takes what has come, and forgets it.
+    /// Takes what has come, and forgets it. [`Feed::restart`] goes on with what comes.
     pub(super) fn skip(&mut self) {
-        self.sampler.drain(&mut self.catalog, &mut |_| {});
+        let aside = match &mut self.aside {
+            Some(aside) => {
+                renew(&mut self.sampler, aside, &mut self.most);
+                aside
+            }
+            None => {
+                self.sampler.start_over();
+                self.aside.insert(Catalog::new())
+            }
+        };
+        self.sampler.drain(aside, &mut |_| {});
     }
 
     /// Takes what has come, and ends the slice.
@@ -88,22 +101,39 @@ impl<'c> Feed<'c> {
         self.window.close(monotonic(), lost - self.lost);
         self.lost = lost;
         self.known = Known::default();
-        let size = size(&self.catalog);
-        if size > self.most {
-            self.sampler.start_over();
-            self.catalog = Catalog::new();
+    }
+
+    /// Begins a new catalog where this one has grown too large: the stacks of what was shown until now
+    /// are known no more.
+    pub(super) fn renew(&mut self) {
+        if renew(&mut self.sampler, &mut self.catalog, &mut self.most) {
             self.generation += 1;
-            // What lives may be more than that by itself.
-            self.most = MOST_OF_A_KIND.max(size.min(2 * self.most));
+            self.known = Known::default();
         }
     }
 
     /// Forgets what has come until now.
     pub(super) fn restart(&mut self) {
         self.skip();
+        self.catalog = self.aside.take().unwrap_or_default();
+        self.generation += 1;
+        self.known = Known::default();
         self.window.restart(monotonic());
         self.lost = self.sampler.counts().lost;
     }
+}
+
+/// Replaces a catalog that has more than `most` of a kind. Whether it had.
+fn renew(sampler: &mut Sampler, catalog: &mut Catalog, most: &mut usize) -> bool {
+    let size = size(catalog);
+    if size <= *most {
+        return false;
+    }
+    sampler.start_over();
+    *catalog = Catalog::new();
+    // What lives may be more than that by itself.
+    *most = MOST_OF_A_KIND.max(size.min(2 * *most));
+    true
 }
 
 /// How much a catalog has of what it has most of.
@@ -191,6 +221,7 @@ fn process(facts: &ProcessFacts) -> Process {
 #[cfg(test)]
 mod tests {
     use otelctx_profile::sample::format::process_context::Value;
+    use otelctx_sampler::{Options, Targets};
 
     use super::*;
 
@@ -211,6 +242,43 @@ mod tests {
         assert_eq!(named("unknown_service:sh", true), "unknown_service:sh");
         assert_eq!(named(&"x".repeat(1 << 16), true), "x".repeat(LONGEST_NAME));
         assert_eq!(process(&ProcessFacts::default()).name, "");
+    }
+
+    #[test]
+    fn a_held_picture_keeps_its_stacks_and_what_comes_meanwhile_is_bounded() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn();
+        let child = child.as_mut().unwrap();
+        let mut options = Options::new(Targets::Processes(vec![child.id() as i32]));
+        options.without_ebpf = true;
+        let sampler = Sampler::start(&options);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let choice = Choice {
+            resource: &[],
+            trace: None,
+        };
+        let mut feed = Feed::new(sampler.unwrap(), choice, 0);
+        feed.catalog.stack(&[1]);
+        let before = feed.catalog.stack_count();
+        let fill = |catalog: &mut Catalog, most| {
+            for address in 0..=most as u64 {
+                catalog.stack(&[address]);
+            }
+        };
+        feed.skip();
+        fill(feed.aside.as_mut().unwrap(), MOST_OF_A_KIND);
+        feed.skip();
+        assert!(feed.aside.as_ref().unwrap().stack_count() < MOST_OF_A_KIND);
+        assert_eq!((feed.catalog.stack_count(), feed.generation), (before, 0));
+        feed.restart();
+        assert_eq!(feed.generation, 1);
+        assert!(feed.aside.is_none() && feed.catalog.stack_count() < before);
+        fill(&mut feed.catalog, feed.most);
+        feed.close();
+        assert!(feed.catalog.stack_count() > MOST_OF_A_KIND, "to be shown");
+        feed.renew();
+        assert_eq!(feed.generation, 2);
+        assert!(feed.catalog.stack_count() < before);
     }
 
     #[test]

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use otelctx_sampler::INTERVAL;
-use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::crossterm::event::{Event, KeyEventKind};
 
 use super::feed::Feed;
 use super::names::Names;
 use super::rows::{By, attribute_keys, rows, sort};
-use super::screen::Screen;
+use super::screen::{Input, Screen};
 use super::state::{Action, State};
 use super::view::{self, Shown};
 use super::{Plan, attribute, samples_by_value};
@@ -22,20 +22,17 @@ const FIRST: Duration = Duration::from_millis(250);
 const FRAMES: usize = 12;
 
 /// Shows what comes until the user has seen enough.
-pub(super) fn run(mut feed: Feed<'_>, plan: &Plan) -> Result<(), Error> {
+pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
     let colours = Terminal::of_stdout().colours();
     let mut state = State::new(plan.by.clone(), String::new());
     let mut names = Names::new();
     interrupt::catch_hangup().map_err(Error::Interrupt)?;
     let mut screen = Screen::enter().map_err(Error::Output)?;
     let mut next = Instant::now() + FIRST.min(plan.interval);
-    let mut shown = shown(&feed, plan, &mut state, &mut names);
+    let mut shown = shown(feed, plan, &mut state, &mut names);
     loop {
-        if interrupt::is_caught() || plan.is_over() || !feed.has_targets() {
-            return Ok(());
-        }
         let mut changed = screen.job_control().map_err(Error::Output)?;
-        if changed {
+        if changed && !state.paused {
             feed.restart();
         }
         // Whatever is drawn is what the rows are now.
@@ -48,18 +45,27 @@ pub(super) fn run(mut feed: Feed<'_>, plan: &Plan) -> Result<(), Error> {
             .map_err(Error::Output)?;
         // Until there is something else to draw.
         while !changed {
-            if interrupt::is_caught() || plan.is_over() {
+            // A picture that is held stays when there is nothing left to look at.
+            let is_over = plan.is_over() || !state.paused && plan.have_targets_ended(feed);
+            if interrupt::is_caught() || is_over {
                 return Ok(());
             }
-            while event::poll(INTERVAL).map_err(Error::Output)? {
-                match event::read().map_err(Error::Output)? {
+            loop {
+                let event = match screen.input(INTERVAL).map_err(Error::Output)? {
+                    Input::Came(event) => event,
+                    Input::Nothing => break,
+                    Input::Gone => return Ok(()),
+                };
+                match event {
                     Event::Key(key) if key.kind != KeyEventKind::Release => {
                         let page = view::page(area, &state, &shown);
                         match state.key(key, &shown.rows, page) {
                             Action::Quit => return Ok(()),
                             Action::Suspend => {
                                 screen.suspend().map_err(Error::Output)?;
-                                feed.restart();
+                                if !state.paused {
+                                    feed.restart();
+                                }
                             }
                             Action::Pause => {
                                 state.paused = !state.paused;
@@ -73,11 +79,11 @@ pub(super) fn run(mut feed: Feed<'_>, plan: &Plan) -> Result<(), Error> {
                         changed = true;
                         break;
                     }
-                    Event::Resize(..) => changed = true,
+                    Event::Resize(..) => {
+                        changed = true;
+                        break;
+                    }
                     _ => {}
-                }
-                if changed {
-                    break;
                 }
             }
             if state.paused {
@@ -86,11 +92,9 @@ pub(super) fn run(mut feed: Feed<'_>, plan: &Plan) -> Result<(), Error> {
                 feed.drain();
                 if Instant::now() >= next {
                     feed.close();
+                    feed.renew();
                     next = Instant::now() + plan.interval;
                     changed = true;
-                }
-                if !feed.has_targets() {
-                    return Ok(());
                 }
             }
             changed |= names.update(&feed.catalog, feed.generation);
@@ -98,7 +102,7 @@ pub(super) fn run(mut feed: Feed<'_>, plan: &Plan) -> Result<(), Error> {
         }
         let empty = feed.window.wall() == 0;
         if !(empty && shown.share.wall > 0) {
-            shown = self::shown(&feed, plan, &mut state, &mut names);
+            shown = self::shown(feed, plan, &mut state, &mut names);
         }
     }
 }

@@ -12,11 +12,14 @@ mod view;
 mod window;
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io::{self, IsTerminal};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use otelctx_sampler::{Method, Sampler, Targets};
 
+use crate::command::child::{self, Waiting};
 use crate::command::choice::{self, Choice, NONE};
 use crate::command::seconds;
 use crate::error::Error;
@@ -41,6 +44,10 @@ pub(crate) struct Arguments {
     /// Look at every process on this machine: the default
     #[arg(short, long, conflicts_with = "pid")]
     all: bool,
+    /// Start this program and look at it from its first instruction on. It reads nothing, and what it
+    /// writes is not shown; it is ended with the view
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "all"])]
+    command: Vec<OsString>,
     /// What to add up by at first
     #[arg(short, long, value_name = "WHAT", default_value = "thread")]
     group: Group,
@@ -86,6 +93,7 @@ Examples:
   otelctx top                            the whole machine
   otelctx top -p 4711 --group attribute  which routes of a service take the time
   otelctx top --filter service.name=shop --by tenant
+  otelctx top -- ./app --its-own options a program, from its first instruction on
   otelctx top --json --iterations 1      one picture, for a script";
 
 /// What is added up.
@@ -111,9 +119,19 @@ struct Plan {
     processors: usize,
     /// Why threads are stopped to look at them, if they are.
     stopping: Option<String>,
+    /// The program that is looked at, where it was started for that.
+    child: Option<Child>,
 }
 
 impl Plan {
+    /// Whether all has ended that was to be looked at. What a command leaves behind is not waited for.
+    fn have_targets_ended(&self, feed: &Feed<'_>) -> bool {
+        match &self.child {
+            Some(child) => child::has_ended(child),
+            None => !feed.has_targets(),
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.deadline.is_some_and(|end| Instant::now() >= end)
     }
@@ -128,14 +146,18 @@ impl Plan {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
-    let targets = match &arguments.pid[..] {
-        [] => Targets::All,
-        pids => Targets::Processes(pids.to_vec()),
+    let pids = choice::processes(&arguments.pid)?;
+    interrupt::catch().map_err(Error::Interrupt)?;
+    let cannot_start = child::cannot_start(&arguments.command);
+    let waiting = start(&arguments.command).map_err(&cannot_start)?;
+    let targets = match (&waiting, &pids[..]) {
+        (Some(waiting), _) => Targets::Processes(vec![waiting.pid()]),
+        (None, []) => Targets::All,
+        (None, pids) => Targets::Processes(pids.to_vec()),
     };
     let mut options = otelctx_sampler::Options::new(targets);
     options.frequency = arguments.frequency;
     options.without_ebpf = arguments.ptrace;
-    interrupt::catch().map_err(Error::Interrupt)?;
     let sampler = Sampler::start(&options)?;
     let stopping = match sampler.method() {
         Method::Ptrace(why) => Some(why.to_string()),
@@ -144,6 +166,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
     let live = io::stdout().is_terminal()
         && !(dumb || arguments.batch || arguments.json || arguments.iterations.is_some());
+    let child = waiting.map(Waiting::go).transpose();
     let plan = Plan {
         by: match arguments.group {
             Group::Thread => By::Thread,
@@ -161,6 +184,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         period: 1_000_000_000 / u64::from(arguments.frequency),
         processors: processors(),
         stopping,
+        child: child.map_err(cannot_start)?,
     };
     let window = match (arguments.window, live) {
         (Some(window), _) => window,
@@ -172,16 +196,58 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         trace: arguments.trace,
     };
     let length = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
-    let feed = Feed::new(sampler, choice, length);
-    if live {
-        live::run(feed, &plan)?;
+    let mut feed = Feed::new(sampler, choice, length);
+    let done = if live {
+        live::run(&mut feed, &plan)
     } else {
         if let Some(why) = &plan.stopping {
             terminal::complain(&format!("threads are stopped to look at them: {why}"), None);
         }
-        batch::run(feed, &plan, arguments.json, arguments.iterations)?;
+        batch::run(&mut feed, &plan, arguments.json, arguments.iterations)
+    };
+    let have_ended = plan.have_targets_ended(&feed) && !interrupt::is_caught();
+    // Threads that it has stopped go on before anybody waits for one.
+    drop(feed);
+    let status = plan.child.map(|child| {
+        child::end(&child);
+        child::status(child)
+    });
+    done?;
+    match status {
+        _ if !have_ended => Ok(Status::Done),
+        None => {
+            terminal::complain(&ended(&pids), None);
+            Ok(Status::Done)
+        }
+        Some(status) => {
+            let program = arguments.command[0].to_string_lossy();
+            terminal::complain(&format!("{program} has ended with status {status}"), None);
+            Ok(Status::Ended(status))
+        }
     }
-    Ok(Status::Done)
+}
+
+/// Starts a program, which waits before its first instruction. Neither does it take the keys, nor write
+/// where the view is.
+fn start(command: &[OsString]) -> io::Result<Option<Waiting>> {
+    let silent = |mut program: Command| {
+        program.stdin(Stdio::null()).stdout(Stdio::null());
+        program.stderr(Stdio::null());
+        program
+    };
+    let program = child::program(command).map(silent);
+    program.map(Waiting::start).transpose()
+}
+
+/// That these have ended, so that nobody takes it for a failure.
+fn ended(pids: &[i32]) -> String {
+    match pids {
+        [pid] => format!("process {pid} has ended"),
+        pids => {
+            let pids: Vec<String> = pids.iter().map(i32::to_string).collect();
+            format!("processes {} have ended", pids.join(", "))
+        }
+    }
 }
 
 /// What shares are of on a terminal: long enough not to jump, short enough to be now.

@@ -8,6 +8,7 @@ use otelctx_profile::sample::{Catalog, Mapping, Module, ModuleId, ProcessFacts, 
 use otelctx_profile::{Asked, Symbolizer};
 use otelctx_symbolize::Symbols;
 
+use super::rows::Key;
 use super::window::Stacks;
 
 /// Addresses whose names are kept.
@@ -82,9 +83,13 @@ impl Names {
         }
     }
 
-    /// The innermost function.
-    pub(super) fn leaf(&mut self, catalog: &Catalog, stacks: &Stacks) -> Option<String> {
-        self.frames(catalog, stacks, 1).pop()
+    /// The innermost function. Those of an earlier catalog are not told apart any more.
+    pub(super) fn leaf(&mut self, catalog: &Catalog, stacks: &Stacks) -> Key {
+        if stacks.catalog != self.generation {
+            return Key::Others;
+        }
+        let innermost = self.frames(catalog, stacks, 1).pop();
+        innermost.map_or(Key::Nothing, Key::Function)
     }
 
     /// The innermost frames: a function's name, or that of the file as long as that is not known.

@@ -111,19 +111,12 @@ pub(super) fn rows(
     window: &Window,
     by: &By,
     attribute: &str,
-    function: &mut dyn FnMut(&Stacks) -> Option<String>,
+    function: &mut dyn FnMut(&Stacks) -> Key,
 ) -> Vec<Row> {
     let mut groups: HashMap<Key, Group> = HashMap::new();
     for (cell, samples) in window.cells() {
         let key = match by {
-            By::Function => cell.stacks.as_ref().and_then(&mut *function).map_or(
-                if cell.thread.is_others() {
-                    Key::Others
-                } else {
-                    Key::Nothing
-                },
-                Key::Function,
-            ),
+            By::Function => cell.stacks.as_ref().map_or(Key::Others, &mut *function),
             By::Thread => thread_key(&cell.thread),
             By::Process => process_key(&cell.thread),
             By::Attribute(name) => work_key(&cell.work, |context| {
@@ -297,7 +290,7 @@ mod tests {
     }
 
     fn summary(by: &By) -> Vec<(String, u64, usize, usize, Option<String>)> {
-        let all = rows(&window(), by, "http.route", &mut |_| None);
+        let all = rows(&window(), by, "http.route", &mut |_| Key::Nothing);
         assert_eq!(all.iter().map(|row| row.samples).sum::<u64>(), 15);
         all.into_iter()
             .map(|row| (row.name(), row.samples, row.threads, row.traces, row.value))
@@ -344,7 +337,8 @@ mod tests {
                 row("(none)", 1, 1, 0, ""),
             ]
         );
-        assert_eq!(summary(&By::Function), [row("(none)", 15, 4, 3, "/a")]);
+        // Of none of them the stack is kept.
+        assert_eq!(summary(&By::Function), [row("(others)", 15, 4, 3, "/a")]);
         assert_eq!(attribute_keys(&window()), ["http.route"]);
     }
 
@@ -352,11 +346,11 @@ mod tests {
     fn the_threads_of_a_process_sum_up_to_it() {
         let window = window();
         let sum = |pid| {
-            let threads = rows(&window, &By::Thread, "", &mut |_| None);
+            let threads = rows(&window, &By::Thread, "", &mut |_| Key::Nothing);
             let own = threads.iter().filter(|row| row.thread.process.pid == pid);
             own.map(|row| row.samples).sum::<u64>()
         };
-        for row in rows(&window, &By::Process, "", &mut |_| None) {
+        for row in rows(&window, &By::Process, "", &mut |_| Key::Nothing) {
             assert_eq!(row.samples, sum(row.thread.process.pid));
         }
     }
@@ -364,7 +358,7 @@ mod tests {
     #[test]
     fn rows_are_ordered_as_asked_for() {
         let names = |by, reversed| {
-            let mut rows = rows(&window(), &By::Process, "", &mut |_| None);
+            let mut rows = rows(&window(), &By::Process, "", &mut |_| Key::Nothing);
             sort(&mut rows, by, reversed);
             rows.iter().map(Row::name).collect::<Vec<_>>()
         };

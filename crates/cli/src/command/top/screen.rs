@@ -1,12 +1,17 @@
 //! The terminal while the view has it, and how it is given back.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
 use ratatui::crossterm::cursor::Show;
+use ratatui::crossterm::event::{self, Event};
 use ratatui::crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
     enable_raw_mode, size,
@@ -20,8 +25,20 @@ type Terminal = ratatui::Terminal<CrosstermBackend<io::Stdout>>;
 
 /// The terminal, in the hands of the view until this is dropped.
 pub(super) struct Screen {
-    terminal: Terminal,
+    /// `None` at the end.
+    terminal: Option<Terminal>,
     area: Rect,
+    /// Where keys come from if not from standard input.
+    keyboard: Option<File>,
+}
+
+/// What came of waiting for a key.
+#[derive(Debug)]
+pub(super) enum Input {
+    Nothing,
+    Came(Event),
+    /// The terminal is there no more.
+    Gone,
 }
 
 fn area() -> io::Result<Rect> {
@@ -73,8 +90,13 @@ impl Screen {
         }
         let area = area()?;
         let mut screen = Self {
-            terminal: empty(area)?,
+            terminal: Some(empty(area)?),
             area,
+            // As crossterm does it.
+            keyboard: match io::stdin().is_terminal() {
+                true => None,
+                false => Some(File::open("/dev/tty")?),
+            },
         };
         screen.take()?;
         Ok(screen)
@@ -89,7 +111,7 @@ impl Screen {
     /// Begins with nothing on a screen that may have another size now.
     fn clear(&mut self) -> io::Result<()> {
         self.area = area()?;
-        self.terminal = empty(self.area)?;
+        self.terminal = Some(empty(self.area)?);
         execute!(io::stdout(), Clear(ClearType::All))
     }
 
@@ -103,7 +125,39 @@ impl Screen {
 
     /// Writes what `draw` changes.
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut ratatui::Frame<'_>)) -> io::Result<()> {
-        self.terminal.draw(draw).map(drop)
+        let drawn = self.terminal.as_mut().map(|terminal| terminal.draw(draw));
+        drawn.transpose().map(drop)
+    }
+
+    /// Waits so long for a key or another size.
+    pub(super) fn input(&self, patience: Duration) -> io::Result<Input> {
+        for patience in [Duration::ZERO, patience] {
+            // crossterm reads a terminal that has gone away for ever, and never finds anything.
+            if !self.is_there(patience)? {
+                return Ok(Input::Gone);
+            }
+            if event::poll(Duration::ZERO)? {
+                return event::read().map(Input::Came);
+            }
+        }
+        Ok(Input::Nothing)
+    }
+
+    /// Waits until there is something to read, or so long. Whether the terminal is still there.
+    fn is_there(&self, patience: Duration) -> io::Result<bool> {
+        let stdin = io::stdin();
+        let keyboard: BorrowedFd<'_> = match &self.keyboard {
+            Some(file) => file.as_fd(),
+            None => stdin.as_fd(),
+        };
+        let mut polled = [PollFd::new(keyboard, PollFlags::POLLIN)];
+        let patience = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
+        match poll(&mut polled, patience) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+        Ok(!polled[0].revents().is_some_and(|it| it.intersects(gone)))
     }
 
     /// Whether there is something to do for [`Screen::job_control`].
@@ -148,6 +202,9 @@ fn give_back() {
 impl Drop for Screen {
     fn drop(&mut self) {
         give_back();
+        // It would show the cursor once more, and panic where neither that nor a word about it can be
+        // written.
+        std::mem::forget(self.terminal.take());
     }
 }
 

@@ -231,7 +231,7 @@ mod tests {
             add(&mut window, thread(9, tid), Some(context), 4 - tid as usize);
         }
         window.close(1, 0);
-        rows(&window, &By::Thread, "http.route", &mut |_| None)
+        rows(&window, &By::Thread, "http.route", &mut |_| Key::Nothing)
     }
 
     fn press(state: &mut State, code: KeyCode) -> Action {

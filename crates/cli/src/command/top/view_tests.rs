@@ -1,7 +1,7 @@
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-use super::super::rows::{rows, sort};
+use super::super::rows::{Key, rows, sort};
 use super::super::samples_by_value;
 use super::super::window::tests::{add, context, thread};
 use super::super::window::{Context, Thread, Window};
@@ -33,7 +33,7 @@ fn window() -> Window {
 }
 
 fn shown_of(window: &Window, state: &State) -> Shown {
-    let mut rows = rows(window, &state.by, &state.attribute, &mut |_| None);
+    let mut rows = rows(window, &state.by, &state.attribute, &mut |_| Key::Nothing);
     rows.retain(|row| state.takes(row));
     sort(&mut rows, state.sort, state.reversed);
     Shown {

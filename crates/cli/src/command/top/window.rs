@@ -2,7 +2,8 @@
 //! stack, in slices of time.
 //!
 //! It takes no more memory the more a target makes up: of a slice, what goes beyond a limit is
-//! counted without its stack, then without its context, and at last as [`Thread::others`].
+//! counted without its stack, then without its context, and at last as [`Thread::others`]; and where the
+//! slices come to too much, the window is shorter than it was to be.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -18,6 +19,10 @@ const MOST_WITH_STACKS: usize = 4096;
 const MOST_WITH_CONTEXTS: usize = 6144;
 /// The same, with threads of which nothing else is kept.
 const MOST: usize = 8192;
+
+/// Of all slices, each counted as one more: what a window of hours is cut to. A picture goes through all
+/// of it.
+const MOST_IN_ALL: usize = 8 * MOST;
 
 /// How those are called that are not told apart.
 pub(super) const OTHERS: &str = "(others)";
@@ -203,6 +208,8 @@ pub(super) struct Window {
     length: u64,
     /// Those that have ended.
     slices: VecDeque<Slice>,
+    /// What they come to, as [`MOST_IN_ALL`] is counted.
+    size: usize,
     current: Slice,
     threads: Interner<Thread>,
     contexts: Interner<Context>,
@@ -215,6 +222,7 @@ impl Window {
         Self {
             length,
             slices: VecDeque::new(),
+            size: 0,
             current: Slice::from(now),
             threads: Interner(HashSet::new()),
             contexts: Interner(HashSet::new()),
@@ -266,14 +274,15 @@ impl Window {
     pub(super) fn close(&mut self, now: u64, lost: u64) {
         let mut slice = std::mem::replace(&mut self.current, Slice::from(now));
         (slice.end, slice.lost) = (now.max(slice.start), lost);
+        let size = |slice: &Slice| 1 + slice.cells.len();
+        self.size += size(&slice);
         self.slices.push_back(slice);
-        // The rest covers it.
-        while self
-            .slices
-            .get(1)
-            .is_some_and(|second| now.saturating_sub(second.start) >= self.length)
-        {
-            self.slices.pop_front();
+        while let Some(second) = self.slices.get(1) {
+            let rest_covers_it = now.saturating_sub(second.start) >= self.length;
+            if !rest_covers_it && self.size <= MOST_IN_ALL {
+                break;
+            }
+            self.size -= self.slices.pop_front().as_ref().map_or(0, size);
         }
         self.threads.prune();
         self.contexts.prune();
@@ -282,6 +291,7 @@ impl Window {
     /// Forgets everything and begins anew.
     pub(super) fn restart(&mut self, now: u64) {
         self.slices.clear();
+        self.size = 0;
         self.current = Slice::from(now);
     }
 
@@ -380,6 +390,29 @@ pub(super) mod tests {
             window.close(end, 0);
         }
         assert_eq!((window.samples(), window.wall()), (1, 12));
+    }
+
+    #[test]
+    fn a_window_that_would_hold_too_much_is_shorter() {
+        const MANY: u64 = 8_000;
+        let mut window = Window::new(u64::MAX, 0);
+        for slice in 1..=12 {
+            for number in 0..MANY {
+                let context = context(slice * MANY + number + 1, "/");
+                add(&mut window, thread(1, number as i32 + 1), Some(context), 1);
+            }
+            window.close(slice * 10, 0);
+            assert!(window.cells().count() <= MOST_IN_ALL);
+        }
+        assert_eq!(sum(&window), window.samples());
+        assert_eq!(window.samples() / MANY, window.wall() / 10);
+        assert!(window.wall() >= 80);
+        // Those with nothing in them count as well.
+        let mut window = Window::new(u64::MAX, 0);
+        for end in 0..2 * MOST_IN_ALL as u64 {
+            window.close(1000 + end, 0);
+        }
+        assert_eq!(window.slices.len(), MOST_IN_ALL);
     }
 
     #[test]
