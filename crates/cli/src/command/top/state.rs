@@ -154,8 +154,9 @@ impl State {
         self.by = all.swap_remove(next as usize);
         if let By::Attribute(key) = &self.by {
             self.attribute.clone_from(key);
-            self.is_chosen = true;
         }
+        // Elsewhere it is the usual one again.
+        self.is_chosen = matches!(self.by, By::Attribute(_));
         (self.selected, self.at, self.top, self.details) = (None, None, 0, false);
     }
 
@@ -265,8 +266,13 @@ mod tests {
                 (By::Thread, tenant),
             ]
         );
+        assert!(!state.is_chosen);
         press(&mut state, KeyCode::Char('G'));
         assert_eq!(state.by, By::Function);
+        press(&mut state, KeyCode::Char('G'));
+        press(&mut state, KeyCode::Char('G'));
+        press(&mut state, KeyCode::Char('G'));
+        assert!(state.is_chosen);
     }
 
     #[test]
