@@ -61,12 +61,12 @@ impl Refusal {
         while let Some(error) = cause {
             let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
             if kind == Some(io::ErrorKind::PermissionDenied) {
-                return if older(&release, NO_LOCKED_MEMORY) && locked_memory_is_limited() {
-                    Self::LockedMemory
-                } else if has_capabilities() {
-                    Self::Forbidden
-                } else {
+                return if !has_capabilities() {
                     Self::NotPermitted
+                } else if older(&release, NO_LOCKED_MEMORY) && locked_memory_is_limited() {
+                    Self::LockedMemory
+                } else {
+                    Self::Forbidden
                 };
             }
             cause = error.source();

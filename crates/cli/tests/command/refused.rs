@@ -10,6 +10,7 @@ use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::geteuid;
+use otelctx_fixtures::kernel::is_emulated;
 
 use crate::run::{Answer, Scratch, command, deny, deny_if, otelctx};
 use crate::target::{TRACE, Target};
@@ -43,11 +44,16 @@ fn recorded(name: &str, why: Option<&str>, take_away: impl FnOnce(&mut Command))
     let path = scratch.path("a.otlp");
     let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
     let pid = target.pid().to_string();
-    command.args(["record", "-d", "1", "-p", &pid, "-o", &path]);
+    command.args(["record", "-d", seconds(), "-p", &pid, "-o", &path]);
     take_away(&mut command);
     let answer = Answer::of(command.output().unwrap());
     told(name, &answer, why);
     right(name, &path);
+}
+
+/// How long is enough to see each thread: a stop takes its time in an emulated machine.
+fn seconds() -> &'static str {
+    if is_emulated() { "10" } else { "1" }
 }
 
 fn told(name: &str, answer: &Answer, why: Option<&str>) {
@@ -148,7 +154,7 @@ fn without_rights_a_program_of_the_users_own_is_recorded() {
     let scratch = Scratch::new("refused-nobody-file");
     let path = scratch.path("a.otlp");
     let pid = target.pid().to_string();
-    let answer = copy.run(&["record", "-d", "1", "-p", &pid, "-o", &path]);
+    let answer = copy.run(&["record", "-d", seconds(), "-p", &pid, "-o", &path]);
     let mend = format!("run as root, or `{SETCAP}{}`", copy.path().display());
     told("nobody", &answer, Some(&mend));
     right("nobody", &path);
