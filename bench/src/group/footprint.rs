@@ -139,40 +139,38 @@ impl Program {
     }
 }
 
-/// The command, as the README has it built.
+/// The command, as the README has it built, and with all that it can have.
 fn command(report: &mut Report) -> Result<(), String> {
     let scratch = Directory::new("command");
-    let target = scratch.path().join("target");
-    let mut command = scratch::cargo();
-    command.args(["build", "--release", "--locked"]);
-    let before = processor_time();
-    let seconds = build(&mut command, &target)?;
-    let work = "cargo build --release from nothing";
-    report.alone(
-        format!("{work}, processor time"),
-        processor_time() - before,
-        "s",
-        200.0,
-    );
-    report.alone(work, seconds, "s", None);
-    let built = target.join("release/otelctx");
-    // The names of its functions are for the profiles of its own demo.
-    let stripped = scratch.path().join("stripped");
-    let strip = Command::new("strip")
-        .arg("-o")
-        .arg(&stripped)
-        .arg(&built)
-        .status();
-    if !strip.is_ok_and(|status| status.success()) {
-        return Err("strip (binutils) does not strip the command".into());
+    let features = [
+        ("default", None, 200.0),
+        ("all", Some("--all-features"), 400.0),
+    ];
+    for (name, argument, bound) in features {
+        let target = scratch.path().join(name);
+        let mut command = scratch::cargo();
+        command
+            .args(["build", "--release", "--locked"])
+            .args(argument);
+        let before = processor_time();
+        let seconds = build(&mut command, &target)?;
+        let work = format!("cargo build --release from nothing, {name} features");
+        let took = processor_time() - before;
+        report.alone(format!("{work}, processor time"), took, "s", bound);
+        report.alone(work, seconds, "s", None);
+        let built = target.join("release/otelctx");
+        // The names of its functions are for the profiles of its own demo.
+        let stripped = scratch.path().join("stripped");
+        let mut strip = Command::new("strip");
+        let strip = strip.arg("-o").arg(&stripped).arg(&built).status();
+        if !strip.is_ok_and(|status| status.success()) {
+            return Err("strip (binutils) does not strip the command".into());
+        }
+        for (what, file) in [("command", &built), ("stripped command", &stripped)] {
+            let work = format!("size of the {what}, {name} features");
+            report.alone(work, size(file)? / MIB, "MiB", None);
+        }
     }
-    report.alone("size of the command", size(&built)? / MIB, "MiB", None);
-    report.alone(
-        "size of the stripped command",
-        size(&stripped)? / MIB,
-        "MiB",
-        6.0,
-    );
     Ok(())
 }
 
