@@ -16,8 +16,6 @@ use crate::target::Target;
 
 /// Whatever has to come has come by then, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The same for the kernel, which has its own.
-const PATIENCE_FOR_KERNEL: Duration = Duration::from_secs(300);
 /// How often each moment is tried.
 const ROUNDS: u32 = 4;
 
@@ -33,8 +31,8 @@ enum Moment {
 }
 
 /// What the kernel holds for a process: a file's line in `/proc/PID/fdinfo`, and the command of
-/// bpf(2) that opens it by its id (<linux/bpf.h>).
-const KINDS: [(&str, libc::c_long); 3] = [("prog_id:", 13), ("map_id:", 14), ("link_id:", 30)];
+/// bpf(2) that tells the next id (<linux/bpf.h>).
+const KINDS: [(&str, libc::c_long); 3] = [("prog_id:", 11), ("map_id:", 12), ("link_id:", 31)];
 
 /// The programs, maps and links that a process holds: command and id.
 fn held(pid: u32) -> Vec<(libc::c_long, u32)> {
@@ -56,36 +54,33 @@ fn held(pid: u32) -> Vec<(libc::c_long, u32)> {
 }
 
 /// Whether the kernel still has it.
-fn exists((opens, id): (libc::c_long, u32)) -> bool {
-    // union bpf_attr: the id, and what is zero here.
-    let attributes = [id, 0, 0, 0];
+///
+/// It is not opened for that: an array of programs whose last descriptor is closed a second time, before
+/// the kernel has come to clear it, stays for ever (kernel/bpf/arraymap.c, prog_array_map_clear).
+fn exists((tells_next, id): (libc::c_long, u32)) -> bool {
+    // union bpf_attr: where to begin, the answer, and what is zero here.
+    let mut attributes = [id - 1, 0, 0, 0];
     // SAFETY: the structure lives through the call and has the size that is stated.
-    let file = unsafe {
+    let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
-            opens,
-            attributes.as_ptr(),
+            tells_next,
+            attributes.as_mut_ptr(),
             size_of_val(&attributes),
         )
     };
-    if file >= 0 {
-        // SAFETY: the kernel has just opened it for us.
-        unsafe { libc::close(file as libc::c_int) };
-        return true;
+    if result == 0 {
+        return attributes[1] == id;
     }
     assert_eq!(Errno::last(), Errno::ENOENT, "{id}");
     false
 }
 
 /// Waits until this is so. False if it was not.
-fn comes_true(is_it: impl FnMut() -> bool) -> bool {
-    comes_true_within(PATIENCE, is_it)
-}
-
-fn comes_true_within(patience: Duration, mut is_it: impl FnMut() -> bool) -> bool {
+fn comes_true(mut is_it: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !is_it() {
-        if start.elapsed() > patience {
+        if start.elapsed() > PATIENCE {
             return false;
         }
         std::thread::sleep(Duration::from_micros(200));
@@ -180,10 +175,9 @@ fn round(target: &Target, moment: Moment, by_ptrace: bool) -> (usize, bool) {
     let traced = status(target).iter().any(|status| is_traced(status));
     recorder.kill().unwrap();
     recorder.wait().unwrap();
-    // The kernel frees what nobody holds any more a little later: once every task has left its
-    // processor by itself, which takes tasks of low priority long on a busy machine.
+    // The kernel frees what nobody holds any more a little later.
     let left = || held.iter().filter(|it| exists(**it)).collect::<Vec<_>>();
-    let gone = comes_true_within(PATIENCE_FOR_KERNEL, || left().is_empty());
+    let gone = comes_true(|| left().is_empty());
     assert!(gone, "{moment:?}: of {held:?}, {:?} is left", left());
     let goes_on = || {
         let status = status(target);
