@@ -296,26 +296,29 @@ impl Known {
         }
         let grown = self.read_keys(serial);
         let took = begin.elapsed();
-        if !grown && took > DEAR_NAMES {
-            self.keys_rest = begin + took * REST;
+        match grown {
+            Some(true) => return true,
+            Some(false) if took <= DEAR_NAMES => {}
+            _ => self.keys_rest = begin + took.max(DEAR_NAMES) * REST,
         }
-        grown
+        false
     }
 
-    fn read_keys(&mut self, serial: u32) -> bool {
+    /// Whether there are more names; `None` if there is nothing to read them from.
+    fn read_keys(&mut self, serial: u32) -> Option<bool> {
         let state = self.reader.as_mut().map(reader::Process::context);
         let Some(Ok(ContextState::Published(context))) = state else {
-            return false;
+            return None;
         };
         let (Ok(Some(new)), Some(old)) = (&context.keys, self.keys(serial)) else {
-            return false;
+            return None;
         };
         // Key maps only grow; another one is another program's.
         let grown = new.names().len() > old.names().len() && new.names().starts_with(old.names());
         if grown {
             self.set_keys(serial, new.clone());
         }
-        grown
+        Some(grown)
     }
 
     /// Its place in the catalog.

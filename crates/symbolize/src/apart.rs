@@ -61,6 +61,8 @@ pub(crate) fn run(
                 // SAFETY: as below.
                 unsafe { nix::libc::_exit(1) }
             }
+            // Telling of a panic takes locks that another thread may have held at the fork.
+            std::panic::set_hook(Box::new(|_| {}));
             let mut pipe = io::BufWriter::new(pipe);
             // A panic must not unwind into what is the parent's: values would be dropped, and with
             // them what they stand for.

@@ -7,9 +7,17 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use otelctx_symbolize::{Failure, FailureReason, Symbols};
 use tools::{Scratch, Told, found, instructions, text, tool, truth};
+
+/// One test at a time: a child that is forked while another thread holds a lock has it held for ever.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A program of one function, `serve`, whose DWARF is `entries` below that function.
 fn program(scratch: &Scratch, name: &str, entries: &str) -> PathBuf {
@@ -64,6 +72,7 @@ fn of_symbols(name: &str) -> Vec<Told> {
 
 #[test]
 fn entries_nested_deeper_than_any_stack_end_a_child_only() {
+    let _alone = alone();
     let scratch = Scratch::new("nested");
     let function = ".byte 2\n.asciz \"serve\"\n.8byte serve, end\n";
     let path = program(
@@ -84,6 +93,7 @@ fn entries_nested_deeper_than_any_stack_end_a_child_only() {
 
 #[test]
 fn a_function_that_is_its_own_origin_is_left_to_the_symbols() {
+    let _alone = alone();
     let scratch = Scratch::new("cycle");
     // The entry refers to itself: 32 bytes into the unit.
     let path = program(&scratch, "cycle", ".byte 4\n.4byte 32\n.8byte serve, end");
@@ -96,6 +106,7 @@ fn a_function_that_is_its_own_origin_is_left_to_the_symbols() {
 /// A section says how large it is when unpacked.
 #[test]
 fn a_section_that_says_it_is_giant_ends_a_child_only() {
+    let _alone = alone();
     let scratch = Scratch::new("giant");
     for size in [6_u64 << 30, 1 << 62, u64::MAX] {
         let path = program(
@@ -130,6 +141,7 @@ fn a_section_that_says_it_is_giant_ends_a_child_only() {
 /// What is in a hole is not copied, and a file that is larger than any disk is no error.
 #[test]
 fn a_file_of_a_tebibyte_is_read_where_it_matters() {
+    let _alone = alone();
     let scratch = Scratch::new("hole");
     let path = program(
         &scratch,
@@ -148,6 +160,7 @@ fn a_file_of_a_tebibyte_is_read_where_it_matters() {
 
 #[test]
 fn wherever_a_file_is_cut_or_changed_there_is_an_answer() {
+    let _alone = alone();
     let scratch = Scratch::new("cut");
     let path = program(
         &scratch,
@@ -176,6 +189,7 @@ fn wherever_a_file_is_cut_or_changed_there_is_an_answer() {
 
 #[test]
 fn a_fifo_and_a_directory_in_the_place_of_a_file_are_left_alone() {
+    let _alone = alone();
     let scratch = Scratch::new("fifo");
     for make in ["mkfifo", "mkdir"] {
         let path = scratch.0.join(make);
@@ -188,6 +202,7 @@ fn a_fifo_and_a_directory_in_the_place_of_a_file_are_left_alone() {
 /// Who is told to decode a file, for the test below.
 #[test]
 fn decodes_a_file_that_is_named_in_the_environment() {
+    let _alone = alone();
     let Some(path) = std::env::var_os("OTELCTX_TEST_DECODE") else {
         return;
     };
@@ -204,6 +219,11 @@ fn decodes_a_file_that_is_named_in_the_environment() {
 /// If it were mapped, who can write to it could end the recorder by cutting it short.
 #[test]
 fn a_targets_file_is_never_mapped() {
+    let _alone = alone();
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: what a child opens that must not be traced is shown to root alone");
+        return;
+    }
     let scratch = Scratch::new("mapped");
     let source = scratch.0.join("target.c");
     fs::write(
