@@ -45,7 +45,7 @@ const NEVER_FAIL: [&str; 6] = [
 /// Runs of one test; [`every_fault`] has all that there are.
 const SOME: usize = 250;
 /// A command that runs for longer hangs.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A target of threads.c, and the answer that a reader has to give of it.
 struct Subject {
@@ -125,12 +125,17 @@ impl Subject {
             .args(["-f", "-qqq", "-p", &pid.to_string(), "-o"])
             .arg(&self.trace);
         strace.args(inject.map(|it| format!("--inject={it}")));
-        let mut strace = strace.spawn().unwrap();
-        let tracer = strace.id().to_string();
-        wait_until("strace", || field(pid, "TracerPid:") == tracer);
+        let mut tracer = strace.spawn().unwrap();
+        wait_until("strace", || {
+            // Another test's recorder may look at the process just then: strace gives up.
+            if tracer.try_wait().unwrap().is_some() {
+                tracer = strace.spawn().unwrap();
+            }
+            field(pid, "TracerPid:") == tracer.id().to_string()
+        });
         kill(Pid::from_raw(pid as i32), Signal::SIGCONT).unwrap();
         let answer = finish(dump);
-        strace.wait().unwrap();
+        tracer.wait().unwrap();
         (answer, fs::read_to_string(&self.trace).unwrap())
     }
 
@@ -312,7 +317,7 @@ fn field(task: u32, name: &str) -> String {
     line.unwrap_or_default().trim().to_owned()
 }
 
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < deadline, "{what}");
