@@ -43,6 +43,7 @@ mod processes;
 mod ptrace;
 mod refusal;
 mod sampler;
+mod stat;
 
 pub use ebpf::{Snapshot, Snapshots, ThreadSnapshot};
 pub use error::Error;

@@ -15,6 +15,7 @@ use reader::{ContextState, ProcessContext, ThreadSupport, Unreadable};
 
 use crate::ebpf::{MAX_PLACES, Place, Target, storage};
 use crate::monotonic;
+use crate::stat::Stat;
 
 /// How long to wait before a process is looked at again: at first, and at most. A process that
 /// starts publishes soon or never.
@@ -500,11 +501,8 @@ impl Modules {
 
 /// When the process started: `/proc/PID/stat`, field 22.
 fn start_ticks(pid: i32) -> Option<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name, second, stands in parentheses and may hold anything.
-    let end = stat.iter().rposition(|byte| *byte == b')')?;
-    let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
-    rest.split_whitespace().nth(22 - 3)?.parse().ok()
+    let stat = Stat::read(&format!("/proc/{pid}/stat"))?;
+    stat.field(22)?.parse().ok()
 }
 
 /// The container's id, from the name of the process's control group.
@@ -659,6 +657,18 @@ mod tests {
         assert_eq!(*catalog.process(id), before);
     }
 
+    /// What is known of it after a look, its names under configuration 7.
+    fn with_names(target: &Target) -> Known {
+        let mut known = open(target);
+        known.look();
+        let Publishing::Threads(variables) = &known.publishing else {
+            panic!("{:?}", known.publishing)
+        };
+        let keys = variables.keys.clone();
+        known.set_keys(7, keys);
+        known
+    }
+
     /// Each of its samples would wait for the update's end otherwise.
     #[test]
     fn a_process_that_never_ends_an_update_is_not_waited_for_again_at_once() {
@@ -669,13 +679,7 @@ mod tests {
         };
         let mut target = Target::spawn(Command::new(program).arg("update"));
         target.command("publish");
-        let mut known = open(&target);
-        known.look();
-        let Publishing::Threads(variables) = &known.publishing else {
-            panic!("{:?}", known.publishing)
-        };
-        let keys = variables.keys.clone();
-        known.set_keys(7, keys);
+        let mut known = with_names(&target);
         assert!(!known.refresh_keys(7));
         target.command("never end");
         // Perhaps the machine was busy just now.
@@ -688,13 +692,7 @@ mod tests {
     #[test]
     fn another_program_does_not_have_the_names_of_the_one_before() {
         let Some(target) = workers() else { return };
-        let mut known = open(&target);
-        known.look();
-        let Publishing::Threads(variables) = &known.publishing else {
-            panic!("{:?}", known.publishing)
-        };
-        let keys = variables.keys.clone();
-        known.set_keys(7, keys);
+        let mut known = with_names(&target);
         assert!(known.keys(7).is_some());
         known.executed();
         assert!(known.keys(7).is_none());

@@ -25,6 +25,7 @@ use reader::remote::{Error as RemoteError, Memory, ProcessMemory, Stopped};
 use reader::{Outcome, Unreadable};
 
 use crate::processes::{Look, Processes, Seen};
+use crate::stat::Stat;
 use crate::{Error, Options, Targets, monotonic};
 
 /// Looks that wait to be drained.
@@ -464,35 +465,22 @@ fn walk(stopped: &Stopped, memory: &ProcessMemory) -> Vec<u64> {
     stack
 }
 
-fn read(path: &str) -> Option<String> {
-    // Names of threads need not be UTF-8.
-    let bytes = std::fs::read(path).ok()?;
-    Some(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// The fields of a `stat` file from the third on: the second, the name, may hold anything.
-fn stat(path: &str) -> Option<Vec<String>> {
-    let text = read(path)?;
-    let rest = &text[text.rfind(')')? + 1..];
-    Some(rest.split_whitespace().map(str::to_owned).collect())
-}
-
 /// The processor of a thread that runs or is about to (fields 3 and 39 of its `stat`).
 fn running_on(pid: i32, tid: i32) -> Option<u32> {
-    let fields = stat(&format!("/proc/{pid}/task/{tid}/stat"))?;
-    (fields.first()? == "R").then(|| fields.get(39 - 3)?.parse().ok())?
+    let stat = Stat::read(&format!("/proc/{pid}/task/{tid}/stat"))?;
+    (stat.field(3)? == "R").then(|| stat.field(39)?.parse().ok())?
 }
 
 /// Nanoseconds that a thread has run (first field of its `schedstat`).
 fn run_time(pid: i32, tid: i32) -> Option<u64> {
-    let text = read(&format!("/proc/{pid}/task/{tid}/schedstat"))?;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
     text.split_whitespace().next()?.parse().ok()
 }
 
 /// Ticks that a process has run, in itself and in the kernel (fields 14 and 15 of its `stat`).
 fn processor_ticks(pid: i32) -> Option<u64> {
-    let fields = stat(&format!("/proc/{pid}/stat"))?;
-    let ticks = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    let stat = Stat::read(&format!("/proc/{pid}/stat"))?;
+    let ticks = |number| stat.field(number)?.parse::<u64>().ok();
     Some(ticks(14)? + ticks(15)?)
 }
 
