@@ -65,9 +65,10 @@ pub(crate) fn cargo_build(arguments: &[&str]) -> Result<Vec<PathBuf>, String> {
     command
         .args(["build", "--release", "--locked", "--message-format=json"])
         .args(arguments)
-        // Each makes other code of the same source.
+        // Each makes other code of the same source. Set and empty, it also takes the place of the
+        // checkout's own flags: applications are built without.
         .env("CARGO_INCREMENTAL", "0")
-        .env_remove("RUSTFLAGS");
+        .env("RUSTFLAGS", "");
     let messages = output(&mut command)?;
     let messages = messages
         .lines()
