@@ -16,12 +16,17 @@ pub(super) const ROUTE: &str = "http.route";
 pub(super) const NONE: &str = "none";
 
 /// Which samples were asked for; nothing keeps everything.
-pub(super) struct Choice<'a> {
-    pub(super) resource: &'a [(String, String)],
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct Choice {
+    /// Keep only processes whose resource has this, such as service.name=shop
+    #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = pair)]
+    pub(super) resource: Vec<(String, String)>,
+    /// Keep only samples of this trace: 32 hexadecimal digits
+    #[arg(long, value_name = "ID", value_parser = trace)]
     pub(super) trace: Option<TraceId>,
 }
 
-impl Choice<'_> {
+impl Choice {
     /// Drops the other samples. Only now, because a process may have told its resource late.
     pub(super) fn keep(&self, recording: &mut Recording) {
         if self.resource.is_empty() && self.trace.is_none() {
@@ -68,16 +73,8 @@ impl Choice<'_> {
     }
 }
 
-/// The id of a process.
-pub(super) fn pid(text: &str) -> Result<i32, String> {
-    match text.trim().parse() {
-        Ok(pid) if pid > 0 => Ok(pid),
-        _ => Err("the id of a process is a number from 1 on".to_owned()),
-    }
-}
-
 /// `KEY=VALUE`
-pub(super) fn pair(text: &str) -> Result<(String, String), String> {
+fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("a resource attribute and its value, such as service.name=shop".to_owned()),
@@ -104,7 +101,7 @@ pub(super) fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
 }
 
 /// A trace id in hexadecimal digits, of either case.
-pub(super) fn trace(text: &str) -> Result<TraceId, String> {
+fn trace(text: &str) -> Result<TraceId, String> {
     const DIGITS: usize = 32;
     let lower = text.to_ascii_lowercase();
     match lower.parse::<TraceId>() {

@@ -7,6 +7,7 @@ use otelctx_profile::report::{Cost, FunctionCost, Report, Trace};
 use serde::Serialize;
 
 use crate::Status;
+use crate::command::choice::NONE;
 use crate::error::Error;
 use crate::output::json;
 use crate::output::table::{Align, Table};
@@ -23,7 +24,7 @@ pub(crate) struct Arguments {
     /// A file that `otelctx record` has written, or another OTLP profile; - for standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The attribute to add up by
+    /// The attribute to add up by; `none` for none
     #[arg(long, value_name = "ATTRIBUTE", default_value = "http.route")]
     by: String,
     /// How many rows each table has at most; 0 for all
@@ -75,9 +76,11 @@ fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String
         Table::new([number("CPU"), number("SHARE"), (head, Align::Left)])
             .render(rows.iter().take(most).map(row), terminal)
     };
-    let rows = &report.by_attribute;
-    let head = escape(&format!("By {}", arguments.by));
-    section(&head, rows.len(), named("VALUE", rows));
+    if arguments.by != NONE {
+        let rows = &report.by_attribute;
+        let head = escape(&format!("By {}", arguments.by));
+        section(&head, rows.len(), named("VALUE", rows));
+    }
     let rows = &report.by_trace;
     if !rows.is_empty() {
         let row = |(trace, cost): &(Trace, Cost)| {

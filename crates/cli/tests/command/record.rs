@@ -123,6 +123,43 @@ fn samples_can_be_chosen_by_resource_and_trace() {
 }
 
 #[test]
+fn an_attribute_that_no_sample_has_is_said_and_none_can_be_asked_for() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("record-lacking");
+    let path = scratch.path("a.folded");
+    let file = scratch.path("a.otlp");
+    given_time(|seconds| {
+        let by = |name| {
+            let all = ["-d", seconds, "-o", &path, "-o", &file, "--by", name];
+            let answer = recorded(&target, &all);
+            (answer.stderr, fs::read_to_string(&path).unwrap())
+        };
+        let (said, folded) = by("tenant");
+        if !said.contains("no sample has the attribute tenant") {
+            return Err(said);
+        }
+        assert!(
+            said.contains("of those that were taken: http.route\n"),
+            "{said}"
+        );
+        assert!(
+            folded.lines().all(|line| line.starts_with("(none);")),
+            "{folded}"
+        );
+        let answer = otelctx(&["report", &file, "--by", "none"]).expect(0);
+        assert!(answer.stdout.contains("By trace"), "{answer:?}");
+        assert!(!answer.stdout.contains("By none"), "{answer:?}");
+        let (said, folded) = by("none");
+        assert!(!said.contains("no sample has the attribute"), "{said}");
+        assert!(
+            !folded.contains("(none)") && !folded.contains("/cart"),
+            "{folded}"
+        );
+        Ok(())
+    });
+}
+
+#[test]
 fn a_command_is_recorded_from_its_first_instruction_to_its_end() {
     let scratch = Scratch::new("record-command");
     let path = scratch.path("a.otlp");
@@ -156,7 +193,7 @@ fn what_cannot_be_recorded_or_written_is_said_at_once() {
     };
     let own = std::process::id().to_string();
     refused(&["-o", &good], "required arguments were not provided");
-    refused(&["-o", &good, "-p", "0"], "a number from 1 on");
+    refused(&["-o", &good, "-p", "0"], "from 1 to 2147483647");
     refused(&["-o", &good, "-p", "2147483647"], "does not exist");
     // kthreadd
     refused(&["-o", &good, "-p", "2"], "kernel");

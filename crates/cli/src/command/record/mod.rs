@@ -21,7 +21,7 @@ use otelctx_symbolize::Symbols;
 
 use crate::command::child::{self, Waiting};
 use crate::command::choice::{self, Choice};
-use crate::command::seconds;
+use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::terminal::{self, escape};
 use crate::output::words::{count, grouped};
@@ -40,7 +40,7 @@ use session::{Plan, Session};
 #[command(group(clap::ArgGroup::new("targets").required(true).args(["pid", "all", "command"])))]
 pub(crate) struct Arguments {
     /// The processes to sample, and those that they start
-    #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = choice::pid)]
+    #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
     /// Sample every process on this machine
     #[arg(short, long)]
@@ -71,12 +71,8 @@ pub(crate) struct Arguments {
     /// http.route, if any sample has it
     #[arg(long, value_name = "ATTRIBUTE")]
     by: Option<String>,
-    /// Keep only processes whose resource has this, such as service.name=shop
-    #[arg(long, value_name = "KEY=VALUE", value_parser = choice::pair)]
-    filter: Vec<(String, String)>,
-    /// Keep only samples of this trace: 32 hexadecimal digits
-    #[arg(long, value_name = "ID", value_parser = choice::trace)]
-    trace: Option<otelctx_reader::format::TraceId>,
+    #[command(flatten)]
+    choice: Choice,
     /// What to put before the names of context attributes in OTLP
     #[arg(long, value_name = "PREFIX", default_value = "")]
     attribute_prefix: String,
@@ -107,11 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     interrupt::catch().map_err(Error::Interrupt)?;
     let (mut recorded, child) = record(arguments, targets)?;
     let before = Before::of(&recorded, arguments);
-    Choice {
-        resource: &arguments.filter,
-        trace: arguments.trace,
-    }
-    .keep(&mut recorded);
+    arguments.choice.keep(&mut recorded);
     let summary = summary(&recorded);
     let wanting = before.wanting(recorded.samples.len(), arguments);
     let mut symbols = arguments
@@ -148,7 +140,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         .map(|file| format!("  {}: {}\n", escape(&file.path), escape(&file.open)));
     let text = summary + &files.collect::<String>() + &sent;
     let told = terminal::print(&text).map_err(Error::Output);
-    if let Some(wanting) = wanting {
+    let lacking = nothing::lacking(arguments.by.as_deref(), profile.catalog());
+    for wanting in wanting.into_iter().chain(lacking) {
         terminal::complain(&wanting.what, Some(&wanting.mend));
     }
     for error in &failed {

@@ -1,16 +1,17 @@
-//! Why a recording holds nothing, or no trace.
+//! Why a recording holds nothing, no trace, or not the attribute that was asked for.
 
 use std::collections::BTreeSet;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::Counts;
+use otelctx_profile::sample::{Catalog, Counts};
 
 use super::Arguments;
+use crate::command::choice::NONE;
 use crate::output::attributes::{self, string};
 use crate::output::words::{argument, count, own_name};
 
-/// The most services that are named.
-const MOST_SERVICES: usize = 5;
+/// The most services, values or attributes that are named.
+const MOST_NAMED: usize = 5;
 
 /// What is wanting in a recording.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ impl Before {
         for (_, facts) in recording.catalog.processes() {
             let service = string(&facts.resource, "service.name");
             services.extend(service.map(str::to_owned));
-            let asked = arguments.filter.first();
+            let asked = arguments.choice.resource.first();
             let found = facts
                 .resource
                 .iter()
@@ -89,20 +90,7 @@ impl Before {
 
     fn chosen(&self, arguments: &Arguments) -> Wanting {
         let all = count(self.samples, "sample", "samples");
-        let list = |names: &BTreeSet<String>| {
-            let some: Vec<String> = names
-                .iter()
-                .take(MOST_SERVICES)
-                .map(|it| argument(it))
-                .collect();
-            let more = if names.len() > MOST_SERVICES {
-                ", …"
-            } else {
-                ""
-            };
-            format!("{}{more}", some.join(", "))
-        };
-        match (&arguments.filter[..], arguments.trace) {
+        match (&arguments.choice.resource[..], arguments.choice.trace) {
             ([(key, _), ..], _) if self.values.is_empty() => Wanting {
                 what: format!("none of {all} was kept: no process that was sampled has a {key}"),
                 mend: format!("services that were sampled: {}", list(&self.services)),
@@ -129,4 +117,32 @@ impl Before {
             },
         }
     }
+}
+
+/// That no context has the attribute which was asked for by `--by`.
+pub(super) fn lacking(asked: Option<&str>, catalog: &Catalog) -> Option<Wanting> {
+    let asked = asked.filter(|name| *name != NONE)?;
+    let contexts = catalog.contexts();
+    let keys = contexts.flat_map(|(_, context)| context.attributes.iter().map(|(key, _)| key));
+    let keys: BTreeSet<String> = keys.cloned().collect();
+    let lacks = !keys.is_empty() && !keys.contains(asked);
+    lacks.then(|| Wanting {
+        what: format!("no sample has the attribute {}", argument(asked)),
+        mend: format!("attributes of those that were taken: {}", list(&keys)),
+    })
+}
+
+/// The first of some names.
+fn list(names: &BTreeSet<String>) -> String {
+    let some: Vec<String> = names
+        .iter()
+        .take(MOST_NAMED)
+        .map(|it| argument(it))
+        .collect();
+    let more = if names.len() > MOST_NAMED {
+        ", …"
+    } else {
+        ""
+    };
+    format!("{}{more}", some.join(", "))
 }

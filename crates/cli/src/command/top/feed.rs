@@ -23,7 +23,7 @@ const UNKNOWN_SERVICE: &str = "unknown_service";
 /// What the samples go through.
 pub(super) struct Feed<'c> {
     sampler: Sampler,
-    choice: Choice<'c>,
+    choice: &'c Choice,
     pub(super) catalog: Catalog,
     /// What comes while a picture is held goes here: the other one has the picture's stacks.
     aside: Option<Catalog>,
@@ -46,7 +46,7 @@ struct Known {
 
 impl<'c> Feed<'c> {
     /// Of a window of `length` nanoseconds.
-    pub(super) fn new(sampler: Sampler, choice: Choice<'c>, length: u64) -> Self {
+    pub(super) fn new(sampler: Sampler, choice: &'c Choice, length: u64) -> Self {
         Self {
             sampler,
             choice,
@@ -253,11 +253,8 @@ mod tests {
         let sampler = Sampler::start(&options);
         child.kill().unwrap();
         child.wait().unwrap();
-        let choice = Choice {
-            resource: &[],
-            trace: None,
-        };
-        let mut feed = Feed::new(sampler.unwrap(), choice, 0);
+        let choice = Choice::default();
+        let mut feed = Feed::new(sampler.unwrap(), &choice, 0);
         feed.catalog.stack(&[1]);
         let before = feed.catalog.stack_count();
         let fill = |catalog: &mut Catalog, most| {

@@ -21,7 +21,7 @@ use otelctx_sampler::{Method, Sampler, Targets};
 
 use crate::command::child::{self, Waiting};
 use crate::command::choice::{self, Choice, NONE};
-use crate::command::seconds;
+use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::terminal;
 use crate::{Status, interrupt};
@@ -39,7 +39,7 @@ use window::Window;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// The processes to look at, and those that they start; by default all
-    #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = choice::pid)]
+    #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
     /// Look at every process on this machine: the default
     #[arg(short, long, conflicts_with = "pid")]
@@ -55,12 +55,8 @@ pub(crate) struct Arguments {
     /// first that a sample has
     #[arg(long, value_name = "ATTRIBUTE")]
     by: Option<String>,
-    /// Only processes whose resource has this, such as service.name=shop
-    #[arg(long, value_name = "KEY=VALUE", value_parser = choice::pair)]
-    filter: Vec<(String, String)>,
-    /// Only samples of this trace: 32 hexadecimal digits
-    #[arg(long, value_name = "ID", value_parser = choice::trace)]
-    trace: Option<otelctx_reader::format::TraceId>,
+    #[command(flatten)]
+    choice: Choice,
     /// Looks a second at each processor
     #[arg(short = 'F', long, value_name = "HZ", default_value = "99",
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
@@ -191,12 +187,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         (None, true) => WINDOW.max(plan.interval),
         (None, false) => Duration::ZERO,
     };
-    let choice = Choice {
-        resource: &arguments.filter,
-        trace: arguments.trace,
-    };
     let length = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
-    let mut feed = Feed::new(sampler, choice, length);
+    let mut feed = Feed::new(sampler, &arguments.choice, length);
     let done = if live {
         live::run(&mut feed, &plan)
     } else {
