@@ -157,13 +157,14 @@ const COMMAND_TESTS: &str = "/tests/cli-command";
 const SKIPPED: &str = "--skip build_id --skip files_without_the_variable";
 
 /// Those of the programs that depend on the kernel most, with a filter.
-const SHORT: [(&str, &str, &str); 7] = [
+const SHORT: [(&str, &str, &str); 8] = [
     ("otelctx", "process_context", "memfd"),
     ("remote", "process", ""),
     ("remote", "stop", ""),
     ("reader", "threads", ""),
     ("sampler", "right_trace", "every_sample_has"),
     ("sampler", "snapshot", "every_thread"),
+    ("sampler", "stacks", ""),
     ("cli", "command", "names::"),
 ];
 

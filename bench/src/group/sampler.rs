@@ -6,6 +6,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use otelctx_fixtures::sampled::Sampled;
 use otelctx_fixtures::spans::{SpanLog, Verdict};
 use otelctx_fixtures::{Compiler, Target};
 use otelctx_sampler::sample::{Catalog, Found};
@@ -47,14 +48,7 @@ pub(crate) fn run(report: &mut Report) {
 
 /// A program whose threads keep every processor busy.
 fn spin(arguments: &[&str]) -> Result<Target, String> {
-    let flags = [
-        "-rdynamic",
-        "-fno-omit-frame-pointer",
-        "-fno-optimize-sibling-calls",
-    ];
-    let sources = ["spin.c", "variable.c", "publish.c"];
-    let program = Compiler::gcc().program(&sources, &flags);
-    let program = program.ok_or("there is no gcc")?;
+    let program = Sampled::own().stacks().ok_or("there is no gcc")?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = format!("threads={threads}");
     Ok(Target::spawn(

@@ -8,6 +8,7 @@
 #ifndef SAMPLE_H
 #define SAMPLE_H
 
+#include "stack.h"
 #include "variable.h"
 
 /* Set before the program is loaded. */
@@ -20,9 +21,6 @@ volatile const __u32 record_room = 640; /* the same or RECORD_FIRST, a multiple 
 volatile const __u64 namespace_device = 0;
 volatile const __u64 namespace_inode = 0;
 
-/* The kernel's default for kernel.perf_event_max_stack. */
-#define MAX_FRAMES 127
-#define STACK_SIZE (MAX_FRAMES * 8)
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, 16384);
@@ -171,7 +169,11 @@ static __always_inline __u32 add_stack(void *context, struct event_head *head, _
                                        __u64 flags)
 {
     struct part_head *part = part_at(head, at);
-    long size = bpf_get_stack(context, part + 1, STACK_SIZE, flags);
+    long size = 0;
+    if (kind == PART_USER_STACK && (head->flags & EVENT_USER_MODE))
+        size = walked_stack(part + 1);
+    if (size == 0)
+        size = bpf_get_stack(context, part + 1, STACK_SIZE, flags);
     if (size <= 0) {
         if (kind == PART_USER_STACK)
             head->flags |= EVENT_NO_USER_STACK;

@@ -52,8 +52,13 @@ int sample(void *context)
     const struct target *target = bpf_map_lookup_elem(&targets, &pid);
     if (!target && !whole_machine)
         return 0;
-    take(context, &sample_scratch, &sample_steps, task, target, pid, tid, EVENT_ON_CPU,
-         user_mode(context) ? EVENT_USER_MODE : 0);
+    __u8 flags = user_mode(context) ? EVENT_USER_MODE : 0;
+    /* Else the compiler asks for the mode again each time, and Linux 5.10 does not see that it is the
+     * same. */
+    HIDE(flags);
+    if (user_stacks && flags)
+        walk_stack(context);
+    take(context, &sample_scratch, &sample_steps, task, target, pid, tid, EVENT_ON_CPU, flags);
     return 0;
 }
 

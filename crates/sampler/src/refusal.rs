@@ -6,6 +6,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use aya::programs::ProgramError;
+
 /// Where the kernel's types are described.
 const TYPE_INFORMATION: &str = "/sys/kernel/btf/vmlinux";
 /// The oldest kernel that takes the sampler's program: it has the ring buffer and `CAP_BPF` (5.8),
@@ -57,7 +59,9 @@ impl Refusal {
     /// From what loading or attaching came to.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
         let release = release();
-        let mut cause = Some(error);
+        // The verifier refuses with "permission denied", too.
+        let verifier = verifier(error);
+        let mut cause = verifier.is_none().then_some(error);
         while let Some(error) = cause {
             let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
             if kind == Some(io::ErrorKind::PermissionDenied) {
@@ -78,7 +82,7 @@ impl Refusal {
         if !Path::new(TYPE_INFORMATION).exists() {
             return Self::NoTypeInformation;
         }
-        Self::other(chain(error))
+        Self::other(verifier.unwrap_or_else(|| chain(error)))
     }
 
     pub(crate) fn other(why: String) -> Self {
@@ -135,6 +139,22 @@ fn locked_memory_is_limited() -> bool {
     // SAFETY: the structure lives through the call.
     let told = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     told == 0 && limit.rlim_cur != libc::RLIM_INFINITY
+}
+
+/// Why the kernel's verifier does not take a program, if it was that which did not.
+fn verifier(error: &(dyn Error + 'static)) -> Option<String> {
+    let Some(ProgramError::LoadError { verifier_log, .. }) = error.downcast_ref() else {
+        return None;
+    };
+    let log = verifier_log.to_string();
+    last_words(&log).map(|reason| format!("its verifier says: {reason}"))
+}
+
+/// The last line of a verifier's log before its statistics; `None` if it said nothing.
+fn last_words(log: &str) -> Option<&str> {
+    let statistics = ["processed ", "verification time ", "stack depth "];
+    let mut lines = log.lines().rev().map(str::trim);
+    lines.find(|line| !line.is_empty() && !statistics.iter().any(|it| line.starts_with(it)))
 }
 
 /// An error and its causes in one line; the verifier's log, of many lines, is left out.
@@ -232,6 +252,18 @@ mod tests {
         );
         assert_eq!(refused.clone().needing((5, 10)), refused);
         assert_eq!(Refusal::NotPermitted.needing((9, 0)), Refusal::NotPermitted);
+    }
+
+    #[test]
+    fn of_what_the_verifier_says_the_reason_is_told() {
+        let log = "592: (85) call bpf_get_stack#67\n\
+                   R2 min value is outside of the allowed memory range\n\
+                   verification time 9744202 usec\n\
+                   stack depth 144\n\
+                   processed 18031 insns (limit 1000000) peak_states 479 mark_read 83\n\n";
+        let reason = "R2 min value is outside of the allowed memory range";
+        assert_eq!(last_words(log), Some(reason));
+        assert_eq!(last_words(""), None);
     }
 
     #[test]

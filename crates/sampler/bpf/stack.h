@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* The stack of a thread that was interrupted in the process, by its frame pointers.
+ *
+ * bpf_get_stack reads each frame by itself, through a buffer of the kernel's, and clears what it
+ * does not fill: three times the cost. Whatever this does not know how to walk is left to it.
+ */
+#ifndef STACK_H
+#define STACK_H
+
+#include <linux/bpf.h>
+
+#include <bpf/bpf_helpers.h>
+
+#include "variable.h"
+
+/* The kernel's default for kernel.perf_event_max_stack. */
+#define MAX_FRAMES 127
+#define STACK_SIZE (MAX_FRAMES * 8)
+
+#if defined(__TARGET_ARCH_x86)
+/* Of the stack this much is read at once, at most: a power of two, and no more than a page, which is
+ * there as a whole or not at all. */
+#define CHUNK 1024ULL
+
+/* A frame as compilers lay it out: System V ABI for x86-64, 3.2.2. */
+struct frame {
+    __u64 next; /* the caller's frame pointer */
+    __u64 address;
+};
+
+/* Part of the stack. What is known of it is kept here, too: of values in registers the verifier would
+ * follow each that they can have, and take seconds for it. */
+struct chunk {
+    __u64 start; /* its address */
+    __u64 end;   /* frames that begin below this are in it as a whole, from its start */
+    __u8 bytes[CHUNK + sizeof(struct frame)];
+};
+
+struct stack {
+    __u64 size; /* of the addresses that were found, bytes; 0 if it is for bpf_get_stack */
+    __u64 addresses[MAX_FRAMES];
+    struct chunk chunk;
+};
+
+/* Only programs of clock events come here, and none interrupts another. */
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct stack);
+} stacks SEC(".maps");
+
+/* Registers, by their place among those of the context (arch/x86/include/uapi/asm/ptrace.h). */
+#define REGISTER_BP 4
+#define REGISTER_IP 16
+#define REGISTER_CS 17
+/* The segment of 64-bit code (arch/x86/include/asm/segment.h): other code has other frames. */
+#define USER_CS 0x33
+
+/* Walks it. Each branch in the loop takes the verifier some milliseconds, and so does each way that
+ * a program can have come here: it begins with this. */
+static __always_inline void walk_stack(void *context)
+{
+    const __u64 *registers = context;
+    /* Else the compiler keeps an address within it, which the verifier wants nobody to have. */
+    HIDE(registers);
+    __u32 zero = 0;
+    struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
+    if (!stack)
+        return;
+    stack->size = 0;
+    if (registers[REGISTER_CS] != USER_CS)
+        return;
+    struct chunk *chunk = &stack->chunk;
+    __u64 frame = registers[REGISTER_BP];
+    __u32 count = 1;
+    chunk->end = 0;
+    stack->addresses[0] = registers[REGISTER_IP];
+    for (; count < MAX_FRAMES; count++) {
+        /* Not 0, which the first frame has before it, a multiple of 8, and the process's. */
+        if (((frame - 1) & (1ULL << 63 | 7)) != 7)
+            break;
+        __u64 at = frame - chunk->start;
+        if (at >= chunk->end) {
+            __u64 size = CHUNK - (frame & (CHUNK - 1));
+            /* 8 bytes are half a frame: the rest is on the next page, perhaps. */
+            size += (size - 9) >> 63 << 3;
+            if (bpf_probe_read_user(chunk->bytes, size, (void *)frame))
+                break;
+            chunk->start = frame;
+            chunk->end = size - 8;
+            at = 0;
+        }
+        const struct frame *found = (void *)(chunk->bytes + (at & (CHUNK - 1)));
+        stack->addresses[count] = found->address;
+        frame = found->next;
+    }
+    stack->size = count * sizeof stack->addresses[0];
+}
+
+/* Copies the stack that was walked; returns its size in bytes. */
+static __always_inline long walked_stack(void *to)
+{
+    __u32 zero = 0;
+    const struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
+    if (!stack)
+        return 0;
+    __u64 size = stack->size;
+    HIDE(size);
+    if (size > STACK_SIZE || bpf_probe_read_kernel(to, size, stack->addresses))
+        return 0;
+    return size;
+}
+#else
+static __always_inline void walk_stack(void *context __attribute__((unused)))
+{
+}
+
+static __always_inline long walked_stack(void *to __attribute__((unused)))
+{
+    return 0;
+}
+#endif
+
+#endif
