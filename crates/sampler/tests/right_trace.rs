@@ -108,7 +108,12 @@ fn hold(way: &SpanProgram, index: usize, without_ebpf: bool) {
     assert!(right > enough / 5, "{}: {right} right samples", way.name);
     // ptrace stops a thread anywhere, and loses ticks when it is late.
     if !without_ebpf {
-        assert_eq!(counts.lost, 0, "{}", way.name);
+        // The ring holds what comes within a second, and an emulated machine may stand still for longer.
+        assert!(
+            counts.lost == 0 || is_emulated(),
+            "{}: {counts:?}",
+            way.name
+        );
         // An emulated processor spends a larger part of 10 µs on rewriting a record.
         let rewriting = samples
             .iter()
