@@ -118,13 +118,13 @@ impl fmt::Display for Kernel {
 
 const MACHINE: Machine = Machine {
     emulator: "qemu-system-x86_64",
-    // Hardware help is not to be had everywhere, and hangs in some nested machines. With a second
-    // processor QEMU 7.2 now and then loses flags in cmpxchg16b, and the kernel its way.
+    // Hardware help is not to be had everywhere, and hangs in some nested machines. QEMU 7.2 now and
+    // then loses the flags of cmpxchg16b, and the kernel its way: this processor has none, and only one.
     arguments: &[
         "-accel",
         "tcg",
         "-cpu",
-        "max,la57=off",
+        "max,la57=off,cx16=off",
         "-smp",
         "1",
         "-m",
