@@ -171,7 +171,10 @@ fn answer<'r>(report: &'r Report, by: &'r str) -> Answer<'r> {
         with_trace: report.with_trace.samples,
         duration_ns: report.duration,
         by,
-        by_attribute: report.by_attribute.iter().map(row).collect(),
+        by_attribute: match by {
+            NONE => Vec::new(),
+            _ => report.by_attribute.iter().map(row).collect(),
+        },
         by_trace: report
             .by_trace
             .iter()

@@ -105,7 +105,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let before = Before::of(&recorded, arguments);
     arguments.choice.keep(&mut recorded);
     let summary = summary(&recorded);
-    let wanting = before.wanting(recorded.samples.len(), arguments);
+    let wanting = before
+        .wanting(recorded.samples.len(), arguments)
+        .or_else(|| nothing::lacking(arguments.by.as_deref(), &recorded));
     let mut symbols = arguments
         .debug_dir
         .iter()
@@ -140,8 +142,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         .map(|file| format!("  {}: {}\n", escape(&file.path), escape(&file.open)));
     let text = summary + &files.collect::<String>() + &sent;
     let told = terminal::print(&text).map_err(Error::Output);
-    let lacking = nothing::lacking(arguments.by.as_deref(), profile.catalog());
-    for wanting in wanting.into_iter().chain(lacking) {
+    if let Some(wanting) = wanting {
         terminal::complain(&wanting.what, Some(&wanting.mend));
     }
     for error in &failed {

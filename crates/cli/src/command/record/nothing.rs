@@ -1,9 +1,9 @@
 //! Why a recording holds nothing, no trace, or not the attribute that was asked for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Catalog, Counts};
+use otelctx_profile::sample::{ContextId, Counts, Found};
 
 use super::Arguments;
 use crate::command::choice::NONE;
@@ -119,16 +119,24 @@ impl Before {
     }
 }
 
-/// That no context has the attribute which was asked for by `--by`.
-pub(super) fn lacking(asked: Option<&str>, catalog: &Catalog) -> Option<Wanting> {
+/// That of the contexts which were recorded none has the attribute that was asked for by `--by`.
+pub(super) fn lacking(asked: Option<&str>, recording: &Recording) -> Option<Wanting> {
     let asked = asked.filter(|name| *name != NONE)?;
-    let contexts = catalog.contexts();
-    let keys = contexts.flat_map(|(_, context)| context.attributes.iter().map(|(key, _)| key));
+    let mut contexts = HashSet::new();
+    contexts.extend(recording.samples.iter().filter_map(|it| match it.found {
+        Found::Attached(context) => Some(context),
+        _ => None,
+    }));
+    let attributes = |id: &ContextId| &recording.catalog.context_facts(*id).attributes;
+    let keys = contexts.iter().flat_map(attributes).map(|(key, _)| key);
     let keys: BTreeSet<String> = keys.cloned().collect();
-    let lacks = !keys.is_empty() && !keys.contains(asked);
+    let lacks = !contexts.is_empty() && !keys.contains(asked);
     lacks.then(|| Wanting {
         what: format!("no sample has the attribute {}", argument(asked)),
-        mend: format!("attributes of those that were taken: {}", list(&keys)),
+        mend: match keys.is_empty() {
+            true => "none has any attribute: record without --by".to_owned(),
+            false => format!("attributes of those that were taken: {}", list(&keys)),
+        },
     })
 }
 
