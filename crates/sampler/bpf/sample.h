@@ -51,18 +51,6 @@ static __always_inline void count_lost(__u32 which)
         *counter += 1;
 }
 
-/* What the kernel has of Linux 5.11 on: its own structures, loaded from without a call. */
-enum bpf_func_id___task { BPF_FUNC_get_current_task_btf___task = 158 };
-#define CAN_LOAD \
-    bpf_core_enum_value_exists(enum bpf_func_id___task, BPF_FUNC_get_current_task_btf___task)
-
-/* The running thread, and a member of its structure. */
-static __always_inline struct task_struct *current_task(void)
-{
-    return CAN_LOAD ? bpf_get_current_task_btf() : (struct task_struct *)bpf_get_current_task();
-}
-#define OF_TASK(task, member) (CAN_LOAD ? (task)->member : BPF_CORE_READ(task, member))
-
 /* Process and thread id of the running thread as the recorder sees them; false for a process that
  * it can't see. */
 static __always_inline int ids(struct task_struct *task, __u32 *pid, __u32 *tid)

@@ -57,7 +57,7 @@ int sample(void *context)
      * same. */
     HIDE(flags);
     if (user_stacks && flags)
-        walk_stack(context);
+        walk_stack(context, task);
     take(context, &sample_scratch, &sample_steps, task, target, pid, tid, EVENT_ON_CPU, flags);
     return 0;
 }

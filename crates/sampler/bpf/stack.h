@@ -2,7 +2,7 @@
 /* The stack of a thread that was interrupted in the process, by its frame pointers.
  *
  * bpf_get_stack reads each frame by itself, through a buffer of the kernel's, and clears what it
- * does not fill: three times the cost. Whatever this does not know how to walk is left to it.
+ * does not fill: most often twice the cost. Whatever this does not know how to walk is left to it.
  */
 #ifndef STACK_H
 #define STACK_H
@@ -11,7 +11,7 @@
 
 #include <bpf/bpf_helpers.h>
 
-#include "variable.h"
+#include "task.h"
 
 /* The kernel's default for kernel.perf_event_max_stack. */
 #define MAX_FRAMES 127
@@ -59,7 +59,7 @@ struct {
 
 /* Walks it. Each branch in the loop takes the verifier some milliseconds, and so does each way that
  * a program can have come here: it begins with this. */
-static __always_inline void walk_stack(void *context)
+static __always_inline void walk_stack(void *context, struct task_struct *task)
 {
     const __u64 *registers = context;
     /* Else the compiler keeps an address within it, which the verifier wants nobody to have. */
@@ -70,6 +70,9 @@ static __always_inline void walk_stack(void *context)
         return;
     stack->size = 0;
     if (registers[REGISTER_CS] != USER_CS)
+        return;
+    /* A return probe puts another address in the place of one, and the kernel knows which. */
+    if (bpf_core_field_exists(task->utask) && OF_TASK(task, utask))
         return;
     struct chunk *chunk = &stack->chunk;
     __u64 frame = registers[REGISTER_BP];
@@ -112,7 +115,8 @@ static __always_inline long walked_stack(void *to)
     return size;
 }
 #else
-static __always_inline void walk_stack(void *context __attribute__((unused)))
+static __always_inline void walk_stack(void *context __attribute__((unused)),
+                                       struct task_struct *task __attribute__((unused)))
 {
 }
 

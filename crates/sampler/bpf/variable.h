@@ -43,11 +43,13 @@ typedef struct {
 struct signal_struct {
     atomic_t live;
 };
+struct uprobe_task;
 struct task_struct {
     unsigned int flags;
     int pid;
     int tgid;
     struct signal_struct *signal;
+    struct uprobe_task *utask;
     struct thread_struct thread;
     char comm[16];
 };

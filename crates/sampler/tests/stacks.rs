@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::sampled::Sampled;
-use otelctx_sampler::sample::{Catalog, Sample};
+use otelctx_sampler::sample::{Catalog, Counts, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Whatever is to happen has happened by then, on the slowest machine.
@@ -19,6 +19,34 @@ const MOST: usize = 127;
 const FUNCTION: u64 = 256;
 /// Frames of 24 bytes.
 const ODD: u32 = 24;
+
+/// Samples a program until so many of its other threads' stacks were looked at. `None`, with a line,
+/// where the kernel does not let us use eBPF.
+fn look(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Counts> {
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.frequency = 499;
+    let mut sampler = Sampler::start(&options).unwrap();
+    Feature::Ebpf.or_skip(match sampler.method() {
+        Method::Ptrace(why) => Err(why),
+        _ => Ok(()),
+    })?;
+    let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
+    let begin = Instant::now();
+    let mut looked_at = 0;
+    while looked_at < 20 {
+        assert!(begin.elapsed() < PATIENCE, "{what}: {looked_at}");
+        std::thread::sleep(INTERVAL);
+        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+        for sample in samples.drain(..) {
+            // The first one only waits for its input.
+            if catalog.thread_facts(sample.thread).tid != target.pid() {
+                at(catalog.addresses(sample.user_stack));
+                looked_at += 1;
+            }
+        }
+    }
+    Some(sampler.stop(&mut catalog, &mut |_| {}))
+}
 
 #[test]
 fn every_frame_is_there_however_far_it_is_from_the_next() {
@@ -52,41 +80,40 @@ fn every_frame_is_there_however_far_it_is_from_the_next() {
             let range = function..function + FUNCTION;
             range.contains(&address)
         };
-        let mut options = Options::new(Targets::Processes(vec![target.pid()]));
-        options.frequency = 499;
-        let mut sampler = Sampler::start(&options).unwrap();
-        let by = match sampler.method() {
-            Method::Ptrace(why) => Err(why),
-            _ => Ok(()),
-        };
-        if Feature::Ebpf.or_skip(by).is_none() {
+        let counts = look(&target, &what, |stack| {
+            let calls = stack.iter().take_while(|it| is_in(**it, places[0])).count();
+            assert_eq!(calls, depth.min(MOST), "{what}: {stack:x?}");
+            if depth < MOST {
+                assert!(is_in(stack[depth], places[1]), "{what}: {stack:x?}");
+            }
+        });
+        let Some(counts) = counts else { return };
+        // Behind the others may be whatever the C library has in the register.
+        if depth >= MOST {
+            assert!(counts.truncated_stacks > 0, "{what}: {counts:?}");
+        }
+        assert_eq!(counts.missing_stacks, 0, "{what}: {counts:?}");
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_stack_ends_where_its_frames_lead_nowhere() {
+    let Some(program) = Sampled::own().stacks() else {
+        return;
+    };
+    for last in 0..5 {
+        let what = format!("edges={last}");
+        let target = Target::spawn(Command::new(&program).arg(&what));
+        let mut expected = vec![1, 2, 3];
+        if last == 1 {
+            expected.resize(MOST - 1, 3);
+        }
+        let looked = look(&target, &what, |stack| {
+            assert_eq!(stack[1..], expected, "{what}");
+        });
+        if looked.is_none() {
             return;
         }
-        let mut catalog = Catalog::new();
-        let begin = Instant::now();
-        let mut looked_at = 0;
-        while looked_at < 20 {
-            assert!(begin.elapsed() < PATIENCE, "{what}: {looked_at}");
-            std::thread::sleep(INTERVAL);
-            let mut samples: Vec<Sample> = Vec::new();
-            sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
-            for sample in samples {
-                let stack = catalog.addresses(sample.user_stack);
-                // The thread that waits for input, and one that is still on its way down.
-                if !stack.first().is_some_and(|first| is_in(*first, places[0])) {
-                    continue;
-                }
-                let calls = stack.iter().take_while(|it| is_in(**it, places[0])).count();
-                assert_eq!(calls, depth.min(MOST), "{what}: {stack:x?}");
-                if depth < MOST {
-                    assert!(is_in(stack[depth], places[1]), "{what}: {stack:x?}");
-                }
-                looked_at += 1;
-            }
-        }
-        let counts = sampler.stop(&mut catalog, &mut |_| {});
-        let truncated = counts.truncated_stacks > 0;
-        assert_eq!(truncated, depth >= MOST, "{what}: {counts:?}");
-        assert_eq!(counts.missing_stacks, 0, "{what}: {counts:?}");
     }
 }
