@@ -38,8 +38,10 @@ fn look(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Count
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
         for sample in samples.drain(..) {
-            // The first one only waits for its input.
-            if catalog.thread_facts(sample.thread).tid != target.pid() {
+            // The first one only waits for its input. The stack of one that was in the kernel is
+            // walked by that, which minds no alignment.
+            let was_in_kernel = !catalog.addresses(sample.kernel_stack).is_empty();
+            if catalog.thread_facts(sample.thread).tid != target.pid() && !was_in_kernel {
                 at(catalog.addresses(sample.user_stack));
                 looked_at += 1;
             }
