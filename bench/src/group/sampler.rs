@@ -3,12 +3,13 @@
 mod cost;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use otelctx_fixtures::sampled::Sampled;
+use otelctx_fixtures::Target;
+use otelctx_fixtures::sampled::{BuiltSpans, Sampled, SpanProgram};
 use otelctx_fixtures::spans::{SpanLog, Verdict};
-use otelctx_fixtures::{Compiler, Target};
 use otelctx_sampler::sample::{Catalog, Found};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
@@ -223,53 +224,19 @@ pub(crate) fn right_traces(report: &mut Report) {
 }
 
 fn right(report: &mut Report) -> Result<(), String> {
-    let gcc = Compiler::gcc();
-    let missing = "there is no gcc";
-    let sources = ["spans.c", "publish.c"];
-    let own = ["spans.c", "variable.c", "publish.c"];
-    let flags = ["-DLINKED", "-rdynamic"];
-    let local = gcc.program(&own, &flags).ok_or(missing)?;
-    let loader = gcc.program::<&str>(&sources, &[]).ok_or(missing)?;
-    let musl = Compiler::musl_gcc();
     let (mut samples, mut wrong, mut with, mut of, mut edge) = (0, 0, 0, 0, 0);
-    let library = |compiler: &Compiler, flag: &str| {
-        let library = compiler.library(&["variable.c"], &[flag]);
-        library.map(|path| format!("lib={}", path.display()))
-    };
-    let no_surplus = "glibc.rtld.optional_static_tls=0";
-    let mut ways = vec![
-        ("local exec", local, None, ""),
-        (
-            "initial exec",
-            loader.clone(),
-            library(&gcc, "-ftls-model=initial-exec"),
-            "",
-        ),
-        (
-            "descriptor, dynamic",
-            loader.clone(),
-            library(&gcc, "-mtls-dialect=gnu2"),
-            no_surplus,
-        ),
-        (
-            "general dynamic",
-            loader,
-            library(&gcc, "-mtls-dialect=gnu"),
-            "",
-        ),
-    ];
-    if let (Some(loader), Some(library)) = (
-        musl.program::<&str>(&sources, &[]),
-        library(&musl, "-mtls-dialect=gnu"),
-    ) {
-        ways.push(("musl", loader, Some(library), ""));
+    let ways = Sampled::own().span_programs();
+    let ways = ways.iter().filter_map(|way| Some((way, way.build()?)));
+    let ways: Vec<_> = ways.collect();
+    if ways.is_empty() {
+        return Err("there is no gcc".into());
     }
     let log = std::env::temp_dir().join(format!("otelctx-bench-{}.log", std::process::id()));
     let each = RIGHT_SAMPLES.div_ceil(ways.len() as u64);
-    for (name, program, library, tunables) in ways {
+    for (way, built) in &ways {
         let mut left = each;
         while left > 0 {
-            let round = round(&program, library.as_deref(), tunables, &log)?;
+            let round = round(way, built, &log)?;
             left = left.saturating_sub(round.samples);
             samples += round.samples;
             wrong += round.wrong;
@@ -277,7 +244,10 @@ fn right(report: &mut Report) -> Result<(), String> {
             with += round.with;
             of += round.of;
         }
-        eprintln!("{name}: {samples} samples, {wrong} wrong, {edge} at an edge");
+        eprintln!(
+            "{}: {samples} samples, {wrong} wrong, {edge} at an edge",
+            way.name
+        );
     }
     let _ = fs::remove_file(&log);
     let work = format!("wrong of {samples} samples, {edge} at an edge");
@@ -303,18 +273,15 @@ struct Round {
     of: u64,
 }
 
-fn round(
-    program: &std::path::Path,
-    library: Option<&str>,
-    tunables: &str,
-    log: &std::path::Path,
-) -> Result<Round, String> {
-    let mut command = Command::new(program);
+fn round(way: &SpanProgram, built: &BuiltSpans, log: &Path) -> Result<Round, String> {
+    let mut command = Command::new(&built.program);
     command
         .arg(format!("log={}", log.display()))
         .arg("seconds=60")
-        .args(library)
-        .env("GLIBC_TUNABLES", tunables);
+        .envs(way.environment.iter().copied());
+    if let Some(library) = &built.library {
+        command.arg(format!("lib={}", library.display()));
+    }
     let target = Target::spawn(&mut command);
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = 19_999;

@@ -23,6 +23,18 @@ static __always_inline void tell(__u8 kind, __u32 pid, __u32 tid, __u64 detail)
         count_lost(COUNTER_PROCESSES);
 }
 
+/* The id of a new process as the recorder sees it; 0 for one that it can't see. */
+static __always_inline __u32 new_id(struct task_struct *child)
+{
+    if (!namespace_inode)
+        return BPF_CORE_READ(child, tgid);
+    /* It has one in each namespace that it is in, its own one's last. */
+    struct pid *ids = BPF_CORE_READ(child, thread_pid);
+    struct upid *id = (void *)ids + bpf_core_field_offset(struct pid, numbers) +
+                      BPF_CORE_READ(ids, level) * bpf_core_type_size(struct upid);
+    return BPF_CORE_READ(id, ns, ns.inum) == namespace_inode ? BPF_CORE_READ(id, nr) : 0;
+}
+
 /* struct task_struct *task, u64 clone_flags; in the context of the parent. */
 SEC("raw_tp/task_newtask")
 int task_newtask(struct bpf_raw_tracepoint_args *context)
@@ -30,13 +42,15 @@ int task_newtask(struct bpf_raw_tracepoint_args *context)
     /* From <linux/sched.h>. */
     const __u64 clone_thread = 0x00010000;
     __u32 parent, tid;
-    if (!with_children || namespace_inode || context->args[1] & clone_thread || !ids(current_task(), &parent, &tid))
+    if (!with_children || context->args[1] & clone_thread || !ids(current_task(), &parent, &tid))
         return 0;
     if (!bpf_map_lookup_elem(&targets, &parent))
         return 0;
     /* A child inherits no process context: what it is to be told of comes when it publishes. */
     static const struct target nothing = {};
-    __u32 child = BPF_CORE_READ((struct task_struct *)context->args[0], tgid);
+    __u32 child = new_id((struct task_struct *)context->args[0]);
+    if (!child)
+        return 0;
     bpf_map_update_elem(&targets, &child, &nothing, BPF_ANY);
     tell(EVENT_FORK, child, child, parent);
     return 0;

@@ -44,10 +44,25 @@ struct signal_struct {
     atomic_t live;
 };
 struct uprobe_task;
+struct ns_common {
+    unsigned int inum;
+};
+struct pid_namespace {
+    struct ns_common ns;
+};
+struct upid {
+    int nr;
+    struct pid_namespace *ns;
+};
+struct pid {
+    unsigned int level;
+    struct upid numbers[];
+};
 struct task_struct {
     unsigned int flags;
     int pid;
     int tgid;
+    struct pid *thread_pid;
     struct signal_struct *signal;
     struct uprobe_task *utask;
     struct thread_struct thread;

@@ -55,11 +55,16 @@ pub use sampler::{INTERVAL, Method, Sampler};
 /// Nanoseconds of `CLOCK_MONOTONIC`, which samples have their times from.
 #[must_use]
 pub fn monotonic() -> u64 {
+    nanoseconds(libc::CLOCK_MONOTONIC)
+}
+
+/// What a clock of every kernel says.
+pub(crate) fn nanoseconds(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: the structure lives through the call; the clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

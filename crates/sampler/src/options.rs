@@ -17,8 +17,9 @@ pub enum Targets {
 pub struct Options {
     /// Which processes.
     pub targets: Targets,
-    /// Whether processes started by a target are targets, too. Yes, but with eBPF only where the
-    /// recorder is in the machine's first PID namespace: elsewhere it does not learn their ids.
+    /// Whether processes started by a target are targets, too: those in the recorder's own PID
+    /// namespace. Yes. By ptrace they are found within a quarter of a second, and those that end
+    /// sooner are missed.
     pub children: bool,
     /// Looks a second at each processor. 99: not in step with what happens a hundred times a
     /// second.

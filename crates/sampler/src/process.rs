@@ -14,8 +14,8 @@ use reader::remote::tls::{self, AddressSpace};
 use reader::{ContextState, ProcessContext, ThreadSupport, Unreadable};
 
 use crate::ebpf::{MAX_PLACES, Place, Target, storage};
-use crate::monotonic;
 use crate::stat::Stat;
+use crate::{Error, monotonic};
 
 /// How long to wait before a process is looked at again: at first, and at most. A process that
 /// starts publishes soon or never.
@@ -36,6 +36,19 @@ const MOST_KEY_MAPS: usize = 4;
 const MOST_MAPPINGS: usize = 16 * 1024;
 /// Of a control group's file, in bytes.
 const LONGEST_GROUP: u64 = 16 * 1024;
+
+/// Whether a process can be looked at that was asked for.
+pub(crate) fn may_be_looked_at(process: &remote::Process) -> Result<(), Error> {
+    let pid = process.pid();
+    if process.status()?.kernel_thread {
+        return Err(Error::KernelThread { pid });
+    }
+    if Stat::of_process(pid).is_none_or(|stat| stat.is_zombie()) {
+        return Err(remote::Error::NoSuchProcess { pid }.into());
+    }
+    process.memory()?;
+    Ok(())
+}
 
 /// What a look at a process says of its threads' contexts.
 #[derive(Clone, Debug)]
@@ -192,6 +205,11 @@ impl Known {
             .is_some_and(|reader| reader.target().exists())
     }
 
+    /// Whether nothing of it runs any longer. It exists until its parent has waited for it.
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.exists() || Stat::of_process(self.pid).is_none_or(|stat| stat.is_zombie())
+    }
+
     /// Whether the same code is mapped as when it was looked at.
     pub(crate) fn is_as_looked_at(&self) -> bool {
         let unchanged = self.reader.as_ref().map(reader::Process::modules_unchanged);
@@ -334,7 +352,8 @@ impl Known {
         };
         if let Some(process) = self.reader.as_ref().map(reader::Process::target) {
             let lossy = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
-            facts.start_ticks = start_ticks(self.pid).unwrap_or_default();
+            let stat = Stat::of_process(self.pid);
+            facts.start_ticks = stat.and_then(|stat| stat.start()).unwrap_or_default();
             facts.container_id = container_id(self.pid);
             if let Ok(comm) = process.comm() {
                 facts.comm = lossy(&comm);
@@ -449,11 +468,11 @@ fn look(reader: &mut reader::Process) -> (Option<Arc<ProcessContext>>, Publishin
         Ok(ThreadSupport::Unreadable(Unreadable::NoProcessContext | Unreadable::NoSchema)) => {
             Publishing::Nothing
         }
-        Ok(ThreadSupport::Unreadable(_)) | Err(reader::Error::Deadline { .. }) => {
-            Publishing::Unreadable
-        }
-        // It has ended.
-        Err(_) => Publishing::Nothing,
+        Ok(ThreadSupport::Unreadable(_)) => Publishing::Unreadable,
+        Err(_) => match Stat::of_process(reader.target().pid()) {
+            Some(stat) if !stat.is_zombie() => Publishing::Unreadable,
+            _ => Publishing::Nothing,
+        },
     };
     (context, publishing)
 }
@@ -497,12 +516,6 @@ impl Modules {
             inode: mapping.inode,
         }
     }
-}
-
-/// When the process started: `/proc/PID/stat`, field 22.
-fn start_ticks(pid: i32) -> Option<u64> {
-    let stat = Stat::read(&format!("/proc/{pid}/stat"))?;
-    stat.field(22)?.parse().ok()
 }
 
 /// The container's id, from the name of the process's control group.

@@ -80,6 +80,11 @@ impl Processes {
         self.known.is_empty()
     }
 
+    /// Whether nothing of any of them runs any longer.
+    pub(crate) fn have_ended(&self) -> bool {
+        self.known.values().all(Known::has_ended)
+    }
+
     pub(crate) fn get_mut(&mut self, pid: u32) -> Option<&mut Known> {
         self.known.get_mut(&pid)
     }

@@ -24,9 +24,10 @@ use reader::remote::stop::{on_own_thread, release_late};
 use reader::remote::{Error as RemoteError, Memory, ProcessMemory, Stopped};
 use reader::{Outcome, Unreadable};
 
+use crate::process::may_be_looked_at;
 use crate::processes::{Look, Processes, Seen};
-use crate::stat::Stat;
-use crate::{Error, Options, Targets, monotonic};
+use crate::stat::{Stat, TICK};
+use crate::{Error, Options, Targets, monotonic, nanoseconds};
 
 /// Looks that wait to be drained.
 const QUEUE: usize = 16 * 1024;
@@ -91,17 +92,17 @@ impl Recorder {
             all: options.targets == Targets::All,
             children: options.children,
             user_stacks: options.user_stacks,
+            begin: nanoseconds(libc::CLOCK_BOOTTIME) / TICK,
             options: reader_options.clone(),
         };
         if let Targets::Processes(pids) = &options.targets {
             for pid in pids {
                 let target = reader::Process::with_options(*pid, reader_options.clone())?;
-                if target.target().status()?.kernel_thread {
-                    return Err(Error::KernelThread { pid: *pid });
-                }
-                target.target().memory()?;
+                may_be_looked_at(target.target())?;
                 may_be_stopped(target.target())?;
-                looker.targets.insert(*pid, Target::new(target));
+                looker
+                    .targets
+                    .insert(*pid, Target::new(target, looker.begin));
             }
         }
         looker.survey();
@@ -197,8 +198,8 @@ struct Target {
     memory: Option<ProcessMemory>,
     /// Ran since the survey before.
     runs: bool,
-    /// Ticks of processor time, at the survey.
-    ticks: u64,
+    /// Nanoseconds that it had run, at the survey.
+    ran: Option<u64>,
     accounts: HashMap<i32, Account, RandomState>,
 }
 
@@ -239,14 +240,42 @@ impl Account {
 }
 
 impl Target {
-    fn new(reader: reader::Process) -> Self {
+    /// What its threads run from now on counts; if it started after `begin`, in ticks since the
+    /// machine did, all that they have run.
+    fn new(reader: reader::Process, begin: u64) -> Self {
+        let pid = reader.target().pid();
+        let mut accounts = HashMap::default();
+        let stat = Stat::of_process(pid);
+        if stat
+            .and_then(|stat| stat.start())
+            .is_none_or(|start| start < begin)
+        {
+            let threads = reader.target().thread_ids().unwrap_or_default();
+            let run_times = threads
+                .into_iter()
+                .filter_map(|tid| Some((tid, run_time(pid, tid)?)));
+            accounts.extend(run_times.map(|(tid, ran)| (tid, Account { ran, owed: 0 })));
+        }
         Self {
             reader,
             memory: None,
             runs: true,
-            ticks: 0,
-            accounts: HashMap::default(),
+            ran: None,
+            accounts,
         }
+    }
+
+    /// Sees whether it has run since the last time. False if it has ended.
+    fn survey(&mut self) -> bool {
+        let process = self.reader.target();
+        let Some(stat) = Stat::of_process(process.pid()) else {
+            return false;
+        };
+        let ran = stat.ran();
+        self.runs = ran != self.ran;
+        self.ran = ran;
+        // Its id may be another's.
+        process.exists() && !stat.is_zombie()
     }
 }
 
@@ -255,6 +284,8 @@ struct Looker {
     all: bool,
     children: bool,
     user_stacks: bool,
+    /// When the recording began, in ticks since the machine did.
+    begin: u64,
     options: reader::Options,
 }
 
@@ -295,8 +326,7 @@ impl Looker {
     /// Sees to which processes there are, and which of them have run since the last time.
     fn survey(&mut self) {
         let own = std::process::id() as i32;
-        self.targets
-            .retain(|_, target| target.reader.target().exists());
+        self.targets.retain(|_, target| target.survey());
         let mut new = Vec::new();
         if self.all {
             new = processes().unwrap_or_default();
@@ -308,13 +338,8 @@ impl Looker {
                 continue;
             }
             if let Ok(reader) = reader::Process::with_options(pid, self.options.clone()) {
-                self.targets.insert(pid, Target::new(reader));
+                self.targets.insert(pid, Target::new(reader, self.begin));
             }
-        }
-        for (pid, target) in &mut self.targets {
-            let ticks = processor_ticks(*pid).unwrap_or(0);
-            target.runs = ticks != target.ticks;
-            target.ticks = ticks;
         }
     }
 }
@@ -342,7 +367,8 @@ impl Target {
             let Some(ran) = run_time(pid, tid) else {
                 continue;
             };
-            let new = Account { ran, owed: 0 };
+            // It has started since the process was looked at first.
+            let new = Account { ran: 0, owed: 0 };
             let account = self.accounts.entry(tid).or_insert(new);
             lost += account.note(ran, period);
             // Its processor, if it is running or waiting for one.
@@ -467,21 +493,19 @@ fn walk(stopped: &Stopped, memory: &ProcessMemory) -> Vec<u64> {
 
 /// The processor of a thread that runs or is about to (fields 3 and 39 of its `stat`).
 fn running_on(pid: i32, tid: i32) -> Option<u32> {
-    let stat = Stat::read(&format!("/proc/{pid}/task/{tid}/stat"))?;
+    let stat = Stat::of_thread(pid, tid)?;
     (stat.field(3)? == "R").then(|| stat.field(39)?.parse().ok())?
 }
 
 /// Nanoseconds that a thread has run (first field of its `schedstat`).
 fn run_time(pid: i32, tid: i32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
-    text.split_whitespace().next()?.parse().ok()
-}
-
-/// Ticks that a process has run, in itself and in the kernel (fields 14 and 15 of its `stat`).
-fn processor_ticks(pid: i32) -> Option<u64> {
-    let stat = Stat::read(&format!("/proc/{pid}/stat"))?;
-    let ticks = |number| stat.field(number)?.parse::<u64>().ok();
-    Some(ticks(14)? + ticks(15)?)
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat"));
+    let exact = |text: String| text.split_whitespace().next()?.parse().ok();
+    match text.ok().and_then(exact) {
+        // A kernel without CONFIG_SCHEDSTATS has no such file, or says 0.
+        None | Some(0) => Stat::of_thread(pid, tid)?.ran(),
+        exact => exact,
+    }
 }
 
 /// Adds the processes that the threads of this one have started.

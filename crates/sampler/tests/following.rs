@@ -56,6 +56,14 @@ impl Recording {
         panic!("{what}: {:?}", self.sampler.counts());
     }
 
+    fn wait_for_the_end(&mut self) {
+        let start = Instant::now();
+        while self.sampler.has_targets() {
+            self.drain();
+            assert!(start.elapsed() < PATIENCE);
+        }
+    }
+
     /// Waits until each thread of the target that says so has been sampled with its context.
     fn wait_for_contexts(&mut self, target: &Target) {
         for thread in &target.threads {
@@ -153,6 +161,40 @@ fn a_child() {
     recording.wait_for_contexts(&target);
 }
 
+/// What the recorder is told is in ids of its own namespace.
+#[test]
+fn a_child_in_a_namespace() {
+    let own = std::env::current_exe().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "--"]);
+    if !is_permitted(Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"])) {
+        return;
+    }
+    let output = command
+        .arg(own)
+        .args(["--exact", "a_child", "--nocapture"])
+        .output()
+        .unwrap();
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (said(&output.stdout), said(&output.stderr));
+    eprint!("{err}");
+    assert!(output.status.success(), "{out}{err}");
+    assert!(out.contains("test result: ok. 1 passed"), "{out}{err}");
+}
+
+/// Whether a command can be run; if not, says so.
+fn is_permitted(command: &mut Command) -> bool {
+    let why = match command.output() {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => String::from_utf8_lossy(&output.stderr)
+            .trim_end()
+            .to_owned(),
+        Err(error) => error.to_string(),
+    };
+    eprintln!("skipped: {why}");
+    false
+}
+
 /// The second library gets the module id, and often the memory, of the first.
 #[test]
 fn a_library_that_is_closed() {
@@ -228,9 +270,5 @@ fn the_end_of_all_targets_is_noticed() {
     assert!(recording.sampler.has_targets());
     target.child().kill().unwrap();
     target.child().wait().unwrap();
-    let start = Instant::now();
-    while recording.sampler.has_targets() {
-        recording.drain();
-        assert!(start.elapsed() < PATIENCE);
-    }
+    recording.wait_for_the_end();
 }

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use nix::libc;
@@ -21,6 +22,7 @@ const STOPPED: &str = "otelctx: threads are stopped to look at them: ";
 const SETCAP: &str = "setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep ";
 
 // <linux/capability.h>; none of nix's.
+const CAP_SYS_PTRACE: libc::c_ulong = 19;
 const CAP_SYS_ADMIN: libc::c_ulong = 21;
 const CAP_SYS_RESOURCE: libc::c_ulong = 24;
 const CAP_PERFMON: libc::c_ulong = 38;
@@ -123,15 +125,37 @@ fn hide(command: &mut Command, folder: &'static str) {
     unsafe { command.pre_exec(hide) };
 }
 
+/// What its contexts are found by can't be read then, although samples of it could be had.
+#[test]
+fn a_process_that_may_not_be_read_is_refused_also_by_ebpf() {
+    if !is_root() || !is_permitted("unreadable") {
+        return;
+    }
+    let target = Target::start("busy");
+    let scratch = Scratch::new("refused-unreadable");
+    let path = scratch.path("a.otlp");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
+    let pid = target.pid().to_string();
+    command.args(["record", "-d", "1", "-p", &pid, "-o", &path]);
+    // The target has it.
+    drop_capabilities(&mut command, &[CAP_SYS_PTRACE]);
+    let answer = Answer::of(command.output().unwrap()).expect(2);
+    let why = format!("not permitted to read the memory of process {pid}");
+    assert!(answer.stderr.contains(&why), "{answer:?}");
+    assert!(!Path::new(&path).exists());
+}
+
 /// Whether root may use eBPF here: not in every container.
 fn is_permitted(name: &str) -> bool {
     let scratch = Scratch::new(&format!("permitted-{name}"));
     let path = scratch.path("a.otlp");
+    // It may say that there was nothing to sample.
     let answer = otelctx(&["record", "-o", &path, "--", "true"]).expect(0);
-    if !answer.stderr.is_empty() {
-        eprintln!("skipped: {}", answer.stderr.trim_end());
+    let refused = answer.stderr.lines().find(|line| line.starts_with(STOPPED));
+    if let Some(why) = refused {
+        eprintln!("skipped: {why}");
     }
-    answer.stderr.is_empty()
+    refused.is_none()
 }
 
 /// Whether eBPF memory counts as locked memory here: before Linux 5.11.

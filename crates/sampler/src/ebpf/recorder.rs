@@ -9,7 +9,7 @@ use otelctx_sample::{Catalog, Counts, Sample, Unread};
 
 use super::abi::{self, EventHead, Target, flag, kind, outcome, part, step_outcome};
 use super::load::{Loaded, Lost};
-use crate::process::{Publishing, target};
+use crate::process::{Publishing, may_be_looked_at, target};
 use crate::processes::{Look, Processes, Seen};
 use crate::refusal::Refusal;
 use crate::{Error, Options, Targets, monotonic};
@@ -28,6 +28,8 @@ pub(crate) struct Recorder {
     /// When to see what got lost, and which processors there are.
     survey: Instant,
     stopped: bool,
+    /// In a row, that found every target ended.
+    idle_surveys: u32,
     /// Processors that samples have come from since then.
     seen: HashSet<u32, RandomState>,
     /// Addresses of one event's stacks, kept for the next.
@@ -53,6 +55,7 @@ impl Recorder {
             lost: Lost::default(),
             survey: Instant::now() + SURVEY,
             stopped: false,
+            idle_surveys: 0,
             seen: HashSet::default(),
             stacks: [Vec::new(), Vec::new()],
         };
@@ -87,10 +90,8 @@ impl Recorder {
     }
 
     fn add_target(&mut self, pid: i32) -> Result<(), Error> {
-        let known = self.processes.add(pid as u32)?;
-        if known.is_kernel_thread() {
-            return Err(Error::KernelThread { pid });
-        }
+        may_be_looked_at(&reader::remote::Process::open(pid)?)?;
+        self.processes.add(pid as u32)?;
         self.processes.look(pid as u32);
         self.configure(pid as u32);
         Ok(())
@@ -177,6 +178,8 @@ impl Recorder {
             self.processes.sweep_soon();
         }
         self.lost = lost;
+        let is_idle = !self.whole_machine && self.processes.have_ended();
+        self.idle_surveys = if is_idle { self.idle_surveys + 1 } else { 0 };
         if !self.stopped {
             self.loaded.follow_processors(&self.seen);
             self.seen.clear();
@@ -197,9 +200,11 @@ impl Recorder {
         (info.run_count() > 0).then(|| (info.run_time(), info.run_count()))
     }
 
-    /// Whether any target still runs.
+    /// Whether any target still runs. A process tells of its end, unless it had ended before the
+    /// program was told of it, or that was lost; then it is seen that nothing of it runs, twice: a
+    /// child that it left behind may be on its way.
     pub(crate) fn has_targets(&self) -> bool {
-        self.whole_machine || !self.processes.is_empty()
+        self.whole_machine || self.idle_surveys < 2 && !self.processes.is_empty()
     }
 
     /// Stops the clocks. What has come until then can still be drained.

@@ -54,6 +54,14 @@ impl Before {
 
     /// Why nothing, or no trace, is left of it.
     pub(super) fn wanting(&self, kept: usize, arguments: &Arguments) -> Option<Wanting> {
+        if self.samples == 0 && self.counts.lost > 0 {
+            let lost = self.counts.lost as usize;
+            return Some(Wanting {
+                what: format!("no sample: {} lost", count(lost, "one was", "all were")),
+                mend: "the machine is too busy to look in time: look less often with -F 19"
+                    .to_owned(),
+            });
+        }
         if self.samples == 0 {
             return Some(self.slept(arguments));
         }
