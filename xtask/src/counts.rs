@@ -1,5 +1,6 @@
 //! What test programs say of themselves: how many tests there were, and which failed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, PipeReader, Write};
 use std::process::{Command, Stdio};
@@ -11,6 +12,9 @@ use crate::report;
 /// How long to wait for more, once a command has ended that others may have inherited the output of.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Tests that left out the same are named, up to so many.
+const MOST_NAMED: usize = 8;
+
 /// How many tests there were, and the names of those that failed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -19,6 +23,8 @@ pub(crate) struct Counts {
     ignored: u64,
     /// Package, test program and test of each.
     failures: Vec<String>,
+    /// Tests that left something out, by what they said why.
+    untested: BTreeMap<String, Vec<String>>,
 }
 
 impl fmt::Display for Counts {
@@ -40,6 +46,22 @@ impl Counts {
         let gap = if place.is_empty() { "" } else { ": " };
         let placed = |failure: String| format!("{place}{gap}{failure}");
         self.failures.extend(other.failures.into_iter().map(placed));
+        for (why, tests) in other.untested {
+            let tests = tests.into_iter().map(placed);
+            self.untested.entry(why).or_default().extend(tests);
+        }
+    }
+
+    /// What was not tested: why, and by which tests. A line each.
+    pub(crate) fn untested(&self) -> impl Iterator<Item = String> {
+        self.untested.iter().map(|(why, tests)| {
+            let named = tests.len().min(MOST_NAMED);
+            let others = match tests.len() - named {
+                0 => String::new(),
+                others => format!(" and {others} others"),
+            };
+            format!("{why}: {}{others}", tests[..named].join(", "))
+        })
     }
 
     /// The names of the tests that failed, a line each.
@@ -56,11 +78,38 @@ pub(crate) struct Output {
     listed: Vec<String>,
     /// Tests of the program that has just ended.
     failed: Vec<String>,
+    /// Whose output is being read, of the tests that passed (`--show-output`).
+    passed: Option<String>,
 }
 
 impl Output {
-    /// The next line.
-    pub(crate) fn line(&mut self, line: &str) {
+    /// The next line. Whether people want to see it: what a test says that passed is of interest
+    /// only if it left something out.
+    pub(crate) fn line(&mut self, line: &str) -> bool {
+        let is_end = line == "failures:" || line.starts_with("test result: ");
+        if line == "successes:" {
+            self.passed.get_or_insert_default();
+        } else if is_end {
+            self.passed = None;
+        }
+        let Some(test) = &mut self.passed else {
+            self.of_program(line);
+            return true;
+        };
+        let begins = line.strip_prefix("---- ");
+        if let Some(name) = begins.and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            name.clone_into(test);
+        } else if let Some(why) = line.strip_prefix("skipped: ") {
+            let tests = self.counts.untested.entry(why.to_owned()).or_default();
+            if tests.last() != Some(test) {
+                tests.push(test.clone());
+            }
+        }
+        false
+    }
+
+    /// A line that no test printed, or one that failed.
+    fn of_program(&mut self, line: &str) {
         if line == "failures:" {
             // The list comes twice: first with what each test printed, then the names alone.
             self.listed.clear();
@@ -130,9 +179,10 @@ impl Output {
         loop {
             match lines.recv_timeout(PATIENCE) {
                 Ok(line) => {
-                    // A closed terminal is not the tests' fault.
-                    let _ = terminal.write_all(&[&line[..], b"\n"].concat());
-                    self.line(&String::from_utf8_lossy(&line));
+                    if self.line(&String::from_utf8_lossy(&line)) {
+                        // A closed terminal is not the tests' fault.
+                        let _ = terminal.write_all(&[&line[..], b"\n"].concat());
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_none() => {}
                 Err(_) => return child.wait(),
@@ -194,7 +244,7 @@ error: doctest failed, to rerun pass `-p crate --doc`
     #[test]
     fn every_failed_test_is_named() {
         let mut output = Output::default();
-        CARGO.lines().for_each(|line| output.line(line));
+        CARGO.lines().for_each(|line| assert!(output.line(line)));
         let failures = [
             "-p crate --test one b::c",
             "-p crate --test one d",
@@ -210,6 +260,7 @@ error: doctest failed, to rerun pass `-p crate --doc`
                 failed: 3,
                 ignored: 4,
                 failures: failures.map(str::to_owned).to_vec(),
+                untested: BTreeMap::new(),
             }
         );
         let mut all = Counts::default();
@@ -218,15 +269,59 @@ error: doctest failed, to rerun pass `-p crate --doc`
         assert_eq!(all.to_string(), "15 passed, 3 failed, 4 skipped");
     }
 
+    /// What a program prints with `--show-output`.
+    const SHOWN: &str = "\
+test a ... ok
+test b ... ok
+test c ... FAILED
+
+successes:
+
+---- a stdout ----
+error: nothing that is one
+skipped: no musl
+skipped: no musl
+
+---- b stdout ----
+skipped: no musl
+skipped: needs root
+
+successes:
+    a
+    b
+
+failures:
+
+---- c stdout ----
+skipped: needs root
+
+failures:
+    c
+
+test result: FAILED. 2 passed; 1 failed; 0 ignored
+error: test failed, to rerun pass `-p crate --lib`
+";
+
+    #[test]
+    fn what_passing_tests_leave_out_is_told_and_nothing_else_of_them() {
+        let mut output = Output::default();
+        let shown = SHOWN.lines().filter(|line| output.line(line)).count();
+        assert_eq!(shown, 14);
+        let untested: Vec<String> = output.counts.untested().collect();
+        assert_eq!(untested, ["needs root: b", "no musl: a, b"]);
+        assert_eq!(output.counts.failures(), ["-p crate --lib c"]);
+        assert_eq!((output.counts.passed, output.counts.failed), (2, 1));
+    }
+
     #[test]
     fn a_command_is_followed_to_its_end_although_its_child_goes_on() {
         // It ends with its input, which is held open until this has looked.
-        let script = "exec 3<&0; cat <&3 & echo 'test result: ok. 2 passed; 0 failed'; exit 3";
+        let script = "exec 3<&0; cat <&3 & echo '    a name'; exit 3";
         let mut command = Command::new("sh");
         let (input, held) = io::pipe().unwrap();
         let (output, result) = Output::of(command.args(["-c", script]).stdin(input));
         drop(held);
-        assert_eq!(output.counts.passed, 2);
+        assert_eq!(output.listed, ["a name"]);
         assert!(result.unwrap_err().ends_with("exit status: 3"));
     }
 }

@@ -36,6 +36,9 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("miri", miri::run);
     report.step("fuzz", || fuzz::smoke(fuzz_seconds));
     let outcome = report.finish();
+    for line in counts.untested() {
+        println!("not tested: {line}");
+    }
     println!("{counts}");
     for failure in counts.failures() {
         println!("failed: {failure}");
@@ -46,7 +49,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
 /// Unit, integration and documentation tests of every package, the benchmarks' programs included.
 fn workspace(counts: &mut Counts) -> Outcome {
     let tests = ["test", "--workspace", "--locked", "--no-fail-fast"];
-    let (output, result) = Output::of(cargo().args(tests));
+    let (output, result) = Output::of(cargo().args(tests).args(["--", "--show-output"]));
     let said = output.counts.to_string();
     counts.add("", output.counts);
     match result {

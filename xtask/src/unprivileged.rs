@@ -90,7 +90,7 @@ fn run_as_nobody(counts: &mut Counts) -> Result<Outcome, String> {
     let mut failed = Vec::new();
     let mut total = Counts::default();
     for program in &programs {
-        let (mut output, result) = Output::of(&mut program.as_nobody(&home.0));
+        let (mut output, result) = Output::of(program.as_nobody(&home.0).arg("--show-output"));
         if result.is_err() {
             output.program_failed(&program.to_string());
             failed.push(program.to_string());
