@@ -24,7 +24,11 @@ struct Recording {
 impl Recording {
     /// `None`, with a line, where eBPF is not permitted.
     fn start(target: &Target) -> Option<Self> {
-        let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+        Self::of(Targets::Processes(vec![target.pid()]))
+    }
+
+    fn of(targets: Targets) -> Option<Self> {
+        let mut options = Options::new(targets);
         options.frequency = 999;
         let sampler = Sampler::start(&options).unwrap();
         Feature::Ebpf.or_skip(match sampler.method() {
@@ -157,6 +161,21 @@ fn a_child() {
     let Some(mut recording) = Recording::start(&target) else {
         return;
     };
+    target.command("go\nattach");
+    recording.wait_for_contexts(&target);
+}
+
+#[test]
+fn a_process_that_comes_where_all_are_sampled() {
+    let Some(program) = Sampled::own().workers() else {
+        return;
+    };
+    let Some(mut recording) = Recording::of(Targets::All) else {
+        return;
+    };
+    let target = Target::spawn(Command::new(&program).arg("busy"));
+    recording.wait_for_contexts(&target);
+    let mut target = shell("exec \"$0\" busy", &program);
     target.command("go\nattach");
     recording.wait_for_contexts(&target);
 }
