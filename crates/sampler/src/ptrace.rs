@@ -93,6 +93,7 @@ impl Recorder {
             children: options.children,
             user_stacks: options.user_stacks,
             begin: nanoseconds(libc::CLOCK_BOOTTIME) / TICK,
+            older: HashSet::default(),
             options: reader_options.clone(),
         };
         if let Targets::Processes(pids) = &options.targets {
@@ -100,6 +101,11 @@ impl Recorder {
                 let target = reader::Process::with_options(*pid, reader_options.clone())?;
                 may_be_looked_at(target.target())?;
                 may_be_stopped(target.target())?;
+                let mut older = Vec::new();
+                children(*pid, &mut older);
+                looker
+                    .older
+                    .extend(older.into_iter().map(|pid| (pid, start(pid))));
                 looker
                     .targets
                     .insert(*pid, Target::new(target, looker.begin));
@@ -240,21 +246,22 @@ impl Account {
 }
 
 impl Target {
-    /// What its threads run from now on counts; if it started after `begin`, in ticks since the
-    /// machine did, all that they have run.
+    /// What its threads run from now on counts; if it started after `begin`, all that they have run.
     fn new(reader: reader::Process, begin: u64) -> Self {
         let pid = reader.target().pid();
         let mut accounts = HashMap::default();
-        let stat = Stat::of_process(pid);
-        if stat
-            .and_then(|stat| stat.start())
-            .is_none_or(|start| start < begin)
-        {
+        if start(pid).is_none_or(|start| start < begin) {
+            let account = |tid| {
+                Some((
+                    tid,
+                    Account {
+                        ran: run_time(pid, tid)?,
+                        owed: 0,
+                    },
+                ))
+            };
             let threads = reader.target().thread_ids().unwrap_or_default();
-            let run_times = threads
-                .into_iter()
-                .filter_map(|tid| Some((tid, run_time(pid, tid)?)));
-            accounts.extend(run_times.map(|(tid, ran)| (tid, Account { ran, owed: 0 })));
+            accounts.extend(threads.into_iter().filter_map(account));
         }
         Self {
             reader,
@@ -286,6 +293,8 @@ struct Looker {
     user_stacks: bool,
     /// When the recording began, in ticks since the machine did.
     begin: u64,
+    /// What targets had started before, which was not asked for: process and start.
+    older: HashSet<(i32, Option<u64>), RandomState>,
     options: reader::Options,
 }
 
@@ -335,6 +344,9 @@ impl Looker {
         }
         for pid in new {
             if pid == own || self.targets.contains_key(&pid) {
+                continue;
+            }
+            if self.older.contains(&(pid, start(pid))) {
                 continue;
             }
             if let Ok(reader) = reader::Process::with_options(pid, self.options.clone()) {
@@ -506,6 +518,11 @@ fn run_time(pid: i32, tid: i32) -> Option<u64> {
         None | Some(0) => Stat::of_thread(pid, tid)?.ran(),
         exact => exact,
     }
+}
+
+/// When a process started, in ticks since the machine did.
+fn start(pid: i32) -> Option<u64> {
+    Stat::of_process(pid)?.start()
 }
 
 /// Adds the processes that the threads of this one have started.
