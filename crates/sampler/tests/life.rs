@@ -50,6 +50,19 @@ fn state(pid: i32) -> (String, u64) {
     (fields[0].to_owned(), number(14) + number(15))
 }
 
+/// Waits until a process has ended that tells so before, and returns what it has run, in ticks.
+fn zombie(pid: i32) -> u64 {
+    let begin = Instant::now();
+    loop {
+        let (state, ticks) = state(pid);
+        if state == "Z" {
+            return ticks;
+        }
+        assert!(begin.elapsed() < PATIENCE, "{state}");
+        std::thread::sleep(INTERVAL);
+    }
+}
+
 /// As the kernel accounts it, whether the process has run before or not.
 #[test]
 fn all_that_a_process_runs_is_sampled_or_counted_as_lost() {
@@ -66,8 +79,7 @@ fn all_that_a_process_runs_is_sampled_or_counted_as_lost() {
             std::thread::sleep(INTERVAL);
             sampler.drain(&mut catalog, &mut |_| {});
         }
-        let (state, ticks) = state(target.pid());
-        assert_eq!(state, "Z", "{method}");
+        let ticks = zombie(target.pid());
         let counts = sampler.stop(&mut catalog, &mut |_| {});
         let seen = counts.samples() + counts.lost;
         eprintln!("{method}: {seen} of {ticks} ticks, {counts:?}");
@@ -113,11 +125,7 @@ fn of_a_targets_children_those_are_sampled_that_it_starts_meanwhile() {
 fn a_process_that_has_ended_is_refused() {
     let mut target = counting(1);
     target.command("go");
-    let begin = Instant::now();
-    while state(target.pid()).0 != "Z" {
-        assert!(begin.elapsed() < PATIENCE);
-        std::thread::sleep(INTERVAL);
-    }
+    zombie(target.pid());
     for options in both(target.pid()) {
         match Sampler::start(&options) {
             Err(Error::Reader(otelctx_reader::Error::Remote(why)) | Error::Remote(why)) => {
