@@ -14,6 +14,7 @@
 //!
 //! What stays your job: taking the samples, and knowing functions' names ([`Symbolizer`]).
 
+mod attributes;
 mod bounds;
 mod file;
 mod location;

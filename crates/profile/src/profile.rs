@@ -9,6 +9,7 @@ use otelctx_sample::{
     StackId, ThreadFacts, ThreadId,
 };
 
+use crate::attributes::attributes;
 use crate::location::{Location, LocationIndex, Locator, Place};
 use crate::{Clock, Identity, Recording, Symbolizer};
 
@@ -79,18 +80,6 @@ type Key = (
     StackId,
     StackId,
 );
-
-/// A context's attributes in the order of their names. Of several with one name the last counts, as
-/// with a key that a record repeats.
-pub(crate) fn attributes(context: &Context) -> Vec<(&str, &str)> {
-    let last_first = context.attributes.iter().rev();
-    let mut attributes: Vec<_> = last_first
-        .map(|(name, value)| (name.as_str(), value.as_str()))
-        .collect();
-    attributes.sort_by_key(|(name, _)| *name);
-    attributes.dedup_by_key(|(name, _)| *name);
-    attributes
-}
 
 /// The contexts that no format tells apart, as one: by index, the first that says the same. They
 /// differ in flags, in the order of attributes or in what [`attributes`] leaves out. One that says

@@ -11,6 +11,7 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 };
 use prost::Message;
 
+use crate::attributes::UPSTREAM_PREFIX;
 use crate::{Error, bounds, rules};
 
 /// What stands in a table where a sample has no such attribute.
@@ -329,9 +330,7 @@ fn attribute<'d>(
     sample.attribute_indices.iter().find_map(|index| {
         let found = entry(&dictionary.attribute_table, *index)?;
         let key = entry(&dictionary.string_table, found.key_strindex)?;
-        let key = key
-            .strip_prefix(crate::write::UPSTREAM_PREFIX)
-            .unwrap_or(key);
+        let key = key.strip_prefix(UPSTREAM_PREFIX).unwrap_or(key);
         if key == name {
             rules::text(found.value.as_ref())
         } else {

@@ -67,11 +67,6 @@ pub struct Options {
     pub attribute_prefix: String,
 }
 
-/// What the OpenTelemetry eBPF profiler puts before the names of record attributes. Here it tells
-/// an attribute apart whose name the profile uses itself, such as `thread.name`, that has none, or
-/// that begins like this.
-pub(crate) const UPSTREAM_PREFIX: &str = "process.context.label.";
-
 impl Profile {
     /// Writes this profile to `path`, in the format of its ending. On an error, and also if this
     /// process is killed meanwhile, the file is as it was.

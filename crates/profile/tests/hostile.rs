@@ -127,6 +127,10 @@ fn contexts_with_one_id_alone_or_odd_names_stay_apart_and_keep_the_rules() {
         let bytes = written(&profile, Format::Otlp, &options);
         let data = ProfilesData::decode(&bytes[..]).unwrap();
         assert_eq!(rules::violations(&data), [""; 0], "prefix {prefix:?}");
+        assert_eq!(
+            [""; 0],
+            "prefix {prefix:?}"
+        );
         assert_eq!(told(&data), expected(prefix, escape), "prefix {prefix:?}");
     }
     // A prefix that makes a name one of the profile's own.
@@ -151,6 +155,106 @@ fn pprof_has_the_one_id_that_there_is() {
     assert!(span.contains("span_id") && span.contains(&"01".repeat(8)));
     assert!(!span.contains("trace_id"));
     assert!(!text(context(1, 0, &[])).contains("span_id"));
+}
+
+/// pprof's `profile.proto`, as far as labels go.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Pprof {
+    #[prost(message, repeated, tag = "2")]
+    samples: Vec<PprofSample>,
+    #[prost(string, repeated, tag = "6")]
+    strings: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct PprofSample {
+    #[prost(message, repeated, tag = "3")]
+    labels: Vec<Label>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Label {
+    #[prost(int64, tag = "1")]
+    key: i64,
+    #[prost(int64, tag = "2")]
+    text: i64,
+    #[prost(int64, tag = "3")]
+    number: i64,
+}
+
+/// A sample's labels, in the order of their keys.
+fn labels(pprof: &Pprof, sample: &PprofSample) -> Vec<(String, String)> {
+    let string = |index: i64| pprof.strings[index as usize].clone();
+    let labels = sample.labels.iter().map(|label| {
+        let value = match label.text {
+            0 => label.number.to_string(),
+            text => string(text),
+        };
+        (string(label.key), value)
+    });
+    let mut labels: Vec<_> = labels.collect();
+    labels.sort();
+    labels
+}
+
+/// The rule that OTLP is tried for above.
+#[test]
+fn names_that_are_taken_or_repeated_have_one_value_in_every_format() {
+    let upstreams = format!("{UPSTREAM}x");
+    let all = [
+        ("thread", "a"),
+        ("process", "b"),
+        ("trace_id", "c"),
+        ("span_id", "d"),
+        ("pid", "e"),
+        ("tid", "f"),
+        ("", "g"),
+        (&upstreams, "h"),
+        ("r", "before"),
+        ("r", "last"),
+    ];
+    let facts = ProcessFacts {
+        pid: 4,
+        comm: "p".into(),
+        ..ProcessFacts::default()
+    };
+    let profile = profile(facts, "t", &[context(1, 2, &all)]);
+    let mut options = Options::default();
+    options.by = Some("r".into());
+    let unzipped = |format| {
+        let bytes = written(&profile, format, &options);
+        let mut plain = Vec::new();
+        let mut gzip = flate2::read::GzDecoder::new(&bytes[..]);
+        gzip.read_to_end(&mut plain).unwrap();
+        plain
+    };
+    let pprof = Pprof::decode(&unzipped(Format::Pprof)[..]).unwrap();
+    let [_, sample] = &pprof.samples[..] else {
+        panic!("{pprof:?}")
+    };
+    let (trace, span) = ("01".repeat(16), "02".repeat(8));
+    let own = [
+        ("pid", "4"),
+        ("process", "p"),
+        ("span_id", &span),
+        ("thread", "t"),
+        ("tid", "5"),
+        ("trace_id", &trace),
+    ];
+    let pair = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+    let mut expected: Vec<_> = own.into_iter().map(pair).collect();
+    for (name, value) in &all[..8] {
+        expected.push((format!("{UPSTREAM}{name}"), (*value).to_owned()));
+    }
+    expected.push(pair(("r", "last")));
+    expected.sort();
+    assert_eq!(labels(&pprof, sample), expected);
+    let folded = String::from_utf8(written(&profile, Format::Folded, &options)).unwrap();
+    assert_eq!(folded, "(none);p;t 1\nlast;p;t 1\n");
+    let json = String::from_utf8(unzipped(Format::Firefox)).unwrap();
+    let attributes = format!("=g pid=e process=b {upstreams}=h r=last span_id=d thread=a");
+    assert!(json.contains(&attributes), "{attributes}: {json}");
+    assert!(!json.contains("before"), "{json}");
 }
 
 #[test]

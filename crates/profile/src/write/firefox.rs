@@ -10,6 +10,7 @@ use fxprof_processed_profile as fx;
 use otelctx_sample::{ContextId, ThreadId};
 
 use super::folded::each_frame;
+use crate::attributes::{attribute, attributes};
 use crate::{Kind, LocationIndex, Options, Place, Profile};
 
 pub(super) fn write(
@@ -159,18 +160,17 @@ impl SpanMarker {
         category: fx::CategoryHandle,
     ) -> Self {
         let context = profile.context(id);
-        let attributes = || context.attributes.iter();
-        let text: Vec<_> = attributes()
+        let text: Vec<_> = attributes(context)
+            .into_iter()
             .map(|(key, value)| format!("{key}={value}"))
             .collect();
         let text = text.join(" ");
         // Markers of one name share a row of the chart.
-        let name = attributes()
-            .find(|(key, _)| Some(key) == options.by.as_ref())
-            .map_or("span", |(_, value)| value);
+        let by = options.by.as_deref();
+        let name = by.and_then(|name| attribute(context, name));
         Self {
             category,
-            name: out.intern_string(name),
+            name: out.intern_string(name.unwrap_or("span")),
             fields: [
                 out.intern_string(&context.trace_id.to_string()),
                 out.intern_string(&context.span_id.to_string()),

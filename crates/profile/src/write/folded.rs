@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use crate::attributes::attribute;
 use crate::{Kind, Location, Options, Place, Profile};
 
 pub(super) fn write(
@@ -27,11 +28,8 @@ pub(super) fn lines(profile: &Profile, options: &Options) -> BTreeMap<String, us
         let mut stack = String::new();
         if let Some(name) = &options.by {
             let context = group.context.map(|context| profile.context(context));
-            let attribute = context
-                .iter()
-                .flat_map(|context| &context.attributes)
-                .find(|(key, _)| key == name);
-            push(&mut stack, attribute.map_or(WITHOUT, |(_, value)| value));
+            let value = context.and_then(|context| attribute(context, name));
+            push(&mut stack, value.unwrap_or(WITHOUT));
         }
         push(&mut stack, &profile.process(group.process).comm);
         push(&mut stack, &profile.thread(group.thread).name);

@@ -8,6 +8,7 @@ use flate2::write::GzEncoder;
 use foldhash::fast::RandomState;
 use prost::Message;
 
+use crate::attributes::{attributes, beside};
 use crate::{Group, Kind, LocationIndex, Place, Profile};
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -184,6 +185,15 @@ fn location_id(index: LocationIndex) -> u64 {
     index.index() as u64 + 1
 }
 
+/// Keys of labels that are not a record's attributes.
+const PROCESS: &str = "process";
+const PID: &str = "pid";
+const THREAD: &str = "thread";
+const TID: &str = "tid";
+const TRACE_ID: &str = "trace_id";
+const SPAN_ID: &str = "span_id";
+const OWN: [&str; 6] = [PROCESS, PID, THREAD, TID, TRACE_ID, SPAN_ID];
+
 fn labels(profile: &Profile, group: &Group<'_>, strings: &mut Strings) -> Vec<Label> {
     let (process, thread) = (profile.process(group.process), profile.thread(group.thread));
     let mut labels = Vec::new();
@@ -195,21 +205,21 @@ fn labels(profile: &Profile, group: &Group<'_>, strings: &mut Strings) -> Vec<La
             number: 0,
         });
     };
-    text("process", &process.comm);
-    text("thread", &thread.name);
+    text(PROCESS, &process.comm);
+    text(THREAD, &thread.name);
     if let Some(context) = group.context {
         let context = profile.context(context);
         if !context.trace_id.is_zero() {
-            text("trace_id", &context.trace_id.to_string());
+            text(TRACE_ID, &context.trace_id.to_string());
         }
         if !context.span_id.is_zero() {
-            text("span_id", &context.span_id.to_string());
+            text(SPAN_ID, &context.span_id.to_string());
         }
-        for (key, value) in &context.attributes {
-            text(key, value);
+        for (name, value) in attributes(context) {
+            text(&beside(&OWN, name), value);
         }
     }
-    for (key, number) in [("pid", process.pid), ("tid", thread.tid)] {
+    for (key, number) in [(PID, process.pid), (TID, thread.tid)] {
         labels.push(Label {
             key: strings.id(key),
             text: 0,

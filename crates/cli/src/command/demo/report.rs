@@ -112,7 +112,7 @@ impl Report {
         let catalog = &recorded.catalog;
         let route_of = |context: ContextId| {
             let attributes = &catalog.context_facts(context).attributes;
-            let route = attributes.iter().find(|(key, _)| key == ROUTE);
+            let route = attributes.iter().rfind(|(key, _)| key == ROUTE);
             route.map(|(_, value)| value.as_str())
         };
         let mut routes: BTreeMap<Option<&str>, usize> = BTreeMap::new();

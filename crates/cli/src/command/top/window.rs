@@ -82,9 +82,10 @@ impl Context {
         (!id.is_zero()).then_some(id)
     }
 
+    /// Of several with one name the last, as in files.
     pub(super) fn attribute(&self, key: &str) -> Option<&str> {
-        let mut found = self.attributes.iter().filter(|(name, _)| name == key);
-        found.next().map(|(_, value)| value.as_str())
+        let found = self.attributes.iter().rfind(|(name, _)| name == key);
+        found.map(|(_, value)| value.as_str())
     }
 }
 

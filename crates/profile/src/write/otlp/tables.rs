@@ -11,9 +11,9 @@ use opentelemetry_proto::tonic::profiles::v1development as proto;
 use otelctx_sample::{ContextId, ThreadId};
 use prost::Message;
 
-use super::super::{UPSTREAM_PREFIX, hex, range};
+use super::super::{hex, range};
 use super::field_size;
-use crate::profile::attributes;
+use crate::attributes::{UPSTREAM_PREFIX, attributes, beside};
 use crate::{LocationIndex, Place, Profile};
 
 /// Names of attributes that the profile itself puts on samples.
@@ -279,12 +279,9 @@ impl<'p> Tables<'p> {
     /// ones stay so.
     fn name(&self, name: &str) -> String {
         let name = format!("{}{name}", self.attribute_prefix);
-        let is_upstreams = self.attribute_prefix == UPSTREAM_PREFIX;
-        let is_taken =
-            name.is_empty() || OWN.contains(&name.as_str()) || name.starts_with(UPSTREAM_PREFIX);
-        match is_taken && !is_upstreams {
-            true => format!("{UPSTREAM_PREFIX}{name}"),
-            false => name,
+        match self.attribute_prefix {
+            UPSTREAM_PREFIX => name,
+            _ => beside(&OWN, &name).into_owned(),
         }
     }
 

@@ -1,0 +1,39 @@
+//! A record's attributes as every format has them: each name once, and none that the format uses
+//! itself.
+
+use std::borrow::Cow;
+
+use otelctx_sample::format::record::Context;
+
+/// What the OpenTelemetry eBPF profiler puts before the names of record attributes. Here it tells
+/// an attribute apart whose name the profile uses itself, such as `thread.name`, that has none, or
+/// that begins like this.
+pub(crate) const UPSTREAM_PREFIX: &str = "process.context.label.";
+
+/// A context's attributes in the order of their names. Of several with one name the last counts, as
+/// with a key that a record repeats.
+pub(crate) fn attributes(context: &Context) -> Vec<(&str, &str)> {
+    let last_first = context.attributes.iter().rev();
+    let mut attributes: Vec<_> = last_first
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    attributes.sort_by_key(|(name, _)| *name);
+    attributes.dedup_by_key(|(name, _)| *name);
+    attributes
+}
+
+/// The value of one of [`attributes`].
+pub(crate) fn attribute<'c>(context: &'c Context, name: &str) -> Option<&'c str> {
+    let mut last_first = context.attributes.iter().rev();
+    let found = last_first.find(|(found, _)| found == name);
+    found.map(|(_, value)| value.as_str())
+}
+
+/// What an attribute is called where the names in `own` are taken: different names stay different.
+pub(crate) fn beside<'n>(own: &[&str], name: &'n str) -> Cow<'n, str> {
+    let is_taken = name.is_empty() || own.contains(&name) || name.starts_with(UPSTREAM_PREFIX);
+    match is_taken {
+        true => format!("{UPSTREAM_PREFIX}{name}").into(),
+        false => name.into(),
+    }
+}
