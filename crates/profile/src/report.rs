@@ -12,7 +12,8 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 use prost::Message;
 
 use crate::attributes::UPSTREAM_PREFIX;
-use crate::{Error, bounds, rules};
+use crate::rules::{self, entry};
+use crate::{Error, bounds};
 
 /// What stands in a table where a sample has no such attribute.
 pub const WITHOUT: &str = "(none)";
@@ -166,10 +167,6 @@ impl Report {
 fn is_on_cpu(profile: &Profile, dictionary: &ProfilesDictionary) -> bool {
     let kind = profile.sample_type.unwrap_or_default().type_strindex;
     entry(&dictionary.string_table, kind).is_some_and(|kind| kind == "samples")
-}
-
-fn entry<T>(table: &[T], index: i32) -> Option<&T> {
-    table.get(usize::try_from(index).ok()?)
 }
 
 fn process_name(resource: Option<&opentelemetry_proto::tonic::resource::v1::Resource>) -> String {

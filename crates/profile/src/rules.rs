@@ -2,6 +2,10 @@
 //! (`opentelemetry/proto/profiles/v1development/profiles.proto`, the comments of its messages, and
 //! the OpenTelemetry specification's profiles data model).
 
+mod backends;
+
+pub use backends::missed_by_backends;
+
 use std::collections::HashSet;
 use std::hash::Hash;
 
@@ -153,11 +157,9 @@ impl Check<'_> {
             location.mapping_index,
             mappings.len(),
         );
-        let mapping = usize::try_from(location.mapping_index)
-            .ok()
-            .filter(|index| *index != 0)
-            .and_then(|index| mappings.get(index));
-        if let Some(mapping) = mapping {
+        if location.mapping_index != 0
+            && let Some(mapping) = entry(mappings, location.mapping_index)
+        {
             // An address behind a call may be the first behind the mapping.
             let within = mapping.memory_start..=mapping.memory_limit;
             self.require(within.contains(&location.address), || {
@@ -259,15 +261,19 @@ impl Check<'_> {
         let mut keys = HashSet::new();
         for &index in indices {
             self.index(&format!("{what}'s attribute"), index, table.len());
-            let entry = usize::try_from(index)
-                .ok()
-                .and_then(|index| table.get(index));
-            let Some(entry) = entry else { continue };
+            let Some(entry) = entry(table, index) else {
+                continue;
+            };
             self.require(keys.insert(entry.key_strindex), || {
                 format!("{what} has one attribute twice")
             });
         }
     }
+}
+
+/// The entry of a table that an index names.
+pub(crate) fn entry<T>(table: &[T], index: i32) -> Option<&T> {
+    table.get(usize::try_from(index).ok()?)
 }
 
 /// The text of an attribute's value, if it is one.

@@ -128,6 +128,7 @@ fn contexts_with_one_id_alone_or_odd_names_stay_apart_and_keep_the_rules() {
         let data = ProfilesData::decode(&bytes[..]).unwrap();
         assert_eq!(rules::violations(&data), [""; 0], "prefix {prefix:?}");
         assert_eq!(
+            rules::missed_by_backends(&data),
             [""; 0],
             "prefix {prefix:?}"
         );

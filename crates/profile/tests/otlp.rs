@@ -256,6 +256,8 @@ fn what_is_written_keeps_the_rules() {
         let data = written(&profile, &Options::default());
         assert_eq!(rules::violations(&data), [""; 0]);
     }
+    let data = written(&shop::profile(), &Options::default());
+    assert_eq!(rules::missed_by_backends(&data), [""; 0]);
     let mut empty = shop::recording();
     empty.samples.clear();
     let data = written(&Profile::new(empty, &mut NoSymbols), &Options::default());
@@ -370,4 +372,91 @@ fn a_broken_rule_is_found() {
         let resource = data.resource_profiles[0].resource.as_mut().unwrap();
         resource.attributes[0].key = "threadlocal.x".into();
     });
+}
+
+/// What [`a_broken_rule_is_found`] holds of the data model's rules.
+#[test]
+fn what_a_backend_misses_is_found() {
+    let good = written(&shop::profile(), &Options::default());
+    let missed = |what: &str, change: &dyn Fn(&mut ProfilesData)| {
+        let mut data = good.clone();
+        change(&mut data);
+        let found = rules::missed_by_backends(&data);
+        assert!(
+            found.iter().any(|rule| rule.contains(what)),
+            "{what}: {found:?}"
+        );
+    };
+    fn dictionary(data: &mut ProfilesData) -> &mut ProfilesDictionary {
+        data.dictionary.as_mut().unwrap()
+    }
+    fn profile(data: &mut ProfilesData, kind: usize) -> &mut Message {
+        &mut data.resource_profiles[0].scope_profiles[0].profiles[kind]
+    }
+    /// Another value for a mapping's id.
+    fn identify(data: &mut ProfilesData, name: &str, value: Value) {
+        let dictionary = dictionary(data);
+        let strings = &dictionary.string_table;
+        let key = strings.iter().position(|text| text.ends_with(name));
+        let key = Some(key.unwrap() as i32);
+        let mut table = dictionary.attribute_table.iter_mut();
+        let attribute = table.find(|it| Some(it.key_strindex) == key).unwrap();
+        attribute.value.as_mut().unwrap().value = Some(value);
+    }
+    let text = |text: &str| Value::StringValue(text.to_owned());
+    missed("/usr/bin/shop has no head-tail hash", &|data| {
+        for mapping in &mut dictionary(data).mapping_table {
+            mapping.attribute_indices.clear();
+        }
+    });
+    for id in ["", "xyz0", "abc", "DEAD"] {
+        missed("/usr/bin/shop has the id", &|data| {
+            identify(data, "build_id.gnu", text(id));
+        });
+    }
+    missed("/usr/bin/shop has the id", &|data| {
+        identify(data, "build_id.gnu", Value::IntValue(7));
+    });
+    missed("/usr/bin/shop has the id", &|data| {
+        identify(data, "build_id.htlhash", text("abcd"));
+    });
+    missed("frame type \"\"", &|data| {
+        dictionary(data).location_table[1].attribute_indices.clear();
+    });
+    missed("frame type \"rusty\"", &|data| {
+        identify(data, "frame.type", text("rusty"));
+    });
+    missed("\"/usr/bin/shop\" has the frame type kernel", &|data| {
+        identify(data, "frame.type", text("kernel"));
+    });
+    missed("\"[kernel]\" has the frame type native", &|data| {
+        let native = dictionary(data).location_table[1].attribute_indices.clone();
+        for location in &mut dictionary(data).location_table[2..] {
+            location.attribute_indices.clone_from(&native);
+        }
+    });
+    missed("the types (Some((\"samples\"", &|data| {
+        profile(data, 0).period_type = None
+    });
+    missed("with the period 0", &|data| profile(data, 0).period = 0);
+    missed("with the period -1", &|data| profile(data, 0).period = -1);
+    missed(
+        "(Some((\"off_cpu\", \"nanoseconds\")), Some((\"cpu\"",
+        &|data| {
+            let off = profile(data, 1).sample_type;
+            profile(data, 0).sample_type = off;
+        },
+    );
+    missed("a sample has the thread None", &|data| {
+        profile(data, 0).samples[0].attribute_indices.clear()
+    });
+    missed("4 values and 0 times", &|data| {
+        profile(data, 0).samples[0].timestamps_unix_nano.clear()
+    });
+    for key in ["service.name", "process.pid"] {
+        missed(&format!("a resource has no {key}"), &|data| {
+            let resource = data.resource_profiles[1].resource.as_mut().unwrap();
+            resource.attributes.retain(|attribute| attribute.key != key);
+        });
+    }
 }

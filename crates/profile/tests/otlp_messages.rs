@@ -37,6 +37,7 @@ fn messages(profile: &Profile, limit: usize) -> Vec<ProfilesData> {
     let decoded = |bytes: Vec<u8>| {
         let data = ProfilesData::decode(&bytes[..]).unwrap();
         assert_eq!(rules::violations(&data), [""; 0], "limit {limit}");
+        assert_eq!(rules::missed_by_backends(&data), [""; 0], "limit {limit}");
         assert_eq!(flat::unused(&data), [""; 0], "limit {limit}");
         let size = bytes.len();
         assert!(

@@ -11,6 +11,7 @@ mod hostile;
 mod killed;
 mod names;
 mod no_stop;
+mod otlp;
 mod ps;
 mod record;
 mod record_faults;

@@ -9,10 +9,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::otlp;
 use crate::run::{Answer, Scratch, command, given_time, not_ignoring_interrupts, otelctx};
 use crate::target::{TRACE, Target};
 
 fn report(path: &str) -> Value {
+    otlp::read(path);
     otelctx(&["report", "--json", path]).expect(0).json()
 }
 
