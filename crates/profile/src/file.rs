@@ -1,13 +1,21 @@
 //! A file that is there whole or not at all.
+//!
+//! It is filled without a name (`O_TMPFILE`) and linked to its place when it is whole. Under a name of
+//! its own it is seen where that can't be: for a moment where another file has the place, which is
+//! taken over by renaming only, and for as long as it is written where the file system has no nameless
+//! files. A process that is killed then leaves it behind. It is locked for as long as somebody writes
+//! it (`flock`), and by that the next writer of the same path knows what it may remove.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
-use nix::unistd::linkat;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg, OFlag};
+use nix::unistd::{AccessFlags, access, geteuid, linkat};
 
 /// Why a profile could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +54,8 @@ pub enum Error {
 }
 
 /// Writes `path` by `content`. Whatever happens, also if this process is killed, `path` holds what
-/// it held before or all of the new content, and nothing else is left behind.
+/// it held before or all of the new content. Only where this process is killed a file
+/// `.NAME.PID` can be left in the same directory, see above; the next call for `path` removes it.
 ///
 /// What is no regular file (a pipe, a terminal) is written to as it stands.
 pub(crate) fn write(
@@ -65,7 +74,7 @@ fn try_write(
 ) -> io::Result<()> {
     let existing = path.metadata().ok();
     if existing.as_ref().is_some_and(|found| !found.is_file()) {
-        return fill(OpenOptions::new().write(true).open(path)?, content).map(drop);
+        return fill(&OpenOptions::new().write(true).open(path)?, content);
     }
     // A link's target is what is to be written, not the link.
     let path = &if existing.is_some() {
@@ -73,18 +82,11 @@ fn try_write(
     } else {
         path.to_owned()
     };
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    // A file without a name: it goes away with its last descriptor.
-    let nameless = OpenOptions::new()
-        .write(true)
-        .custom_flags(OFlag::O_TMPFILE.bits())
-        .open(directory);
-    match nameless {
+    clear(path);
+    match nameless(directory(path)) {
         Ok(file) => {
-            let file = fill(file, content)?;
+            let file = Locked::new(file);
+            fill(&file, content)?;
             let own = format!("/proc/self/fd/{}", file.as_raw_fd());
             let link = |to: &Path| {
                 linkat(
@@ -98,7 +100,7 @@ fn try_write(
             match link(path) {
                 Ok(()) => Ok(()),
                 // A name is not taken over by linking, only by renaming.
-                Err(nix::errno::Errno::EEXIST) => {
+                Err(Errno::EEXIST) => {
                     let other = beside(path);
                     link(&other)?;
                     rename(&other, path)
@@ -106,17 +108,12 @@ fn try_write(
                 Err(errno) => Err(errno.into()),
             }
         }
-        // Some file systems (overlay before Linux 6.3, NFS, FUSE) have no such files.
         Err(error) if has_no_nameless_files(&error) => {
-            let other = beside(path);
-            let file = OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .open(&other)?;
-            match fill(file, content) {
-                Ok(_) => rename(&other, path),
+            let (other, file) = named(path)?;
+            match fill(&file, content) {
+                Ok(()) => rename(&other, path),
                 Err(error) => {
-                    let _ = std::fs::remove_file(&other);
+                    let _ = fs::remove_file(&other);
                     Err(error)
                 }
             }
@@ -125,28 +122,136 @@ fn try_write(
     }
 }
 
+/// Whether a profile can be written at `path`, as far as that can be known before there is one.
+/// Leaves nothing behind but what [`Profile::write_file`](crate::Profile::write_file) removes.
+///
+/// # Errors
+///
+/// [`Error::Write`].
+pub fn check_writable(path: &Path) -> Result<(), Error> {
+    let permitted = match path.metadata() {
+        Ok(found) if found.is_dir() => Err(Errno::EISDIR.into()),
+        Ok(_) => access(path, AccessFlags::W_OK).map_err(io::Error::from),
+        Err(_) => match nameless(directory(path)) {
+            Err(error) if has_no_nameless_files(&error) => {
+                named(path).and_then(|(other, _)| fs::remove_file(other))
+            }
+            other => other.map(drop),
+        },
+    };
+    permitted.map_err(|source| Error::Write {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn directory(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// A file without a name: it goes away with its last descriptor.
+fn nameless(directory: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .custom_flags(OFlag::O_TMPFILE.bits())
+        .open(directory)
+}
+
+/// Some file systems (overlay before Linux 6.3, NFS, FUSE) have no such files. `EISDIR` is what a kernel
+/// says that does not know the flag (open(2)).
 fn has_no_nameless_files(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(nix::errno::Errno::from_raw);
-    matches!(
-        errno,
-        Some(nix::errno::Errno::EOPNOTSUPP | nix::errno::Errno::EISDIR)
-    )
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EOPNOTSUPP | Errno::EISDIR))
+}
+
+/// A file beside `path`, and its own path.
+fn named(path: &Path) -> io::Result<(PathBuf, Locked)> {
+    clear(path);
+    let other = beside(path);
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&other)?;
+    Ok((other, Locked::new(file)))
 }
 
 /// A name of this process's own in the same directory.
 fn beside(path: &Path) -> PathBuf {
+    path.with_file_name(format!("{}{}", head(path), std::process::id()))
+}
+
+/// What stands before the process's id in the names of files beside `path`.
+fn head(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!(".{name}.{}", std::process::id()))
+    format!(".{name}.")
+}
+
+/// Removes what writers of `path` have left that were killed. It is none of its matters if that fails.
+fn clear(path: &Path) {
+    let head = head(path);
+    for entry in fs::read_dir(directory(path))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let name = entry.file_name();
+        let id = name.to_str().and_then(|name| name.strip_prefix(&head));
+        let is_id = |id: &str| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
+        if id.is_some_and(is_id) && is_abandoned(&entry.path()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether a file is this user's, and nobody writes it any more.
+fn is_abandoned(path: &Path) -> bool {
+    // Anything may go by that name where others may make files: a link, a pipe without a writer.
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(path);
+    let Ok(file) = file else { return false };
+    let is_own = |found: fs::Metadata| found.is_file() && found.uid() == geteuid().as_raw();
+    file.metadata().is_ok_and(is_own) && Flock::lock(file, LOCK).is_ok()
+}
+
+const LOCK: FlockArg = FlockArg::LockExclusiveNonblock;
+
+/// A file that is locked while this process has it, where its file system knows locks.
+enum Locked {
+    With(Flock<File>),
+    Without(File),
+}
+
+impl Locked {
+    fn new(file: File) -> Self {
+        Flock::lock(file, LOCK).map_or_else(|(file, _)| Self::Without(file), Self::With)
+    }
+}
+
+impl Deref for Locked {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::With(file) => file,
+            Self::Without(file) => file,
+        }
+    }
 }
 
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    std::fs::rename(from, to).inspect_err(|_| {
-        let _ = std::fs::remove_file(from);
+    fs::rename(from, to).inspect_err(|_| {
+        let _ = fs::remove_file(from);
     })
 }
 
-fn fill(file: File, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<File> {
+fn fill(file: &File, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let mut writer = BufWriter::with_capacity(1 << 16, file);
     content(&mut writer)?;
-    writer.into_inner().map_err(io::IntoInnerError::into_error)
+    writer.flush()
 }

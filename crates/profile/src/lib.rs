@@ -25,7 +25,7 @@ pub mod rules;
 mod symbol;
 mod write;
 
-pub use file::Error;
+pub use file::{Error, check_writable};
 pub use location::{Location, LocationIndex, Place};
 pub use otelctx_sample as sample;
 pub use profile::{Group, Kind, Profile};

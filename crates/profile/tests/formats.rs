@@ -7,6 +7,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use otelctx_profile::{Error, Format, Options, Profile};
 
 fn written(format: Format, options: &Options) -> Vec<u8> {
@@ -232,6 +235,43 @@ fn a_file_is_there_whole_or_as_it_was() {
     assert_eq!(fs::read(&path).unwrap(), first);
     assert!(link.symlink_metadata().unwrap().is_symlink());
     assert_eq!(directory.names().len(), 2, "{:?}", directory.names());
+}
+
+/// Some file systems have no files without a name, and a name is taken over by renaming: a writer that is
+/// killed can leave a file of its own.
+#[test]
+fn what_a_killed_writer_has_left_is_removed_and_nothing_else() {
+    let directory = Scratch::new("left");
+    let path = directory.0.join("a.folded");
+    let beside = |name: &str| directory.0.join(name);
+    let own = format!(".a.folded.{}", std::process::id());
+    for name in [".a.folded.1", ".a.folded.4294967295", &own] {
+        fs::write(beside(name), "left").unwrap();
+    }
+    let others = [".a.folded.", ".a.folded.x", ".a.svg.1", "a.folded.1"];
+    for name in others {
+        fs::write(beside(name), "another's").unwrap();
+    }
+    std::os::unix::fs::symlink("a.folded.1", beside(".a.folded.2")).unwrap();
+    mkfifo(&beside(".a.folded.3"), Mode::S_IRWXU).unwrap();
+    // Somebody is writing it.
+    let written = fs::File::create(beside(".a.folded.4")).unwrap();
+    let written = Flock::lock(written, FlockArg::LockExclusiveNonblock).unwrap();
+    let names = || {
+        let mut names = directory.names();
+        names.retain(|name| !others.contains(&&**name));
+        names.sort();
+        names
+    };
+    let profile = shop::profile();
+    profile.write_file(&path, &Options::default()).unwrap();
+    let kept = [".a.folded.2", ".a.folded.3", ".a.folded.4", "a.folded"];
+    assert_eq!(names(), kept);
+    assert_eq!(directory.names().len(), kept.len() + others.len());
+    // He is killed.
+    drop(written);
+    profile.write_file(&path, &by_route()).unwrap();
+    assert_eq!(names(), [".a.folded.2", ".a.folded.3", "a.folded"]);
 }
 
 #[test]

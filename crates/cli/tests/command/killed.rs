@@ -1,6 +1,8 @@
-//! `record`, killed at any moment: nothing of it is left in the kernel, in the target or in a folder.
+//! `record`, killed at any moment: nothing of it is left in the kernel, in the target or in a folder, but
+//! where docs/profiles.md says so and the next run removes it; and no process.
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -11,13 +13,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, geteuid, mkfifo};
 
-use crate::run::{Scratch, command, deny, otelctx};
+use crate::run::{Scratch, command, deny, deny_nameless_files, otelctx};
 use crate::target::Target;
 
 /// Whatever has to come has come by then, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often each moment is tried.
+/// How often each moment is tried: with and without files to replace, with and without nameless ones.
 const ROUNDS: u32 = 4;
+/// What is written, in this order.
+const NAMES: [&str; 3] = ["a.otlp", "a.json.gz", "a.svg"];
 
 /// When it is killed.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +30,8 @@ enum Moment {
     Starting,
     /// Some time after it began to look.
     Looking,
+    /// While a child of it decodes symbols.
+    Naming,
     /// While it has a file open that it writes.
     Writing,
 }
@@ -114,67 +120,160 @@ fn has_open(pid: u32, folder: &Path) -> bool {
     links.any(|link| link.starts_with(folder))
 }
 
-/// Waits for the moment. Nothing more is to be waited for once the recorder has ended by itself.
-fn wait_for(moment: Moment, recorder: &mut Child, target: &Target, folder: &Path, by_ptrace: bool) {
-    let pid = recorder.id();
-    let some_time = |most: u64| std::thread::sleep(Duration::from_micros(fastrand::u64(..most)));
-    let mut ended = || recorder.try_wait().unwrap().is_some();
-    match moment {
-        Moment::Starting => some_time(400_000),
-        Moment::Looking => {
-            let looks = || {
-                if by_ptrace {
-                    status(target).iter().any(|status| is_traced(status))
-                } else {
-                    !held(pid).is_empty()
-                }
-            };
-            assert!(comes_true(|| looks() || ended()));
-            some_time(100_000);
-        }
-        Moment::Writing => {
-            assert!(comes_true(|| has_open(pid, folder) || ended()));
-            some_time(2000);
-        }
+/// Of a process, from proc_pid_stat(5).
+struct Stat {
+    /// Field 3.
+    state: char,
+    /// Field 4.
+    parent: u32,
+    /// Clock ticks on a processor, fields 14 and 15.
+    ticks: u64,
+    /// Field 22.
+    start: u64,
+}
+
+impl Stat {
+    fn read(pid: u32) -> Option<Self> {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
+        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        Some(Self {
+            state: fields[0].chars().next()?,
+            parent: number(4)? as u32,
+            ticks: number(14)? + number(15)?,
+            start: number(22)?,
+        })
     }
 }
 
+/// The children of a process that are at work: id and start. One that has just begun is none yet, as it
+/// may not even have asked to be ended with its parent.
+fn children(pid: u32) -> Vec<(u32, u64)> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|child| match Stat::read(child)? {
+        it if it.parent == pid && it.ticks > 1 => Some((child, it.start)),
+        _ => None,
+    })
+    .collect()
+}
+
+/// Whether this process is there. One that has ended and that nobody has waited for is not.
+fn is_there((pid, start): (u32, u64)) -> bool {
+    Stat::read(pid).is_some_and(|it| it.start == start && it.state != 'Z')
+}
+
+/// Waits for the moment, and tells whether it came. Nothing more is to be waited for once the recorder has
+/// ended by itself.
+fn wait_for(
+    moment: Moment,
+    recorder: &mut Child,
+    target: &Target,
+    folder: &Path,
+    by_ptrace: bool,
+) -> bool {
+    let pid = recorder.id();
+    let mut ended = || recorder.try_wait().unwrap().is_some();
+    let (is_it, some_time): (&dyn Fn() -> bool, _) = match moment {
+        Moment::Starting => (&|| true, 400_000),
+        Moment::Looking if by_ptrace => (
+            &|| status(target).iter().any(|status| is_traced(status)),
+            100_000,
+        ),
+        Moment::Looking => (&|| !held(pid).is_empty(), 100_000),
+        Moment::Naming => (&|| !children(pid).is_empty(), 20_000),
+        Moment::Writing => (&|| has_open(pid, folder), 2000),
+    };
+    let mut came = false;
+    assert!(comes_true(|| {
+        came = is_it();
+        came || ended()
+    }));
+    std::thread::sleep(Duration::from_micros(fastrand::u64(..some_time)));
+    came
+}
+
+/// How a recorder is started.
+#[derive(Clone, Copy, Debug)]
+struct How {
+    by_ptrace: bool,
+    /// Where each file that it writes is there before.
+    replaces: bool,
+    /// On a file system that has files without a name.
+    nameless: bool,
+}
+
+/// What a recorder had when it was killed.
+#[derive(Debug, Default)]
+struct Had {
+    /// Programs, maps and links.
+    held: usize,
+    /// How often a thread was seen to be traced.
+    traced: usize,
+    children: usize,
+    /// Files beside those that were asked for.
+    left: usize,
+}
+
 /// Kills a recorder at a moment, and looks what is left.
-fn round(target: &Target, moment: Moment, by_ptrace: bool) -> (usize, bool) {
-    let scratch = Scratch::new(&format!("killed-{by_ptrace}-{moment:?}"));
-    let temporary = Scratch::new(&format!("killed-{by_ptrace}-{moment:?}-temporary"));
+fn round(target: &Target, moment: Moment, how: How) -> Had {
+    let name = format!("killed-{}-{moment:?}", how.by_ptrace);
+    let scratch = Scratch::new(&name);
+    let temporary = Scratch::new(&format!("{name}-temporary"));
     let path = |name: &str| scratch.path(name);
     let pid = target.pid().to_string();
-    let mut recording = command(&["record", "-p", &pid, "-F", "999"]);
-    recording.env("TMPDIR", temporary.folder());
-    for name in ["a.otlp", "a.json.gz", "a.svg"] {
-        recording.args(["-o", &path(name)]);
+    let old = "what was there before";
+    if how.replaces {
+        for name in NAMES {
+            fs::write(path(name), old).unwrap();
+        }
     }
-    if by_ptrace {
-        recording.arg("--ptrace");
-    }
-    let seconds = if matches!(moment, Moment::Writing) {
-        "0.2"
-    } else {
-        "60"
+    let recording = |seconds: &str| {
+        let mut recording = command(&["record", "-p", &pid, "-F", "999", "-d", seconds]);
+        recording.env("TMPDIR", temporary.folder());
+        for name in NAMES {
+            recording.args(["-o", &path(name)]);
+        }
+        if how.by_ptrace {
+            recording.arg("--ptrace");
+        }
+        if !how.nameless {
+            deny_nameless_files(&mut recording);
+        }
+        recording
     };
-    recording.args(["-d", seconds]);
-    let mut recorder = recording
+    let ends = matches!(moment, Moment::Naming | Moment::Writing);
+    let mut recorder = recording(if ends { "0.2" } else { "60" })
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    wait_for(moment, &mut recorder, target, scratch.folder(), by_ptrace);
+    let folder = scratch.folder();
+    let came = wait_for(moment, &mut recorder, target, folder, how.by_ptrace);
     // It stays as it is at this moment: what is listed is what it has when it is killed.
     let process = Pid::from_raw(recorder.id() as i32);
-    // One that has ended by itself may have been waited for.
-    if recorder.try_wait().unwrap().is_none() {
+    // One that has ended by itself has been waited for.
+    let ended = recorder.try_wait().unwrap();
+    if ended.is_none() {
         kill(process, Signal::SIGSTOP).unwrap();
     }
     let held = held(recorder.id());
-    let traced = status(target).iter().any(|status| is_traced(status));
+    let children = children(recorder.id());
+    let signal = |signal| {
+        for (child, _) in &children {
+            let _ = kill(Pid::from_raw(*child as i32), signal);
+        }
+    };
+    // So that they do not end by themselves.
+    signal(Signal::SIGSTOP);
     recorder.kill().unwrap();
     recorder.wait().unwrap();
+    let mut said = String::new();
+    let mut stderr = recorder.stderr.take().unwrap();
+    stderr.read_to_string(&mut said).unwrap();
+    // It had no reason to, unless it was done.
+    let is_done = ended.is_some_and(|status| status.success() && ends);
+    assert!(ended.is_none() || is_done, "{moment:?}: {ended:?}: {said}");
     // The kernel frees what nobody holds any more a little later.
     let left = || held.iter().filter(|it| exists(**it)).collect::<Vec<_>>();
     let gone = comes_true(|| left().is_empty());
@@ -184,29 +283,66 @@ fn round(target: &Target, moment: Moment, by_ptrace: bool) -> (usize, bool) {
         !status.iter().any(|it| is_traced(it) || is_stopped(it))
     };
     assert!(comes_true(goes_on), "{moment:?}: {:?}", status(target));
+    let gone = comes_true(|| !children.iter().any(|child| is_there(*child)));
+    if !gone {
+        signal(Signal::SIGKILL);
+    }
+    assert!(gone, "{moment:?}: of {children:?} some are left");
     assert_eq!(temporary.names(), [""; 0], "{moment:?}");
+    let mut beside = scratch.names();
+    beside.retain(|name| !NAMES.contains(&&**name));
+    // docs/profiles.md: only where a file is replaced or has a name while it is written.
+    let own = NAMES.map(|name| format!(".{name}.{process}"));
+    let may_be_left = how.replaces || !how.nameless;
+    assert!(beside.is_empty() || may_be_left, "{moment:?}: {beside:?}");
+    assert!(beside.iter().all(|it| own.contains(it)), "{beside:?}");
     for name in scratch.names() {
-        assert!(["a.otlp", "a.json.gz", "a.svg"].contains(&&*name), "{name}");
-        if name == "a.otlp" {
+        let is_old = how.replaces && fs::read(path(&name)).unwrap() == old.as_bytes();
+        if name == "a.otlp" && !is_old {
             otelctx(&["report", &path(&name)]).expect(0);
         }
     }
-    (held.len(), traced)
+    if !beside.is_empty() {
+        assert!(recording("0.2").output().unwrap().status.success());
+        let mut names = NAMES.map(str::to_owned);
+        names.sort();
+        assert_eq!(scratch.names(), names);
+    }
+    Had {
+        held: held.len(),
+        traced: usize::from(how.by_ptrace && came && matches!(moment, Moment::Looking)),
+        children: children.len(),
+        left: beside.len(),
+    }
 }
 
 fn rounds(by_ptrace: bool) {
     let target = Target::start("busy");
-    let (mut held, mut traced) = (0, 0);
-    for _ in 0..ROUNDS {
-        for moment in [Moment::Starting, Moment::Looking, Moment::Writing] {
-            let round = round(&target, moment, by_ptrace);
-            held += round.0;
-            traced += usize::from(round.1);
+    let mut all = Had::default();
+    for number in 0..ROUNDS {
+        let how = How {
+            by_ptrace,
+            replaces: number % 2 == 1,
+            nameless: number < ROUNDS / 2,
+        };
+        for moment in [
+            Moment::Starting,
+            Moment::Looking,
+            Moment::Naming,
+            Moment::Writing,
+        ] {
+            let had = round(&target, moment, how);
+            all.held += had.held;
+            all.children += had.children;
+            all.left += had.left;
+            all.traced += had.traced;
         }
     }
-    eprintln!("{held} programs, maps and links went; {traced} times a thread was traced");
+    eprintln!("{all:?}");
     // Or nothing was looked for at all.
-    assert!(!by_ptrace || held == 0);
+    assert_eq!(all.held > 0, !by_ptrace, "{all:?}");
+    assert_eq!(all.traced > 0, by_ptrace, "{all:?}");
+    assert!(all.children > 0, "{all:?}");
 }
 
 #[test]

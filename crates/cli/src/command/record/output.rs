@@ -1,14 +1,8 @@
 //! The files that are written, and how to open each.
 
-use std::fs::{self, OpenOptions};
-use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::unistd::{AccessFlags, access};
-use otelctx_profile::{Error as ProfileError, Format, Options, Profile};
+use otelctx_profile::{Format, Options, Profile, check_writable};
 
 use crate::command::choice::{NONE, ROUTE};
 use crate::error::Error;
@@ -21,51 +15,9 @@ pub(super) fn check(paths: &[PathBuf]) -> Result<(), Error> {
         if paths[..index].contains(path) {
             return Err(Error::OutputTwice(path.clone()));
         }
-        writable(path)?;
+        check_writable(path)?;
     }
     Ok(())
-}
-
-/// Whether a file can be written at `path`.
-fn writable(path: &Path) -> Result<(), Error> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let permitted = match path.metadata() {
-        Ok(found) if found.is_dir() => Err(Errno::EISDIR.into()),
-        Ok(_) => access(path, AccessFlags::W_OK).map_err(io::Error::from),
-        Err(_) => takes_files(directory),
-    };
-    permitted.map_err(|source| {
-        Error::Profile(ProfileError::Write {
-            path: path.to_owned(),
-            source,
-        })
-    })
-}
-
-/// Whether files can be made in a directory: one without a name leaves nothing, however this ends. Where
-/// the file system has no such files, one with a name is made and removed.
-fn takes_files(directory: &Path) -> io::Result<()> {
-    let nameless = OpenOptions::new()
-        .write(true)
-        .custom_flags(OFlag::O_TMPFILE.bits())
-        .open(directory);
-    match nameless.map_err(|error| (error.raw_os_error().map(Errno::from_raw), error)) {
-        Ok(_) => Ok(()),
-        // EISDIR is what a kernel says that does not know the flag (open(2)).
-        Err((Some(Errno::EOPNOTSUPP | Errno::EISDIR), _)) => {
-            let name = format!(".otelctx-{}", std::process::id());
-            let named = directory.join(name);
-            OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .open(&named)?;
-            fs::remove_file(&named)
-        }
-        Err((_, error)) => Err(error),
-    }
 }
 
 /// The attribute for flame graphs: the one that is asked for, else the route if any sample has it.
