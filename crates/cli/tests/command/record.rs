@@ -6,7 +6,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
+use otelctx_fixtures::Compiler;
 use serde_json::Value;
 
 use crate::otlp;
@@ -186,6 +187,33 @@ fn a_command_is_recorded_from_its_first_instruction_to_its_end() {
         answer.stderr.contains("/no/such/program: can't be started"),
         "{answer:?}"
     );
+}
+
+/// Of a program that spends as long in its first function as in the rest, and has no other: whoever looked
+/// on a moment late would have less of the first. By ptrace it is tried in `otelctx-sampler`.
+#[test]
+fn a_command_is_looked_at_before_its_first_instruction() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let flags = ["-O1", "-fno-omit-frame-pointer", "-static", "-nostdlib"];
+    let Some(program) = Compiler::gcc().program(&["first.c"], &flags) else {
+        return;
+    };
+    let program = program.to_str().unwrap();
+    let scratch = Scratch::new("record-first");
+    let path = scratch.path("a.otlp");
+    let answer = otelctx(&["record", "-o", &path, "-F", "999", "--", program]).expect(0);
+    assert!(!answer.stderr.contains("threads are stopped"), "{answer:?}");
+    let report = report(&path);
+    let functions = report["by_function"].as_array().unwrap();
+    let time = |name: &str| {
+        let found = functions.iter().find(|it| it["name"] == name);
+        found.map_or(0, |it| number(&it["self_ns"]))
+    };
+    let (first, rest) = (time("first"), time("rest"));
+    assert!(rest > 0 && first >= rest / 2, "{report:#}");
 }
 
 #[test]
