@@ -12,6 +12,7 @@ mod killed;
 mod names;
 mod no_stop;
 mod otlp;
+mod progress;
 mod ps;
 mod record;
 mod record_faults;
