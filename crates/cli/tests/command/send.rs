@@ -1,12 +1,19 @@
-//! `otelctx record --otlp`, where no collector is; what arrives at one is `otelctx-export`'s test.
+//! `otelctx record --otlp`, to OpenTelemetry's Collector and where none is.
+
+#[path = "../../../export/tests/collector/mod.rs"]
+mod collector;
+#[path = "../../../profile/tests/flat/mod.rs"]
+mod flat;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::mpsc;
 
-use crate::run::{Answer, Scratch, command, otelctx};
-use crate::target::Target;
+use crate::otlp;
+use crate::run::{Answer, Scratch, command, given_time, otelctx};
+use crate::target::{TRACE, Target};
+use collector::{Collector, documented};
 
 /// A port of this machine that nobody listens on.
 fn nobody() -> String {
@@ -47,6 +54,61 @@ fn what_could_not_be_sent_is_in_the_files_all_the_same() {
     };
     assert!(name.starts_with("unsent-") && answer.stdout.contains(name.as_str()));
     otelctx(&["report", &alone.path(name)]).expect(0);
+}
+
+/// How many samples a recording has, and how many of them a context, by what it says of itself.
+fn told(answer: &Answer) -> (usize, usize) {
+    let (line, _) = answer.stdout.split_once('\n').unwrap();
+    let number = |text: &str| text.replace(',', "").parse().unwrap();
+    let (samples, rest) = line.split_once(" sample").unwrap();
+    let (_, rest) = rest.split_once(" s: ").unwrap();
+    let (attached, _) = rest.split_once(" with a trace context").unwrap();
+    (number(samples), number(attached))
+}
+
+/// From a real process by each way; what the Collector's file exporter keeps is compared.
+#[test]
+fn a_collector_has_each_sample_with_its_trace_and_process() {
+    let Some(preparation) = Collector::prepare(0) else {
+        return;
+    };
+    let collector = preparation.start(&documented());
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap();
+    let scratch = Scratch::new("collected");
+    let path = scratch.path("a.otlp");
+    let mut sent = Vec::new();
+    let (mut samples, mut attached) = (0, 0);
+    for url in [collector.grpc(), collector.http()] {
+        given_time(|seconds| {
+            let to = ["-d", seconds, "-o", &path, "--otlp", &url];
+            let answer = otelctx(&[&["record", "-p", &pid], &to[..]].concat()).expect(0);
+            sent.push(otlp::read(&path));
+            let (all, some) = told(&answer);
+            samples += all;
+            attached += some;
+            match some > 0 && all > some {
+                true => Ok(()),
+                false => Err(answer),
+            }
+        });
+    }
+    let received = flat::lines(&collector.received());
+    assert_eq!(received.len(), samples);
+    assert!(received == flat::lines(&sent));
+    let ids = (0..16).map(|at| u8::from_str_radix(&TRACE[2 * at..][..2], 16).unwrap());
+    let trace = format!("{:x?}/", ids.collect::<Vec<u8>>());
+    let of_trace = received.iter().filter(|line| line.contains(&trace));
+    assert_eq!(of_trace.count(), attached);
+    for part in [
+        &format!("process.pid=Some(IntValue({pid}))"),
+        "busy shop",
+        program.to_str().unwrap(),
+    ] {
+        let without = received.iter().find(|line| !line.contains(part));
+        assert_eq!(without, None, "{part}");
+    }
 }
 
 #[test]
