@@ -43,6 +43,14 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// The file is sound as far as is known, and takes more memory than may be taken.
+    #[error("{}: too large to be read: {reason}; record for a shorter time, less often (-F) or less of the machine (-p, --trace)", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// What it takes, and the limit.
+        reason: String,
+    },
     /// The file holds something else than an OTLP profile, or only a part of one.
     #[error("{}: not a whole OTLP profile: {reason}; record it again with `-o FILE.otlp`", path.display())]
     Malformed {

@@ -75,6 +75,13 @@ pub struct FunctionCost {
     pub total: Cost,
 }
 
+fn too_large(path: &Path) -> Error {
+    Error::TooLarge {
+        path: path.to_owned(),
+        reason: format!("it has more than {} MiB", bounds::MOST_FILE >> 20),
+    }
+}
+
 /// What a file is by its first bytes, if that is one of the other formats that are written.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
     if bytes.starts_with(&[0x1f, 0x8b]) {
@@ -95,6 +102,13 @@ impl Report {
             path: path.to_owned(),
             source,
         })?;
+        // What is no file has no size, and is found to be too large once that much was read.
+        if file
+            .metadata()
+            .is_ok_and(|found| found.len() > bounds::MOST_FILE)
+        {
+            return Err(too_large(path));
+        }
         Self::read_from(file, path, by)
     }
 
@@ -102,14 +116,12 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`], and [`Error::Malformed`] for a file that is cut short, breaks a rule of the
-    /// format, or is larger than 256 MiB or takes more than
-    /// 1 GiB of memory.
+    /// [`Error::Read`], [`Error::TooLarge`] for a file of more than 1 GiB or one that would take more
+    /// than 4 GiB of memory, and [`Error::Malformed`] for one that is cut short or breaks a rule of the
+    /// format.
     pub fn read_from(source: impl Read, path: &Path, by: &str) -> Result<Self, Error> {
         let mut bytes = Vec::new();
-        let read = source
-            .take(bounds::MOST_FILE as u64 + 1)
-            .read_to_end(&mut bytes);
+        let read = source.take(bounds::MOST_FILE + 1).read_to_end(&mut bytes);
         read.map_err(|source| Error::Read {
             path: path.to_owned(),
             source,
@@ -121,14 +133,16 @@ impl Report {
         if bytes.is_empty() {
             return Err(malformed("it is empty".to_owned()));
         }
-        if bytes.len() > bounds::MOST_FILE {
-            let most = bounds::MOST_FILE >> 20;
-            return Err(malformed(format!("it is larger than {most} MiB")));
+        if bytes.len() as u64 > bounds::MOST_FILE {
+            return Err(too_large(path));
         }
         if let Some(other) = other_format(&bytes) {
             return Err(malformed(other.to_owned()));
         }
-        bounds::check(&bytes).map_err(malformed)?;
+        bounds::check(&bytes).map_err(|reason| Error::TooLarge {
+            path: path.to_owned(),
+            reason,
+        })?;
         let data =
             ProfilesData::decode(&bytes[..]).map_err(|error| malformed(error.to_string()))?;
         drop(bytes);

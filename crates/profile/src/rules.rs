@@ -11,8 +11,8 @@ use std::hash::Hash;
 
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
 use opentelemetry_proto::tonic::profiles::v1development::{
-    Function, KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesData,
-    ProfilesDictionary, Sample, Stack, ValueType,
+    Function, KeyValueAndUnit, Line, Location, Mapping, Profile, ProfilesData, ProfilesDictionary,
+    Sample, ValueType,
 };
 use prost::Message;
 
@@ -78,14 +78,14 @@ impl Check<'_> {
             &dictionary.function_table,
             |entry: &Function| *entry,
         );
-        self.table("link", &dictionary.link_table, Link::clone);
-        self.table("string", &dictionary.string_table, String::clone);
+        self.table("link", &dictionary.link_table, |entry| entry);
+        self.table("string", &dictionary.string_table, |entry| entry);
         self.table(
             "attribute",
             &dictionary.attribute_table,
             KeyValueAndUnit::encode_to_vec,
         );
-        self.table("stack", &dictionary.stack_table, Stack::clone);
+        self.table("stack", &dictionary.stack_table, |entry| entry);
         for link in dictionary.link_table.iter().skip(1) {
             let sizes = (link.trace_id.len(), link.span_id.len());
             self.require(sizes == (16, 8), || {
@@ -125,11 +125,11 @@ impl Check<'_> {
     }
 
     /// The rules of every table: entry 0 is the zero value, and no entry stands twice.
-    fn table<T: Default + PartialEq, K: Hash + Eq>(
+    fn table<'t, T: Default + PartialEq, K: Hash + Eq>(
         &mut self,
         name: &str,
-        entries: &[T],
-        key: impl Fn(&T) -> K,
+        entries: &'t [T],
+        key: impl Fn(&'t T) -> K,
     ) {
         self.require(entries.first() == Some(&T::default()), || {
             format!("entry 0 of the {name} table is not the zero value")

@@ -3,10 +3,12 @@
 mod shop;
 
 use std::fs;
-use std::path::PathBuf;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 use otelctx_profile::report::{Report, WITHOUT};
 use otelctx_profile::{Error, NoSymbols, Options, Profile};
+use prost::encoding::encode_varint;
 
 struct File(PathBuf);
 
@@ -106,6 +108,26 @@ fn a_file_that_is_cut_short_is_refused() {
     }
     fs::write(&file.0, &whole).unwrap();
     Report::read(&file.0, "http.route").unwrap();
+}
+
+/// What is too large is not called broken.
+#[test]
+fn a_file_that_would_take_too_much_memory_is_refused_as_that() {
+    // A sample's values, of one byte each in the file and eight in memory, with what is around them.
+    let mut length = 280 << 20;
+    let values = io::repeat(1).take(length);
+    let mut head = Vec::new();
+    for number in [4, 2, 2, 2, 1] {
+        let mut outer = vec![number << 3 | 2];
+        encode_varint(length, &mut outer);
+        length += outer.len() as u64;
+        head = [outer, head].concat();
+    }
+    let file = (&head[..]).chain(values);
+    let error = Report::read_from(file, Path::new("a.otlp"), "http.route").unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
+    let said = "a.otlp: too large to be read: it would take more than 4 GiB of memory; record ";
+    assert!(error.to_string().starts_with(said), "{error}");
 }
 
 #[test]

@@ -492,8 +492,18 @@ fn what_is_no_profile_is_refused_by_report() {
     // For ever more of it.
     refused(
         "/dev/zero",
-        "not a whole OTLP profile: it is larger than 256 MiB",
+        "/dev/zero: too large to be read: it has more than 1024 MiB; record for a shorter time",
     );
+    // Of a file it is known before.
+    let large = scratch.path("large.otlp");
+    let file = fs::File::create(&large).unwrap();
+    file.set_len((1 << 30) + 1).unwrap();
+    refused(
+        &large,
+        "large.otlp: too large to be read: it has more than 1024 MiB",
+    );
+    file.set_len(1 << 20).unwrap();
+    refused(&large, "large.otlp: not a whole OTLP profile");
     let link = scratch.path("link.otlp");
     symlink(&otlp, &link).unwrap();
     otelctx(&["report", &link]).expect(0);
