@@ -5,6 +5,8 @@ use opentelemetry_proto::tonic::common::v1 as common;
 use opentelemetry_proto::tonic::profiles::v1development as profiles;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 
+use crate::messages::Messages;
+
 /// The most of a file that is read, in bytes.
 pub(crate) const MOST_FILE: u64 = 1 << 30;
 /// The most that its messages may take, in bytes, as they are counted here. 4.2 million samples (64
@@ -98,8 +100,8 @@ fn field(kind: Kind, number: u64) -> Field {
 /// # Errors
 ///
 /// A sentence that says why not.
-pub(crate) fn check(file: &[u8]) -> Result<(), String> {
-    match takes_less(file, MOST_MEMORY) {
+pub(crate) fn check(messages: Messages<'_>) -> Result<(), String> {
+    match takes_less(messages, MOST_MEMORY) {
         true => Ok(()),
         false => Err(format!(
             "it would take more than {} GiB of memory",
@@ -108,8 +110,14 @@ pub(crate) fn check(file: &[u8]) -> Result<(), String> {
     }
 }
 
-fn takes_less(file: &[u8], most: usize) -> bool {
-    walk(file, Kind::Data, DEEPEST, &mut { most })
+fn takes_less(messages: Messages<'_>, most: usize) -> bool {
+    let mut left = most;
+    // A list has room for twice as many while it grows.
+    let each = 2 * size_of::<profiles::ProfilesData>();
+    messages.map_while(Result::ok).all(|message| {
+        left = left.saturating_sub(each);
+        walk(message, Kind::Data, DEEPEST, &mut left)
+    })
 }
 
 /// Takes what a message's fields take from what is `left`; false if that is not enough.
@@ -184,6 +192,14 @@ fn varint(message: &mut &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn less(file: &[u8], most: usize) -> bool {
+        takes_less(Messages::new(file), most)
+    }
+
+    fn checked(file: &[u8]) -> Result<(), String> {
+        check(Messages::new(file))
+    }
+
     /// A message with `number` as often as `content` has it.
     fn repeated(number: u8, content: &[u8], times: usize) -> Vec<u8> {
         let mut one = vec![number << 3 | 2];
@@ -205,21 +221,21 @@ mod tests {
             repeated(1, &scope, 1)
         };
         let few = samples(&repeated(2, &[], 1000));
-        assert!(takes_less(&few, MOST));
-        assert!(!takes_less(&samples(&repeated(2, &[], 8 << 10)), MOST));
+        assert!(less(&few, MOST));
+        assert!(!less(&samples(&repeated(2, &[], 8 << 10)), MOST));
         // Names of nothing, in the dictionary.
         let many = repeated(2, &repeated(5, &[], 17 << 10), 1);
-        assert!(!takes_less(&many, MOST));
+        assert!(!less(&many, MOST));
         // Integers of one byte each: together, and one after the other.
         let integers = repeated(4, &vec![1; 70 << 10], 1);
-        assert!(!takes_less(&samples(&repeated(2, &integers, 1)), MOST));
+        assert!(!less(&samples(&repeated(2, &integers, 1)), MOST));
         let integers = [4 << 3, 1].repeat(70 << 10);
-        assert!(!takes_less(&samples(&repeated(2, &integers, 1)), MOST));
+        assert!(!less(&samples(&repeated(2, &integers, 1)), MOST));
         // Those of eight bytes each.
         let times = |bytes: usize| samples(&repeated(2, &repeated(5, &vec![1; bytes], 1), 1));
-        assert!(takes_less(&times(400 << 10), MOST));
-        assert!(!takes_less(&times(520 << 10), MOST));
-        assert_eq!(check(&few), Ok(()));
+        assert!(less(&times(400 << 10), MOST));
+        assert!(!less(&times(520 << 10), MOST));
+        assert_eq!(checked(&few), Ok(()));
         // Behind a group of an unknown field, which is skipped.
         let group = [15 << 3 | 3, 15 << 3 | 4];
         let data = [&group[..], &many].concat();
@@ -228,7 +244,7 @@ mod tests {
             decoded.unwrap().dictionary.unwrap().string_table.len(),
             17 << 10
         );
-        assert!(!takes_less(&data, MOST));
+        assert!(!less(&data, MOST));
     }
 
     #[test]
@@ -240,10 +256,10 @@ mod tests {
         }
         let resource = repeated(1, &repeated(2, &deep, 1), 1);
         let whole = repeated(1, &repeated(1, &resource, 1), 1);
-        assert_eq!(check(&whole), Ok(()));
+        assert_eq!(checked(&whole), Ok(()));
         for cut in 0..64 {
-            assert_eq!(check(&whole[..cut]), Ok(()));
+            assert_eq!(checked(&whole[..cut]), Ok(()));
         }
-        assert_eq!(check(&[0xff; 32]), Ok(()));
+        assert_eq!(checked(&[0xff; 32]), Ok(()));
     }
 }

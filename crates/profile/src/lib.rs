@@ -18,6 +18,7 @@ mod attributes;
 mod bounds;
 mod file;
 mod location;
+mod messages;
 mod profile;
 mod recording;
 pub mod report;

@@ -9,9 +9,11 @@ use std::path::Path;
 use opentelemetry_proto::tonic::profiles::v1development::{
     Location, Profile, ProfilesData, ProfilesDictionary, Sample,
 };
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message;
 
 use crate::attributes::UPSTREAM_PREFIX;
+use crate::messages::Messages;
 use crate::rules::{self, entry};
 use crate::{Error, bounds};
 
@@ -87,12 +89,20 @@ fn other_format(bytes: &[u8]) -> Option<&'static str> {
     if bytes.starts_with(&[0x1f, 0x8b]) {
         return Some("it is compressed, as files for pprof and the Firefox Profiler are");
     }
+    if bytes.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        return Some("it is compressed; have the Collector write it without `compression`");
+    }
+    if bytes.starts_with(b"{") {
+        return Some("it is JSON; have the Collector's file exporter write `format: proto`");
+    }
     let is_picture = bytes.starts_with(b"<?xml") || bytes.starts_with(b"<svg");
     is_picture.then_some("it is a picture, to be opened in a browser")
 }
 
 impl Report {
-    /// Reads an OTLP file, and adds up by the attribute `by`.
+    /// Reads an OTLP file, and adds up by the attribute `by`. It is one message, as it is written here, or
+    /// several with their sizes before them, as the file exporter of OpenTelemetry's Collector writes them
+    /// with `format: proto`.
     ///
     /// # Errors
     ///
@@ -136,45 +146,37 @@ impl Report {
         if bytes.len() as u64 > bounds::MOST_FILE {
             return Err(too_large(path));
         }
-        if let Some(other) = other_format(&bytes) {
+        let messages = Messages::new(&bytes);
+        let first = messages.clone().next().and_then(Result::ok);
+        if let Some(other) = first.and_then(other_format) {
             return Err(malformed(other.to_owned()));
         }
-        bounds::check(&bytes).map_err(|reason| Error::TooLarge {
+        bounds::check(messages.clone()).map_err(|reason| Error::TooLarge {
             path: path.to_owned(),
             reason,
         })?;
-        let data =
-            ProfilesData::decode(&bytes[..]).map_err(|error| malformed(error.to_string()))?;
+        let decoded = messages
+            .map(|message| ProfilesData::decode(message?).map_err(|error| error.to_string()));
+        let data: Vec<ProfilesData> = decoded.collect::<Result<_, _>>().map_err(malformed)?;
         drop(bytes);
-        match rules::violations(&data).into_iter().next() {
+        match data.iter().flat_map(rules::violations).next() {
             Some(violation) => Err(malformed(violation)),
-            None => Ok(Self::of(&data, by)),
+            None => Ok(Self::of_all(&data, by)),
         }
     }
 
     /// Adds up `data`, which breaks no rule.
     #[must_use]
     pub fn of(data: &ProfilesData, by: &str) -> Self {
+        Self::of_all(std::slice::from_ref(data), by)
+    }
+
+    fn of_all(messages: &[ProfilesData], by: &str) -> Self {
         let mut sums = Sums::default();
-        let (mut start, mut end) = (u64::MAX, 0);
-        let Some(dictionary) = &data.dictionary else {
-            return Self::default();
-        };
-        for resource in &data.resource_profiles {
-            let process = process_name(resource.resource.as_ref());
-            let profiles = resource
-                .scope_profiles
-                .iter()
-                .flat_map(|scope| &scope.profiles);
-            for profile in profiles.filter(|profile| is_on_cpu(profile, dictionary)) {
-                start = start.min(profile.time_unix_nano);
-                end = end.max(profile.time_unix_nano.saturating_add(profile.duration_nano));
-                for sample in &profile.samples {
-                    sums.add(dictionary, profile, sample, &process, by);
-                }
-            }
+        for data in messages {
+            sums.add_message(data, by);
         }
-        sums.finish(end.saturating_sub(start.min(end)))
+        sums.finish()
     }
 }
 
@@ -183,12 +185,17 @@ fn is_on_cpu(profile: &Profile, dictionary: &ProfilesDictionary) -> bool {
     entry(&dictionary.string_table, kind).is_some_and(|kind| kind == "samples")
 }
 
-fn process_name(resource: Option<&opentelemetry_proto::tonic::resource::v1::Resource>) -> String {
+fn process_name(dictionary: &ProfilesDictionary, resource: Option<&Resource>) -> String {
     let attributes = resource
         .map(|resource| &resource.attributes[..])
         .unwrap_or_default();
-    let find = |key: &str| attributes.iter().find(|attribute| attribute.key == key);
-    let service = find("service.name").and_then(|found| rules::text(found.value.as_ref()));
+    let find = |key: &str| {
+        attributes
+            .iter()
+            .find(|it| rules::key(dictionary, it) == key)
+    };
+    let service = find("service.name");
+    let service = service.and_then(|found| rules::text(dictionary, found.value.as_ref()));
     let pid = find("process.pid").and_then(|found| {
         use opentelemetry_proto::tonic::common::v1::any_value::Value;
         match found.value.as_ref()?.value.as_ref()? {
@@ -205,6 +212,8 @@ fn process_name(resource: Option<&opentelemetry_proto::tonic::resource::v1::Reso
 
 #[derive(Default)]
 struct Sums<'d> {
+    /// The first recorded moment and the last, in nanoseconds after 1970-01-01 UTC.
+    span: Option<(u64, u64)>,
     total: Cost,
     with_trace: Cost,
     by_attribute: HashMap<&'d str, Cost>,
@@ -214,6 +223,28 @@ struct Sums<'d> {
 }
 
 impl<'d> Sums<'d> {
+    fn add_message(&mut self, data: &'d ProfilesData, by: &str) {
+        let Some(dictionary) = &data.dictionary else {
+            return;
+        };
+        for resource in &data.resource_profiles {
+            let process = process_name(dictionary, resource.resource.as_ref());
+            let profiles = resource
+                .scope_profiles
+                .iter()
+                .flat_map(|scope| &scope.profiles);
+            for profile in profiles.filter(|profile| is_on_cpu(profile, dictionary)) {
+                let start = profile.time_unix_nano;
+                let end = start.saturating_add(profile.duration_nano);
+                let (first, last) = self.span.unwrap_or((start, end));
+                self.span = Some((first.min(start), last.max(end)));
+                for sample in &profile.samples {
+                    self.add(dictionary, profile, sample, &process, by);
+                }
+            }
+        }
+    }
+
     fn add(
         &mut self,
         dictionary: &'d ProfilesDictionary,
@@ -273,7 +304,7 @@ impl<'d> Sums<'d> {
         }
     }
 
-    fn finish(self, duration: u64) -> Report {
+    fn finish(self) -> Report {
         let traces = self.by_trace.into_iter().map(|(id, (cost, attributes))| {
             let most = attributes
                 .into_iter()
@@ -305,7 +336,7 @@ impl<'d> Sums<'d> {
             by_trace: largest_first(traces),
             by_function,
             by_process: largest_first(self.by_process.into_iter()),
-            duration,
+            duration: self.span.map_or(0, |(first, last)| last - first),
         }
     }
 }
@@ -343,7 +374,7 @@ fn attribute<'d>(
         let key = entry(&dictionary.string_table, found.key_strindex)?;
         let key = key.strip_prefix(UPSTREAM_PREFIX).unwrap_or(key);
         if key == name {
-            rules::text(found.value.as_ref())
+            rules::text(dictionary, found.value.as_ref())
         } else {
             None
         }

@@ -80,11 +80,14 @@ impl Check<'_> {
         );
         self.table("link", &dictionary.link_table, |entry| entry);
         self.table("string", &dictionary.string_table, |entry| entry);
-        self.table(
-            "attribute",
-            &dictionary.attribute_table,
-            KeyValueAndUnit::encode_to_vec,
-        );
+        let attributes = &dictionary.attribute_table;
+        self.unique("attribute", attributes, KeyValueAndUnit::encode_to_vec);
+        // OpenTelemetry's Collector writes its value as one without content.
+        let mut first = attributes.first().cloned();
+        if let Some(entry) = &mut first {
+            entry.value = entry.value.take().filter(|value| value.value.is_some());
+        }
+        self.zero("attribute", first.as_ref());
         self.table("stack", &dictionary.stack_table, |entry| entry);
         for link in dictionary.link_table.iter().skip(1) {
             let sizes = (link.trace_id.len(), link.span_id.len());
@@ -131,9 +134,22 @@ impl Check<'_> {
         entries: &'t [T],
         key: impl Fn(&'t T) -> K,
     ) {
-        self.require(entries.first() == Some(&T::default()), || {
+        self.zero(name, entries.first());
+        self.unique(name, entries, key);
+    }
+
+    fn zero<T: Default + PartialEq>(&mut self, name: &str, first: Option<&T>) {
+        self.require(first == Some(&T::default()), || {
             format!("entry 0 of the {name} table is not the zero value")
         });
+    }
+
+    fn unique<'t, T, K: Hash + Eq>(
+        &mut self,
+        name: &str,
+        entries: &'t [T],
+        key: impl Fn(&'t T) -> K,
+    ) {
         let mut seen = HashSet::new();
         for (index, entry) in entries.iter().enumerate() {
             self.require(seen.insert(key(entry)), || {
@@ -175,7 +191,8 @@ impl Check<'_> {
 
     fn resource(&mut self, index: usize, attributes: &[KeyValue]) {
         let mut seen = HashSet::new();
-        for KeyValue { key, .. } in attributes {
+        for attribute in attributes {
+            let key = key(self.dictionary, attribute);
             self.require(!key.is_empty(), || {
                 format!("resource {index} has an empty key")
             });
@@ -276,10 +293,24 @@ pub(crate) fn entry<T>(table: &[T], index: i32) -> Option<&T> {
     table.get(usize::try_from(index).ok()?)
 }
 
-/// The text of an attribute's value, if it is one.
-pub(crate) fn text(value: Option<&AnyValue>) -> Option<&str> {
+/// An attribute's name, which may stand among the dictionary's strings.
+pub(crate) fn key<'d>(dictionary: &'d ProfilesDictionary, attribute: &'d KeyValue) -> &'d str {
+    match attribute.key_strindex {
+        0 => &attribute.key,
+        index => entry(&dictionary.string_table, index).map_or("", String::as_str),
+    }
+}
+
+/// The text of an attribute's value, if it is one. It may stand among the dictionary's strings.
+pub(crate) fn text<'d>(
+    dictionary: &'d ProfilesDictionary,
+    value: Option<&'d AnyValue>,
+) -> Option<&'d str> {
     match value?.value.as_ref()? {
         any_value::Value::StringValue(text) => Some(text),
+        any_value::Value::StringValueStrindex(index) => {
+            entry(&dictionary.string_table, *index).map(String::as_str)
+        }
         _ => None,
     }
 }

@@ -303,6 +303,10 @@ fn a_broken_rule_is_found() {
     broken("entry 0 of the string table", &|data| {
         dictionary(data).string_table[0] = "x".into()
     });
+    broken("entry 0 of the attribute table", &|data| {
+        let table = &mut dictionary(data).attribute_table;
+        table[0].value = table[1].value.clone();
+    });
     broken("entry 0 of the link table", &|data| {
         dictionary(data).link_table.clear()
     });

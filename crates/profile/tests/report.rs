@@ -6,8 +6,12 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use opentelemetry_proto::tonic::common::v1::AnyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use otelctx_profile::report::{Report, WITHOUT};
-use otelctx_profile::{Error, NoSymbols, Options, Profile};
+use otelctx_profile::{Error, NoSymbols, Options, Profile, rules};
+use prost::Message as _;
 use prost::encoding::encode_varint;
 
 struct File(PathBuf);
@@ -110,6 +114,58 @@ fn a_file_that_is_cut_short_is_refused() {
     Report::read(&file.0, "http.route").unwrap();
 }
 
+/// As the file exporter of OpenTelemetry's Collector writes it: several messages with their sizes before
+/// them, whose resources refer to the dictionary's strings.
+#[test]
+fn several_messages_are_one_report() {
+    let file = File::new("several");
+    let alone = Report::read(&file.0, "http.route").unwrap();
+    let mut data = ProfilesData::decode(&fs::read(&file.0).unwrap()[..]).unwrap();
+    let dictionary = data.dictionary.as_mut().unwrap();
+    dictionary.attribute_table[0].value = Some(AnyValue::default());
+    let strings = &mut dictionary.string_table;
+    let mut refer = |text: &str| {
+        let found = strings.iter().position(|string| string == text);
+        found.unwrap_or_else(|| {
+            strings.push(text.to_owned());
+            strings.len() - 1
+        }) as i32
+    };
+    for resource in &mut data.resource_profiles {
+        for attribute in &mut resource.resource.as_mut().unwrap().attributes {
+            attribute.key_strindex = refer(&std::mem::take(&mut attribute.key));
+            let value = &mut attribute.value.as_mut().unwrap().value;
+            if let Some(Value::StringValue(text)) = value {
+                *value = Some(Value::StringValueStrindex(refer(text)));
+            }
+        }
+    }
+    assert_eq!(rules::missed_by_backends(&data), [""; 0]);
+    let message = data.encode_to_vec();
+    let size = u32::try_from(message.len()).unwrap().to_be_bytes();
+    let sized = [&size[..], &message].concat();
+    fs::write(&file.0, &sized).unwrap();
+    assert_eq!(Report::read(&file.0, "http.route").unwrap(), alone);
+    fs::write(&file.0, sized.repeat(2)).unwrap();
+    let twice = Report::read(&file.0, "http.route").unwrap();
+    assert_eq!(twice.total.samples, 2 * alone.total.samples);
+    assert_eq!(twice.by_process[0].0, alone.by_process[0].0);
+    assert_eq!(
+        twice.by_process[0].1.samples,
+        2 * alone.by_process[0].1.samples
+    );
+    assert_eq!(twice.by_trace.len(), alone.by_trace.len());
+    assert_eq!(twice.duration, alone.duration);
+    for length in 1..sized.len() {
+        fs::write(&file.0, [&sized, &sized[..length]].concat()).unwrap();
+        let error = Report::read(&file.0, "http.route").unwrap_err();
+        assert!(
+            error.to_string().contains("its last message is cut short"),
+            "{error}"
+        );
+    }
+}
+
 /// What is too large is not called broken.
 #[test]
 fn a_file_that_would_take_too_much_memory_is_refused_as_that() {
@@ -139,6 +195,15 @@ fn what_is_no_profile_is_refused() {
             "it is compressed, as files for pprof",
         ),
         (b"<?xml version", "it is a picture"),
+        (
+            b"{\"resourceProfiles\":[]}\n",
+            "it is JSON; have the Collector's file exporter write `format: proto`",
+        ),
+        (
+            &[0, 0, 0, 4, 0x28, 0xb5, 0x2f, 0xfd],
+            "have the Collector write it without `compression`",
+        ),
+        (&[0, 0, 0, 9, 0x0a], "its last message is cut short"),
     ] {
         fs::write(&file.0, beginning).unwrap();
         let error = Report::read(&file.0, "http.route").unwrap_err();

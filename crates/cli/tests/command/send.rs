@@ -72,7 +72,7 @@ fn a_collector_has_each_sample_with_its_trace_and_process() {
     let Some(preparation) = Collector::prepare(0) else {
         return;
     };
-    let collector = preparation.start(&documented());
+    let mut collector = preparation.start(&documented());
     let target = Target::start("busy");
     let pid = target.pid().to_string();
     let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap();
@@ -94,7 +94,10 @@ fn a_collector_has_each_sample_with_its_trace_and_process() {
             }
         });
     }
-    let received = flat::lines(&collector.received());
+    let file = collector.written();
+    let report = otelctx(&["report", "--json", file.to_str().unwrap()]);
+    let report = report.expect(0).json();
+    let received = flat::lines(&collector::messages(&file));
     assert_eq!(received.len(), samples);
     assert!(received == flat::lines(&sent));
     let ids = (0..16).map(|at| u8::from_str_radix(&TRACE[2 * at..][..2], 16).unwrap());
@@ -109,6 +112,18 @@ fn a_collector_has_each_sample_with_its_trace_and_process() {
         let without = received.iter().find(|line| !line.contains(part));
         assert_eq!(without, None, "{part}");
     }
+    // The same by the file that the Collector has written.
+    assert_eq!(report["samples"], samples);
+    assert_eq!(report["with_trace"], attached);
+    assert_eq!(report["by_trace"][0]["trace_id"], TRACE);
+    assert_eq!(report["by_process"][0]["name"], format!("busy shop {pid}"));
+    assert_eq!(report["by_process"].as_array().unwrap().len(), 1);
+    let routes = report["by_attribute"].as_array().unwrap();
+    let cart = routes
+        .iter()
+        .find(|route| route["name"] == "/cart")
+        .unwrap();
+    assert_eq!(cart["samples"], attached);
 }
 
 #[test]

@@ -64,22 +64,33 @@ impl Collector {
         format!("http://{}:{HTTP}", self.address)
     }
 
-    /// Ends it, and returns what it got: its file exporter puts the size of each message (four bytes,
-    /// the first the highest) before it.
-    pub(crate) fn received(mut self) -> Vec<ProfilesData> {
+    /// Ends it, once, and returns the file that it kept what it got in. That goes with this value.
+    pub(crate) fn written(&mut self) -> PathBuf {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
         kill(pid, Signal::SIGTERM).unwrap();
         self.child.wait().unwrap();
-        let bytes = fs::read(self.folder.join("profiles.out")).unwrap();
-        let mut rest = &bytes[..];
-        let mut messages = Vec::new();
-        while let Some((size, behind)) = rest.split_first_chunk() {
-            let (message, behind) = behind.split_at(u32::from_be_bytes(*size) as usize);
-            messages.push(ProfilesData::decode(message).unwrap());
-            rest = behind;
-        }
-        messages
+        self.folder.join("profiles.out")
     }
+
+    /// Ends it, and returns what it got.
+    #[allow(dead_code)]
+    pub(crate) fn received(mut self) -> Vec<ProfilesData> {
+        messages(&self.written())
+    }
+}
+
+/// What is in a file of the file exporter: it puts the size of each message (four bytes, the first the
+/// highest) before it.
+pub(crate) fn messages(file: &Path) -> Vec<ProfilesData> {
+    let bytes = fs::read(file).unwrap();
+    let mut rest = &bytes[..];
+    let mut messages = Vec::new();
+    while let Some((size, behind)) = rest.split_first_chunk() {
+        let (message, behind) = behind.split_at(u32::from_be_bytes(*size) as usize);
+        messages.push(ProfilesData::decode(message).unwrap());
+        rest = behind;
+    }
+    messages
 }
 
 impl Drop for Collector {

@@ -5,7 +5,7 @@ use opentelemetry_proto::tonic::profiles::v1development::{
     Location, Mapping, Profile, ProfilesData, Sample, ValueType,
 };
 
-use super::{Check, entry};
+use super::{Check, entry, key};
 
 /// The values of `profile.frame.type` that OpenTelemetry's semantic conventions name.
 const FRAME_TYPES: [&str; 12] = [
@@ -43,9 +43,9 @@ pub fn missed_by_backends(data: &ProfilesData) -> Vec<String> {
     }
     for resource in &data.resource_profiles {
         let attributes = resource.resource.iter().flat_map(|it| &it.attributes);
-        let keys: Vec<&str> = attributes.map(|it| it.key.as_str()).collect();
-        for key in ["service.name", "process.pid"] {
-            check.require(keys.contains(&key), || format!("a resource has no {key}"));
+        let keys: Vec<&str> = attributes.map(|it| key(dictionary, it)).collect();
+        for name in ["service.name", "process.pid"] {
+            check.require(keys.contains(&name), || format!("a resource has no {name}"));
         }
         let scopes = &resource.scope_profiles;
         for profile in scopes.iter().flat_map(|scope| &scope.profiles) {
