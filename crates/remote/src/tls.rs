@@ -185,6 +185,15 @@ fn variable(
     let module = &definition.loaded.module;
     let place = match (definition.fixed, definition.module, library) {
         (Some(offset), ..) => Place::Static(offset),
+        // A thread may still have the block of a library that was closed, under the same id.
+        (None, Some((_, None)), Some(CLibrary::Glibc)) => {
+            return Err(
+                "its storage is dynamic, and nothing tells a thread's block of it from that of a \
+                 library closed before: the list of modules of glibc's dynamic linker is out of \
+                 reach; before glibc 2.34 reading it takes a libpthread.so.0 that is loaded, with \
+                 its .symtab",
+            );
+        }
         (None, Some((id, generation)), Some(library)) => Place::Dynamic {
             library,
             module: id,

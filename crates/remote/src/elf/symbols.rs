@@ -8,10 +8,11 @@ use super::{CHUNK, Elf, ElfError, Source, chunks, read_structs, structs};
 
 /// Links of one hash chain that are followed; linkers keep chains to a handful.
 const MAX_CHAIN: u64 = 1 << 12;
-/// Symbols whose names are compared one by one; a program has a few hundred thread-local variables.
-const MAX_VARIABLES: u64 = 1 << 14;
-const TOO_MANY_VARIABLES: ElfError =
-    Malformed("it has more than 16,384 thread-local variables to look through");
+/// Symbols whose names are compared one by one; a program has a few hundred thread-local variables,
+/// and libpthread about as many objects.
+const MAX_COMPARED: u64 = 1 << 14;
+const TOO_MANY_COMPARED: ElfError =
+    Malformed("it has more than 16,384 symbols of one kind to look through");
 
 /// A symbol that was asked for by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,8 +175,8 @@ impl Elf<'_> {
             for symbol in structs::<Sym64<LE>>(bytes) {
                 if symbol.st_type() == elf::STT_TLS && found.is_none() {
                     compared += 1;
-                    if compared > MAX_VARIABLES {
-                        return Err(TOO_MANY_VARIABLES);
+                    if compared > MAX_COMPARED {
+                        return Err(TOO_MANY_COMPARED);
                     }
                     if self.is_named(symbol, name)? {
                         found = Some(FoundSymbol::new(index, symbol));
@@ -190,8 +191,43 @@ impl Elf<'_> {
 
     /// Looks a thread-local definition up in `.symtab`, which only files have.
     pub(crate) fn static_tls_symbol(&self, name: &[u8]) -> Result<Option<FoundSymbol>, ElfError> {
+        let mut found = None;
+        self.static_definitions(elf::STT_TLS, name.len(), &mut |symbol, its_name| {
+            if its_name == name {
+                found = Some(symbol);
+            }
+            found.is_none()
+        })?;
+        Ok(found)
+    }
+
+    /// The values of the objects in `.symtab`, which only files have, whose names begin with
+    /// `prefix` and have at most `longest` bytes; without the prefix.
+    pub(crate) fn static_objects(
+        &self,
+        prefix: &[u8],
+        longest: usize,
+    ) -> Result<Vec<(Vec<u8>, u64)>, ElfError> {
+        let mut found = Vec::new();
+        self.static_definitions(elf::STT_OBJECT, longest, &mut |symbol, name| {
+            if let Some(name) = name.strip_prefix(prefix) {
+                found.push((name.to_vec(), symbol.value));
+            }
+            true
+        })?;
+        Ok(found)
+    }
+
+    /// Calls `visit` for the definitions of a kind in `.symtab`, with their names if these have at
+    /// most `longest` bytes, until it returns false.
+    fn static_definitions(
+        &self,
+        kind: SymbolType,
+        longest: usize,
+        visit: &mut dyn FnMut(FoundSymbol, &[u8]) -> bool,
+    ) -> Result<(), ElfError> {
         let Source::File(file) = self.source else {
-            return Ok(None);
+            return Ok(());
         };
         let (at, count) = (
             self.header.e_shoff.get(LE),
@@ -199,22 +235,22 @@ impl Elf<'_> {
         );
         let size = usize::from(self.header.e_shentsize.get(LE));
         if at == 0 || size != size_of::<SectionHeader64<LE>>() {
-            return Ok(None);
+            return Ok(());
         }
         let sections: Vec<SectionHeader64<LE>> = read_structs(file, at, count)?;
         let Some(table) = sections
             .iter()
             .find(|it| it.sh_type.get(LE) == elf::SHT_SYMTAB)
         else {
-            return Ok(None);
+            return Ok(());
         };
         let Some(strings) = sections.get(table.sh_link.get(LE) as usize) else {
             return Err(Malformed("its .symtab has no string table"));
         };
         let (strings_at, strings_size) = (strings.sh_offset.get(LE), strings.sh_size.get(LE));
         let entry = size_of::<Sym64<LE>>() as u64;
-        let mut found: Option<FoundSymbol> = None;
-        let mut expected = vec![0; name.len() + 1];
+        let mut buffer = vec![0; longest + 1];
+        let mut goes_on = true;
         let mut compared = 0;
         chunks(table.sh_size.get(LE), entry, |skip, length| {
             let bytes = file.read_vec(
@@ -225,25 +261,22 @@ impl Elf<'_> {
             for symbol in structs::<Sym64<LE>>(&bytes) {
                 let local = FoundSymbol::new(0, symbol);
                 let offset = u64::from(symbol.st_name.get(LE));
-                if local.kind != elf::STT_TLS
-                    || !local.defined
-                    || found.is_some()
-                    || offset + expected.len() as u64 > strings_size
-                {
+                let left = strings_size.saturating_sub(offset).min(longest as u64 + 1);
+                if !goes_on || local.kind != kind || !local.defined || left == 0 {
                     continue;
                 }
                 compared += 1;
-                if compared > MAX_VARIABLES {
-                    return Err(TOO_MANY_VARIABLES);
+                if compared > MAX_COMPARED {
+                    return Err(TOO_MANY_COMPARED);
                 }
-                file.read(strings_at.wrapping_add(offset), &mut expected)?;
-                if expected.split_last() == Some((&0, name)) {
-                    found = Some(local);
+                let name = &mut buffer[..left as usize];
+                file.read(strings_at.wrapping_add(offset), name)?;
+                if let Some(end) = name.iter().position(|byte| *byte == 0) {
+                    goes_on = visit(local, &name[..end]);
                 }
             }
             Ok(())
-        })?;
-        Ok(found)
+        })
     }
 }
 

@@ -1,7 +1,9 @@
 //! glibc: where its dynamic linker keeps the modules' TLS blocks.
 //!
-//! Since 2.34 libc.so exports, for debuggers, the layout of the structures used here as
-//! `_thread_db_*` (`nptl_db/structs.def`, `nptl/libpthread_db.h`): no offset is guessed.
+//! The layout of the structures used here stands in `_thread_db_*`, for debuggers
+//! (`nptl_db/structs.def`, `nptl/libpthread_db.h`): no offset is guessed. libc.so exports these
+//! since 2.34. Before, they are local symbols of libpthread.so, which distributions leave in its
+//! `.symtab` for that reason; a process that does not load it has them nowhere.
 
 use crate::Memory;
 use crate::arch::Machine;
@@ -10,6 +12,12 @@ use crate::memory::MemoryError;
 
 /// The name that glibc's libc.so gives itself.
 pub(crate) const SONAME: &[u8] = b"libc.so.6";
+/// The name of its library of threads, which was merged into libc.so in 2.34.
+const THREADS_SONAME: &[u8] = b"libpthread.so.0";
+/// What the names of those symbols begin with.
+const PREFIX: &str = "_thread_db_";
+/// The longest that is read has 48 bytes.
+const LONGEST_NAME: usize = 64;
 /// What the names of its dynamic linker begin with, on every architecture.
 const LOADER_PREFIX: &[u8] = b"ld-linux";
 
@@ -23,12 +31,12 @@ const ENTRY: u64 = 16;
 /// A block that the thread has not allocated (`TLS_DTV_UNALLOCATED`).
 const UNALLOCATED: u64 = u64::MAX;
 
-/// What libc.so and ld.so tell about themselves; nothing in other modules.
+/// What libc.so, libpthread.so and ld.so tell about themselves; nothing in other modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct FileFacts {
     /// Address of `_rtld_global` in ld.so.
     pub(crate) rtld_global: Option<u64>,
-    /// From libc.so.
+    /// From libc.so, or from libpthread.so before 2.34.
     pub(crate) layout: Option<Layout>,
 }
 
@@ -51,7 +59,19 @@ impl FileFacts {
     pub(crate) fn read(elf: &Elf<'_>, soname: Option<&[u8]>) -> Result<Self, ElfError> {
         let mut facts = FileFacts::default();
         match soname {
-            Some(SONAME) => facts.layout = Layout::read(elf)?,
+            Some(SONAME) => {
+                facts.layout = Layout::read(elf, &|name| {
+                    let symbol = elf.dynamic_symbol(format!("{PREFIX}{name}").as_bytes())?;
+                    Ok(symbol.map(|symbol| symbol.value))
+                })?;
+            }
+            Some(THREADS_SONAME) => {
+                let symbols = elf.static_objects(PREFIX.as_bytes(), LONGEST_NAME)?;
+                facts.layout = Layout::read(elf, &|name| {
+                    let named = |(it, _): &&(Vec<u8>, u64)| it == name.as_bytes();
+                    Ok(symbols.iter().find(named).map(|(_, value)| *value))
+                })?;
+            }
             Some(soname) if soname.starts_with(LOADER_PREFIX) => {
                 facts.rtld_global = elf
                     .dynamic_symbol(b"_rtld_global")?
@@ -64,12 +84,11 @@ impl FileFacts {
 }
 
 impl Layout {
-    /// `None` before 2.34, where libpthread kept this to itself.
-    fn read(elf: &Elf<'_>) -> Result<Option<Self>, ElfError> {
-        let address = |name: &str| {
-            let symbol = elf.dynamic_symbol(format!("_thread_db_{name}").as_bytes())?;
-            Ok::<_, ElfError>(symbol.map(|symbol| symbol.value))
-        };
+    /// `None` if the module does not tell. `address` is where it has what it tells under a name.
+    fn read(
+        elf: &Elf<'_>,
+        address: &dyn Fn(&str) -> Result<Option<u64>, ElfError>,
+    ) -> Result<Option<Self>, ElfError> {
         // A field is described by three 32-bit numbers: its size in bits, the number of elements
         // if it is an array, its offset in bytes (DB_STRUCT_FIELD in nptl_db/db_info.c).
         let field = |name: &str| match address(name)? {

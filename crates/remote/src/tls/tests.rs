@@ -285,6 +285,30 @@ fn what_the_dynamic_linkers_list_adds() {
     }
 }
 
+/// Without a generation a block may be that of a library which glibc has closed; musl closes none.
+#[test]
+fn a_module_whose_generation_nothing_tells() {
+    let loaded = library(Access::GeneralDynamic);
+    let mut memory = Image::new();
+    memory.map_u64(BIAS + SLOT, &[3, 8]);
+    let mut definitions = [definition(&loaded, (8, 8), Machine::X86_64, &[]).unwrap()];
+    bind(&memory, &loaded, &mut definitions, None).unwrap();
+    let [definition] = definitions;
+    let of = |library| variable(&definition, Some(library)).map(|variable| variable.place);
+    assert!(
+        of(CLibrary::Glibc)
+            .unwrap_err()
+            .contains("a library closed before")
+    );
+    let place = Place::Dynamic {
+        library: CLibrary::Musl,
+        module: 3,
+        offset: 8,
+        generation: None,
+    };
+    assert_eq!(of(CLibrary::Musl), Ok(place));
+}
+
 /// A definition must lie in its module's block, whole: an offset of anybody's choice leads anywhere
 /// from the thread pointer.
 #[test]
