@@ -215,8 +215,17 @@ impl Process {
             .0
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let resolution = tls::resolve(&self.target, memory, modules, SYMBOL)?;
-        let resolution = Arc::new(resolution);
+        let space = remote::Within {
+            process: &self.target,
+            deadline: self.options.deadline,
+            text: self.options.maps_as_text,
+        };
+        let resolution = match tls::resolve(&space, memory, modules, SYMBOL) {
+            Err(remote::Error::Late { .. }) => {
+                return Err(self.late("look for the variable of its threads"));
+            }
+            resolution => Arc::new(resolution?),
+        };
         self.variables = Some((layout, resolution.clone()));
         Ok(resolution)
     }

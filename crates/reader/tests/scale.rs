@@ -1,10 +1,12 @@
 //! What a reader takes of very many mappings and processes: memory, and system calls.
 
 use std::env;
+use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, MaxMapCount, Target, system_calls};
+use otelctx_reader::remote::mappings::Reading;
 use otelctx_reader::{ContextState, Options, Process, Watch};
 
 const MAPPINGS: u64 = 2_000_000;
@@ -63,6 +65,45 @@ fn two_million_mappings_take_little_memory() {
         .parse()
         .unwrap();
     assert!(output.status.success() && kib <= 64 * 1024, "{told}");
+}
+
+/// What this thread has read so far, in bytes, if the kernel counts that.
+fn bytes_read() -> Option<u64> {
+    let text = fs::read_to_string("/proc/thread-self/io").ok()?;
+    let bytes = text.lines().find_map(|line| line.strip_prefix("rchar: "))?;
+    Some(bytes.parse().unwrap())
+}
+
+/// The variable is looked for in what is mapped of files: where the kernel skips the rest by itself
+/// (PROCMAP_QUERY), none of it is read.
+#[test]
+fn the_variable_is_found_without_the_text_of_the_mappings() {
+    let Some(mut target) = start() else { return };
+    target.command("publish shop");
+    let mut options = Options::default();
+    options.any_schema = true;
+    let mut process = Process::with_options(target.pid(), options).unwrap();
+    // Its files are known from here on.
+    process.thread_support().unwrap();
+    target.command("map memory 20000");
+    let text = fs::read(format!("/proc/{}/maps", target.pid())).unwrap();
+    let text = text.len() as u64;
+    let Some(before) = bytes_read() else {
+        return eprintln!("skipped: the kernel does not count what is read");
+    };
+    let reading = Reading::default();
+    process
+        .target()
+        .code_mappings(reading, &mut |_| {})
+        .unwrap();
+    let between = bytes_read().unwrap();
+    if between - before >= text {
+        return eprintln!("skipped: this kernel has no PROCMAP_QUERY");
+    }
+    // No module has it: it is looked for each time.
+    process.thread_support().unwrap();
+    let read = bytes_read().unwrap() - between;
+    assert!(read < text / 8, "{read} bytes of {text}");
 }
 
 #[test]

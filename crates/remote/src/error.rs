@@ -111,6 +111,12 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// The time that the caller gives for looking is over.
+    #[error("{name}: no time is left to look through its modules")]
+    Late {
+        /// What was being looked at.
+        name: String,
+    },
     /// The C library of the process, or its architecture, is not known.
     #[error("process {pid}: {reason}")]
     Unsupported {

@@ -37,4 +37,4 @@ pub use memory::{Memory, MemoryError, Omission, ProcessMemory};
 pub use module::{Module, ModuleCache};
 pub use process::{Process, Thread};
 pub use stop::Stopped;
-pub use tls::{Access, AddressSpace, Storage, TlsVariable};
+pub use tls::{Access, AddressSpace, Storage, TlsVariable, Within};

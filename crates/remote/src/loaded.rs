@@ -5,10 +5,11 @@ use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::arch::Machine;
 use crate::elf::{self, Source};
-use crate::mappings::{Mapping, Walk};
+use crate::mappings::{Looked, Mapping, Reading, Walk};
 use crate::module::{Module, ModuleCache};
 use crate::{Device, Error, Memory, Process};
 
@@ -29,6 +30,23 @@ pub trait AddressSpace {
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
     ) -> Result<Walk, Error>;
+
+    /// Calls `visit` for each mapping of a file, in the order of their addresses. One that is not
+    /// executable need not have its name.
+    fn file_mappings(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
+        let walk = self.mappings(&mut |mapping| {
+            if mapping.inode != 0 {
+                visit(mapping);
+            }
+            ControlFlow::Continue(())
+        });
+        walk.map(drop)
+    }
+
+    /// When to give up looking through its modules: [`Error::Late`]. Never, if it does not say.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
 
     /// Opens the very file that a mapping shows, by the mapping's range, name, device and inode.
     /// If it cannot be had what is loaded must do; the reason is told where that does not do
@@ -56,6 +74,11 @@ impl AddressSpace for Process {
         Process::mappings(self, visit)
     }
 
+    fn file_mappings(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
+        // Without limits it comes to their end.
+        Process::file_mappings(self, Reading::default(), visit).map(drop)
+    }
+
     fn mapped_file(
         &self,
         range: (u64, u64),
@@ -74,6 +97,65 @@ impl AddressSpace for Process {
     fn name(&self) -> OsString {
         OsString::from(format!("process {}", self.pid()))
     }
+}
+
+/// A process that is looked at for a limited time.
+#[derive(Debug, Clone, Copy)]
+pub struct Within<'p> {
+    /// The process.
+    pub process: &'p Process,
+    /// When to give up.
+    pub deadline: Option<Instant>,
+    /// See [`Reading::text`].
+    pub text: bool,
+}
+
+impl AddressSpace for Within<'_> {
+    fn mappings(
+        &self,
+        visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+    ) -> Result<Walk, Error> {
+        self.process.mappings(visit)
+    }
+
+    fn file_mappings(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
+        let reading = Reading {
+            max_mappings: None,
+            deadline: self.deadline,
+            text: self.text,
+        };
+        match self.process.file_mappings(reading, visit)? {
+            Looked::Through(()) => Ok(()),
+            Looked::Late | Looked::TooMany => Err(late(self)),
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    fn mapped_file(
+        &self,
+        range: (u64, u64),
+        name: &[u8],
+        device: Device,
+        inode: u64,
+    ) -> Result<File, Option<String>> {
+        self.process.mapped_file(range, name, device, inode)
+    }
+
+    fn machine(&self) -> Machine {
+        AddressSpace::machine(self.process)
+    }
+
+    fn name(&self) -> OsString {
+        AddressSpace::name(self.process)
+    }
+}
+
+fn late(space: &dyn AddressSpace) -> Error {
+    let name = space.name().to_string_lossy().into_owned();
+    Error::Late { name }
 }
 
 /// A module and where it is.
@@ -112,6 +194,7 @@ struct Run {
     last_offset: u64,
     device: Device,
     inode: u64,
+    /// That of the first executable mapping.
     name: Vec<u8>,
     /// Address and file offset of the first executable mapping. Unlike those in front of it, which
     /// a symbolizer may have put there, it is the module's for sure.
@@ -126,7 +209,7 @@ impl Run {
             last_offset: mapping.offset,
             device: mapping.device,
             inode: mapping.inode,
-            name: mapping.name.to_vec(),
+            name: name(mapping),
             code: code(mapping),
         }
     }
@@ -137,6 +220,14 @@ impl Run {
         self.inode == mapping.inode
             && self.device == mapping.device
             && mapping.offset >= self.last_offset
+    }
+}
+
+/// That of an executable mapping: others need not have theirs.
+fn name(mapping: &Mapping<'_>) -> Vec<u8> {
+    match mapping.permissions.execute {
+        true => mapping.name.to_vec(),
+        false => Vec::new(),
     }
 }
 
@@ -161,18 +252,15 @@ fn runs(space: &dyn AddressSpace) -> Result<(Vec<Run>, u64), Error> {
             }
         }
     };
-    space.mappings(&mut |mapping| {
-        if mapping.inode == 0 {
-            return ControlFlow::Continue(());
-        }
-        match &mut current {
-            Some(run) if run.takes(mapping) => {
-                run.last_offset = mapping.offset;
-                run.code = run.code.or(code(mapping));
+    space.file_mappings(&mut |mapping| match &mut current {
+        Some(run) if run.takes(mapping) => {
+            run.last_offset = mapping.offset;
+            if run.code.is_none() {
+                run.name = name(mapping);
+                run.code = code(mapping);
             }
-            current => keep(current.replace(Run::new(mapping))),
         }
-        ControlFlow::Continue(())
+        current => keep(current.replace(Run::new(mapping))),
     })?;
     keep(current);
     Ok((runs, left_out))
@@ -199,7 +287,14 @@ fn modules_within(
     let mut modules = Modules::default();
     let before = cache.cost;
     let mut loaded_cost = 0_u64;
+    let is_late = || {
+        let deadline = space.deadline();
+        deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    };
     for run in runs {
+        if is_late() {
+            return Err(late(space));
+        }
         if (cache.cost - before).saturating_add(loaded_cost) > limit {
             left_out += 1;
             continue;
@@ -275,5 +370,47 @@ mod tests {
         assert_eq!(all.unreadable, []);
         // What is known costs nothing.
         assert_eq!(look(0, &mut cache).loaded.len(), all.loaded.len());
+    }
+
+    /// Reading files takes its time, too.
+    #[test]
+    fn a_deadline_ends_a_look_before_the_next_module() {
+        struct Late(Process);
+        impl AddressSpace for Late {
+            fn mappings(
+                &self,
+                visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+            ) -> Result<Walk, Error> {
+                self.0.mappings(visit)
+            }
+            fn deadline(&self) -> Option<Instant> {
+                Some(Instant::now())
+            }
+            fn mapped_file(
+                &self,
+                _: (u64, u64),
+                _: &[u8],
+                _: Device,
+                _: u64,
+            ) -> Result<File, Option<String>> {
+                panic!("there is no time for it")
+            }
+            fn machine(&self) -> Machine {
+                Machine::own()
+            }
+            fn name(&self) -> OsString {
+                "late".into()
+            }
+        }
+        let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let memory = process.memory().unwrap();
+        let space = Late(process);
+        let found = modules(
+            &space,
+            &memory,
+            &mut ModuleCache::new(),
+            "otel_thread_ctx_v1",
+        );
+        assert!(matches!(found, Err(Error::Late { name }) if name == "late"));
     }
 }

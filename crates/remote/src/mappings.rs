@@ -46,8 +46,9 @@ pub struct Mapping<'a> {
     pub device: Device,
     /// Inode of the file, zero for anonymous memory.
     pub inode: u64,
-    /// The last column as the kernel wrote it: a path (a newline in it is `\012`, and
-    /// ` (deleted)` may follow), a name in brackets, or nothing. Not UTF-8 in general.
+    /// The last column as the kernel wrote it: a path (a newline in it is `\012` in the text, itself
+    /// from `PROCMAP_QUERY`, and ` (deleted)` may follow), a name in brackets, or nothing. Not UTF-8
+    /// in general.
     pub name: &'a [u8],
 }
 

@@ -209,6 +209,46 @@ fn code_is_the_same_in_either_way() {
 }
 
 #[test]
+fn mappings_of_files_are_the_same_in_either_way() {
+    let Some(mut target) = start() else { return };
+    target.command("code");
+    target.command("map files 3000");
+    target.command("map memory 3000");
+    let process = Process::open(target.pid()).unwrap();
+    let with_name = |mapping: &otelctx_remote::Mapping<'_>| {
+        let name = match mapping.permissions.execute {
+            true => mapping.name.to_vec(),
+            false => Vec::new(),
+        };
+        let (at, file) = (mapping.start..mapping.end, (mapping.device, mapping.inode));
+        (at, mapping.permissions, mapping.offset, file, name)
+    };
+    let mut expected = Vec::new();
+    let walk = process.mappings(&mut |mapping| {
+        expected.extend((mapping.inode != 0).then(|| with_name(mapping)));
+        ControlFlow::Continue(())
+    });
+    assert!(walk.unwrap().mappings > 6000);
+    assert!(expected.len() > 3000 && expected.iter().any(|it| !it.4.is_empty()));
+    for text in [false, true] {
+        let reading = Reading {
+            text,
+            ..Reading::default()
+        };
+        let mut seen = Vec::new();
+        let all = process.file_mappings(reading, &mut |mapping| seen.push(with_name(mapping)));
+        assert_eq!(all.unwrap(), Looked::Through(()));
+        assert!(seen == expected, "as text: {text}");
+        let late = Reading {
+            deadline: Some(Instant::now()),
+            ..reading
+        };
+        let none = process.file_mappings(late, &mut |mapping| panic!("{mapping:?}"));
+        assert_eq!(none.unwrap(), Looked::Late);
+    }
+}
+
+#[test]
 fn limits_end_a_search() {
     let Some(target) = start() else { return };
     let process = Process::open(target.pid()).unwrap();

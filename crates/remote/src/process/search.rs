@@ -36,13 +36,32 @@ impl Process {
         reading: Reading,
         visit: &mut dyn FnMut(&Mapping<'_>),
     ) -> Result<Looked<()>, Error> {
+        self.mappings_of_files(Files::Code, reading, visit)
+    }
+
+    /// Calls `visit` for each mapping of a file. Those that are executable have their names, others
+    /// need not.
+    pub fn file_mappings(
+        &self,
+        reading: Reading,
+        visit: &mut dyn FnMut(&Mapping<'_>),
+    ) -> Result<Looked<()>, Error> {
+        self.mappings_of_files(Files::All, reading, visit)
+    }
+
+    fn mappings_of_files(
+        &self,
+        files: Files,
+        reading: Reading,
+        visit: &mut dyn FnMut(&Mapping<'_>),
+    ) -> Result<Looked<()>, Error> {
         let visited = Cell::new(false);
         let mut visit = |mapping: &Mapping<'_>| {
             visited.set(true);
             visit(mapping);
         };
         self.read_maps(
-            |maps| visit_code(maps, &reading, &mut visit),
+            |maps| visit_files(maps, files, &reading, &mut visit),
             // Nothing is visited twice: what ends halfway has ended.
             |looked| !visited.get() && looked.as_ref().is_err_and(is_gone),
         )
@@ -85,14 +104,24 @@ impl Process {
     }
 }
 
+/// Which mappings of files are visited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Files {
+    /// Executable ones, without their names.
+    Code,
+    /// All, those that are executable with their names.
+    All,
+}
+
 /// ESRCH if there is no memory.
-fn visit_code(
+fn visit_files(
     maps: File,
+    files: Files,
     reading: &Reading,
     visit: &mut dyn FnMut(&Mapping<'_>),
 ) -> io::Result<Looked<()>> {
     if !reading.is_text()
-        && let Some(looked) = query_code(&maps, reading, visit)?
+        && let Some(looked) = query_files(&maps, files, reading, visit)?
     {
         return Ok(looked);
     }
@@ -103,7 +132,7 @@ fn visit_code(
         if late || reading.max_mappings.is_some_and(|limit| seen > limit) {
             return ControlFlow::Break(());
         }
-        if mapping.permissions.execute && mapping.inode != 0 {
+        if mapping.inode != 0 && (files == Files::All || mapping.permissions.execute) {
             visit(mapping);
         }
         ControlFlow::Continue(())
@@ -117,21 +146,31 @@ fn visit_code(
 }
 
 /// `None` if the kernel is older, or does not permit it.
-fn query_code(
+fn query_files(
     maps: &File,
+    files: Files,
     reading: &Reading,
     visit: &mut dyn FnMut(&Mapping<'_>),
 ) -> io::Result<Option<Looked<()>>> {
-    let mut query = Query::new(maps);
+    let (mut query, wanted) = match files {
+        Files::Code => (Query::new(maps), flags::FILE_BACKED | flags::EXECUTABLE),
+        Files::All => (Query::with_paths(maps), flags::FILE_BACKED),
+    };
     let (mut address, mut seen) = (0, 0);
     loop {
         if is_time_to_look(&mut seen) && reading.is_late() {
             return Ok(Some(Looked::Late));
         }
-        match query.next(address, flags::FILE_BACKED | flags::EXECUTABLE) {
+        match query.next(address, wanted) {
             Ok(Some(mapping)) if mapping.end > address => {
-                visit(&mapping);
                 address = mapping.end;
+                let is_named = files == Files::All && mapping.permissions.execute;
+                // It may have gone meanwhile.
+                match is_named.then(|| query.next_named(mapping.start, wanted)) {
+                    Some(Ok(Some(named))) if named.start == mapping.start => visit(&named),
+                    Some(Err(error)) => return Err(error.into()),
+                    _ => visit(&mapping),
+                }
             }
             Ok(_) => return Ok(Some(Looked::Through(()))),
             Err(error) if address == 0 && error != Errno::ESRCH => return Ok(None),
