@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use otelctx_reader::remote::{self, inspect::Other};
 
+/// What to do where time is missing.
+pub(crate) const MORE_TIME: &str = "--deadline SECONDS allows more";
+
 /// Why a command could not run, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -191,7 +194,7 @@ impl Error {
                 _ => None,
             },
             Self::Reader(otelctx_reader::Error::Deadline { .. }) => {
-                Some("--deadline SECONDS allows more".into())
+                Some(MORE_TIME.into())
             }
             Self::Export(error) => error.mend(),
             Self::NotSent(failed) => failed.why.mend(),

@@ -120,7 +120,8 @@ impl Process {
             .map_err(|errno| self.error("exe", "read the executable's name", errno.into()))
     }
 
-    /// Its threads, in the order of `/proc/PID/task`. One that exits meanwhile is left out.
+    /// Its threads, in the order of `/proc/PID/task`. One that exits meanwhile is left out. Like
+    /// [`Self::thread_ids`], without end while a process creates threads as fast as they are listed.
     pub fn threads(&self) -> Result<Vec<Thread>, Error> {
         let mut threads = Vec::new();
         for tid in self.thread_ids()? {
@@ -133,7 +134,7 @@ impl Process {
         Ok(threads)
     }
 
-    /// The ids of its threads.
+    /// The ids of its threads, see [`Self::visit_thread_ids`] for when to break off.
     pub fn thread_ids(&self) -> Result<Vec<i32>, Error> {
         let mut ids = Vec::new();
         self.visit_thread_ids(&mut |tid| {
@@ -339,12 +340,17 @@ impl Process {
 
     /// The directory of a thread that still runs, for when the thread-group leader has exited.
     fn other_task(&self) -> Option<String> {
-        let mut tasks = self
-            .thread_ids()
-            .ok()?
-            .into_iter()
-            .map(|tid| format!("task/{tid}/"));
-        tasks.find(|prefix| self.has_memory(prefix))
+        let mut found = None;
+        // Not listed first: the list need not have an end.
+        self.visit_thread_ids(&mut |tid| {
+            found = Some(format!("task/{tid}/")).filter(|prefix| self.has_memory(prefix));
+            match found {
+                Some(_) => ControlFlow::Break(()),
+                None => ControlFlow::Continue(()),
+            }
+        })
+        .ok()?;
+        found
     }
 
     /// A task without memory (a zombie, a kernel thread) has no executable.

@@ -7,6 +7,7 @@ mod choice;
 pub(crate) mod demo;
 pub(crate) mod dump;
 mod ids;
+mod partial;
 mod patience;
 pub(crate) mod ps;
 pub(crate) mod record;

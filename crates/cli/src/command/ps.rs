@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use self::row::{COLUMNS, Row};
 use super::apart::{self, Worker};
+use super::partial::Deadline;
 use super::patience::unless_ended;
 use super::same_memory::{Place, SameMemory};
 use super::seconds::seconds;
@@ -37,6 +38,9 @@ pub(crate) struct Arguments {
     /// Count the threads that work on a trace (stops each for some microseconds)
     #[arg(long)]
     threads: bool,
+    /// Give up looking at a process after this time, and show what was found by then
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds, conflicts_with = "watch")]
+    deadline: Duration,
     /// Skip processes with more mappings than this
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_mappings: Option<u64>,
@@ -86,6 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     };
     terminal::print(&text).map_err(Error::Output)?;
     listing.skipped.report(arguments.max_mappings);
+    listing.processes.iter().for_each(Row::explain);
     if listing.processes.is_empty() && !arguments.json {
         terminal::complain(
             "no process publishes a context here",
@@ -154,8 +159,10 @@ fn look(
     arguments: &Arguments,
     modules: SharedModules,
 ) -> Result<Option<(Row, Option<Place>)>, ReaderError> {
+    let deadline = Deadline::after(arguments.deadline);
     let mut options = Options::default();
     options.max_mappings = arguments.max_mappings;
+    options.deadline = Some(deadline.end());
     let mut process = Process::with_modules(pid, options, modules)?;
     Ok(match process.context()? {
         ContextState::Absent => None,
@@ -163,7 +170,7 @@ fn look(
         ContextState::Published(context) => {
             let mut row = Row::published(&mut process, &context)?;
             if arguments.threads {
-                row.count_traces(&mut process)?;
+                row.count_traces(&mut process, &deadline)?;
             }
             Some((row, Some(Place::of(&context))))
         }

@@ -24,7 +24,7 @@ use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION};
 const SCENARIO: &str = "OTELCTX_TEST_SCENARIO";
 
 /// What a target can be.
-const SCENARIOS: [(&str, fn()); 25] = [
+const SCENARIOS: [(&str, fn()); 26] = [
     ("shop", shop),
     ("sandboxed", sandboxed),
     ("busy", busy),
@@ -43,6 +43,7 @@ const SCENARIOS: [(&str, fn()); 25] = [
     ("changing", changing),
     ("crowd", crowd),
     ("stuck", stuck),
+    ("all_stuck", all_stuck),
     ("restless", restless),
     ("no_keys", no_keys),
     ("many_keys", many_keys),
@@ -516,6 +517,29 @@ fn stuck() {
     println!("ready");
     // As vfork() waits for its child.
     child_in_same_memory(libc::CLONE_VFORK);
+}
+
+/// How many threads of [`all_stuck`] can't be stopped. Each is waited for for half a second.
+pub(crate) const STUCK: usize = 8;
+
+/// Threads in an uninterruptible sleep, more than there is time for.
+fn all_stuck() {
+    let _process = otelctx::ProcessContext::new()
+        .service_name("all stuck")
+        .publish()
+        .unwrap();
+    for _ in 0..STUCK {
+        thread::spawn(|| child_in_same_memory(libc::CLONE_VFORK));
+    }
+    let is_stuck = |task: &std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(task.as_ref().unwrap().path().join("stat"));
+        stat.is_ok_and(|stat| stat.contains(") D "))
+    };
+    let tasks = || std::fs::read_dir("/proc/self/task").unwrap();
+    while tasks().filter(is_stuck).count() < STUCK {
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+    ready();
 }
 
 fn newer_version() {

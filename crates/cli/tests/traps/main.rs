@@ -24,7 +24,7 @@ use elf_file::ElfFile;
 const MEMORY: i64 = 64 << 10;
 /// What takes longer hangs. The bound is 2 s; timings decide nothing here, and are printed.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// For `dump`, so that it is not late on a machine that is busy.
+/// So that no command is late on a machine that is busy.
 const DEADLINE: &str = "60";
 
 /// Where the target has its variable.
@@ -303,9 +303,16 @@ fn look(row: &Row, programs: &Programs) -> Result<(), String> {
     let pid = target.pid().to_string();
     let runs = [
         // Whatever else runs on this machine may have millions.
-        &["ps", "--json", "--max-mappings", "50000"][..],
+        &[
+            "ps",
+            "--json",
+            "--deadline",
+            DEADLINE,
+            "--max-mappings",
+            "50000",
+        ][..],
         &["dump", "--json", "--deadline", DEADLINE, &pid],
-        &["check", "--json", &pid],
+        &["check", "--json", "--deadline", DEADLINE, &pid],
     ];
     let runs = runs.map(|arguments| {
         let mut run = run(arguments);

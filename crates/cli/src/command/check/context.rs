@@ -5,31 +5,38 @@ use std::collections::BTreeMap;
 use otelctx_reader::format::process_context::{HEADER_SIZE, Header, Problem};
 use otelctx_reader::format::{KEY_MAP, KeyMapError, SCHEMA_VERSION, Schema};
 use otelctx_reader::remote::Memory;
-use otelctx_reader::{Broken, ContextState, Process, ProcessContext};
+use otelctx_reader::{Broken, ContextState, Options, Process, ProcessContext};
 
 use super::finding::Finding;
+use crate::command::partial::Deadline;
 use crate::output::words::{count, grouped};
 
 /// The largest payload that every reader accepts, in bytes (OTEP 4719).
 const EVERY_READER_TAKES: u32 = 65_536;
 
 /// What is found of it.
-pub(super) fn findings(process: &Process, state: &ContextState) -> Vec<Finding> {
+pub(super) fn findings(
+    process: &Process,
+    state: &ContextState,
+    deadline: &Deadline,
+) -> Vec<Finding> {
     match state {
         ContextState::Published(context) => {
             let mut findings = published(context);
-            findings.splice(1..1, mapping(process, context));
+            findings.splice(1..1, mapping(process, context, deadline));
             findings
         }
-        ContextState::Absent => vec![absent(process)],
+        ContextState::Absent => vec![absent(process, deadline)],
         ContextState::Broken(why) => vec![broken(why)],
     }
 }
 
 /// Nothing is published. A fork inherits nothing, and often is not meant to go without.
-fn absent(process: &Process) -> Finding {
+fn absent(process: &Process, deadline: &Deadline) -> Finding {
     let parent = process.target().status().map_or(0, |status| status.parent);
-    let publishes = Process::open(parent)
+    let mut options = Options::default();
+    options.deadline = Some(deadline.half());
+    let publishes = Process::with_options(parent, options)
         .and_then(|mut parent| parent.context())
         .is_ok_and(|state| matches!(state, ContextState::Published(_)));
     let finding = match publishes {
@@ -49,7 +56,7 @@ fn absent(process: &Process) -> Finding {
 }
 
 /// How the context lies in memory.
-fn mapping(process: &Process, context: &ProcessContext) -> Vec<Finding> {
+fn mapping(process: &Process, context: &ProcessContext, deadline: &Deadline) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut header = [0; HEADER_SIZE];
     let read = process
@@ -72,7 +79,8 @@ fn mapping(process: &Process, context: &ProcessContext) -> Vec<Finding> {
             .mend("Publish fewer or shorter attributes."),
         );
     }
-    if let Ok(Some(true)) = process.target().is_copied_on_fork(context.address) {
+    let until = Some(deadline.half());
+    if let Ok(Some(true)) = process.target().is_copied_on_fork(context.address, until) {
         findings.push(
             Finding::note(
                 "copied-on-fork",

@@ -11,11 +11,13 @@ mod unlinked;
 mod variable;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use otelctx_reader::remote::stop;
 
 use self::finding::Answer;
 use super::apart;
+use super::seconds::seconds;
 use crate::Status;
 use crate::error::Error;
 use crate::output::json;
@@ -39,6 +41,9 @@ pub(crate) struct Arguments {
     /// Print one JSON value (docs/json.md tells its fields)
     #[arg(long)]
     json: bool,
+    /// Give up looking at a process after this time, and say what was found by then
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
+    deadline: Duration,
 }
 
 /// Runs the command.
@@ -54,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         .parse()
         .map_err(|_| Error::NoProcessId(number.into()))?;
     apart::one(pid, |worker| {
-        let answer = stop::on_own_thread(|| process::check(pid))??;
+        let answer = stop::on_own_thread(|| process::check(pid, arguments.deadline))??;
         worker.rest();
         tell(&answer, arguments.json, &terminal)
     })

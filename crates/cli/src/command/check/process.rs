@@ -1,11 +1,13 @@
 //! A running process: what it publishes, and whether a reader can follow it to each thread.
 
 use std::ffi::{OsStr, OsString};
-use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStrExt;
+use std::fs::File;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+use std::time::Duration;
 
 use otelctx_reader::remote::inspect::{Contents, Inspection};
+use otelctx_reader::remote::mappings::{Looked, Reading};
 use otelctx_reader::remote::module::{Machine, Module, Symbol};
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::remote::{Access, AddressSpace, Storage};
@@ -18,8 +20,9 @@ use super::looked_at::{self, LookedAt};
 use super::variable;
 use super::{access, context, file};
 use crate::command::ids::process_of;
+use crate::command::partial::{Deadline, Partial, Seen};
 use crate::command::patience::{is_rewritten, patiently};
-use crate::error::{Error, is_gone};
+use crate::error::Error;
 use crate::output::words::{self, count};
 
 /// Files of a process that are looked into for the reason why none has the variable.
@@ -28,39 +31,30 @@ const MOST_FILES: usize = 256;
 /// Files of a process that are looked into for what their linker did. There is one as a rule.
 const MOST_INSPECTED: usize = 16;
 
-/// Says whether readers can read what process `pid` publishes, by reading all of it.
+/// Says whether readers can read what process `pid` publishes, by reading all of it, for `patience`
+/// at the most.
 ///
 /// `id` is the process's, or that of one of its threads.
-pub(super) fn check(id: i32) -> Result<Answer, Error> {
+pub(super) fn check(id: i32, patience: Duration) -> Result<Answer, Error> {
+    let deadline = Deadline::after(patience);
     let mut options = Options::default();
+    options.deadline = Some(deadline.end());
     // The variable is of interest also where the process context does not lead to it.
     options.any_schema = true;
     let pid = process_of(id)?;
     let mut process = Process::with_options(pid, options)?;
     let status = process.target().status()?;
     let state = process.context()?;
-    let mut findings = context::findings(&process, &state);
+    let mut findings = context::findings(&process, &state, &deadline);
     let mut stopped = 0;
     if is_32_bit(&process) {
         findings.push(file::thirty_two_bits());
     } else {
-        match process.thread_support()? {
-            ThreadSupport::Readable(variables) => {
-                findings.extend(found(&process, &variables));
-                let troubled = !Finding::are_readable(&findings);
-                let threads = threads(&mut process, troubled, &mut stopped)?;
-                findings.extend(threads);
+        match look_at_threads(&mut process, &mut findings, &deadline, &mut stopped) {
+            Err(ReaderError::Deadline { .. }) => {
+                findings.push(partial(&deadline.none_read(&process)));
             }
-            ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
-                let (why, told) = not_found(&process)?;
-                findings.push(why);
-                let mut others = unreadable;
-                others.retain(|(module, _)| Some(module) != told.as_ref());
-                findings.extend(modules(&others));
-            }
-            ThreadSupport::Unreadable(why) => {
-                findings.push(Finding::problem("threads", why.to_string()));
-            }
+            looked => looked?,
         }
     }
     let lossy = |text: &OsStr| text.to_string_lossy().into_owned();
@@ -78,6 +72,46 @@ pub(super) fn check(id: i32) -> Result<Answer, Error> {
     Ok(Answer::new(id.to_string(), looked_at, findings))
 }
 
+/// Adds what is found of the threads' contexts.
+fn look_at_threads(
+    process: &mut Process,
+    findings: &mut Vec<Finding>,
+    deadline: &Deadline,
+    stopped: &mut usize,
+) -> Result<(), ReaderError> {
+    match process.thread_support()? {
+        ThreadSupport::Readable(variables) => {
+            findings.extend(found(process, &variables, deadline));
+            let troubled = !Finding::are_readable(findings);
+            findings.extend(threads(process, troubled, deadline, stopped)?);
+        }
+        ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
+            let (why, told) = not_found(process, deadline)?;
+            findings.push(why);
+            let mut others = unreadable;
+            others.retain(|(module, _)| Some(module) != told.as_ref());
+            findings.extend(modules(&others));
+        }
+        ThreadSupport::Unreadable(why) => {
+            findings.push(Finding::problem("threads", why.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// The deadline came before all threads were read. Without any it is not known that they can be.
+fn partial(partial: &Partial) -> Finding {
+    let text = partial.sentence();
+    let finding = match partial.read {
+        0 => Finding::problem("partial", text),
+        _ => Finding::note("partial", text),
+    };
+    match partial.mend() {
+        Some(mend) => finding.mend(format!("{mend}.")),
+        None => finding,
+    }
+}
+
 /// Whether the program that runs is of 32 bits.
 fn is_32_bit(process: &Process) -> bool {
     let program = std::fs::File::open(format!("/proc/{}/exe", process.target().pid()));
@@ -85,13 +119,13 @@ fn is_32_bit(process: &Process) -> bool {
 }
 
 /// Every module that has the variable.
-fn found(process: &Process, variables: &ThreadVariables) -> Vec<Finding> {
+fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) -> Vec<Finding> {
     let resolution = &variables.resolution;
     let definitions = resolution.variables.iter().enumerate();
     let mut findings: Vec<Finding> = definitions
         .flat_map(|(index, it)| {
             let inspection = match index < MOST_INSPECTED {
-                true => inspect(process, &it.module),
+                true => inspect(process, &it.module, deadline),
                 false => Err(format!("{MOST_INSPECTED} others were, before it")),
             };
             definition(it, inspection)
@@ -158,18 +192,20 @@ fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) ->
 }
 
 /// Looks into the very file that the process has mapped under this name.
-fn inspect(process: &Process, name: &OsStr) -> Result<Inspection, String> {
+fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspection, String> {
     let target = process.target();
     let mut found = None;
-    let walk = target.mappings(&mut |mapping| {
-        if mapping.name != name.as_bytes() {
-            return ControlFlow::Continue(());
+    let looked = target.file_mappings(until(deadline), &mut |mapping| {
+        let is_it = mapping.permissions.execute && mapping.name == name.as_bytes();
+        if is_it && found.is_none() {
+            let range = (mapping.start, mapping.end);
+            found = Some(target.mapped_file(range, mapping.name, mapping.device, mapping.inode));
         }
-        let range = (mapping.start, mapping.end);
-        found = Some(target.mapped_file(range, mapping.name, mapping.device, mapping.inode));
-        ControlFlow::Break(())
     });
-    walk.map_err(|error| error.to_string())?;
+    let looked = looked.map_err(|error| error.to_string())?;
+    if looked != Looked::Through(()) || deadline.has_passed() {
+        return Err("no time is left for it".to_owned());
+    }
     match found {
         Some(Ok(file)) => file::inspect(&file),
         Some(Err(Some(why))) => Err(why),
@@ -177,29 +213,50 @@ fn inspect(process: &Process, name: &OsStr) -> Result<Inspection, String> {
     }
 }
 
+/// How mappings are gone through.
+fn until(deadline: &Deadline) -> Reading {
+    Reading {
+        deadline: Some(deadline.end()),
+        ..Reading::default()
+    }
+}
+
 /// Nothing exports the variable; perhaps a module, which is named, defines another thing by that
 /// name.
-fn not_found(process: &Process) -> Result<(Finding, Option<OsString>), ReaderError> {
+fn not_found(
+    process: &Process,
+    deadline: &Deadline,
+) -> Result<(Finding, Option<OsString>), ReaderError> {
     let target = process.target();
-    let mut files: Vec<Vec<u8>> = Vec::new();
-    let mut other = None;
-    target.mappings(&mut |mapping| {
+    let late = || ReaderError::Deadline {
+        pid: target.pid(),
+        action: "look into its files",
+    };
+    let mut files: Vec<(Vec<u8>, Option<File>)> = Vec::new();
+    let looked = target.file_mappings(until(deadline), &mut |mapping| {
         let new = mapping.permissions.execute
-            && mapping.inode != 0
             && files.len() < MOST_FILES
-            && !files.iter().any(|name| name == mapping.name);
+            && !files.iter().any(|(name, _)| name == mapping.name);
         if new {
-            files.push(mapping.name.to_vec());
             let range = (mapping.start, mapping.end);
             let file = target.mapped_file(range, mapping.name, mapping.device, mapping.inode);
-            let module = file.ok().and_then(|file| Module::of_file(&file, SYMBOL));
-            if module.is_some_and(|module| module.symbol == Symbol::NotThreadLocal) {
-                other = Some(OsStr::from_bytes(mapping.name).to_owned());
-                return ControlFlow::Break(());
-            }
+            files.push((mapping.name.to_vec(), file.ok()));
         }
-        ControlFlow::Continue(())
     })?;
+    if looked != Looked::Through(()) {
+        return Err(late());
+    }
+    let mut other = None;
+    for (name, file) in files {
+        if deadline.has_passed() {
+            return Err(late());
+        }
+        let module = file.and_then(|file| Module::of_file(&file, SYMBOL));
+        if module.is_some_and(|module| module.symbol == Symbol::NotThreadLocal) {
+            other = Some(OsString::from_vec(name));
+            break;
+        }
+    }
     let finding = match &other {
         Some(module) => {
             let module = module.to_string_lossy();
@@ -231,44 +288,58 @@ fn unreadable_module(module: &str, why: &str) -> Finding {
 fn threads(
     process: &mut Process,
     troubled: bool,
+    deadline: &Deadline,
     stopped: &mut usize,
 ) -> Result<Vec<Finding>, ReaderError> {
     let mut attached = 0;
     let mut failed = Vec::new();
-    for thread in process.threads()? {
+    let left_out = deadline.threads(process, |thread| {
         match patiently(|| thread.context(), is_rewritten) {
             Ok(outcome) => {
                 *stopped += 1;
                 attached += usize::from(outcome.attached().is_some());
+                Seen::Read
             }
-            Err(error) if is_gone(&error) => {}
-            Err(error) => failed.push(error),
+            Err(error) => {
+                let seen = Seen::of(&error, thread);
+                if seen == Seen::Read {
+                    failed.push(error);
+                }
+                seen
+            }
         }
-    }
+    })?;
+    let mut findings = Vec::new();
     if let Some(error) = failed.first() {
-        return Ok(vec![Finding::problem(
+        findings.push(Finding::problem(
             "threads",
             format!(
                 "{} can't be read: {error}",
                 count(failed.len(), "thread", "threads")
             ),
-        )]);
+        ));
+    } else if *stopped > 0 || left_out.is_none() {
+        findings.extend(readable(troubled, *stopped, attached, left_out.is_some()));
     }
-    let mut findings = vec![Finding::ok(
-        "threads",
-        format!(
-            "{} the {}; {attached} attached now",
-            match troubled {
-                true => "but for that, a reader would find",
-                false => "a reader finds",
-            },
-            match *stopped {
-                1 => "context of its only thread".to_owned(),
-                several => format!("contexts of its {several} threads"),
-            }
-        ),
-    )];
-    if attached == 0 {
+    findings.extend(left_out.as_ref().map(partial));
+    Ok(findings)
+}
+
+/// That so many threads can be read, of which so many have a record attached.
+fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> Vec<Finding> {
+    let found = match troubled {
+        true => "but for that, a reader would find",
+        false => "a reader finds",
+    };
+    let threads = match read {
+        1 if is_partial => "context of one of its threads".to_owned(),
+        1 => "context of its only thread".to_owned(),
+        several if is_partial => format!("contexts of {several} of its threads"),
+        several => format!("contexts of its {several} threads"),
+    };
+    let text = format!("{found} the {threads}; {attached} attached now");
+    let mut findings = vec![Finding::ok("threads", text)];
+    if attached == 0 && !is_partial {
         findings.push(
             Finding::note(
                 "none-attached",
@@ -277,5 +348,5 @@ fn threads(
             .mend("Check again while it works. A Rust program calls  record.attach()"),
         );
     }
-    Ok(findings)
+    findings
 }

@@ -8,7 +8,8 @@ use otelctx_reader::remote::CoreFile;
 use otelctx_reader::{Core, Options, ThreadSupport, Unreadable};
 use serde::Serialize;
 
-use super::report::{Look, MOST_CONTEXTS, NotRead, Partial, Report, Why};
+use super::report::{Look, MOST_CONTEXTS, NotRead, Report};
+use crate::command::partial::{Partial, Why};
 use crate::error::Error;
 
 /// What is said of a core file, beside what is said of every process.

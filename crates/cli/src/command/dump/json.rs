@@ -9,7 +9,8 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::core::CoreReport;
-use super::report::{Look, NOT_VALID, Partial, Report, Support};
+use super::report::{Look, NOT_VALID, Report, Support};
+use crate::command::partial::PartialJson;
 use crate::output::json::{AttributeMap, OrError};
 use crate::output::words;
 
@@ -75,23 +76,6 @@ struct DumpJson<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     partial: Option<PartialJson>,
     threads: ThreadsJson<'r>,
-}
-
-#[derive(Serialize)]
-struct PartialJson {
-    read: usize,
-    of: usize,
-    text: String,
-}
-
-impl PartialJson {
-    fn of(partial: &Partial) -> Self {
-        Self {
-            read: partial.read,
-            of: partial.of,
-            text: partial.sentence(),
-        }
-    }
 }
 
 #[derive(Serialize)]

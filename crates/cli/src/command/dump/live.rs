@@ -10,7 +10,8 @@ use otelctx_reader::{
 use otelctx_sampler::sample::Unread;
 use otelctx_sampler::{Snapshot, Snapshots, ThreadSnapshot};
 
-use super::report::{Look, MOST_CONTEXTS, NotRead, Partial, Report, Why};
+use super::report::{Look, MOST_CONTEXTS, NotRead, Report};
+use crate::command::partial::{Partial, Why, number_of_threads};
 use crate::command::patience::{is_rewritten, patiently};
 use crate::error::is_gone;
 
@@ -119,15 +120,9 @@ impl Looking {
     fn none_read(&self) -> Partial {
         Partial {
             read: 0,
-            of: self.number_of_threads(),
+            of: number_of_threads(&self.process),
             why: Why::Deadline(self.patience),
         }
-    }
-
-    /// How many threads the kernel counts, 0 if the process has ended.
-    fn number_of_threads(&self) -> usize {
-        let status = self.process.target().status();
-        status.map_or(0, |status| status.threads)
     }
 
     /// What each thread works on. One that ends meanwhile is left out.
@@ -168,7 +163,7 @@ impl Looking {
         }
         let mut of = threads.len() - ended;
         if !is_whole {
-            of = of.max(self.number_of_threads());
+            of = of.max(number_of_threads(&self.process));
         }
         let read = looks.len();
         let partial = why.map(|why| Partial { read, of, why });

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::time::Duration;
 
 use otelctx_reader::{
     Broken, ContextState, Detected, Error, Outcome, ThreadSupport, ThreadVariables, Unreadable,
@@ -11,7 +10,7 @@ use otelctx_reader::{
 use otelctx_sampler::sample::Unread;
 
 use super::core::CoreReport;
-use crate::output::words::grouped;
+use crate::command::partial::Partial;
 
 /// The most that contexts of threads may take here, in bytes. 30,000 threads with three attributes
 /// each take half of it; whoever makes records that take more is not to fill this machine's memory.
@@ -88,28 +87,6 @@ impl Look {
     }
 }
 
-/// The end came before every thread was looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Partial {
-    /// Threads that were looked at.
-    pub(super) read: usize,
-    /// Threads that there are, without those that have ended since.
-    pub(super) of: usize,
-    pub(super) why: Why,
-}
-
-/// What ended a dump.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
-    /// `--deadline`.
-    Deadline(Duration),
-    /// So many bytes of contexts.
-    Memory(usize),
-    /// Libraries came or went while the threads were read, or that could not be told, and no time
-    /// was left to read them again: none of the answers can be relied on.
-    Modules(Duration),
-}
-
 /// Why a record that is attached was not read.
 pub(super) const NOT_VALID: &str = "the record is marked as not valid: it is being rewritten";
 
@@ -174,31 +151,4 @@ pub(super) enum Support<'r> {
     Unreadable(&'r Unreadable),
     /// There was no time to find out.
     Unknown(&'r Error),
-}
-
-impl Partial {
-    /// How much was read of how much, and why not more.
-    pub(super) fn sentence(&self) -> String {
-        let (read, of) = (grouped(self.read), grouped(self.of));
-        let why = match self.why {
-            Why::Deadline(deadline) => {
-                format!("the deadline of {} s has passed", deadline.as_secs_f64())
-            }
-            Why::Memory(bytes) => format!("their contexts take more than {} MiB", bytes >> 20),
-            Why::Modules(deadline) => format!(
-                "libraries may have come or gone meanwhile, and in {} s there was no time to read \
-                 them again",
-                deadline.as_secs_f64()
-            ),
-        };
-        format!("{read} of {of} threads: {why}")
-    }
-
-    /// What would give the rest.
-    pub(super) fn mend(&self) -> Option<&'static str> {
-        match self.why {
-            Why::Deadline(_) | Why::Modules(_) => Some("--deadline SECONDS allows more"),
-            Why::Memory(_) => None,
-        }
-    }
 }

@@ -3,10 +3,12 @@
 use otelctx_reader::{Broken, Error, Process, ProcessContext, ThreadSupport};
 use serde::{Deserialize, Serialize};
 
+use crate::command::partial::{Deadline, PartialJson, Seen};
 use crate::command::patience::{is_rewritten, patiently};
+use crate::error::MORE_TIME;
 use crate::output::attributes::{language, string};
 use crate::output::table::Align;
-use crate::output::terminal::escape;
+use crate::output::terminal::{self, escape};
 
 /// A process that publishes something (docs/json.md).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -23,6 +25,9 @@ pub(super) struct Row {
     pub(super) threads: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) threads_with_trace: Option<usize>,
+    /// Not all threads are counted in that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) partial: Option<Box<PartialJson>>,
     /// Why the process context, or the threads' contexts, can't be read.
     pub(super) unreadable: Option<String>,
     /// The threads' contexts were found without the help of `.dynsym`: other readers may fail.
@@ -54,12 +59,15 @@ impl Row {
             threads: process.target().status()?.threads,
             ..Self::of_context(process.target().pid(), context)
         };
-        match process.thread_support()? {
-            ThreadSupport::Readable(threads) => {
+        match process.thread_support() {
+            Ok(ThreadSupport::Readable(threads)) => {
                 let mut variables = threads.resolution.variables.iter();
                 row.not_exported = !variables.any(|variable| variable.exported);
             }
-            ThreadSupport::Unreadable(why) => row.unreadable = Some(why.to_string()),
+            Ok(ThreadSupport::Unreadable(why)) => row.unreadable = Some(why.to_string()),
+            // What the process says of itself is known by now.
+            Err(why @ Error::Deadline { .. }) => row.unreadable = Some(why.to_string()),
+            Err(error) => return Err(error),
         }
         Ok(row)
     }
@@ -93,21 +101,44 @@ impl Row {
         }
     }
 
-    /// Counts the threads that work on a trace. Stops each for a moment.
-    pub(super) fn count_traces(&mut self, process: &mut Process) -> Result<(), Error> {
+    /// Counts the threads that work on a trace, until the deadline. Stops each for a moment.
+    pub(super) fn count_traces(
+        &mut self,
+        process: &mut Process,
+        deadline: &Deadline,
+    ) -> Result<(), Error> {
         if self.unreadable.is_some() {
             return Ok(());
         }
-        let works = |thread: &otelctx_reader::Thread<'_>| {
-            let outcome = patiently(|| thread.context(), is_rewritten);
-            outcome.is_ok_and(|outcome| {
-                outcome
-                    .attached()
-                    .is_some_and(|context| !context.trace_id.is_zero())
-            })
+        let mut with_trace = 0;
+        let partial = deadline.threads(process, |thread| {
+            match patiently(|| thread.context(), is_rewritten) {
+                Ok(outcome) => {
+                    let context = outcome.attached();
+                    let works = context.is_some_and(|context| !context.trace_id.is_zero());
+                    with_trace += usize::from(works);
+                    Seen::Read
+                }
+                Err(error) => Seen::of(&error, thread),
+            }
+        });
+        let partial = match partial {
+            Err(Error::Deadline { .. }) => Some(deadline.none_read(process)),
+            partial => partial?,
         };
-        self.threads_with_trace = Some(process.threads()?.iter().filter(|t| works(t)).count());
+        self.threads_with_trace = Some(with_trace);
+        self.partial = partial
+            .as_ref()
+            .map(|partial| Box::new(PartialJson::of(partial)));
         Ok(())
+    }
+
+    /// Says on standard error what is missing, and what would give it.
+    pub(super) fn explain(&self) {
+        if let Some(partial) = &self.partial {
+            let message = format!("process {}: {}", self.pid, partial.text);
+            terminal::complain(&message, Some(MORE_TIME));
+        }
     }
 
     /// The row for a person. `hint`: with where to learn what to do about what is wrong.
@@ -124,6 +155,9 @@ impl Row {
         } else {
             if let Some(with_trace) = self.threads_with_trace {
                 threads += &format!(", {with_trace} with a trace");
+            }
+            if let Some(partial) = &self.partial {
+                threads += &format!(" ({} of {} were read)", partial.read, partial.of);
             }
             if self.not_exported {
                 threads += &format!("; not exported, so that other readers fail{hint}");
