@@ -199,8 +199,8 @@ impl Error {
             Self::Export(error) => error.mend(),
             Self::NotSent(failed) => failed.why.mend(),
             Self::NotAnswering { .. } => Some(
-                "some of its memory is a file whose server gives nothing (FUSE, a network file \
-                 system): mend or end that server"
+                "some of its memory is a file whose server gives nothing, or too slowly (FUSE, a \
+                 network file system): mend or end that server"
                     .into(),
             ),
             Self::Sampler(otelctx_sampler::Error::Snapshot(_)) => Some(

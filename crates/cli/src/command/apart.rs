@@ -34,6 +34,9 @@ const PERIOD: u8 = 100;
 const PERIODS: u32 = 20;
 /// How long a process may keep its reader waiting.
 const SILENCE: Duration = Duration::from_millis(PERIOD as u64 * PERIODS as u64);
+/// How long a look at one process may go on after its deadline, whatever signs there are: a page that
+/// comes late is one, and the next may be as late. On a busy machine a look ends late, too.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Of a child's output, as much is passed on at a time, in bytes: what a pipe holds.
 const CHUNK: usize = 64 << 10;
@@ -76,16 +79,18 @@ impl Worker {
 pub(super) type Heard<T> = Result<T, (i32, Error)>;
 
 /// Has a child `work` through `pids`, in their order, and passes on what is heard of it. Where a
-/// process does not answer, another child goes on with the next one.
+/// process does not answer, another child goes on with the next one. `deadline` is what the child has
+/// for each of them.
 pub(super) fn each<T: DeserializeOwned>(
     pids: &[i32],
+    deadline: Duration,
     mut work: impl FnMut(&Worker, &[i32]) -> io::Result<()>,
     mut hear: impl FnMut(Heard<T>),
 ) -> Result<(), Error> {
     let mut rest = pids;
     loop {
         let all = |worker: &Worker| u8::from(work(worker, rest).is_err());
-        let end = run(all, |line| {
+        let end = run(deadline, all, |line| {
             // Lines are this program's own.
             if let Ok(told) = serde_json::from_slice(line) {
                 hear(Ok(told));
@@ -94,8 +99,8 @@ pub(super) fn each<T: DeserializeOwned>(
         match end {
             End::Status(0) => return Ok(()),
             End::Status(_) => return Err(Error::NoAnswer),
-            End::LeftBehind(pid) => {
-                hear(Err((pid, not_answering(pid))));
+            End::LeftBehind(pid, waited) => {
+                hear(Err((pid, Error::NotAnswering { pid, waited })));
                 let at = rest.iter().position(|it| *it == pid);
                 rest = at.map_or(&[], |at| &rest[at + 1..]);
             }
@@ -103,26 +108,19 @@ pub(super) fn each<T: DeserializeOwned>(
     }
 }
 
-/// Has a child do all of a command that looks at process `pid`.
+/// Has a child do all of a command that looks at process `pid` until a deadline so far away.
 pub(super) fn one(
     pid: i32,
+    deadline: Duration,
     work: impl FnOnce(&Worker) -> Result<Status, Error>,
 ) -> Result<Status, Error> {
     let all = |worker: &Worker| {
         worker.look_at(pid);
         crate::end(work(worker))
     };
-    match run(all, |_| {})? {
+    match run(deadline, all, |_| {})? {
         End::Status(status) => Status::of_code(status).ok_or(Error::NoAnswer),
-        End::LeftBehind(pid) => Err(not_answering(pid)),
-    }
-}
-
-/// Why `pid` is left out.
-fn not_answering(pid: i32) -> Error {
-    Error::NotAnswering {
-        pid,
-        waited: SILENCE,
+        End::LeftBehind(pid, waited) => Err(Error::NotAnswering { pid, waited }),
     }
 }
 
@@ -131,13 +129,18 @@ fn not_answering(pid: i32) -> Error {
 enum End {
     /// It has ended with this exit status; -1 if a signal ended it.
     Status(i32),
-    /// It is left behind, looking at this process.
-    LeftBehind(i32),
+    /// It is left behind, looking at this process, for which was waited so long.
+    LeftBehind(i32, Duration),
 }
 
 /// Runs `work` in a child, which ends with the status that it returns, and passes on what it writes,
-/// and the lines that it tells, until it ends or gives no sign of life.
-fn run(work: impl FnOnce(&Worker) -> u8, hear: impl FnMut(&[u8])) -> Result<End, Error> {
+/// and the lines that it tells, until it ends, gives no sign of life, or goes on for too long after a
+/// deadline so far away.
+fn run(
+    deadline: Duration,
+    work: impl FnOnce(&Worker) -> u8,
+    hear: impl FnMut(&[u8]),
+) -> Result<End, Error> {
     let looking_at = shared().map_err(Error::NoChild)?;
     let (told, telling) = io::pipe().map_err(Error::NoChild)?;
     let (output, stdout) = io::pipe().map_err(Error::NoChild)?;
@@ -169,12 +172,12 @@ fn run(work: impl FnOnce(&Worker) -> u8, hear: impl FnMut(&[u8])) -> Result<End,
         (Source::Output, output),
         (Source::Errors, errors),
     ];
-    match listen(child, looking_at, pipes, hear) {
+    match listen(child, looking_at, deadline + GRACE, pipes, hear) {
         Ok(None) => Ok(End::Status(status_of(child))),
         left => {
             // Not waited for: it may never end.
             let _ = kill(child, Signal::SIGKILL);
-            left.map(|pid| End::LeftBehind(pid.unwrap_or(NONE)))
+            left.map(|left| left.unwrap_or(End::LeftBehind(NONE, SILENCE)))
         }
     }
 }
@@ -199,16 +202,18 @@ enum Source {
     Errors,
 }
 
-/// Listens to a child until it has closed all of its pipes, or gives no sign of life while it looks
-/// at a process, which is returned.
+/// Listens to a child until it has closed all of its pipes, or until it is to be left behind, because it
+/// gives no sign of life while it looks at a process, or looks at one for longer than `longest`.
 fn listen(
     child: Pid,
     looking_at: &AtomicI32,
+    longest: Duration,
     mut pipes: Vec<(Source, PipeReader)>,
     mut hear: impl FnMut(&[u8]),
-) -> Result<Option<i32>, Error> {
+) -> Result<Option<End>, Error> {
+    let most = longest.as_millis().div_ceil(PERIOD.into());
     let mut signs = (NONE, None);
-    let mut silent = 0;
+    let (mut silent, mut looking) = (0, 0);
     let mut ended = false;
     let mut failures = 0;
     let mut told = Vec::new();
@@ -227,14 +232,18 @@ fn listen(
             let now = (looking_at.load(Ordering::Acquire), cpu_time(child));
             // A period counts when it ends and not by the clock: who is stopped meanwhile, as by
             // Ctrl-Z, has not waited.
-            silent = if now == signs && now.0 != NONE {
-                silent + 1
-            } else {
-                0
+            let goes_on = |periods, same: bool| match same && now.0 != NONE {
+                true => periods + 1,
+                false => 0,
             };
+            silent = goes_on(silent, now == signs);
+            looking = goes_on(looking, now.0 == signs.0);
             signs = now;
-            if silent >= PERIODS {
-                return Ok(Some(signs.0));
+            if silent >= u128::from(PERIODS) {
+                return Ok(Some(End::LeftBehind(now.0, SILENCE)));
+            }
+            if looking >= most {
+                return Ok(Some(End::LeftBehind(now.0, longest)));
             }
             // Somebody else may have its pipes open. What it wrote just before its end is still to be
             // read: only silence after that is the end.

@@ -104,7 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         // One of them is required.
         (None, pid) => {
             let pid = pid.unwrap_or_default();
-            apart::one(pid, |worker| {
+            apart::one(pid, arguments.deadline, |worker| {
                 let report = one(pid, options, arguments.deadline, snapshots.as_mut())?;
                 worker.rest();
                 tell(&report, arguments.json, &terminal)

@@ -106,7 +106,8 @@ fn gather(arguments: &Arguments) -> Result<Listing, Error> {
     let mut listing = Listing::default();
     let mut same = SameMemory::default();
     let look_at_all = |worker: &Worker, pids: &[i32]| look_at_all(worker, pids, arguments);
-    apart::each(&pids, look_at_all, |heard| match heard {
+    let deadline = arguments.deadline;
+    apart::each(&pids, deadline, look_at_all, |heard| match heard {
         Ok(Seen::Row(row, place)) => {
             let known = place.and_then(|place| same.known(row.pid, place));
             let mut rows = listing.processes.iter_mut();

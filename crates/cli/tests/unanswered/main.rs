@@ -1,12 +1,13 @@
-//! Targets a page of whose memory never comes, because the server of the file that it shows does not
-//! answer: every command ends, says which process it is, and has the others' answers.
+//! Targets a page of whose memory never comes, or all of which come slowly, because the server of the
+//! file that they show does so: every command ends, says which process it is, and has the others'
+//! answers.
 //!
 //! A test program of its own: other tests look at all processes, too, and would wait.
 
 mod server;
 
 use std::process::{Command, Output, Stdio};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -44,9 +45,39 @@ fn target(trap: &str, server: &Server) -> Option<Target> {
     Some(Target::spawn(&mut target))
 }
 
+/// Those of one test are no targets of the other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Each page is a sign that the reader goes on, and there are many: after its deadline it has some time
+/// for what it has begun, and no more.
+#[test]
+fn pages_that_come_slowly_keep_no_command() {
+    let _guard = ONE_AT_A_TIME.lock();
+    let Some(server) = Server::start(Some(Duration::from_millis(700))) else {
+        return;
+    };
+    let Some(target) = target("payload-slow", &server) else {
+        return;
+    };
+    let pid = target.pid().to_string();
+    // On a busy machine the deadline may come before the first page is reached.
+    let (output, said) = (0..20)
+        .map(|_| run(&[&["dump", "--deadline", "1", &pid]]).expect("it does not hang"))
+        .map(|outputs| (outputs[0].clone(), text(&outputs[0].stderr)))
+        .find(|(_, said)| !said.contains("no time is left"))
+        .unwrap();
+    let expected = format!(
+        "otelctx: process {pid} does not answer: looking at it was given up after 11 s in which \
+         nothing came of it\n"
+    );
+    assert!(said.starts_with(&expected), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
 #[test]
 fn a_page_that_never_comes_keeps_no_command() {
-    let Some(server) = Server::start() else {
+    let _guard = ONE_AT_A_TIME.lock();
+    let Some(server) = Server::start(None) else {
         return;
     };
     let Some(first) = target("honest", &server) else {

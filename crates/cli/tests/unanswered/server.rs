@@ -1,4 +1,4 @@
-//! A file system of one file, whose pages never come: a FUSE server without libfuse
+//! A file system of one file, whose pages never come, or slowly: a FUSE server without libfuse
 //! (include/uapi/linux/fuse.h, version 7.31).
 
 use std::fs::{self, File};
@@ -27,8 +27,10 @@ const BATCH_FORGET: u32 = 42;
 
 /// The number of the file's inode; 1 is the root's.
 const FILE: u64 = 2;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// Bytes of the file.
-const SIZE: u64 = 4096;
+const SIZE: u64 = 64 * PAGE;
 
 /// The mounted file system. When it is dropped, whoever waits for its file gets an error.
 pub(crate) struct Server {
@@ -38,8 +40,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// `None`, with a line on standard error, where that is not permitted.
-    pub(crate) fn start() -> Option<Self> {
+    /// One whose pages come after so long, or never. `None`, with a line on standard error, where that
+    /// is not permitted.
+    pub(crate) fn start(pages: Option<Duration>) -> Option<Self> {
         let mut options = File::options();
         options.read(true).write(true);
         options.custom_flags(libc::O_NONBLOCK);
@@ -50,7 +53,8 @@ impl Server {
                 return None;
             }
         };
-        let folder = format!("otelctx-unanswered-{}", std::process::id());
+        let kind = if pages.is_some() { "slow" } else { "never" };
+        let folder = format!("otelctx-unanswered-{kind}-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         fs::create_dir_all(&folder).unwrap();
         let options = format!(
@@ -65,7 +69,7 @@ impl Server {
         }
         let end = Arc::new(AtomicBool::new(false));
         let ends = end.clone();
-        let thread = spawn(move || serve(device, &ends));
+        let thread = spawn(move || serve(device, pages, &ends));
         Some(Self {
             folder,
             end,
@@ -91,13 +95,13 @@ impl Drop for Server {
     }
 }
 
-fn serve(mut device: File, end: &AtomicBool) {
+fn serve(mut device: File, pages: Option<Duration>, end: &AtomicBool) {
     // More than the largest request.
     let mut request = vec![0; 1 << 20];
     while !end.load(Ordering::Relaxed) {
         match device.read(&mut request) {
             Ok(size) => {
-                if let Some(reply) = reply(&request[..size]) {
+                if let Some(reply) = reply(&request[..size], pages) {
                     // A request that was taken back needs no answer.
                     let _ = device.write(&reply);
                 }
@@ -113,13 +117,17 @@ fn serve(mut device: File, end: &AtomicBool) {
 }
 
 /// The answer to a request, if it gets one.
-fn reply(request: &[u8]) -> Option<Vec<u8>> {
+fn reply(request: &[u8], pages: Option<Duration>) -> Option<Vec<u8>> {
     // struct fuse_in_header: len, opcode, unique, nodeid, …
     let u32_at = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap());
     let u64_at = |at: usize| u64::from_ne_bytes(request[at..at + 8].try_into().unwrap());
     let (opcode, unique, node) = (u32_at(4), u64_at(8), u64_at(16));
     let (error, body) = match opcode {
-        READ | FORGET | BATCH_FORGET | INTERRUPT => return None,
+        READ => {
+            sleep(pages?);
+            (0, vec![0; PAGE as usize])
+        }
+        FORGET | BATCH_FORGET | INTERRUPT => return None,
         INIT => (0, init()),
         LOOKUP if request[40..].starts_with(b"file\0") => (0, entry()),
         LOOKUP => (-libc::ENOENT, Vec::new()),
@@ -138,7 +146,7 @@ fn reply(request: &[u8]) -> Option<Vec<u8>> {
 
 /// struct fuse_init_out. Without FUSE_ASYNC_READ: who needs a page asks for it and waits.
 fn init() -> Vec<u8> {
-    let mut body: Vec<u8> = [7_u32, 31, SIZE as u32, 0]
+    let mut body: Vec<u8> = [7_u32, 31, PAGE as u32, 0]
         .into_iter()
         .flat_map(u32::to_ne_bytes)
         .collect();
@@ -174,7 +182,7 @@ fn attribute(node: u64) -> Vec<u8> {
         FILE => libc::S_IFREG | 0o644,
         _ => libc::S_IFDIR | 0o755,
     };
-    let mut body: Vec<u8> = [node, SIZE, 8]
+    let mut body: Vec<u8> = [node, SIZE, SIZE / 512]
         .into_iter()
         .flat_map(u64::to_ne_bytes)
         .collect();

@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let pid = number
         .parse()
         .map_err(|_| Error::NoProcessId(number.into()))?;
-    apart::one(pid, |worker| {
+    apart::one(pid, arguments.deadline, |worker| {
         let answer = stop::on_own_thread(|| process::check(pid, arguments.deadline))??;
         worker.rest();
         tell(&answer, arguments.json, &terminal)

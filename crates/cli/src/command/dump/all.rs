@@ -55,6 +55,7 @@ pub(super) fn run(
     let mut tally = Tally::default();
     apart::each(
         &pids,
+        patience,
         |worker, pids| {
             terminal::write(|out| write_all(worker, pids, options, patience, &mut snapshots, out))
         },
