@@ -202,6 +202,7 @@ impl Process {
         if let Some((known, resolution)) = &self.variables
             && *known == layout
             && is_settled(resolution)
+            && self.are_registered(resolution)
         {
             return Ok(resolution.clone());
         }
@@ -305,7 +306,28 @@ impl Process {
         Ok(self
             .variables
             .as_ref()
-            .is_none_or(|(known, _)| *known == layout))
+            .is_none_or(|(known, resolution)| *known == layout && self.are_registered(resolution)))
+    }
+
+    /// Whether the dynamic linker still has the modules of these variables under what it noted of
+    /// them: one that was closed and loaded again, at the same place, has been given other storage.
+    fn are_registered(&self, resolution: &tls::Resolution) -> bool {
+        let Some(memory) = &self.memory else {
+            return false;
+        };
+        let registrations = resolution
+            .variables
+            .iter()
+            .map(tls::TlsVariable::registration);
+        registrations.flatten().all(|registration| {
+            let [generation, map] = registration.words.map(u64::to_le_bytes);
+            let mut words = [0; 16];
+            match memory.read(registration.address, &mut words) {
+                Ok(()) => words[..8] == generation && words[8..] == map,
+                // What was found of a process stands when it ends.
+                Err(error) => matches!(error, MemoryError::Gone { .. }),
+            }
+        })
     }
 
     pub(crate) fn open_memory(&self) -> Option<&ProcessMemory> {

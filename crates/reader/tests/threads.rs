@@ -96,6 +96,55 @@ fn a_library_closed_and_loaded_again_at_the_same_place() {
     assert_eq!(read(&mut process), expected);
 }
 
+/// The same library is at the same place again, and only its storage is elsewhere, behind that of one
+/// that was loaded in between: where it was each thread still has its first record.
+#[test]
+fn a_library_loaded_again_whose_static_storage_is_elsewhere() {
+    let library = |more: &[&str]| {
+        let flags = [&["-ftls-model=initial-exec"], more].concat();
+        Compiler::gcc().library(&["variable.c"], &flags)
+    };
+    let other = library(&["-DNAME=other", "-DSLOT=other_slot"]);
+    let (Some(library), Some(other)) = (library(&[]), other) else {
+        return;
+    };
+    let program = Compiler::gcc().program(&["threads.c"], &["-ldl"]);
+    let Some(program) = program else { return };
+    let path = library.display();
+    let mut command = Command::new(program);
+    command
+        .arg(format!("lib={path}"))
+        .arg(format!("beside={}", other.display()))
+        .arg(format!("then={path}"));
+    let mut target = Target::spawn(&mut command);
+    let pid = target.pid();
+    let mappings = || {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let of_library = |line: &&str| line.ends_with(library.to_str().unwrap());
+        maps.lines()
+            .filter(of_library)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let slot = |target: &Target| target.threads[1].attached.as_ref().unwrap().slot;
+    let mut process = open(target.pid());
+    assert_eq!(read(&mut process), told(&target));
+    let before = (mappings(), slot(&target));
+    assert!(process.modules_unchanged().unwrap());
+
+    target.command("reload");
+    let after = mappings();
+    assert_eq!(after, before.0, "the trap is not set");
+    assert_ne!(slot(&target), before.1, "the trap is not set");
+    assert!(!process.modules_unchanged().unwrap());
+    for thread in &mut target.threads {
+        if thread.name != "worker-0" {
+            thread.attached = None;
+        }
+    }
+    assert_eq!(read(&mut process), told(&target));
+}
+
 #[test]
 fn the_threads_of_a_process_whose_first_one_has_ended() {
     let flags = ["-DLINKED", "-rdynamic"];
