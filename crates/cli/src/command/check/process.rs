@@ -86,11 +86,10 @@ fn look_at_threads(
             findings.extend(threads(process, troubled, deadline, stopped)?);
         }
         ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
-            let (why, told) = not_found(process, deadline)?;
-            findings.push(why);
-            let mut others = unreadable;
-            others.retain(|(module, _)| Some(module) != told.as_ref());
-            findings.extend(modules(&others));
+            let (other, mut left_out) = (other_thing(process, deadline)?, unreadable);
+            left_out.retain(|(module, _)| Some(module) != other.as_ref());
+            findings.push(not_found(other.as_deref(), left_out.is_empty()));
+            findings.extend(modules(&left_out));
         }
         ThreadSupport::Unreadable(why) => {
             findings.push(Finding::problem("threads", why.to_string()));
@@ -221,12 +220,8 @@ fn until(deadline: &Deadline) -> Reading {
     }
 }
 
-/// Nothing exports the variable; perhaps a module, which is named, defines another thing by that
-/// name.
-fn not_found(
-    process: &Process,
-    deadline: &Deadline,
-) -> Result<(Finding, Option<OsString>), ReaderError> {
+/// The module that defines another thing by the variable's name, if there is one.
+fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString>, ReaderError> {
     let target = process.target();
     let late = || ReaderError::Deadline {
         pid: target.pid(),
@@ -246,26 +241,33 @@ fn not_found(
     if looked != Looked::Through(()) {
         return Err(late());
     }
-    let mut other = None;
     for (name, file) in files {
         if deadline.has_passed() {
             return Err(late());
         }
         let module = file.and_then(|file| Module::of_file(&file, SYMBOL));
         if module.is_some_and(|module| module.symbol == Symbol::NotThreadLocal) {
-            other = Some(OsString::from_vec(name));
-            break;
+            return Ok(Some(OsString::from_vec(name)));
         }
     }
-    let finding = match &other {
-        Some(module) => {
-            let module = module.to_string_lossy();
-            variable::not_thread_local(true, &format!(" in {module}")).module(&module)
-        }
-        None => variable::absent(format!("no module of the process exports {SYMBOL}"))
-            .mend("Stripping removes one that is not exported: check the file from before that."),
-    };
-    Ok((finding, other))
+    Ok(None)
+}
+
+/// No variable was found; `other` defines another thing by its name. `all_read`: every module could be
+/// looked into.
+fn not_found(other: Option<&OsStr>, all_read: bool) -> Finding {
+    if let Some(module) = other {
+        let module = module.to_string_lossy();
+        return variable::not_thread_local(true, &format!(" in {module}")).module(&module);
+    }
+    if !all_read {
+        // One of the others may have it.
+        let text = format!("no module that could be looked into exports {SYMBOL}");
+        return Finding::problem("absent", text)
+            .mend("What follows says which could not, and why.");
+    }
+    variable::absent(format!("no module of the process exports {SYMBOL}"))
+        .mend("Stripping removes one that is not exported: check the file from before that.")
 }
 
 /// Modules that were left out.

@@ -405,3 +405,44 @@ fn a_library_that_was_removed_is_checked_by_what_is_loaded() {
         assert!(found.contains(&expected.to_owned()), "{found:?}");
     }
 }
+
+/// With glibc 2.31 (`cargo xtask setup` fetches it), in a program that has not loaded libpthread: the
+/// library has the variable, and nothing tells which blocks of threads are its own.
+#[test]
+fn a_module_that_has_the_variable_and_can_not_be_read() {
+    let setup = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/setup");
+    let Ok(glibc) = setup.join("glibc-2.31").canonicalize() else {
+        eprintln!("skipped: `cargo xtask setup` fetches glibc 2.31");
+        return;
+    };
+    let (tree, lib) = (glibc.join("tree"), glibc.join("lib"));
+    let root = [
+        format!("--sysroot={}", tree.display()),
+        format!("-B{}", tree.join("usr/lib/x86_64-linux-gnu").display()),
+    ];
+    let flags = |more: &[String]| [&root[..], more].concat();
+    let gcc = Compiler::gcc();
+    let dl = lib.join("libdl.so.2").display().to_string();
+    let (Some(program), Some(library)) = (
+        gcc.program(&["alone.c"], &flags(&[dl])),
+        gcc.library(&["variable.c"], &flags(&["-mtls-dialect=gnu".to_owned()])),
+    ) else {
+        return;
+    };
+    let mut command = Command::new(glibc.join("ld.so"));
+    command.arg("--library-path").arg(lib).arg(program);
+    let target = Fixture::spawn(command.args([&library, &library]));
+    let answer = check(target.pid().to_string());
+    assert_eq!(
+        text(&answer, "absent"),
+        "no module that could be looked into exports otel_thread_ctx_v1"
+    );
+    let unreadable = finding(&answer, "unreadable-module");
+    assert_eq!(unreadable["module"], library.to_str().unwrap());
+    let why = unreadable["text"].as_str().unwrap();
+    assert!(
+        why.contains("takes a libpthread.so.0 that is loaded"),
+        "{why}"
+    );
+    assert_eq!(answer.status, 1);
+}
