@@ -47,6 +47,9 @@ const SOME: usize = 250;
 /// A command that runs for longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// So that no run is late on a machine that is busy.
+const DEADLINE: &str = "30";
+
 /// A target of threads.c, and the answer that a reader has to give of it.
 struct Subject {
     target: Target,
@@ -89,9 +92,15 @@ impl Subject {
         };
         let target = Target::spawn(&mut target);
         let answer = Answer::of(
-            command(&["dump", "--json", &target.pid().to_string()])
-                .output()
-                .unwrap(),
+            command(&[
+                "dump",
+                "--json",
+                "--deadline",
+                DEADLINE,
+                &target.pid().to_string(),
+            ])
+            .output()
+            .unwrap(),
         );
         let truth = answer.expect(0).json();
         check_truth(&truth, &target, kind);
@@ -107,7 +116,7 @@ impl Subject {
     /// `dump --json` with the preloaded library, which is told this.
     fn dump(&self, option: &str, value: &str) -> Child {
         let pid = self.target.pid().to_string();
-        let mut dump = command(&["dump", "--json", &pid]);
+        let mut dump = command(&["dump", "--json", "--deadline", DEADLINE, &pid]);
         dump.env("LD_PRELOAD", &self.preload).env(option, value);
         dump.stdout(Stdio::piped()).stderr(Stdio::piped());
         dump.spawn().unwrap()
