@@ -16,8 +16,8 @@ use crate::report;
 use crate::workspace::{cargo, root};
 
 /// What a script does with the command: its demo, and its verbs on the demo's service. The demo
-/// may say (status 1) that a thread did not stop in time, and the dump has more time than it takes
-/// by itself: the machine is emulated, on one that may be busy.
+/// may say (status 1) that a thread did not stop in time, and dump and check have more time than they take
+/// by themselves: the machine is emulated, on one that may be busy.
 pub(crate) const COMMAND: &str = "\
 echo 'guest: the command'
 /bin/otelctx demo --duration 5 || test $? = 1 || echo 'guest: FAILED demo'
@@ -26,7 +26,7 @@ service=$!
 sleep 3
 /bin/otelctx ps || echo 'guest: FAILED ps'
 /bin/otelctx dump --deadline 30 $service || echo 'guest: FAILED dump'
-/bin/otelctx check $service || echo 'guest: FAILED check'
+/bin/otelctx check --deadline 30 $service || echo 'guest: FAILED check'
 /bin/otelctx record -p $service -d 3 -o /tmp/profile.otlp || echo 'guest: FAILED record'
 /bin/otelctx report /tmp/profile.otlp || echo 'guest: FAILED report'
 kill $service
