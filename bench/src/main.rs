@@ -24,7 +24,7 @@ cargo xtask bench [GROUP…] [--json] [--check] [--write]
   --check   instructions: a bound on each, 1 % more than the noted count
   --write   instructions: note the counts in bench/instructions.json
 
-Groups, all but scale and footprint unless named:
+Groups, all but scale, traces and footprint unless named:
 ";
 
 fn main() -> ExitCode {
