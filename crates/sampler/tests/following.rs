@@ -44,6 +44,10 @@ impl Recording {
         let mut samples = Vec::new();
         self.sampler
             .drain(&mut self.catalog, &mut |sample| samples.push(sample));
+        for sample in &samples {
+            let thread = self.catalog.thread_facts(sample.thread);
+            assert_ne!(thread.tid, 0, "a processor that is idle");
+        }
         samples
     }
 
@@ -173,6 +177,10 @@ fn a_process_that_comes_where_all_are_sampled() {
     let Some(mut recording) = Recording::of(Targets::All) else {
         return;
     };
+    // While nothing runs.
+    for _ in 0..20 {
+        recording.drain();
+    }
     let target = Target::spawn(Command::new(&program).arg("busy"));
     recording.wait_for_contexts(&target);
     let mut target = shell("exec \"$0\" busy", &program);
