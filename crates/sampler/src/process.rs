@@ -14,7 +14,7 @@ use reader::remote::tls::{self, AddressSpace};
 use reader::{ContextState, ProcessContext, ThreadSupport, Unreadable};
 
 use crate::ebpf::{MAX_PLACES, Place, Target, storage};
-use crate::stat::Stat;
+use crate::stat::{Stat, has_ended};
 use crate::{Error, monotonic};
 
 /// How long to wait before a process is looked at again: at first, and at most. A process that
@@ -43,7 +43,7 @@ pub(crate) fn may_be_looked_at(process: &remote::Process) -> Result<(), Error> {
     if process.status()?.kernel_thread {
         return Err(Error::KernelThread { pid });
     }
-    if Stat::of_process(pid).is_none_or(|stat| stat.is_zombie()) {
+    if has_ended(pid) {
         return Err(remote::Error::NoSuchProcess { pid }.into());
     }
     process.memory()?;
@@ -193,7 +193,7 @@ impl Known {
         }
     }
 
-    pub(crate) fn is_kernel_thread(&self) -> bool {
+    fn is_kernel_thread(&self) -> bool {
         let status = self.reader.as_ref().map(|reader| reader.target().status());
         matches!(status, Some(Ok(status)) if status.kernel_thread)
     }
@@ -207,7 +207,7 @@ impl Known {
 
     /// Whether nothing of it runs any longer. It exists until its parent has waited for it.
     pub(crate) fn has_ended(&self) -> bool {
-        !self.exists() || Stat::of_process(self.pid).is_none_or(|stat| stat.is_zombie())
+        !self.exists() || has_ended(self.pid)
     }
 
     /// Whether the same code is mapped as when it was looked at.
@@ -469,10 +469,8 @@ fn look(reader: &mut reader::Process) -> (Option<Arc<ProcessContext>>, Publishin
             Publishing::Nothing
         }
         Ok(ThreadSupport::Unreadable(_)) => Publishing::Unreadable,
-        Err(_) => match Stat::of_process(reader.target().pid()) {
-            Some(stat) if !stat.is_zombie() => Publishing::Unreadable,
-            _ => Publishing::Nothing,
-        },
+        Err(_) if has_ended(reader.target().pid()) => Publishing::Nothing,
+        Err(_) => Publishing::Unreadable,
     };
     (context, publishing)
 }

@@ -219,6 +219,11 @@ struct Account {
 }
 
 impl Account {
+    /// What the thread runs counts from then on, when it had run so much.
+    fn from(ran: u64) -> Self {
+        Self { ran, owed: 0 }
+    }
+
     /// Notes what the thread has run in all its life. Returns how many periods of it are lost.
     fn note(&mut self, ran: u64, period: u64) -> u64 {
         let new = ran.saturating_sub(self.ran);
@@ -251,15 +256,7 @@ impl Target {
         let pid = reader.target().pid();
         let mut accounts = HashMap::default();
         if start(pid).is_none_or(|start| start < begin) {
-            let account = |tid| {
-                Some((
-                    tid,
-                    Account {
-                        ran: run_time(pid, tid)?,
-                        owed: 0,
-                    },
-                ))
-            };
+            let account = |tid| Some((tid, Account::from(run_time(pid, tid)?)));
             let threads = reader.target().thread_ids().unwrap_or_default();
             accounts.extend(threads.into_iter().filter_map(account));
         }
@@ -380,8 +377,7 @@ impl Target {
                 continue;
             };
             // It has started since the process was looked at first.
-            let new = Account { ran: 0, owed: 0 };
-            let account = self.accounts.entry(tid).or_insert(new);
+            let account = self.accounts.entry(tid).or_insert(Account::from(0));
             lost += account.note(ran, period);
             // Its processor, if it is running or waiting for one.
             if account.is_due()
@@ -548,7 +544,7 @@ mod tests {
     /// Looks once a period at a thread that is always found running or waiting, and has run so much
     /// in each. Returns the samples, and what is lost.
     fn looks(runs: &[u64]) -> (u64, u64) {
-        let mut account = Account { ran: 7, owed: 0 };
+        let mut account = Account::from(7);
         let (mut ran, mut samples, mut lost) = (7, 0, 0);
         for run in runs {
             ran += run;
@@ -573,7 +569,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_never_stops_in_time_is_lost_and_counted() {
-        let mut account = Account { ran: 0, owed: 0 };
+        let mut account = Account::from(0);
         let mut lost = 0;
         for ran in 1..=100 {
             lost += account.note(ran * PERIOD, PERIOD);

@@ -4,6 +4,11 @@
 /// include/asm-generic/param.h).
 pub(crate) const TICK: u64 = 10_000_000;
 
+/// Whether nothing of a process runs any longer: it is gone, or only waits for its parent to ask.
+pub(crate) fn has_ended(pid: i32) -> bool {
+    Stat::of_process(pid).is_none_or(|stat| stat.is_zombie())
+}
+
 /// The fields from the third on. The second, the name, may hold anything, parentheses and bytes that
 /// are no UTF-8 included.
 pub(crate) struct Stat(String);
