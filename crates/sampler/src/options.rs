@@ -1,41 +1,40 @@
-//! What to look at, and how often.
+//! What to sample, and how often.
 
 use otelctx_sample::format::record;
 
-/// Which processes are looked at.
+/// Which processes are sampled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
-    /// Every process of the machine, those that start later included.
+    /// Every process of the machine, including those that start later.
     All,
-    /// These, and the processes that they start if [`Options::children`] says so.
+    /// These processes, and those they start if [`Options::children`] is set.
     Processes(Vec<i32>),
 }
 
-/// What to look at, and how often.
+/// What to sample, and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
     /// Which processes.
     pub targets: Targets,
-    /// Whether processes started by a target are targets, too: those in the recorder's own PID
-    /// namespace. Yes. By ptrace they are found within a quarter of a second, and those that end
-    /// sooner are missed.
+    /// Whether to sample processes that a target starts, too, in the recorder's own PID namespace.
+    /// Default: true. With ptrace they are found within 250 ms; shorter-lived ones are missed.
     pub children: bool,
-    /// Looks a second at each processor. 99: not in step with what happens a hundred times a
-    /// second.
+    /// Sampling frequency per CPU, in Hz. Default: 99, to avoid running in lockstep with work that
+    /// happens 100 times a second.
     pub frequency: u32,
-    /// Whether to take the stack in the process, by frame pointers. Yes.
+    /// Whether to record the user-space stack, by frame pointers. Default: true.
     pub user_stacks: bool,
-    /// Whether to take the stack in the kernel. Yes.
+    /// Whether to record the kernel stack. Default: true.
     pub kernel_stacks: bool,
-    /// The most of a record that is read, in bytes: between 28, its header, and 4096; values
-    /// outside count as these. 640, what the proposal recommends to write.
+    /// How much of a record is read at most, in bytes; clamped to 28 (its header) to 4096. Default:
+    /// 640, the size that OTEP 4947 recommends to publishers.
     pub max_record: usize,
-    /// Read the thread-local variable also of processes that don't announce it.
+    /// Read thread contexts even if the announced schema is missing or unknown.
     pub any_schema: bool,
-    /// Use ptrace although eBPF may be there.
+    /// Use ptrace even where eBPF is available.
     pub without_ebpf: bool,
-    /// Bytes of the ring that samples wait in, if not what a second takes.
+    /// Size of the ring buffer, in bytes. Default: enough for one second of samples.
     pub(crate) ring: Option<u32>,
 }
 
@@ -56,8 +55,8 @@ impl Options {
         }
     }
 
-    /// Nanoseconds between two looks at a processor. At most 100,000 looks a second, which the
-    /// kernel would not go beyond either (`kernel.perf_event_max_sample_rate`).
+    /// Sampling period in nanoseconds. The frequency is capped at 100 kHz, the kernel's own default
+    /// limit (`kernel.perf_event_max_sample_rate`).
     pub(crate) fn period(&self) -> u64 {
         1_000_000_000 / u64::from(self.frequency.clamp(1, 100_000))
     }

@@ -68,7 +68,7 @@ pub(crate) struct Known {
     /// `None` if the process had ended before it could be looked at.
     reader: Option<reader::Process>,
     /// How long a look may take, where all processes are looked at.
-    patience: Option<Duration>,
+    scan_timeout: Option<Duration>,
     /// Once a sample of it was seen.
     id: Option<ProcessId>,
     /// By configuration, the newest last.
@@ -158,12 +158,12 @@ impl Known {
         pid: i32,
         options: reader::Options,
         modules: SharedModules,
-        patience: Option<Duration>,
+        scan_timeout: Option<Duration>,
     ) -> Result<Self, reader::Error> {
         let reader = reader::Process::with_modules(pid, options, modules)?;
         let mut known = Self {
             reader: Some(reader),
-            patience,
+            scan_timeout,
             looked: false,
             ..Self::ended(pid)
         };
@@ -177,7 +177,7 @@ impl Known {
         Self {
             pid,
             reader: None,
-            patience: None,
+            scan_timeout: None,
             id: None,
             keys: Vec::new(),
             keys_rest: Instant::now(),
@@ -243,7 +243,7 @@ impl Known {
         // Only where all processes are looked at is that too dear. One that publishes, and not yet
         // its threads', is asked by one read.
         if let Some(reader) = &self.reader
-            && self.patience.is_some()
+            && self.scan_timeout.is_some()
             && self.looked
             && self.context.is_none()
             && matches!(self.publishing, Publishing::Nothing)
@@ -256,7 +256,7 @@ impl Known {
         }
         let (context, publishing) = match &mut self.reader {
             Some(reader) => {
-                reader.set_deadline(self.patience.map(|patience| begin + patience));
+                reader.set_deadline(self.scan_timeout.map(|scan_timeout| begin + scan_timeout));
                 let found = look(reader);
                 reader.set_deadline(None);
                 found
@@ -274,7 +274,7 @@ impl Known {
 
     /// The process executes another program: nothing of what was known holds any longer.
     pub(crate) fn executed(&mut self) {
-        self.start_over();
+        self.reset_catalog();
         self.looked = false;
         self.publishing = Publishing::Nothing;
         self.context = None;
@@ -284,7 +284,7 @@ impl Known {
     }
 
     /// Another catalog comes, which knows nothing of it.
-    pub(crate) fn start_over(&mut self) {
+    pub(crate) fn reset_catalog(&mut self) {
         self.id = None;
         self.code.clear();
         self.mappings = Schedule::now();
@@ -599,7 +599,7 @@ mod tests {
             return;
         };
         let of_all = Some(Duration::from_secs(60));
-        for (how, patience, most_looks) in [
+        for (how, scan_timeout, most_looks) in [
             ("map", None, 1),
             ("name", None, 1),
             ("update", None, 1),
@@ -610,7 +610,7 @@ mod tests {
             let mut target = Target::spawn(Command::new(&program).arg(how));
             let options = reader::Options::default();
             let modules = SharedModules::default();
-            let mut known = Known::open(target.pid(), options, modules, patience).unwrap();
+            let mut known = Known::open(target.pid(), options, modules, scan_timeout).unwrap();
             for _ in 0..5 {
                 known.look();
                 let publishing = &known.publishing;

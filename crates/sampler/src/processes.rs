@@ -28,7 +28,7 @@ pub(crate) struct Processes {
     known: HashMap<u32, Known, RandomState>,
     options: reader::Options,
     /// How long a look at one of them may take.
-    patience: Option<Duration>,
+    scan_timeout: Option<Duration>,
     modules: Modules,
     shared_modules: SharedModules,
     sweep: Instant,
@@ -63,11 +63,11 @@ pub(crate) enum Seen<'a> {
 }
 
 impl Processes {
-    pub(crate) fn new(options: reader::Options, patience: Option<Duration>) -> Self {
+    pub(crate) fn new(options: reader::Options, scan_timeout: Option<Duration>) -> Self {
         Self {
             known: HashMap::default(),
             options,
-            patience,
+            scan_timeout,
             modules: Modules::default(),
             shared_modules: SharedModules::default(),
             sweep: Instant::now() + SWEEP,
@@ -95,7 +95,7 @@ impl Processes {
             pid as i32,
             self.options.clone(),
             self.shared_modules.clone(),
-            self.patience,
+            self.scan_timeout,
         )?;
         Ok(self.known.entry(pid).insert_entry(known).into_mut())
     }
@@ -158,8 +158,8 @@ impl Processes {
     }
 
     /// Another catalog comes, which knows none of them.
-    pub(crate) fn start_over(&mut self) {
-        self.known.values_mut().for_each(Known::start_over);
+    pub(crate) fn reset_catalog(&mut self) {
+        self.known.values_mut().for_each(Known::reset_catalog);
         self.modules = Modules::default();
     }
 
@@ -194,7 +194,7 @@ impl Processes {
         let known = self.known.entry(look.pid).or_insert_with(|| {
             let pid = look.pid as i32;
             let modules = self.shared_modules.clone();
-            Known::open(pid, self.options.clone(), modules, self.patience)
+            Known::open(pid, self.options.clone(), modules, self.scan_timeout)
                 .unwrap_or_else(|_| Known::ended(pid))
         });
         let process = known.id(catalog, look.comm);

@@ -83,7 +83,7 @@ impl Recorder {
     pub(crate) fn start(
         options: &Options,
         reader_options: reader::Options,
-        patience: Option<Duration>,
+        scan_timeout: Option<Duration>,
     ) -> Result<Self, Error> {
         let mut reader_options = reader_options;
         reader_options.stop_timeout = STOP_TIMEOUT;
@@ -123,7 +123,7 @@ impl Recorder {
             .spawn(move || looker.run(period, &sender, &for_thread))
             .map_err(Error::Clock)?;
         Ok(Self {
-            processes: Processes::new(reader_options, patience),
+            processes: Processes::new(reader_options, scan_timeout),
             looks,
             shared,
             thread: Some(thread),
@@ -157,8 +157,8 @@ impl Recorder {
         self.processes.look_again(catalog);
     }
 
-    pub(crate) fn start_over(&mut self) {
-        self.processes.start_over();
+    pub(crate) fn reset_catalog(&mut self) {
+        self.processes.reset_catalog();
     }
 
     pub(crate) fn counts(&self) -> Counts {

@@ -11,17 +11,17 @@ use crate::{Error, Options, Refusal, Targets, ebpf, ptrace};
 /// How often to call [`Sampler::drain`].
 pub const INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a look at one process may take where all are looked at: one with millions of mappings
-/// would delay the others by seconds.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// How long the scan of one process may take when all processes are sampled: one with millions of
+/// mappings would delay the others by seconds.
+const SCAN_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// How threads are looked at.
+/// How threads are sampled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Method {
-    /// By a program in the kernel.
+    /// By an eBPF program.
     Ebpf,
-    /// By stopping those that run, because the kernel does not let us do the former.
+    /// By stopping running threads with ptrace; eBPF is not available for this reason.
     Ptrace(Refusal),
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Method {
     }
 }
 
-/// Looks at threads until it is dropped.
+/// Samples threads until it is dropped.
 pub struct Sampler {
     method: Method,
     recorder: Recorder,
@@ -46,19 +46,19 @@ enum Recorder {
 }
 
 impl Sampler {
-    /// Looks at what is there and starts.
+    /// Starts sampling.
     ///
     /// # Errors
-    /// When a process that was asked for can't be looked at.
+    /// When one of the requested processes cannot be sampled.
     pub fn start(options: &Options) -> Result<Self, Error> {
         let mut reader_options = reader::Options::default();
         reader_options.max_record = options.max_record;
         reader_options.any_schema = options.any_schema;
-        let patience = (options.targets == Targets::All).then_some(PATIENCE);
+        let scan_timeout = (options.targets == Targets::All).then_some(SCAN_TIMEOUT);
         let refusal = if options.without_ebpf {
             Refusal::NotWanted
         } else {
-            match ebpf::Recorder::start(options, reader_options.clone(), patience)? {
+            match ebpf::Recorder::start(options, reader_options.clone(), scan_timeout)? {
                 Ok(recorder) => {
                     return Ok(Self {
                         method: Method::Ebpf,
@@ -73,20 +73,20 @@ impl Sampler {
             recorder: Recorder::Ptrace(Box::new(ptrace::Recorder::start(
                 options,
                 reader_options,
-                patience,
+                scan_timeout,
             )?)),
         })
     }
 
-    /// How it looks, and why not otherwise.
+    /// The method in use, and why it is not a better one.
     #[must_use]
     pub fn method(&self) -> &Method {
         &self.method
     }
 
-    /// Passes on the samples that have come since the last time. To be called every [`INTERVAL`],
-    /// always with the same catalog ([`Sampler::start_over`] tells of another): what waits for long
-    /// gets lost, and is counted then.
+    /// Passes on the samples taken since the last call. Call it every [`INTERVAL`], always with the
+    /// same catalog (announce a new one with [`Sampler::reset_catalog`]): samples that find no room
+    /// are lost, and counted.
     pub fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) {
         match &mut self.recorder {
             Recorder::Ebpf(recorder) => recorder.drain(catalog, on_sample),
@@ -94,16 +94,16 @@ impl Sampler {
         }
     }
 
-    /// The next call of [`Sampler::drain`] comes with a new catalog: what was told to the one
-    /// before is told again. For those who look for so long that a catalog would get too large.
-    pub fn start_over(&mut self) {
+    /// Announces that the next call of [`Sampler::drain`] comes with a new, empty catalog. A long
+    /// recording rotates its catalog so that its memory stays bounded.
+    pub fn reset_catalog(&mut self) {
         match &mut self.recorder {
-            Recorder::Ebpf(recorder) => recorder.start_over(),
-            Recorder::Ptrace(recorder) => recorder.start_over(),
+            Recorder::Ebpf(recorder) => recorder.reset_catalog(),
+            Recorder::Ptrace(recorder) => recorder.reset_catalog(),
         }
     }
 
-    /// What came of the looks so far.
+    /// What happened to the samples so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         match &self.recorder {
@@ -112,9 +112,9 @@ impl Sampler {
         }
     }
 
-    /// Time that the program in the kernel has taken so far, and how often it ran, if the kernel
-    /// counts (`kernel.bpf_stats_enabled`). It runs at each tick of a processor that is not idle,
-    /// whether that meets a target or not.
+    /// CPU time that the eBPF program has used so far, and how often it ran, if the kernel counts
+    /// (`kernel.bpf_stats_enabled`). It runs at each sampling tick of a CPU that is not idle, whether
+    /// a target runs there or not.
     #[must_use]
     pub fn kernel_time(&self) -> Option<(Duration, u64)> {
         match &self.recorder {
@@ -123,8 +123,7 @@ impl Sampler {
         }
     }
 
-    /// Whether there is anything left to look at: false once all processes have ended that were
-    /// asked for.
+    /// Whether there is anything left to sample: false once all requested processes have ended.
     #[must_use]
     pub fn has_targets(&self) -> bool {
         match &self.recorder {
@@ -133,7 +132,7 @@ impl Sampler {
         }
     }
 
-    /// Ends looking, passes on what is left, and returns the counts.
+    /// Stops sampling, passes on the remaining samples, and returns the counts.
     pub fn stop(mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) -> Counts {
         match &mut self.recorder {
             Recorder::Ebpf(recorder) => recorder.stop(),

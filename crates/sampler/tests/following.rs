@@ -282,7 +282,7 @@ fn another_catalog_is_told_everything_again() {
     for _ in 0..2 {
         recording.wait_for_contexts(&target);
         assert_eq!(recording.catalog.processes().len(), 1);
-        recording.sampler.start_over();
+        recording.sampler.reset_catalog();
         recording.catalog = Catalog::new();
     }
 }

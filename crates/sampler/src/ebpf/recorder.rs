@@ -41,7 +41,7 @@ impl Recorder {
     pub(crate) fn start(
         options: &Options,
         reader_options: reader::Options,
-        patience: Option<Duration>,
+        scan_timeout: Option<Duration>,
     ) -> Result<Result<Self, Refusal>, Error> {
         let loaded = match Loaded::load(options) {
             Ok(loaded) => loaded,
@@ -49,7 +49,7 @@ impl Recorder {
         };
         let mut recorder = Self {
             loaded,
-            processes: Processes::new(reader_options, patience),
+            processes: Processes::new(reader_options, scan_timeout),
             whole_machine: options.targets == Targets::All,
             serial: 0,
             lost: Lost::default(),
@@ -190,8 +190,8 @@ impl Recorder {
         }
     }
 
-    pub(crate) fn start_over(&mut self) {
-        self.processes.start_over();
+    pub(crate) fn reset_catalog(&mut self) {
+        self.processes.reset_catalog();
     }
 
     pub(crate) fn counts(&self) -> Counts {

@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let session = Session::start(Plan {
         targets: Targets::Processes(vec![service.pid()]),
         frequency: FREQUENCY,
-        frequency_stopping: FREQUENCY_STOPPING,
+        ptrace_frequency: FREQUENCY_STOPPING,
         without_ebpf: false,
         duration: Some(arguments.duration),
     })?;

@@ -170,7 +170,7 @@ fn record(arguments: &Arguments, targets: Targets) -> Result<(Recording, Option<
             None => targets,
         },
         frequency: arguments.frequency,
-        frequency_stopping: arguments.frequency,
+        ptrace_frequency: arguments.frequency,
         without_ebpf: arguments.ptrace,
         duration: arguments.duration,
     })?;

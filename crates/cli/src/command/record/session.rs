@@ -1,4 +1,4 @@
-//! Sampling from a beginning to an end.
+//! One recording, from start to end.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,17 +12,17 @@ use crate::error::Error;
 use crate::interrupt;
 use crate::output::terminal;
 
-/// What is to be sampled, and how.
+/// What to sample, and how.
 #[derive(Debug)]
 pub(in crate::command) struct Plan {
     pub(in crate::command) targets: Targets,
-    /// Looks a second at each processor.
+    /// Sampling frequency per CPU, in Hz.
     pub(in crate::command) frequency: u32,
-    /// The same where each stops a thread.
-    pub(in crate::command) frequency_stopping: u32,
-    /// Stop threads even where eBPF is permitted.
+    /// The frequency to use with ptrace, where each sample stops a thread.
+    pub(in crate::command) ptrace_frequency: u32,
+    /// Use ptrace even where eBPF is permitted.
     pub(in crate::command) without_ebpf: bool,
-    /// Without it until something else ends the recording.
+    /// `None`: until something else ends the recording.
     pub(in crate::command) duration: Option<Duration>,
 }
 
@@ -32,13 +32,13 @@ pub(in crate::command) struct Session {
     method: Method,
     period: NonZeroU64,
     duration: Option<Duration>,
-    /// When it started, by the samples' clock and by the calendar's.
+    /// When it started: `CLOCK_MONOTONIC` in nanoseconds, and the time since the Unix epoch.
     start: u64,
     start_unix: Duration,
 }
 
 impl Session {
-    /// Starts, and says so if threads have to be stopped.
+    /// Starts sampling, and warns if threads have to be stopped for it.
     pub(in crate::command) fn start(plan: Plan) -> Result<Self, Error> {
         let mut options = Options::new(plan.targets);
         options.frequency = plan.frequency;
@@ -49,9 +49,9 @@ impl Session {
         let method = sampler.method().clone();
         if let Method::Ptrace(why) = &method {
             terminal::complain(&format!("threads are stopped to look at them: {why}"), None);
-            if plan.frequency_stopping != options.frequency {
+            if plan.ptrace_frequency != options.frequency {
                 drop(sampler);
-                options.frequency = plan.frequency_stopping;
+                options.frequency = plan.ptrace_frequency;
                 options.without_ebpf = true;
                 sampler = Sampler::start(&options)?;
             }
@@ -67,12 +67,12 @@ impl Session {
         })
     }
 
-    /// How threads are looked at.
+    /// How threads are sampled.
     pub(in crate::command) fn method(&self) -> &Method {
         &self.method
     }
 
-    /// Samples until `has_ended`, the duration has passed, or a signal comes.
+    /// Samples until `has_ended`, the duration has passed, or a signal arrives.
     pub(in crate::command) fn run(mut self, has_ended: impl Fn(&Sampler) -> bool) -> Recording {
         let mut catalog = Catalog::new();
         let mut samples: Vec<Sample> = Vec::new();

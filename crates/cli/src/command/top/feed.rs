@@ -87,7 +87,7 @@ impl<'c> Feed<'c> {
                 aside
             }
             None => {
-                self.sampler.start_over();
+                self.sampler.reset_catalog();
                 self.aside.insert(Catalog::new())
             }
         };
@@ -129,7 +129,7 @@ fn renew(sampler: &mut Sampler, catalog: &mut Catalog, most: &mut usize) -> bool
     if size <= *most {
         return false;
     }
-    sampler.start_over();
+    sampler.reset_catalog();
     *catalog = Catalog::new();
     // What lives may be more than that by itself.
     *most = MOST_OF_A_KIND.max(size.min(2 * *most));
