@@ -1,4 +1,4 @@
-//! Ctrl-C as an end that something is still said at.
+//! Ending on Ctrl-C or SIGTERM with a result.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use nix::sys::time::TimeSpec;
 /// The signals: Ctrl-C, and what `kill` and `timeout` send.
 const SIGNALS: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
 
-/// The number of the signal that came, negative if the terminal sent it; 0 before one has come.
+/// The number of the signal that arrived, negative if the terminal sent it; 0 before the first.
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -25,7 +25,7 @@ extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     CAUGHT.store(sign * signal, Ordering::Relaxed);
 }
 
-/// A signal that came.
+/// A signal that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caught {
     pub(crate) signal: Signal,
@@ -33,7 +33,7 @@ pub(crate) struct Caught {
     pub(crate) by_terminal: bool,
 }
 
-/// The signal that came, if one has.
+/// The signal that arrived, if any.
 pub(crate) fn caught() -> Option<Caught> {
     let number = CAUGHT.load(Ordering::Relaxed);
     let signal = Signal::try_from(number.abs()).ok()?;
@@ -43,13 +43,13 @@ pub(crate) fn caught() -> Option<Caught> {
     })
 }
 
-/// From now on the first of the signals is only noted; a second one ends the process as usual. A signal
-/// that is ignored, as in the background of a shell, stays so.
+/// From now on the first SIGINT or SIGTERM is only recorded; a second one ends the process as usual. An
+/// ignored signal, as in a shell's background job, stays ignored.
 pub(crate) fn catch() -> io::Result<()> {
     catch_each(&SIGNALS)
 }
 
-/// The same of what is sent when the terminal goes away.
+/// The same for SIGHUP, which is sent when the terminal goes away.
 pub(crate) fn catch_hangup() -> io::Result<()> {
     catch_each(&[Signal::SIGHUP])
 }
@@ -71,36 +71,36 @@ fn catch_each(signals: &[Signal]) -> io::Result<()> {
     Ok(())
 }
 
-/// Who starts the command may ignore its children's ends, and with them their statuses (wait(2)): the
-/// ends of its own are wanted.
-pub(crate) fn heed_children() {
+/// Restores the default for SIGCHLD. A parent that ignores it passes that on, and then the exit status
+/// of a child is lost (wait(2)).
+pub(crate) fn reset_sigchld() {
     // SAFETY: the default runs no code.
     let _ = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
 }
 
-/// From now on Ctrl-C, which a terminal sends to every process of a command, is left to the others.
-pub(crate) fn leave_to_others() -> io::Result<()> {
+/// Ignores Ctrl-C, which a terminal sends to every process of a command: the parent handles it.
+pub(crate) fn ignore_ctrl_c() -> io::Result<()> {
     let ignored = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
     // SAFETY: ignoring runs no code.
     unsafe { sigaction(Signal::SIGINT, &ignored) }?;
     Ok(())
 }
 
-/// Whether one of the signals came.
+/// Whether one of the signals has arrived.
 pub(crate) fn is_caught() -> bool {
     CAUGHT.load(Ordering::Relaxed) != 0
 }
 
-/// Waits so long, or until one of the signals comes or nobody reads standard output any more. Whether
-/// to go on.
+/// Waits for `time`, or until a signal arrives or the reader of standard output has gone. Returns
+/// whether to continue.
 pub(crate) fn wait(time: Duration) -> io::Result<bool> {
-    // A signal between the question and the wait would be missed: it is held back until the wait.
+    // A signal between the check and the wait would be missed: it is blocked until the wait.
     let mut held = SigSet::empty();
     SIGNALS.iter().for_each(|signal| held.add(*signal));
     let mut before = SigSet::empty();
     pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&held), Some(&mut before))?;
     let stdout = io::stdout();
-    // Nothing is asked for: a pipe without a reader is told all the same (poll(2), POLLERR).
+    // No events requested: POLLERR for a pipe without a reader is always reported (poll(2)).
     let mut stdout = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
     let ended = if is_caught() {
         Ok(1)

@@ -84,7 +84,7 @@ impl Status {
 }
 
 fn main() -> ExitCode {
-    interrupt::heed_children();
+    interrupt::reset_sigchld();
     let done = match Arguments::parse().command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Ps(arguments) => ps::run(&arguments),

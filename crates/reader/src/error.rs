@@ -37,9 +37,9 @@ pub enum Error {
         /// Why not, and what its publisher can do.
         why: Unreadable,
     },
-    /// The kernel shows the thread, and yet says each time it is to be stopped that there is none.
-    #[error("thread {tid} could not be held: it is there, but got away from every look")]
-    NotHeld {
+    /// The thread exists, and yet every attempt to stop it failed as if it did not.
+    #[error("thread {tid} could not be stopped: it kept changing state")]
+    NotStopped {
         /// The thread.
         tid: i32,
     },

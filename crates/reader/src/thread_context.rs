@@ -16,16 +16,16 @@ use crate::{Broken, ContextState, Error, Process};
 /// The thread-local variable that points at the record: 8 bytes, exported.
 pub const SYMBOL: &str = "otel_thread_ctx_v1";
 
-/// What lies in one page is readable as a whole or not at all. In bytes: the page size of x86-64,
-/// and the smallest of aarch64.
+/// A page is readable as a whole or not at all. In bytes: the page size of x86-64, and the smallest
+/// of aarch64.
 const PAGE: u64 = 4096;
 
-/// How long a thread is given to stop at the least, also when less is left: one that is asked to
-/// stop and not waited for would stop all the same.
-const SHORTEST_STOP: Duration = Duration::from_millis(20);
+/// The least time that a thread is given to stop, even if less is left until the deadline: a thread
+/// that was told to stop does so whether or not it is waited for.
+const MIN_STOP_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Looks at a thread that the kernel shows, and says at each look that there is none.
-const LOOKS: usize = 3;
+/// Attempts to stop a thread that exists and cannot be traced.
+const MAX_TRIES: usize = 3;
 
 /// Whether the threads of a process have a context that can be read.
 #[derive(Clone, Debug)]
@@ -48,14 +48,14 @@ pub struct ThreadVariables {
     pub resolution: Arc<Resolution>,
 }
 
-/// What a process says of its threads' contexts.
+/// What a process announces about its threads' contexts.
 pub(crate) struct Announced {
     schema: Option<Schema>,
     keys: KeyMap,
 }
 
 impl Announced {
-    /// What `context` says, or why that is not enough to read on. With `any_schema` it always is.
+    /// What `context` announces, or why its threads cannot be read. Always readable with `any_schema`.
     pub(crate) fn of(context: &ContextState, any_schema: bool) -> Result<Self, Unreadable> {
         let context = match context {
             ContextState::Published(context) => Some(context),
@@ -78,7 +78,7 @@ impl Announced {
         Ok(Self { schema, keys })
     }
 
-    /// Together with where the variable is.
+    /// Adds where the variable is.
     pub(crate) fn at(self, resolution: Arc<Resolution>) -> ThreadSupport {
         if resolution.variables.is_empty() {
             return ThreadSupport::Unreadable(Unreadable::NotFound {
@@ -145,11 +145,11 @@ impl fmt::Display for Unreadable {
     }
 }
 
-/// What a thread works on.
+/// The context of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// This.
+    /// A record is attached.
     Attached(Context),
     /// No record is attached, or the thread never touched the variable.
     Detached,
@@ -197,7 +197,7 @@ impl<'p> Thread<'p> {
         self.process
     }
 
-    /// Its name as it is now, at most 15 bytes, chosen by the process: escape it before it reaches
+    /// Its current name, at most 15 bytes, chosen by the process: escape it before it reaches
     /// a terminal.
     ///
     /// # Errors
@@ -206,13 +206,13 @@ impl<'p> Thread<'p> {
         Ok(self.process.target().thread_name(self.tid)?)
     }
 
-    /// Stops the thread for as long as the answer lives. ptrace binds that to the calling OS thread.
+    /// Stops the thread until the result is dropped. ptrace binds it to the calling OS thread.
     ///
     /// # Errors
     /// When it can't be stopped, or has no readable context.
     pub fn stop(&self) -> Result<StoppedThread<'_>, Error> {
         let variables = self.variables()?;
-        // All that can be done before the thread stands still is done before.
+        // Everything that can be done before the stop is done before it.
         let options = self.process.options();
         let size = options
             .max_record
@@ -228,7 +228,7 @@ impl<'p> Thread<'p> {
                         action: "stop a thread",
                     });
                 }
-                left.max(SHORTEST_STOP).min(options.stop_timeout)
+                left.max(MIN_STOP_TIMEOUT).min(options.stop_timeout)
             }
         };
         let stopped = Stopped::stop(self.process.target(), self.tid, timeout)?;
@@ -245,17 +245,17 @@ impl<'p> Thread<'p> {
     /// # Errors
     /// When it can't be stopped or read.
     pub fn context(&self) -> Result<Outcome, Error> {
-        for _ in 0..LOOKS {
-            match self.look() {
-                // Nobody may take a thread for ended that is there.
+        for _ in 0..MAX_TRIES {
+            match self.stop_and_read() {
+                // A thread that still exists has not ended.
                 Err(Error::Remote(remote::Error::NoSuchThread { .. })) if self.is_there() => {}
                 outcome => return outcome,
             }
         }
-        Err(Error::NotHeld { tid: self.tid })
+        Err(Error::NotStopped { tid: self.tid })
     }
 
-    fn look(&self) -> Result<Outcome, Error> {
+    fn stop_and_read(&self) -> Result<Outcome, Error> {
         let mut stopped = self.stop()?;
         let read = stopped.read();
         let StoppedThread {
@@ -268,7 +268,7 @@ impl<'p> Thread<'p> {
         Ok(self.decode(variables, read?.map(|size| &record[..size])))
     }
 
-    /// Whether the process still has the thread, and not only what is left of one that has ended.
+    /// Whether the process still has the thread, and not only its zombie.
     fn is_there(&self) -> bool {
         match self.process.target().thread_state(self.tid) {
             Ok(state) => !matches!(state, 'Z' | 'X'),
@@ -292,7 +292,7 @@ impl<'p> Thread<'p> {
     }
 }
 
-/// A thread that stands still until this is dropped.
+/// A stopped thread. Dropping this resumes it.
 #[derive(Debug)]
 pub struct StoppedThread<'t> {
     thread: &'t Thread<'t>,
@@ -302,7 +302,7 @@ pub struct StoppedThread<'t> {
 }
 
 impl StoppedThread<'_> {
-    /// What the thread works on.
+    /// The thread's context.
     ///
     /// # Errors
     /// When its variable or record can't be read.
@@ -319,7 +319,7 @@ impl StoppedThread<'_> {
         self.stopped.thread_pointer()
     }
 
-    /// The stopped thread as such: its registers.
+    /// The stopped thread itself: its registers.
     #[must_use]
     pub fn stopped(&self) -> &Stopped {
         &self.stopped

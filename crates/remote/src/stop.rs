@@ -1,8 +1,9 @@
-//! Stopping a thread with ptrace, and letting it go as it was.
+//! Stopping a thread with ptrace, and resuming it as it was.
 //!
-//! A stop is PTRACE_SEIZE and PTRACE_INTERRUPT, letting go is PTRACE_DETACH; neither sends a
-//! signal. Two things need care so that the thread notices nothing: a signal that was about to be delivered when the thread stopped is handed back, and a
-//! system call that the stop ended with EINTR is started anew, its time-out from the beginning.
+//! A stop is PTRACE_SEIZE and PTRACE_INTERRUPT; resuming is PTRACE_DETACH. Neither sends a signal.
+//! Two things need care so that the thread notices nothing: a signal that was being delivered when
+//! the thread stopped is handed back, and a system call that the stop ended with EINTR is restarted,
+//! with its full time-out.
 
 mod tracee;
 
@@ -15,23 +16,23 @@ use nix::errno::Errno;
 pub use crate::arch::Registers;
 use crate::{Error, Process, permission};
 
-use tracee::{LONGEST_PAUSE, Outcome, Poll, Stop};
+use tracee::{MAX_PAUSE, Outcome, Poll, Stop};
 
-/// Longer time-outs are taken for this one: an hour. Some that a caller can name do not fit into an
-/// [`Instant`].
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
-/// How long a thread that was killed while it was stopped may take to be gone.
-const DEATH: Duration = Duration::from_millis(100);
+/// Longer time-outs are shortened to this one: an hour. Some that a caller can name do not fit into
+/// an [`Instant`].
+const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How long to wait for the end of a thread that was killed while it was stopped.
+const DEATH_TIMEOUT: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// Threads (process, thread) that this OS thread still traces although nobody holds a
-    /// [`Stopped`]: they did not stop in time, or are dying.
-    static LINGERING: RefCell<Vec<(i32, i32)>> = const { RefCell::new(Vec::new()) };
+    /// Threads (process, thread) that this OS thread still traces without a [`Stopped`]: they did
+    /// not stop in time, or are dying.
+    static LATE: RefCell<Vec<(i32, i32)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A stopped thread. It runs on when this is dropped.
+/// A stopped thread. Dropping this resumes it.
 ///
-/// ptrace binds a stop to the OS thread that asked for it, so this cannot be sent to another.
+/// ptrace binds a stop to the OS thread that requested it, so this cannot be sent to another.
 #[derive(Debug)]
 pub struct Stopped {
     pid: i32,
@@ -46,19 +47,19 @@ pub struct Stopped {
 impl Stopped {
     /// Stops thread `tid` of `process`, waiting at most `timeout`.
     ///
-    /// A thread in an uninterruptible sleep is not stopped. If it falls into one just when it is
-    /// asked to stop it stays traced until it wakes, as does one that gets no processor in time. It
-    /// is let go by the next call in this OS thread, by [`release_late`], or when this OS thread
-    /// ends: see [`on_own_thread`].
+    /// A thread in an uninterruptible sleep is not stopped. One that enters such a sleep just when
+    /// it is told to stop, or gets no CPU in time, stays traced until it stops. It is resumed by the
+    /// next call in this OS thread, by [`resume_late`], or when this OS thread ends: see
+    /// [`on_own_thread`].
     pub fn stop(process: &Process, tid: i32, timeout: Duration) -> Result<Self, Error> {
-        let timeout = timeout.min(LONGEST_TIMEOUT);
+        let timeout = timeout.min(MAX_TIMEOUT);
         let deadline = Instant::now() + timeout;
-        release_late();
+        resume_late();
         wait_while_uninterruptible(process, tid, timeout, deadline)?;
         Self::trace(process, tid, timeout, deadline)
     }
 
-    /// Traces a thread, whatever it does, and waits for it to stop.
+    /// Traces a thread in whatever state it is, and waits for it to stop.
     fn trace(
         process: &Process,
         tid: i32,
@@ -66,22 +67,22 @@ impl Stopped {
         deadline: Instant,
     ) -> Result<Self, Error> {
         let pid = process.pid();
-        // EPERM also means that the thread was just ending, or giving way to an exec, of which
-        // nothing may be seen any more: only a refusal that lasts is one.
+        // EPERM also means that the thread is ending, or is being killed by an exec in another
+        // thread, and /proc may show neither a moment later: only a refusal that lasts is one.
         tracee::seize(tid)
             .or_else(|_| tracee::seize(tid))
             .or_else(|_| {
-                std::thread::sleep(LONGEST_PAUSE);
+                std::thread::sleep(MAX_PAUSE);
                 tracee::seize(tid)
             })
             .map_err(|errno| refused(process, tid, errno))?;
         // From here on the id cannot pass to another thread; before, it could have.
         let belongs = process.has_thread(tid);
-        // A thread that has died since is met by the wait.
+        // The wait notices a thread that has died since.
         let _ = tracee::interrupt(tid);
         match tracee::wait_for_stop(pid, tid, deadline) {
             Outcome::Stopped(stop) => {
-                let stopped = Self::hold(pid, tid, stop)?;
+                let stopped = Self::new(pid, tid, stop)?;
                 if belongs {
                     Ok(stopped)
                 } else {
@@ -90,11 +91,11 @@ impl Stopped {
             }
             Outcome::Gone => Err(Error::NoSuchThread { pid, tid }),
             Outcome::Executed(stop) => {
-                drop(Self::hold(pid, pid, stop));
+                drop(Self::new(pid, pid, stop));
                 Err(Error::NoSuchThread { pid, tid })
             }
             Outcome::Late(tid) => {
-                LINGERING.with_borrow_mut(|lingering| lingering.push((pid, tid)));
+                LATE.with_borrow_mut(|late| late.push((pid, tid)));
                 match process.thread_state(tid) {
                     Ok('Z' | 'X') | Err(_) => Err(Error::NoSuchThread { pid, tid }),
                     Ok(state) => Err(Error::StopTimeout {
@@ -108,8 +109,8 @@ impl Stopped {
         }
     }
 
-    /// Takes hold of a thread that has stopped. On an error it is let go.
-    fn hold(pid: i32, tid: i32, stop: Stop) -> Result<Self, Error> {
+    /// Reads the registers of a thread that has stopped. On an error it is resumed.
+    fn new(pid: i32, tid: i32, stop: Stop) -> Result<Self, Error> {
         let registers = Registers::read(tid);
         let stopped = Stopped {
             pid,
@@ -122,7 +123,7 @@ impl Stopped {
         match registers {
             Ok(_) => Ok(stopped),
             Err(Errno::EINVAL) => Err(Error::Not64Bit { pid, tid }),
-            // Killed meanwhile: only SIGKILL ends a stop.
+            // It was killed: only SIGKILL ends a stop.
             Err(_) => Err(Error::NoSuchThread { pid, tid }),
         }
     }
@@ -137,14 +138,13 @@ impl Stopped {
         self.registers.thread_pointer()
     }
 
-    /// The registers that it stopped with.
+    /// Its registers at the stop.
     pub fn registers(&self) -> &Registers {
         &self.registers
     }
 
-    /// Lets the thread run on, and reports [`Error::NoSuchThread`] if it was killed while it was
-    /// stopped: what was read of it meanwhile may be no longer true. Dropping does the same and
-    /// reports nothing.
+    /// Resumes the thread, and returns [`Error::NoSuchThread`] if it was killed while it was
+    /// stopped: what was read from it may be wrong then. Dropping does the same without the report.
     pub fn resume(mut self) -> Result<(), Error> {
         if self.release() {
             Ok(())
@@ -156,21 +156,21 @@ impl Stopped {
         }
     }
 
-    /// Lets the thread go; false if it was killed meanwhile.
+    /// Resumes the thread; false if it was killed while it was stopped.
     fn release(&mut self) -> bool {
         if std::mem::replace(&mut self.resumed, true) {
             return true;
         }
         // A group-stopped thread would have seen EINTR without this tracer, too.
         if self.registers.is_interrupted_call() && !self.stop.group_stop {
-            // If the thread dies just now there is nothing to restart.
+            // Fails only if the thread has died: there is nothing to restart.
             let _ = self.registers.restart_call(self.tid);
         }
         if tracee::detach(self.tid, self.stop.signal).is_ok() {
             return true;
         }
-        // Killed. An exec in another thread waits until its tracer has seen it die.
-        let deadline = Instant::now() + DEATH;
+        // Killed. An exec in another thread waits until the tracer has reaped it.
+        let deadline = Instant::now() + DEATH_TIMEOUT;
         match tracee::wait_for_stop(self.pid, self.tid, deadline) {
             Outcome::Gone => {}
             Outcome::Executed(stop) => {
@@ -180,7 +180,7 @@ impl Stopped {
                 let _ = tracee::detach(self.tid, stop.signal);
             }
             Outcome::Late(tid) => {
-                LINGERING.with_borrow_mut(|lingering| lingering.push((self.pid, tid)));
+                LATE.with_borrow_mut(|late| late.push((self.pid, tid)));
             }
         }
         false
@@ -193,23 +193,22 @@ impl Drop for Stopped {
     }
 }
 
-/// Lets go of threads that this OS thread has asked to stop and that have stopped since, after
-/// their time was over. To be called now and then where one OS thread stops threads for long:
-/// whoever stops too late stands still until then.
-pub fn release_late() {
-    let waiting = LINGERING.with_borrow_mut(std::mem::take);
+/// Resumes the threads that stopped only after their time-out. An OS thread that stops threads over
+/// a long time calls this regularly: a thread that stops late stands still until then.
+pub fn resume_late() {
+    let waiting = LATE.with_borrow_mut(std::mem::take);
     for (pid, tid) in waiting {
         match tracee::poll(pid, tid) {
-            Poll::Stopped(stop) => drop(Stopped::hold(pid, tid, stop)),
+            Poll::Stopped(stop) => drop(Stopped::new(pid, tid, stop)),
             Poll::Gone => {}
             Poll::Running => {
-                LINGERING.with_borrow_mut(|lingering| lingering.push((pid, tid)));
+                LATE.with_borrow_mut(|late| late.push((pid, tid)));
             }
         }
     }
 }
 
-/// Asking a thread in an uninterruptible sleep to stop would leave it traced until it wakes.
+/// A thread that is told to stop in an uninterruptible sleep stays traced until it wakes.
 fn wait_while_uninterruptible(
     process: &Process,
     tid: i32,
@@ -228,13 +227,13 @@ fn wait_while_uninterruptible(
                     state: 'D',
                 });
             }
-            'D' => std::thread::sleep(LONGEST_PAUSE),
+            'D' => std::thread::sleep(MAX_PAUSE),
             _ => return Ok(()),
         }
     }
 }
 
-/// Says why the kernel did not let us trace a thread.
+/// The reason why the kernel refused to trace a thread.
 fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
     let pid = process.pid();
     let status = match process.thread_status(tid) {
@@ -269,15 +268,14 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
     }
 }
 
-/// Runs `work` on an OS thread of its own, and returns what it returns.
+/// Runs `work` on a new OS thread and returns its result.
 ///
 /// A thread of the target that did not stop in time stays traced until it stops, or until the OS
-/// thread that asked for the stop ends. So whoever stops threads in a long-lived OS thread does
-/// it in here: nothing stays traced behind.
+/// thread that requested the stop ends. Stopping threads in here leaves nothing traced behind.
 ///
 /// # Errors
 ///
-/// [`Error::NoOwnThread`] when the system starts no further thread.
+/// [`Error::NoOwnThread`] when the system cannot start another thread.
 pub fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, Error> {
     std::thread::scope(|scope| {
         let worker = std::thread::Builder::new().spawn_scoped(scope, work);
@@ -305,7 +303,7 @@ mod tests {
     }
 
     /// An exec in another thread hands the id of a traced leader to a thread that is not traced.
-    /// On a busy machine the time is over before the second look.
+    /// On a busy machine the deadline passes before the second poll.
     #[test]
     fn an_id_that_is_not_traced_any_more_is_not_late() {
         let Some(program) = Compiler::gcc().program::<&str>(&["signals.c"], &[]) else {
@@ -319,11 +317,10 @@ mod tests {
         );
     }
 
-    /// A thread that falls into an uninterruptible sleep (here vfork's) just when it is asked to
-    /// stop: it stays traced until somebody lets it go, which the next stop, the end of the OS
-    /// thread or who is asked to does.
+    /// A thread that enters an uninterruptible sleep (here vfork's) just when it is told to stop
+    /// stays traced until the next stop, the end of the OS thread, or [`resume_late`].
     #[test]
-    fn a_thread_that_stops_too_late_is_let_go() {
+    fn a_thread_that_stops_too_late_is_resumed() {
         #[derive(PartialEq)]
         enum By {
             NextStop,
@@ -367,14 +364,14 @@ mod tests {
             if way != OwnThread {
                 wait_until("the late stop", || state() == 't');
                 if way == Release {
-                    release_late();
+                    resume_late();
                 } else {
                     // Any stop in this OS thread, here of another thread.
                     let other = target.threads[0].tid;
                     let timeout = Duration::from_secs(5);
                     drop(Stopped::stop(&process, other, timeout).unwrap());
                 }
-                assert_eq!(LINGERING.with_borrow(Vec::len), 0);
+                assert_eq!(LATE.with_borrow(Vec::len), 0);
             }
             wait_until("the thread runs", || matches!(state(), 'S' | 'R'));
             assert_eq!(tracer(), 0);

@@ -20,7 +20,7 @@ use otelctx_reader as reader;
 use otelctx_sample::format::record::Context;
 use otelctx_sample::{Catalog, Counts, Sample, Unread};
 use reader::remote::process::processes;
-use reader::remote::stop::{on_own_thread, release_late};
+use reader::remote::stop::{on_own_thread, resume_late};
 use reader::remote::{Error as RemoteError, Memory, ProcessMemory, Stopped};
 use reader::{Outcome, Unreadable};
 
@@ -309,7 +309,7 @@ impl Looker {
                 tick = now;
             }
             // Where no other runs, none would be stopped that lets go of it.
-            release_late();
+            resume_late();
             if surveyed.elapsed() >= SURVEY {
                 self.survey();
                 surveyed = Instant::now();

@@ -55,7 +55,7 @@ pub(super) fn unless_ended<T>(
             return Ok(None);
         }
     }
-    Err(Error::NotHeld { tid: pid })
+    Err(Error::NotStopped { tid: pid })
 }
 
 /// Whether nothing runs any more under this id: one that is ending has no executable, nor has a

@@ -7,9 +7,9 @@ use nix::libc::{self, c_int, c_void};
 
 /// Polls without a pause: a sleeping thread stops within some 20 µs.
 const SPINS: u32 = 100;
-/// The first and the longest pause between polls after that.
-const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+/// The first and the longest pause between the polls after that.
+const MIN_PAUSE: Duration = Duration::from_micros(20);
+pub(super) const MAX_PAUSE: Duration = Duration::from_millis(1);
 
 /// A stop as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,16 +20,16 @@ pub(super) struct Stop {
     pub(super) group_stop: bool,
 }
 
-/// What a look at a tracee shows.
+/// What polling a tracee returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Poll {
     Running,
     Stopped(Stop),
-    /// It has ended, or is not ours any more.
+    /// It has ended, or is no longer traced by us.
     Gone,
 }
 
-/// What waiting for a stop came to.
+/// How waiting for a stop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Stopped(Stop),
@@ -38,7 +38,7 @@ pub(super) enum Outcome {
     /// The thread has executed another program, is the thread-group leader now, and has stopped
     /// as that.
     Executed(Stop),
-    /// Time is over and this thread is still traced.
+    /// The deadline has passed, and this thread is still traced.
     Late(i32),
 }
 
@@ -68,7 +68,7 @@ pub(super) fn detach(tid: i32, signal: c_int) -> Result<(), Errno> {
     ptrace(libc::PTRACE_DETACH, tid, signal as usize)
 }
 
-/// Looks whether a tracee has stopped or ended.
+/// Asks whether a tracee has stopped or ended.
 ///
 /// A stop of a tracee is reported whatever the flags (kernel/exit.c, `wait_task_stopped`); WNOWAIT
 /// leaves it, and above all an end, to be seen again.
@@ -76,21 +76,21 @@ pub(super) fn poll(pid: i32, tid: i32) -> Poll {
     let (code, status) = match wait(tid, libc::WEXITED | libc::WNOWAIT) {
         Ok(Some(news)) => news,
         Err(Errno::ECHILD) => return Poll::Gone,
-        // Only that tells that it is not traced any more.
+        // Only ECHILD says that it is no longer traced.
         Ok(None) | Err(_) => return Poll::Running,
     };
     if code == libc::CLD_TRAPPED {
         return Poll::Stopped(Stop::from_status(status));
     }
-    // A thread's end is its tracer's to see, and the process's parent waits for that. A child of
-    // this very process is left for whoever waits for the child.
+    // The tracer reaps a thread, and the process's parent waits for that. A child of this very
+    // process is left to the code that waits for the child.
     if tid != pid || !is_own_child(pid) {
         let _ = wait(tid, libc::WEXITED);
     }
     Poll::Gone
 }
 
-/// Asks the kernel for news of a tracee, without waiting: `si_code` and `si_status`.
+/// A tracee's `si_code` and `si_status`, without waiting; `None` if nothing has changed.
 fn wait(tid: i32, flags: c_int) -> Result<Option<(c_int, c_int)>, Errno> {
     // SAFETY: an all-zero siginfo_t is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -115,10 +115,10 @@ fn is_own_child(pid: i32) -> bool {
 
 /// Waits until thread `tid` of process `pid` has stopped, or until `deadline`.
 ///
-/// By polling: waitpid knows no time-out, and a timer's signal would meddle with the program
-/// that this runs in.
+/// It polls: waitpid(2) has no time-out, and a timer's signal would disturb the program that uses
+/// this library.
 pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
-    let mut pause = SHORTEST_PAUSE;
+    let mut pause = MIN_PAUSE;
     let mut polls = 0;
     let mut current = tid;
     loop {
@@ -126,7 +126,7 @@ pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
             Poll::Stopped(stop) if current == tid => return Outcome::Stopped(stop),
             Poll::Stopped(stop) => return Outcome::Executed(stop),
             Poll::Running => {}
-            // A thread that executes a program takes over the id of its process.
+            // A thread that executes a program takes the id of its process.
             Poll::Gone if current != pid && interrupt(pid).is_ok() => current = pid,
             Poll::Gone => return Outcome::Gone,
         }
@@ -135,10 +135,10 @@ pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
             std::thread::yield_now();
             continue;
         }
-        // When another thread executes a program, this id may live on untraced: it is only by
-        // asking again that we learn it.
+        // When another thread executes a program, this id may live on untraced. Only another
+        // request shows that.
         let late = Instant::now() >= deadline;
-        if (late || pause == LONGEST_PAUSE)
+        if (late || pause == MAX_PAUSE)
             && interrupt(current).is_err()
             && poll(pid, current) == Poll::Running
         {
@@ -148,7 +148,7 @@ pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
             return Outcome::Late(current);
         }
         std::thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 
@@ -157,7 +157,7 @@ impl Stop {
     fn from_status(status: c_int) -> Self {
         let (signal, event) = (status & 0xff, status >> 8);
         match (event, signal) {
-            // Our own interrupt, or a stop of the whole process: no signal is on its way.
+            // Our own interrupt, or a stop of the whole process: no signal is being delivered.
             (libc::PTRACE_EVENT_STOP, signal) => Stop {
                 signal: 0,
                 group_stop: signal != libc::SIGTRAP,

@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
 /// Runs until the parent ends it, or ends itself.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     // The parent has something to say at Ctrl-C, and ends this process then.
-    interrupt::leave_to_others().map_err(Error::Interrupt)?;
+    interrupt::ignore_ctrl_c().map_err(Error::Interrupt)?;
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(Error::Tie)?;
     if getppid() != Pid::from_raw(arguments.parent) {
         // It ended before this process could ask to be told.
