@@ -47,12 +47,12 @@ pub struct Context {
     /// Key and value, in the order in which each key stands first.
     pub attributes: Vec<(String, String)>,
     /// What a reader leaves out and counts.
-    pub left_out: LeftOut,
+    pub skipped: Skipped,
 }
 
 /// What a reader leaves out and counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct LeftOut {
+pub struct Skipped {
     /// Entries whose key is outside the key map.
     pub unknown_key: u32,
     /// Entries whose value is not UTF-8.
@@ -84,13 +84,13 @@ fn read(attributes: &[(&str, &str)]) -> Context {
         span_id: Some(digits(&SPAN)),
         trace_flags: 1,
         attributes: attributes.iter().map(owned).collect(),
-        left_out: LeftOut::default(),
+        skipped: Skipped::default(),
     }
 }
 
-fn leaving_out(attributes: &[(&str, &str)], left_out: LeftOut) -> Context {
+fn skipping(attributes: &[(&str, &str)], skipped: Skipped) -> Context {
     Context {
-        left_out,
+        skipped,
         ..read(attributes)
     }
 }
@@ -185,13 +185,13 @@ fn entries() -> Vec<Vector> {
     let cut_inside = [entry(0, b"caf\xc3"), entry(1, b"y")].concat();
     let unknown = [entry(2, b"x"), entry(255, b"y"), entry(1, b"z")].concat();
     let smile = "\u{1f600}";
-    let not_utf8 = LeftOut {
+    let not_utf8 = Skipped {
         not_utf8: 1,
-        ..LeftOut::default()
+        ..Skipped::default()
     };
-    let unknown_key = |unknown_key| LeftOut {
+    let unknown_key = |unknown_key| Skipped {
         unknown_key,
-        ..LeftOut::default()
+        ..Skipped::default()
     };
     vec![
         ok(
@@ -213,23 +213,23 @@ fn entries() -> Vec<Vector> {
         ok(
             "key_outside_the_key_map",
             valid(&unknown),
-            leaving_out(&[("b", "z")], unknown_key(2)),
+            skipping(&[("b", "z")], unknown_key(2)),
         ),
         with_keys(
             "no_key_map",
             &[],
             valid(&entry(0, b"x")),
-            leaving_out(&[], unknown_key(1)),
+            skipping(&[], unknown_key(1)),
         ),
         ok(
             "value_that_is_not_utf8",
             valid(&surrogate),
-            leaving_out(&[("b", "y")], not_utf8),
+            skipping(&[("b", "y")], not_utf8),
         ),
         ok(
             "value_cut_inside_a_character",
             valid(&cut_inside),
-            leaving_out(&[("b", "y")], not_utf8),
+            skipping(&[("b", "y")], not_utf8),
         ),
         with_keys(
             "a_name_that_stands_twice_in_the_key_map",
@@ -240,7 +240,7 @@ fn entries() -> Vec<Vector> {
         ok(
             "a_repeat_that_is_not_utf8_does_not_count",
             valid(&last_is_broken),
-            leaving_out(&[("a", "x")], not_utf8),
+            skipping(&[("a", "x")], not_utf8),
         ),
     ]
 }
@@ -248,11 +248,11 @@ fn entries() -> Vec<Vector> {
 /// Records whose entries and announced size do not end together.
 fn ends() -> Vec<Vector> {
     let incomplete = |incomplete_bytes| {
-        leaving_out(
+        skipping(
             &[("a", "x")],
-            LeftOut {
+            Skipped {
                 incomplete_bytes,
-                ..LeftOut::default()
+                ..Skipped::default()
             },
         )
     };
@@ -309,9 +309,9 @@ fn sizes() -> Vec<Vector> {
         .repeated(&full_entry, 254)
         .repeated(&entry(1, long.as_bytes()), 1);
     let shortest = maximum.repeated(&[0, 0], 32_767).repeated(&[1], 1);
-    let one_byte = LeftOut {
+    let one_byte = Skipped {
         incomplete_bytes: 1,
-        ..LeftOut::default()
+        ..Skipped::default()
     };
     vec![
         ok(
@@ -327,7 +327,7 @@ fn sizes() -> Vec<Vector> {
         ok(
             "maximum_of_entries",
             shortest,
-            leaving_out(&[("a", "")], one_byte),
+            skipping(&[("a", "")], one_byte),
         ),
     ]
 }
@@ -366,17 +366,17 @@ pub fn judge(bytes: &[u8], keys: &[&str]) -> (Verdict, Option<Context>) {
         Ok(record) => record,
     };
     let context = record.resolve(&keys);
-    let left_out = LeftOut {
-        unknown_key: context.left_out.unknown_key,
-        not_utf8: context.left_out.not_utf8,
-        incomplete_bytes: context.left_out.incomplete_bytes,
+    let skipped = Skipped {
+        unknown_key: context.skipped.unknown_key,
+        not_utf8: context.skipped.not_utf8,
+        incomplete_bytes: context.skipped.incomplete_bytes,
     };
     let context = Context {
         trace_id: (!context.trace_id.is_zero()).then(|| context.trace_id.to_string()),
         span_id: (!context.span_id.is_zero()).then(|| context.span_id.to_string()),
         trace_flags: context.trace_flags.0,
         attributes: context.attributes,
-        left_out,
+        skipped,
     };
     (Verdict::Ok, Some(context))
 }

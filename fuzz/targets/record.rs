@@ -7,7 +7,7 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use otelctx_format::record::{self, Appended, Context, HEADER_SIZE, LeftOut};
+use otelctx_format::record::{self, Appended, Context, HEADER_SIZE, Skipped};
 use otelctx_format::{KeyMap, SpanId, TraceFlags, TraceId};
 
 /// Names and key map by their number.
@@ -49,7 +49,7 @@ fn expected(names: &[String], bytes: &[u8]) -> Context {
     context.span_id = SpanId::from_bytes(bytes[16..24].try_into().unwrap());
     context.trace_flags = TraceFlags(bytes[25]);
     let announced = usize::from(u16::from_ne_bytes([bytes[26], bytes[27]]));
-    let mut left_out = LeftOut::default();
+    let mut skipped = Skipped::default();
     let mut at = 0;
     while at + 2 <= announced && HEADER_SIZE + at + 2 <= bytes.len() {
         let (key, length) = (bytes[HEADER_SIZE + at], bytes[HEADER_SIZE + at + 1]);
@@ -63,8 +63,8 @@ fn expected(names: &[String], bytes: &[u8]) -> Context {
             names.get(usize::from(key)),
             String::from_utf8(value.to_vec()),
         ) {
-            (None, _) => left_out.unknown_key += 1,
-            (_, Err(_)) => left_out.not_utf8 += 1,
+            (None, _) => skipped.unknown_key += 1,
+            (_, Err(_)) => skipped.not_utf8 += 1,
             (Some(name), Ok(value)) => {
                 match context
                     .attributes
@@ -77,8 +77,8 @@ fn expected(names: &[String], bytes: &[u8]) -> Context {
             }
         }
     }
-    left_out.incomplete_bytes = announced - at;
-    context.left_out = left_out;
+    skipped.incomplete_bytes = announced - at;
+    context.skipped = skipped;
     context
 }
 
@@ -104,7 +104,7 @@ fn rewrite(record: &record::Record<'_>, size: usize, keys: &KeyMap, context: &Co
     bytes[..HEADER_SIZE].copy_from_slice(&header.encode());
     let again = record::decode(&bytes).expect("it is valid").resolve(keys);
     assert_eq!(again.attributes, context.attributes);
-    assert_eq!(again.left_out.not_utf8, 0);
-    assert_eq!(again.left_out.incomplete_bytes, 0);
-    assert!(context.left_out.not_utf8 <= lost);
+    assert_eq!(again.skipped.not_utf8, 0);
+    assert_eq!(again.skipped.incomplete_bytes, 0);
+    assert!(context.skipped.not_utf8 <= lost);
 }

@@ -123,7 +123,7 @@ fn keys_that_are_registered_after_the_key_map_was_read_have_their_names() {
         let outcome = threads[0].context().unwrap();
         let context = outcome.attached().unwrap();
         assert_eq!(Some(context.attributes.clone()), pairs(&[(name, value)]));
-        assert!(context.left_out.is_empty());
+        assert!(context.skipped.is_empty());
     }
     let context = published(&mut process);
     let keys = context.keys.clone().unwrap().unwrap();

@@ -53,7 +53,7 @@ fn what_libdd_publishes_is_read_exactly() {
     let mut read = BTreeMap::new();
     for thread in process.threads().unwrap() {
         if let Outcome::Attached(context) = thread.context().unwrap() {
-            assert!(context.left_out.is_empty());
+            assert!(context.skipped.is_empty());
             let mut fact = vec![
                 thread.tid().to_string(),
                 context.trace_id.to_string(),

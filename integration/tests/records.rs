@@ -5,7 +5,7 @@ use std::process::Command;
 
 use otelctx_fixtures::Target;
 use otelctx_reader::format::TraceFlags;
-use otelctx_reader::format::record::LeftOut;
+use otelctx_reader::format::record::Skipped;
 use otelctx_reader::{Error, Options, Outcome, Process};
 
 fn hostile(task: &str) -> (Target, Process) {
@@ -48,7 +48,7 @@ fn only_thread(process: &mut Process) -> Result<Outcome, Error> {
 
 /// The context that every record here but the invalid one carries, with these attributes.
 #[track_caller]
-fn assert_attached(process: &mut Process, attributes: &[(&str, &str)]) -> LeftOut {
+fn assert_attached(process: &mut Process, attributes: &[(&str, &str)]) -> Skipped {
     let outcome = only_thread(process).unwrap();
     let context = outcome.attached().unwrap();
     assert_eq!(context.trace_id, [1; 16].into());
@@ -60,7 +60,7 @@ fn assert_attached(process: &mut Process, attributes: &[(&str, &str)]) -> LeftOu
         .map(|(name, value)| (name.as_str(), value.as_str()))
         .collect();
     assert_eq!(read, attributes);
-    context.left_out
+    context.skipped
 }
 
 fn with_options(target: &Target, set: impl FnOnce(&mut Options)) -> Process {
@@ -93,11 +93,11 @@ fn records_are_read_only_under_a_schema_that_announces_them() {
 }
 
 #[test]
-fn the_last_of_repeated_keys_wins_and_what_is_left_out_is_counted() {
+fn the_last_of_repeated_keys_wins_and_what_is_skipped_is_counted() {
     let (_target, mut process) = hostile("record-with-repeats");
-    let left_out = assert_attached(&mut process, &[("a", "z"), ("b", "y")]);
-    assert_eq!((left_out.unknown_key, left_out.not_utf8), (1, 1));
-    assert_eq!(left_out.incomplete_bytes, 0);
+    let skipped = assert_attached(&mut process, &[("a", "z"), ("b", "y")]);
+    assert_eq!((skipped.unknown_key, skipped.not_utf8), (1, 1));
+    assert_eq!(skipped.incomplete_bytes, 0);
 }
 
 #[test]
@@ -117,14 +117,14 @@ fn a_large_record_is_read_as_far_as_asked_for() {
     // Behind `a`: 255 entries of 256 bytes, then `b` = last.
     let (target, mut process) = hostile("record-large");
     let middle = "y".repeat(254);
-    let left_out = assert_attached(&mut process, &[("a", "x"), ("b", &middle)]);
+    let skipped = assert_attached(&mut process, &[("a", "x"), ("b", &middle)]);
     let attributes = 3 + 255 * 256 + 6;
-    assert_eq!(left_out.incomplete_bytes, attributes - 3 - 2 * 256);
+    assert_eq!(skipped.incomplete_bytes, attributes - 3 - 2 * 256);
     // The smallest and the largest limit also stand for what lies beyond them.
     for max_record in [0, 28] {
         let mut process = with_options(&target, |options| options.max_record = max_record);
-        let left_out = assert_attached(&mut process, &[]);
-        assert_eq!(left_out.incomplete_bytes, attributes);
+        let skipped = assert_attached(&mut process, &[]);
+        assert_eq!(skipped.incomplete_bytes, attributes);
     }
     for max_record in [28 + attributes, 65_563, usize::MAX] {
         let mut process = with_options(&target, |options| options.max_record = max_record);

@@ -26,7 +26,7 @@ pub const MAX_SIZE: usize = HEADER_SIZE + u16::MAX as usize;
 pub const MAX_VALUE_SIZE: usize = u8::MAX as usize;
 /// Bytes before the value of each attribute: its key's index and its length.
 pub const ENTRY_HEADER_SIZE: usize = 2;
-/// The `valid` byte of a record that may be read.
+/// The `valid` byte of a valid record.
 pub const VALID: u8 = 1;
 
 /// Where each field starts, in bytes from the record's address.
@@ -52,7 +52,7 @@ pub struct Header {
     pub trace_id: TraceId,
     /// The span, or zero.
     pub span_id: SpanId,
-    /// [`VALID`], or anything else for a record to ignore.
+    /// [`VALID`]; any other value means: ignore the record.
     pub valid: u8,
     /// The W3C trace flags, zero when the ids are.
     pub trace_flags: TraceFlags,
@@ -102,15 +102,15 @@ pub struct Entry<'a> {
     pub value: &'a [u8],
 }
 
-/// A record taken apart: the header, and the attributes it announces.
+/// A decoded record: its header, and the attributes it announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
     header: Header,
     attributes: &'a [u8],
 }
 
-/// Takes a record apart. Bytes behind its announced end are ignored, so that a buffer of
-/// [`RECOMMENDED_SIZE`] will do for any record up to that size.
+/// Decodes a record. Bytes after its announced end are ignored, so a buffer of
+/// [`RECOMMENDED_SIZE`] bytes works for any record up to that size.
 ///
 /// # Errors
 /// When the record says that it is not valid, or the bytes end before its header does.
@@ -148,7 +148,7 @@ impl<'a> Record<'a> {
     }
 
     /// The context that this record means: names in place of indexes, the last of repeated keys, and a
-    /// count of what had to be left out.
+    /// count of what was skipped.
     #[must_use]
     pub fn resolve(&self, keys: &KeyMap) -> Context {
         let mut context = Context {
@@ -156,7 +156,7 @@ impl<'a> Record<'a> {
             span_id: self.header.span_id,
             trace_flags: self.header.trace_flags,
             attributes: Vec::new(),
-            left_out: LeftOut::default(),
+            skipped: Skipped::default(),
         };
         // Where each key stands in `attributes` plus one; a record can hold 32,767 entries, so
         // looking for repeats must not be quadratic.
@@ -164,11 +164,11 @@ impl<'a> Record<'a> {
         let mut entries = self.entries();
         for Entry { key, value } in entries.by_ref() {
             let Some(name) = keys.get(key) else {
-                context.left_out.unknown_key += 1;
+                context.skipped.unknown_key += 1;
                 continue;
             };
             let Ok(value) = core::str::from_utf8(value) else {
-                context.left_out.not_utf8 += 1;
+                context.skipped.not_utf8 += 1;
                 continue;
             };
             match usize::from(position[usize::from(key)]).checked_sub(1) {
@@ -180,7 +180,7 @@ impl<'a> Record<'a> {
             }
         }
         let announced = usize::from(self.header.attributes_size);
-        context.left_out.incomplete_bytes = entries.rest.len() + announced - self.attributes.len();
+        context.skipped.incomplete_bytes = entries.rest.len() + announced - self.attributes.len();
         context
     }
 }
@@ -202,7 +202,7 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// What a thread works on, with names in place of indexes.
+/// What a thread is working on, with names in place of indexes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Context {
@@ -215,14 +215,14 @@ pub struct Context {
     /// Names and values, each key of the record once. A key map that repeats a name (a writer
     /// must not) can make that name stand here twice.
     pub attributes: Vec<(String, String)>,
-    /// What the record holds beyond this.
-    pub left_out: LeftOut,
+    /// What the record holds that is not part of this context.
+    pub skipped: Skipped,
 }
 
-/// What a record held that could not be understood. All zero for a well-formed one.
+/// What [`Record::resolve`] skipped, by reason. All zero for a well-formed record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct LeftOut {
+pub struct Skipped {
     /// Attributes whose key is not in the key map.
     pub unknown_key: u32,
     /// Attributes whose value is not UTF-8.
@@ -231,24 +231,24 @@ pub struct LeftOut {
     pub incomplete_bytes: usize,
 }
 
-impl LeftOut {
-    /// Whether nothing was left out.
+impl Skipped {
+    /// Whether nothing was skipped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Bytes that are not a record to read.
+/// Why bytes cannot be read as a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordError {
     /// Fewer bytes than a header has.
     TooShort {
-        /// How many there are.
+        /// How many bytes were given.
         size: usize,
     },
-    /// The record says not to read it: it is being rewritten, or is no record.
+    /// The record is marked as not valid: it is being rewritten, or it is no record.
     NotValid {
         /// Its `valid` byte.
         valid: u8,
@@ -261,7 +261,7 @@ impl fmt::Display for RecordError {
             Self::TooShort { size } => {
                 write!(
                     f,
-                    "a context record has {HEADER_SIZE} bytes or more, here are {size}"
+                    "a context record has at least {HEADER_SIZE} bytes, found {size}"
                 )
             }
             Self::NotValid { valid } => {
@@ -284,7 +284,7 @@ pub enum Appended {
     Whole,
     /// Its first [`MAX_VALUE_SIZE`] bytes, or a few less to end between characters.
     Cut,
-    /// Nothing: it does not fit, and half an attribute is none.
+    /// Nothing: it does not fit, and attributes are never split.
     NoRoom,
 }
 
@@ -373,7 +373,7 @@ mod tests {
             context.attributes,
             [("a".into(), "zz".into()), ("b".into(), "y".into())]
         );
-        assert!(context.left_out.is_empty());
+        assert!(context.skipped.is_empty());
     }
 
     #[test]
@@ -382,14 +382,14 @@ mod tests {
             let bytes = record(&[&[0, 1, b'x'], end].concat());
             let context = decode(&bytes).unwrap().resolve(&keys());
             assert_eq!(context.attributes, [("a".into(), "x".into())]);
-            assert_eq!(context.left_out.incomplete_bytes, incomplete_bytes);
+            assert_eq!(context.skipped.incomplete_bytes, incomplete_bytes);
         }
         // The announced size may also lie beyond what could be read.
         let mut bytes = record(&[0, 1, b'x']);
         bytes[offset::ATTRIBUTES_SIZE..28].copy_from_slice(&100_u16.to_ne_bytes());
         let context = decode(&bytes).unwrap().resolve(&keys());
         assert_eq!(context.attributes, [("a".into(), "x".into())]);
-        assert_eq!(context.left_out.incomplete_bytes, 97);
+        assert_eq!(context.skipped.incomplete_bytes, 97);
     }
 
     #[test]
@@ -398,7 +398,7 @@ mod tests {
         let context = decode(&bytes).unwrap().resolve(&keys());
         assert_eq!(context.attributes, [("b".into(), "y".into())]);
         assert_eq!(
-            (context.left_out.unknown_key, context.left_out.not_utf8),
+            (context.skipped.unknown_key, context.skipped.not_utf8),
             (1, 1)
         );
     }

@@ -12,8 +12,8 @@ use std::fmt;
 #[allow(unreachable_pub)]
 pub static EXPORT: u8 = 0;
 
-/// Checks that other processes can find this process's thread contexts: that the variable which
-/// this copy of the crate writes is in the dynamic symbol table of its module.
+/// Checks that other processes can find this process's thread contexts: that the thread-local
+/// variable of this copy of the crate is in the dynamic symbol table of its module.
 ///
 /// It needs no rights and reads this process's own memory only. Call it once, for example at
 /// start-up, and log what it says.
@@ -33,11 +33,11 @@ pub fn is_exported() -> Result<(), NotExported> {
     Err(NotExported::Unsupported)
 }
 
-/// Why other processes cannot find this process's thread contexts, and the mend.
+/// Why other processes cannot find this process's thread contexts, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotExported {
-    /// The module has a dynamic symbol table and the linker left the variable out.
+    /// The module has a dynamic symbol table, but the linker did not export the variable.
     Hidden {
         /// The file that defines the variable.
         module: String,
@@ -131,12 +131,12 @@ mod own_modules {
             result: Err(NotExported::NotFound),
         };
         // SAFETY: the callback takes a `Search`, which outlives the call.
-        unsafe { libc::dl_iterate_phdr(Some(look_at), (&raw mut search).cast()) };
+        unsafe { libc::dl_iterate_phdr(Some(visit_module), (&raw mut search).cast()) };
         search.result
     }
 
     /// Ends the iteration at the module whose thread-local storage holds the variable.
-    unsafe extern "C" fn look_at(
+    unsafe extern "C" fn visit_module(
         info: *mut libc::dl_phdr_info,
         _size: usize,
         search: *mut c_void,

@@ -1,9 +1,9 @@
 //! Publish OpenTelemetry process and thread context for profilers, debuggers and security agents.
 //!
 //! A program that uses this crate says what it is (*process context*, OTEP 4719) and what each of
-//! its threads is working on (*thread context*, OTEP 4947), in its own memory. Whoever may read
+//! its threads is working on (*thread context*, OTEP 4947), in its own memory. A tool that may read
 //! that memory, for example `otelctx dump PID`, can tell which trace and which route a thread
-//! spends its time on. The program itself does not notice.
+//! spends its time on, without the program noticing.
 //!
 //! ```
 //! use otelctx::{Key, ProcessContext, Record};

@@ -14,12 +14,12 @@ use otelctx::{thread_record, Key, ProcessContext, Record, TraceFlags};
 
 static SLOT: AtomicPtr<*mut u8> = AtomicPtr::new(ptr::null_mut());
 static ALLOWED: AtomicPtr<[Vec<u8>; 2]> = AtomicPtr::new(ptr::null_mut());
-static LOOKS: AtomicUsize = AtomicUsize::new(0);
+static READS: AtomicUsize = AtomicUsize::new(0);
 static WRONG: AtomicUsize = AtomicUsize::new(0);
 
-/// Looks as a reader does: nothing attached, a record to ignore, or bytes that are allowed.
-extern "C" fn look(_signal: libc::c_int) {
-    LOOKS.fetch_add(1, Ordering::Relaxed);
+/// Reads as a reader does: nothing attached, a record to ignore, or bytes that are allowed.
+extern "C" fn read(_signal: libc::c_int) {
+    READS.fetch_add(1, Ordering::Relaxed);
     // SAFETY: the slot is that of the one thread that traps; whatever is in it is a record.
     unsafe {
         let record = SLOT.load(Ordering::Relaxed).read_volatile();
@@ -37,7 +37,7 @@ extern "C" fn look(_signal: libc::c_int) {
     }
 }
 
-/// Runs `step` twice: to learn what is to be seen before and after, and with a look after each
+/// Runs `step` twice: to learn what is to be seen before and after, and with a read after each
 /// instruction. `step` leaves the thread as `prepare` finds it.
 fn at_any_instruction<T>(name: &str, prepare: impl Fn() -> T, step: impl Fn(&mut T)) {
     let mut subject = prepare();
@@ -48,13 +48,13 @@ fn at_any_instruction<T>(name: &str, prepare: impl Fn() -> T, step: impl Fn(&mut
     ALLOWED.store(&raw mut allowed, Ordering::Relaxed);
 
     let mut subject = prepare();
-    let looks = LOOKS.load(Ordering::Relaxed);
+    let reads = READS.load(Ordering::Relaxed);
     // SAFETY: sets and clears the trap flag (bit 8 of the flags).
     unsafe { asm!("pushfq", "or qword ptr [rsp], 0x100", "popfq") };
     step(&mut subject);
     // SAFETY: as above.
     unsafe { asm!("pushfq", "and qword ptr [rsp], ~0x100", "popfq") };
-    assert!(LOOKS.load(Ordering::Relaxed) > looks + 5, "{name}");
+    assert!(READS.load(Ordering::Relaxed) > reads + 5, "{name}");
     assert_eq!(WRONG.load(Ordering::Relaxed), 0, "{name}");
     assert_eq!(bytes().unwrap_or_default(), allowed[1], "{name}");
 }
@@ -68,10 +68,10 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
             let _process = ProcessContext::new().publish().unwrap();
             KEY.register().unwrap();
             SLOT.store(common::slot(), Ordering::Relaxed);
-            // SAFETY: the handler does nothing but look and count.
+            // SAFETY: the handler does nothing but read and count.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
-                action.sa_sigaction = look as extern "C" fn(libc::c_int) as usize;
+                action.sa_sigaction = read as extern "C" fn(libc::c_int) as usize;
                 let set = libc::sigaction(libc::SIGTRAP, &raw const action, ptr::null_mut());
                 assert_eq!(set, 0);
             }

@@ -376,7 +376,7 @@ impl ThreadVariables {
             return Outcome::NotValid;
         };
         let context = record.resolve(&self.keys);
-        if context.left_out.unknown_key == 0 {
+        if context.skipped.unknown_key == 0 {
             return Outcome::Attached(context);
         }
         Outcome::Attached(match newer_keys() {

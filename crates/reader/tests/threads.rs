@@ -27,7 +27,7 @@ fn read(process: &mut Process) -> BTreeMap<i32, (String, String)> {
         let outcome = thread.context().unwrap();
         let context = outcome.attached()?;
         // Nobody announced the key map, so that the attribute has no name.
-        assert_eq!(context.left_out.unknown_key, 1);
+        assert_eq!(context.skipped.unknown_key, 1);
         let ids = (context.trace_id.to_string(), context.span_id.to_string());
         Some((thread.tid(), ids))
     });

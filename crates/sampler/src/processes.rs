@@ -226,11 +226,11 @@ fn found(known: &mut Known, seen: &Seen<'_>, counts: &mut Counts, catalog: &mut 
             let Some(context) = decode(known, *serial, bytes) else {
                 return Found::Unread(Unread::Record);
             };
-            counts.unknown_keys += u64::from(context.left_out.unknown_key);
+            counts.unknown_keys += u64::from(context.skipped.unknown_key);
             Found::Attached(catalog.context(&context))
         }
         Seen::Context(context) => {
-            counts.unknown_keys += u64::from(context.left_out.unknown_key);
+            counts.unknown_keys += u64::from(context.skipped.unknown_key);
             Found::Attached(catalog.context(context))
         }
         Seen::Detached => Found::Detached,
@@ -253,7 +253,7 @@ fn found(known: &mut Known, seen: &Seen<'_>, counts: &mut Counts, catalog: &mut 
 fn decode(known: &mut Known, serial: u32, bytes: &[u8]) -> Option<Context> {
     let record = record::decode(bytes).ok()?;
     let context = record.resolve(known.keys(serial)?);
-    if context.left_out.unknown_key == 0 || !known.refresh_keys(serial) {
+    if context.skipped.unknown_key == 0 || !known.refresh_keys(serial) {
         return Some(context);
     }
     Some(record.resolve(known.keys(serial)?))

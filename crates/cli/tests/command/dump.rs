@@ -229,7 +229,7 @@ fn less_of_a_record_is_read_when_asked_for() {
     let context = &thread(&answer, "worker-1")["context"];
     assert_eq!(context["attributes"], json!({"http.route": "/cart"}));
     assert_eq!(
-        context["left_out"],
+        context["skipped"],
         json!({"unknown_key": 0, "not_utf8": 0, "incomplete_bytes": 5})
     );
 }

@@ -466,7 +466,7 @@ fn of_dump(run: &Run, target: &Target) -> [String; 2] {
         match context["error"].as_str() {
             _ if *context == whole => RIGHT.into(),
             Some(error) => without_numbers(error),
-            None if context["left_out"]["incomplete_bytes"].as_u64() > Some(0) => {
+            None if context["skipped"]["incomplete_bytes"].as_u64() > Some(0) => {
                 "ids, and left out: # bytes of an incomplete attribute".into()
             }
             None => context.to_string(),

@@ -11,8 +11,8 @@ use otelctx_format::process_context::{MAX_DEPTH, MAX_VALUES};
 pub enum PublishError {
     /// This copy of the crate has published one.
     AlreadyPublished,
-    /// Something else in the process has published one: another copy or version of this crate,
-    /// or another publisher.
+    /// Another publisher in this process has published one: another copy or version of this
+    /// crate, or another library.
     Foreign {
         /// The line of `/proc/self/maps` that shows it.
         mapping: String,
@@ -46,7 +46,7 @@ pub enum PublishError {
         /// Its `errno`.
         errno: i32,
     },
-    /// The context would be there, but nobody could find it.
+    /// No reader could find the context: it would be in a mapping without a name.
     Invisible {
         /// `errno` of `memfd_create`.
         memfd: i32,

@@ -210,7 +210,7 @@ fn decode(
         return Snapshot::Unread(Unread::Record);
     };
     let context = record.resolve(&variables.keys);
-    if context.left_out.unknown_key == 0 {
+    if context.skipped.unknown_key == 0 {
         return Snapshot::Attached(context);
     }
     // A key may have been registered since the key map was read.

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use otelctx_reader::format::record::{Context, LeftOut};
+use otelctx_reader::format::record::{Context, Skipped};
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::{ContextState, Outcome, ProcessContext, SYMBOL, ThreadVariables};
 use serde::Serialize;
@@ -225,7 +225,7 @@ struct ContextJson<'r> {
     trace_flags: u8,
     attributes: RecordAttributes<'r>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    left_out: Option<LeftOutJson>,
+    skipped: Option<SkippedJson>,
 }
 
 impl<'r> ContextJson<'r> {
@@ -235,7 +235,7 @@ impl<'r> ContextJson<'r> {
             span_id: (!context.span_id.is_zero()).then(|| context.span_id.to_string()),
             trace_flags: context.trace_flags.0,
             attributes: RecordAttributes(&context.attributes),
-            left_out: (!context.left_out.is_empty()).then(|| LeftOutJson::of(&context.left_out)),
+            skipped: (!context.skipped.is_empty()).then(|| SkippedJson::of(&context.skipped)),
         }
     }
 }
@@ -254,18 +254,18 @@ impl Serialize for RecordAttributes<'_> {
 }
 
 #[derive(Serialize)]
-struct LeftOutJson {
+struct SkippedJson {
     unknown_key: u32,
     not_utf8: u32,
     incomplete_bytes: usize,
 }
 
-impl LeftOutJson {
-    fn of(left_out: &LeftOut) -> Self {
+impl SkippedJson {
+    fn of(skipped: &Skipped) -> Self {
         Self {
-            unknown_key: left_out.unknown_key,
-            not_utf8: left_out.not_utf8,
-            incomplete_bytes: left_out.incomplete_bytes,
+            unknown_key: skipped.unknown_key,
+            not_utf8: skipped.not_utf8,
+            incomplete_bytes: skipped.incomplete_bytes,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use otelctx_reader::format::Schema;
-use otelctx_reader::format::record::{Context, LeftOut};
+use otelctx_reader::format::record::{Context, Skipped};
 use otelctx_reader::{ContextState, Outcome, SYMBOL, ThreadVariables, Unreadable};
 
 use super::core::CoreReport;
@@ -227,8 +227,8 @@ fn context_cells(context: &Context) -> [String; 3] {
         .iter()
         .map(|(key, value)| format!("{}={}", escape(key), escape(value)))
         .collect();
-    if !context.left_out.is_empty() {
-        attributes.push(left_out(&context.left_out));
+    if !context.skipped.is_empty() {
+        attributes.push(skipped(&context.skipped));
     }
     [
         id(context.trace_id.is_zero(), context.trace_id.to_string()),
@@ -237,11 +237,11 @@ fn context_cells(context: &Context) -> [String; 3] {
     ]
 }
 
-fn left_out(left_out: &LeftOut) -> String {
+fn skipped(skipped: &Skipped) -> String {
     let parts = [
-        (left_out.unknown_key as usize, "with an unknown key"),
-        (left_out.not_utf8 as usize, "not UTF-8"),
-        (left_out.incomplete_bytes, "bytes incomplete"),
+        (skipped.unknown_key as usize, "with an unknown key"),
+        (skipped.not_utf8 as usize, "not UTF-8"),
+        (skipped.incomplete_bytes, "bytes incomplete"),
     ];
     let parts: Vec<String> = parts
         .iter()

@@ -1,19 +1,19 @@
-//! Somebody else's process context in this process.
+//! A process context that another publisher made in this process.
 
 use std::fs::File;
 use std::io::{self, Read};
 
 use otelctx_format::process_context::{Header, HEADER_SIZE};
 
-/// What names of mappings start with that may hold a context (OTEP 4719, "Reading").
+/// How the names of mappings that may hold a context start (OTEP 4719, "Reading").
 const NAMES: [&str; 3] = [
     "[anon_shmem:OTEL_CTX]",
     "[anon:OTEL_CTX]",
     "/memfd:OTEL_CTX",
 ];
 
-/// How often to look again at a context that is being updated, a millisecond apart.
-const TRIES: u32 = 5;
+/// How many times to read a context that is being updated, one millisecond apart.
+const MAX_READS: u32 = 5;
 
 /// The line of `/proc/self/maps` that shows a valid context, when there is one. Call it only
 /// while this copy of the crate has none.
@@ -54,7 +54,7 @@ fn is_context(line: &[u8]) -> bool {
     }
     let address = line.iter().map_while(|byte| char::from(*byte).to_digit(16));
     let address = address.fold(0, |address, digit| address << 4 | digit as usize);
-    for _ in 0..TRIES {
+    for _ in 0..MAX_READS {
         match read(address).map(|bytes| Header::decode(&bytes)) {
             // Unmapped meanwhile.
             Err(libc::EFAULT) => return false,
