@@ -184,7 +184,7 @@ impl Error {
     pub(crate) fn mend(&self) -> Option<String> {
         match self {
             Self::Reader(otelctx_reader::Error::Remote(error)) => match error {
-                remote::Error::NotPermitted { mend, .. } => Some(mend.clone()),
+                remote::Error::NotPermitted { hint, .. } => Some(hint.clone()),
                 remote::Error::NoSuchProcess { .. } => {
                     Some("`otelctx ps` lists the processes that publish a context".into())
                 }
@@ -224,7 +224,7 @@ impl Error {
 /// What would allow it, if `error` is about rights.
 pub(crate) fn not_permitted(error: &otelctx_reader::Error) -> Option<&str> {
     match error {
-        otelctx_reader::Error::Remote(remote::Error::NotPermitted { mend, .. }) => Some(mend),
+        otelctx_reader::Error::Remote(remote::Error::NotPermitted { hint, .. }) => Some(hint),
         _ => None,
     }
 }

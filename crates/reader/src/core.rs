@@ -1,4 +1,4 @@
-//! A process that is no more, by its core file.
+//! A process that has ended, from its core file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use otelctx_remote as remote;
 use remote::core_file::CoreThread;
 use remote::{CoreFile, ModuleCache, tls};
 
-use crate::process_context::{self, ContextState, MOST_PLACES, Place};
+use crate::process_context::{self, ContextState, MAX_PLACES, Place};
 use crate::thread_context::{Announced, Outcome, SYMBOL, ThreadSupport};
 use crate::{Error, Options};
 
@@ -40,7 +40,7 @@ pub struct Core {
 
 impl Core {
     /// Opens a core file with the default [`Options`]. The files that the process had mapped are
-    /// looked for below `sysroot`: `/`, or a copy of parts of another machine. One is used only if
+    /// searched for below `sysroot`: `/`, or a copy of parts of another machine. One is used only if
     /// its build-id is that of the file which was mapped.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Core {
     /// The process context as it was.
     ///
     /// # Errors
-    /// When the core can't be looked at.
+    /// When the core cannot be read.
     pub fn context(&self) -> Result<ContextState, Error> {
         let (places, missing) = self.places();
         let max_payload = self.options.max_payload;
@@ -91,13 +91,13 @@ impl Core {
         let mut places: Vec<Place> = named
             .filter(|(name, _)| process_context::is_named(name))
             .map(|(name, start)| Place::in_core(name, start))
-            .take(MOST_PLACES)
+            .take(MAX_PLACES)
             .collect();
         let mut missing = 0;
         if places.is_empty() {
             for start in self.target.unnamed_mappings() {
                 match process_context::is_signed(&self.target, start) {
-                    Some(true) if places.len() < MOST_PLACES => {
+                    Some(true) if places.len() < MAX_PLACES => {
                         places.push(Place::in_core(b"", start))
                     }
                     Some(_) => {}
@@ -111,7 +111,7 @@ impl Core {
     /// Whether the contexts of its threads can be read, and how they were reached.
     ///
     /// # Errors
-    /// When the core can't be looked at.
+    /// When the core cannot be read.
     pub fn thread_support(&self) -> Result<ThreadSupport, Error> {
         let announced = match Announced::of(&self.context()?, self.options.any_schema) {
             Ok(announced) => announced,

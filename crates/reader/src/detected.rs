@@ -1,5 +1,5 @@
-//! What can be told of a process that publishes no context: its own OpenTelemetry environment
-//! variables, and what the kernel says of it.
+//! Resource attributes of a process that publishes no context: from its OpenTelemetry environment
+//! variables, and from the kernel.
 
 use std::ffi::{OsStr, OsString};
 
@@ -9,7 +9,7 @@ use otelctx_format::process_context::{Attributes, Value};
 use crate::Error;
 
 /// How much of an environment is read, in bytes: Linux allows a program 128 KiB a string
-/// (`MAX_ARG_STRLEN`), and the two variables looked for are shorter than that.
+/// (`MAX_ARG_STRLEN`), so that neither of the two variables is longer.
 const ENVIRONMENT_LIMIT: usize = 1 << 20;
 
 /// Resource attributes that the process did not publish.
@@ -24,7 +24,7 @@ pub struct Detected {
 }
 
 impl Detected {
-    /// Reads what the kernel tells of `process`; what it does not tell is left out.
+    /// Detects the attributes of `process`, as far as the kernel shows them.
     pub(crate) fn of(process: &otelctx_remote::Process) -> Result<Self, Error> {
         let environment = process.environment(ENVIRONMENT_LIMIT)?;
         let variable = |name: &str| text(environment.iter().find(|(key, _)| key == name));

@@ -1,9 +1,9 @@
-//! What can go wrong when reading contexts.
+//! Errors of reading contexts.
 
 use crate::thread_context::Unreadable;
 use otelctx_remote::MemoryError;
 
-/// Why a process, or one of its threads, could not be looked at.
+/// Why a process, or one of its threads, could not be read.
 ///
 /// That a process publishes nothing, or something unreadable, is an answer and no error: see
 /// [`ContextState`](crate::ContextState) and [`ThreadSupport`](crate::ThreadSupport).
@@ -13,15 +13,15 @@ pub enum Error {
     /// The process, a thread or a file could not be read at all.
     #[error(transparent)]
     Remote(#[from] otelctx_remote::Error),
-    /// The process has more mappings than the caller wants to go through.
-    #[error("process {pid} has more than {limit} mappings; raise the limit to look at it")]
+    /// The process has more mappings than the caller's limit.
+    #[error("process {pid} has more than {limit} mappings; raise the limit to read it")]
     TooManyMappings {
         /// The process.
         pid: i32,
         /// [`Options::max_mappings`](crate::Options::max_mappings).
         limit: u64,
     },
-    /// The time that the caller gives is over.
+    /// The caller's deadline has passed.
     #[error("process {pid}: no time is left to {action}; give it more")]
     Deadline {
         /// The process.

@@ -6,7 +6,7 @@
 //! `otel_thread_ctx_v1` in whichever module defines it, and reads the record of each thread
 //! while that thread is stopped for some microseconds.
 //!
-//! What stays your job: choosing processes, and having the right to look at them
+//! What stays your job: choosing processes, and having the right to inspect them
 //! (`CAP_SYS_PTRACE`, or the same user where ptrace is not restricted).
 //!
 //! What it is not for: reading the context of one's own thread, and sampling at high rates.

@@ -1,4 +1,4 @@
-//! One process, and what is remembered of it between two looks.
+//! One running process, and what is cached about it between reads.
 
 mod find;
 
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use otelctx_format::{KeyMap, record};
 use otelctx_remote as remote;
-use remote::mappings::{Looked, Reading};
+use remote::mappings::{Scan, ScanOptions};
 use remote::{Memory, MemoryError, ModuleCache, ProcessMemory, tls};
 
-pub(crate) use self::find::Glance;
+pub(crate) use self::find::Poll;
 use crate::process_context::{Found, HeaderBytes, Polled};
 use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport};
 use crate::{Detected, Error};
@@ -23,20 +23,20 @@ use crate::{Detected, Error};
 pub struct Options {
     /// The largest payload of a process context that is read, in bytes. 1 MiB.
     pub max_payload: usize,
-    /// The most mappings that a process may have for its context to be looked for. No limit. With
-    /// one, `PROCMAP_QUERY` is not used: it does not count what it skips.
+    /// Do not scan processes with more mappings than this. No limit by default. With a limit,
+    /// `PROCMAP_QUERY` is not used: it does not count the mappings it skips.
     pub max_mappings: Option<u64>,
     /// Read the text of `/proc/PID/maps` even where the kernel answers `PROCMAP_QUERY` (Linux 6.11),
     /// which is faster and gives the same.
     pub maps_as_text: bool,
-    /// The most of a thread's record that is read, in bytes: between 28, the record's header, and
-    /// 65,563, the most there can be; values outside count as these. 640, what the proposal
-    /// recommends to write.
+    /// The maximum number of bytes read of a thread's record: between 28, the record's header, and
+    /// 65,563, the largest possible record; other values are clamped. The default, 640, is the size
+    /// that OTEP 4947 recommends to writers.
     pub max_record: usize,
     /// How long to wait for a thread to stop. 500 ms.
     pub stop_timeout: Duration,
-    /// When to give up looking at the process: from then on nothing that may take long is begun.
-    /// Never.
+    /// When to give up on the process: nothing that may take long is started after it. None by
+    /// default.
     pub deadline: Option<Instant>,
     /// Read the thread-local variable also when the process context does not announce it.
     pub any_schema: bool,
@@ -56,15 +56,15 @@ impl Default for Options {
     }
 }
 
-/// What is known of ELF files, for any number of processes: those that run the same programs and
-/// libraries have each file read once. Clones share it.
+/// A cache of ELF files for any number of processes: a file that several of them have mapped is
+/// read once. Clones share the cache.
 #[derive(Clone, Debug, Default)]
 pub struct SharedModules(Arc<Mutex<ModuleCache>>);
 
 /// A process to read contexts from.
 ///
-/// It remembers where things lie, so that a second look is cheap: one read when the process context has
-/// not changed. It notices when the process publishes late, updates, loads or unloads
+/// It caches where things are, so that a second read is cheap: one system call when the process
+/// context has not changed. It notices when the process publishes late, updates, loads or unloads
 /// libraries, or executes another program.
 #[derive(Debug)]
 pub struct Process {
@@ -73,7 +73,7 @@ pub struct Process {
     memory: Option<ProcessMemory>,
     modules: SharedModules,
     found: Option<Found>,
-    /// Where contexts lie that could not be read, and their headers as far as they could.
+    /// Addresses of contexts that could not be read, with their headers where those could be.
     broken: Vec<(u64, Option<HeaderBytes>)>,
     variables: Option<(Layout, Arc<tls::Resolution>)>,
 }
@@ -82,12 +82,12 @@ pub struct Process {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Threads<'p> {
-    /// Whether their contexts can be read, and how they are reached.
+    /// Whether their contexts can be read, and how.
     pub support: Arc<ThreadSupport>,
     /// In the order of `/proc/PID/task`.
     pub threads: Vec<Thread<'p>>,
-    /// Whether these are all.
-    pub is_whole: bool,
+    /// Whether the list is complete.
+    pub is_complete: bool,
 }
 
 /// Tells two sets of loaded modules apart.
@@ -111,7 +111,7 @@ impl Process {
         Self::with_modules(pid, options, SharedModules::default())
     }
 
-    /// Opens a process of several that are looked at.
+    /// Opens one of several processes, which share a cache of files.
     ///
     /// # Errors
     /// When there is no such process.
@@ -139,7 +139,7 @@ impl Process {
         &self.options
     }
 
-    /// Sets [`Options::deadline`], for another look.
+    /// Sets [`Options::deadline`] for the next reads.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.options.deadline = deadline;
     }
@@ -173,19 +173,19 @@ impl Process {
         Ok(self.memory.as_ref().expect("memory was just opened"))
     }
 
-    /// What can be told of the process without its help.
+    /// Resource attributes that can be detected from outside.
     ///
     /// # Errors
-    /// When the process can't be looked at.
+    /// When the process cannot be inspected.
     pub fn detected(&self) -> Result<Detected, Error> {
         Detected::of(&self.target)
     }
 
-    /// Whether the contexts of its threads can be read, and how they are reached. Follows
-    /// libraries that come and go.
+    /// Whether the contexts of its threads can be read, and how. Resolved again when libraries were
+    /// loaded or unloaded.
     ///
     /// # Errors
-    /// When the process can't be looked at.
+    /// When the process cannot be inspected.
     pub fn thread_support(&mut self) -> Result<ThreadSupport, Error> {
         match Announced::of(&self.context()?, self.options.any_schema) {
             Ok(announced) => Ok(announced.at(self.resolve()?)),
@@ -193,8 +193,8 @@ impl Process {
         }
     }
 
-    /// Finds the variable, again when other modules are loaded than last time, or when what was
-    /// found then may differ by now with the same modules.
+    /// Resolves the variable; again when other modules are loaded than last time, or when the result
+    /// may have changed with the same modules.
     fn resolve(&mut self) -> Result<Arc<tls::Resolution>, Error> {
         // May forget what is known of a program that runs no more.
         self.memory()?;
@@ -207,7 +207,7 @@ impl Process {
             return Ok(resolution.clone());
         }
         if self.is_late() {
-            return Err(self.late("look for the variable of its threads"));
+            return Err(self.late("resolve the variable of its threads"));
         }
         // Borrowed apart: the cache is written while the memory is read.
         let memory = self.memory.as_ref().expect("memory was just opened");
@@ -222,8 +222,8 @@ impl Process {
             text: self.options.maps_as_text,
         };
         let resolution = match tls::resolve(&space, memory, modules, SYMBOL) {
-            Err(remote::Error::Late { .. }) => {
-                return Err(self.late("look for the variable of its threads"));
+            Err(remote::Error::Deadline { .. }) => {
+                return Err(self.late("resolve the variable of its threads"));
             }
             resolution => Arc::new(resolution?),
         };
@@ -234,44 +234,46 @@ impl Process {
     /// Which code is mapped where: changes with every dlopen, dlclose and exec.
     fn layout(&self) -> Result<Layout, Error> {
         let mut hasher = DefaultHasher::new();
-        let looked = self.target.code_mappings(self.reading(), &mut |mapping| {
-            (mapping.start, mapping.end, mapping.device, mapping.inode).hash(&mut hasher);
-        });
-        self.through(looked?)?;
+        let scan = self
+            .target
+            .code_mappings(self.scan_options(), &mut |mapping| {
+                (mapping.start, mapping.end, mapping.device, mapping.inode).hash(&mut hasher);
+            });
+        self.complete(scan?)?;
         Ok(Layout(hasher.finish()))
     }
 
-    /// How its mappings are gone through.
-    fn reading(&self) -> Reading {
-        Reading {
+    /// How its mappings are scanned.
+    fn scan_options(&self) -> ScanOptions {
+        ScanOptions {
             max_mappings: self.options.max_mappings,
             deadline: self.options.deadline,
             text: self.options.maps_as_text,
         }
     }
 
-    fn through<T>(&self, looked: Looked<T>) -> Result<T, Error> {
-        match looked {
-            Looked::Through(found) => Ok(found),
-            Looked::TooMany => Err(Error::TooManyMappings {
+    fn complete<T>(&self, scan: Scan<T>) -> Result<T, Error> {
+        match scan {
+            Scan::Complete(found) => Ok(found),
+            Scan::TooMany => Err(Error::TooManyMappings {
                 pid: self.target.pid(),
                 limit: self.options.max_mappings.unwrap_or(u64::MAX),
             }),
-            Looked::Late => Err(self.late("go through its mappings")),
+            Scan::DeadlinePassed => Err(self.late("scan its mappings")),
         }
     }
 
     /// Its threads.
     ///
     /// # Errors
-    /// When the process can't be looked at. That its threads have no readable context shows when one
-    /// of them is asked for it.
+    /// When the process cannot be inspected. That its threads have no readable context is reported
+    /// by [`Thread::context`].
     pub fn threads(&mut self) -> Result<Vec<Thread<'_>>, Error> {
         Ok(self.threads_while(|| true)?.threads)
     }
 
-    /// Its threads, listed for as long as `go_on` says so, and what [`Self::thread_support`] says.
-    /// The list has no end while a process creates threads as fast as they are listed.
+    /// Its threads, listed until `go_on` returns false, and the result of [`Self::thread_support`].
+    /// The list does not end while a process creates threads as fast as they are listed.
     ///
     /// # Errors
     /// See [`Self::threads`].
@@ -279,10 +281,10 @@ impl Process {
         let support = Arc::new(self.thread_support()?);
         let process = &*self;
         let mut threads = Vec::new();
-        let mut is_whole = true;
+        let mut is_complete = true;
         process.target.visit_thread_ids(&mut |tid| {
-            is_whole = go_on();
-            if !is_whole {
+            is_complete = go_on();
+            if !is_complete {
                 return ControlFlow::Break(());
             }
             threads.push(Thread::new(process, support.clone(), tid));
@@ -291,16 +293,16 @@ impl Process {
         Ok(Threads {
             support,
             threads,
-            is_whole,
+            is_complete,
         })
     }
 
-    /// Whether the same libraries are loaded as when the variable was last looked for. A library
-    /// that goes while threads are being read may leave others' data where its variable was: whoever
-    /// reads several threads asks this afterwards, and reads again if the answer is no.
+    /// Whether the same libraries are loaded as when the variable was last resolved. A library that
+    /// is unloaded while threads are being read may leave other data where its variable was: after
+    /// reading several threads, check this, and read again if it returns false.
     ///
     /// # Errors
-    /// When the process can't be looked at.
+    /// When the process cannot be inspected.
     pub fn modules_unchanged(&self) -> Result<bool, Error> {
         let layout = self.layout()?;
         Ok(self
@@ -309,8 +311,8 @@ impl Process {
             .is_none_or(|(known, resolution)| *known == layout && self.are_registered(resolution)))
     }
 
-    /// Whether the dynamic linker still has the modules of these variables under what it noted of
-    /// them: one that was closed and loaded again, at the same place, has been given other storage.
+    /// Whether the dynamic linker's entries for the modules of these variables are unchanged: a module
+    /// that was unloaded and loaded again at the same address has other storage.
     fn are_registered(&self, resolution: &tls::Resolution) -> bool {
         let Some(memory) = &self.memory else {
             return false;
@@ -324,7 +326,7 @@ impl Process {
             let mut words = [0; 16];
             match memory.read(registration.address, &mut words) {
                 Ok(()) => words[..8] == generation && words[8..] == map,
-                // What was found of a process stands when it ends.
+                // What was read of a process remains valid when it ends.
                 Err(error) => matches!(error, MemoryError::Gone { .. }),
             }
         })
@@ -347,10 +349,10 @@ impl Process {
     }
 }
 
-/// Whether the same modules always make it the same. Not so while a module is being loaded or bound
-/// (then something in it is unreadable), nor for dynamic storage: a library that was closed and
-/// loaded again at the same place has another generation, by which blocks left over from the first
-/// time are told apart.
+/// Whether the same modules always give the same resolution. Not while a module is being loaded or
+/// bound (then something in it is unreadable), nor for dynamic storage: a library that was unloaded
+/// and loaded again at the same address has another generation, which tells its blocks from stale
+/// ones.
 fn is_settled(resolution: &tls::Resolution) -> bool {
     let is_static = |variable: &tls::TlsVariable| variable.storage() == tls::Storage::Static;
     resolution.unreadable.is_empty()

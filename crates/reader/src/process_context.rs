@@ -8,7 +8,7 @@ use otelctx_format::process_context::{
     HEADER_SIZE, Header, HeaderError, Payload, PayloadError, Problem, SIGNATURE,
 };
 use otelctx_format::{KeyMap, KeyMapError, Schema};
-use otelctx_remote::mappings::Named;
+use otelctx_remote::mappings::NamedMapping;
 use otelctx_remote::{Memory, MemoryError};
 
 /// How a publisher's mapping is called in `/proc/PID/maps`, by how it was made: a named shared or
@@ -19,9 +19,9 @@ pub(crate) const NAMES: [&[u8]; 3] = [
     b"/memfd:OTEL_CTX",
 ];
 
-/// Mappings by the name of a process context that are looked into. A process has one; more
-/// than this is somebody's trap.
-pub(crate) const MOST_PLACES: usize = 64;
+/// Maximum number of mappings with the name of a process context that are read. A process normally
+/// has one; a process with more than this is hostile.
+pub(crate) const MAX_PLACES: usize = 64;
 
 /// The header as it lies in memory.
 pub(crate) type HeaderBytes = [u8; HEADER_SIZE];
@@ -111,8 +111,8 @@ impl fmt::Display for Broken {
             Self::HeaderUnreadable(error) => write!(f, "its header can't be read: {error}"),
             Self::BeingUpdated { tries } => write!(
                 f,
-                "it was being written at each of {tries} tries; try again, or look for a publisher \
-                 that died in the middle of an update"
+                "it was being written at each of {tries} tries; try again; if it stays so, its \
+                 publisher died in the middle of an update"
             ),
             Self::LeftInUpdate => write!(
                 f,
@@ -155,7 +155,7 @@ pub(crate) struct Found {
     pub(crate) context: Arc<ProcessContext>,
 }
 
-/// What became of a context that had been found before.
+/// The result of polling a context that was found before.
 pub(crate) enum Polled {
     Unchanged,
     Changed(Found),
@@ -166,7 +166,7 @@ pub(crate) enum Polled {
 }
 
 impl Found {
-    /// Looks at a context again: one read of the whole header if it has not changed.
+    /// Polls the context: one read of the whole header if it has not changed.
     pub(crate) fn poll(&self, memory: &dyn Memory, limit: usize) -> Polled {
         // Zeroes: other memory took the place of an unpublished context, or will hold a new one.
         let first = match read_header(memory, self.context.address) {
@@ -204,7 +204,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn new(mapping: &Named) -> Self {
+    pub(crate) fn new(mapping: &NamedMapping) -> Self {
         Self {
             name: String::from_utf8_lossy(&mapping.name).into_owned(),
             address: mapping.start,

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, MaxMapCount, Target, system_calls};
-use otelctx_reader::remote::mappings::Reading;
+use otelctx_reader::remote::mappings::ScanOptions;
 use otelctx_reader::{ContextState, Options, Process, Watch};
 
 const MAPPINGS: u64 = 2_000_000;
@@ -91,7 +91,7 @@ fn the_variable_is_found_without_the_text_of_the_mappings() {
     let Some(before) = bytes_read() else {
         return eprintln!("skipped: the kernel does not count what is read");
     };
-    let reading = Reading::default();
+    let reading = ScanOptions::default();
     process
         .target()
         .code_mappings(reading, &mut |_| {})

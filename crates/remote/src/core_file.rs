@@ -80,7 +80,7 @@ impl fmt::Display for Missing {
             Missing::FileNames => write!(
                 f,
                 "the core does not name all files that were mapped (its NT_FILE note is missing or \
-                 unreadable): thread-local variables are not looked for in those without a name"
+                 unreadable): files without a name are not searched for thread-local variables"
             ),
         }
     }
@@ -95,7 +95,7 @@ struct Backing {
 }
 
 impl CoreFile {
-    /// Opens the core file at `path`. The files that the process had mapped are looked for below
+    /// Opens the core file at `path`. The files that the process had mapped are searched for below
     /// `root`, which is `/` for a process of this machine.
     pub fn open(path: &Path, root: &Path) -> Result<Self, Error> {
         let io = |source| Error::Io {
@@ -365,7 +365,7 @@ impl CoreFile {
     }
 
     /// Finds the file of the module whose headers are loaded at `start`, or says why it cannot be
-    /// told which one it is.
+    /// identified.
     fn find_file(&self, start: u64, name: &[u8]) -> Result<File, String> {
         let held = Core(self);
         let headers = Elf::read_headers(Source::Loaded(&held, start));

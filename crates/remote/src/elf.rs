@@ -18,7 +18,7 @@ use crate::memory::{Memory, MemoryError};
 const MAX_SEGMENTS: usize = 512;
 /// Entries of the dynamic table that are read; a linker writes about thirty.
 const MAX_DYNAMIC: usize = 4096;
-/// Symbols or relocations of one table that are looked at: 192 MiB of them, above what the
+/// Maximum number of symbols or relocations read of one table: 192 MiB of them, above what the
 /// largest browsers have.
 const MAX_ENTRIES: u64 = 1 << 23;
 /// Bytes of a table read at a time.
@@ -120,7 +120,7 @@ impl<'a> Elf<'a> {
         match memory.read(base, &mut magic) {
             Ok(()) if magic == elf::ELFMAG => {}
             Ok(()) | Err(MemoryError::Unmapped { .. }) => return Ok(None),
-            // Whether it is a module cannot be told.
+            // Whether it is a module is unknown.
             Err(error) => return Err(error.into()),
         }
         let header: FileHeader64<LE> = read_struct(memory, base)?;

@@ -1,4 +1,4 @@
-//! What can go wrong when looking at another process.
+//! Errors of reading another process.
 
 use std::io;
 use std::path::PathBuf;
@@ -24,15 +24,15 @@ pub enum Error {
         /// The thread asked for.
         tid: i32,
     },
-    /// The kernel refused. `mend` names the capability or the setting that stands in the way.
-    #[error("not permitted to {action} of process {pid}: {mend}")]
+    /// The kernel refused. `hint` names the capability or the setting that stands in the way.
+    #[error("not permitted to {action} of process {pid}: {hint}")]
     NotPermitted {
         /// The process.
         pid: i32,
         /// What was refused, worded to follow "not permitted to".
         action: &'static str,
         /// What to do about it.
-        mend: String,
+        hint: String,
     },
     /// Another tracer has the thread; there can be only one.
     #[error(
@@ -111,10 +111,10 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The time that the caller gives for looking is over.
-    #[error("{name}: no time is left to look through its modules")]
-    Late {
-        /// What was being looked at.
+    /// The caller's deadline has passed.
+    #[error("{name}: the deadline passed before all of its modules were read")]
+    Deadline {
+        /// The process or core file that was being read.
         name: String,
     },
     /// The C library of the process, or its architecture, is not known.

@@ -1,5 +1,5 @@
-//! Everything a file tells about one thread-local variable, for somebody who wants to know why a
-//! reader finds it or does not. [`Module`] is what readers go by; this looks at the rest as well:
+//! Everything that a file contains about one thread-local variable, to explain why a reader finds it
+//! or does not. [`Module`] is what readers use; this covers the rest as well:
 //! symbols of other kinds, versions, what the linker did to the code, files that are not linked.
 
 mod archive;
@@ -23,9 +23,9 @@ pub use other::Other;
 
 /// Libraries that are named.
 const MAX_NEEDED: usize = 64;
-/// Bytes of `.comment` that are looked at: a line a compiler.
+/// Maximum number of bytes of `.comment` read: a line per compiler.
 const MAX_COMMENT: u64 = 64 * 1024;
-/// Bytes of code that are looked through for what a linker has left, less than a second's work;
+/// Maximum number of bytes of code searched for relaxed accesses, less than a second's work;
 /// the largest browsers have half of that.
 const MAX_CODE: u64 = 1 << 29;
 /// Bytes of relocations of an object file.
@@ -107,7 +107,7 @@ pub struct Inspection {
     pub relaxed: Relaxed,
     /// Of an object file: how its code reaches the variable.
     pub code: Vec<Access>,
-    /// The link-time optimizer of gcc has the code; nothing of it is to be seen here.
+    /// It holds gcc's intermediate code (-flto), which is not decoded.
     pub intermediate: bool,
     /// What readers go by, of a file that can be loaded.
     pub module: Option<Module>,
@@ -154,7 +154,7 @@ impl Contents {
             false => Self::of_memory(&bytes, size, name),
         };
         contents.map_err(|error| match error {
-            // Where it ends tells more than the address.
+            // How many bytes it has is more useful than the address.
             ElfError::Memory(_) => format!("it is cut short: it ends after {size} bytes"),
             error => error.to_string(),
         })
@@ -327,7 +327,7 @@ fn in_code(
     Ok(found)
 }
 
-/// Looks through the code for what the linker has left of TLS descriptors.
+/// Searches the code for TLS descriptor accesses that the linker relaxed.
 fn relaxed(elf: &Elf<'_>, module: &Module) -> Result<Relaxed, ElfError> {
     let mut all = Relaxed::default();
     let offset = module.symbol.definition().and_then(|(offset, _)| {

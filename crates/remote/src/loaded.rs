@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::arch::Machine;
 use crate::elf::{self, Source};
-use crate::mappings::{Looked, Mapping, Reading, Walk};
+use crate::mappings::{Mapping, Scan, ScanOptions, Walk};
 use crate::module::{Module, ModuleCache};
 use crate::{Device, Error, Memory, Process};
 
@@ -43,7 +43,7 @@ pub trait AddressSpace {
         walk.map(drop)
     }
 
-    /// When to give up looking through its modules: [`Error::Late`]. Never, if it does not say.
+    /// When to give up looking through its modules: [`Error::Deadline`]. Never, if it does not say.
     fn deadline(&self) -> Option<Instant> {
         None
     }
@@ -76,7 +76,7 @@ impl AddressSpace for Process {
 
     fn file_mappings(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
         // Without limits it comes to their end.
-        Process::file_mappings(self, Reading::default(), visit).map(drop)
+        Process::file_mappings(self, ScanOptions::default(), visit).map(drop)
     }
 
     fn mapped_file(
@@ -106,7 +106,7 @@ pub struct Within<'p> {
     pub process: &'p Process,
     /// When to give up.
     pub deadline: Option<Instant>,
-    /// See [`Reading::text`].
+    /// See [`ScanOptions::text`].
     pub text: bool,
 }
 
@@ -119,14 +119,14 @@ impl AddressSpace for Within<'_> {
     }
 
     fn file_mappings(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
-        let reading = Reading {
+        let reading = ScanOptions {
             max_mappings: None,
             deadline: self.deadline,
             text: self.text,
         };
         match self.process.file_mappings(reading, visit)? {
-            Looked::Through(()) => Ok(()),
-            Looked::Late | Looked::TooMany => Err(late(self)),
+            Scan::Complete(()) => Ok(()),
+            Scan::DeadlinePassed | Scan::TooMany => Err(late(self)),
         }
     }
 
@@ -155,7 +155,7 @@ impl AddressSpace for Within<'_> {
 
 fn late(space: &dyn AddressSpace) -> Error {
     let name = space.name().to_string_lossy().into_owned();
-    Error::Late { name }
+    Error::Deadline { name }
 }
 
 /// A module and where it is.
@@ -411,6 +411,6 @@ mod tests {
             &mut ModuleCache::new(),
             "otel_thread_ctx_v1",
         );
-        assert!(matches!(found, Err(Error::Late { name }) if name == "late"));
+        assert!(matches!(found, Err(Error::Deadline { name }) if name == "late"));
     }
 }

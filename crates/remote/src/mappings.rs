@@ -11,8 +11,8 @@ use std::io::{self, Read};
 use std::ops::ControlFlow;
 
 use crate::Device;
-pub(crate) use search::is_time_to_look;
-pub use search::{Looked, Named, Reading, Search, Wanted};
+pub(crate) use search::is_clock_check_due;
+pub use search::{NameFilter, NamedMapping, Scan, ScanOptions, Search};
 
 /// A line longer than this is not a mapping: a path has at most 4096 bytes, each at most four
 /// characters when escaped (`\012`), behind a head of about 75.

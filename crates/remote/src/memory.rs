@@ -26,7 +26,7 @@ pub enum MemoryError {
         /// Start of the range.
         address: u64,
     },
-    /// The target asks for more than the caller is ready to take.
+    /// The length that the target announced exceeds the caller's limit.
     #[error("{length} bytes at {address:#x} are more than the limit of {limit}")]
     Limit {
         /// Start of the range.
@@ -44,7 +44,7 @@ pub enum MemoryError {
         /// Why it is.
         why: Omission,
     },
-    /// Any other answer of the system.
+    /// Any other error.
     #[error("reading {length} bytes at {address:#x}: {}", io::Error::from_raw_os_error(*.errno))]
     System {
         /// Start of the range.
@@ -63,7 +63,7 @@ pub enum Omission {
     /// The core file ends before it.
     #[error("the file is cut short")]
     CutShort,
-    /// It was mapped, and whoever wrote the core left it out.
+    /// It was mapped, but not written to the core.
     #[error("it was left out when the core was written")]
     LeftOut,
     /// It shows a file whose contents nobody changed, and that file is not at hand.
@@ -78,7 +78,8 @@ pub enum Omission {
 ///
 /// Integers are in the byte order of the machine that the reader runs on.
 pub trait Memory {
-    /// Fills `buffer` from `address`: all of it, or an error and nothing in `buffer` to rely on.
+    /// Fills `buffer` from `address`: all of it, or an error, and then the contents of `buffer` are
+    /// unspecified.
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError>;
 
     /// Reads one byte.

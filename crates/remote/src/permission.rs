@@ -1,4 +1,4 @@
-//! What stands in the way when the kernel refuses.
+//! Why the kernel refuses access to another process, and what would allow it.
 
 use std::fs;
 
@@ -32,7 +32,7 @@ impl Own {
 
 /// Names the capability or the setting that would allow reading and tracing another process
 /// (ptrace(2), "Ptrace access mode checking").
-pub(crate) fn mend() -> String {
+pub(crate) fn hint() -> String {
     let yama = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let own = Own::of(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     advice(yama.trim(), own)
@@ -85,7 +85,7 @@ mod tests {
     };
 
     #[test]
-    fn the_mend_names_capability_and_setting() {
+    fn the_hint_names_capability_and_setting() {
         for (scope, setting) in [
             ("1", "ptrace_scope is 1"),
             ("2", "ptrace_scope is 2"),

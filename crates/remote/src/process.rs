@@ -1,4 +1,4 @@
-//! One process: what `/proc` tells of it.
+//! One process, through `/proc`.
 
 mod fork;
 mod search;
@@ -32,8 +32,8 @@ pub use status::Status;
 /// The most that is read of a `/proc` file whose length the target decides.
 const STATUS_LIMIT: u64 = 64 * 1024;
 
-/// A process, held by its directory in `/proc`: once the process has exited every look through
-/// it fails, also when the number belongs to another process by then.
+/// A process, pinned by a descriptor of its directory in `/proc`: once the process has exited every
+/// read through it fails, even if its id has been reused.
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
@@ -64,7 +64,7 @@ pub fn processes() -> Result<Vec<i32>, Error> {
     })
 }
 
-/// The names in a directory that are numbers, and what keeps the others from being told.
+/// The entries of a directory whose names are numbers, and errors of reading it.
 fn numbers(directory: &mut Dir) -> impl Iterator<Item = Result<i32, Errno>> {
     let number = |name: &CStr| name.to_str().ok()?.parse().ok();
     directory.iter().filter_map(move |entry| match entry {
@@ -120,7 +120,7 @@ impl Process {
             .map_err(|errno| self.error("exe", "read the executable's name", errno.into()))
     }
 
-    /// Its threads, in the order of `/proc/PID/task`. One that exits meanwhile is left out. Like
+    /// Its threads, in the order of `/proc/PID/task`, without those that exit meanwhile. Like
     /// [`Self::thread_ids`], without end while a process creates threads as fast as they are listed.
     pub fn threads(&self) -> Result<Vec<Thread>, Error> {
         let mut threads = Vec::new();
@@ -167,7 +167,7 @@ impl Process {
     pub fn thread_name(&self, tid: i32) -> Result<OsString, Error> {
         let name = || self.name_of(&format!("task/{tid}/comm"));
         let name = match name() {
-            // Nothing that is there is left out for one bad answer.
+            // A thread that exists is not dropped because of one failed read.
             Err(Error::NoSuchProcess { .. }) if self.has_thread(tid) => name(),
             name => name,
         };
@@ -212,8 +212,8 @@ impl Process {
         Ok(state.map_or('?', |state| char::from(*state)))
     }
 
-    /// The environment that the program was started with, at most `limit` bytes of it; what the
-    /// program changed later does not show.
+    /// The environment that the program was started with, at most `limit` bytes of it. Later changes
+    /// by the program are not visible.
     pub fn environment(&self, limit: usize) -> Result<Vec<(OsString, OsString)>, Error> {
         let entry = format!("{}environ", self.task_prefix());
         let bytes = self.read_entry(&entry, limit as u64)?;
@@ -313,9 +313,9 @@ impl Process {
 
     /// Opens a file if it is a regular one and `is_wanted`.
     ///
-    /// The target chooses what lies at a path. Opening a device can do anything (a watchdog starts),
-    /// and a FIFO lets its writer go on, so the path is only looked up (O_PATH) until it is clear
-    /// what is there; then that very file is opened.
+    /// The target chooses what lies at a path. Opening a device can have side effects (a watchdog
+    /// starts), and opening a FIFO unblocks its writer, so the path is opened with O_PATH until the
+    /// type of the file is known; then that same file is opened.
     fn open_regular(&self, path: &Path, is_wanted: impl FnOnce(&File) -> bool) -> Option<File> {
         let found = File::from(self.open_path(path, OFlag::O_PATH).ok()?);
         if !found.metadata().is_ok_and(|it| it.is_file()) || !is_wanted(&found) {
@@ -328,8 +328,8 @@ impl Process {
             .map(File::from)
     }
 
-    /// What to put before an entry's name so that it is one of a thread that still runs: nothing
-    /// for the thread-group leader, and if that has exited another thread's directory.
+    /// The prefix of `/proc` entries of a thread that still runs: empty for the thread-group leader,
+    /// the directory of another thread if the leader has exited.
     fn task_prefix(&self) -> String {
         if self.has_memory("") {
             String::new()
@@ -407,7 +407,7 @@ impl Process {
             Some(nix::libc::EACCES | nix::libc::EPERM) => Error::NotPermitted {
                 pid,
                 action,
-                mend: permission::mend(),
+                hint: permission::hint(),
             },
             _ => Error::Io {
                 path: format!("/proc/{pid}/{entry}").into(),

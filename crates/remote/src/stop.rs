@@ -259,7 +259,7 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
         Errno::EPERM | Errno::EACCES => Error::NotPermitted {
             pid,
             action: "stop a thread",
-            mend: permission::mend(),
+            hint: permission::hint(),
         },
         errno => Error::Io {
             path: format!("/proc/{pid}/task/{tid}").into(),

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use otelctx_fixtures::{Compiler, Target};
-use otelctx_remote::mappings::{Looked, Named, Reading, Wanted};
+use otelctx_remote::mappings::{NameFilter, NamedMapping, Scan, ScanOptions};
 use otelctx_remote::process::processes;
 use otelctx_remote::{Error, Process};
 
@@ -17,31 +17,31 @@ const NAMES: [&[u8]; 3] = [
 ];
 
 /// What is found first, and what at last.
-type Found = (Vec<Named>, Vec<Named>);
+type Found = (Vec<NamedMapping>, Vec<NamedMapping>);
 
 fn start() -> Option<Target> {
     let program = Compiler::gcc().program::<&str>(&["mappings.c"], &[])?;
     Some(Target::spawn(&mut Command::new(program)))
 }
 
-fn search(process: &Process, names: &[&[u8]], most: usize, text: bool) -> Result<Found, Error> {
-    let reading = Reading {
+fn search(process: &Process, names: &[&[u8]], limit: usize, text: bool) -> Result<Found, Error> {
+    let options = ScanOptions {
         text,
-        ..Reading::default()
+        ..ScanOptions::default()
     };
-    let wanted = Wanted {
+    let filter = NameFilter {
         names,
-        most,
-        reading,
+        limit,
+        options,
     };
-    let search = through(process.search(wanted)?);
+    let search = complete(process.search(filter)?);
     let first = search.writable_files.clone();
-    Ok((first, through(process.search_others(search)?)))
+    Ok((first, complete(process.search_others(search)?)))
 }
 
-fn through<T>(looked: Looked<T>) -> T {
-    match looked {
-        Looked::Through(found) => found,
+fn complete<T>(scan: Scan<T>) -> T {
+    match scan {
+        Scan::Complete(found) => found,
         _ => panic!("there is no limit"),
     }
 }
@@ -51,9 +51,9 @@ fn none() -> Found {
 }
 
 /// The same either way.
-fn found(process: &Process, names: &[&[u8]], most: usize) -> Found {
-    let found = search(process, names, most, false).unwrap();
-    assert_eq!(search(process, names, most, true).unwrap(), found);
+fn found(process: &Process, names: &[&[u8]], limit: usize) -> Found {
+    let found = search(process, names, limit, false).unwrap();
+    assert_eq!(search(process, names, limit, true).unwrap(), found);
     found
 }
 
@@ -68,7 +68,7 @@ fn told(target: &Target) -> Vec<u64> {
     told
 }
 
-fn starts(found: &[Named]) -> Vec<u64> {
+fn starts(found: &[NamedMapping]) -> Vec<u64> {
     found.iter().map(|named| named.start).collect()
 }
 
@@ -173,9 +173,9 @@ fn once_the_leader_has_exited_another_thread_is_asked() {
     let process = Process::open(target.pid()).unwrap();
     assert_eq!(starts(&found(&process, &NAMES, 64).0), told(&target));
     let mut code = Vec::new();
-    let reading = Reading::default();
-    let all = process.code_mappings(reading, &mut |mapping| code.push(mapping.start));
-    assert_eq!(all.unwrap(), Looked::Through(()));
+    let options = ScanOptions::default();
+    let all = process.code_mappings(options, &mut |mapping| code.push(mapping.start));
+    assert_eq!(all.unwrap(), Scan::Complete(()));
     assert!(!code.is_empty());
 }
 
@@ -183,29 +183,29 @@ fn once_the_leader_has_exited_another_thread_is_asked() {
 fn code_is_the_same_in_either_way() {
     let Some(target) = start() else { return };
     let process = Process::open(target.pid()).unwrap();
-    let code = |reading| {
+    let code = |options| {
         let mut seen = Vec::new();
         let visit = &mut |mapping: &otelctx_remote::Mapping<'_>| {
             assert!(mapping.permissions.execute);
             seen.push((mapping.start, mapping.end, mapping.device, mapping.inode));
         };
-        let all = process.code_mappings(reading, visit).unwrap();
+        let all = process.code_mappings(options, visit).unwrap();
         (seen, all)
     };
-    let text = Reading {
+    let text = ScanOptions {
         text: true,
-        ..Reading::default()
+        ..ScanOptions::default()
     };
     let (seen, all) = code(text);
-    assert_eq!(all, Looked::Through(()));
+    assert_eq!(all, Scan::Complete(()));
     assert!(seen.len() > 1);
-    assert_eq!(code(Reading::default()), (seen, all));
+    assert_eq!(code(ScanOptions::default()), (seen, all));
     let max_mappings = Some(3);
-    let limited = Reading {
+    let limited = ScanOptions {
         max_mappings,
         ..text
     };
-    assert_eq!(code(limited).1, Looked::TooMany);
+    assert_eq!(code(limited).1, Scan::TooMany);
 }
 
 #[test]
@@ -231,20 +231,20 @@ fn mappings_of_files_are_the_same_in_either_way() {
     assert!(walk.unwrap().mappings > 6000);
     assert!(expected.len() > 3000 && expected.iter().any(|it| !it.4.is_empty()));
     for text in [false, true] {
-        let reading = Reading {
+        let options = ScanOptions {
             text,
-            ..Reading::default()
+            ..ScanOptions::default()
         };
         let mut seen = Vec::new();
-        let all = process.file_mappings(reading, &mut |mapping| seen.push(with_name(mapping)));
-        assert_eq!(all.unwrap(), Looked::Through(()));
+        let all = process.file_mappings(options, &mut |mapping| seen.push(with_name(mapping)));
+        assert_eq!(all.unwrap(), Scan::Complete(()));
         assert!(seen == expected, "as text: {text}");
-        let late = Reading {
+        let late = ScanOptions {
             deadline: Some(Instant::now()),
-            ..reading
+            ..options
         };
         let none = process.file_mappings(late, &mut |mapping| panic!("{mapping:?}"));
-        assert_eq!(none.unwrap(), Looked::Late);
+        assert_eq!(none.unwrap(), Scan::DeadlinePassed);
     }
 }
 
@@ -256,26 +256,26 @@ fn limits_end_a_search() {
         .mappings(&mut |_| ControlFlow::Continue(()))
         .unwrap()
         .mappings;
-    let looked = |reading| {
-        let wanted = Wanted {
+    let scan = |options| {
+        let filter = NameFilter {
             names: &NAMES,
-            most: 64,
-            reading,
+            limit: 64,
+            options,
         };
-        process.search(wanted).unwrap()
+        process.search(filter).unwrap()
     };
     let within = |limit| {
-        looked(Reading {
+        scan(ScanOptions {
             max_mappings: Some(limit),
-            ..Reading::default()
+            ..ScanOptions::default()
         })
     };
-    assert!(matches!(within(mappings), Looked::Through(_)));
-    assert!(matches!(within(mappings - 1), Looked::TooMany));
-    let late = Reading {
+    assert!(matches!(within(mappings), Scan::Complete(_)));
+    assert!(matches!(within(mappings - 1), Scan::TooMany));
+    let late = ScanOptions {
         deadline: Some(Instant::now()),
         text: true,
-        ..Reading::default()
+        ..ScanOptions::default()
     };
-    assert!(matches!(looked(late), Looked::Late));
+    assert!(matches!(scan(late), Scan::DeadlinePassed));
 }

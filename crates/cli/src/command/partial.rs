@@ -146,10 +146,12 @@ impl Deadline {
     ) -> Result<Option<Partial>, Error> {
         // The list has no end while a process creates threads as fast as they are listed.
         let Threads {
-            threads, is_whole, ..
+            threads,
+            is_complete,
+            ..
         } = process.threads_while(|| Instant::now() < self.half)?;
         let (mut read, mut ended) = (0, 0);
-        let mut is_late = !is_whole;
+        let mut is_late = !is_complete;
         for thread in &threads {
             let seen = match self.has_passed() {
                 true => Seen::Late,
@@ -165,7 +167,7 @@ impl Deadline {
             }
         }
         let mut of = threads.len() - ended;
-        if !is_whole {
+        if !is_complete {
             of = of.max(number_of_threads(process));
         }
         let why = Why::Deadline(self.patience);

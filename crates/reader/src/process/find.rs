@@ -1,22 +1,22 @@
-//! Where a process has its context, and what became of it since the last look.
+//! Finds the process context of a process, and polls it for changes.
 
 use std::sync::Arc;
 
-use otelctx_remote::mappings::{Named, Wanted};
+use otelctx_remote::mappings::{NameFilter, NamedMapping};
 
 use super::Process;
-use crate::process_context::{self, MOST_PLACES, Place, Polled};
+use crate::process_context::{self, MAX_PLACES, Place, Polled};
 use crate::{Broken, ContextState, Error, ProcessContext};
 
-/// What a look at a known place came to.
-pub(crate) enum Glance {
-    /// All is as it was.
+/// The result of polling a context at its known address.
+pub(crate) enum Poll {
+    /// Nothing has changed.
     Same,
-    /// The process published anew, at the same place.
+    /// The process has updated its context in place.
     Updated(Arc<ProcessContext>),
-    /// The context that was there can't be read any more.
+    /// The context can no longer be read.
     Broken(Broken),
-    /// There is no known place, or what was there has gone or changed: look for it.
+    /// No address is known, or the context there is gone: the mappings have to be scanned.
     Unknown,
 }
 
@@ -25,25 +25,25 @@ impl Process {
     /// system call.
     ///
     /// # Errors
-    /// When the process can't be looked at.
+    /// When the process cannot be inspected.
     pub fn context(&mut self) -> Result<ContextState, Error> {
         if self.found.is_some() {
-            // What could not be read at its place last time is tried again.
+            // Retry contexts that could not be read last time.
             self.broken.clear();
         }
-        match (self.glance(), &self.found) {
-            (Glance::Same, Some(found)) => Ok(ContextState::Published(found.context.clone())),
-            (Glance::Updated(context), _) => Ok(ContextState::Published(context)),
-            (Glance::Broken(why), _) => Ok(ContextState::Broken(why)),
-            (Glance::Same | Glance::Unknown, _) => self.look(),
+        match (self.poll(), &self.found) {
+            (Poll::Same, Some(found)) => Ok(ContextState::Published(found.context.clone())),
+            (Poll::Updated(context), _) => Ok(ContextState::Published(context)),
+            (Poll::Broken(why), _) => Ok(ContextState::Broken(why)),
+            (Poll::Same | Poll::Unknown, _) => self.scan(),
         }
     }
 
-    /// Looks for a context among the mappings, whatever is known.
-    pub(crate) fn look(&mut self) -> Result<ContextState, Error> {
+    /// Scans the mappings for a context, whatever is known.
+    pub(crate) fn scan(&mut self) -> Result<ContextState, Error> {
         match self.find()? {
-            // The process may have unpublished, ended or executed another program between the look
-            // at its mappings and the one into its memory: what a second look finds is so.
+            // The process may have unpublished, ended or executed another program after its mappings
+            // were scanned and before its memory was read: the second result stands.
             ContextState::Broken(Broken::HeaderUnreadable(_) | Broken::PayloadUnreadable(_)) => {
                 self.find()
             }
@@ -51,23 +51,23 @@ impl Process {
         }
     }
 
-    /// Looks where publishers that could have a memfd have their context, and only if nothing is
-    /// readable there, at all other mappings of such a name.
+    /// Tries the mappings that a publisher with a memfd has, and, only if none of them is readable,
+    /// all other mappings with such a name.
     fn find(&mut self) -> Result<ContextState, Error> {
         self.found = None;
         self.broken.clear();
-        let wanted = Wanted {
+        let filter = NameFilter {
             names: &process_context::NAMES,
-            most: MOST_PLACES,
-            reading: self.reading(),
+            limit: MAX_PLACES,
+            options: self.scan_options(),
         };
-        let mut search = self.through(self.target.search(wanted)?)?;
+        let mut search = self.complete(self.target.search(filter)?)?;
         let mut places = std::mem::take(&mut search.writable_files);
         let state = self.try_places(&places)?;
         if matches!(state, ContextState::Published(_)) {
             return Ok(state);
         }
-        let others = self.through(self.target.search_others(search)?)?;
+        let others = self.complete(self.target.search_others(search)?)?;
         if others.is_empty() {
             return Ok(state);
         }
@@ -75,14 +75,14 @@ impl Process {
         self.try_places(&places)
     }
 
-    fn try_places(&mut self, places: &[Named]) -> Result<ContextState, Error> {
+    fn try_places(&mut self, places: &[NamedMapping]) -> Result<ContextState, Error> {
         if places.is_empty() {
             return Ok(ContextState::Absent);
         }
         let places: Vec<_> = places.iter().map(Place::new).collect();
         let max_payload = self.options.max_payload;
         let memory = self.memory()?;
-        // As they are before they are tried: a later change then shows at the next glance.
+        // Read before the contexts are tried, so that a later change shows at the next poll.
         let headers = places
             .iter()
             .map(|place| {
@@ -102,35 +102,34 @@ impl Process {
         }
     }
 
-    /// Looks at the places that were found before, and nowhere else: one system call for each, of
-    /// which there is one.
-    pub(crate) fn glance(&mut self) -> Glance {
+    /// Polls the known addresses and nothing else: one system call for each; normally there is one.
+    pub(crate) fn poll(&mut self) -> Poll {
         let Some(memory) = &self.memory else {
-            return Glance::Unknown;
+            return Poll::Unknown;
         };
         if !self.broken.is_empty() {
             let is_same = |(address, header): &(u64, _)| {
                 process_context::read_header(memory, *address) == *header
             };
             if self.broken.iter().all(is_same) {
-                return Glance::Same;
+                return Poll::Same;
             }
             self.broken.clear();
         }
         let Some(found) = &self.found else {
-            return Glance::Unknown;
+            return Poll::Unknown;
         };
         match found.poll(memory, self.options.max_payload) {
-            Polled::Unchanged => Glance::Same,
-            Polled::Changed(new) => Glance::Updated(self.found.insert(new).context.clone()),
+            Polled::Unchanged => Poll::Same,
+            Polled::Changed(new) => Poll::Updated(self.found.insert(new).context.clone()),
             Polled::Broken(header, why) => {
                 self.broken = vec![(found.context.address, Some(header))];
-                Glance::Broken(why)
+                Poll::Broken(why)
             }
             Polled::Gone => {
                 // Unpublished, or the program was replaced and with it the whole address space.
                 self.found = None;
-                Glance::Unknown
+                Poll::Unknown
             }
         }
     }

@@ -7,7 +7,7 @@ use otelctx_remote as remote;
 use remote::process::{Sizes, SizesFile};
 
 use super::Change;
-use crate::process::Glance;
+use crate::process::Poll;
 use crate::{Broken, ContextState, Error, Process, ProcessContext};
 
 /// A look that takes longer is dear: those of processes with tens of thousands of mappings are.
@@ -86,14 +86,14 @@ impl Watched {
         let is_old = age >= look_anew_every;
         let mut known = None;
         if matches!(self.told, Told::Published(_) | Told::Broken(_)) {
-            match self.process.glance() {
-                Glance::Same => {}
-                Glance::Updated(context) => {
+            match self.process.poll() {
+                Poll::Same => {}
+                Poll::Updated(context) => {
                     self.told = Told::Published(context.clone());
                     tell(Change::Updated(context));
                 }
-                Glance::Broken(why) => self.tell_broken(why, tell),
-                Glance::Unknown => return self.look(None, tell),
+                Poll::Broken(why) => self.tell_broken(why, tell),
+                Poll::Unknown => return self.look(None, tell),
             }
             if !is_old {
                 return Polled::There;
@@ -136,7 +136,7 @@ impl Watched {
         let state = if self.sizes.total == 0 {
             None
         } else {
-            match self.process.look() {
+            match self.process.scan() {
                 Ok(state) => Some(Ok(state)),
                 Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => {
                     self.is_due = true;

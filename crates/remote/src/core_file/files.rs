@@ -25,7 +25,7 @@ pub(crate) fn find(root: &Path, name: &[u8], build_id: &[u8]) -> Option<File> {
 fn places(root: &Path, name: &[u8], build_id: &[u8]) -> Vec<PathBuf> {
     let mut places = Vec::new();
     let name = name.strip_suffix(DELETED).unwrap_or(name);
-    // The core could be anybody's: nothing above the root is looked at.
+    // The core is untrusted: no path outside of the root is opened.
     let relative: Option<PathBuf> = Path::new(OsStr::from_bytes(name))
         .components()
         .filter(|part| *part != Component::RootDir)

@@ -7,7 +7,7 @@ use object::elf::{self, NoteType};
 
 use crate::arch::{Machine, ThreadPointerNote};
 
-/// Notes that are looked at; there are up to about ten a thread.
+/// Maximum number of notes read; a core has up to about ten per thread.
 const MAX_NOTES: u32 = 1 << 20;
 /// Threads that are kept: four times what a kernel starts by default (`kernel.threads-max`).
 const MAX_THREADS: usize = 1 << 17;
@@ -71,7 +71,7 @@ pub(crate) struct Notes {
     pub(crate) all_mapped: bool,
     /// The names of `mapped`, each with a NUL byte behind it.
     pub(crate) names: Vec<u8>,
-    /// Some of the notes are missing, or more than are looked at.
+    /// Some of the notes are missing, or there are more than the limit.
     pub(crate) incomplete: bool,
 }
 
@@ -149,7 +149,7 @@ impl Notes {
                     thread_pointer,
                 });
             }
-            // A thread that cannot be told.
+            // A thread in an unknown layout.
             (elf::NT_PRSTATUS, _) => self.incomplete = true,
             (elf::NT_PRPSINFO, _) if note.size == PROCESS_SIZE => {
                 let fields = bytes.array::<{ PROCESS_SIZE as usize }>(note.start)?;

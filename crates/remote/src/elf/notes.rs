@@ -5,7 +5,7 @@ use object::elf::{self, NoteHeader64};
 
 use super::{Elf, ElfError, Source, read_struct};
 
-/// Bytes of notes that are looked through; a linker writes about a hundred.
+/// Maximum number of bytes of notes read; a linker writes about a hundred.
 const MAX_NOTES: u64 = 64 * 1024;
 /// The longest build-id that is read, in bytes. Linkers write 20 or fewer.
 const MAX_BUILD_ID: u64 = 64;

@@ -11,7 +11,7 @@ use super::{
 /// Sections of one file. An object file of a large program, with a section for each function,
 /// has some ten thousand.
 const MAX_SECTIONS: u64 = 1 << 18;
-/// Bytes of names that are looked through: above what the largest browsers have.
+/// Maximum size of a string table, in bytes: above what the largest browsers have.
 const MAX_STRINGS: u64 = 1 << 29;
 /// Places in one string table that spell the name; linkers share them.
 const MAX_SPELLINGS: usize = 64;
@@ -131,7 +131,7 @@ impl Elf<'_> {
         })
     }
 
-    /// The names of the libraries that it asks for (DT_NEEDED), at most so many.
+    /// The names of the libraries that it needs (DT_NEEDED), at most `most` of them.
     pub(crate) fn needed(&self, most: usize) -> Result<Vec<String>, ElfError> {
         let Some(dynamic) = self.dynamic else {
             return Ok(Vec::new());
@@ -159,7 +159,7 @@ impl Elf<'_> {
         Ok(names)
     }
 
-    /// Every symbol of this name, of whatever type, in a symbol table.
+    /// Every symbol of this name in a symbol table, of any type.
     pub(crate) fn symbols_named(
         &self,
         sections: &[Section],
@@ -200,8 +200,8 @@ impl Elf<'_> {
         Ok(found)
     }
 
-    /// Where a string table spells `name` with its end. Looking there first spares reading the name of
-    /// each of a million symbols.
+    /// The offsets at which a string table contains `name` and its terminator. Searching the table
+    /// first avoids reading the name of each of a million symbols.
     fn spellings(&self, strings: &Section, name: &[u8]) -> Result<Vec<u32>, ElfError> {
         if strings.size > MAX_STRINGS {
             return Err(Malformed("a string table has more than 512 MiB"));

@@ -12,7 +12,7 @@ const MAX_CHAIN: u64 = 1 << 12;
 /// and libpthread about as many objects.
 const MAX_COMPARED: u64 = 1 << 14;
 const TOO_MANY_COMPARED: ElfError =
-    Malformed("it has more than 16,384 symbols of one kind to look through");
+    Malformed("it has more than 16,384 symbols of one kind to compare");
 
 /// A symbol that was asked for by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,7 +159,7 @@ impl Elf<'_> {
         Ok(bytes.split_last() == Some((&0, name)))
     }
 
-    /// Looks through what no hash table has of `.dynsym`, from index 1, for a thread-local variable:
+    /// Searches the part of `.dynsym` that no hash table covers, from index 1, for a thread-local variable:
     /// a reference, or one that is local to the module.
     fn unhashed_tls_symbol(
         &self,

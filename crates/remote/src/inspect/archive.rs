@@ -9,9 +9,9 @@ const MAGIC: &[u8; 8] = b"!<arch>\n";
 const THIN_MAGIC: &[u8; 8] = b"!<thin>\n";
 /// Bytes of a member's header: name 16, date 12, owner 6, group 6, mode 8, size 10, end 2.
 const HEADER: usize = 60;
-/// Members that are looked at; a large static library has some ten thousand.
+/// Maximum number of members inspected; a large static library has some ten thousand.
 const MAX_MEMBERS: usize = 1 << 17;
-/// Members that are told of.
+/// Maximum number of members reported.
 const MAX_TOLD: usize = 256;
 /// Bytes of the table of long names.
 const MAX_NAMES: usize = 16 << 20;
@@ -48,7 +48,7 @@ impl Memory for Part<'_> {
     }
 }
 
-/// Looks at every member.
+/// Inspects every member.
 pub(super) fn read(memory: &dyn Memory, size: u64, name: &str) -> Result<Contents, ElfError> {
     let mut magic = [0; MAGIC.len()];
     memory.read(0, &mut magic)?;

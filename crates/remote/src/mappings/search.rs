@@ -1,7 +1,7 @@
 //! Finding mappings by their names among millions of others.
 //!
-//! With `PROCMAP_QUERY` the kernel skips what can't be one. Without it, the text is read to its end,
-//! as it has to be, but only lines that hold such a name are looked at.
+//! With `PROCMAP_QUERY` the kernel skips mappings that cannot match. Without it the whole text has to
+//! be read, but only lines that contain one of the names are parsed.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -19,48 +19,48 @@ use super::query::{Query, flags};
 use super::{Mapping, Parser};
 use crate::Device;
 
-/// Which mappings are looked for: readable, not executable, and of a name that the process gave
-/// them. That is the name of a memfd, of shared anonymous memory (`[anon_shmem:NAME]`), which lies in
-/// the same file system, or of private anonymous memory (`[anon:NAME]`).
+/// Selects mappings that are readable, not executable, and whose name the process chose: a memfd
+/// (`/memfd:NAME`), named shared anonymous memory (`[anon_shmem:NAME]`), which lies in the same file
+/// system, or named private anonymous memory (`[anon:NAME]`).
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
-    /// Beginnings of their names.
+pub struct NameFilter<'a> {
+    /// Prefixes of the names.
     pub names: &'a [&'a [u8]],
-    /// More than so many are left out.
-    pub most: usize,
-    /// How they are looked for.
-    pub reading: Reading,
+    /// The maximum number of mappings returned; the rest are ignored.
+    pub limit: usize,
+    /// How the mappings are scanned.
+    pub options: ScanOptions,
 }
 
-/// How the mappings of a process are gone through.
+/// How the mappings of a process are scanned.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Reading {
-    /// With more mappings than this, the process is not gone through. The kernel does not tell how
-    /// many it skips, so that with a limit the text is read.
+pub struct ScanOptions {
+    /// Abandon the scan of a process that has more mappings than this. The kernel does not say how
+    /// many mappings a `PROCMAP_QUERY` skipped, so a limit makes the scan read the text.
     pub max_mappings: Option<u64>,
-    /// When to give up.
+    /// When to abandon the scan.
     pub deadline: Option<Instant>,
-    /// Read the text even if there is `PROCMAP_QUERY`.
+    /// Read the text of `/proc/PID/maps` even where the kernel supports `PROCMAP_QUERY`.
     pub text: bool,
 }
 
-/// What going through the mappings came to.
+/// The result of a scan of a process's mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Looked<T> {
-    /// They were gone through to their end, with this.
-    Through(T),
-    /// There are more than [`Reading::max_mappings`].
+pub enum Scan<T> {
+    /// Every mapping was scanned.
+    Complete(T),
+    /// The process has more mappings than [`ScanOptions::max_mappings`].
     TooMany,
-    /// [`Reading::deadline`] has passed.
-    Late,
+    /// [`ScanOptions::deadline`] has passed.
+    DeadlinePassed,
 }
 
-impl Reading {
-    pub(crate) fn is_text(&self) -> bool {
+impl ScanOptions {
+    pub(crate) fn reads_text(&self) -> bool {
         self.text || self.max_mappings.is_some()
     }
 
-    pub(crate) fn is_late(&self) -> bool {
+    pub(crate) fn is_past_deadline(&self) -> bool {
         self.deadline
             .is_some_and(|deadline| Instant::now() >= deadline)
     }
@@ -68,94 +68,95 @@ impl Reading {
 
 /// A mapping that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
+pub struct NamedMapping {
     /// Its first address.
     pub start: u64,
     /// Its name.
     pub name: Vec<u8>,
 }
 
-/// What was found at first, and what is needed to go on. All in the order of their addresses.
+/// A search in two steps: the mappings that publishers normally use first, all others if asked.
+/// Results are in address order.
 #[derive(Debug)]
 pub struct Search<'a> {
-    wanted: Wanted<'a>,
-    /// Those with a file that are writable: where a memfd could be had, publishers' mappings are.
-    pub writable_files: Vec<Named>,
+    filter: NameFilter<'a>,
+    /// Writable mappings of files: where a publisher that could create a memfd puts its data.
+    pub writable_files: Vec<NamedMapping>,
     rest: Rest,
 }
 
 #[derive(Debug)]
 enum Rest {
-    Found(Vec<Named>),
+    Found(Vec<NamedMapping>),
     NotYet(File),
 }
 
 impl<'a> Search<'a> {
-    /// Looks for writable mappings of files, in an open `/proc/PID/maps`. ESRCH if there is no memory.
-    pub(crate) fn begin(maps: File, wanted: Wanted<'a>) -> io::Result<Looked<Self>> {
-        if wanted.reading.is_text() {
-            return Self::in_text(maps, wanted);
+    /// Finds writable mappings of files in an open `/proc/PID/maps`. ESRCH if there is no memory.
+    pub(crate) fn begin(maps: File, filter: NameFilter<'a>) -> io::Result<Scan<Self>> {
+        if filter.options.reads_text() {
+            return Self::in_text(maps, filter);
         }
         let only = flags::FILE_BACKED | flags::READABLE | flags::WRITABLE;
         let mut query = Query::new(&maps);
         let mut found = Vec::new();
         let (mut address, mut seen) = (0, 0);
         loop {
-            if is_time_to_look(&mut seen) && wanted.reading.is_late() {
-                return Ok(Looked::Late);
+            if is_clock_check_due(&mut seen) && filter.options.is_past_deadline() {
+                return Ok(Scan::DeadlinePassed);
             }
             match query.next(address, only) {
                 Ok(Some(mapping)) if mapping.end > address => {
-                    if wanted.is_possible(&mapping)
+                    if filter.is_possible(&mapping)
                         && let Some(named) = query.next_named(mapping.start, only)?
                     {
-                        wanted.keep(&named, &mut found);
+                        filter.keep(&named, &mut found);
                     }
                     address = mapping.end;
                 }
                 Ok(_) => break,
                 // An older kernel, or one that does not permit it.
                 Err(error) if address == 0 && error != Errno::ESRCH => {
-                    return Self::in_text(maps, wanted);
+                    return Self::in_text(maps, filter);
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(Looked::Through(Self {
-            wanted,
+        Ok(Scan::Complete(Self {
+            filter,
             writable_files: found,
             rest: Rest::NotYet(maps),
         }))
     }
 
-    fn in_text(maps: File, wanted: Wanted<'a>) -> io::Result<Looked<Self>> {
+    fn in_text(maps: File, filter: NameFilter<'a>) -> io::Result<Scan<Self>> {
         let (mut writable_files, mut rest) = (Vec::new(), Vec::new());
-        let mut lines = NamedLines::new(wanted.names);
-        let looked = lines.read(maps, &wanted.reading, &mut |mapping| {
+        let mut lines = NamedLines::new(filter.names);
+        let scan = lines.read(maps, &filter.options, &mut |mapping| {
             let to = if is_writable_file(mapping) {
                 &mut writable_files
             } else {
                 &mut rest
             };
-            wanted.keep(mapping, to);
+            filter.keep(mapping, to);
         })?;
-        Ok(match looked {
+        Ok(match scan {
             // The thread has exited.
-            Looked::Through(0) => return Err(Errno::ESRCH.into()),
-            Looked::Through(_) => Looked::Through(Self {
-                wanted,
+            Scan::Complete(0) => return Err(Errno::ESRCH.into()),
+            Scan::Complete(_) => Scan::Complete(Self {
+                filter,
                 writable_files,
                 rest: Rest::Found(rest),
             }),
-            Looked::TooMany => Looked::TooMany,
-            Looked::Late => Looked::Late,
+            Scan::TooMany => Scan::TooMany,
+            Scan::DeadlinePassed => Scan::DeadlinePassed,
         })
     }
 
-    /// All others: without a file, or not writable.
-    pub(crate) fn others(self) -> io::Result<Looked<Vec<Named>>> {
+    /// Finds the others: mappings without a file, or not writable.
+    pub(crate) fn others(self) -> io::Result<Scan<Vec<NamedMapping>>> {
         let maps = match self.rest {
-            Rest::Found(found) => return Ok(Looked::Through(found)),
+            Rest::Found(found) => return Ok(Scan::Complete(found)),
             Rest::NotYet(maps) => maps,
         };
         let only = if anonymous_memory_has_names() {
@@ -166,12 +167,12 @@ impl<'a> Search<'a> {
         let mut query = Query::new(&maps);
         let mut found = Vec::new();
         let (mut address, mut seen) = (0, 0);
-        // Asking for a name that is not needed takes a file's longer, asking a second time takes
-        // anonymous memory longer. Neighbours are mostly of one kind.
+        // Fetching an unneeded name is expensive for a file, a second query is expensive for
+        // anonymous memory. Neighbours are mostly of one kind.
         let mut with_name = false;
         loop {
-            if is_time_to_look(&mut seen) && self.wanted.reading.is_late() {
-                return Ok(Looked::Late);
+            if is_clock_check_due(&mut seen) && self.filter.options.is_past_deadline() {
+                return Ok(Scan::DeadlinePassed);
             }
             let next = if with_name {
                 query.next_named(address, only)?
@@ -179,15 +180,15 @@ impl<'a> Search<'a> {
                 query.next(address, only)?
             };
             let Some(mapping) = next.filter(|mapping| mapping.end > address) else {
-                return Ok(Looked::Through(found));
+                return Ok(Scan::Complete(found));
             };
             address = mapping.end;
             let (start, is_anonymous) = (mapping.start, mapping.inode == 0);
-            if self.wanted.is_possible(&mapping) && !is_writable_file(&mapping) {
+            if self.filter.is_possible(&mapping) && !is_writable_file(&mapping) {
                 if with_name {
-                    self.wanted.keep(&mapping, &mut found);
+                    self.filter.keep(&mapping, &mut found);
                 } else if let Some(named) = query.next_named(start, only)? {
-                    self.wanted.keep(&named, &mut found);
+                    self.filter.keep(&named, &mut found);
                 }
             }
             with_name = is_anonymous;
@@ -195,13 +196,13 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether it is time for another look at the clock: at the first mapping, and once in so many.
-pub(crate) fn is_time_to_look(seen: &mut u64) -> bool {
+/// Whether to check the clock now: at the first item, and at every 1,024th after it.
+pub(crate) fn is_clock_check_due(seen: &mut u64) -> bool {
     *seen += 1;
     *seen % 1024 == 1
 }
 
-impl Wanted<'_> {
+impl NameFilter<'_> {
     /// Whether a mapping may be one, whatever its name.
     fn is_possible(&self, mapping: &Mapping<'_>) -> bool {
         let is_data = mapping.permissions.read && !mapping.permissions.execute;
@@ -209,12 +210,12 @@ impl Wanted<'_> {
         is_data && (mapping.inode == 0 || in_memory())
     }
 
-    fn keep(&self, mapping: &Mapping<'_>, found: &mut Vec<Named>) {
+    fn keep(&self, mapping: &Mapping<'_>, found: &mut Vec<NamedMapping>) {
         // Not what the kernel calls `[heap]` or `[stack]`.
         let was_named = mapping.inode != 0 || mapping.name.starts_with(b"[anon:");
         let is_named = || self.names.iter().any(|name| mapping.name.starts_with(name));
-        if self.is_possible(mapping) && was_named && is_named() && found.len() < self.most {
-            found.push(Named {
+        if self.is_possible(mapping) && was_named && is_named() && found.len() < self.limit {
+            found.push(NamedMapping {
                 start: mapping.start,
                 name: mapping.name.to_vec(),
             });
@@ -250,7 +251,7 @@ pub(crate) fn anonymous_memory_has_names() -> bool {
     })
 }
 
-/// Looks only at lines that hold one of several names, somewhere.
+/// Parses only lines that contain one of several names, anywhere.
 struct NamedLines<'n> {
     names: Vec<Finder<'n>>,
     /// Holds the beginning of a line whose end is still to come.
@@ -271,18 +272,18 @@ impl<'n> NamedLines<'n> {
     fn read(
         &mut self,
         mut maps: impl Read,
-        reading: &Reading,
+        options: &ScanOptions,
         visit: &mut dyn FnMut(&Mapping<'_>),
-    ) -> io::Result<Looked<u64>> {
-        let limit = reading.max_mappings.unwrap_or(u64::MAX);
+    ) -> io::Result<Scan<u64>> {
+        let limit = options.max_mappings.unwrap_or(u64::MAX);
         let mut buffer = [0; 4096];
         let mut size = 0;
         loop {
-            if reading.is_late() {
-                return Ok(Looked::Late);
+            if options.is_past_deadline() {
+                return Ok(Scan::DeadlinePassed);
             }
             match maps.read(&mut buffer) {
-                Ok(0) => return Ok(Looked::Through(size)),
+                Ok(0) => return Ok(Scan::Complete(size)),
                 Ok(length) => {
                     size += length as u64;
                     self.feed(&buffer[..length], visit);
@@ -291,7 +292,7 @@ impl<'n> NamedLines<'n> {
                 Err(error) => return Err(error),
             }
             if self.seen > limit {
-                return Ok(Looked::TooMany);
+                return Ok(Scan::TooMany);
             }
         }
     }
@@ -371,10 +372,10 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
     #[test]
     fn of_lines_with_a_name_only_mappings_of_that_name_count() {
-        let wanted = Wanted {
+        let filter = NameFilter {
             names: &[b"/memfd:B", b"[anon:A]"],
-            most: 3,
-            reading: Reading::default(),
+            limit: 3,
+            options: ScanOptions::default(),
         };
         let mut found = Vec::new();
         for line in TEXT.split(|byte| *byte == b'\n') {
@@ -390,7 +391,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
                 };
                 mapping.device = if mapping.inode == 8 { elsewhere } else { own };
             }
-            wanted.keep(&mapping, &mut found);
+            filter.keep(&mapping, &mut found);
         }
         let starts: Vec<_> = found.iter().map(|named| named.start).collect();
         assert_eq!(starts, [0x1000, 0x4000]);

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use super::Process;
 use crate::Error;
-use crate::mappings::is_time_to_look;
+use crate::mappings::is_clock_check_due;
 
-/// Bytes of it that are read: some 20,000 mappings, about a second's work for the kernel.
+/// Maximum number of bytes of it read: some 20,000 mappings, about a second's work for the kernel.
 const LIMIT: u64 = 16 << 20;
 
 impl Process {
@@ -38,7 +38,7 @@ fn is_copied(
     // The names of mappings may hold any bytes.
     for line in lines.split(b'\n') {
         let line = line?;
-        if is_time_to_look(&mut seen) && is_late() {
+        if is_clock_check_due(&mut seen) && is_late() {
             return Ok(None);
         }
         if line.starts_with(start.as_bytes()) {

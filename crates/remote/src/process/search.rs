@@ -1,4 +1,4 @@
-//! Mappings of a process that are of interest, however many others it has.
+//! Scans of a process's mappings, fast however many it has.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -10,21 +10,23 @@ use nix::errno::Errno;
 use super::{Process, is_gone};
 use crate::Error;
 use crate::mappings::query::{Query, flags};
-use crate::mappings::{self, Looked, Mapping, Named, Reading, Search, Wanted, is_time_to_look};
+use crate::mappings::{
+    self, Mapping, NameFilter, NamedMapping, Scan, ScanOptions, Search, is_clock_check_due,
+};
 
 impl Process {
-    /// Looks for mappings by their names.
+    /// Finds mappings by their names.
     ///
     /// Once the thread-group leader has exited `/proc/PID/maps` is empty; another thread's is
     /// read then.
-    pub fn search<'a>(&self, wanted: Wanted<'a>) -> Result<Looked<Search<'a>>, Error> {
-        let is_nothing = |looked: &io::Result<_>| looked.as_ref().is_err_and(is_gone);
-        self.read_maps(|maps| Search::begin(maps, wanted), is_nothing)
+    pub fn search<'a>(&self, filter: NameFilter<'a>) -> Result<Scan<Search<'a>>, Error> {
+        let is_nothing = |scan: &io::Result<_>| scan.as_ref().is_err_and(is_gone);
+        self.read_maps(|maps| Search::begin(maps, filter), is_nothing)
     }
 
-    /// Goes on with a search where it left off, and returns all others: mappings without a file, and
-    /// those that are not writable.
-    pub fn search_others(&self, search: Search<'_>) -> Result<Looked<Vec<Named>>, Error> {
+    /// Continues a search with all other mappings: those without a file, and those that are not
+    /// writable.
+    pub fn search_others(&self, search: Search<'_>) -> Result<Scan<Vec<NamedMapping>>, Error> {
         search
             .others()
             .map_err(|error| self.error("maps", "read the mappings", error))
@@ -33,37 +35,37 @@ impl Process {
     /// Calls `visit` for each executable mapping of a file, without its name.
     pub fn code_mappings(
         &self,
-        reading: Reading,
+        options: ScanOptions,
         visit: &mut dyn FnMut(&Mapping<'_>),
-    ) -> Result<Looked<()>, Error> {
-        self.mappings_of_files(Files::Code, reading, visit)
+    ) -> Result<Scan<()>, Error> {
+        self.mappings_of_files(Files::Code, options, visit)
     }
 
-    /// Calls `visit` for each mapping of a file. Those that are executable have their names, others
-    /// need not.
+    /// Calls `visit` for each mapping of a file. Executable mappings have their names, others may
+    /// not.
     pub fn file_mappings(
         &self,
-        reading: Reading,
+        options: ScanOptions,
         visit: &mut dyn FnMut(&Mapping<'_>),
-    ) -> Result<Looked<()>, Error> {
-        self.mappings_of_files(Files::All, reading, visit)
+    ) -> Result<Scan<()>, Error> {
+        self.mappings_of_files(Files::All, options, visit)
     }
 
     fn mappings_of_files(
         &self,
         files: Files,
-        reading: Reading,
+        options: ScanOptions,
         visit: &mut dyn FnMut(&Mapping<'_>),
-    ) -> Result<Looked<()>, Error> {
+    ) -> Result<Scan<()>, Error> {
         let visited = Cell::new(false);
         let mut visit = |mapping: &Mapping<'_>| {
             visited.set(true);
             visit(mapping);
         };
         self.read_maps(
-            |maps| visit_files(maps, files, &reading, &mut visit),
-            // Nothing is visited twice: what ends halfway has ended.
-            |looked| !visited.get() && looked.as_ref().is_err_and(is_gone),
+            |maps| visit_files(maps, files, &options, &mut visit),
+            // A scan that ended halfway is not repeated: no mapping may be visited twice.
+            |scan| !visited.get() && scan.as_ref().is_err_and(is_gone),
         )
     }
 
@@ -79,8 +81,8 @@ impl Process {
         };
         self.read_maps(
             |maps| visit_executable(maps, &mut visit),
-            // Nothing is visited twice: what ends halfway has ended.
-            |looked| !visited.get() && looked.as_ref().is_err_and(is_gone),
+            // A scan that ended halfway is not repeated: no mapping may be visited twice.
+            |scan| !visited.get() && scan.as_ref().is_err_and(is_gone),
         )
     }
 
@@ -117,19 +119,19 @@ enum Files {
 fn visit_files(
     maps: File,
     files: Files,
-    reading: &Reading,
+    options: &ScanOptions,
     visit: &mut dyn FnMut(&Mapping<'_>),
-) -> io::Result<Looked<()>> {
-    if !reading.is_text()
-        && let Some(looked) = query_files(&maps, files, reading, visit)?
+) -> io::Result<Scan<()>> {
+    if !options.reads_text()
+        && let Some(scan) = query_files(&maps, files, options, visit)?
     {
-        return Ok(looked);
+        return Ok(scan);
     }
     let mut seen = 0;
     let mut late = false;
     let walk = mappings::walk(maps, &mut |mapping| {
-        late = is_time_to_look(&mut seen) && reading.is_late();
-        if late || reading.max_mappings.is_some_and(|limit| seen > limit) {
+        late = is_clock_check_due(&mut seen) && options.is_past_deadline();
+        if late || options.max_mappings.is_some_and(|limit| seen > limit) {
             return ControlFlow::Break(());
         }
         if mapping.inode != 0 && (files == Files::All || mapping.permissions.execute) {
@@ -139,9 +141,9 @@ fn visit_files(
     })?;
     Ok(match walk {
         walk if walk.mappings == 0 => return Err(Errno::ESRCH.into()),
-        walk if !walk.stopped => Looked::Through(()),
-        _ if late => Looked::Late,
-        _ => Looked::TooMany,
+        walk if !walk.stopped => Scan::Complete(()),
+        _ if late => Scan::DeadlinePassed,
+        _ => Scan::TooMany,
     })
 }
 
@@ -149,30 +151,30 @@ fn visit_files(
 fn query_files(
     maps: &File,
     files: Files,
-    reading: &Reading,
+    options: &ScanOptions,
     visit: &mut dyn FnMut(&Mapping<'_>),
-) -> io::Result<Option<Looked<()>>> {
-    let (mut query, wanted) = match files {
+) -> io::Result<Option<Scan<()>>> {
+    let (mut query, filter) = match files {
         Files::Code => (Query::new(maps), flags::FILE_BACKED | flags::EXECUTABLE),
         Files::All => (Query::with_paths(maps), flags::FILE_BACKED),
     };
     let (mut address, mut seen) = (0, 0);
     loop {
-        if is_time_to_look(&mut seen) && reading.is_late() {
-            return Ok(Some(Looked::Late));
+        if is_clock_check_due(&mut seen) && options.is_past_deadline() {
+            return Ok(Some(Scan::DeadlinePassed));
         }
-        match query.next(address, wanted) {
+        match query.next(address, filter) {
             Ok(Some(mapping)) if mapping.end > address => {
                 address = mapping.end;
                 let is_named = files == Files::All && mapping.permissions.execute;
                 // It may have gone meanwhile.
-                match is_named.then(|| query.next_named(mapping.start, wanted)) {
+                match is_named.then(|| query.next_named(mapping.start, filter)) {
                     Some(Ok(Some(named))) if named.start == mapping.start => visit(&named),
                     Some(Err(error)) => return Err(error.into()),
                     _ => visit(&mapping),
                 }
             }
-            Ok(_) => return Ok(Some(Looked::Through(()))),
+            Ok(_) => return Ok(Some(Scan::Complete(()))),
             Err(error) if address == 0 && error != Errno::ESRCH => return Ok(None),
             Err(error) => return Err(error.into()),
         }

@@ -1,4 +1,4 @@
-//! `/proc/PID/statm`: how much memory a process has mapped, in one system call a look.
+//! `/proc/PID/statm`: how much memory a process has mapped, in one system call.
 
 use std::fs::File;
 use std::io;
@@ -16,8 +16,8 @@ pub struct Sizes {
     pub data: u64,
 }
 
-/// `/proc/PID/statm`, opened once: a look is one system call, and needs no right to trace the
-/// process.
+/// `/proc/PID/statm`, opened once: each read is one system call, and does not need the right to
+/// trace the process.
 #[derive(Debug)]
 pub struct SizesFile {
     pid: i32,
@@ -25,8 +25,8 @@ pub struct SizesFile {
 }
 
 impl Process {
-    /// Opens what tells how much the process has mapped, and looks once. If the thread-group leader
-    /// has exited, through another thread: open it anew should that exit too.
+    /// Opens `/proc/PID/statm` and reads it once. If the thread-group leader has exited, another
+    /// thread's file is opened: open again when that thread exits too.
     pub fn sizes(&self) -> Result<(SizesFile, Sizes), Error> {
         let (file, sizes) = self.sizes_of("")?;
         if sizes.total == 0
@@ -57,7 +57,7 @@ impl SizesFile {
     ///
     /// # Errors
     /// [`Error::NoSuchProcess`] when the process, or the thread it was opened for, has exited: also
-    /// when its number belongs to another by now.
+    /// if its id has been reused.
     pub fn read(&self) -> Result<Sizes, Error> {
         // Seven numbers of at most 20 digits.
         let mut text = [0; 160];

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use otelctx_reader::remote::inspect::{Contents, Inspection};
-use otelctx_reader::remote::mappings::{Looked, Reading};
+use otelctx_reader::remote::mappings::{Scan, ScanOptions};
 use otelctx_reader::remote::module::{Machine, Module, Symbol};
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::remote::{Access, AddressSpace, Storage};
@@ -202,7 +202,7 @@ fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspe
         }
     });
     let looked = looked.map_err(|error| error.to_string())?;
-    if looked != Looked::Through(()) || deadline.has_passed() {
+    if looked != Scan::Complete(()) || deadline.has_passed() {
         return Err("no time is left for it".to_owned());
     }
     match found {
@@ -213,10 +213,10 @@ fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspe
 }
 
 /// How mappings are gone through.
-fn until(deadline: &Deadline) -> Reading {
-    Reading {
+fn until(deadline: &Deadline) -> ScanOptions {
+    ScanOptions {
         deadline: Some(deadline.end()),
-        ..Reading::default()
+        ..ScanOptions::default()
     }
 }
 
@@ -238,7 +238,7 @@ fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString
             files.push((mapping.name.to_vec(), file.ok()));
         }
     })?;
-    if looked != Looked::Through(()) {
+    if looked != Scan::Complete(()) {
         return Err(late());
     }
     for (name, file) in files {

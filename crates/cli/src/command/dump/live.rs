@@ -131,7 +131,7 @@ impl Looking {
         let Threads {
             support,
             threads,
-            is_whole,
+            is_complete,
             ..
         } = self.process.threads_while(|| Instant::now() < until.list)?;
         let late = Why::Deadline(self.patience);
@@ -143,7 +143,7 @@ impl Looking {
         let mut looks = Vec::new();
         let mut kept = 0;
         let mut ended = 0;
-        let mut why = (!is_whole).then_some(late);
+        let mut why = (!is_complete).then_some(late);
         for thread in &threads {
             if Instant::now() >= until.threads {
                 why = Some(late);
@@ -162,7 +162,7 @@ impl Looking {
             }
         }
         let mut of = threads.len() - ended;
-        if !is_whole {
+        if !is_complete {
             of = of.max(number_of_threads(&self.process));
         }
         let read = looks.len();
