@@ -1,4 +1,4 @@
-//! What the bench program does in processes of its own: `otelctx-bench child ROLE …`.
+//! Roles that the bench program plays in child processes: `otelctx-bench child ROLE …`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -8,12 +8,12 @@ use std::time::Instant;
 use otelctx::{Key, ProcessContext, Record, SpanId, TraceId};
 use otelctx_reader::{ContextState, Options, Process, SharedModules};
 
-/// A process of this program in one of its roles. It ends with this value.
+/// A child process of this program in one of its roles. It is killed on drop.
 #[derive(Debug)]
 pub(crate) struct Role {
     child: Child,
-    /// What it printed before `ready`, a line each.
-    pub(crate) told: Vec<String>,
+    /// The lines that it printed before `ready`.
+    pub(crate) lines: Vec<String>,
 }
 
 impl Role {
@@ -28,14 +28,14 @@ impl Role {
         let stdout = child.stdout.take().expect("standard output is a pipe");
         let mut role = Self {
             child,
-            told: Vec::new(),
+            lines: Vec::new(),
         };
         for line in BufReader::new(stdout).lines() {
             let line = line.map_err(failed)?;
             if line == "ready" {
                 return Ok(role);
             }
-            role.told.push(line);
+            role.lines.push(line);
         }
         Err(format!("child {arguments:?} ended before it was ready"))
     }
@@ -44,13 +44,13 @@ impl Role {
         self.child.id() as i32
     }
 
-    /// The number that it told after `word`.
+    /// The number that it printed after `word`.
     pub(crate) fn number(&self, word: &str) -> Result<f64, String> {
         let found = self
-            .told
+            .lines
             .iter()
             .find_map(|line| line.strip_prefix(word)?.trim().parse().ok());
-        found.ok_or(format!("the child did not tell {word}"))
+        found.ok_or(format!("the child did not print {word}"))
     }
 }
 
@@ -95,21 +95,21 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Ready to be looked at, until standard input ends.
+/// Says that this process is ready, and waits until standard input ends.
 pub(crate) fn wait() {
     println!("ready");
-    // Whether it ends or fails, there is nobody to be there for any more.
+    // Whether it ends or fails, the parent is gone.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Where the variable for readers of `/proc/PID/mem` is restricted to ancestors, allows all.
+/// Allows any process to read this one, where Yama restricts that to ancestors.
 fn allow_readers() {
     // SAFETY: takes no pointer. It fails where there is no such restriction.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
 }
 
-/// A small process that publishes a process context and has `mappings` mappings, or those it
-/// cannot do without.
+/// A small process that publishes a process context and has `mappings` mappings, or more if it
+/// starts with more.
 fn publisher(mappings: usize) {
     allow_readers();
     let _published = ProcessContext::detect()
@@ -125,7 +125,7 @@ fn publisher(mappings: usize) {
         maps.lines().count()
     };
     println!("mappings {}", count());
-    // Neighbours that can be accessed differently stay mappings of their own.
+    // The kernel merges neighbours with equal protection.
     while count() < mappings {
         let protection = [libc::PROT_NONE, libc::PROT_READ][count() % 2];
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -147,7 +147,7 @@ fn wait_for_events() {
     }
 }
 
-/// A process with a thread of each kind that `dump` meets, all with a record of two attributes.
+/// A process with a thread of each kind that `dump` stops, each with a record of two attributes.
 fn workers() {
     allow_readers();
     let _published = ProcessContext::new()
@@ -175,7 +175,9 @@ fn workers() {
                 pass_time();
             }
         });
-        is_ready.recv().expect("the thread tells when it is ready");
+        is_ready
+            .recv()
+            .expect("the thread reports that it is ready");
     }
     wait();
 }
@@ -187,7 +189,7 @@ fn keys() {
         .service_name("shop")
         .publish()
         .expect("a process context can be published here");
-    // Where the time goes otherwise: this thread's first record, and its first look at the clock.
+    // Outside the measurement: this thread's first record, and its first read of the clock.
     drop(Record::new([1; 16], [2; 8]).attach());
     let _ = Instant::now().elapsed();
     for number in 1..=256 {
@@ -205,7 +207,7 @@ fn keys() {
     wait();
 }
 
-/// Reads the process context once, and looks at it again `count` times.
+/// Reads the process context once, and polls it `count` times.
 fn poll(pid: i32, count: u32) {
     let mut process = Process::open(pid).expect("the process is there");
     for _ in 0..=count {
@@ -213,7 +215,7 @@ fn poll(pid: i32, count: u32) {
     }
 }
 
-/// A process with so many threads, all with a record.
+/// A process with `count` threads, each with a record.
 fn threads(count: usize) {
     allow_readers();
     let _published = ProcessContext::new()
@@ -234,12 +236,14 @@ fn threads(count: usize) {
                 }
             })
             .expect("another thread can be started");
-        is_ready.recv().expect("the thread tells when it is ready");
+        is_ready
+            .recv()
+            .expect("the thread reports that it is ready");
     }
     wait();
 }
 
-/// Reads the process context once, and tells how much memory that took.
+/// Reads the process context once, and prints this process's peak memory.
 fn read(pid: i32, text: bool) {
     let mut options = Options::default();
     options.maps_as_text = text;
@@ -249,18 +253,21 @@ fn read(pid: i32, text: bool) {
     println!("{}", peak_memory());
 }
 
-/// What `otelctx ps` asks of these processes; tells how much memory that took.
+/// Reads what `otelctx ps` reads of these processes, and prints this process's peak memory.
 fn list(pids: &[&str]) {
     let modules = SharedModules::default();
     for pid in pids {
         let pid = pid.parse().expect("a process id");
-        ask(pid, &modules).expect("the process is there");
+        read_for_ps(pid, &modules).expect("the process is there");
     }
     println!("{}", peak_memory());
 }
 
-/// What `otelctx ps` asks of one process. Whether it publishes.
-pub(crate) fn ask(pid: i32, modules: &SharedModules) -> Result<bool, otelctx_reader::Error> {
+/// Reads what `otelctx ps` reads of one process. Returns whether it publishes.
+pub(crate) fn read_for_ps(
+    pid: i32,
+    modules: &SharedModules,
+) -> Result<bool, otelctx_reader::Error> {
     let mut process = Process::with_modules(pid, Options::default(), modules.clone())?;
     if process.context()? == ContextState::Absent {
         return Ok(false);
@@ -271,8 +278,8 @@ pub(crate) fn ask(pid: i32, modules: &SharedModules) -> Result<bool, otelctx_rea
     Ok(true)
 }
 
-/// Runs a program to its end, and tells how much memory it took. What a child has before it executes
-/// is its parent's, which is little here.
+/// Runs a program to its end, and prints its peak memory. That counts the memory of the child before
+/// exec too, which is this process's and small.
 fn peak(program: &str, arguments: &[&str]) {
     let mut command = Command::new(program);
     let quiet = command
@@ -290,10 +297,10 @@ fn peak(program: &str, arguments: &[&str]) {
     println!("{}", usage.ru_maxrss);
 }
 
-/// The most memory that this process has had at a time, in KiB.
+/// Peak memory of this process, in KiB.
 pub(crate) fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let number = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
-    number.expect("the kernel tells VmHWM")
+    number.expect("/proc/self/status has VmHWM")
 }

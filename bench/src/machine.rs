@@ -1,26 +1,22 @@
-//! The machine that the numbers are of.
+//! The machine that the measurements are taken on.
 
 use std::process::Command;
 
-/// Processor, kernel and compiler, in a line.
+/// CPU, kernel and compiler, in one line.
 pub(crate) fn description() -> String {
-    let processor = std::fs::read_to_string("/proc/cpuinfo")
+    let cpu = std::fs::read_to_string("/proc/cpuinfo")
         .ok()
         .and_then(|text| {
             let line = text.lines().find(|line| line.starts_with("model name"))?;
             Some(line.split_once(": ")?.1.to_owned())
         })
-        .unwrap_or_else(|| "unknown processor".into());
+        .unwrap_or_else(|| "unknown CPU".into());
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!(
-        "{processor}, {cores} cores, Linux {}, {}",
-        kernel.trim(),
-        rustc()
-    )
+    format!("{cpu}, {cores} cores, Linux {}, {}", kernel.trim(), rustc())
 }
 
-/// The compiler's version, as far as it decides about the code it makes.
+/// The compiler's version.
 pub(crate) fn rustc() -> String {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("--version").output();
@@ -30,15 +26,15 @@ pub(crate) fn rustc() -> String {
     }
 }
 
-/// While this lives, the calling thread and what it starts stay on one processor.
+/// Pins the calling thread and its children to one CPU until it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Pinned(libc::cpu_set_t);
 
 impl Pinned {
-    /// Picks processor `cpu`.
+    /// Pins to CPU number `cpu`.
     ///
-    /// Fails silently where a container allows another set: numbers are only a little noisier then.
+    /// Does nothing where a container does not allow that CPU: the measurements are a little noisier.
     pub(crate) fn to(cpu: usize) -> Self {
         // SAFETY: the sets are plain data of this function; an empty one is valid.
         unsafe {

@@ -1,7 +1,7 @@
 //! Benchmarks of every bound the project states: `cargo xtask bench [GROUP…] [--json] [--check]`.
 //!
-//! A row of the table is one piece of work, done by this project and by a peer, and the most that
-//! the first may take of the second. Exits with 1 when a bound does not hold.
+//! A row of the table is one operation, measured here and in a peer, with a bound on their ratio.
+//! Exits with 1 if a bound does not hold.
 
 mod child;
 mod group;
@@ -20,11 +20,11 @@ use row::Report;
 const USAGE: &str = "\
 cargo xtask bench [GROUP…] [--json] [--check] [--write]
 
-  --json    one JSON object a line
-  --check   instructions: a bound on each, 1 % more than the noted count
-  --write   instructions: note the counts in bench/instructions.json
+  --json    print one JSON object per row
+  --check   instructions: fail where a count exceeds the recorded one by more than 1 %
+  --write   instructions: record the counts in bench/instructions.json
 
-Groups, all but scale, traces and footprint unless named:
+Groups; scale, traces and footprint run only when named:
 ";
 
 fn main() -> ExitCode {
@@ -34,9 +34,9 @@ fn main() -> ExitCode {
     }
     let (options, names): (Vec<_>, Vec<_>) = arguments.iter().partition(|a| a.starts_with("--"));
     let has = |option: &str| options.iter().any(|given| *given == option);
-    let known_option = |o: &&String| ["--json", "--check", "--write"].contains(&o.as_str());
-    let known_name = |n: &&String| GROUPS.iter().any(|group| group.name == n.as_str());
-    if !options.iter().all(known_option) || !names.iter().all(known_name) {
+    let is_option = |o: &&String| ["--json", "--check", "--write"].contains(&o.as_str());
+    let is_group = |n: &&String| GROUPS.iter().any(|group| group.name == n.as_str());
+    if !options.iter().all(is_option) || !names.iter().all(is_group) {
         eprint!("{USAGE}");
         for group in GROUPS {
             eprintln!("  {:<14}{}", group.name, group.summary);

@@ -1,4 +1,4 @@
-//! Measuring two sides of a comparison in turn.
+//! Comparisons of two sides that are measured in turn.
 //!
 //! The well-known benchmark crates measure one function to its end and then the next, minutes
 //! later on a machine whose clock rate and neighbours change meanwhile. A ratio of two such
@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-/// Rounds of a pair.
+/// Rounds of a comparison.
 pub(crate) const ROUNDS: usize = 4001;
 /// About how long one side runs in a round, in nanoseconds: much longer than reading the clock
 /// takes, much shorter than a time slice.
@@ -31,7 +31,7 @@ impl Pair {
     }
 }
 
-/// What the two sides took in each round, in nanoseconds.
+/// The times of both sides in each round, in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
     ours: Vec<f64>,
@@ -59,14 +59,14 @@ impl Rounds {
         }
     }
 
-    /// The values that a `share` of all lie at or below, divided by `unit`.
+    /// The quantile `share` of each side, divided by `unit`.
     pub(crate) fn quantiles(&self, share: f64, unit: f64) -> Pair {
         let of = |times: &Vec<f64>| quantile(times.clone(), share) / unit;
         Pair::of(of(&self.ours), of(&self.peer))
     }
 }
 
-/// The value that a `share` of all lie at or below; not a number when there are none.
+/// The value that a `share` of all values lie at or below; NaN if there are none.
 pub(crate) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let last = values.len().saturating_sub(1);
@@ -74,7 +74,7 @@ pub(crate) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     value.copied().unwrap_or(f64::NAN)
 }
 
-/// Runs both sides in turn, `rounds` times, each going first in half of them. A side tells how
+/// Runs both sides in turn, `rounds` times, each going first in half of them. A side returns how
 /// many nanoseconds it took.
 pub(crate) fn interleave(
     rounds: usize,
@@ -94,7 +94,8 @@ pub(crate) fn interleave(
     times
 }
 
-/// Compares two functions that do their work as often as told, in nanoseconds a time.
+/// Compares two functions that repeat their work as often as their argument says, in nanoseconds per
+/// repetition.
 pub(crate) fn compare(ours: fn(u64), peer: fn(u64)) -> Pair {
     let time = |side: fn(u64), count: u64| {
         let start = Instant::now();

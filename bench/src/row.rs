@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::pair::Pair;
 
-/// One piece of work against its bound.
+/// One operation and its bound.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     group: &'static str,
@@ -15,8 +15,7 @@ pub(crate) struct Row {
     unit: &'static str,
     /// Of ours to the peer's.
     ratio: Option<f64>,
-    /// The most that `ratio` may be; without a peer, the most that `ours` may be. Null for what is
-    /// only recorded.
+    /// Upper bound on `ratio` or, without a peer, on `ours`. Null where a row is only recorded.
     bound: Option<f64>,
     holds: Option<bool>,
 }
@@ -25,9 +24,9 @@ pub(crate) struct Row {
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) json: bool,
-    /// Whether to compare instruction counts with the noted ones.
+    /// Whether to check instruction counts against the recorded ones.
     pub(crate) check: bool,
-    /// Whether to note instruction counts.
+    /// Whether to record instruction counts.
     pub(crate) write: bool,
     group: &'static str,
     failed: bool,
@@ -55,7 +54,7 @@ impl Report {
         }
     }
 
-    /// Reports work that a peer did as well.
+    /// Reports an operation that was compared with a peer's.
     pub(crate) fn pair(
         &mut self,
         work: impl Into<String>,
@@ -76,7 +75,7 @@ impl Report {
         });
     }
 
-    /// Reports work whose bound is absolute.
+    /// Reports an operation without a peer: its bound is absolute.
     pub(crate) fn alone(
         &mut self,
         work: impl Into<String>,
@@ -97,18 +96,18 @@ impl Report {
         });
     }
 
-    /// Reports that something could not be measured here, and why.
+    /// Reports that something could not be measured on this machine, and why.
     pub(crate) fn skipped(&self, work: &str, why: &str) {
         eprintln!("skipped: {}: {work}: {why}", self.group);
     }
 
-    /// Reports that something went wrong.
+    /// Reports a failed measurement.
     pub(crate) fn failed(&mut self, work: &str, why: &str) {
         eprintln!("failed: {}: {work}: {why}", self.group);
         self.failed = true;
     }
 
-    /// Whether every bound held and nothing failed.
+    /// Whether every bound holds and no measurement failed.
     pub(crate) fn holds(&self) -> bool {
         !self.failed
     }
@@ -145,7 +144,7 @@ impl Report {
     }
 }
 
-/// Three digits or so.
+/// Formats a number with about three significant digits.
 fn number(value: f64) -> String {
     let decimals = match value.abs() {
         size if value.fract() == 0.0 || size >= 100.0 => 0,

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 pub(crate) struct Directory(PathBuf);
 
 impl Directory {
-    /// Makes one of this process's own.
+    /// Creates a directory whose name contains this process's ID.
     pub(crate) fn new(name: &str) -> Self {
         let path =
             std::env::temp_dir().join(format!("otelctx-bench-{name}-{}", std::process::id()));
@@ -28,7 +28,7 @@ impl Drop for Directory {
     }
 }
 
-/// The checkout.
+/// The root of the checkout.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -42,7 +42,7 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// What a program prints; an error with what it complained of when it fails.
+/// Runs a program and returns its output; an error carries its standard error.
 pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     let output = command
         .stdin(Stdio::null())
@@ -59,14 +59,14 @@ pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Builds optimised; returns the files that cargo made.
+/// Builds in release mode; returns the files that cargo made.
 pub(crate) fn cargo_build(arguments: &[&str]) -> Result<Vec<PathBuf>, String> {
     let mut command = cargo();
     command
         .args(["build", "--release", "--locked", "--message-format=json"])
         .args(arguments)
-        // Each makes other code of the same source. Set and empty, it also takes the place of the
-        // checkout's own flags: applications are built without.
+        // Both change the code. An empty RUSTFLAGS also replaces the checkout's own flags, because
+        // applications are built without them.
         .env("CARGO_INCREMENTAL", "0")
         .env("RUSTFLAGS", "");
     let messages = output(&mut command)?;

@@ -1,4 +1,4 @@
-//! How long threads stand still: from the return of the waitid(2) that sees the stop to the return
+//! How long threads are stopped: from the return of the waitid(2) that sees the stop to the return
 //! of the ptrace(2) that lets the thread go.
 //!
 //! These functions take the place of the C library's in the bench program, also for the crates
@@ -13,8 +13,8 @@ thread_local! {
     static LAST: Cell<Option<f64>> = const { Cell::new(None) };
 }
 
-/// How long the thread that the calling thread let go last had been standing still, in
-/// nanoseconds. Forgets it.
+/// How long the thread that the calling thread resumed last had been stopped, in nanoseconds.
+/// Clears the value.
 pub(crate) fn take() -> Option<f64> {
     LAST.take()
 }
@@ -40,7 +40,7 @@ unsafe extern "C" fn waitid(
     result as c_int
 }
 
-/// ptrace(2), noting when it lets a thread go.
+/// ptrace(2), noting when it resumes a thread.
 ///
 /// # Safety
 /// That of the system call.

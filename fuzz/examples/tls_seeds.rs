@@ -1,8 +1,8 @@
-//! Makes the seeds of the target `tls`: processes that run here, reduced to what looking for the
-//! variable takes, and some made by hand of module files for what does not run here.
+//! Makes the seeds of the target `tls`: running processes, reduced to what resolving the variable
+//! reads, and synthetic ones for platforms that do not run here.
 //!
-//! `cargo run --release --example tls_seeds -- DIRECTORY`, in `fuzz/`. Each seed is looked at
-//! as the target does, and must have the variable where the process has it.
+//! `cargo run --release --example tls_seeds -- DIRECTORY`, in `fuzz/`. Each seed is resolved as the
+//! target does, and the variable must be at the address that the process has.
 
 #[path = "../targets/tls/synthetic.rs"]
 #[expect(dead_code, reason = "the target asks for more")]
@@ -30,7 +30,7 @@ use synthetic::{AARCH64, FILE, FILES, MAPPINGS, PIECE, SEPARATOR, Synthetic, THR
 
 const NAME: &str = "otel_thread_ctx_v1";
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of a file that are kept or left out together.
+/// Bytes of a file that are kept or dropped together.
 const GRAIN: usize = 16;
 
 fn main() {
@@ -227,7 +227,7 @@ fn mappings(process: &Process, deleted: bool) -> (String, Vec<PathBuf>) {
         if mapping.inode == 0 || !path.is_file() {
             return ControlFlow::Continue(());
         }
-        let number = paths.iter().position(|known| *known == path);
+        let number = paths.iter().position(|other| *other == path);
         let number = number.unwrap_or_else(|| {
             paths.push(path);
             paths.len() - 1

@@ -15,7 +15,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use otelctx_reader::{Core, Options};
 use otelctx_remote::{CoreFile, Memory};
 
-/// Threads and mappings that are looked at; more of them are no other code.
+/// Limit on threads and mappings that are read; more would run the same code.
 const MOST: usize = 64;
 /// No file of this machine is taken for one that was mapped.
 const NOWHERE: &str = "/proc/self/nowhere";
@@ -58,19 +58,19 @@ fuzz_target!(|data: &[u8]| {
             }
         }
         assert!(cut.threads().len() <= whole.threads().len());
-        look(cut);
+        inspect(cut);
     }
-    look(whole);
+    inspect(whole);
 });
 
 /// Everything twice: the answer is the same.
-fn look(core: CoreFile) {
+fn inspect(core: CoreFile) {
     let mut options = Options::default();
     options.any_schema = true;
     let core = Core::with_options(core, options);
-    let context = core.context().expect("cores can be looked at");
+    let context = core.context().expect("cores can be read");
     assert_eq!(core.context().expect("it could be"), context);
-    let support = core.thread_support().expect("cores can be looked at");
+    let support = core.thread_support().expect("cores can be read");
     for thread in core.target().threads().iter().take(MOST) {
         let outcome = core.thread_context(&support, thread).ok();
         assert_eq!(core.thread_context(&support, thread).ok(), outcome);

@@ -33,7 +33,7 @@ fn key_map(payload: &Payload) {
         panic!("the attribute is there");
     };
     match (KeyMap::of(payload), value) {
-        (Ok(None), _) => panic!("a key map that is there was not seen"),
+        (Ok(None), _) => panic!("a key map was not found"),
         (Ok(Some(keys)), value) => {
             assert_eq!(&keys.to_value(), value);
             assert!(keys.names().len() <= MAX_KEYS);

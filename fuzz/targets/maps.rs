@@ -16,7 +16,7 @@ fuzz_target!(|data: &[u8]| {
     let (whole, counted) = read(text, 4096, u64::MAX);
     assert_eq!(whole.len() as u64, counted.mappings);
     assert!(!counted.stopped);
-    // Every line is seen or counted, also an empty one, and a last one that has no end.
+    // Every line is visited or counted, also an empty one, and a last one without a newline.
     let lines = text.split(|byte| *byte == b'\n').count() as u64;
     let unfinished = u64::from(text.last().is_none_or(|byte| *byte == b'\n'));
     assert_eq!(counted.mappings + counted.malformed, lines - unfinished);
@@ -53,12 +53,12 @@ fuzz_target!(|data: &[u8]| {
 
 /// Start and name of every mapping up to the `stop`th.
 fn read(text: &[u8], piece: usize, stop: u64) -> (Vec<(u64, Vec<u8>)>, Walk) {
-    let mut seen = Vec::new();
+    let mut visited = Vec::new();
     let mut parser = Parser::new();
     for piece in text.chunks(piece) {
         let flow = parser.feed(piece, &mut |mapping| {
-            seen.push((mapping.start, mapping.name.to_vec()));
-            if seen.len() as u64 == stop {
+            visited.push((mapping.start, mapping.name.to_vec()));
+            if visited.len() as u64 == stop {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
@@ -68,7 +68,7 @@ fn read(text: &[u8], piece: usize, stop: u64) -> (Vec<(u64, Vec<u8>)>, Walk) {
             break;
         }
     }
-    (seen, parser.finish())
+    (visited, parser.finish())
 }
 
 /// The line as fs/proc/task_mmu.c (`show_vma_header_prefix`) writes it.

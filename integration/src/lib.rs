@@ -1,9 +1,9 @@
-//! What the tests of publishers and readers against each other share: targets that run as
-//! processes of their own and tell the truth on standard output.
+//! Shared by the tests of publishers and readers against each other: targets run as child processes
+//! and print what they publish on standard output.
 
 use otelctx_reader::format::process_context::Value;
 
-/// The lines of a target that start with `word`, without it: one fact a line, its words separated
+/// The lines of a target that start with `word`, without it: one fact per line, its words separated
 /// by tabs.
 pub fn facts(lines: &[String], word: &str) -> Vec<Vec<String>> {
     let split = lines
@@ -34,7 +34,7 @@ pub fn words(value: &Value) -> String {
     }
 }
 
-/// What ties the two changing attributes of the `updating` target together (FNV-1a).
+/// The checksum (FNV-1a) that links the two changing attributes of the `updating` target.
 pub fn checksum(number: i64, filler: &str) -> i64 {
     let bytes = number.to_le_bytes().into_iter().chain(filler.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

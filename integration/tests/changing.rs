@@ -1,4 +1,4 @@
-//! A reader that keeps looking notices what a process does between two looks.
+//! A reader that polls a process notices what changed between two polls.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn assert_service(process: &mut Process, service: &str) {
     assert_eq!(read, Some(&Value::from(service)));
 }
 
-/// The attributes that the main thread shows.
+/// The attributes of the main thread's context.
 #[track_caller]
 fn attributes(process: &mut Process) -> Option<Vec<(String, String)>> {
     let threads = process.threads().unwrap();
@@ -80,7 +80,7 @@ fn publishing_late_updating_and_unpublishing_are_noticed() {
 }
 
 #[test]
-fn another_program_in_the_same_process_is_noticed() {
+fn an_exec_is_noticed() {
     let mut target = commanded();
     let mut process = Process::open(target.pid()).unwrap();
     target.command("publish\tone");
@@ -96,7 +96,7 @@ fn another_program_in_the_same_process_is_noticed() {
 }
 
 #[test]
-fn another_program_is_noticed_also_where_nothing_was_published() {
+fn an_exec_is_noticed_where_nothing_was_published() {
     let mut target = commanded();
     let mut options = Options::default();
     options.any_schema = true;
@@ -139,7 +139,7 @@ fn what_a_process_says_of_itself_stands_in_for_what_it_does_not_publish() {
             .env("OTEL_SERVICE_NAME", "quiet")
             .env("OTEL_RESOURCE_ATTRIBUTES", "a=1,service.name=other,b=x%20y"),
     );
-    // As when a package is upgraded.
+    // As a package upgrade does.
     std::fs::remove_file(&copy).unwrap();
     let process = Process::open(target.pid()).unwrap();
     let detected = process.detected().unwrap();

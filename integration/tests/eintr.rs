@@ -1,5 +1,5 @@
-//! A program whose threads sleep in system calls that a stop ends early never notices 10,000
-//! dumps: it counts every end of a call that is not the call's own.
+//! 10,000 dumps of threads that sleep in system calls interrupt none of the calls: the program counts
+//! every call that returns early.
 
 use std::process::Command;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn ten_thousand_dumps_interrupt_no_call() {
     };
     for _ in 0..DUMPS / AT_A_TIME {
         for _ in 0..AT_A_TIME {
-            // Opened anew, as `otelctx dump` does.
+            // Opened again, as `otelctx dump` does.
             let mut process = Process::open(target.pid()).unwrap();
             let threads = process.threads().unwrap();
             assert_eq!(threads.len(), CALLS + 1);
@@ -41,7 +41,7 @@ fn ten_thousand_dumps_interrupt_no_call() {
     }
 }
 
-/// Asks the target what its calls came to since it was last asked.
+/// Asks the target for the results of its calls since the last time.
 fn assert_undisturbed(target: &mut Target) {
     target.lines.clear();
     target.command("report");

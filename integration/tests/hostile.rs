@@ -1,5 +1,5 @@
-//! Process contexts that no honest program would publish get a clear answer, in bounded memory and
-//! time. Memory is measured, so that tests which read modules stand in other files.
+//! Malformed process contexts get a clear answer, in bounded memory and time. This file measures peak
+//! memory, so tests that read modules are in other files.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ fn broken(task: &str) -> Broken {
     }
 }
 
-/// The most memory this process ever had, in KiB.
+/// Peak memory of this process, in KiB.
 fn peak_memory() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status
@@ -41,7 +41,7 @@ fn peak_memory() -> usize {
 }
 
 #[test]
-fn a_context_that_makes_no_sense_is_broken_and_says_why() {
+fn a_malformed_context_is_broken_and_the_error_says_why() {
     let before = peak_memory();
     let too_large = |size| Broken::TooLarge {
         size,
@@ -69,7 +69,7 @@ fn a_context_that_makes_no_sense_is_broken_and_says_why() {
     let grown = peak_memory() - before;
     assert!(grown < 16 << 10, "reading took {grown} KiB");
 
-    // Whoever wants all of it gets it. Here, because it must not run beside the measurement.
+    // A higher limit reads all of it. Here, because it must not run at the same time as the measurement.
     let target = Target::spawn(Command::new(env!("CARGO_BIN_EXE_hostile")).arg("huge-keys"));
     let mut options = Options::default();
     options.max_payload = 300 << 20;
@@ -100,7 +100,7 @@ fn of_two_contexts_the_first_is_read_and_the_other_reported() {
 }
 
 #[test]
-fn a_key_map_that_is_none_is_told() {
+fn a_malformed_key_map_is_reported() {
     let (_target, mut process) = hostile("no-key-map");
     match process.thread_support().unwrap() {
         ThreadSupport::Unreadable(Unreadable::KeyMap(KeyMapError::NotAnArray)) => {}

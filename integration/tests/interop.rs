@@ -1,5 +1,5 @@
-//! What publishers that others wrote publish is read exactly: every value is compared with what
-//! the target itself says it is.
+//! What other vendors' publishers publish is read exactly: every value is compared with what the
+//! target itself prints.
 
 use std::collections::BTreeMap;
 use std::path::Path;

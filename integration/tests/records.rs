@@ -1,5 +1,5 @@
-//! Records and variables that few honest programs have are read as far as they make sense, and get
-//! a clear answer where they don't.
+//! Unusual records and variables are read as far as they are well formed, and get a clear error
+//! otherwise.
 
 use std::process::Command;
 
@@ -39,14 +39,14 @@ fn a_variable_that_points_at_no_record_is_an_error() {
     }
 }
 
-/// What the only thread of a target works on.
+/// The outcome of reading a target's only thread.
 fn only_thread(process: &mut Process) -> Result<Outcome, Error> {
     let threads = process.threads().unwrap();
     assert_eq!(threads.len(), 1);
     threads[0].context()
 }
 
-/// The context that every record here but the invalid one carries, with these attributes.
+/// Asserts that the only thread has the context of this file's records, with these attributes.
 #[track_caller]
 fn assert_attached(process: &mut Process, attributes: &[(&str, &str)]) -> Skipped {
     let outcome = only_thread(process).unwrap();
@@ -93,7 +93,7 @@ fn records_are_read_only_under_a_schema_that_announces_them() {
 }
 
 #[test]
-fn the_last_of_repeated_keys_wins_and_what_is_skipped_is_counted() {
+fn the_last_of_repeated_keys_wins_and_skipped_entries_are_counted() {
     let (_target, mut process) = hostile("record-with-repeats");
     let skipped = assert_attached(&mut process, &[("a", "z"), ("b", "y")]);
     assert_eq!((skipped.unknown_key, skipped.not_utf8), (1, 1));

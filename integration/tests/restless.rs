@@ -1,5 +1,5 @@
-//! Whatever a target does while it is looked at, at whatever moment: no look takes over a second,
-//! no thread stays stopped, no descriptor stays open.
+//! Whatever a target does while it is inspected: no inspection takes more than a second, no thread
+//! stays stopped, no descriptor stays open.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use otelctx_fixtures::{Compiler, Target};
 use otelctx_reader::{Error, Outcome, Process};
 
-/// How many contexts one look found. A thread or process that is gone is no error; anything else
-/// that could be is one here.
-fn look(process: &mut Process) -> usize {
+/// Reads all threads, and returns how many contexts it found. A thread or process that has ended is
+/// not an error; everything else is one here.
+fn inspect(process: &mut Process) -> usize {
     let start = Instant::now();
     let found = match process.threads() {
         Ok(threads) => {
@@ -22,7 +22,7 @@ fn look(process: &mut Process) -> usize {
         Err(error) => panic!("{error}"),
     };
     let took = start.elapsed();
-    assert!(took < Duration::from_secs(1), "a look took {took:?}");
+    assert!(took < Duration::from_secs(1), "it took {took:?}");
     found
 }
 
@@ -68,15 +68,15 @@ fn restless(arguments: &[&str]) -> Target {
     Target::spawn(Command::new(env!("CARGO_BIN_EXE_restless")).args(arguments))
 }
 
-/// Looks at a target that keeps doing `arguments[0]`, `count` times and until a context was found;
-/// returns how many were.
-fn looks(arguments: &[&str], count: usize) -> usize {
+/// Inspects a target that repeats `arguments[0]`, `count` times and until a context was found; returns
+/// the number of contexts.
+fn inspect_repeatedly(arguments: &[&str], count: usize) -> usize {
     let target = restless(arguments);
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut found = 0;
     let mut process = Process::open(target.pid()).unwrap();
     for round in 0.. {
-        found += look(&mut process);
+        found += inspect(&mut process);
         if round >= count && (found > 0 || Instant::now() > deadline) {
             break;
         }
@@ -89,13 +89,13 @@ fn looks(arguments: &[&str], count: usize) -> usize {
     found
 }
 
-/// Kills the target while it is being looked at, `delay` after the first look.
-fn look_and_kill(delay: Duration) {
+/// Kills the target while it is inspected, `delay` after the first inspection.
+fn inspect_and_kill(delay: Duration) {
     let target = restless(&["work"]);
     let pid = target.pid();
     let mut process = Process::open(pid).unwrap();
     // Its threads may be starting only now, and are between two records at times.
-    let found = (0..1000).any(|_| look(&mut process) > 0);
+    let found = (0..1000).any(|_| inspect(&mut process) > 0);
     assert!(found, "the target is read while it lives");
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -103,7 +103,7 @@ fn look_and_kill(delay: Duration) {
             drop(target);
         });
         while process.target().exists() {
-            look(&mut process);
+            inspect(&mut process);
         }
     });
     assert_eq!(states(pid), [], "the target is gone");
@@ -113,16 +113,16 @@ fn look_and_kill(delay: Duration) {
 fn a_target_may_do_anything_at_any_moment() {
     let before = open_descriptors();
     for round in 0..200 {
-        look_and_kill(Duration::from_micros(round * 37 % 2000));
+        inspect_and_kill(Duration::from_micros(round * 37 % 2000));
     }
     for task in ["exec", "fork", "unpublish"] {
-        let found = looks(&[task], 200);
-        println!("{task}: {found} contexts in 200 looks");
+        let found = inspect_repeatedly(&[task], 200);
+        println!("{task}: {found} contexts in 200 inspections");
         assert!(found > 0, "{task}: not one context was read");
     }
     if let Some(library) = Compiler::gcc().library::<&str>(&["variable.c"], &[]) {
-        let found = looks(&["dlclose", &library.to_string_lossy()], 200);
-        println!("dlclose: {found} contexts in 200 looks");
+        let found = inspect_repeatedly(&["dlclose", &library.to_string_lossy()], 200);
+        println!("dlclose: {found} contexts in 200 inspections");
         assert!(found > 0, "dlclose: not one context was read");
     }
     // The threads that read what the targets printed close their pipes when these have ended.

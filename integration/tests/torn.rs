@@ -28,7 +28,7 @@ fn check(context: &ProcessContext) {
 }
 
 /// Reads `reads` times from each of `readers` threads, each with its own [`Process`]; returns how
-/// many succeeded. Each read makes at most five tries.
+/// many reads succeeded. Each makes at most five attempts.
 fn read(pid: i32, readers: usize, reads: u64) -> u64 {
     let succeeded = AtomicU64::new(0);
     std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! `cargo xtask aarch64`: publisher and reader built for aarch64, under an arm64 kernel.
 //!
-//! What runs there: the tests of the format, publisher, remote, reader and sampler crates, the matrix
-//! of programs (built here, because no compiler is there), and the command on its own demo.
+//! It runs the tests of the format, publisher, remote, reader and sampler crates, the matrix of
+//! programs (built on the host, because the machine has no compiler), and the command on its demo.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::workspace::{cargo, have, root};
 use crate::{debian, musl};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
-/// As the fixtures call it.
+/// The architecture's name in the fixtures.
 const TARGET_ARCHITECTURE: &str = "aarch64";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const MACHINE: Machine = Machine {
@@ -32,9 +32,9 @@ const MACHINE: Machine = Machine {
     console: "ttyAMA0",
     timeout: Duration::from_secs(900),
 };
-/// Of the release whose C library the cross compiler has.
+/// The Debian release that has the cross compiler's C library.
 pub(crate) const SUITE: &str = "bookworm";
-/// Where Debian's cross compiler has the C library.
+/// Folder of the cross compiler's C library.
 const SYSROOT: &str = "/usr/aarch64-linux-gnu/lib";
 const LIBRARIES: [&str; 4] = [
     "ld-linux-aarch64.so.1",
@@ -42,25 +42,25 @@ const LIBRARIES: [&str; 4] = [
     "libm.so.6",
     "libgcc_s.so.1",
 ];
-/// Their tests run, except those that need a compiler, which skip there.
+/// Packages whose tests run; tests that need a compiler skip.
 const PACKAGES: [&str; 4] = [
     "otelctx",
     "otelctx-remote",
     "otelctx-reader",
     "otelctx-sampler",
 ];
-/// What its kernel has for the sampler (`otelctx_fixtures::kernel`).
+/// What the kernel supports, for the sampler's tests (`otelctx_fixtures::kernel`).
 const KERNEL: &str = "ebpf snapshots";
 
-/// What the machine does, before the command: every program of /tests, one at a time, because a
-/// thread has one tracer.
+/// The script's first part: runs every program of /tests, one at a time, because a thread has one
+/// tracer.
 const SCRIPT: &str = "\
 for test in /tests/*; do
     run $test
 done
 ";
 
-/// What it does behind the command: a crash, and what its core tells.
+/// The script's last part: crashes a process and dumps its core.
 const CRASH: &str = "\
 cd /tmp
 ulimit -c unlimited
@@ -71,8 +71,8 @@ kill -ABRT $service
 wait $service
 /bin/otelctx dump --core core || echo 'guest: FAILED dump of a core'
 ";
-/// What it says then.
-const CRASH_SAYS: &str = "core, ended by SIGABRT in thread";
+/// What [`CRASH`] prints.
+const CRASH_OUTPUT: &str = "core, ended by SIGABRT in thread";
 
 pub(crate) fn run(counts: &mut Counts) -> Outcome {
     for program in [MACHINE.emulator, LINKER] {
@@ -120,7 +120,7 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
         .map_err(|error| format!("{}: {error}", initramfs.display()))?;
 
     let output = MACHINE.run(&machine.kernel, &initramfs)?;
-    let said = [&guest::COMMAND_SAYS[..], &[CRASH_SAYS]].concat();
+    let said = [&guest::COMMAND_OUTPUT[..], &[CRASH_OUTPUT]].concat();
     let here = guest::verdict(&output, &said, "aarch64", counts)?;
     Ok(Outcome::Passed(format!(
         "{here}, {} programs",

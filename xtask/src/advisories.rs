@@ -1,7 +1,7 @@
 //! `cargo xtask advisories`: no dependency has a known advisory.
 //!
 //! `.ci/advisories.tsv` is the RustSec database cut down to what a check needs, so that it works
-//! without a network. `--refresh CHECKOUT` makes it anew from a checkout of that database.
+//! without a network. `--refresh CHECKOUT` regenerates it from a checkout of that database.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +19,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     let refreshed = match arguments {
         [] => Ok(()),
         [flag, checkout] if flag == "--refresh" => refresh(Path::new(checkout)),
-        _ => Err("advisories takes nothing, or --refresh CHECKOUT".into()),
+        _ => Err("advisories takes no argument, or --refresh CHECKOUT".into()),
     };
     refreshed.and_then(|()| check()).into()
 }
@@ -61,7 +61,7 @@ impl<'a> Advisory<'a> {
             .any(|requirement| requirement.matches(version))
     }
 
-    /// An abandoned crate is worth a line, not a red build.
+    /// An unmaintained crate is reported and fails nothing.
     fn fails(&self) -> bool {
         matches!(self.kind, "vulnerability" | "unsound")
     }
@@ -92,7 +92,7 @@ fn check() -> Result<Outcome, String> {
             if advisory.fails() && !ignored.contains(advisory.id) {
                 found.push(line);
             } else {
-                println!("known: {line}");
+                println!("excused: {line}");
             }
         }
     }

@@ -1,9 +1,9 @@
-//! `cargo xtask bench [GROUP] [--json]`: the benchmarks, optimised.
+//! `cargo xtask bench [GROUP] [--json]`: runs the benchmarks in release mode.
 
 use crate::report::{self, Outcome};
 use crate::workspace::{cargo, have, root};
 
-/// Passes its arguments on to the bench program, whose exit status says whether every bound held.
+/// Runs the bench program with these arguments; its exit status says whether every bound holds.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
     let bench = [
         "run",
@@ -18,16 +18,16 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     // As applications are built: without the flags of the checkout's own `.cargo/config.toml`.
     command.args(bench).args(arguments).env("RUSTFLAGS", "");
     match report::run(&mut command) {
-        Ok(()) => Outcome::Passed("every bound that was looked at holds".into()),
+        Ok(()) => Outcome::Passed("every bound that was measured holds".into()),
         Err(error) => Outcome::Failed(error),
     }
 }
 
-/// The counts that a change is held against.
+/// The committed instruction counts.
 const COUNTS: &str = "bench/instructions.json";
 
-/// Instruction counts (callgrind, pinned inputs) against the committed ones. Unlike times they are
-/// the same on every run, so they may fail CI.
+/// Compares instruction counts (callgrind, fixed inputs) with the committed ones. Unlike times,
+/// they are the same in every run, so they can fail CI.
 pub(crate) fn instructions() -> Outcome {
     if !have("valgrind") {
         return Outcome::Skipped("no valgrind".into());

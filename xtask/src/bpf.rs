@@ -1,7 +1,7 @@
-//! `cargo xtask bpf [--check]`: the sampler's programs for the kernel.
+//! `cargo xtask bpf [--check]`: compiles the sampler's eBPF programs.
 //!
-//! Compiled objects lie beside their sources, one an architecture, so that building the command
-//! needs no C compiler. `--check` builds them anew and compares.
+//! The objects are checked in beside their sources, one per architecture, so that building the
+//! command needs no C compiler. `--check` rebuilds them and compares.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use std::process::Command;
 use crate::report::{self, Outcome};
 use crate::workspace::{have, root};
 
-/// Folder and source of each, and the name of what is made of it.
+/// Folder, source and object name of each program.
 const PROGRAMS: [(&str, &str, &str); 3] = [
     ("crates/sampler/bpf", "sampler.bpf.c", "sampler"),
     ("crates/sampler/bpf", "snapshot.bpf.c", "snapshot"),
     ("bench/bpf", "reference.bpf.c", "reference"),
 ];
-/// What libbpf's headers call an architecture, and what Rust does.
+/// Names of each architecture: libbpf's headers, Rust.
 const ARCHITECTURES: [(&str, &str); 2] = [("x86", "x86_64"), ("arm64", "aarch64")];
-/// Another compiler makes other bytes: Debian 12's.
+/// The objects' compiler, Debian 12's: another version makes other bytes.
 const CLANG: &str = "14.0.6";
 
 /// Builds the objects, or with `--check` compares them with what is checked in.
@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     let check = match arguments {
         [] => false,
         [flag] if flag == "--check" => true,
-        _ => return Outcome::Failed("bpf takes nothing, or --check".into()),
+        _ => return Outcome::Failed("bpf takes no argument, or --check".into()),
     };
     for (program, package) in [("clang", "clang"), ("llvm-strip", "llvm")] {
         if !have(program) {
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
         Ok(version) if version.contains(CLANG) => {}
         Ok(version) => {
             let version = version.lines().next().unwrap_or_default();
-            return Outcome::Skipped(format!("{version}, and the objects are made by {CLANG}"));
+            return Outcome::Skipped(format!("{version}, but the objects need clang {CLANG}"));
         }
         Err(error) => return Outcome::Failed(error),
     }
@@ -68,17 +68,17 @@ fn build_all(check: bool) -> Result<Outcome, String> {
         }
     }
     Ok(if different.is_empty() {
-        Outcome::Passed(format!("the objects are what clang {CLANG} makes"))
+        Outcome::Passed(format!("the objects match their sources (clang {CLANG})"))
     } else {
         let names = different.join(", ");
         Outcome::Failed(format!(
-            "{names}: not what the source makes; run `cargo xtask bpf`"
+            "{names}: differs from what its source compiles to; run `cargo xtask bpf`"
         ))
     })
 }
 
-/// Compiles one source for one architecture, from within its folder: the type information has the
-/// names of the files as they are given here.
+/// Compiles one source for one architecture, in its own folder: the type information contains the
+/// file names as they are given here.
 fn build(folder: &Path, source: &str, define: &str) -> Result<PathBuf, String> {
     let output = std::env::temp_dir().join(format!("{source}-{define}-{}.o", std::process::id()));
     let headers = format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH);

@@ -1,9 +1,9 @@
-//! `cargo xtask check`: the inner loop.
+//! `cargo xtask check`: the inner loop of development.
 
 use crate::report::{self, Outcome, Report};
 use crate::workspace::cargo;
 
-/// Format, lints, unit tests. Needs nothing that `setup` installs.
+/// Runs format, lints and unit tests, without anything that `setup` installs.
 pub(crate) fn run() -> Outcome {
     let mut report = Report::default();
     report.step("format", || cargo_step(&["fmt", "--all", "--check"]));

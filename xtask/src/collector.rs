@@ -1,5 +1,5 @@
-//! OpenTelemetry's Collector: the judge of what is sent. Built by its own builder with the few parts
-//! that profiles need, into `target/setup/otelcol/otelcol`.
+//! OpenTelemetry's Collector, which tests send profiles to. Built by its own builder with the few
+//! components that profiles need, into `target/setup/otelcol/otelcol`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,15 +8,15 @@ use std::process::Command;
 use crate::report;
 use crate::workspace::{have, setup_dir};
 
-/// Of the builder and of every part, which belong together.
+/// Version of the builder and of every component; they are released together.
 const VERSION: &str = "v0.156.0";
-/// The longest that fetching and compiling may take, in seconds: one minute on two idle processors.
-const PATIENCE: &str = "900";
+/// Timeout of fetching and compiling, in seconds; it takes one minute on two idle CPUs.
+const BUILD_TIMEOUT: &str = "900";
 
-/// The program, built at first use.
+/// The program, built on first use.
 ///
 /// # Errors
-/// A sentence saying why there is none here.
+/// Says why it is not available on this machine.
 pub(crate) fn fetch() -> Result<PathBuf, String> {
     let folder = setup_dir().join("otelcol");
     let program = folder.join("otelcol");
@@ -36,7 +36,7 @@ pub(crate) fn fetch() -> Result<PathBuf, String> {
             .and_then(|_| fs::write(&stamp, VERSION));
         installed.map_err(|error| format!("{}: {error}", folder.display()))
     });
-    // Half a gigabyte of sources that nothing else needs.
+    // Half a gigabyte of sources that are not needed again.
     let _ = fs::remove_dir_all(&work);
     install.map(|()| program)
 }
@@ -58,12 +58,12 @@ fn build(work: &std::path::Path) -> Result<PathBuf, String> {
         .map_err(|error| format!("{}: {error}", work.display()))?;
     let mut builder = Command::new("timeout");
     builder
-        .args([PATIENCE, "go", "run"])
+        .args([BUILD_TIMEOUT, "go", "run"])
         .arg(format!("{core}/cmd/builder@{VERSION}"))
         .arg("--config")
         .arg(path)
         .current_dir(work)
-        // Folders that can be removed again.
+        // Otherwise Go makes its module folders read-only, and they cannot be removed.
         .env("GOFLAGS", "-modcacherw")
         .env("GOPATH", work.join("go"))
         .env("GOCACHE", work.join("cache"));

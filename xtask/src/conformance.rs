@@ -3,10 +3,10 @@
 use crate::report::{self, Outcome};
 use crate::workspace::{cargo, has_package};
 
-/// The package that makes the vectors from the code and compares them with `conformance/`.
+/// The package that checks the vectors against the code.
 const PACKAGE: &str = "otelctx-conformance";
 
-/// Compares, or with `--write` makes the vectors anew.
+/// Compares the vectors with the code; `--write` regenerates them.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
     match has_package(PACKAGE) {
         Ok(true) => {}
@@ -22,7 +22,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
         command.args(["test", "--quiet", "--locked", "-p", PACKAGE]);
     }
     match report::run(&mut command) {
-        Ok(()) => Outcome::Passed("conformance/ says what the code does".into()),
+        Ok(()) => Outcome::Passed("conformance/ matches the code".into()),
         Err(error) => Outcome::Failed(error),
     }
 }

@@ -1,4 +1,4 @@
-//! What test programs say of themselves: how many tests there were, and which failed.
+//! Counts of tests and names of failed ones, read from the output of test programs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use crate::report;
 
-/// How long to wait for more, once a command has ended that others may have inherited the output of.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long to wait for more output after a command has ended: its children may hold the pipe open.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Tests that left out the same are named, up to so many.
-const MOST_NAMED: usize = 8;
+/// The most tests that are named for one reason to skip.
+const MAX_NAMED: usize = 8;
 
 /// How many tests there were, and the names of those that failed.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -21,9 +21,9 @@ pub(crate) struct Counts {
     passed: u64,
     failed: u64,
     ignored: u64,
-    /// Package, test program and test of each.
+    /// Package, test program and test name of each failed test.
     failures: Vec<String>,
-    /// Tests that left something out, by what they said why.
+    /// Tests that skipped something, by reason.
     untested: BTreeMap<String, Vec<String>>,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Counts {
 }
 
 impl Counts {
-    /// Adds what came out somewhere: `place` is empty, or goes before the names of failed tests.
+    /// Adds the counts of one place; a `place` that is not empty is prefixed to failed tests' names.
     pub(crate) fn add(&mut self, place: &str, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -52,10 +52,10 @@ impl Counts {
         }
     }
 
-    /// What was not tested: why, and by which tests. A line each.
+    /// A line for each reason to skip, with the tests that gave it.
     pub(crate) fn untested(&self) -> impl Iterator<Item = String> {
         self.untested.iter().map(|(why, tests)| {
-            let named = tests.len().min(MOST_NAMED);
+            let named = tests.len().min(MAX_NAMED);
             let others = match tests.len() - named {
                 0 => String::new(),
                 others => format!(" and {others} others"),
@@ -64,27 +64,26 @@ impl Counts {
         })
     }
 
-    /// The names of the tests that failed, a line each.
+    /// The names of failed tests.
     pub(crate) fn failures(&self) -> &[String] {
         &self.failures
     }
 }
 
-/// Reads what test programs print, and `cargo test` and a machine's script between them.
+/// Parses the output of test programs, of `cargo test`, and of a virtual machine's script.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     pub(crate) counts: Counts,
-    /// Names in the list that is being read.
+    /// Names in the list of failures that is being read.
     listed: Vec<String>,
-    /// Tests of the program that has just ended.
+    /// Failed tests of the program that ended last.
     failed: Vec<String>,
-    /// Whose output is being read, of the tests that passed (`--show-output`).
+    /// The passed test whose output is being read (`--show-output`).
     passed: Option<String>,
 }
 
 impl Output {
-    /// The next line. Whether people want to see it: what a test says that passed is of interest
-    /// only if it left something out.
+    /// Parses the next line. Returns whether to print it: the output of passed tests is hidden.
     pub(crate) fn line(&mut self, line: &str) -> bool {
         let is_end = line == "failures:" || line.starts_with("test result: ");
         if line == "successes:" {
@@ -108,7 +107,7 @@ impl Output {
         false
     }
 
-    /// A line that no test printed, or one that failed.
+    /// Parses a line that is not the output of a passed test.
     fn of_program(&mut self, line: &str) {
         if line == "failures:" {
             // The list comes twice: first with what each test printed, then the names alone.
@@ -125,7 +124,7 @@ impl Output {
         }
     }
 
-    /// The program whose tests were listed, or that said nothing of its own, has failed.
+    /// Records a failed program: by its failed tests, or by `place` alone if it listed none.
     pub(crate) fn program_failed(&mut self, place: &str) {
         if self.failed.is_empty() {
             self.counts.failures.push(place.to_owned());
@@ -135,7 +134,7 @@ impl Output {
         self.counts.failures.extend(named);
     }
 
-    /// A test program's closing line.
+    /// Parses a test program's last line, after `test result: `.
     fn result(&mut self, line: &str) {
         let Some((verdict, numbers)) = line.split_once(". ") else {
             return;
@@ -154,7 +153,7 @@ impl Output {
         }
     }
 
-    /// Runs a command, passes on what it prints line by line, and reads it.
+    /// Runs a command, and prints and parses its output line by line.
     pub(crate) fn of(command: &mut Command) -> (Self, Result<(), String>) {
         let mut output = Self::default();
         let result = output
@@ -168,7 +167,7 @@ impl Output {
     }
 
     fn follow(&mut self, command: &mut Command) -> io::Result<std::process::ExitStatus> {
-        // One pipe for both, so that what cargo says stands between what the tests say.
+        // One pipe for both, so that lines of cargo and of the tests stay in order.
         let (reader, writer) = io::pipe()?;
         let child = command.stdout(writer.try_clone()?).stderr(writer).spawn();
         // The command holds the pipe open, too.
@@ -177,7 +176,7 @@ impl Output {
         let lines = lines(reader);
         let mut terminal = io::stdout();
         loop {
-            match lines.recv_timeout(PATIENCE) {
+            match lines.recv_timeout(OUTPUT_TIMEOUT) {
                 Ok(line) => {
                     if self.line(&String::from_utf8_lossy(&line)) {
                         // A closed terminal is not the tests' fault.
@@ -191,7 +190,7 @@ impl Output {
     }
 }
 
-/// The lines that come through a pipe, until all who can write to it have ended.
+/// Reads lines from a pipe until its last writer has ended.
 fn lines(reader: PipeReader) -> Receiver<Vec<u8>> {
     let (sender, lines) = channel();
     std::thread::spawn(move || {
@@ -278,7 +277,7 @@ test c ... FAILED
 successes:
 
 ---- a stdout ----
-error: nothing that is one
+error: not an error of cargo
 skipped: no musl
 skipped: no musl
 
@@ -303,7 +302,7 @@ error: test failed, to rerun pass `-p crate --lib`
 ";
 
     #[test]
-    fn what_passing_tests_leave_out_is_told_and_nothing_else_of_them() {
+    fn skips_of_passed_tests_are_listed_and_their_other_output_hidden() {
         let mut output = Output::default();
         let shown = SHOWN.lines().filter(|line| output.line(line)).count();
         assert_eq!(shown, 14);
@@ -314,8 +313,8 @@ error: test failed, to rerun pass `-p crate --lib`
     }
 
     #[test]
-    fn a_command_is_followed_to_its_end_although_its_child_goes_on() {
-        // It ends with its input, which is held open until this has looked.
+    fn a_command_is_waited_for_and_not_its_children() {
+        // The child ends with its input, which stays open until the command was waited for.
         let script = "exec 3<&0; cat <&3 & echo '    a name'; exit 3";
         let mut command = Command::new("sh");
         let (input, held) = io::pipe().unwrap();

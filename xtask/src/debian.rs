@@ -1,6 +1,6 @@
-//! What Debian's packages have and neither rustup nor the machine has: other versions of Rust,
-//! of the kernel and of the C library, for other architectures too. Downloaded and unpacked below
-//! `target/setup`, never installed, so it needs no root and touches nothing of the machine.
+//! Other versions of Rust, the kernel and the C library, for other architectures too, from Debian's
+//! packages. They are unpacked below `target/setup` and never installed, so this needs no root and
+//! changes nothing else on the machine.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -21,8 +21,8 @@ pub(crate) struct Rust {
     other_targets: &'static [&'static str],
 }
 
-/// Rust 1.85, the oldest one at or above the application crates' minimum; the releases around
-/// it have 1.63 and the current one.
+/// Rust 1.85: the oldest Debian package at or above the application crates' minimum. The release
+/// before has 1.63, the one after the current version.
 pub(crate) const OLDER: Rust = Rust {
     suite: "trixie",
     folder: "debian-rust",
@@ -48,7 +48,7 @@ impl Rust {
     /// The path of its `rustc`, fetched on first use (about 15 s).
     ///
     /// # Errors
-    /// A sentence saying why there is none here.
+    /// Says why it is not available on this machine.
     pub(crate) fn rustc(&self) -> Result<PathBuf, String> {
         let folder = setup_dir().join(self.folder);
         let rustc = folder.join("rustc");
@@ -58,7 +58,7 @@ impl Rust {
         if cfg!(not(target_arch = "x86_64")) {
             return Err("Debian's Rust is set up on x86-64 only".into());
         }
-        // A half-done earlier try is no use: the wrapper is written last.
+        // The wrapper is written last: without it, an earlier attempt was interrupted.
         let _ = fs::remove_dir_all(&folder);
         println!(
             "fetching Debian {}'s rustc into {}",
@@ -81,7 +81,7 @@ impl Rust {
     }
 }
 
-/// What a virtual machine is made of.
+/// The kernel and the shell of a virtual machine.
 pub(crate) struct Guest {
     pub(crate) kernel: PathBuf,
     /// A static busybox.
@@ -92,7 +92,7 @@ pub(crate) struct Guest {
 /// first use (about 10 s).
 ///
 /// # Errors
-/// A sentence saying why there is none here.
+/// Says why it is not available on this machine.
 pub(crate) fn guest(suite: &str, architecture: &str) -> Result<Guest, String> {
     let folder = setup_dir().join(format!("guest-{suite}-{architecture}"));
     let guest = Guest {
@@ -179,7 +179,7 @@ impl Glibc {
     /// Where it is, fetched on first use (about 10 s).
     ///
     /// # Errors
-    /// A sentence saying why there is none here.
+    /// Says why it is not available on this machine.
     pub(crate) fn fetch(&self) -> Result<PathBuf, String> {
         let folder = setup_dir().join(self.folder);
         let linker = folder.join("ld.so");
@@ -236,7 +236,7 @@ struct Apt {
 impl Apt {
     fn new(folder: &Path, suite: &str) -> Result<Self, String> {
         if !have("apt-get") || !have("dpkg-deb") || !Path::new(KEYRING).is_file() {
-            return Err("Debian's packages are not to be had on this machine".into());
+            return Err("Debian's packages are not available on this machine".into());
         }
         let apt = Self {
             state: folder.join("apt"),
@@ -282,7 +282,7 @@ impl Apt {
         report::output(self.command("apt-get").arg("-qq").args(arguments)).map(drop)
     }
 
-    /// Unpacks everything that was downloaded, and forgets the rest.
+    /// Unpacks the downloaded packages and removes apt's own state.
     fn finish(self, tree: &Path) -> Result<(), String> {
         for package in deb_files(&self.archives)? {
             report::output(
@@ -313,7 +313,7 @@ fn mirror() -> Result<String, String> {
     let mirror = debian.find(|uri| !uri.contains("security"));
     mirror
         .map(str::to_owned)
-        .ok_or_else(|| "this machine knows no Debian mirror".into())
+        .ok_or_else(|| "apt on this machine has no Debian mirror".into())
 }
 
 fn deb_files(folder: &Path) -> Result<Vec<PathBuf>, String> {

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use crate::report::{self, Outcome};
 use crate::workspace::{APPLICATION_CRATES, cargo};
 
-/// Crates in the publisher's tree, itself included.
-const MOST_CRATES: usize = 5;
+/// The most crates in the publisher's tree, itself included.
+const MAX_CRATES: usize = 5;
 
 /// At most five crates, none of them a procedural macro, for every crate that applications carry.
 pub(crate) fn run() -> Outcome {
@@ -29,8 +29,8 @@ pub(crate) fn run() -> Outcome {
             .lines()
             .filter_map(|line| line.split(' ').next())
             .collect();
-        if crates.len() > MOST_CRATES {
-            return Outcome::Failed(format!("{name} has over {MOST_CRATES} crates:\n{tree}"));
+        if crates.len() > MAX_CRATES {
+            return Outcome::Failed(format!("{name} has over {MAX_CRATES} crates:\n{tree}"));
         }
         lines.push(format!("{name} {}", crates.len()));
     }

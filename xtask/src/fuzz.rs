@@ -12,7 +12,7 @@ use crate::report::{self, Outcome};
 use crate::workspace::{cargo, metadata, nightly, root};
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
-/// What `cargo fuzz` passes too: edge counters with their table of addresses, and comparisons.
+/// The flags that `cargo fuzz` passes: edge counters with their table of addresses, and comparisons.
 const COVERAGE: &str = "--cfg fuzzing -Cdebug-assertions -Ccodegen-units=1 -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
@@ -20,9 +20,9 @@ const COVERAGE: &str = "--cfg fuzzing -Cdebug-assertions -Ccodegen-units=1 -Cpas
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 /// An input that takes longer is a finding: decoders are bounded.
 const SECONDS_PER_INPUT: u32 = 5;
-/// Memory a target may use in all; decoders allocate no more than named limits, 1 MiB each.
+/// Memory limit of a target, in MiB; decoders allocate up to named limits of 1 MiB each.
 const MEMORY_MIB: u32 = 1024;
-/// Long enough without an argument to see that every target runs.
+/// Seconds for each target without `--seconds`: enough to see that it runs.
 const DEFAULT_SECONDS: u64 = 10;
 
 /// Runs each target, as many at a time as there are cores.
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     fuzz(&options).into()
 }
 
-/// Runs every target for so many seconds.
+/// Runs every target for `seconds`.
 pub(crate) fn smoke(seconds: u64) -> Outcome {
     fuzz(&Options {
         seconds,
@@ -58,7 +58,7 @@ pub(crate) fn smoke(seconds: u64) -> Outcome {
 
 struct Options {
     seconds: u64,
-    /// Add to the committed corpus what reaches new code.
+    /// Add inputs that reach new code to the committed corpus.
     keep: bool,
     target: Option<String>,
 }
@@ -127,7 +127,7 @@ fn target_names(manifest: &Path) -> Result<Vec<String>, String> {
         .collect())
 }
 
-/// Builds all targets; says with which sanitizer.
+/// Builds all targets and returns the name of the sanitizer.
 fn build(manifest: &Path) -> Result<&'static str, String> {
     let has_nightly = report::output(nightly("rustc").arg("--version")).is_ok();
     let (mut command, flags, sanitizer) = if has_nightly {
@@ -206,7 +206,7 @@ fn start(folder: &Path, target: &str, options: &Options) -> Result<Child, String
         .map_err(|error| format!("{target}: {error}"))
 }
 
-/// Adds to the committed corpus the inputs that reach code which it does not.
+/// Adds the inputs that reach new code to the committed corpus.
 fn merge(folder: &Path, target: &str) -> Result<(), String> {
     let mut command = program(target);
     command

@@ -1,4 +1,4 @@
-//! A virtual machine that runs one script in memory and ends; what test programs need in it.
+//! A virtual machine that runs one script from an initramfs, and what test programs need in it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,9 +15,9 @@ use crate::counts::{Counts, Output};
 use crate::report;
 use crate::workspace::{cargo, root};
 
-/// What a script does with the command: its demo, and its verbs on the demo's service. The demo
-/// may say (status 1) that a thread did not stop in time, and dump and check have more time than they take
-/// by themselves: the machine is emulated, on one that may be busy.
+/// Runs the command's demo, and its verbs on the demo's service. The demo may exit with 1 because a
+/// thread did not stop in time, and dump and check have longer deadlines than by default: the
+/// machine is emulated, and its host may be busy.
 pub(crate) const COMMAND: &str = "\
 echo 'guest: the command'
 /bin/otelctx demo --duration 5 || test $? = 1 || echo 'guest: FAILED demo'
@@ -31,8 +31,8 @@ sleep 3
 /bin/otelctx report /tmp/profile.otlp || echo 'guest: FAILED report'
 kill $service
 ";
-/// What it says then.
-pub(crate) const COMMAND_SAYS: [&str; 6] = [
+/// What [`COMMAND`] prints.
+pub(crate) const COMMAND_OUTPUT: [&str; 6] = [
     "matrix: ",
     "every one readable",
     "http.route=",
@@ -40,22 +40,23 @@ pub(crate) const COMMAND_SAYS: [&str; 6] = [
     "otelctx report /tmp/profile.otlp",
     "By http.route",
 ];
-/// How a line does not begin: that `record` fell back to ptrace. What tests quote begins otherwise.
+/// Start of the line by which `record` says that it fell back to ptrace, which is a failure here.
+/// Where tests quote it, their line starts otherwise.
 const BY_PTRACE: &str = "otelctx: threads are stopped to look at them";
-/// The script's first word, before the kernel's version.
+/// Start of the script's first line, before the kernel's version.
 const START: &str = "guest: kernel ";
-/// What is said of a machine that did not come as far as the script.
+/// The error for a machine that did not reach the script.
 pub(crate) const NOT_STARTED: &str = "the machine did not start";
-/// The script's word for a program that has failed, before its place.
+/// Start of the script's line for a program that failed, before its path.
 const FAILED: &str = "guest: FAILED ";
-/// The script's last word.
+/// The script's last line.
 const END: &str = "guest: end";
 
 /// An initramfs in the making: the "newc" format (Linux, `Documentation/driver-api/early-userspace/
 /// buffer-format.rst`), uncompressed.
 pub(crate) struct Image {
     archive: Vec<u8>,
-    /// Folders that are in it.
+    /// Folders that the archive already has.
     folders: Vec<String>,
     inode: u32,
 }
@@ -64,8 +65,8 @@ const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 
 impl Image {
-    /// With the folders that Linux programs expect, and a script that busybox runs as the first
-    /// process once they are mounted. Its `run PROGRAM` runs tests.
+    /// An image with the folders that Linux programs expect. Busybox runs `script` as the first
+    /// process once they are mounted; `run PROGRAM` in it runs tests.
     pub(crate) fn new(busybox: &Path, script: &str) -> Result<Self, String> {
         let mut image = Image {
             archive: Vec::new(),
@@ -101,7 +102,7 @@ impl Image {
         Ok(image)
     }
 
-    /// A copy of a file, executable if that is.
+    /// Adds a copy of a file, with its permissions.
     pub(crate) fn file(&mut self, path: &Path, from: &Path) -> Result<(), String> {
         let fail = |error| format!("{}: {error}", from.display());
         let mode = fs::metadata(from).map_err(fail)?.permissions().mode();
@@ -111,7 +112,7 @@ impl Image {
         Ok(())
     }
 
-    /// The sources of the fixtures, at their own paths: a fixture's name has a hash of them in it.
+    /// Adds the sources of the fixtures, at their own paths: a fixture's name contains their hash.
     pub(crate) fn fixture_sources(&mut self) -> Result<(), String> {
         let sources = root().join("fixtures/programs");
         for entry in fs::read_dir(&sources).map_err(|error| error.to_string())? {
@@ -121,7 +122,7 @@ impl Image {
         Ok(())
     }
 
-    /// An executable file of these bytes.
+    /// Adds an executable file with these bytes.
     pub(crate) fn bytes(&mut self, path: &Path, bytes: &[u8]) {
         self.parents(path);
         self.entry(&path.to_string_lossy(), PROGRAM, bytes);
@@ -170,17 +171,18 @@ impl Image {
     }
 }
 
-/// An emulator, and where its machine's console is.
+/// An emulator, its arguments and its console.
 pub(crate) struct Machine {
     pub(crate) emulator: &'static str,
     pub(crate) arguments: &'static [&'static str],
     pub(crate) console: &'static str,
-    /// Longest it may run; an emulated machine is some 20 times slower than the host.
+    /// Limit on its run time; an emulated machine is some 20 times slower than its host.
     pub(crate) timeout: Duration,
 }
 
 impl Machine {
-    /// Boots, passes on what the machine says, and returns it. It is ended when it takes too long.
+    /// Boots, and prints and returns the console's output. A machine that exceeds its timeout is
+    /// killed.
     pub(crate) fn run(&self, kernel: &Path, initramfs: &Path) -> Result<String, String> {
         let mut emulator = Command::new(self.emulator);
         let parameters = format!(
@@ -244,8 +246,8 @@ impl Machine {
     }
 }
 
-/// What tests have said in a machine: how many there were, which `counts` is told as well. `Err`
-/// if one has failed, as the script says by [`FAILED`], or if something was not said at all.
+/// Counts the tests in a machine's output, and adds them to `counts`. `Err` if one has failed, as
+/// the script says by [`FAILED`], or if `expected` output is missing.
 pub(crate) fn verdict(
     output: &str,
     expected: &[&str],
@@ -271,13 +273,13 @@ pub(crate) fn verdict(
     }
     let missing = expected.iter().find(|it| !output.contains(**it));
     match missing {
-        Some(missing) => Err(format!("{said}; nothing said {missing:?}")),
+        Some(missing) => Err(format!("{said}; missing in the output: {missing:?}")),
         None => Ok(said),
     }
 }
 
-/// A line as it would stand on a terminal: without the sequences that move its cursor, set its
-/// colours or clear it (ECMA-48), which firmware and emulators print, too.
+/// A line as a terminal shows it: without the sequences that move the cursor, set colours or clear
+/// the screen (ECMA-48), which firmware and emulators print.
 fn visible(line: &str) -> String {
     let mut text = String::new();
     let mut characters = line.trim_end().chars().peekable();
@@ -292,7 +294,7 @@ fn visible(line: &str) -> String {
                 while characters.next_if(|it| (' '..='/').contains(it)).is_some() {}
                 characters.next();
             }
-            // What comes next is written over it.
+            // The following text overwrites the line.
             '\r' => text.clear(),
             '\t' => text.push(character),
             _ if character.is_control() => {}
@@ -314,8 +316,8 @@ pub(crate) fn executables(messages: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What a program of the fixtures prints: it builds for an architecture what no compiler can build
-/// in a machine.
+/// Runs a program of the fixtures, which builds programs for an architecture on the host, and
+/// returns its output.
 fn built(program: &str, architecture: &str) -> Result<String, String> {
     let package = [
         "--quiet",
@@ -330,21 +332,21 @@ fn built(program: &str, architecture: &str) -> Result<String, String> {
     report::output(&mut command)
 }
 
-/// The matrix of programs, built here because no compiler is there: one line for each.
+/// The matrix of programs, built on the host: one line per program.
 pub(crate) struct Rows(String);
 
 impl Rows {
-    /// Builds what is not built yet.
+    /// Builds the programs that are not built yet.
     pub(crate) fn build(architecture: &str) -> Result<Self, String> {
         built("matrix", architecture).map(Self)
     }
 
-    /// How many programs.
+    /// The number of programs.
     pub(crate) fn count(&self) -> usize {
         self.0.lines().count()
     }
 
-    /// Puts the list at `/matrix`, and the files that it names at their own paths.
+    /// Adds the list as `/matrix`, and the files that it names at their own paths.
     pub(crate) fn put_into(&self, image: &mut Image) -> Result<(), String> {
         let words = self.0.lines().flat_map(|line| line.split(['\t', '=']));
         let files: BTreeSet<&Path> = words
@@ -359,12 +361,12 @@ impl Rows {
     }
 }
 
-/// The programs that the sampler's tests look at, and their sources: tests find what is built by
-/// what it is made of.
+/// The programs that the sampler's tests sample, and their sources: tests find a program by the
+/// hash of its sources.
 pub(crate) struct Sampled(Vec<PathBuf>);
 
 impl Sampled {
-    /// Builds what is not built yet.
+    /// Builds the programs that are not built yet.
     pub(crate) fn build(architecture: &str) -> Result<Self, String> {
         let paths: Vec<_> = built("sampled", architecture)?
             .lines()
@@ -381,7 +383,7 @@ impl Sampled {
         self.0[0].ancestors().nth(2).unwrap_or(Path::new("/"))
     }
 
-    /// Puts them at their own paths.
+    /// Adds the programs at their own paths.
     pub(crate) fn put_into(&self, image: &mut Image) -> Result<(), String> {
         self.0.iter().try_for_each(|path| image.file(path, path))?;
         image.fixture_sources()
@@ -393,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_obeys_is_not_printed() {
+    fn terminal_control_sequences_are_removed() {
         let firmware = "\x1bc\x1b[?7l\x1b[2J\x1b[0mSeaBIOS (version 1.16)\r";
         assert_eq!(visible(firmware), "SeaBIOS (version 1.16)");
         assert_eq!(visible("\x1b(B\x1b[1;31m✗\x1b[0m\tname\x07"), "✗\tname");
@@ -417,6 +419,9 @@ mod tests {
         let quoted = format!("yama: 0, Same, demo: status 0 | {fallen_back}");
         assert!(verdict(&quoted, &[], "6.1", &mut counts).is_ok());
         let missing = verdict("one", &["two"], "6.1", &mut counts).unwrap_err();
-        assert!(missing.ends_with("nothing said \"two\""), "{missing}");
+        assert!(
+            missing.ends_with("missing in the output: \"two\""),
+            "{missing}"
+        );
     }
 }

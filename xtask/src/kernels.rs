@@ -1,7 +1,7 @@
-//! `cargo xtask kernels`: the same test programs under other kernels, in an emulator.
+//! `cargo xtask kernels`: the test programs under other kernels, in an emulator.
 //!
-//! Everything under every kernel takes the better part of an hour; `cargo xtask test` runs what
-//! depends on the kernel most under four of them. `docs/kernels.md` tells what came out.
+//! All tests under all kernels take about an hour; `cargo xtask test` runs the tests that depend
+//! most on the kernel, under four of them. `docs/kernels.md` has the results.
 
 use std::fmt;
 use std::fs;
@@ -17,16 +17,16 @@ use crate::report::{self, Outcome};
 use crate::unprivileged;
 use crate::workspace::{TestProgram, have, root, test_programs};
 
-/// A kernel, and what sets it apart.
+/// A kernel and its features.
 struct Kernel {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     version: &'static str,
     origin: Origin,
     /// It gives names to anonymous mappings (CONFIG_ANON_VMA_NAME).
     names: bool,
     /// It has PROCMAP_QUERY (Linux 6.11).
     queries: bool,
-    /// Programs of eBPF can read threads that run (Linux 5.18).
+    /// eBPF programs can read running threads (Linux 5.18).
     snapshots: bool,
     /// `cargo xtask test` boots it too.
     always: bool,
@@ -88,7 +88,7 @@ impl Kernel {
         }
     }
 
-    /// What the sampler's tests are to find (`otelctx_fixtures::kernel`).
+    /// What the kernel supports, for the sampler's tests (`otelctx_fixtures::kernel`).
     fn of_sampler(&self) -> &'static str {
         if self.snapshots {
             "ebpf snapshots"
@@ -97,7 +97,7 @@ impl Kernel {
         }
     }
 
-    /// What `names.rs` of the command's tests says of it.
+    /// The line that the command's test `names.rs` prints under this kernel.
     fn features(&self) -> String {
         let yes = |it: bool| if it { "yes" } else { "no" };
         format!(
@@ -119,8 +119,8 @@ impl fmt::Display for Kernel {
 
 const MACHINE: Machine = Machine {
     emulator: "qemu-system-x86_64",
-    // Hardware help is not to be had everywhere, and hangs in some nested machines. QEMU 7.2 now and
-    // then loses the flags of cmpxchg16b, and the kernel its way: this processor has none, and only one.
+    // KVM is not available everywhere, and hangs in some nested machines. QEMU 7.2 sometimes loses
+    // the flags of cmpxchg16b, which crashes the kernel: this CPU lacks it, and there is only one.
     arguments: &[
         "-accel",
         "tcg",
@@ -135,7 +135,7 @@ const MACHINE: Machine = Machine {
     timeout: Duration::from_secs(900),
 };
 
-/// What the test programs are linked with, at their own paths; the last one where there is musl.
+/// Libraries that the test programs are linked with, at their own paths; the last one for musl.
 const LIBRARIES: [&str; 5] = [
     "/lib64/ld-linux-x86-64.so.2",
     "/lib/x86_64-linux-gnu/libc.so.6",
@@ -144,20 +144,20 @@ const LIBRARIES: [&str; 5] = [
     "/lib/ld-musl-x86_64.so.1",
 ];
 
-/// Folders of `crates` whose tests run there.
+/// Folders of `crates` whose tests run in the machine.
 const PACKAGES: [&str; 5] = ["otelctx", "remote", "reader", "sampler", "cli"];
 
-/// Programs that stay out: one holds each look against half a second, which an emulated machine
-/// does not keep; one needs more of `unshare` than busybox has.
+/// Test programs that do not run: one has a time limit of half a second, too short for an emulated
+/// machine; one needs options of `unshare` that busybox lacks.
 const EXCLUDED: [(&str, &str); 2] = [("remote", "vanish"), ("remote", "namespace")];
 
-/// Where the command's own tests are in a machine.
+/// Path of the command's own tests in the machine.
 const COMMAND_TESTS: &str = "/tests/cli-command";
 
-/// Tests that stay out, because they call a compiler or binutils themselves.
+/// Skips tests that call a compiler or binutils.
 const SKIPPED: &str = "--skip build_id --skip files_without_the_variable";
 
-/// Those of the programs that depend on the kernel most, with a filter.
+/// The tests that depend most on the kernel: package, program, filter.
 const SHORT: [(&str, &str, &str); 8] = [
     ("otelctx", "process_context", "memfd"),
     ("remote", "process", ""),
@@ -169,9 +169,9 @@ const SHORT: [(&str, &str, &str); 8] = [
     ("cli", "command", "names::"),
 ];
 
-/// Which tests run.
+/// Which tests to run.
 #[derive(Clone, Copy)]
-enum Choice<'a> {
+enum Selection<'a> {
     Everything,
     /// Those of [`SHORT`].
     Short,
@@ -179,8 +179,8 @@ enum Choice<'a> {
     Package(&'a str),
 }
 
-impl<'a> Choice<'a> {
-    /// Which programs to build, as arguments of cargo's.
+impl<'a> Selection<'a> {
+    /// Cargo's arguments for the packages to build.
     fn packages(self) -> Vec<&'a str> {
         match self {
             Self::Package(package) => vec!["-p", package],
@@ -208,16 +208,16 @@ impl<'a> Choice<'a> {
     }
 }
 
-/// Everything under the kernels of these versions, or all; with `--short` what [`short`] does; with
-/// `--package` the tests of one.
+/// Runs all tests under the kernels of these versions, or under all of them; with `--short` those of
+/// [`SHORT`], with `--package` those of one package.
 pub(crate) fn run(arguments: &[String], counts: &mut Counts) -> Outcome {
-    let (choice, versions) = match arguments {
+    let (selection, versions) = match arguments {
         [flag] if flag == "--short" => return short(counts),
-        [flag, versions @ ..] if flag == "--short" => (Choice::Short, versions),
+        [flag, versions @ ..] if flag == "--short" => (Selection::Short, versions),
         [flag, package, versions @ ..] if flag == "--package" => {
-            (Choice::Package(package), versions)
+            (Selection::Package(package), versions)
         }
-        versions => (Choice::Everything, versions),
+        versions => (Selection::Everything, versions),
     };
     let known = |version: &String| KERNELS.iter().any(|kernel| kernel.version == version);
     if let Some(unknown) = versions.iter().find(|version| !known(version)) {
@@ -227,10 +227,10 @@ pub(crate) fn run(arguments: &[String], counts: &mut Counts) -> Outcome {
     let wanted = |kernel: &&Kernel| {
         versions.is_empty() || versions.iter().any(|version| version == kernel.version)
     };
-    boot(KERNELS.iter().filter(wanted), choice, counts)
+    boot(KERNELS.iter().filter(wanted), selection, counts)
 }
 
-/// Gets the kernels that every run of the tests boots; returns which are missing, and why.
+/// Fetches the kernels that `cargo xtask test` boots; returns which are missing, and why.
 pub(crate) fn fetch() -> Vec<String> {
     let kernels = KERNELS.iter().filter(|kernel| kernel.always);
     let fetch = |kernel: &Kernel| match kernel.fetch() {
@@ -243,18 +243,18 @@ pub(crate) fn fetch() -> Vec<String> {
     kernels.filter_map(fetch).collect()
 }
 
-/// What fits into every run of the tests.
+/// Runs the tests of [`SHORT`] under the kernels that `cargo xtask test` boots.
 pub(crate) fn short(counts: &mut Counts) -> Outcome {
     boot(
         KERNELS.iter().filter(|kernel| kernel.always),
-        Choice::Short,
+        Selection::Short,
         counts,
     )
 }
 
 fn boot<'k>(
     kernels: impl Iterator<Item = &'k Kernel>,
-    choice: Choice<'_>,
+    selection: Selection<'_>,
     counts: &mut Counts,
 ) -> Outcome {
     if cfg!(not(target_arch = "x86_64")) {
@@ -263,7 +263,7 @@ fn boot<'k>(
     if !have(MACHINE.emulator) {
         return Outcome::Skipped(format!("no {}", MACHINE.emulator));
     }
-    let contents = match Contents::new(choice) {
+    let contents = match Contents::new(selection) {
         Ok(contents) => contents,
         Err(error) => return Outcome::Failed(error),
     };
@@ -298,16 +298,16 @@ fn boot<'k>(
     }
 }
 
-/// A test program, its place in a machine, and a filter of its tests.
+/// A test program, its path in the machine, and a filter for its tests.
 type Test = (TestProgram, String, &'static str);
 
-/// Runs test programs here for what they compile: there is no compiler in a machine. Whether they
-/// pass here is another step's business. Not again while they are the same.
-fn compile_fixtures(folder: &Path, tests: &[Test], choice: Choice<'_>) -> Result<(), String> {
-    let stamp = folder.join(match choice {
-        Choice::Everything => "compiled".to_owned(),
-        Choice::Short => "compiled-short".to_owned(),
-        Choice::Package(package) => format!("compiled-{package}"),
+/// Runs test programs on the host for the fixtures that they compile, because the machine has no
+/// compiler. Whether they pass does not matter here. Programs that have not changed are not run again.
+fn compile_fixtures(folder: &Path, tests: &[Test], selection: Selection<'_>) -> Result<(), String> {
+    let stamp = folder.join(match selection {
+        Selection::Everything => "compiled".to_owned(),
+        Selection::Short => "compiled-short".to_owned(),
+        Selection::Package(package) => format!("compiled-{package}"),
     });
     let modified = |path: &Path| fs::metadata(path).and_then(|status| status.modified());
     // The publisher's tests compile no fixtures, and the matrix has a list of its own.
@@ -319,7 +319,7 @@ fn compile_fixtures(folder: &Path, tests: &[Test], choice: Choice<'_>) -> Result
         if !newer {
             continue;
         }
-        println!("kernels: compiling what {} looks at", program.name);
+        println!("kernels: compiling the fixtures of {}", program.name);
         let mut command = Command::new(&program.executable);
         command
             .current_dir(&program.package)
@@ -331,38 +331,38 @@ fn compile_fixtures(folder: &Path, tests: &[Test], choice: Choice<'_>) -> Result
     fs::write(&stamp, "").map_err(|error| format!("{}: {error}", stamp.display()))
 }
 
-/// What a machine has in memory, whichever kernel it runs.
+/// The contents of the initramfs, the same for every kernel.
 struct Contents {
     folder: PathBuf,
     tests: Vec<Test>,
-    /// The command, where its tests expect it.
+    /// Path of the command, where its tests expect it.
     command: PathBuf,
-    /// What the tests have compiled here, because no compiler is there.
+    /// Fixtures compiled on the host.
     fixtures: Vec<PathBuf>,
     rows: Option<Rows>,
 }
 
 impl Contents {
-    fn new(choice: Choice<'_>) -> Result<Self, String> {
+    fn new(selection: Selection<'_>) -> Result<Self, String> {
         let folder = root().join("target/kernels");
         fs::create_dir_all(folder.join("fixtures"))
             .and_then(|()| folder.canonicalize())
             .map_err(|error| format!("{}: {error}", folder.display()))
-            .and_then(|folder| Self::in_folder(folder, choice))
+            .and_then(|folder| Self::in_folder(folder, selection))
     }
 
-    fn in_folder(folder: PathBuf, choice: Choice<'_>) -> Result<Self, String> {
+    fn in_folder(folder: PathBuf, selection: Selection<'_>) -> Result<Self, String> {
         let mut tests = Vec::new();
-        for program in test_programs(&choice.packages())? {
+        for program in test_programs(&selection.packages())? {
             let package = program.package.file_name().unwrap_or_default();
             let package = package.to_string_lossy().into_owned();
-            let Some(filter) = choice.filter(&package, &program.name) else {
+            let Some(filter) = selection.filter(&package, &program.name) else {
                 continue;
             };
             let place = format!("/tests/{package}-{}", program.name);
             tests.push((program, place, filter));
         }
-        compile_fixtures(&folder, &tests, choice)?;
+        compile_fixtures(&folder, &tests, selection)?;
         let fixtures = folder.join("fixtures");
         let built =
             fs::read_dir(&fixtures).map_err(|error| format!("{}: {error}", fixtures.display()))?;
@@ -374,7 +374,7 @@ impl Contents {
         let target = first.executable.ancestors().nth(2);
         Ok(Self {
             command: target.ok_or("no target folder")?.join("otelctx"),
-            rows: choice
+            rows: selection
                 .is_everything()
                 .then(|| Rows::build("x86_64"))
                 .transpose()?,
@@ -403,7 +403,7 @@ impl Contents {
             script += guest::COMMAND;
         }
         if self.has_command() {
-            // Last: the last setting stays.
+            // Last, because it cannot lower the setting again.
             script += &format!("run {COMMAND_TESTS} --ignored yama::\n");
         }
         script
@@ -435,7 +435,7 @@ impl Contents {
         fs::write(&initramfs, image.finish())
             .map_err(|error| format!("{}: {error}", initramfs.display()))?;
         let mut output = MACHINE.run(&guest.kernel, &initramfs);
-        // On a busy host some die while they start, before anything of ours has run.
+        // On a busy host, a machine sometimes fails to boot.
         for _ in 0..2 {
             if !matches!(&output, Err(error) if error == guest::NOT_STARTED) {
                 break;
@@ -449,12 +449,12 @@ impl Contents {
             expected.extend([features.as_str(), "yama: 3"]);
         }
         if self.rows.is_some() {
-            expected.extend(guest::COMMAND_SAYS);
+            expected.extend(guest::COMMAND_OUTPUT);
         }
         guest::verdict(&output, &expected, &kernel.to_string(), counts)
     }
 
-    /// Without what debuggers need, which is most of it: the file goes into the machine's memory.
+    /// The program without debug information, most of its size: it goes into the machine's memory.
     fn stripped(&self, program: &Path) -> Result<Vec<u8>, String> {
         let output = self.folder.join("stripped");
         report::output(

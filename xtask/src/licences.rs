@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::report::Outcome;
 use crate::workspace::{metadata, root};
 
-/// Looks at the main workspace and at the fuzz targets'.
+/// Checks the main workspace and the one of the fuzz targets.
 pub(crate) fn run() -> Outcome {
     check().into()
 }

@@ -1,4 +1,4 @@
-//! The project's own chores: `cargo xtask VERB`. One file a verb.
+//! The project's chores: `cargo xtask VERB`. One file per verb.
 
 mod aarch64;
 mod advisories;
@@ -33,22 +33,21 @@ const USAGE: &str = "\
 cargo xtask VERB
 
   check         format, lints and unit tests: the inner loop, under 3 minutes
-  setup         install what the tests need, and say what could not be had
-  test          set up, then everything: tests, tests without root, conformance,
-                footprint, instruction counts, minimum Rust, Miri, fuzz smoke
+  setup         install what the tests need, and say what is missing
+  test          setup, then every test and check
                 [--fuzz-seconds N]
   unprivileged  the tests again as the user nobody
   fuzz          run the fuzz targets  [--seconds N] [--keep] [TARGET]
   msrv          compile the application crates with an older Rust, and for other targets
   aarch64       the tests for aarch64, under an arm64 kernel in an emulator
-  kernels       the tests under other kernels, in an emulator; an hour
+  kernels       the tests under other kernels, in an emulator; about an hour
                 [--short | --package NAME] [VERSION…]
   miri          run the format crate's tests under Miri
-  conformance   check conformance/ against the code  [--write]
-  footprint     what the publisher adds to an application's dependency tree
-  licences      every dependency's licence is on deny.toml's list
-  advisories    no dependency has a known advisory  [--refresh CHECKOUT]
-  bpf           rebuild the sampler's programs for the kernel  [--check]
+  conformance   check the test vectors in conformance/  [--write]
+  footprint     check what the publisher adds to an application's dependency tree
+  licences      check every dependency's licence against deny.toml
+  advisories    check every dependency against known advisories  [--refresh CHECKOUT]
+  bpf           rebuild the sampler's eBPF programs  [--check]
   bench         run the benchmarks  [GROUP] [--json]
 ";
 
@@ -83,7 +82,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // Standard output belongs to what the chore prints (`bench --json`).
+    // Standard output is the chore's own (`bench --json`).
     eprintln!("{verb}: {outcome}");
     match outcome {
         Outcome::Failed(_) => ExitCode::FAILURE,

@@ -2,7 +2,7 @@
 //! machine's own.
 //!
 //! The workspace's lints (`clippy::incompatible_msrv`) already refuse library calls newer than
-//! each crate's `rust-version`; this compiles for real, with the oldest compiler that can be had.
+//! each crate's `rust-version`; this compiles with the oldest compiler that is available.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,8 +16,8 @@ const APPLICATIONS: &str = "1.82";
 /// The minimum of the tools (`rust-version` of the workspace).
 const TOOLS: &str = "1.88";
 
-/// Compiles the application crates with Rust 1.82, or the next newer one that can be had, and with
-/// it for aarch64 and for a target that is no Linux (where the publisher must compile to no-ops).
+/// Compiles the application crates with Rust 1.82, or the next newer one that is available, also
+/// for aarch64 and for a target that is not Linux (where the publisher compiles to no-ops).
 pub(crate) fn run() -> Outcome {
     compile().into()
 }
@@ -80,7 +80,7 @@ fn check(rustc: &Path, packages: &[&str], target: Option<&str>) -> Result<(), St
     report::run(&mut command)
 }
 
-/// The compiler of a toolchain that rustup already has; nothing is installed.
+/// The compiler of a toolchain that rustup already has; this installs none.
 fn rustup(toolchain: &str) -> Option<PathBuf> {
     let which = ["which", "--toolchain", toolchain, "rustc"];
     let list = report::output(Command::new("rustup").args(["toolchain", "list"])).ok()?;

@@ -1,5 +1,5 @@
 //! musl beside the machine's C library: headers and libraries from Debian, a gcc that uses them,
-//! and Rust's standard library, which neither rustup nor Debian has for musl here.
+//! and Rust's standard library, built here where neither rustup nor Debian has it for musl.
 //!
 //! | below `target/setup/musl-ARCHITECTURE` | what |
 //! |---|---|
@@ -38,7 +38,7 @@ pub(crate) const X86_64: Musl = Musl {
     gcc: "x86_64-linux-gnu-gcc",
 };
 
-/// That of the emulated machine.
+/// The architecture of the emulated machine.
 pub(crate) const AARCH64: Musl = Musl {
     name: "aarch64",
     debian: "arm64",
@@ -49,7 +49,7 @@ impl Musl {
     /// Its compiler and linker, made on first use (about 10 s).
     ///
     /// # Errors
-    /// A sentence saying why there is none here.
+    /// Says why it is not available on this machine.
     pub(crate) fn gcc(&self) -> Result<PathBuf, String> {
         let folder = setup_dir().join(format!("musl-{}", self.name));
         let gcc = folder.join("gcc");
@@ -59,7 +59,7 @@ impl Musl {
         if !have(self.gcc) {
             return Err(format!("no {}", self.gcc));
         }
-        // A half-done earlier try is no use: the wrapper is written last.
+        // The wrapper is written last: without it, an earlier attempt was interrupted.
         let _ = fs::remove_dir_all(&folder);
         println!(
             "fetching Debian {SUITE}'s musl for {} into {}",
@@ -141,7 +141,7 @@ impl Musl {
     /// standard library is built on first use (about 40 s on two cores).
     ///
     /// # Errors
-    /// A sentence saying why there is none here.
+    /// Says why it is not available on this machine.
     pub(crate) fn rust(&self) -> Result<(PathBuf, PathBuf), String> {
         let rustc = debian::CURRENT.rustc()?;
         let gcc = self.gcc()?;

@@ -1,5 +1,5 @@
-//! A kernel that gives names to anonymous mappings (CONFIG_ANON_VMA_NAME), which Debian's do not:
-//! built from Debian's source, with little else, and what programs in BPF need.
+//! A small kernel with names for anonymous mappings (CONFIG_ANON_VMA_NAME), which Debian's kernels
+//! lack, and with eBPF, built from Debian's source.
 
 use std::fs;
 use std::path::Path;
@@ -28,7 +28,7 @@ const PROGRAMS: [(&str, &str); 5] = [
 /// release's busybox.
 ///
 /// # Errors
-/// A sentence saying why there is none here.
+/// Says why it is not available on this machine.
 pub(crate) fn guest() -> Result<Guest, String> {
     let folder = setup_dir().join("guest-named");
     let kernel = folder.join("kernel");
@@ -37,7 +37,7 @@ pub(crate) fn guest() -> Result<Guest, String> {
         kernel: kernel.clone(),
         ..debian::guest(SUITE, "amd64")?
     };
-    // Built anew when the options have changed.
+    // Rebuilt when the options have changed.
     if kernel.is_file() && fs::read_to_string(&options).is_ok_and(|built| built == OPTIONS) {
         return Ok(guest);
     }
@@ -48,7 +48,7 @@ pub(crate) fn guest() -> Result<Guest, String> {
         .collect();
     if !missing.is_empty() {
         return Err(format!(
-            "building it takes more programs: `apt-get install {}`",
+            "building it needs more programs: `apt-get install {}`",
             missing.join(" ")
         ));
     }
@@ -73,7 +73,7 @@ pub(crate) fn guest() -> Result<Guest, String> {
 fn build(source: &Path, kernel: &Path) -> Result<(), String> {
     let make = |arguments: &[&str]| {
         let mut command = Command::new("make");
-        // Its own jobs are none of the cargo's that started this.
+        // Without the job server of the cargo that started this.
         command
             .env_remove("MAKEFLAGS")
             .env_remove("CARGO_MAKEFLAGS");
@@ -91,7 +91,7 @@ fn build(source: &Path, kernel: &Path) -> Result<(), String> {
         option.starts_with("CONFIG_") && !configured.lines().any(|line| line == *option)
     });
     if let Some(option) = dropped {
-        return Err(format!("the kernel does not take {option}"));
+        return Err(format!("the kernel's configuration rejected {option}"));
     }
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     make(&[&format!("-j{jobs}"), "bzImage"])?;

@@ -1,17 +1,17 @@
-//! How a chore ended, and the summary of several.
+//! The outcome of a chore, and the summary of several.
 
 use std::fmt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How one chore ended; the text is one line for a person.
+/// The outcome of one chore, with a line to print.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// It held.
+    /// It passed.
     Passed(String),
-    /// It could not be looked at here, and why. Not a failure: the line says what is not known.
+    /// It could not run on this machine, and why. Not a failure.
     Skipped(String),
-    /// It did not hold, or could not be run although it should have been possible.
+    /// It failed, or could not run although it should have.
     Failed(String),
 }
 

@@ -43,7 +43,7 @@ const PROGRAMS: [(&str, &str, &str); 20] = [
     (
         "cmake",
         "cmake make",
-        "the mends that check tells for CMake",
+        "the fixes that check prints for CMake",
     ),
     ("readelf", "binutils", "comparison with readelf"),
     ("capsh", "libcap2-bin", "missing capabilities"),

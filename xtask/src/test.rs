@@ -1,4 +1,4 @@
-//! `cargo xtask test`: sets up, then runs everything there is.
+//! `cargo xtask test`: installs what is missing, then runs every test and check.
 
 use crate::counts::{Counts, Output};
 use crate::report::{Outcome, Report};
@@ -7,17 +7,17 @@ use crate::{
     aarch64, bench, bpf, conformance, footprint, fuzz, kernels, miri, msrv, setup, unprivileged,
 };
 
-/// How long each fuzz target runs, unless `--fuzz-seconds` says otherwise, as `.ci/run` does.
+/// Seconds for each fuzz target without `--fuzz-seconds`, which `.ci/run` sets.
 const FUZZ_SECONDS: u64 = 10;
 
-/// Every step runs, also after a failed one; the summary says what was skipped and why.
+/// Runs every step, also after one has failed; the summary says what was skipped and why.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
     let fuzz_seconds = match arguments {
         [] => FUZZ_SECONDS,
         [flag, number] if flag == "--fuzz-seconds" && number.parse::<u64>().is_ok() => {
             number.parse().unwrap_or(FUZZ_SECONDS)
         }
-        _ => return Outcome::Failed("test takes nothing, or --fuzz-seconds N".into()),
+        _ => return Outcome::Failed("test takes no argument, or --fuzz-seconds N".into()),
     };
     let mut counts = Counts::default();
     let mut report = Report::default();

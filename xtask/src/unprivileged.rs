@@ -1,8 +1,8 @@
-//! The tests again, as a user without any right: part of `cargo xtask test`.
+//! The tests again, as a user without privileges: part of `cargo xtask test`.
 //!
-//! Runs the test programs that root built, as the user `nobody`, in the checkout. Tests that do
-//! need root see that they lack it and skip with a line. What they compile goes into a folder of
-//! `nobody`'s own; cargo itself usually lies in root's home, and tests that call it skip too.
+//! Runs the test programs that root built, as the user `nobody`, in the checkout. Tests that need
+//! root skip with a line. What they compile goes into a folder that `nobody` owns; cargo itself is
+//! usually in root's home, and tests that call it skip too.
 //!
 //! A checkout below a folder that only root may enter (`/root`, a private temporary folder) is
 //! shown at the same path in a mount namespace of the tests' own.
@@ -20,7 +20,7 @@ use crate::workspace::{TestProgram, have, is_root, root, test_programs};
 /// The user and group `nobody`, on every Linux.
 const NOBODY: u32 = 65534;
 
-/// Packages whose tests look at no program, so that they are the same for every user.
+/// Packages whose tests inspect no process, so that the user makes no difference.
 const EXCLUDED: [&str; 4] = [
     "xtask",
     "otelctx-bench",
@@ -28,7 +28,7 @@ const EXCLUDED: [&str; 4] = [
     "otelctx-format",
 ];
 
-/// Runs them all, also after one has failed.
+/// Runs all test programs, also after one has failed.
 pub(crate) fn run(counts: &mut Counts) -> Outcome {
     if !is_root() {
         return Outcome::Skipped("the tests above ran without root already".into());
@@ -109,16 +109,16 @@ fn run_as_nobody(counts: &mut Counts) -> Result<Outcome, String> {
     }
 }
 
-/// The packages, as arguments of cargo's: those of [`EXCLUDED`] are not built a second time.
+/// Cargo's arguments for all packages except [`EXCLUDED`].
 pub(crate) fn packages() -> Vec<&'static str> {
     let excluded = EXCLUDED.iter().flat_map(|package| ["--exclude", package]);
     ["--workspace"].into_iter().chain(excluded).collect()
 }
 
-/// What `cargo test` would run.
+/// The programs that `cargo test` would run.
 fn programs() -> Result<Vec<TestProgram>, String> {
     let mut programs = test_programs(&packages())?;
-    // Some 400 programs to build; they differ by linker and access model, not by user.
+    // It builds some 400 programs, which differ by linker and access model, not by user.
     programs.retain(|program| program.name != "matrix");
     Ok(programs)
 }

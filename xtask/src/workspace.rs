@@ -1,4 +1,4 @@
-//! Where things are, and what cargo knows about the workspace.
+//! The checkout, its packages, and the programs on the search path.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use crate::report;
 /// The crates that applications carry: low minimum Rust, no heavy tree.
 pub(crate) const APPLICATION_CRATES: [&str; 3] = ["otelctx-format", "otelctx", "otelctx-build"];
 
-/// The checkout.
+/// The root of the checkout.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("xtask lies in the checkout")
 }
 
-/// `target/setup`: what `cargo xtask setup` puts in place and tests look for. It stays inside the
-/// checkout whatever `CARGO_TARGET_DIR` says, so that tests find it by a path of their own.
+/// `target/setup`: what `cargo xtask setup` installs for the tests. It stays inside the checkout
+/// whatever `CARGO_TARGET_DIR` says, so that tests find it at a fixed path.
 pub(crate) fn setup_dir() -> PathBuf {
     root().join("target/setup")
 }
@@ -31,7 +31,7 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// A program of rustup's nightly toolchain; fails to start where there is none.
+/// A program of rustup's nightly toolchain, if rustup has one.
 pub(crate) fn nightly(program: &str) -> Command {
     let mut command = Command::new("rustup");
     command

@@ -1,9 +1,9 @@
-//! Work whose instructions are counted: fixed inputs, a fixed number of times, in one function
-//! that callgrind knows by its name. `counted` lists the works, `counted WORK` does one and prints
+//! Operations whose instructions are counted: fixed inputs, a fixed number of times, in one function
+//! that callgrind finds by name. `counted` lists the operations, `counted NAME` runs one and prints
 //! how often.
 //!
-//! Memory comes from an allocator that only moves a pointer. What the C library's does depends on
-//! the neighbours of each block, so that a count would change with code that it is not about.
+//! Memory comes from a bump allocator. The C library's allocator depends on the neighbours of each
+//! block, so that a count would change with unrelated code.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../work/input.rs"]
@@ -23,12 +23,12 @@ use otelctx_format::process_context::{Payload, Value};
 use otelctx_format::{KEY_MAP, KeyMap, MAX_KEYS, SCHEMA_VERSION, record};
 use otelctx_remote::Mapping;
 
-/// How often a work is done while its instructions are counted.
+/// How often an operation runs while its instructions are counted.
 const TIMES: u64 = 1000;
 /// Attaches and detaches while another thread adds keys. It is not listed: its times vary.
 const WHILE_KEYS_ARE_ADDED: &str = "attach + detach while keys are added";
 
-/// A name, and what does the work as often as told.
+/// A name, and a function that runs the operation a number of times.
 type Work = (&'static str, fn(u64));
 
 static COUNTED: [Work; 9] = [
@@ -43,7 +43,7 @@ static COUNTED: [Work; 9] = [
     ("parse a line of maps", parse_mapping),
 ];
 
-/// Bytes for a work to allocate. The system provides only what is used.
+/// Bytes that an operation can allocate. Only used pages take memory.
 const ARENA_SIZE: usize = 256 << 20;
 
 #[repr(align(4096))]
@@ -53,8 +53,8 @@ struct Arena {
 }
 
 impl Arena {
-    /// Goes on at the start of a page: how bytes are copied depends on where they lie, and how
-    /// much was used before on the length of the program's path.
+    /// Continues at the start of a page: how bytes are copied depends on their alignment, and the
+    /// bytes used so far depend on the length of the program's path.
     fn turn_page(&self) {
         let used = self.used.load(Ordering::Relaxed);
         self.used
@@ -75,9 +75,9 @@ static ARENA: Arena = Arena {
 // before each is what its alignment may need.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let most = layout.size() + layout.align();
-        let used = self.used.fetch_add(most, Ordering::Relaxed);
-        if used + most > ARENA_SIZE {
+        let reserved = layout.size() + layout.align();
+        let used = self.used.fetch_add(reserved, Ordering::Relaxed);
+        if used + reserved > ARENA_SIZE {
             return std::ptr::null_mut();
         }
         // SAFETY: the block and what its alignment skips were found to lie within the arena.
@@ -106,7 +106,7 @@ fn main() -> ExitCode {
         eprintln!("no such work: {name}");
         return ExitCode::from(2);
     };
-    // What is done once, such as a thread's first record, is done here.
+    // One-time work, such as a thread's first record, is not counted.
     work(1);
     ARENA.turn_page();
     otelctx_bench_counted(*work, TIMES);
@@ -114,15 +114,15 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Callgrind counts from the call of this to its return.
+/// Callgrind counts from the call of this function to its return.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn otelctx_bench_counted(work: fn(u64), times: u64) {
     work(times);
 }
 
-/// Goes on until the other thread has added all the keys there is room for; returns how often the
-/// work was done.
+/// Attaches and detaches until another thread has added as many keys as there is room for; returns
+/// how often.
 fn while_keys_are_added() -> u64 {
     let attach_detach = ours::WORKS[0];
     attach_detach(1);

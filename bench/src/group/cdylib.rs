@@ -1,9 +1,8 @@
-//! The publishers' work from libraries that a C program loads: one library for each side, both
+//! The publishers' operations from libraries that a C program loads: one library for each side, both
 //! in one process, taking turns.
 //!
-//! There, the linker cannot know where the variable will lie, so each access really calls the
-//! TLS descriptor's function. The group looks into both libraries for the relocation that makes
-//! such a descriptor.
+//! The linker cannot know where a library's variable will lie, so each access calls the TLS
+//! descriptor's function. The group checks that both libraries have the relocation for it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,8 +14,8 @@ use crate::row::Report;
 use crate::work::WORKS;
 use crate::{machine, scratch};
 
-/// Takes the dynamic linker's room for static storage away, so that descriptors look up a
-/// thread's block.
+/// Leaves the dynamic linker no room for static storage, so that descriptors look up a thread's
+/// block.
 const DYNAMIC: &str = "glibc.rtld.optional_static_tls=0";
 const BOUND: f64 = 0.6;
 

@@ -1,5 +1,5 @@
-//! What building takes and what it makes. Everything is built from nothing in a directory of its
-//! own, which takes a minute or two: so this group runs only when it is named.
+//! Build times and sizes. Everything is built from scratch in a new directory, which takes a minute
+//! or two: this group runs only when named.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::scratch::{self, Directory};
 
 const KIB: f64 = 1024.0;
 const MIB: f64 = 1024.0 * KIB;
-/// Builds of the publisher, of which the median counts.
+/// Builds of the publisher; the median is reported.
 const BUILDS: usize = 3;
 
 const WITHOUT: &str = "fn main() { println!(\"{}\", std::process::id()); }\n";
@@ -37,7 +37,7 @@ pub(crate) fn run(report: &mut Report) {
     }
 }
 
-/// The crates that come with the publisher, itself and build dependencies included.
+/// The publisher's dependency tree, itself and build dependencies included.
 fn tree(report: &mut Report) -> Result<(), String> {
     let mut command = scratch::cargo();
     command
@@ -68,7 +68,7 @@ fn tree(report: &mut Report) -> Result<(), String> {
     Ok(())
 }
 
-/// A program that publishes, adds a key and attaches, against one that does nothing.
+/// A program that publishes, adds a key and attaches, compared with an empty one.
 fn publisher(report: &mut Report) -> Result<(), String> {
     let scratch = Directory::new("footprint");
     let dependency = format!(
@@ -80,7 +80,7 @@ fn publisher(report: &mut Report) -> Result<(), String> {
     let mut seconds = Vec::new();
     for _ in 0..BUILDS {
         let with = with.build()?;
-        // What a program takes that depends on nothing is no cost of the publisher's.
+        // The time of a program without dependencies is not the publisher's.
         seconds.push(with - without.build()?);
     }
     seconds.sort_by(f64::total_cmp);
@@ -117,7 +117,7 @@ impl Program {
             );
             std::fs::write(directory.join("Cargo.toml"), manifest)?;
             std::fs::write(directory.join("src/main.rs"), source)?;
-            // The versions that the workspace has, which are there already.
+            // The workspace's versions, which are already downloaded.
             let lock = scratch::root().join("Cargo.lock");
             std::fs::copy(lock, directory.join("Cargo.lock")).map(drop)
         };
@@ -125,7 +125,7 @@ impl Program {
         Ok(Self { directory, name })
     }
 
-    /// Builds it from nothing; returns how many seconds that took.
+    /// Builds it from scratch; returns the seconds it took.
     fn build(&self) -> Result<f64, String> {
         let _ = std::fs::remove_dir_all(self.directory.join("target"));
         let mut command = scratch::cargo();
@@ -139,7 +139,7 @@ impl Program {
     }
 }
 
-/// The command, as the README has it built, and with all that it can have.
+/// The command with default features, as the README builds it, and with all features.
 fn command(report: &mut Report) -> Result<(), String> {
     let scratch = Directory::new("command");
     let features = [
@@ -152,14 +152,14 @@ fn command(report: &mut Report) -> Result<(), String> {
         command
             .args(["build", "--release", "--locked"])
             .args(argument);
-        let before = processor_time();
+        let before = cpu_time();
         let seconds = build(&mut command, &target)?;
-        let work = format!("cargo build --release from nothing, {name} features");
-        let took = processor_time() - before;
-        report.alone(format!("{work}, processor time"), took, "s", bound);
+        let work = format!("cargo build --release from scratch, {name} features");
+        let took = cpu_time() - before;
+        report.alone(format!("{work}, CPU time"), took, "s", bound);
         report.alone(work, seconds, "s", None);
         let built = target.join("release/otelctx");
-        // The names of its functions are for the profiles of its own demo.
+        // Its symbols are kept for profiles of its demo.
         let stripped = scratch.path().join("stripped");
         let mut strip = Command::new("strip");
         let strip = strip.arg("-o").arg(&stripped).arg(&built).status();
@@ -174,10 +174,10 @@ fn command(report: &mut Report) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds into `target`; returns how many seconds that took.
+/// Builds into `target`; returns the seconds it took.
 fn build(command: &mut Command, target: &Path) -> Result<f64, String> {
     command.env("CARGO_TARGET_DIR", target);
-    // As on a machine where nobody has set anything.
+    // As on a machine with default settings.
     command
         .env_remove("CARGO_INCREMENTAL")
         .env_remove("RUSTFLAGS");
@@ -186,8 +186,8 @@ fn build(command: &mut Command, target: &Path) -> Result<f64, String> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Seconds that ended children, and theirs, were on a processor.
-fn processor_time() -> f64 {
+/// CPU time of ended children and their descendants, in seconds.
+fn cpu_time() -> f64 {
     // SAFETY: an all-zero rusage is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: usage lives through the call, which fails for no other reason.

@@ -1,8 +1,8 @@
-//! How many instructions the work takes, as callgrind counts them on pinned inputs, against the
-//! counts noted in `bench/instructions.json`.
+//! Instruction counts of operations (callgrind, fixed inputs), compared with the counts recorded in
+//! `bench/instructions.json`.
 //!
-//! The counts are of one compiler and one C library, which are noted along: another compiler
-//! makes other code, so under another one there is nothing to compare.
+//! The counts depend on the compiler and the C library, whose versions are recorded with them. With
+//! other versions there is nothing to compare.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -15,7 +15,7 @@ use crate::pair::Pair;
 use crate::row::Report;
 use crate::{machine, scratch};
 
-/// The most that a count may be of the noted one.
+/// Upper bound on the ratio of a count to the recorded one.
 const BOUND: f64 = 1.01;
 /// The function of `bin/counted.rs` whose instructions are counted.
 const FUNCTION: &str = "otelctx_bench_counted";
@@ -23,7 +23,7 @@ pub(crate) const NO_VALGRIND: &str = "there is no valgrind here";
 
 /// The contents of `bench/instructions.json`.
 #[derive(Debug, Serialize, Deserialize)]
-struct Noted {
+struct Recorded {
     toolchain: String,
     /// Instructions for doing each work once.
     instructions: BTreeMap<String, f64>,
@@ -31,7 +31,7 @@ struct Noted {
 
 pub(crate) fn run(report: &mut Report) {
     report.group("instructions");
-    let noted = if report.write { None } else { noted(report) };
+    let recorded = if report.write { None } else { recorded(report) };
     let works = build().and_then(|program| scratch::output(&mut Command::new(program)));
     let works = match works {
         Ok(works) => works,
@@ -41,9 +41,9 @@ pub(crate) fn run(report: &mut Report) {
     for work in works.lines() {
         match count(work) {
             Ok(Some(instructions)) => {
-                let before = noted
+                let before = recorded
                     .as_ref()
-                    .and_then(|noted| noted.instructions.get(work));
+                    .and_then(|recorded| recorded.instructions.get(work));
                 match before {
                     Some(before) => {
                         let bound = report.check.then_some(BOUND);
@@ -59,38 +59,39 @@ pub(crate) fn run(report: &mut Report) {
         }
     }
     if report.check && !report.holds() {
-        eprintln!("a rise with a reason is noted by: cargo xtask bench instructions --write");
+        eprintln!("to record a justified increase: cargo xtask bench instructions --write");
     }
     if report.write {
-        let noted = Noted {
+        let recorded = Recorded {
             toolchain: toolchain(),
             instructions: counts,
         };
-        let text = serde_json::to_string_pretty(&noted).expect("its keys are strings");
+        let text = serde_json::to_string_pretty(&recorded).expect("its keys are strings");
         if let Err(error) = std::fs::write(path(), text + "\n") {
             report.failed("write", &error.to_string());
         }
     }
 }
 
-/// The noted counts, if they are of this toolchain.
-fn noted(report: &mut Report) -> Option<Noted> {
+/// The recorded counts, if they are of this toolchain.
+fn recorded(report: &mut Report) -> Option<Recorded> {
     let read = std::fs::read_to_string(path()).map_err(|error| error.to_string());
-    let noted = read
-        .and_then(|text| serde_json::from_str::<Noted>(&text).map_err(|error| error.to_string()));
-    match noted {
-        Ok(noted) if noted.toolchain == toolchain() => Some(noted),
-        Ok(noted) => {
+    let recorded = read.and_then(|text| {
+        serde_json::from_str::<Recorded>(&text).map_err(|error| error.to_string())
+    });
+    match recorded {
+        Ok(recorded) if recorded.toolchain == toolchain() => Some(recorded),
+        Ok(recorded) => {
             let why = format!(
-                "the noted counts are of {}, this is {}",
-                noted.toolchain,
+                "the recorded counts are of {}, this is {}",
+                recorded.toolchain,
                 toolchain()
             );
             report.skipped("comparison", &why);
             None
         }
         Err(why) => {
-            report.failed("noted counts", &why);
+            report.failed("recorded counts", &why);
             None
         }
     }
@@ -100,7 +101,7 @@ fn path() -> PathBuf {
     scratch::root().join("bench/instructions.json")
 }
 
-/// What decides about the counts: the compiler, and the C library's copying and allocating.
+/// What the counts depend on: the compiler, and the C library's copying and allocating.
 fn toolchain() -> String {
     // SAFETY: returns a static string.
     let libc = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
@@ -125,7 +126,7 @@ pub(crate) fn count(work: &str) -> Result<Option<f64>, String> {
         .arg(program)
         .arg(work)
         .env_clear()
-        // The plainest copying functions, whatever the processor has.
+        // The plainest copying functions, on every CPU.
         .env(
             "GLIBC_TUNABLES",
             "glibc.cpu.hwcaps=-AVX_Usable,-AVX2_Usable,-AVX2,-AVX,-ERMS,-FSRM",
@@ -146,10 +147,10 @@ pub(crate) fn count(work: &str) -> Result<Option<f64>, String> {
     }
 }
 
-/// Builds the program that does what is counted; cargo remembers that it did.
+/// Builds the program whose instructions are counted, unless it is up to date.
 ///
-/// All of it as one unit: how cargo's profile would divide it up, and with it what is inlined,
-/// depends on the symbols' hashes and so on where the checkout lies.
+/// It is one codegen unit: how more units would be divided, and with it what is inlined, depends on
+/// symbol hashes and so on the path of the checkout.
 fn build() -> Result<PathBuf, String> {
     let whole = [
         "--config",

@@ -7,7 +7,7 @@ use crate::group::instructions;
 use crate::pair::{Pair, quantile};
 use crate::row::Report;
 
-/// Each is a process of its own: a process uses its first key once.
+/// Child processes: each can use its first key once.
 const PROCESSES: usize = 51;
 
 pub(crate) fn run(report: &mut Report) {
@@ -37,8 +37,8 @@ pub(crate) fn run(report: &mut Report) {
     while_keys_are_added(report);
 }
 
-/// What the first use of key 1 and of key 256 took in a new process, in microseconds, after
-/// making sure that both are readable from outside.
+/// Times of the first use of key 1 and of key 256 in a new process, in microseconds, after checking
+/// that a reader sees both.
 fn first_uses() -> Result<[f64; 2], String> {
     let child = Role::start(&["keys"])?;
     let mut process = Process::open(child.pid()).map_err(|error| error.to_string())?;
@@ -63,7 +63,7 @@ fn first_uses() -> Result<[f64; 2], String> {
     ])
 }
 
-/// Attaching depends on no state that adding keys changes: as many instructions as without.
+/// Attaching depends on no state that adding keys changes: it takes as many instructions as without.
 fn while_keys_are_added(report: &mut Report) {
     // Two works of bin/counted.rs.
     let (alone, busy) = ("attach + detach", "attach + detach while keys are added");

@@ -1,4 +1,4 @@
-//! Writing what was recorded.
+//! Writing recordings.
 
 use std::num::NonZeroU64;
 use std::time::Instant;
@@ -24,9 +24,9 @@ pub(crate) fn run(report: &mut Report) {
     report.group("profile");
     let (mut seconds, mut memory) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let told = Role::start(&["otlp"])
+        let measured = Role::start(&["otlp"])
             .and_then(|child| Ok((child.number("seconds ")?, child.number("peak-kib ")?)));
-        match told {
+        match measured {
             Ok((took, peak)) => {
                 seconds.push(took);
                 memory.push(peak / 1024.0);
@@ -50,7 +50,8 @@ pub(crate) fn run(report: &mut Report) {
     super::symbolize::run(report);
 }
 
-/// Records by hand, and writes to a real file: a process of its own, because its memory counts.
+/// The role `otlp`: writes a synthetic recording to a file, in a child process so that its peak
+/// memory can be measured.
 pub(crate) fn write_otlp() {
     let recording = recording();
     let directory = std::env::temp_dir();
@@ -66,7 +67,7 @@ pub(crate) fn write_otlp() {
     println!("ready");
 }
 
-/// Samples in the order of time, each of another span and stack than the one before.
+/// Samples ordered by time, each with another span and stack than the one before.
 fn recording() -> Recording {
     let mut catalog = Catalog::new();
     let module = catalog.module(Module {

@@ -12,7 +12,7 @@ use crate::child::{self, Role};
 use crate::row::Report;
 use crate::{machine, pair};
 
-/// Mappings of the process that is read.
+/// Mappings of the target.
 const MAPPINGS: usize = 25;
 const ROUNDS: usize = 4001;
 const POLLS: u32 = 1000;

@@ -44,7 +44,7 @@ pub(crate) fn run(report: &mut Report) {
     }
 }
 
-/// Bytes that two looks at a process read of its modules' files.
+/// Bytes that two resolutions of a process read of its modules' files.
 fn twice(pid: i32) -> Result<[u64; 2], String> {
     let text = |error: Error| error.to_string();
     let process = Process::open(pid).map_err(text)?;
@@ -55,7 +55,7 @@ fn twice(pid: i32) -> Result<[u64; 2], String> {
         bytes: Cell::new(0),
     };
     let mut cache = ModuleCache::new();
-    let mut look = || {
+    let mut resolve_once = || {
         let of_memory = space.bytes.get();
         let (bytes, resolution) = bytes_read(|| resolve(&space, &space, &mut cache, NAME))?;
         match resolution.map_err(text)?.variables.len() {
@@ -63,10 +63,10 @@ fn twice(pid: i32) -> Result<[u64; 2], String> {
             found => Err(format!("{found} variables in place of one")),
         }
     };
-    Ok([look()?, look()?])
+    Ok([resolve_once()?, resolve_once()?])
 }
 
-/// Bytes that `work` reads from files on this thread, by the kernel's account.
+/// Bytes that `work` reads from files on this thread, as the kernel counts them.
 fn bytes_read<R>(work: impl FnOnce() -> R) -> Result<(u64, R), String> {
     let so_far = || {
         let text =
@@ -81,8 +81,8 @@ fn bytes_read<R>(work: impl FnOnce() -> R) -> Result<(u64, R), String> {
     Ok((so_far()?.0 - before - own, result))
 }
 
-/// A process whose mappings were read before, and whose memory keeps account of what is read of
-/// it: what else is read are the modules' files.
+/// A process whose mappings were read before, and whose memory counts the bytes read from it: all
+/// other bytes are of the modules' files.
 struct Counted {
     process: Process,
     mappings: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Looking at running threads with eBPF: what it costs, and that nothing is lost. As root.
+//! Sampling with eBPF: its cost, and lost samples. Needs root.
 
 mod cost;
 
@@ -16,13 +16,13 @@ use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 use crate::child::{self, Role};
 use crate::row::Report;
 
-/// Whether the kernel counts its programs' runs and their time.
+/// Makes the kernel count runs of eBPF programs and their time.
 const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
-/// Of each measurement.
+/// Duration of each measurement.
 const TIME: Duration = Duration::from_secs(3);
-/// Processes beside the one that publishes.
+/// Processes besides the one that publishes.
 const PROCESSES: usize = 300;
-/// Samples that are held against the truth.
+/// Samples that are compared with the programs' own logs.
 const RIGHT_SAMPLES: u64 = 1_000_000;
 
 pub(crate) fn run(report: &mut Report) {
@@ -47,7 +47,7 @@ pub(crate) fn run(report: &mut Report) {
     }
 }
 
-/// A program whose threads keep every processor busy.
+/// A program whose threads keep every CPU busy.
 fn spin(arguments: &[&str]) -> Result<Target, String> {
     let program = Sampled::own().stacks().ok_or("there is no gcc")?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -65,7 +65,7 @@ fn sampler(options: &Options) -> Result<Sampler, String> {
     }
 }
 
-/// Samples that are lost while every processor is busy.
+/// Samples that are lost while every CPU is busy.
 fn lost(report: &mut Report) -> Result<(), String> {
     let _busy = spin(&[])?;
     for frequency in [99, 999] {
@@ -85,50 +85,50 @@ fn lost(report: &mut Report) -> Result<(), String> {
     Ok(())
 }
 
-/// What the recorder itself takes.
+/// CPU time and memory of the recorder.
 fn recorder(report: &mut Report) -> Result<(), String> {
     let _busy = spin(&[])?;
     let role = Role::start(&["recorder"])?;
     let samples = role.number("samples ")?;
-    let share = role.number("processor ")? * 100.0 * 200.0 / samples;
+    let share = role.number("cpu ")? * 100.0 * 200.0 / samples;
     report.alone(
-        "recorder's processor time for 200 samples a second",
+        "recorder's CPU time for 200 samples a second",
         share,
         "%",
         0.3,
     );
     report.alone(
-        "  the start and its first 3 s, in all",
+        "  CPU time of its start and first 3 s",
         role.number("start ")? * 1e3,
         "ms",
         None,
     );
     report.alone(
-        "  processes that it met for the first time, meanwhile",
+        "  new processes meanwhile",
         role.number("processes ")?,
         "a second",
         None,
     );
     let memory = role.number("VmRSS ")? / 1024.0;
     report.alone("recorder's memory", memory, "MiB", 40.0);
-    let most = role.number("VmHWM ")? / 1024.0;
-    report.alone("the most it had at any time", most, "MiB", None);
+    let peak = role.number("VmHWM ")? / 1024.0;
+    report.alone("  its peak memory", peak, "MiB", None);
     Ok(())
 }
 
-/// The role `recorder`: records the machine for a while, and tells samples a second, processor time
-/// by time, and memory in KiB.
+/// The role `recorder`: records the machine for a while, and prints samples per second, its share of
+/// a CPU, and memory in KiB.
 pub(crate) fn record() {
-    let before = processor_time();
+    let started = cpu_time();
     let mut sampler = match sampler(&Options::new(Targets::All)) {
         Ok(sampler) => sampler,
         Err(why) => return eprintln!("{why}"),
     };
     let (mut catalog, mut kept) = (Catalog::new(), Vec::new());
-    // What the first looks at each process cost is not what it costs from then on.
+    // The first scan of each process costs more than the later ones.
     for warm in [true, false] {
-        let (start, used) = (Instant::now(), processor_time());
-        let known = catalog.processes().len();
+        let (start, used) = (Instant::now(), cpu_time());
+        let before = catalog.processes().len();
         let mut samples = 0_u32;
         while start.elapsed() < TIME * if warm { 1 } else { 4 } {
             std::thread::sleep(INTERVAL);
@@ -139,13 +139,13 @@ pub(crate) fn record() {
         }
         if !warm {
             let elapsed = start.elapsed().as_secs_f64();
-            let used = processor_time() - used;
+            let used = cpu_time() - used;
             println!("samples {}", f64::from(samples) / elapsed);
-            println!("processor {}", used.as_secs_f64() / elapsed);
-            let met = catalog.processes().len() - known;
-            println!("processes {}", met as f64 / elapsed);
+            println!("cpu {}", used.as_secs_f64() / elapsed);
+            let new = catalog.processes().len() - before;
+            println!("processes {}", new as f64 / elapsed);
         } else {
-            println!("start {}", (processor_time() - before).as_secs_f64());
+            println!("start {}", (cpu_time() - started).as_secs_f64());
         }
     }
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -158,8 +158,8 @@ pub(crate) fn record() {
     child::wait();
 }
 
-/// That this process has used, in itself and in the kernel.
-fn processor_time() -> Duration {
+/// CPU time of this process, user and system.
+fn cpu_time() -> Duration {
     // SAFETY: the structure is plain data and lives through the call.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
@@ -172,7 +172,7 @@ fn processor_time() -> Duration {
     time(usage.ru_utime) + time(usage.ru_stime)
 }
 
-/// From the start to the first sample with a context.
+/// Time from the start to the first sample with a context.
 fn start(report: &mut Report) -> Result<(), String> {
     let _target = spin(&[])?;
     let mut others = Vec::new();
@@ -214,8 +214,8 @@ fn first_sample() -> Result<f64, String> {
     Ok(start.elapsed().as_secs_f64() * 1e3)
 }
 
-/// Every way in which the variable is kept, until there are a million samples, each held against
-/// what the program notes of itself.
+/// Takes a million samples, of every access model of the variable, and compares each with the log
+/// of the program.
 pub(crate) fn right_traces(report: &mut Report) {
     report.group("traces");
     if let Err(why) = right(report) {

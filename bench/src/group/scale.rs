@@ -13,7 +13,7 @@ use crate::pair::{self, Pair};
 use crate::row::Report;
 use crate::{machine, scratch};
 
-/// Mappings of a process that is large, and of one that is enormous.
+/// Mappings of a large process, and of an enormous one.
 const MANY: u64 = 60_000;
 const ENORMOUS: u64 = 2_000_000;
 /// Processes, and how many of them publish.
@@ -23,7 +23,7 @@ const THREADS: usize = 1000;
 
 const KIB: f64 = 1024.0;
 
-/// Reports rows, or why there are none.
+/// Reports its rows, or returns why it has none.
 type Work = fn(&mut Report) -> Result<(), String>;
 
 pub(crate) fn run(report: &mut Report) {
@@ -41,7 +41,7 @@ pub(crate) fn run(report: &mut Report) {
     }
 }
 
-/// A target that publishes among so many mappings.
+/// A target with `count` mappings, which publishes from the middle of them.
 fn target(kind: &str, count: u64, publishes: bool) -> Result<Target, String> {
     let program = Compiler::gcc().program::<&str>(&["mappings.c"], &[]);
     let program = program.ok_or("there is no C compiler")?;
@@ -128,14 +128,15 @@ fn many_processes(report: &mut Report) -> Result<(), String> {
     let modules = SharedModules::default();
     let published = pids
         .iter()
-        .filter(|pid| child::ask(**pid, &modules).unwrap_or(false));
+        .filter(|pid| child::read_for_ps(**pid, &modules).unwrap_or(false));
     if published.count() != PUBLISHERS {
         return Err("not all publishers were found".into());
     }
 
     let pair = against_maps(&pids, 21, || {
         let modules = SharedModules::default();
-        pids.iter().all(|pid| child::ask(*pid, &modules).is_ok())
+        pids.iter()
+            .all(|pid| child::read_for_ps(*pid, &modules).is_ok())
     });
     report.pair("1,000 processes, the library", pair, "ms", 1.3);
     let names: Vec<String> = pids.iter().map(i32::to_string).collect();
@@ -144,7 +145,7 @@ fn many_processes(report: &mut Report) -> Result<(), String> {
         .collect();
     report.alone("  its memory", peak_of(&arguments)?, "MiB", 20.0);
 
-    // The command can't be told which: it looks at all that there are.
+    // The command takes no list of processes: it reads all of them.
     let otelctx = otelctx()?;
     let all = otelctx_reader::remote::process::processes().map_err(|error| error.to_string())?;
     let pair = against_maps(&all, 21, || {
@@ -198,7 +199,7 @@ fn against_maps(pids: &[i32], rounds: usize, mut ours: impl FnMut() -> bool) -> 
     pair
 }
 
-/// One that has ended meanwhile, or has no memory, is no reason to stop.
+/// Processes that have ended or have no memory are skipped.
 fn read_maps(pid: i32) {
     let Ok(mut maps) = File::open(format!("/proc/{pid}/maps")) else {
         return;
@@ -239,7 +240,7 @@ fn has_query(pid: i32) -> bool {
     answer != 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOTTY)
 }
 
-/// The command, built.
+/// Builds the command and returns its path.
 fn otelctx() -> Result<String, String> {
     let mut build = scratch::cargo();
     build.args([
@@ -255,9 +256,9 @@ fn otelctx() -> Result<String, String> {
     Ok(own.with_file_name("otelctx").display().to_string())
 }
 
-/// What a role of this program tells of memory, in MiB.
+/// The peak memory that a role of this program prints, in MiB.
 fn peak_of(role: &[&str]) -> Result<f64, String> {
-    let told = scratch::output(&mut child::command(role))?;
-    let kib: f64 = told.trim().parse().map_err(|_| told.clone())?;
+    let output = scratch::output(&mut child::command(role))?;
+    let kib: f64 = output.trim().parse().map_err(|_| output.clone())?;
     Ok(kib / KIB)
 }

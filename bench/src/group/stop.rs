@@ -1,4 +1,4 @@
-//! How long a thread stands still while `otelctx dump` reads its context, against a bare stop:
+//! How long a thread is stopped while `otelctx dump` reads its context, against a bare stop:
 //! PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_GETREGSET of the general registers, PTRACE_DETACH.
 
 use std::ffi::c_void;
@@ -22,7 +22,7 @@ pub(crate) fn run(report: &mut Report) {
             Ok(target) => target,
             Err(why) => return report.failed("target", &why),
         };
-        // Should it fail in the middle, nothing stays traced.
+        // If it fails in the middle, no thread stays traced.
         let measured = on_own_thread(|| measure(report, &target, thread));
         if let Err(why) = measured.unwrap_or_else(|error| Err(error.to_string())) {
             report.failed(thread, &why);
@@ -43,7 +43,7 @@ fn measure(report: &mut Report, target: &Role, name: &str) -> Result<(), String>
     while rounds.len() < STOPS {
         match stops(thread) {
             Ok([ours, bare]) => rounds.push(ours, bare),
-            // Somebody else may be tracing it just now.
+            // Another process may be tracing it.
             Err(_) if failures < STOPS / 100 => failures += 1,
             Err(why) => return Err(why),
         }
@@ -57,7 +57,7 @@ fn measure(report: &mut Report, target: &Role, name: &str) -> Result<(), String>
     Ok(())
 }
 
-/// Stops a thread as `dump` does it and then barely; returns how long each took, in nanoseconds.
+/// Stops a thread as `dump` does, then with a bare stop; returns how long each took, in nanoseconds.
 fn stops(thread: &Thread<'_>) -> Result<[f64; 2], String> {
     let stopped_time = || stopped_time::take().ok_or("the thread was not stopped");
     let outcome = thread.context().map_err(|error| error.to_string())?;
@@ -70,7 +70,7 @@ fn stops(thread: &Thread<'_>) -> Result<[f64; 2], String> {
     Ok([ours, stopped_time()?])
 }
 
-/// Stops a thread, reads its registers and lets it go.
+/// Stops a thread, reads its registers and resumes it.
 fn bare_stop(tid: i32) -> Result<(), Error> {
     let none = std::ptr::null_mut::<c_void>();
     let check = |result: i64| {

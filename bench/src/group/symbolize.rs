@@ -21,12 +21,12 @@ use crate::pair::{Pair, quantile};
 use crate::row::Report;
 use crate::scratch::{self, Directory};
 
-/// So many make a program of 207 MiB.
+/// Copies of the unit, which make a program of 207 MiB.
 const UNITS: usize = 150;
-/// It goes so often through all of its functions, which takes some seconds.
+/// How often the program calls all of its functions, which takes some seconds.
 const TURNS: &str = "400";
 const ROUNDS: usize = 5;
-/// Where the recording made by hand has the program.
+/// Address of the program in the synthetic recording.
 const BASE: u64 = 0x10_0000_0000;
 
 pub(crate) fn run(report: &mut Report) {
@@ -43,13 +43,13 @@ pub(crate) fn run(report: &mut Report) {
 
 fn compare(report: &mut Report, work: &str) -> Result<(), String> {
     let program = program()?;
-    // As perf tells of it.
+    // The path that perf reports.
     let program = program.canonicalize().map_err(|error| error.to_string())?;
     let directory = Directory::new("symbolize");
     let data = directory.path().join("perf.data");
     let perf = |arguments: &[&str]| {
         let mut command = Command::new("perf");
-        // Nothing is to come from, or to stay in, a cache of the user's.
+        // Without the user's cache.
         command.args(arguments).env("HOME", directory.path());
         command
     };
@@ -59,20 +59,20 @@ fn compare(report: &mut Report, work: &str) -> Result<(), String> {
     let script = scratch::output(perf(&["script", "-F", "ip,sym,dso", "-i"]).arg(&data))?;
     let stacks = stacks(&script, &program);
     if stacks.is_empty() {
-        return Err("perf has seen nothing of it".to_owned());
+        return Err("perf has no samples of it".to_owned());
     }
-    let told = directory.path().join("stacks");
+    let list = directory.path().join("stacks");
     let addresses = |stack: &Vec<(u64, Vec<String>)>| {
         let text = |(address, _): &(u64, Vec<String>)| format!("{address:x}");
         stack.iter().map(text).collect::<Vec<_>>().join(" ")
     };
     let lines: Vec<_> = stacks.iter().map(addresses).collect();
-    fs::write(&told, lines.join("\n")).map_err(|error| error.to_string())?;
+    fs::write(&list, lines.join("\n")).map_err(|error| error.to_string())?;
 
-    let (program, told) = (program.display().to_string(), told.display().to_string());
+    let (program, list) = (program.display().to_string(), list.display().to_string());
     let (mut ours, mut with_inlined, mut without, mut memory) = (vec![], vec![], vec![], vec![]);
     for _ in 0..ROUNDS {
-        let child = Role::start(&["symbolize", &program, &told])?;
+        let child = Role::start(&["symbolize", &program, &list])?;
         ours.push(child.number("seconds ")?);
         memory.push(child.number("peak-kib ")? / 1024.0);
         for (times, option) in [
@@ -83,7 +83,7 @@ fn compare(report: &mut Report, work: &str) -> Result<(), String> {
             scratch::output(perf(&["report", "--stdio", option, "-i"]).arg(&data))?;
             times.push(start.elapsed().as_secs_f64());
         }
-        same_names(&child.told, &stacks)?;
+        same_names(&child.lines, &stacks)?;
     }
     let ours = quantile(ours, 0.5);
     let pair = |peer| Pair::of(ours, quantile(peer, 0.5));
@@ -167,7 +167,7 @@ fn program() -> Result<PathBuf, String> {
 /// Stacks, the innermost address first, each with the functions that perf names there.
 type Stack = Vec<(u64, Vec<String>)>;
 
-/// What `perf script` tells, as far as it is in the program.
+/// The stacks of `perf script`, without frames outside the program.
 fn stacks(script: &str, program: &Path) -> Vec<Stack> {
     let file = format!("({})", program.display());
     let mut stacks = Vec::new();
@@ -201,14 +201,14 @@ fn stacks(script: &str, program: &Path) -> Vec<Stack> {
     stacks
 }
 
-/// Whether the child names what perf does.
-fn same_names(told: &[String], stacks: &[Stack]) -> Result<(), String> {
-    let told = told
+/// Checks that the child gives every address the names that perf gives.
+fn same_names(lines: &[String], stacks: &[Stack]) -> Result<(), String> {
+    let names = lines
         .iter()
         .filter_map(|line| line.strip_prefix("at ")?.split_once(' '));
-    let told: HashMap<&str, &str> = told.collect();
+    let named: HashMap<&str, &str> = names.collect();
     for (address, names) in stacks.iter().flatten() {
-        let (perfs, ours) = (names.join(" "), told.get(&*format!("{address:x}")));
+        let (perfs, ours) = (names.join(" "), named.get(&*format!("{address:x}")));
         if ours != Some(&&*perfs) {
             return Err(format!("{address:#x} is {ours:?}, and perf says {perfs}"));
         }
@@ -216,7 +216,7 @@ fn same_names(told: &[String], stacks: &[Stack]) -> Result<(), String> {
     Ok(())
 }
 
-/// Names the functions of stacks, writes them, and adds them up again from the file.
+/// The role `symbolize`: names the functions of stacks, writes a profile, and reports on it.
 pub(crate) fn name_functions(program: &str, stacks: &str) {
     let text = fs::read_to_string(stacks).expect("the parent wrote it");
     let recording = recording(program, &text);
@@ -242,7 +242,7 @@ pub(crate) fn name_functions(program: &str, stacks: &str) {
     println!("ready");
 }
 
-/// The most memory that a child had, in KiB, with what it mapped.
+/// Peak memory of any child, in KiB, with mapped files.
 fn peak_of_children() -> u64 {
     // SAFETY: all zeroes is a value of it.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -262,7 +262,7 @@ fn recording(program: &str, stacks: &str) -> Recording {
         inode: found.ino(),
     });
     let process = catalog.add_process(ProcessFacts {
-        // No process has this id.
+        // No process has this ID.
         pid: i32::MAX,
         mappings: vec![Mapping {
             start: BASE,
@@ -276,7 +276,7 @@ fn recording(program: &str, stacks: &str) -> Recording {
     let thread = catalog.thread(process, 1, "big");
     let empty = catalog.stack(&[]);
     let samples = stacks.lines().enumerate().map(|(time, line)| {
-        // perf tells of calls, a stack of what is behind them.
+        // perf reports calls, our stacks return addresses.
         let address = |(depth, text)| {
             let address = u64::from_str_radix(text, 16).expect("a number");
             BASE + address + u64::from(depth > 0)

@@ -1,4 +1,4 @@
-//! What both sides write.
+//! The values that both sides write.
 
 /// Ids, flags and values of one context.
 #[derive(Debug)]

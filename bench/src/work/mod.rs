@@ -1,12 +1,11 @@
-//! The publishers' work, once for each side. The same files make the cdylibs of `cdylib/`.
+//! The publishers' operations, once for each side. The same files make the cdylibs of `cdylib/`.
 
 pub(crate) mod input;
 pub(crate) mod libdd;
 pub(crate) mod ours;
 pub(crate) mod reference;
 
-/// What the functions of `ours::WORKS` and `libdd::WORKS` do, in their order, and the most that
-/// ours may take of the other.
+/// What the functions of `ours::WORKS` and `libdd::WORKS` do, in order, and the bounds on their ratio.
 pub(crate) const WORKS: [(&str, Option<f64>); 6] = [
     ("attach + detach a prepared record", Some(0.1)),
     ("update in place: ids and flags", Some(0.25)),

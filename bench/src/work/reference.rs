@@ -1,9 +1,7 @@
-//! The least that attaching and detaching can be: reading what is in the slot, putting the
-//! record there, putting back what was there.
+//! The minimum for attaching and detaching: read the slot, store the record, store the previous value.
 //!
-//! The variable is one of the bench program's own, defined and reached just as the publisher
-//! does it, so that the linker relaxes both alike. The volatile accesses are what keeps the two
-//! stores from becoming none.
+//! The variable is the bench program's own, defined and accessed as the publisher does, so that the
+//! linker relaxes both alike. Volatile accesses keep the compiler from removing the stores.
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! Where a process that anybody can have made keeps a thread-local variable.
+//! Resolves a thread-local variable in a synthetic process.
 //!
 //! Input: see `synthetic.rs`.
 #![no_main]
@@ -17,13 +17,13 @@ use synthetic::Synthetic;
 
 const NAME: &str = "otel_thread_ctx_v1";
 
-/// Processor time of one look, in a build that is several times slower than the command.
-const MOST_TIME: Duration = Duration::from_secs(1);
+/// Limit on CPU time of one resolution, in a build that is several times slower than the command.
+const MAX_TIME: Duration = Duration::from_secs(1);
 /// Bytes allocated at a time, above those that the process itself takes.
-const MOST_MEMORY: usize = 64 << 20;
-/// Reads of memory that one look does: every slot of the dynamic linker's list of modules, and
+const MAX_MEMORY: usize = 64 << 20;
+/// Limit on memory reads of one resolution: every slot of the dynamic linker's list of modules, and
 /// the tables of 64 KiB of input.
-const MOST_READS: u64 = 1 << 20;
+const MAX_READS: u64 = 1 << 20;
 
 /// Counts what is allocated.
 struct Counting;
@@ -54,7 +54,7 @@ fuzz_target!(|bytes: &[u8]| {
     let process = Synthetic::new(bytes);
     let before = ALLOCATED.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
-    let started = processor_time();
+    let started = cpu_time();
 
     let mut cache = ModuleCache::new();
     let Ok(resolution) = resolve(&process, &process, &mut cache, NAME) else {
@@ -62,11 +62,11 @@ fuzz_target!(|bytes: &[u8]| {
     };
     check_addresses(&process, &resolution);
 
-    assert!(processor_time() - started <= MOST_TIME);
-    assert!(PEAK.load(Ordering::Relaxed) - before <= MOST_MEMORY);
-    assert!(process.reads() <= MOST_READS);
+    assert!(cpu_time() - started <= MAX_TIME);
+    assert!(PEAK.load(Ordering::Relaxed) - before <= MAX_MEMORY);
+    assert!(process.reads() <= MAX_READS);
 
-    // A second look, with and without knowledge of the files, sees the same.
+    // A second resolution, with and without the cache of files, gives the same.
     for cache in [&mut cache, &mut ModuleCache::new()] {
         let Ok(again) = resolve(&process, &process, cache, NAME) else {
             panic!("its mappings could be read");
@@ -98,7 +98,7 @@ fn check_addresses(process: &Synthetic, resolution: &Resolution) {
     }
 }
 
-fn processor_time() -> Duration {
+fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID);
     time.expect("there is such a clock").into()
 }

@@ -1,7 +1,7 @@
 //! A process made of bytes: architecture, threads, mappings, the files of its modules, memory.
 //!
 //! The bytes are parts with [`SEPARATOR`] between them, so that a mutation of one leaves the
-//! others where they are. The first byte of a part says what it is; what cannot be is left out.
+//! others where they are. The first byte of a part says what it is; malformed parts are skipped.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -35,7 +35,7 @@ pub const REPEATED: u8 = b'R';
 
 /// Files that can be given.
 pub const FILES: usize = 8;
-/// Threads that are looked at.
+/// Limit on threads that are resolved.
 const THREADS: usize = 8;
 /// Bytes of a file, holes included, and of repeated memory: more than glibc's libc.so has.
 const LARGEST: u32 = 4 << 20;

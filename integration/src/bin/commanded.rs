@@ -1,11 +1,11 @@
-//! Publishes what standard input says, one command a line, its words separated by tabs. Answers each
-//! with `done`:
+//! Executes commands from standard input, one per line, words separated by tabs. Answers each with
+//! `done`:
 //!
-//! - `publish SERVICE`: publishes the process context, or publishes it anew elsewhere
+//! - `publish SERVICE`: publishes the process context, or publishes it again at another address
 //! - `update SERVICE`
 //! - `unpublish`
-//! - `attach NAME VALUE`: the main thread works on trace 0x01…, span 0x02…, with this attribute
-//! - `exec`: starts over as another program in the same process, nothing published
+//! - `attach NAME VALUE`: attaches trace 0x01…, span 0x02… and this attribute on the main thread
+//! - `exec`: executes the program again in the same process; nothing is published then
 
 use std::io::BufRead;
 use std::os::unix::process::CommandExt;

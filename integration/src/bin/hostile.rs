@@ -1,4 +1,4 @@
-//! Publishes one thing that few honest programs would; the first argument says which.
+//! Publishes something malformed or unusual; the first argument says what.
 
 use std::io::{Read, Write};
 use std::ptr;
@@ -71,7 +71,7 @@ fn record(entries: &[(u8, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// Puts `record` where the next byte behind it can't be read; returns its address.
+/// Places `record` at the end of readable memory; returns its address.
 fn at_the_end_of_a_mapping(record: &[u8]) -> usize {
     // SAFETY: two fresh pages; the second becomes unreadable, the record ends with the first.
     unsafe {
@@ -89,7 +89,7 @@ fn at_the_end_of_a_mapping(record: &[u8]) -> usize {
 
 /// Points the calling thread's variable at `record`.
 fn point_at(record: usize) {
-    // The publisher defines the variable, once something of it is used.
+    // Using the publisher links its variable in.
     otelctx::thread_record().detach();
     let variable: *mut usize;
     // SAFETY: the sequence that compilers emit for a thread-local variable under TLS descriptors;

@@ -1,7 +1,7 @@
 //! Publishes a process context and the contexts of three threads with the published crates of
 //! another vendor, prints what it published, and waits until standard input ends.
 //!
-//! One fact a line, its words separated by tabs: `resource KEY VALUE`, `attribute KEY VALUE`,
+//! One fact per line, its words separated by tabs: `resource KEY VALUE`, `attribute KEY VALUE`,
 //! `keys NAME…`, `thread TID TRACE SPAN FLAGS NAME=VALUE…`.
 
 use std::io::Read;
@@ -12,7 +12,7 @@ use libdd_library_config::tracer_metadata::{ThreadLocalMetadata, TracerMetadata}
 use libdd_otel_thread_ctx::linux::OwnedThreadContext;
 use libdd_trace_protobuf::opentelemetry::proto::common::v1::{KeyValue, any_value::Value};
 
-/// What libdatadog puts first into its key map, always.
+/// The first key of libdatadog's key map.
 const ROOT_KEY: &str = "datadog.local_root_span_id";
 
 fn main() {

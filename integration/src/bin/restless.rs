@@ -1,5 +1,5 @@
-//! Publishes, and keeps doing one thing that pulls the ground from under a reader's feet. The
-//! first argument says which: `work` (nothing more), `exec`, `fork`, `dlclose`, `unpublish`. For
+//! Publishes, and repeats something that changes what a reader has resolved. The first argument says
+//! what: `work` (nothing more), `exec`, `fork`, `dlclose`, `unpublish`. For
 //! `dlclose` the second names a library that defines the variable too.
 
 use std::ffi::CString;

@@ -1,5 +1,5 @@
-//! Publishes a process context and updates it all the time, at most so many times a second as its first
-//! argument says (0: as fast as it can). Every payload carries its own checksum.
+//! Publishes a process context and updates it continuously; the first argument limits the updates per
+//! second (0: no limit). Every payload carries its own checksum.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

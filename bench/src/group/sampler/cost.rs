@@ -1,5 +1,5 @@
-//! What the program in the kernel takes for a sample, and what the calls alone take that it can't do
-//! without: the same machine at the same time, so that the two tell the program from the machine.
+//! The eBPF program's time per sample, compared with a program that makes only the kernel calls that
+//! it cannot do without, on the same machine at the same time.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -24,31 +24,30 @@ static REFERENCE: &[u8] = aya::include_bytes_aligned!("../../../bpf/reference.x8
 #[cfg(target_arch = "aarch64")]
 static REFERENCE: &[u8] = aya::include_bytes_aligned!("../../../bpf/reference.aarch64.o");
 
-/// Looks a second at each processor.
+/// Sampling frequency per CPU, in Hz.
 const FREQUENCY: u32 = 1999;
-/// Of each measurement so many, in turn.
+/// Rounds of each measurement, in turn.
 const ROUNDS: usize = 6;
 const TIME: Duration = Duration::from_millis(600);
-/// Frames of the stack that is taken.
+/// Frames of the sampled stack.
 const DEPTH: usize = 20;
 
-/// What the kernel says of a short time: runs of the program, their time in nanoseconds, and the
-/// samples that came of them.
-struct Part {
+/// One short interval: runs of the program, their time in nanoseconds, and their samples.
+struct Interval {
     runs: f64,
     time: f64,
     samples: f64,
 }
 
-/// A program in the kernel that takes samples.
+/// An eBPF program that takes samples.
 trait Program {
-    /// Samples since the last time.
+    /// The number of samples since the last call.
     fn drain(&mut self) -> f64;
-    /// Time and runs since the beginning.
+    /// Time and runs since the start.
     fn kernel_time(&self) -> Option<(Duration, u64)>;
 }
 
-/// The sampler, whose samples nobody wants.
+/// The sampler; its samples are only counted.
 struct Ours(Sampler, Catalog);
 
 impl Ours {
@@ -73,7 +72,7 @@ impl Program for Ours {
     }
 }
 
-/// The calls alone.
+/// The kernel calls alone.
 struct Reference {
     programs: Ebpf,
     events: RingBuf<MapData>,
@@ -138,7 +137,7 @@ impl Program for Reference {
     }
 }
 
-/// Where the program's threads keep their slot, from the thread pointer.
+/// Offset of the slot from the thread pointer.
 fn slot_offset(target: &Target) -> Result<u64, String> {
     let support = Process::open(target.pid()).and_then(|mut process| process.thread_support());
     match support.map_err(|error| error.to_string())? {
@@ -153,8 +152,8 @@ fn slot_offset(target: &Target) -> Result<u64, String> {
     }
 }
 
-/// Lets a program run for a while.
-fn observe(mut program: impl Program, parts: &mut Vec<Part>) -> Result<(), String> {
+/// Measures a program for a while.
+fn observe(mut program: impl Program, parts: &mut Vec<Interval>) -> Result<(), String> {
     let mut before = (0.0, 0.0);
     let (start, mut any) = (Instant::now(), false);
     while start.elapsed() < TIME || !any {
@@ -164,7 +163,7 @@ fn observe(mut program: impl Program, parts: &mut Vec<Part>) -> Result<(), Strin
             return Err("the kernel counts no runs".into());
         };
         let now = (time.as_nanos() as f64, runs as f64);
-        let part = Part {
+        let part = Interval {
             time: now.0 - before.0,
             runs: now.1 - before.1,
             samples,
@@ -178,18 +177,18 @@ fn observe(mut program: impl Program, parts: &mut Vec<Part>) -> Result<(), Strin
     Ok(())
 }
 
-/// A machine that has other things to do, too, now and then takes a processor away from the program:
-/// of many short times the one counts that a quarter is below.
-fn quarter(mut costs: Vec<f64>) -> Result<f64, String> {
+/// The lower quartile: a busy machine sometimes preempts the program, which lengthens some of the
+/// intervals.
+fn lower_quartile(mut costs: Vec<f64>) -> Result<f64, String> {
     costs.sort_by(f64::total_cmp);
     let found = costs.get(costs.len() / 4).copied();
     found.ok_or("the target hardly ran".into())
 }
 
-/// The time of one sample: runs that met other processes are taken off.
-fn of_a_sample(parts: &[Part], empty: f64) -> Result<f64, String> {
-    let of = |part: &Part| (part.time - (part.runs - part.samples) * empty) / part.samples;
-    quarter(
+/// The time of one sample, without the runs that met other processes.
+fn of_a_sample(parts: &[Interval], empty: f64) -> Result<f64, String> {
+    let of = |part: &Interval| (part.time - (part.runs - part.samples) * empty) / part.samples;
+    lower_quartile(
         parts
             .iter()
             .filter(|part| part.samples >= part.runs / 2.0)
@@ -213,7 +212,7 @@ pub(super) fn run(report: &mut Report) -> Result<(), String> {
         observe(Ours::start(&idle, false)?, &mut others)?;
     }
     others.retain(|part| part.samples == 0.0);
-    let empty = quarter(others.iter().map(|part| part.time / part.runs).collect())?;
+    let empty = lower_quartile(others.iter().map(|part| part.time / part.runs).collect())?;
     report.alone("run that meets no target", empty / 1e3, "µs", None);
     drop(busy);
     let depth = format!("depth={DEPTH}");
