@@ -1,4 +1,4 @@
-//! What samples share, each thing once.
+//! Data that samples share, stored once.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,14 +16,14 @@ macro_rules! id {
         pub struct $name(u32);
 
         impl $name {
-            /// Its place in the catalog, counted from 0.
+            /// Its position in the catalog, from 0.
             #[must_use]
             pub fn index(self) -> usize {
                 self.0 as usize
             }
 
             fn from_index(index: usize) -> Self {
-                Self(u32::try_from(index).expect("a catalog holds less than 2^32 things of a kind"))
+                Self(u32::try_from(index).expect("a catalog holds fewer than 2^32 entries of a kind"))
             }
         }
     };
@@ -42,26 +42,26 @@ id!(
     ContextId
 );
 id!(
-    /// A list of addresses.
+    /// A list of return addresses, innermost first.
     StackId
 );
 id!(
-    /// A file that code comes from.
+    /// A file that code is mapped from.
     ModuleId
 );
 
 /// A thread of a sampled process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ThreadFacts {
-    /// Its process.
+    /// The process it belongs to.
     pub process: ProcessId,
-    /// Its id, as the recorder sees it.
+    /// Its id in the recorder's PID namespace.
     pub tid: i32,
-    /// The name it had when it was seen last.
+    /// Its most recent name.
     pub name: String,
 }
 
-/// What samples share, each thing once.
+/// Data that samples share, stored once.
 #[derive(Debug, Default)]
 pub struct Catalog {
     processes: Vec<ProcessFacts>,
@@ -73,25 +73,25 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// An empty one.
+    /// Creates an empty catalog.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a process, always as a new one: the caller knows which it has seen.
+    /// Adds a process, always as a new entry: the caller tracks which processes it has added.
     pub fn add_process(&mut self, facts: ProcessFacts) -> ProcessId {
         self.processes.push(facts);
         ProcessId::from_index(self.processes.len() - 1)
     }
 
-    /// The process of that id.
+    /// The process with this id.
     #[must_use]
     pub fn process(&self, id: ProcessId) -> &ProcessFacts {
         &self.processes[id.index()]
     }
 
-    /// The same, to be brought up to date: mappings and a resource may come later.
+    /// The process with this id, for updates: mappings and the resource may become known later.
     pub fn process_mut(&mut self, id: ProcessId) -> &mut ProcessFacts {
         &mut self.processes[id.index()]
     }
@@ -102,8 +102,8 @@ impl Catalog {
         self.processes.iter().enumerate().map(id)
     }
 
-    /// Thread `tid` of `process`, under the name that it was last asked for with: threads have their
-    /// creator's until they give themselves one of their own.
+    /// The id of thread `tid` of `process`, added if new. Its name becomes `name`: a thread has its
+    /// creator's name until it sets its own.
     pub fn thread(&mut self, process: ProcessId, tid: i32, name: &str) -> ThreadId {
         match self.thread_ids.entry((process, tid)) {
             Entry::Occupied(known) => {
@@ -124,13 +124,13 @@ impl Catalog {
         }
     }
 
-    /// Thread `tid` of `process`, if it has been seen.
+    /// The id of thread `tid` of `process`, if it was added.
     #[must_use]
     pub fn find_thread(&self, process: ProcessId, tid: i32) -> Option<ThreadId> {
         self.thread_ids.get(&(process, tid)).copied()
     }
 
-    /// The thread of that id.
+    /// The thread with this id.
     #[must_use]
     pub fn thread_facts(&self, id: ThreadId) -> &ThreadFacts {
         &self.threads[id.index()]
@@ -142,7 +142,7 @@ impl Catalog {
         self.threads.iter().enumerate().map(id)
     }
 
-    /// The id of a context; contexts are the same if ids, flags and attributes are.
+    /// The id of a context, added if new. Contexts are equal if their ids, flags and attributes are.
     pub fn context(&mut self, context: &Context) -> ContextId {
         let index = match self.contexts.get_index_of(&Borrowed(context)) {
             Some(index) => index,
@@ -151,7 +151,7 @@ impl Catalog {
         ContextId::from_index(index)
     }
 
-    /// The context of that id.
+    /// The context with this id.
     #[must_use]
     pub fn context_facts(&self, id: ContextId) -> &Context {
         &self.contexts[id.index()].0
@@ -165,7 +165,7 @@ impl Catalog {
             .map(|(index, hashed)| (ContextId::from_index(index), &hashed.0))
     }
 
-    /// The id of a stack.
+    /// The id of a stack, added if new.
     pub fn stack(&mut self, addresses: &[u64]) -> StackId {
         let index = match self.stacks.get_index_of(addresses) {
             Some(index) => index,
@@ -180,18 +180,18 @@ impl Catalog {
         &self.stacks[id.index()]
     }
 
-    /// How many different stacks there are.
+    /// The number of distinct stacks.
     #[must_use]
     pub fn stack_count(&self) -> usize {
         self.stacks.len()
     }
 
-    /// The id of a module.
+    /// The id of a module, added if new.
     pub fn module(&mut self, module: Module) -> ModuleId {
         ModuleId::from_index(self.modules.insert_full(module).0)
     }
 
-    /// The module of that id.
+    /// The module with this id.
     #[must_use]
     pub fn module_facts(&self, id: ModuleId) -> &Module {
         &self.modules[id.index()]
@@ -204,13 +204,12 @@ impl Catalog {
     }
 }
 
-/// A context by what makes it one.
+/// A context, compared and hashed without [`Context::left_out`].
 #[derive(Debug)]
 struct Hashed(Context);
 
 struct Borrowed<'a>(&'a Context);
 
-/// Everything but what was left out on reading.
 fn same(one: &Context, other: &Context) -> bool {
     one.trace_id == other.trace_id
         && one.span_id == other.span_id
