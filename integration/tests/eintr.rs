@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, Target};
-use otelctx_reader::{Outcome, Process};
+use otelctx_reader::{Found, Process};
 
 const DUMPS: usize = 10_000;
 /// Dumps between two pauses in which calls reach their time-outs of 20 ms.
@@ -33,7 +33,7 @@ fn ten_thousand_dumps_interrupt_no_call() {
             assert_eq!(threads.len(), CALLS + 1);
             for thread in threads {
                 let outcome = thread.context();
-                assert!(matches!(outcome, Ok(Outcome::Detached)), "{outcome:?}");
+                assert!(matches!(outcome, Ok(Found::Detached)), "{outcome:?}");
             }
         }
         std::thread::sleep(Duration::from_millis(50));

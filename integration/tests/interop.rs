@@ -9,7 +9,7 @@ use otelctx_fixtures::Target;
 use otelctx_integration::{facts, words};
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::process_context::{Attributes, Value};
-use otelctx_reader::{ContextState, Outcome, Process, ProcessContext};
+use otelctx_reader::{ContextState, Found, Process, ProcessContext};
 
 fn context(process: &mut Process) -> std::sync::Arc<ProcessContext> {
     match process.context().unwrap() {
@@ -52,7 +52,7 @@ fn what_libdd_publishes_is_read_exactly() {
 
     let mut read = BTreeMap::new();
     for thread in process.threads().unwrap() {
-        if let Outcome::Attached(context) = thread.context().unwrap() {
+        if let Found::Attached(context) = thread.context().unwrap() {
             assert!(context.skipped.is_empty());
             let mut fact = vec![
                 thread.tid().to_string(),
@@ -107,14 +107,14 @@ fn what_ddtrace_publishes_from_python_is_read_exactly() {
             .into_iter()
             .find(|fact| fact[0] == tid);
         match (thread.context().unwrap(), told) {
-            (Outcome::Attached(context), Some(fact)) => {
+            (Found::Attached(context), Some(fact)) => {
                 seen += 1;
                 assert_eq!(context.trace_id.to_string(), fact[1]);
                 assert_eq!(context.span_id.to_string(), fact[2]);
                 let root = ("datadog.local_root_span_id".to_owned(), fact[3].clone());
                 assert!(context.attributes.contains(&root), "{context:?}");
             }
-            (Outcome::Detached, None) => {}
+            (Found::Detached, None) => {}
             (read, told) => panic!("thread {tid}: read {read:?}, the target says {told:?}"),
         }
     }

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use otelctx_fixtures::Target;
 use otelctx_reader::format::TraceFlags;
-use otelctx_reader::format::record::Skipped;
-use otelctx_reader::{Error, Options, Outcome, Process};
+use otelctx_reader::format::record::{Context, Skipped};
+use otelctx_reader::{Error, Found, Options, Process};
 
 fn hostile(task: &str) -> (Target, Process) {
     let target = Target::spawn(Command::new(env!("CARGO_BIN_EXE_hostile")).arg(task));
@@ -40,7 +40,7 @@ fn a_variable_that_points_at_no_record_is_an_error() {
 }
 
 /// The outcome of reading a target's only thread.
-fn only_thread(process: &mut Process) -> Result<Outcome, Error> {
+fn only_thread(process: &mut Process) -> Result<Found<Context>, Error> {
     let threads = process.threads().unwrap();
     assert_eq!(threads.len(), 1);
     threads[0].context()
@@ -109,7 +109,7 @@ fn a_record_may_end_where_readable_memory_ends() {
 #[test]
 fn a_record_that_is_not_valid_is_no_context() {
     let (_target, mut process) = hostile("record-not-valid");
-    assert_eq!(only_thread(&mut process).unwrap(), Outcome::NotValid);
+    assert_eq!(only_thread(&mut process).unwrap(), Found::Invalid);
 }
 
 #[test]

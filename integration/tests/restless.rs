@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::{Compiler, Target};
-use otelctx_reader::{Error, Outcome, Process};
+use otelctx_reader::{Error, Found, Process};
 
 /// Reads all threads, and returns how many contexts it found. A thread or process that has ended is
 /// not an error; everything else is one here.
@@ -15,7 +15,7 @@ fn inspect(process: &mut Process) -> usize {
         Ok(threads) => {
             let contexts = threads.iter().map(otelctx_reader::Thread::context);
             contexts
-                .filter(|context| matches!(context, Ok(Outcome::Attached(_))))
+                .filter(|context| matches!(context, Ok(Found::Attached(_))))
                 .count()
         }
         Err(Error::Remote(_)) => 0,

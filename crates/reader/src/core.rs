@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use otelctx_format::record;
+use otelctx_format::record::{self, Context};
 use otelctx_remote as remote;
+use otelctx_sample::Found;
 use remote::core_file::CoreThread;
 use remote::{CoreFile, ModuleCache, tls};
 
 use crate::process_context::{self, ContextState, MAX_PLACES, Place};
-use crate::thread_context::{Announced, Outcome, SYMBOL, ThreadSupport};
+use crate::thread_context::{Announced, SYMBOL, ThreadSupport};
 use crate::{Error, Options};
 
 /// A core file to read contexts from: the answers that [`Process`](crate::Process) would have
@@ -136,7 +137,7 @@ impl Core {
         &self,
         support: &ThreadSupport,
         thread: &CoreThread,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<Found<Context>, Error> {
         let tid = thread.tid;
         let variables = match support {
             ThreadSupport::Readable(variables) => variables,

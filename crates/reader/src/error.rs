@@ -2,6 +2,7 @@
 
 use crate::thread_context::Unreadable;
 use otelctx_remote::MemoryError;
+use otelctx_sample::{Found, ReadStep};
 
 /// Why a process, or one of its threads, could not be read.
 ///
@@ -79,4 +80,25 @@ pub enum Error {
         /// Why that is no record.
         reason: String,
     },
+}
+
+impl Error {
+    /// The same as an outcome, for readers that count errors instead of showing them.
+    #[must_use]
+    pub fn found<C>(&self) -> Found<C> {
+        Found::Unreadable(match self {
+            Self::Unreadable {
+                why: Unreadable::NoProcessContext | Unreadable::NoSchema,
+                ..
+            } => return Found::NotPublished,
+            Self::Unreadable { .. } => ReadStep::Access,
+            Self::TooManyMappings { .. } => ReadStep::Resolve,
+            Self::Deadline { .. } | Self::NotStopped { .. } | Self::NoThreadPointer { .. } => {
+                ReadStep::Thread
+            }
+            Self::Remote(_) => ReadStep::Memory,
+            Self::Variable { .. } => ReadStep::Variable,
+            Self::Record { .. } | Self::Pointer { .. } => ReadStep::Record,
+        })
+    }
 }

@@ -47,9 +47,10 @@ pub use detected::Detected;
 pub use error::Error;
 pub use otelctx_format as format;
 pub use otelctx_remote as remote;
+pub use otelctx_sample::{Found, ReadStep};
 pub use process::{Options, Process, SharedModules, Threads};
 pub use process_context::{Broken, ContextState, ProcessContext};
 pub use thread_context::{
-    Outcome, SYMBOL, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
+    SYMBOL, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
 };
 pub use watch::Watch;

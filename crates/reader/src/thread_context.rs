@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use otelctx_format::record::{self, Context};
 use otelctx_format::{KeyMap, KeyMapError, Schema};
 use otelctx_remote as remote;
+use otelctx_sample::Found;
 use remote::tls::{Resolution, TlsVariable};
 use remote::{Memory, MemoryError, Stopped};
 
@@ -145,29 +146,6 @@ impl fmt::Display for Unreadable {
     }
 }
 
-/// The context of a thread.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// A record is attached.
-    Attached(Context),
-    /// No record is attached, or the thread never touched the variable.
-    Detached,
-    /// A record is attached that says not to read it: the thread was stopped while rewriting it.
-    NotValid,
-}
-
-impl Outcome {
-    /// The context, if there is one.
-    #[must_use]
-    pub fn attached(&self) -> Option<&Context> {
-        match self {
-            Self::Attached(context) => Some(context),
-            Self::Detached | Self::NotValid => None,
-        }
-    }
-}
-
 /// A thread of a [`Process`].
 #[derive(Debug)]
 pub struct Thread<'p> {
@@ -244,7 +222,7 @@ impl<'p> Thread<'p> {
     ///
     /// # Errors
     /// When it can't be stopped or read.
-    pub fn context(&self) -> Result<Outcome, Error> {
+    pub fn context(&self) -> Result<Found<Context>, Error> {
         for _ in 0..MAX_TRIES {
             match self.stop_and_read() {
                 // A thread that still exists has not ended.
@@ -255,7 +233,7 @@ impl<'p> Thread<'p> {
         Err(Error::NotStopped { tid: self.tid })
     }
 
-    fn stop_and_read(&self) -> Result<Outcome, Error> {
+    fn stop_and_read(&self) -> Result<Found<Context>, Error> {
         let mut stopped = self.stop()?;
         let read = stopped.read();
         let StoppedThread {
@@ -286,7 +264,7 @@ impl<'p> Thread<'p> {
         }
     }
 
-    fn decode(&self, variables: &ThreadVariables, record: Option<&[u8]>) -> Outcome {
+    fn decode(&self, variables: &ThreadVariables, record: Option<&[u8]>) -> Found<Context> {
         // A key may have been registered since the key map was read.
         variables.decode(record, || self.process.newer_keys())
     }
@@ -306,7 +284,7 @@ impl StoppedThread<'_> {
     ///
     /// # Errors
     /// When its variable or record can't be read.
-    pub fn context(&mut self) -> Result<Outcome, Error> {
+    pub fn context(&mut self) -> Result<Found<Context>, Error> {
         let size = self.read()?;
         Ok(self
             .thread
@@ -368,18 +346,18 @@ impl ThreadVariables {
         &self,
         record: Option<&[u8]>,
         newer_keys: impl FnOnce() -> Option<KeyMap>,
-    ) -> Outcome {
+    ) -> Found<Context> {
         let Some(record) = record else {
-            return Outcome::Detached;
+            return Found::Detached;
         };
         let Ok(record) = record::decode(record) else {
-            return Outcome::NotValid;
+            return Found::Invalid;
         };
         let context = record.resolve(&self.keys);
         if context.skipped.unknown_key == 0 {
-            return Outcome::Attached(context);
+            return Found::Attached(context);
         }
-        Outcome::Attached(match newer_keys() {
+        Found::Attached(match newer_keys() {
             Some(keys) => record.resolve(&keys),
             None => context,
         })

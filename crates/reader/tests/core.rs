@@ -6,9 +6,10 @@ use std::process::Command;
 
 use otelctx_fixtures::{Compiler, CoreDirectory, Target};
 use otelctx_reader::format::process_context::Value;
+use otelctx_reader::format::record::Context;
 use otelctx_reader::remote::core_file::Missing;
 use otelctx_reader::remote::{Access, CoreFile, Storage};
-use otelctx_reader::{Broken, ContextState, Core, Error, Outcome, ThreadSupport, Unreadable};
+use otelctx_reader::{Broken, ContextState, Core, Error, Found, ThreadSupport, Unreadable};
 
 const SOURCES: [&str; 4] = ["threads.c", "variable.c", "publish.c", "symbols.c"];
 const LINKED: [&str; 3] = ["-DLINKED", "-rdynamic", "-Wl,--build-id"];
@@ -99,9 +100,9 @@ fn assert_published(context: &ContextState) {
 }
 
 #[track_caller]
-fn assert_outcome(thread: &otelctx_fixtures::Thread, outcome: &Outcome) {
+fn assert_outcome(thread: &otelctx_fixtures::Thread, outcome: &Found<Context>) {
     match &thread.attached {
-        None => assert_eq!(*outcome, Outcome::Detached, "{thread:?}"),
+        None => assert_eq!(*outcome, Found::Detached, "{thread:?}"),
         Some(truth) => {
             let context = outcome.attached().unwrap_or_else(|| panic!("{thread:?}"));
             assert_eq!(context.trace_id.to_string(), truth.trace_id);

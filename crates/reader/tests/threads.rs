@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::process::Command;
 
 use otelctx_fixtures::{Compiler, Target};
-use otelctx_reader::{ContextState, Error, Options, Outcome, Process, ThreadSupport, Unreadable};
+use otelctx_reader::{ContextState, Error, Found, Options, Process, ThreadSupport, Unreadable};
 
 fn open(pid: i32) -> Process {
     let mut options = Options::default();
@@ -169,11 +169,11 @@ fn the_threads_of_a_process_whose_first_one_has_ended() {
     let mut read = BTreeMap::new();
     for thread in process.threads().unwrap() {
         match thread.context() {
-            Ok(Outcome::Attached(context)) => {
+            Ok(Found::Attached(context)) => {
                 let ids = (context.trace_id.to_string(), context.span_id.to_string());
                 read.insert(thread.tid(), ids);
             }
-            Ok(other) => assert_eq!(other, Outcome::Detached),
+            Ok(other) => assert_eq!(other, Found::Detached),
             Err(error) => {
                 assert_eq!(thread.tid(), pid);
                 let gone = otelctx_reader::remote::Error::NoSuchThread { pid, tid: pid };

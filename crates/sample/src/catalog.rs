@@ -204,7 +204,7 @@ impl Catalog {
     }
 }
 
-/// A context, compared and hashed without [`Context::left_out`].
+/// A context, compared and hashed without [`Context::skipped`].
 #[derive(Debug)]
 struct Hashed(Context);
 

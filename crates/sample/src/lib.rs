@@ -1,16 +1,15 @@
-//! What one look at a thread yields: the values that samplers produce and that profiles are made
-//! of.
+//! What one sample of a thread yields: the values that samplers produce and profiles are made of.
 //!
-//! A [`Sample`] is small and copied freely. What many samples share stands once in a [`Catalog`],
-//! and samples name it by an id: the process with its resource and mappings, the thread with its
-//! name, the context, the stacks. Ids are given in order from 0 and stay valid: a catalog only
+//! A [`Sample`] is small and `Copy`. Data that many samples share is stored once in a [`Catalog`],
+//! and samples refer to it by id: the process with its resource and mappings, the thread with its
+//! name, the context, the stacks. Ids are assigned in order from 0 and stay valid: a catalog only
 //! grows.
 //!
-//! Nothing here is an error: a look that could not find the thread's context is a sample all the
-//! same, with its reason ([`Found`]).
+//! A sample never fails: when the thread's context could not be read, the sample says why
+//! ([`Found`]).
 //!
-//! What it is not for: looking (that is `otelctx-sampler`), names of functions
-//! (`otelctx-symbolize`), adding up and writing (`otelctx-profile`).
+//! What it is not for: taking samples (`otelctx-sampler`), naming functions
+//! (`otelctx-symbolize`), aggregating and writing (`otelctx-profile`).
 //!
 //! ```
 //! use otelctx_sample::{Catalog, Event, Found, ProcessFacts, Sample};
@@ -31,10 +30,12 @@
 //! ```
 
 mod catalog;
+mod outcome;
 mod process;
 mod sample;
 
 pub use catalog::{Catalog, ContextId, ModuleId, ProcessId, StackId, ThreadFacts, ThreadId};
 pub use otelctx_format as format;
+pub use outcome::{Found, ReadStep};
 pub use process::{Mapping, Module, ProcessFacts};
-pub use sample::{Counts, Event, Found, Sample, Unread};
+pub use sample::{Counts, Event, Sample};

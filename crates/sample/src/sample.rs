@@ -1,25 +1,23 @@
-//! One look at one thread.
+//! One sample of one thread, and the counters of a recording.
 
-use std::fmt;
+use crate::{Found, ReadStep, StackId, ThreadId};
 
-use crate::{ContextId, StackId, ThreadId};
-
-/// One look at one thread.
+/// One sample of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// When, in nanoseconds of the recorder's `CLOCK_MONOTONIC`.
+    /// When it was taken, in nanoseconds of the recorder's `CLOCK_MONOTONIC`.
     pub time: u64,
-    /// On which processor.
+    /// The CPU the thread ran on.
     pub cpu: u32,
-    /// Which thread, and by it which process.
+    /// The thread, which names its process.
     pub thread: ThreadId,
     /// What the thread was doing.
     pub event: Event,
-    /// What it was working on.
+    /// Its context.
     pub found: Found,
-    /// Return addresses in the process, innermost first; the first is where it stood.
+    /// Addresses in the process, innermost first: the instruction pointer, then return addresses.
     pub user_stack: StackId,
-    /// The same in the kernel; empty if it ran in the process.
+    /// Addresses in the kernel, likewise; empty if the thread was in user mode.
     pub kernel_stack: StackId,
 }
 
@@ -27,94 +25,39 @@ pub struct Sample {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
-    /// It ran when the clock ticked.
+    /// It was running when the sampling clock fired.
     OnCpu,
-    /// It came back to a processor after it had been off for this many nanoseconds.
+    /// It was scheduled again after it had been off-CPU.
     OffCpu {
-        /// How long.
+        /// How long it had been off-CPU.
         nanoseconds: u64,
     },
 }
 
-/// What a look says about a thread's context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Found {
-    /// This context was attached.
-    Attached(ContextId),
-    /// Its process publishes contexts, and this thread had none attached.
-    Detached,
-    /// Its process publishes no thread contexts.
-    NotPublished,
-    /// Its process does, and this one could not be read.
-    Unread(Unread),
-}
-
-/// Why the context of a thread was not read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Unread {
-    /// The record said not to read it: its thread was just writing it.
-    NotValid,
-    /// The thread's slot could not be read, for example because its page was not in memory.
-    Slot,
-    /// The record that the slot points at could not be read.
-    Record,
-    /// It changed while it was read from a running thread.
-    Torn,
-    /// How this process keeps the slot is not supported by this sampler.
-    Unsupported,
-    /// Where the slot lies was not looked up yet, or has just changed.
-    Unresolved,
-}
-
-impl Unread {
-    /// Every reason, in the order of [`Counts`].
-    pub const ALL: [Self; 6] = [
-        Self::NotValid,
-        Self::Slot,
-        Self::Record,
-        Self::Torn,
-        Self::Unsupported,
-        Self::Unresolved,
-    ];
-}
-
-impl fmt::Display for Unread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NotValid => "being written",
-            Self::Slot => "slot not readable",
-            Self::Record => "record not readable",
-            Self::Torn => "changed while it was read",
-            Self::Unsupported => "unsupported access",
-            Self::Unresolved => "place not known yet",
-        })
-    }
-}
-
-/// How many looks there were and what came of them. Nothing is lost without being counted here.
+/// The counters of a recording: no data goes missing without being counted here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
     /// Samples with a context.
     pub attached: u64,
-    /// Samples of publishing processes, without one.
+    /// Samples of publishing processes, without a context.
     pub detached: u64,
     /// Samples of processes that publish no thread contexts.
     pub not_published: u64,
-    /// Samples whose context was not read, by the order of [`Unread::ALL`].
-    pub unread: [u64; Unread::ALL.len()],
-    /// Looks whose sample got lost, because the recorder was too slow; by ptrace also those that
-    /// were due while the thread did not stop in time or was not found running.
+    /// Samples whose record was not valid.
+    pub invalid: u64,
+    /// Samples whose context could not be read, in the order of [`ReadStep::ALL`].
+    pub unreadable: [u64; ReadStep::ALL.len()],
+    /// Samples that were due and not taken or not delivered: the kernel's buffer was full, or
+    /// (ptrace) the thread did not stop in time or was not found running.
     pub lost: u64,
-    /// User stacks that had more frames than are kept.
+    /// User stacks of which only the innermost frames were kept.
     pub truncated_stacks: u64,
     /// Samples whose user stack could not be walked.
     pub missing_stacks: u64,
-    /// Samples without what one of a runtime's steps should have added.
-    pub incomplete: u64,
-    /// Attributes whose key no key map explained.
+    /// Samples to which a runtime's step could not add its part.
+    pub incomplete_steps: u64,
+    /// Attributes whose key is in no key map.
     pub unknown_keys: u64,
 }
 
@@ -125,18 +68,22 @@ impl Counts {
             Found::Attached(_) => self.attached += 1,
             Found::Detached => self.detached += 1,
             Found::NotPublished => self.not_published += 1,
-            Found::Unread(why) => {
-                let at = Unread::ALL.iter().position(|reason| *reason == why);
-                self.unread[at.unwrap_or(Unread::ALL.len() - 1)] += 1;
-            }
+            Found::Invalid => self.invalid += 1,
+            Found::Unreadable(step) => self.unreadable[step as usize] += 1,
         }
     }
 
-    /// Samples in all, without the lost ones.
+    /// All samples, without the lost ones.
     #[must_use]
     pub fn samples(&self) -> u64 {
-        let unread: u64 = self.unread.iter().sum();
-        self.attached + self.detached + self.not_published + unread
+        let read = self.attached + self.detached + self.not_published + self.invalid;
+        read + self.unreadable_samples()
+    }
+
+    /// Samples whose context could not be read, by any step.
+    #[must_use]
+    pub fn unreadable_samples(&self) -> u64 {
+        self.unreadable.iter().sum()
     }
 }
 
@@ -149,10 +96,13 @@ mod tests {
         let mut counts = Counts::default();
         counts.add(Found::Detached);
         counts.add(Found::NotPublished);
-        for why in Unread::ALL {
-            counts.add(Found::Unread(why));
+        counts.add(Found::Invalid);
+        for (index, step) in ReadStep::ALL.into_iter().enumerate() {
+            assert_eq!(step as usize, index);
+            counts.add(Found::Unreadable(step));
         }
-        assert_eq!(counts.unread, [1; 6]);
-        assert_eq!(counts.samples(), 8);
+        assert_eq!(counts.unreadable, [1; ReadStep::ALL.len()]);
+        assert_eq!(counts.unreadable_samples(), 7);
+        assert_eq!(counts.samples(), 10);
     }
 }

@@ -45,7 +45,7 @@ mod refusal;
 mod sampler;
 mod stat;
 
-pub use ebpf::{Snapshot, Snapshots, ThreadSnapshot};
+pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;
 pub use options::{Options, Targets};
 pub use otelctx_sample as sample;

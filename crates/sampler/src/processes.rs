@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
-use otelctx_sample::{Catalog, Counts, Event, Found, Sample, Unread};
+use otelctx_sample::{Catalog, Counts, Event, Found, ReadStep, Sample};
 use reader::SharedModules;
 
 use crate::process::{Known, Modules, Publishing};
@@ -44,22 +44,18 @@ pub(crate) struct Look<'a> {
     pub(crate) pid: u32,
     pub(crate) tid: u32,
     pub(crate) comm: &'a str,
-    pub(crate) context: Seen<'a>,
+    pub(crate) context: Found<Record<'a>>,
     pub(crate) user_stack: &'a [u64],
     pub(crate) kernel_stack: &'a [u64],
 }
 
-/// What was seen of its context.
-#[derive(Debug)]
-pub(crate) enum Seen<'a> {
-    /// Nothing was known of its process.
-    Nothing,
-    /// The bytes of a record, and the configuration that it was read under.
-    Record(u32, &'a [u8]),
-    /// What a record says.
+/// An attached record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Record<'a> {
+    /// Its bytes, and the configuration that they were read under.
+    Bytes { serial: u32, bytes: &'a [u8] },
+    /// What it says.
     Context(&'a Context),
-    Detached,
-    Unread(Unread),
 }
 
 impl Processes {
@@ -199,7 +195,7 @@ impl Processes {
         });
         let process = known.id(catalog, look.comm);
         known.sampled();
-        let found = found(known, &look.context, &mut self.counts, catalog);
+        let found = found(known, look.context, &mut self.counts, catalog);
         self.counts.add(found);
         let addresses = look.user_stack.iter().copied();
         known.explain(catalog, addresses, &mut self.modules);
@@ -215,37 +211,44 @@ impl Processes {
     }
 }
 
-/// What a look says of the thread's context.
-fn found(known: &mut Known, seen: &Seen<'_>, counts: &mut Counts, catalog: &mut Catalog) -> Found {
-    match seen {
-        // It was read before the process executed another program.
-        Seen::Record(serial, _) if known.keys(*serial).is_none() => {
-            Found::Unread(Unread::Unresolved)
-        }
-        Seen::Record(serial, bytes) => {
-            let Some(context) = decode(known, *serial, bytes) else {
-                return Found::Unread(Unread::Record);
-            };
-            counts.unknown_keys += u64::from(context.skipped.unknown_key);
-            Found::Attached(catalog.context(&context))
-        }
-        Seen::Context(context) => {
-            counts.unknown_keys += u64::from(context.skipped.unknown_key);
-            Found::Attached(catalog.context(context))
-        }
-        Seen::Detached => Found::Detached,
-        Seen::Unread(why) => {
-            if *why == Unread::Unresolved {
-                known.look_soon();
+/// The outcome of a look at the thread's context, with the context in the catalog.
+fn found(
+    known: &mut Known,
+    read: Found<Record<'_>>,
+    counts: &mut Counts,
+    catalog: &mut Catalog,
+) -> Found {
+    let found = read.and_then(|record| {
+        let decoded;
+        let context = match record {
+            // It was read before the process executed another program.
+            Record::Bytes { serial, .. } if known.keys(serial).is_none() => {
+                return Found::Unreadable(ReadStep::Resolve);
             }
-            Found::Unread(*why)
-        }
-        Seen::Nothing if !known.looked => Found::Unread(Unread::Unresolved),
-        Seen::Nothing => match known.publishing {
+            Record::Bytes { serial, bytes } => match decode(known, serial, bytes) {
+                Some(context) => {
+                    decoded = context;
+                    &decoded
+                }
+                None => return Found::Unreadable(ReadStep::Record),
+            },
+            Record::Context(context) => context,
+        };
+        counts.unknown_keys += u64::from(context.skipped.unknown_key);
+        Found::Attached(catalog.context(context))
+    });
+    match found {
+        Found::NotPublished if !known.looked => Found::Unreadable(ReadStep::Resolve),
+        Found::NotPublished => match known.publishing {
             Publishing::Nothing => Found::NotPublished,
-            Publishing::Threads(_) => Found::Unread(Unread::Unresolved),
-            Publishing::Unreadable => Found::Unread(Unread::Unsupported),
+            Publishing::Threads(_) => Found::Unreadable(ReadStep::Resolve),
+            Publishing::Unreadable => Found::Unreadable(ReadStep::Access),
         },
+        Found::Unreadable(ReadStep::Resolve) => {
+            known.look_soon();
+            found
+        }
+        found => found,
     }
 }
 
@@ -290,7 +293,7 @@ mod tests {
             pid,
             tid: pid,
             comm: "sleep",
-            context: Seen::Nothing,
+            context: Found::NotPublished,
             user_stack: &[],
             kernel_stack: &[],
         }

@@ -18,14 +18,13 @@ use std::time::{Duration, Instant};
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::format::record::Context;
-use otelctx_sample::{Catalog, Counts, Sample, Unread};
+use otelctx_sample::{Catalog, Counts, Found, Sample};
 use reader::remote::process::processes;
 use reader::remote::stop::{on_own_thread, resume_late};
 use reader::remote::{Error as RemoteError, Memory, ProcessMemory, Stopped};
-use reader::{Outcome, Unreadable};
 
 use crate::process::may_be_looked_at;
-use crate::processes::{Look, Processes, Seen};
+use crate::processes::{Look, Processes, Record};
 use crate::stat::{Stat, TICK};
 use crate::{Error, Options, Targets, monotonic, nanoseconds};
 
@@ -68,15 +67,8 @@ struct Owned {
     pid: u32,
     tid: u32,
     comm: String,
-    context: OwnedContext,
+    context: Found<Context>,
     stack: Vec<u64>,
-}
-
-enum OwnedContext {
-    Attached(Context),
-    Detached,
-    Unread(Unread),
-    NotPublished,
 }
 
 impl Recorder {
@@ -133,12 +125,8 @@ impl Recorder {
 
     pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
         for look in self.looks.try_iter().take(QUEUE) {
-            let context = match &look.context {
-                OwnedContext::Attached(context) => Seen::Context(context),
-                OwnedContext::Detached => Seen::Detached,
-                OwnedContext::Unread(why) => Seen::Unread(*why),
-                OwnedContext::NotPublished => Seen::Nothing,
-            };
+            let context = look.context.as_ref();
+            let context = context.and_then(|context| Found::Attached(Record::Context(context)));
             let look = Look {
                 time: look.time,
                 cpu: look.cpu,
@@ -407,16 +395,10 @@ impl Target {
                     let time = monotonic();
                     let stack = memory.filter(|_| user_stacks);
                     let stack = stack.map(|memory| walk(stopped.stopped(), memory));
-                    let context = match stopped.context() {
-                        Ok(Outcome::Attached(context)) => OwnedContext::Attached(context),
-                        Ok(Outcome::Detached) => OwnedContext::Detached,
-                        Ok(Outcome::NotValid) => OwnedContext::Unread(Unread::NotValid),
-                        Err(reader::Error::Variable { .. }) => OwnedContext::Unread(Unread::Slot),
-                        Ok(_) | Err(_) => OwnedContext::Unread(Unread::Record),
-                    };
+                    let context = stopped.context().unwrap_or_else(|error| error.found());
                     (time, context, stack.unwrap_or_default())
                 }
-                Err(reader::Error::Unreadable { why, .. }) => {
+                Err(unreadable @ reader::Error::Unreadable { .. }) => {
                     let process = thread.process().target();
                     let stopped = Stopped::stop(process, tid, STOP_TIMEOUT);
                     let stopped = match stopped {
@@ -430,13 +412,7 @@ impl Target {
                     };
                     let stack = memory.filter(|_| user_stacks);
                     let stack = stack.map(|memory| walk(&stopped, memory));
-                    let context = match why {
-                        Unreadable::NoProcessContext | Unreadable::NoSchema => {
-                            OwnedContext::NotPublished
-                        }
-                        _ => OwnedContext::Unread(Unread::Unsupported),
-                    };
-                    (monotonic(), context, stack.unwrap_or_default())
+                    (monotonic(), unreadable.found(), stack.unwrap_or_default())
                 }
                 Err(reader::Error::Remote(RemoteError::StopTimeout { .. })) => {
                     missed.push(tid);

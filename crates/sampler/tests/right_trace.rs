@@ -11,7 +11,7 @@ use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::{Feature, is_emulated};
 use otelctx_fixtures::sampled::{Sampled, SpanProgram};
 use otelctx_fixtures::spans::{SpanLog, Verdict};
-use otelctx_sampler::sample::{Catalog, Found, Unread};
+use otelctx_sampler::sample::{Catalog, Found};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 const TIME: Duration = Duration::from_millis(500);
@@ -25,7 +25,7 @@ fn measure(without_ebpf: bool) -> (u32, usize) {
     }
 }
 /// The record of a thread that was just rewriting it.
-const BEING_WRITTEN: Found = Found::Unread(Unread::NotValid);
+const BEING_WRITTEN: Found = Found::Invalid;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Builds and starts a program. `None` where its compiler is not installed.

@@ -9,8 +9,8 @@ use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::sampled::Sampled;
 use otelctx_reader::Process;
-use otelctx_sampler::sample::Unread;
-use otelctx_sampler::{Snapshot, Snapshots};
+use otelctx_sampler::Snapshots;
+use otelctx_sampler::sample::{Found, ReadStep};
 
 fn load() -> Option<Snapshots> {
     Feature::Snapshots.or_skip(Snapshots::load(640))
@@ -31,13 +31,13 @@ fn every_thread_is_what_it_says() {
             let thread = thread.unwrap();
             assert_eq!(thread.name, truth.name);
             match (&thread.context, &truth.attached) {
-                (Snapshot::Attached(context), Some(attached)) => {
+                (Found::Attached(context), Some(attached)) => {
                     assert_eq!(context.trace_id.to_string(), attached.trace_id);
                     assert_eq!(context.span_id.to_string(), attached.span_id);
                     let attribute = ("worker".to_owned(), truth.name.clone());
                     assert_eq!(context.attributes, [attribute]);
                 }
-                (Snapshot::Detached, None) => {}
+                (Found::Detached, None) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -60,7 +60,7 @@ fn no_context_is_a_mixture() {
     for _ in 0..100 {
         for thread in snapshots.threads(&mut process).unwrap() {
             match thread.context {
-                Snapshot::Attached(context) => {
+                Found::Attached(context) => {
                     let id = u64::from_be_bytes(context.span_id.to_bytes());
                     let letter = |at: u32| char::from(b'a' + ((id >> (4 * at)) % 16) as u8);
                     let expected: String = (0..8).map(letter).collect();
@@ -69,7 +69,7 @@ fn no_context_is_a_mixture() {
                     // A task's record may be another thread's by the time that it is read.
                     attached += 1;
                 }
-                Snapshot::Unread(Unread::Torn | Unread::NotValid) => torn += 1,
+                Found::Invalid | Found::Unreadable(ReadStep::Verify) => torn += 1,
                 _ => {}
             }
         }

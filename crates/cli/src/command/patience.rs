@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use otelctx_reader::{Error, Outcome, remote};
+use otelctx_reader::{Error, Found, remote};
 
 use crate::error::is_gone;
 
@@ -33,8 +33,8 @@ pub(super) fn patiently<T>(
 }
 
 /// Whether a record was being rewritten just then.
-pub(super) fn is_rewritten(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::NotValid)
+pub(super) fn is_rewritten<C>(outcome: &Found<C>) -> bool {
+    matches!(outcome, Found::Invalid)
 }
 
 /// Looks that find no process where there is one.

@@ -3,6 +3,7 @@
 //! A test compares every layout here with the type information in the compiled objects.
 
 use aya::Pod;
+use otelctx_sample::{Found, ReadStep};
 
 /// Definitions of the variable that are looked at in one process.
 pub(crate) const MAX_PLACES: usize = 4;
@@ -35,6 +36,20 @@ pub(crate) mod outcome {
     pub(crate) const SLOT: u8 = 4;
     pub(crate) const RECORD: u8 = 5;
     pub(crate) const MOVED: u8 = 6;
+}
+
+/// What the program says of a thread's context; `record` is the part with the record's bytes. That
+/// nothing is known of the process counts as not published.
+pub(crate) fn found(outcome: u8, record: Option<&[u8]>) -> Found<&[u8]> {
+    match (outcome, record) {
+        (outcome::ATTACHED, Some(record)) => Found::Attached(record),
+        (outcome::ATTACHED | outcome::RECORD, _) => Found::Unreadable(ReadStep::Record),
+        (outcome::DETACHED, _) => Found::Detached,
+        (outcome::NOT_VALID, _) => Found::Invalid,
+        (outcome::SLOT, _) => Found::Unreadable(ReadStep::Variable),
+        (outcome::MOVED, _) => Found::Unreadable(ReadStep::Resolve),
+        _ => Found::NotPublished,
+    }
 }
 
 /// `enum event_flag`.

@@ -11,4 +11,4 @@ mod snapshot;
 
 pub(crate) use abi::{MAX_PLACES, Place, Target, storage};
 pub(crate) use recorder::Recorder;
-pub use snapshot::{Snapshot, Snapshots, ThreadSnapshot};
+pub use snapshot::{Snapshots, ThreadSnapshot};

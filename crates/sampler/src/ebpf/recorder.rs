@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
-use otelctx_sample::{Catalog, Counts, Sample, Unread};
+use otelctx_sample::{Catalog, Counts, Found, Sample};
 
-use super::abi::{self, EventHead, Target, flag, kind, outcome, part, step_outcome};
+use super::abi::{self, EventHead, Target, flag, kind, part, step_outcome};
 use super::load::{Loaded, Lost};
 use crate::process::{Publishing, may_be_looked_at, target};
-use crate::processes::{Look, Processes, Seen};
+use crate::processes::{Look, Processes, Record};
 use crate::refusal::Refusal;
 use crate::{Error, Options, Targets, monotonic};
 
@@ -238,18 +238,14 @@ fn sample(
             kind => incomplete |= kind >= part::STEP && part.outcome != step_outcome::DONE,
         }
     }
-    processes.counts.incomplete += u64::from(incomplete);
-    let unread = Seen::Unread;
-    let context = match (head.outcome, record) {
-        (outcome::ATTACHED, Some(record)) => Seen::Record(head.serial, record),
-        (outcome::ATTACHED, None) => unread(Unread::Record),
-        (outcome::DETACHED, _) => Seen::Detached,
-        (outcome::NOT_VALID, _) => unread(Unread::NotValid),
-        (outcome::SLOT, _) => unread(Unread::Slot),
-        (outcome::RECORD, _) => unread(Unread::Record),
-        (outcome::MOVED, _) => unread(Unread::Unresolved),
-        _ => Seen::Nothing,
-    };
+    processes.counts.incomplete_steps += u64::from(incomplete);
+    let context = abi::found(head.outcome, record);
+    let context = context.and_then(|bytes| {
+        Found::Attached(Record::Bytes {
+            serial: head.serial,
+            bytes,
+        })
+    });
     processes.counts.truncated_stacks += u64::from(head.flags & flag::TRUNCATED_STACK != 0);
     processes.counts.missing_stacks += u64::from(head.flags & flag::NO_USER_STACK != 0);
     let comm = name(&head.comm);

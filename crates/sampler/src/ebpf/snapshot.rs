@@ -7,11 +7,11 @@ use aya::maps::{Array, MapData};
 use aya::programs::Iter;
 use aya::{Btf, Ebpf, EbpfLoader};
 use otelctx_reader as reader;
-use otelctx_sample::Unread;
 use otelctx_sample::format::record::{self, Context};
+use otelctx_sample::{Found, ReadStep};
 use reader::{ThreadSupport, ThreadVariables};
 
-use super::abi::{self, EventHead, RECORD_LIMIT, Wanted, outcome, part};
+use super::abi::{self, EventHead, RECORD_LIMIT, Wanted, part};
 use super::load::{find, is_first_namespace, map};
 use super::recorder::name;
 use crate::process::{places, target};
@@ -47,20 +47,8 @@ pub struct ThreadSnapshot {
     pub tid: i32,
     /// Its name.
     pub name: String,
-    /// What it works on.
-    pub context: Snapshot,
-}
-
-/// What a thread works on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Snapshot {
-    /// This.
-    Attached(Context),
-    /// No record is attached, or the thread never touched the variable.
-    Detached,
-    /// It could not be read.
-    Unread(Unread),
+    /// What was read of its context; never [`Found::NotPublished`].
+    pub context: Found<Context>,
 }
 
 impl Snapshots {
@@ -163,8 +151,8 @@ impl Snapshots {
 
 impl ThreadSnapshot {
     fn is_torn(&self) -> bool {
-        let torn = [Unread::Torn, Unread::NotValid];
-        matches!(self.context, Snapshot::Unread(why) if torn.contains(&why))
+        let torn = [Found::Invalid, Found::Unreadable(ReadStep::Verify)];
+        torn.contains(&self.context)
     }
 }
 
@@ -181,17 +169,10 @@ fn parse(
             .filter(|part| part.kind == part::RECORD)
             .map(|part| part.bytes);
         let both = (records.next(), records.next());
-        let context = match (head.outcome, both) {
-            (outcome::ATTACHED, (Some(first), Some(second))) if first == second => {
-                decode(first, process, variables)
-            }
-            (outcome::ATTACHED, _) => Snapshot::Unread(Unread::Torn),
-            (outcome::DETACHED, _) => Snapshot::Detached,
-            (outcome::NOT_VALID, _) => Snapshot::Unread(Unread::NotValid),
-            (outcome::SLOT, _) => Snapshot::Unread(Unread::Slot),
-            (outcome::MOVED, _) => Snapshot::Unread(Unread::Unresolved),
-            _ => Snapshot::Unread(Unread::Record),
-        };
+        let context = abi::found(head.outcome, both.0).and_then(|first| match both.1 {
+            Some(second) if first == second => decode(first, process, variables),
+            _ => Found::Unreadable(ReadStep::Verify),
+        });
         threads.push(ThreadSnapshot {
             tid: head.tid as i32,
             name: name(&head.comm).into_owned(),
@@ -205,13 +186,13 @@ fn decode(
     bytes: &[u8],
     process: &mut reader::Process,
     variables: &mut ThreadVariables,
-) -> Snapshot {
+) -> Found<Context> {
     let Ok(record) = record::decode(bytes) else {
-        return Snapshot::Unread(Unread::Record);
+        return Found::Unreadable(ReadStep::Record);
     };
     let context = record.resolve(&variables.keys);
     if context.skipped.unknown_key == 0 {
-        return Snapshot::Attached(context);
+        return Found::Attached(context);
     }
     // A key may have been registered since the key map was read.
     if let Ok(reader::ContextState::Published(published)) = process.context()
@@ -219,5 +200,5 @@ fn decode(
     {
         variables.keys = keys.clone();
     }
-    Snapshot::Attached(record.resolve(&variables.keys))
+    Found::Attached(record.resolve(&variables.keys))
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{ContextId, Found, Sample, ThreadId, Unread};
+use otelctx_profile::sample::{ContextId, Found, Sample, ThreadId};
 use otelctx_reader::format::TraceId;
 use otelctx_sampler::Method;
 use serde::Serialize;
@@ -194,7 +194,7 @@ impl Report {
             period_ns,
             samples,
             with_trace,
-            unreadable: unreadable(recorded),
+            unreadable: recorded.counts.unreadable_samples(),
             lost: recorded.counts.lost,
             cpu_ms: milliseconds(samples),
             traces_that_moved: moved,
@@ -212,13 +212,6 @@ fn context_of(sample: &Sample) -> Option<ContextId> {
         Found::Attached(context) => Some(context),
         _ => None,
     }
-}
-
-/// Samples whose context could not be read. A record that is being rewritten belongs to no request.
-fn unreadable(recorded: &Recording) -> u64 {
-    let counted = Unread::ALL.iter().zip(recorded.counts.unread);
-    let unread = counted.filter(|(why, _)| **why != Unread::NotValid);
-    unread.map(|(_, count)| count).sum()
 }
 
 fn parts(work: &Work<'_>) -> Vec<Part> {

@@ -8,7 +8,7 @@ use otelctx_reader::remote::CoreFile;
 use otelctx_reader::{Core, Options, ThreadSupport, Unreadable};
 use serde::Serialize;
 
-use super::report::{Look, MOST_CONTEXTS, NotRead, Report};
+use super::report::{Look, MOST_CONTEXTS, Report};
 use crate::command::partial::{Partial, Why};
 use crate::error::Error;
 
@@ -44,8 +44,10 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
         let look = Look {
             tid: thread.tid,
             name: None,
-            outcome: is_readable
-                .then(|| core.thread_context(&support, thread).map_err(NotRead::from)),
+            outcome: is_readable.then(|| {
+                let outcome = core.thread_context(&support, thread);
+                outcome.map_err(|error| error.to_string())
+            }),
         };
         kept += look.size();
         looks.push(look);

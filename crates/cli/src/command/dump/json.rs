@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use otelctx_reader::format::record::{Context, Skipped};
 use otelctx_reader::remote::tls::TlsVariable;
-use otelctx_reader::{ContextState, Outcome, ProcessContext, SYMBOL, ThreadVariables};
+use otelctx_reader::{ContextState, Found, ProcessContext, SYMBOL, ThreadVariables};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
@@ -205,8 +205,8 @@ impl<'r> ThreadJson<'r> {
     fn of(look: &'r Look, unreadable: Option<&str>) -> Self {
         let context = match &look.outcome {
             None => unreadable.map(|why| OrError::error(&why)),
-            Some(Ok(Outcome::Attached(context))) => Some(OrError::Value(ContextJson::of(context))),
-            Some(Ok(Outcome::NotValid)) => Some(OrError::error(&NOT_VALID)),
+            Some(Ok(Found::Attached(context))) => Some(OrError::Value(ContextJson::of(context))),
+            Some(Ok(Found::Invalid)) => Some(OrError::error(&NOT_VALID)),
             Some(Ok(_)) => None,
             Some(Err(error)) => Some(OrError::error(error)),
         };

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_reader::{
-    ContextState, Error, Options, Outcome, Process, SharedModules, Thread, ThreadSupport, Threads,
+    ContextState, Error, Found, Options, Process, SharedModules, Thread, ThreadSupport, Threads,
 };
-use otelctx_sampler::sample::Unread;
-use otelctx_sampler::{Snapshot, Snapshots, ThreadSnapshot};
+use otelctx_sampler::{Snapshots, ThreadSnapshot};
 
-use super::report::{Look, MOST_CONTEXTS, NotRead, Report};
+use super::report::{Look, MOST_CONTEXTS, Report};
 use crate::command::partial::{Partial, Why, number_of_threads};
 use crate::command::patience::{is_rewritten, patiently};
 use crate::error::is_gone;
@@ -213,11 +212,11 @@ fn snapshot(
         Err(otelctx_sampler::Error::Reader(error)) => return Err(error),
         Err(otelctx_sampler::Error::Remote(error)) => return Err(error.into()),
         Err(refused) => {
-            let refused = Arc::new(refused);
+            let refused = refused.to_string();
             let look = |(tid, name)| Look {
                 tid,
                 name: Some(name),
-                outcome: Some(Err(NotRead::Refused(refused.clone()))),
+                outcome: Some(Err(refused.clone())),
             };
             names.into_iter().map(look).collect()
         }
@@ -241,12 +240,10 @@ fn snapshot(
 
 fn of_snapshot(thread: ThreadSnapshot) -> Look {
     let outcome = match thread.context {
-        Snapshot::Attached(context) => Ok(Outcome::Attached(context)),
-        Snapshot::Detached => Ok(Outcome::Detached),
-        Snapshot::Unread(Unread::NotValid) => Ok(Outcome::NotValid),
-        Snapshot::Unread(why) => Err(NotRead::Running(why)),
-        // `Snapshot` may grow.
-        _ => Err(NotRead::Running(Unread::Unsupported)),
+        Found::Unreadable(step) => Err(format!(
+            "{step} while the thread ran: try without --no-stop"
+        )),
+        outcome => Ok(outcome),
     };
     Look {
         tid: thread.tid,
@@ -268,6 +265,6 @@ fn look(thread: &Thread<'_>, is_readable: bool) -> Option<Look> {
     (!has_ended).then(|| Look {
         tid: thread.tid(),
         name,
-        outcome: outcome.map(|outcome| outcome.map_err(NotRead::from)),
+        outcome: outcome.map(|outcome| outcome.map_err(|error| error.to_string())),
     })
 }

@@ -3,11 +3,10 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
+use otelctx_reader::format::record::Context;
 use otelctx_reader::{
-    Broken, ContextState, Detected, Error, Outcome, ThreadSupport, ThreadVariables, Unreadable,
+    Broken, ContextState, Detected, Error, Found, ThreadSupport, ThreadVariables, Unreadable,
 };
-
-use otelctx_sampler::sample::Unread;
 
 use super::core::CoreReport;
 use crate::command::partial::Partial;
@@ -49,20 +48,7 @@ pub(super) struct Look {
     /// Core files do not tell it.
     pub(super) name: Option<OsString>,
     /// `None` where no thread has a context that could be read.
-    pub(super) outcome: Option<Result<Outcome, NotRead>>,
-}
-
-/// Why a thread's context was not read.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum NotRead {
-    #[error(transparent)]
-    Error(#[from] Error),
-    /// While the thread ran.
-    #[error("{0}, without stopping the thread; without --no-stop it is stopped")]
-    Running(Unread),
-    /// The kernel refused for all of them.
-    #[error(transparent)]
-    Refused(Arc<otelctx_sampler::Error>),
+    pub(super) outcome: Option<Result<Found<Context>, String>>,
 }
 
 impl Look {
@@ -72,7 +58,7 @@ impl Look {
             return 0;
         };
         let more = match outcome {
-            Ok(Outcome::Attached(context)) => {
+            Ok(Found::Attached(context)) => {
                 let attributes = &context.attributes[..];
                 let texts = attributes
                     .iter()
@@ -81,7 +67,7 @@ impl Look {
             }
             Ok(_) => 0,
             // The target's own names are in it.
-            Err(error) => error.to_string().len(),
+            Err(error) => error.len(),
         };
         size_of::<Look>() + more
     }
@@ -102,7 +88,7 @@ impl Report {
                 Support::Readable(_) => self
                     .looks
                     .iter()
-                    .any(|look| matches!(look.outcome, Some(Err(_) | Ok(Outcome::NotValid)))),
+                    .any(|look| matches!(look.outcome, Some(Err(_) | Ok(Found::Invalid)))),
                 Support::Unpublished => false,
                 Support::Unreadable(_) | Support::Unknown(_) => true,
             }

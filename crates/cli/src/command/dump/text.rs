@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::record::{Context, Skipped};
-use otelctx_reader::{ContextState, Outcome, SYMBOL, ThreadVariables, Unreadable};
+use otelctx_reader::{ContextState, Found, SYMBOL, ThreadVariables, Unreadable};
 
 use super::core::CoreReport;
 use super::report::{NOT_VALID, Report, Support};
@@ -198,8 +198,8 @@ fn table(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Resul
     ]);
     let rows = report.looks.iter().map(|look| {
         let [trace, span, attributes] = match &look.outcome {
-            Some(Ok(Outcome::Attached(context))) => context_cells(context),
-            Some(Ok(Outcome::NotValid)) => word(NOT_VALID),
+            Some(Ok(Found::Attached(context))) => context_cells(context),
+            Some(Ok(Found::Invalid)) => word(NOT_VALID),
             Some(Ok(_)) | None => word("none attached"),
             Some(Err(error)) => word(&format!("unreadable: {}", escape(&error.to_string()))),
         };

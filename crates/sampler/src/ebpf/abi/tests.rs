@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::mem::{offset_of, size_of};
 
 use object::{Object, ObjectSection};
+use otelctx_sample::{Found, ReadStep};
 
 use super::{EventHead, PartHead, Place, Target, Wanted};
 
@@ -157,4 +158,23 @@ fn parts_are_taken_apart() {
     assert_eq!(parts, [(1, &[0xaa, 0xbb, 0xcc][..]), (2, &stack[..])]);
     assert!(super::event(&event[..event.len() - 1]).is_none());
     assert_eq!(size_of::<PartHead>(), 8);
+}
+
+#[test]
+fn each_outcome_of_the_program_is_converted() {
+    let record = &[1_u8][..];
+    for (outcome, expected) in [
+        (0, Found::NotPublished),
+        (1, Found::Attached(record)),
+        (2, Found::Detached),
+        (3, Found::Invalid),
+        (4, Found::Unreadable(ReadStep::Variable)),
+        (5, Found::Unreadable(ReadStep::Record)),
+        (6, Found::Unreadable(ReadStep::Resolve)),
+    ] {
+        assert_eq!(super::found(outcome, Some(record)), expected);
+    }
+    // The program says that there is a record, and the event has none.
+    let missing = Found::Unreadable(ReadStep::Record);
+    assert_eq!(super::found(super::outcome::ATTACHED, None), missing);
 }

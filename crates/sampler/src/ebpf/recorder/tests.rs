@@ -4,7 +4,7 @@ use std::process::Command;
 
 use otelctx_fixtures::{Compiler, Target};
 
-use super::super::abi::{Part, step_outcome};
+use super::super::abi::{Part, outcome, step_outcome};
 use super::*;
 
 /// Whatever is to happen has happened by then, on the slowest machine.
@@ -84,13 +84,17 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
             incomplete += 1;
         }
     }
-    assert_eq!(recorder.counts().incomplete, 0);
+    assert_eq!(recorder.counts().incomplete_steps, 0);
     let mut samples = 0;
     while samples == 0 {
         assert!(begin.elapsed() < PATIENCE);
         recorder.drain(&mut Catalog::new(), &mut |_| samples += 1);
     }
-    assert_eq!(recorder.counts().incomplete, samples, "after {incomplete}");
+    assert_eq!(
+        recorder.counts().incomplete_steps,
+        samples,
+        "after {incomplete}"
+    );
 }
 
 #[test]

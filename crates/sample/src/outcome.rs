@@ -1,0 +1,120 @@
+//! The outcome of reading a thread's context.
+
+use std::fmt;
+
+use crate::ContextId;
+
+/// The outcome of reading a thread's context. A sample has the context's id; whoever reads one
+/// thread by itself has the context (`Found<Context>`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Found<C = ContextId> {
+    /// A record is attached, and says this.
+    Attached(C),
+    /// The process publishes thread contexts, and this thread has none attached: its variable is
+    /// null, or it never used the variable.
+    Detached,
+    /// The process publishes no thread contexts.
+    NotPublished,
+    /// A record is attached whose `valid` field is not 1. Its thread is writing it at this moment,
+    /// or has detached it that way: a single read cannot tell which.
+    Invalid,
+    /// The context could not be read: this step failed.
+    Unreadable(ReadStep),
+}
+
+impl<C> Found<C> {
+    /// The context, if one is attached.
+    #[must_use]
+    pub fn attached(&self) -> Option<&C> {
+        match self {
+            Self::Attached(context) => Some(context),
+            _ => None,
+        }
+    }
+
+    /// The same outcome, with a reference to the context.
+    #[must_use]
+    pub fn as_ref(&self) -> Found<&C> {
+        match self {
+            Self::Attached(context) => Found::Attached(context),
+            Self::Detached => Found::Detached,
+            Self::NotPublished => Found::NotPublished,
+            Self::Invalid => Found::Invalid,
+            Self::Unreadable(step) => Found::Unreadable(*step),
+        }
+    }
+
+    /// Converts the context, which may fail: then that is the outcome.
+    #[must_use]
+    pub fn and_then<D>(self, convert: impl FnOnce(C) -> Found<D>) -> Found<D> {
+        match self {
+            Self::Attached(context) => convert(context),
+            Self::Detached => Found::Detached,
+            Self::NotPublished => Found::NotPublished,
+            Self::Invalid => Found::Invalid,
+            Self::Unreadable(step) => Found::Unreadable(step),
+        }
+    }
+}
+
+/// A step on the way to a thread's context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum ReadStep {
+    /// Finding out where the variable is: not done yet, or no longer true.
+    Resolve,
+    /// Choosing how to access the variable: this reader does not support what the process does.
+    Access,
+    /// Stopping the thread, or getting its thread pointer.
+    Thread,
+    /// Opening the memory of the process.
+    Memory,
+    /// Reading the variable, for example because its page is not in memory.
+    Variable,
+    /// Reading the record that the variable points to.
+    Record,
+    /// Reading the record a second time while its thread runs: it had changed.
+    Verify,
+}
+
+impl ReadStep {
+    /// All steps, in the order of [`Counts::unreadable`](crate::Counts::unreadable).
+    pub const ALL: [Self; 7] = [
+        Self::Resolve,
+        Self::Access,
+        Self::Thread,
+        Self::Memory,
+        Self::Variable,
+        Self::Record,
+        Self::Verify,
+    ];
+
+    /// Its name in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Resolve => "resolve",
+            Self::Access => "access",
+            Self::Thread => "thread",
+            Self::Memory => "memory",
+            Self::Variable => "variable",
+            Self::Record => "record",
+            Self::Verify => "verify",
+        }
+    }
+}
+
+impl fmt::Display for ReadStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Resolve => "the variable was not resolved yet",
+            Self::Access => "the access to the variable is not supported",
+            Self::Thread => "the thread could not be stopped",
+            Self::Memory => "the process's memory could not be opened",
+            Self::Variable => "the variable could not be read",
+            Self::Record => "the record could not be read",
+            Self::Verify => "the record changed while it was read",
+        })
+    }
+}
