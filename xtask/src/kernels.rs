@@ -153,6 +153,8 @@ const EXCLUDED: [(&str, &str); 2] = [("remote", "vanish"), ("remote", "namespace
 
 /// Path of the command's own tests in the machine.
 const COMMAND_TESTS: &str = "/tests/cli-command";
+/// Path of the process that they inspect: `../examples/target` from there.
+const TARGET: &str = "/examples/target";
 
 /// Skips tests that call a compiler or binutils.
 const SKIPPED: &str = "--skip build_id --skip files_without_the_variable";
@@ -337,6 +339,8 @@ struct Contents {
     tests: Vec<Test>,
     /// Path of the command, where its tests expect it.
     command: PathBuf,
+    /// Path of the process that the command's tests inspect.
+    target: PathBuf,
     /// Fixtures compiled on the host.
     fixtures: Vec<PathBuf>,
     rows: Option<Rows>,
@@ -371,9 +375,11 @@ impl Contents {
             .filter(|path| path.is_file())
             .collect();
         let (first, ..) = tests.first().ok_or("there are no test programs")?;
-        let target = first.executable.ancestors().nth(2);
+        let built = first.executable.ancestors().nth(2);
+        let built = built.ok_or("no target folder")?;
         Ok(Self {
-            command: target.ok_or("no target folder")?.join("otelctx"),
+            command: built.join("otelctx"),
+            target: built.join("examples/target"),
             rows: selection
                 .is_everything()
                 .then(|| Rows::build("x86_64"))
@@ -423,6 +429,7 @@ impl Contents {
             let command = self.stripped(&self.command)?;
             image.bytes(Path::new("/bin/otelctx"), &command);
             image.bytes(&self.command, &command);
+            image.bytes(Path::new(TARGET), &self.stripped(&self.target)?);
         }
         for fixture in &self.fixtures {
             image.file(fixture, fixture)?;

@@ -9,12 +9,12 @@ use otelctx_fixtures::RaisedLimits;
 use serde_json::Value;
 
 use crate::run::{Answer, command, otelctx, temporary, under_strace};
-use crate::target::{CROWD, STUCK, TRACE, Target};
+use crate::target::{STUCK, TRACE, Target};
 
-/// A process with so many threads beside those of the test harness, each with its record attached.
+/// A process with this many threads beside its first, each with a record attached.
 fn crowd(count: u64) -> Target {
     Target::start_with("crowd", |command| {
-        command.env(CROWD, count.to_string());
+        command.arg(count.to_string());
     })
 }
 
@@ -77,7 +77,7 @@ fn members(answer: &Value) -> BTreeSet<u64> {
     for thread in threads {
         let context = &thread["context"];
         assert_eq!(context.get("error"), None, "{thread}");
-        // Threads of the test harness have none, nor has one that was just made.
+        // The program's first thread has none, nor has one that was just created.
         if !context.is_null() {
             assert_eq!(context["trace_id"], TRACE);
             let span = context["span_id"].as_str().unwrap();
@@ -125,17 +125,17 @@ fn a_dump_ends_at_its_deadline_and_says_how_far_it_came() {
                 .stdout
                 .lines()
                 .find(|it| it.starts_with("  partial "));
-            assert!(line.unwrap().contains(" of 30,002 threads: "));
+            assert!(line.unwrap().contains(" of 30,001 threads: "));
         }
     }
-    let late = |text: &str| text.ends_with(" of 30,002 threads: the deadline of 2 s has passed");
+    let late = |text: &str| text.ends_with(" of 30,001 threads: the deadline of 2 s has passed");
     let answer = check(&target, &[]);
     match text_of(&answer, "partial") {
         Some(text) => assert!(late(&text), "{text}"),
         None => assert!(
             text_of(&answer, "threads")
                 .unwrap()
-                .contains(" 30002 threads")
+                .contains(" 30001 threads")
         ),
     }
     let (row, _) = counted(&target, &[]);

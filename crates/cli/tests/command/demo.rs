@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::run::{Answer, Scratch, command, not_ignoring_interrupts, otelctx};
+use crate::run::{Answer, Scratch, command, otelctx};
 use crate::unprivileged::Copy;
 
 /// On the slowest machine.
@@ -184,7 +184,6 @@ fn where_nothing_can_be_written_the_files_are_temporary() {
 /// A demo that would go on for minutes, the rest of what it writes, and its service's process.
 fn long_demo(directory: &str) -> (Child, BufReader<ChildStdout>, i32) {
     let mut demo = command(&["demo", "--duration", "600", "-o", directory]);
-    not_ignoring_interrupts(&mut demo);
     // A group of its own, as a shell makes one for the command and what it starts.
     let mut demo = demo
         .process_group(0)

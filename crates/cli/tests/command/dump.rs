@@ -3,15 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::run::otelctx;
-use crate::target::{SPAN, TRACE, Target};
+use crate::target::{self, SPAN, TRACE, Target};
 
 /// Path of the program that targets run.
 fn program() -> String {
-    std::env::current_exe()
-        .unwrap()
-        .to_str()
-        .unwrap()
-        .to_owned()
+    target::program().to_str().unwrap().to_owned()
 }
 
 /// The thread of this name, as the answer has it.
@@ -94,8 +90,8 @@ fn json_has_every_published_value() {
         thread(&answer, "worker-4")["context"],
         json!({"trace_id": TRACE, "span_id": SPAN, "trace_flags": 0x81, "attributes": {}})
     );
-    // And those of the test harness.
-    assert_eq!(answer["threads"].as_array().unwrap().len(), 6);
+    // And the first.
+    assert_eq!(answer["threads"].as_array().unwrap().len(), 5);
 }
 
 #[test]
@@ -331,7 +327,7 @@ fn a_thread_stands_for_its_process() {
         .json();
     assert_eq!(answer["pid"], target.pid());
     assert_eq!(answer["asked_thread"], tid);
-    assert_eq!(answer["threads"].as_array().unwrap().len(), 6);
+    assert_eq!(answer["threads"].as_array().unwrap().len(), 5);
     let text = otelctx(&["dump", &tid.to_string()]).expect(0).stdout;
     let head = format!(
         "shop  pid {}  rust\n  asked     thread {tid} of this process\n",
@@ -358,7 +354,7 @@ fn a_payload_that_is_too_large_names_the_option() {
 #[test]
 fn a_path_with_a_line_break_is_shown_as_it_is() {
     let copy = crate::run::temporary("line\nbreak");
-    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    std::fs::copy(target::program(), &copy).unwrap();
     let target = Target::start_program(&copy, "shop");
     let pid = target.pid().to_string();
     let json = otelctx(&["dump", &pid, "--json"]).json();

@@ -395,7 +395,7 @@ fn a_fault_in_any_system_call_makes_no_wrong_answer() {
 }
 
 /// Some thousand runs:
-/// `cargo test --release -p otelctx-cli --test command every_fault -- --ignored --nocapture`
+/// `cargo test --release -p otelctx-cli --test command --example target every_fault -- --ignored --nocapture`
 #[test]
 #[ignore = "takes minutes"]
 fn every_fault() {

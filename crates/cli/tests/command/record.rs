@@ -11,7 +11,7 @@ use otelctx_fixtures::Compiler;
 use serde_json::Value;
 
 use crate::otlp;
-use crate::run::{Answer, Scratch, command, given_time, not_ignoring_interrupts, otelctx};
+use crate::run::{Answer, Scratch, command, given_time, otelctx};
 use crate::target::{TRACE, Target};
 
 fn report(path: &str) -> Value {
@@ -277,7 +277,6 @@ fn a_full_disk_leaves_the_old_file() {
 fn interrupted(target: &Target, path: &str, seconds: &str) -> Answer {
     let pid = target.pid().to_string();
     let mut recording = command(&["record", "-p", &pid, "-o", path]);
-    not_ignoring_interrupts(&mut recording);
     let child = recording
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

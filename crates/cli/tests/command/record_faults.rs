@@ -13,9 +13,7 @@ use nix::mount::{MsFlags, mount, umount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 
-use crate::run::{
-    Answer, Scratch, command, deny_nameless_files, given_time, not_ignoring_interrupts, otelctx,
-};
+use crate::run::{Answer, Scratch, command, deny_nameless_files, given_time, otelctx};
 use crate::target::Target;
 use crate::unprivileged::Copy;
 
@@ -406,7 +404,6 @@ fn a_signal_is_passed_on_to_the_command_and_the_recording_is_written() {
         let ready = scratch.path(name);
         let program = format!("trap 'exit {status}' {name}; : > {ready}; while :; do :; done");
         let mut record = command(&["record", "-o", &path, "--", "sh", "-c", &program]);
-        not_ignoring_interrupts(&mut record);
         let record = record.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = record.process_group(0).spawn().unwrap();
         let start = Instant::now();

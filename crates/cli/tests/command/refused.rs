@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 use otelctx_fixtures::kernel::is_emulated;
 
 use crate::run::{Answer, Scratch, command, deny, deny_if, otelctx};
-use crate::target::{TRACE, Target};
+use crate::target::{self, TRACE, Target};
 use crate::unprivileged::{Copy, NOBODY};
 
 /// What begins the line that says so.
@@ -169,7 +169,7 @@ fn locks_memory() -> bool {
 #[test]
 fn without_rights_a_program_of_the_users_own_is_recorded() {
     let copy = Copy::new("refused-nobody");
-    let program = Copy::of(&std::env::current_exe().unwrap(), "refused-target");
+    let program = Copy::of(&target::program(), "refused-target");
     let target = Target::start_program_with(program.path(), "busy", |command| {
         if geteuid().is_root() {
             command.uid(NOBODY).gid(NOBODY);

@@ -24,18 +24,34 @@ pub(crate) struct Answer {
 pub(crate) fn command<A: AsRef<OsStr>>(arguments: &[A]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_otelctx"));
     command.args(arguments).stdin(Stdio::null());
+    with_default_signals(&mut command);
     command
 }
 
-/// Who starts the tests in the background of a shell has them ignore interrupts; the command shall not.
-pub(crate) fn not_ignoring_interrupts(command: &mut Command) {
-    let heed = || {
-        // SAFETY: sigaction, which may be called between fork and exec; the default runs no code.
-        unsafe { signal(Signal::SIGINT, SigHandler::SigDfl) }?;
+/// Signals that the tests may have been started with as ignored (`nohup`, the background of a shell),
+/// which a child would inherit: signal(7).
+const INHERITED: [Signal; 8] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+    Signal::SIGCHLD,
+    Signal::SIGTSTP,
+    Signal::SIGTTIN,
+    Signal::SIGTTOU,
+];
+
+/// Starts a command with the default action for each of these signals.
+pub(crate) fn with_default_signals(command: &mut Command) {
+    let reset = || {
+        for inherited in INHERITED {
+            // SAFETY: sigaction, which may be called between fork and exec; the default runs no code.
+            unsafe { signal(inherited, SigHandler::SigDfl) }?;
+        }
         Ok(())
     };
     // SAFETY: see above.
-    unsafe { command.pre_exec(heed) };
+    unsafe { command.pre_exec(reset) };
 }
 
 /// Runs `otelctx` with these arguments to its end.
@@ -72,6 +88,7 @@ pub(crate) fn under_strace(command: &Command, calls: &str, file: &Path) -> Optio
     strace.args(["-e", calls, "-o"]).arg(file);
     strace.arg("--").arg(command.get_program());
     strace.args(command.get_args()).stdin(Stdio::null());
+    with_default_signals(&mut strace);
     Some(strace)
 }
 

@@ -16,7 +16,7 @@ use nix::sys::termios::{Termios, tcgetattr};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::run::{Answer, Scratch, command, not_ignoring_interrupts, otelctx};
+use crate::run::{Answer, Scratch, command, otelctx, with_default_signals};
 use crate::target::{EVIL, SPAN, TRACE, Target};
 
 /// A program on a terminal of its own.
@@ -47,7 +47,7 @@ impl Session {
         let slave = || Stdio::from(pty.slave.try_clone().unwrap());
         command.stdin(slave()).stdout(slave()).stderr(slave());
         command.env("TERM", "xterm-256color").env_remove("NO_COLOR");
-        not_ignoring_interrupts(&mut command);
+        with_default_signals(&mut command);
         // SAFETY: between fork and exec only setsid(2) and ioctl(2) are called.
         unsafe {
             command.pre_exec(|| {

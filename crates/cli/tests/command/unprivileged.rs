@@ -8,7 +8,7 @@ use std::process::Command;
 use nix::libc;
 use nix::unistd::geteuid;
 
-use crate::run::{Answer, Scratch, deny};
+use crate::run::{Answer, Scratch, deny, with_default_signals};
 
 /// Of the user `nobody`.
 pub(crate) const NOBODY: u32 = 65_534;
@@ -41,6 +41,7 @@ impl Copy {
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.0);
         command.args(arguments).current_dir("/");
+        with_default_signals(&mut command);
         if geteuid().is_root() {
             command.uid(NOBODY).gid(NOBODY);
         }

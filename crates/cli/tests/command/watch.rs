@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::run::{command, not_ignoring_interrupts, temporary, under_strace};
+use crate::run::{command, temporary, under_strace};
 use crate::target::Target;
 
 /// The command, running. Dropping it ends it.
@@ -21,9 +21,7 @@ impl Watch {
     fn start(arguments: &[&str]) -> Self {
         let mut all = vec!["ps", "--watch", "--interval", "0.1"];
         all.extend(arguments);
-        let mut command = command(&all);
-        not_ignoring_interrupts(&mut command);
-        Self::run(command)
+        Self::run(command(&all))
     }
 
     fn run(mut command: Command) -> Self {
@@ -93,21 +91,21 @@ fn everything_that_happens_to_a_process_is_told_once() {
             "language": "rust",
             "schema": "tlsdesc_v1_dev",
             "keys": 2,
-            "threads": 6,
+            "threads": 5,
             "unreadable": null,
         })
     );
     let told = |event: &str, service: &str| (event.to_owned(), Value::from(service));
     // Late, for it was there before.
-    changing.tell("publish late");
+    changing.send("publish late");
     assert_eq!(watch.told(pid), told("published", "late"));
-    changing.tell("update anew");
+    changing.send("update anew");
     assert_eq!(watch.told(pid), told("updated", "anew"));
-    changing.tell("withdraw");
+    changing.send("withdraw");
     assert_eq!(watch.told(pid), told("withdrawn", "anew"));
-    changing.tell("publish again");
+    changing.send("publish again");
     assert_eq!(watch.told(pid), told("published", "again"));
-    changing.tell("exec");
+    changing.send("exec");
     let (mut event, mut service) = watch.told(pid);
     if event == "withdrawn" {
         // It was looked at between the exec and its publishing.
@@ -157,7 +155,7 @@ fn text_has_a_line_for_each_event() {
     let pid = there.pid().to_string();
     let present = line(&|words| words.get(2) == Some(&pid.as_str()));
     assert_eq!(present[0].split(':').count(), 3);
-    let rest = ["present", &pid, "shop", "rust", "tlsdesc_v1_dev", "2", "6"];
+    let rest = ["present", &pid, "shop", "rust", "tlsdesc_v1_dev", "2", "5"];
     assert_eq!(present[1..], rest);
     drop(there);
     let ended = line(&|words| words.get(2) == Some(&pid.as_str()));
@@ -208,10 +206,9 @@ fn a_poll_is_one_system_call_a_process() {
     let targets = ["shop", "silent", "no_schema"].map(Target::start);
     let ps = command(&["ps", "--watch", "--json", "--interval", "0.1"]);
     let file = temporary("polls");
-    let Some(mut strace) = under_strace(&ps, "trace=all", &file) else {
+    let Some(strace) = under_strace(&ps, "trace=all", &file) else {
         return;
     };
-    not_ignoring_interrupts(&mut strace);
     let mut watch = Watch::run(strace);
     watch.event(targets[0].pid());
     let deadline = Instant::now() + Duration::from_secs(60);

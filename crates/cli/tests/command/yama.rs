@@ -95,7 +95,7 @@ fn every_setting_allows_what_it_says_and_is_named_when_it_refuses() {
                         (answer.status, &resource["service.name"]),
                         (0, &"shop".into())
                     );
-                    assert_eq!(found["threads"].as_array().unwrap().len(), 6, "{found}");
+                    assert_eq!(found["threads"].as_array().unwrap().len(), 5, "{found}");
                 }
                 Some(_) => assert_eq!((answer.status, answer.stdout.as_str()), (2, "")),
             }
