@@ -1,6 +1,6 @@
-//! The README's annotated hexdumps show real bytes.
+//! The README's annotated hexdumps are vectors, and it explains every verdict.
 
-use otelctx_conformance::{header, record};
+mod read;
 
 const README: &str = include_str!("../README.md");
 
@@ -24,30 +24,23 @@ fn hexdump(name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn the_annotated_record_is_a_vector() {
-    let vectors = record::vectors();
-    let vector = vectors
-        .iter()
-        .find(|it| it.name == "two_attributes")
-        .unwrap();
-    assert_eq!(hexdump("two_attributes"), vector.hex.to_vec());
-}
-
-#[test]
-fn the_annotated_header_is_a_vector() {
-    let vectors = header::vectors();
-    let vector = vectors.iter().find(|it| it.name == "published").unwrap();
-    assert_eq!(hexdump("published"), vector.hex.to_vec());
+fn the_annotated_hexdumps_are_vectors() {
+    for (file, name) in [("records", "two_attributes"), ("headers", "published")] {
+        let vectors = read::vectors(file);
+        let vector = vectors.iter().find(|vector| vector["name"] == name);
+        assert_eq!(hexdump(name), read::bytes(&vector.unwrap()["hex"]));
+    }
 }
 
 #[test]
 fn every_verdict_is_documented() {
-    for (name, content) in otelctx_conformance::files() {
-        let file: serde_json::Value = serde_json::from_str(&content).unwrap();
-        for vector in file["vectors"].as_array().unwrap() {
+    for file in std::fs::read_dir(read::DIRECTORY).unwrap() {
+        let path = file.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        for vector in read::vectors(name) {
             let appends = vector["appends"].as_array().into_iter().flatten();
-            for vector in appends.chain([vector]) {
-                for word in [&vector["verdict"], &vector["reason"]] {
+            for vector in appends.chain([&vector]) {
+                for word in ["verdict", "reason"].map(|field| &vector[field]) {
                     let Some(word) = word.as_str() else { continue };
                     assert!(README.contains(&format!("`{word}`")), "{word} of {name}");
                 }

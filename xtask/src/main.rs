@@ -6,7 +6,6 @@ mod bench;
 mod bpf;
 mod check;
 mod collector;
-mod conformance;
 mod counts;
 mod debian;
 mod footprint;
@@ -43,7 +42,6 @@ cargo xtask VERB
   kernels       the tests under other kernels, in an emulator; about an hour
                 [--short | --package NAME] [VERSION…]
   miri          run the format crate's tests under Miri
-  conformance   check the test vectors in conformance/  [--write]
   footprint     check what the publisher adds to an application's dependency tree
   licences      check every dependency's licence against deny.toml
   advisories    check every dependency against known advisories  [--refresh CHECKOUT]
@@ -65,7 +63,6 @@ fn main() -> ExitCode {
         "fuzz" => fuzz::run(rest),
         "msrv" => msrv::run(),
         "miri" => miri::run(),
-        "conformance" => conformance::run(rest),
         "footprint" => footprint::run(),
         "aarch64" => aarch64::run(&mut Counts::default()),
         "kernels" => kernels::run(rest, &mut Counts::default()),

@@ -3,9 +3,7 @@
 use crate::counts::{Counts, Output};
 use crate::report::{Outcome, Report};
 use crate::workspace::cargo;
-use crate::{
-    aarch64, bench, bpf, conformance, footprint, fuzz, kernels, miri, msrv, setup, unprivileged,
-};
+use crate::{aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, setup, unprivileged};
 
 /// Seconds for each fuzz target without `--fuzz-seconds`, which `.ci/run` sets.
 const FUZZ_SECONDS: u64 = 10;
@@ -25,7 +23,6 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("tests", || workspace(&mut counts));
     report.step("without root", || unprivileged::run(&mut counts));
     report.step("kernel programs", || bpf::run(&["--check".into()]));
-    report.step("conformance", || conformance::run(&[]));
     report.step("footprint", footprint::run);
     report.step("instructions", bench::instructions);
     report.step("msrv", msrv::run);

@@ -90,18 +90,6 @@ pub(crate) fn test_programs(packages: &[&str]) -> Result<Vec<TestProgram>, Strin
     Ok(tests.filter_map(program).collect())
 }
 
-/// Whether the workspace has a package of this name.
-pub(crate) fn has_package(name: &str) -> Result<bool, String> {
-    let metadata = metadata(&root().join("Cargo.toml"))?;
-    let members = metadata["workspace_members"]
-        .as_array()
-        .into_iter()
-        .flatten();
-    let ids: Vec<_> = members.collect();
-    let mut packages = metadata["packages"].as_array().into_iter().flatten();
-    Ok(packages.any(|package| package["name"] == name && ids.contains(&&package["id"])))
-}
-
 /// Whether a program of this name is on the search path.
 pub(crate) fn have(program: &str) -> bool {
     find(program).is_some()
