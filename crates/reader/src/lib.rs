@@ -40,7 +40,6 @@ mod error;
 mod process;
 mod process_context;
 mod thread_context;
-pub mod watch;
 
 pub use self::core::Core;
 pub use detected::Detected;
@@ -48,9 +47,8 @@ pub use error::Error;
 pub use otelctx_format as format;
 pub use otelctx_remote as remote;
 pub use otelctx_sample::{Found, ReadStep};
-pub use process::{Options, Process, SharedModules, Threads};
+pub use process::{Options, Poll, Process, SharedModules, Threads};
 pub use process_context::{Broken, ContextState, ProcessContext};
 pub use thread_context::{
     SYMBOL, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
 };
-pub use watch::Watch;

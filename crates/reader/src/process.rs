@@ -12,10 +12,10 @@ use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
 use remote::{Memory, MemoryError, ModuleCache, ProcessMemory, tls};
 
-pub(crate) use self::find::Poll;
+pub use self::find::Poll;
 use crate::process_context::{Found, HeaderBytes, Polled};
 use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport};
-use crate::{Detected, Error};
+use crate::{ContextState, Detected, Error};
 
 /// Limits of a reader.
 #[derive(Clone, Debug)]
@@ -187,7 +187,16 @@ impl Process {
     /// # Errors
     /// When the process cannot be inspected.
     pub fn thread_support(&mut self) -> Result<ThreadSupport, Error> {
-        match Announced::of(&self.context()?, self.options.any_schema) {
+        let context = self.context()?;
+        self.thread_support_of(&context)
+    }
+
+    /// [`Self::thread_support`] for a process context that was just read, which is not read again.
+    ///
+    /// # Errors
+    /// When the process cannot be inspected.
+    pub fn thread_support_of(&mut self, context: &ContextState) -> Result<ThreadSupport, Error> {
+        match Announced::of(context, self.options.any_schema) {
             Ok(announced) => Ok(announced.at(self.resolve()?)),
             Err(why) => Ok(ThreadSupport::Unreadable(why)),
         }

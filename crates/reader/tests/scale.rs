@@ -1,19 +1,17 @@
-//! What a reader takes of very many mappings and processes: memory, and system calls.
+//! What a reader takes of very many mappings: memory, and what it reads.
 
 use std::env;
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
 
-use otelctx_fixtures::{Compiler, MaxMapCount, Target, system_calls};
+use otelctx_fixtures::{Compiler, MaxMapCount, Target};
 use otelctx_reader::remote::mappings::ScanOptions;
-use otelctx_reader::{ContextState, Options, Process, Watch};
+use otelctx_reader::{ContextState, Options, Process};
 
 const MAPPINGS: u64 = 2_000_000;
 
 /// Has the reader below look at these processes, in its own way.
 const PIDS: &str = "OTELCTX_TEST_PIDS";
-const POLLS: &str = "OTELCTX_TEST_POLLS";
 
 fn start() -> Option<Target> {
     let program = Compiler::gcc().program::<&str>(&["mappings.c"], &[])?;
@@ -122,49 +120,4 @@ fn reads_in_both_ways() {
         assert_eq!(found[0], found[1]);
     }
     println!("{}", std::fs::read_to_string("/proc/self/status").unwrap());
-}
-
-#[test]
-fn a_poll_is_one_system_call_for_each_process() {
-    let [
-        Some(silent),
-        Some(mut publisher),
-        Some(mut broken),
-        Some(mut headless),
-    ] = [start(), start(), start(), start()]
-    else {
-        return;
-    };
-    publisher.command("publish shop");
-    broken.command("publish shop");
-    broken.command("damage");
-    headless.command("leave");
-    let targets = [silent, publisher, broken, headless];
-    let pids = targets.each_ref().map(Target::pid);
-    for chosen in [&pids[..], &pids[..1], &pids[1..2], &pids[2..3], &pids[3..]] {
-        let count = |polls: i64| {
-            let mut command = reader("polls", chosen);
-            command.env(POLLS, polls.to_string());
-            system_calls::count(command).unwrap()
-        };
-        // A call or two depend on how the threads of the test program wait for each other.
-        let calls = (count(1500) - count(500)) as f64 / 1000.0;
-        assert!(
-            (calls - chosen.len() as f64).abs() < 0.1,
-            "{chosen:?}: {calls}"
-        );
-    }
-}
-
-#[test]
-#[ignore = "the other process of a test"]
-fn polls() {
-    let mut watch = Watch::default().look_anew_every(Duration::MAX);
-    let polls = env::var(POLLS).map_or(0, |polls| polls.parse().unwrap());
-    let mut pids = pids();
-    // The kernel's numbers begin anew at times.
-    pids.sort_unstable();
-    for _ in 0..polls {
-        watch.poll_these(&pids);
-    }
 }

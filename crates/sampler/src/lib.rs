@@ -43,7 +43,6 @@ mod processes;
 mod ptrace;
 mod refusal;
 mod sampler;
-mod stat;
 
 pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;

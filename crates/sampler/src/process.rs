@@ -14,8 +14,9 @@ use reader::remote::tls::{self, AddressSpace};
 use reader::{ContextState, ProcessContext, ThreadSupport, Unreadable};
 
 use crate::ebpf::{MAX_PLACES, Place, Target, storage};
-use crate::stat::{Stat, has_ended};
 use crate::{Error, monotonic};
+use otelctx_track::Facts;
+use otelctx_track::stat::has_ended;
 
 /// How long to wait before a process is looked at again: at first, and at most. A process that
 /// starts publishes soon or never.
@@ -34,8 +35,6 @@ const LOOK_ANYWAY: u32 = 16;
 const MOST_KEY_MAPS: usize = 4;
 /// Executable mappings that are kept of a process.
 const MOST_MAPPINGS: usize = 16 * 1024;
-/// Of a control group's file, in bytes.
-const LONGEST_GROUP: u64 = 16 * 1024;
 
 /// Whether a process can be looked at that was asked for.
 pub(crate) fn may_be_looked_at(process: &remote::Process) -> Result<(), Error> {
@@ -351,15 +350,12 @@ impl Known {
             ..ProcessFacts::default()
         };
         if let Some(process) = self.reader.as_ref().map(reader::Process::target) {
-            let lossy = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
-            let stat = Stat::of_process(self.pid);
-            facts.start_ticks = stat.and_then(|stat| stat.start()).unwrap_or_default();
-            facts.container_id = container_id(self.pid);
-            if let Ok(comm) = process.comm() {
-                facts.comm = lossy(&comm);
-            }
-            if let Ok(path) = process.executable() {
-                facts.executable = lossy(path.as_os_str());
+            let known = Facts::of(process);
+            facts.start_ticks = known.start_ticks;
+            facts.container_id = known.container_id;
+            facts.executable = known.executable;
+            if let Some(comm) = known.comm {
+                facts.comm = comm;
             }
         }
         let id = catalog.add_process(facts);
@@ -514,24 +510,6 @@ impl Modules {
             inode: mapping.inode,
         }
     }
-}
-
-/// The container's id, from the name of the process's control group.
-fn container_id(pid: i32) -> Option<String> {
-    use std::io::Read;
-    let file = std::fs::File::open(format!("/proc/{pid}/cgroup")).ok()?;
-    let mut text = String::new();
-    file.take(LONGEST_GROUP).read_to_string(&mut text).ok()?;
-    container_id_in(&text)
-}
-
-/// Docker, containerd, CRI-O and Podman name a container's group by its id, 64 hexadecimal digits,
-/// with something before and behind it or not: `docker-ID.scope`, `cri-containerd-ID.scope`, `/ID`.
-fn container_id_in(groups: &str) -> Option<String> {
-    groups
-        .split(|character: char| !character.is_ascii_hexdigit())
-        .rfind(|word| word.len() == 64)
-        .map(str::to_owned)
 }
 
 /// What the program in the kernel is told of a process.
@@ -708,18 +686,5 @@ mod tests {
         assert!(known.keys(7).is_some());
         known.executed();
         assert!(known.keys(7).is_none());
-    }
-
-    #[test]
-    fn a_container_is_known_by_its_group() {
-        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-        for group in [
-            format!("0::/system.slice/docker-{id}.scope\n"),
-            format!("12:pids:/kubepods/besteffort/pod3d1f/{id}\n1:name=systemd:/init.scope\n"),
-            format!("0::/../cri-containerd-{id}.scope\n"),
-        ] {
-            assert_eq!(container_id_in(&group).as_deref(), Some(id), "{group}");
-        }
-        assert_eq!(container_id_in("0::/user.slice/user-0.slice\n"), None);
     }
 }

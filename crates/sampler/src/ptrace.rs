@@ -25,8 +25,8 @@ use reader::remote::{Error as RemoteError, Memory, ProcessMemory, Stopped};
 
 use crate::process::may_be_looked_at;
 use crate::processes::{Look, Processes, Record};
-use crate::stat::{Stat, TICK};
 use crate::{Error, Options, Targets, monotonic, nanoseconds};
+use otelctx_track::stat::{Stat, TICK};
 
 /// Looks that wait to be drained.
 const QUEUE: usize = 16 * 1024;
@@ -263,7 +263,7 @@ impl Target {
         let Some(stat) = Stat::of_process(process.pid()) else {
             return false;
         };
-        let ran = stat.ran();
+        let ran = stat.cpu_time();
         self.runs = ran != self.ran;
         self.ran = ran;
         // Its id may be another's.
@@ -487,7 +487,7 @@ fn run_time(pid: i32, tid: i32) -> Option<u64> {
     let exact = |text: String| text.split_whitespace().next()?.parse().ok();
     match text.ok().and_then(exact) {
         // A kernel without CONFIG_SCHEDSTATS has no such file, or says 0.
-        None | Some(0) => Stat::of_thread(pid, tid)?.ran(),
+        None | Some(0) => Stat::of_thread(pid, tid)?.cpu_time(),
         exact => exact,
     }
 }

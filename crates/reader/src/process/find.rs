@@ -9,7 +9,8 @@ use crate::process_context::{self, MAX_PLACES, Place, Polled};
 use crate::{Broken, ContextState, Error, ProcessContext};
 
 /// The result of polling a context at its known address.
-pub(crate) enum Poll {
+#[derive(Debug)]
+pub enum Poll {
     /// Nothing has changed.
     Same,
     /// The process has updated its context in place.
@@ -31,16 +32,19 @@ impl Process {
             // Retry contexts that could not be read last time.
             self.broken.clear();
         }
-        match (self.poll(), &self.found) {
+        match (self.poll_context(), &self.found) {
             (Poll::Same, Some(found)) => Ok(ContextState::Published(found.context.clone())),
             (Poll::Updated(context), _) => Ok(ContextState::Published(context)),
             (Poll::Broken(why), _) => Ok(ContextState::Broken(why)),
-            (Poll::Same | Poll::Unknown, _) => self.scan(),
+            (Poll::Same | Poll::Unknown, _) => self.scan_context(),
         }
     }
 
     /// Scans the mappings for a context, whatever is known.
-    pub(crate) fn scan(&mut self) -> Result<ContextState, Error> {
+    ///
+    /// # Errors
+    /// When the process cannot be inspected.
+    pub fn scan_context(&mut self) -> Result<ContextState, Error> {
         match self.find()? {
             // The process may have unpublished, ended or executed another program after its mappings
             // were scanned and before its memory was read: the second result stands.
@@ -103,7 +107,7 @@ impl Process {
     }
 
     /// Polls the known addresses and nothing else: one system call for each; normally there is one.
-    pub(crate) fn poll(&mut self) -> Poll {
+    pub fn poll_context(&mut self) -> Poll {
         let Some(memory) = &self.memory else {
             return Poll::Unknown;
         };

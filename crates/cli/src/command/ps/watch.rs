@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use otelctx_reader::watch::{Change, Event, Watch};
 use otelctx_reader::{Error as ReaderError, Options, ProcessContext};
+use otelctx_track::{Change, Event, Watch};
 use serde::Serialize;
 
 use super::row::{COLUMNS, Row};

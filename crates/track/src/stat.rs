@@ -1,26 +1,30 @@
 //! The `stat` file of a process or of a thread, whose fields have numbers (proc_pid_stat(5)).
 
-/// Nanoseconds of a tick: there are 100 a second on all architectures (`USER_HZ`,
-/// include/asm-generic/param.h).
-pub(crate) const TICK: u64 = 10_000_000;
+/// Length of a clock tick of `/proc`, in nanoseconds: there are 100 a second on all architectures
+/// (`USER_HZ`, include/asm-generic/param.h).
+pub const TICK: u64 = 10_000_000;
 
-/// Whether nothing of a process runs any longer: it is gone, or only waits for its parent to ask.
-pub(crate) fn has_ended(pid: i32) -> bool {
+/// Whether all threads of a process have ended: it is gone, or a zombie.
+#[must_use]
+pub fn has_ended(pid: i32) -> bool {
     Stat::of_process(pid).is_none_or(|stat| stat.is_zombie())
 }
 
-/// The fields from the third on. The second, the name, may hold anything, parentheses and bytes that
-/// are no UTF-8 included.
-pub(crate) struct Stat(String);
+/// The fields from the third on. The second, the name, may hold anything, including parentheses and
+/// bytes that are not UTF-8.
+#[derive(Debug)]
+pub struct Stat(String);
 
 impl Stat {
-    /// Reads that of a process. `None` if it is gone.
-    pub(crate) fn of_process(pid: i32) -> Option<Self> {
+    /// Reads the file of a process. `None` if it is gone.
+    #[must_use]
+    pub fn of_process(pid: i32) -> Option<Self> {
         Self::read(&format!("/proc/{pid}/stat"))
     }
 
-    /// Reads that of a thread. `None` if it is gone.
-    pub(crate) fn of_thread(pid: i32, tid: i32) -> Option<Self> {
+    /// Reads the file of a thread. `None` if it is gone.
+    #[must_use]
+    pub fn of_thread(pid: i32, tid: i32) -> Option<Self> {
         Self::read(&format!("/proc/{pid}/task/{tid}/stat"))
     }
 
@@ -36,7 +40,8 @@ impl Stat {
     }
 
     /// The field of this number, from 3 on.
-    pub(crate) fn field(&self, number: usize) -> Option<&str> {
+    #[must_use]
+    pub fn field(&self, number: usize) -> Option<&str> {
         self.0.split_whitespace().nth(number.checked_sub(3)?)
     }
 
@@ -44,20 +49,23 @@ impl Stat {
         self.field(number)?.parse().ok()
     }
 
-    /// Nanoseconds that it has run, in itself and in the kernel, as exact as the clock's ticks.
-    pub(crate) fn ran(&self) -> Option<u64> {
+    /// CPU time used in user and kernel mode, in nanoseconds, as exact as the clock's ticks.
+    #[must_use]
+    pub fn cpu_time(&self) -> Option<u64> {
         let ticks = self.number(14)? + self.number(15)?;
         ticks.checked_mul(TICK)
     }
 
-    /// When it started, in ticks since the machine did.
-    pub(crate) fn start(&self) -> Option<u64> {
+    /// When it started, in ticks since boot.
+    #[must_use]
+    pub fn start(&self) -> Option<u64> {
         self.number(22)
     }
 
-    /// Whether it is a process whose threads have all ended, and nobody has waited for it yet. One
-    /// that leads others (field 20 counts them) may have ended before them.
-    pub(crate) fn is_zombie(&self) -> bool {
+    /// Whether all threads of the process have ended and its parent has not waited for it yet. The
+    /// first thread may end before the others (field 20 counts them).
+    #[must_use]
+    pub fn is_zombie(&self) -> bool {
         matches!(self.field(3), Some("Z" | "X"))
             && self.number(20).is_none_or(|threads| threads < 2)
     }
@@ -76,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_has_ended_with_its_last_thread() {
+    fn a_process_is_a_zombie_once_its_last_thread_has_ended() {
         let stat = |state, threads| {
             let text =
                 format!("7 (a) {state} 1 1 1 0 -1 0 0 0 0 0 21 4 0 0 20 0 {threads} 0 1234 0");
@@ -86,7 +94,7 @@ mod tests {
         assert!(!stat('Z', 2).is_zombie());
         assert!(!stat('R', 1).is_zombie());
         let stat = stat('R', 1);
-        assert_eq!(stat.ran(), Some(250_000_000));
+        assert_eq!(stat.cpu_time(), Some(250_000_000));
         assert_eq!(stat.start(), Some(1234));
     }
 }

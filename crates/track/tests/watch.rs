@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use otelctx_fixtures::{Compiler, Target};
 use otelctx_reader::ProcessContext;
 use otelctx_reader::format::process_context::Value;
-use otelctx_reader::watch::{Change, Event, Watch};
+use otelctx_track::{Change, Event, Watch};
 
 fn start() -> Option<Target> {
     let program = Compiler::gcc().program::<&str>(&["mappings.c"], &[])?;
@@ -45,7 +45,7 @@ struct Watched {
 impl Watched {
     fn start() -> Option<Self> {
         let target = start()?;
-        let watch = Watch::default().look_anew_every(Duration::MAX);
+        let watch = Watch::default().rescan_interval(Duration::MAX);
         Some(Self { target, watch })
     }
 
@@ -174,7 +174,7 @@ fn one_that_is_gone_from_the_listing_has_ended() {
 #[test]
 fn a_second_context_shows_when_it_is_looked_for() {
     let Some(target) = start() else { return };
-    let mut watch = Watch::default().look_anew_every(Duration::ZERO);
+    let mut watch = Watch::default().rescan_interval(Duration::ZERO);
     let mut it = Watched { target, watch };
     assert_eq!(it.after("publish shop"), ["published shop"]);
     // The later one may lie before the first in memory and so be the first.

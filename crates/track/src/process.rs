@@ -1,0 +1,379 @@
+//! One tracked process: what it publishes, and whether that changed since the last poll.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use otelctx_reader as reader;
+use reader::remote;
+use reader::{
+    Broken, ContextState, Error, Poll, ProcessContext, SharedModules, ThreadSupport,
+    ThreadVariables, Unreadable,
+};
+use remote::process::{Sizes, SizesFile};
+
+use crate::schedule::{Backoff, wait_after};
+use crate::{Change, Options};
+
+/// A process that is polled for changes until it has ended.
+#[derive(Debug)]
+pub struct TrackedProcess {
+    pid: i32,
+    /// `None` for a process that had ended before it could be opened: only its samples are left.
+    reader: Option<reader::Process>,
+    sizes_file: Option<SizesFile>,
+    sizes: Sizes,
+    /// The mappings may have changed since the last scan.
+    needs_scan: bool,
+    /// When its mappings were last scanned, and how long that took.
+    last_scan: Option<(Instant, Duration)>,
+    context: ContextStatus,
+    threads: ThreadStatus,
+    /// For processes that are polled on request.
+    pub(crate) backoff: Backoff,
+    /// Its entry in the queue.
+    pub(crate) ticket: Option<u64>,
+    /// The kernel said that its last thread ends. It stays tracked for as long as the kernel has it:
+    /// until then there may be more samples of it, and its id is no other's.
+    pub(crate) is_exiting: bool,
+}
+
+/// What is known of its process context, as last reported.
+#[derive(Debug, PartialEq)]
+enum ContextStatus {
+    /// It publishes none, or was not scanned yet.
+    Absent,
+    Published(Arc<ProcessContext>),
+    Broken(Broken),
+    /// The process could not be scanned, with the error's text.
+    Failed(String),
+}
+
+/// Whether the contexts of a process's threads can be read.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum ThreadStatus {
+    /// Not scanned yet.
+    Unknown,
+    /// They can be read.
+    Readable(ThreadVariables),
+    /// The process publishes none.
+    NotPublished,
+    /// The process publishes them, and they cannot be read.
+    Unreadable,
+}
+
+/// Whether a process is still the one that it was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Presence {
+    Present,
+    Gone,
+}
+
+impl ThreadStatus {
+    fn of(support: Result<ThreadSupport, Error>) -> Self {
+        match support {
+            Ok(ThreadSupport::Readable(variables)) => Self::Readable(variables),
+            Ok(ThreadSupport::Unreadable(Unreadable::NoProcessContext | Unreadable::NoSchema)) => {
+                Self::NotPublished
+            }
+            Ok(ThreadSupport::Unreadable(_)) => Self::Unreadable,
+            Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => Self::NotPublished,
+            Err(_) => Self::Unreadable,
+        }
+    }
+
+    /// Whether threads are read in the same way.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Readable(one), Self::Readable(other)) => {
+                one.keys == other.keys && one.resolution.variables == other.resolution.variables
+            }
+            (one, other) => std::mem::discriminant(one) == std::mem::discriminant(other),
+        }
+    }
+}
+
+impl TrackedProcess {
+    /// Opens a process; scans nothing yet.
+    pub(crate) fn open(
+        pid: i32,
+        options: &Options,
+        modules: &SharedModules,
+    ) -> Result<Self, Error> {
+        let reader = reader::Process::with_modules(pid, options.reader.clone(), modules.clone())?;
+        let (sizes_file, sizes) = reader.target().sizes()?;
+        let mut process = Self {
+            reader: Some(reader),
+            sizes_file: Some(sizes_file),
+            sizes,
+            threads: ThreadStatus::Unknown,
+            ..Self::ended(pid)
+        };
+        if process.sizes.total == 0 {
+            // A kernel thread or a zombie: it has no memory to publish anything in.
+            process.threads = ThreadStatus::NotPublished;
+        }
+        Ok(process)
+    }
+
+    /// A process that had ended before it could be opened.
+    pub(crate) fn ended(pid: i32) -> Self {
+        Self {
+            pid,
+            reader: None,
+            sizes_file: None,
+            sizes: Sizes::default(),
+            needs_scan: true,
+            last_scan: None,
+            context: ContextStatus::Absent,
+            threads: ThreadStatus::NotPublished,
+            backoff: Backoff::new(Instant::now()),
+            ticket: None,
+            is_exiting: false,
+        }
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// For further questions: its threads, its name. `None` if it had ended before it was opened.
+    #[must_use]
+    pub fn reader(&self) -> Option<&reader::Process> {
+        self.reader.as_ref()
+    }
+
+    /// The same, for questions that change what is cached.
+    pub fn reader_mut(&mut self) -> Option<&mut reader::Process> {
+        self.reader.as_mut()
+    }
+
+    /// Its process context, if it publishes one that can be read.
+    #[must_use]
+    pub fn context(&self) -> Option<&Arc<ProcessContext>> {
+        match &self.context {
+            ContextStatus::Published(context) => Some(context),
+            _ => None,
+        }
+    }
+
+    /// Whether the contexts of its threads can be read. Always unknown with
+    /// [`Options::threads`] off.
+    #[must_use]
+    pub fn threads(&self) -> &ThreadStatus {
+        &self.threads
+    }
+
+    /// Whether the process still exists. A zombie does.
+    #[must_use]
+    pub fn exists(&self) -> bool {
+        self.reader
+            .as_ref()
+            .is_some_and(|reader| reader.target().exists())
+    }
+
+    /// Whether the same modules are loaded as when the variables of its threads were resolved.
+    #[must_use]
+    pub fn has_same_modules(&self) -> bool {
+        let unchanged = self.reader.as_ref().map(reader::Process::modules_unchanged);
+        matches!(unchanged, Some(Ok(true)))
+    }
+
+    /// Forgets how long the last scan took.
+    #[cfg(test)]
+    pub(crate) fn forget_duration(&mut self) {
+        if let Some((_, took)) = &mut self.last_scan {
+            *took = Duration::ZERO;
+        }
+    }
+
+    /// The process executes another program: nothing that was known still holds.
+    pub(crate) fn exec(&mut self) {
+        self.needs_scan = true;
+        self.last_scan = None;
+        self.context = ContextStatus::Absent;
+        self.threads = ThreadStatus::Unknown;
+        self.backoff = Backoff::new(Instant::now());
+    }
+
+    /// Polls the process and reports what has changed since the last time. Without a change this is
+    /// one system call, plus what [`Options::threads`] asks for.
+    pub(crate) fn poll(
+        &mut self,
+        now: Instant,
+        options: &Options,
+        report: &mut dyn FnMut(Change),
+    ) -> Presence {
+        let Some(reader) = &mut self.reader else {
+            return Presence::Present;
+        };
+        let deadline = options.scan_timeout.map(|timeout| now + timeout);
+        reader.set_deadline(deadline);
+        let presence = self.poll_context(now, options, report);
+        if presence == Presence::Present && options.threads {
+            self.poll_threads(report);
+        }
+        if let Some(reader) = &mut self.reader {
+            reader.set_deadline(None);
+        }
+        presence
+    }
+
+    fn poll_context(
+        &mut self,
+        now: Instant,
+        options: &Options,
+        report: &mut dyn FnMut(Change),
+    ) -> Presence {
+        let (Some(reader), Some((scanned, took))) = (&mut self.reader, self.last_scan) else {
+            return self.scan(None, report);
+        };
+        let age = now.saturating_duration_since(scanned);
+        let is_old = age >= options.rescan_interval;
+        let mut known = None;
+        if let ContextStatus::Published(_) | ContextStatus::Broken(_) = self.context {
+            match reader.poll_context() {
+                Poll::Same => {}
+                Poll::Updated(context) => {
+                    self.context = ContextStatus::Published(context.clone());
+                    report(Change::Updated(context));
+                }
+                Poll::Broken(why) => self.set_broken(why, report),
+                Poll::Unknown => return self.scan(None, report),
+            }
+            if !is_old {
+                return Presence::Present;
+            }
+            known = self.context().cloned();
+        } else if options.trust_sizes && !self.needs_scan && !is_old {
+            let sizes = self.sizes_file.as_ref().map(SizesFile::read);
+            // An error means that the process has exited, or only the thread that the file was opened
+            // for: the scan finds out.
+            if matches!(sizes, Some(Ok(sizes)) if sizes == self.sizes) {
+                return Presence::Present;
+            }
+        }
+        if age < wait_after(took) {
+            self.needs_scan = true;
+            return Presence::Present;
+        }
+        self.scan(known, report)
+    }
+
+    /// Scans the mappings. `known` is its context if it had one a moment ago.
+    fn scan(
+        &mut self,
+        known: Option<Arc<ProcessContext>>,
+        report: &mut dyn FnMut(Change),
+    ) -> Presence {
+        let start = Instant::now();
+        let before = self.last_scan.map(|_| self.sizes);
+        match self.refresh_sizes() {
+            Ok(()) => {}
+            Err(remote::Error::NoSuchProcess { .. }) => return Presence::Gone,
+            Err(error) => {
+                self.last_scan = Some((start, start.elapsed()));
+                self.set_failed(error.into(), report);
+                return Presence::Present;
+            }
+        }
+        // Memory that was mapped just before the scan may get its name only after it.
+        self.needs_scan = before != Some(self.sizes);
+        let mut state = None;
+        if self.sizes.total > 0
+            && let Some(reader) = &mut self.reader
+        {
+            state = match reader.scan_context() {
+                Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => {
+                    self.needs_scan = true;
+                    if let Err(remote::Error::NoSuchProcess { .. }) = self.refresh_sizes() {
+                        return Presence::Gone;
+                    }
+                    None
+                }
+                state => Some(state),
+            };
+        }
+        self.last_scan = Some((start, start.elapsed()));
+        match state {
+            Some(Ok(ContextState::Published(context))) => {
+                let change = match known {
+                    Some(known) if known == context => None,
+                    Some(_) => Some(Change::Updated(context.clone())),
+                    None => Some(Change::Published(context.clone())),
+                };
+                self.context = ContextStatus::Published(context);
+                change.into_iter().for_each(report);
+            }
+            Some(Ok(ContextState::Broken(why))) => self.set_broken(why, report),
+            Some(Ok(ContextState::Absent)) => self.set_absent(Change::Withdrawn, report),
+            Some(Err(error)) => self.set_failed(error, report),
+            // A zombie, or about to become one.
+            None if self.sizes.total == 0 => self.set_absent(Change::Exited, report),
+            None => {}
+        }
+        Presence::Present
+    }
+
+    /// Finds out whether its threads can be read, by what was found of its context.
+    fn poll_threads(&mut self, report: &mut dyn FnMut(Change)) {
+        let Some(reader) = &mut self.reader else {
+            return;
+        };
+        let any_schema = reader.options().any_schema;
+        let status = match &self.context {
+            _ if self.sizes.total == 0 => ThreadStatus::NotPublished,
+            ContextStatus::Published(context) => {
+                let state = ContextState::Published(context.clone());
+                ThreadStatus::of(reader.thread_support_of(&state))
+            }
+            _ if any_schema => ThreadStatus::of(reader.thread_support_of(&ContextState::Absent)),
+            ContextStatus::Absent => ThreadStatus::NotPublished,
+            ContextStatus::Broken(_) | ContextStatus::Failed(_) => ThreadStatus::Unreadable,
+        };
+        let is_same = status.is_same(&self.threads);
+        self.threads = status;
+        if !is_same {
+            report(Change::Threads);
+        }
+    }
+
+    fn set_broken(&mut self, why: Broken, report: &mut dyn FnMut(Change)) {
+        let status = ContextStatus::Broken(why.clone());
+        if self.context != status {
+            self.context = status;
+            report(Change::Broken(why));
+        }
+    }
+
+    fn set_absent(&mut self, change: Change, report: &mut dyn FnMut(Change)) {
+        if self.context != ContextStatus::Absent {
+            self.context = ContextStatus::Absent;
+            report(change);
+        }
+    }
+
+    fn set_failed(&mut self, error: Error, report: &mut dyn FnMut(Change)) {
+        let status = ContextStatus::Failed(error.to_string());
+        if self.context != status {
+            self.context = status;
+            report(Change::Failed(error));
+        }
+    }
+
+    /// Reads how much is mapped now, through a thread that has memory if there is one.
+    fn refresh_sizes(&mut self) -> Result<(), remote::Error> {
+        let sizes = self.sizes_file.as_ref().map(SizesFile::read);
+        match (sizes, &self.reader) {
+            (Some(Ok(sizes)), _) if sizes.total > 0 => self.sizes = sizes,
+            (_, Some(reader)) => {
+                let (file, sizes) = reader.target().sizes()?;
+                (self.sizes_file, self.sizes) = (Some(file), sizes);
+            }
+            (_, None) => {}
+        }
+        Ok(())
+    }
+}

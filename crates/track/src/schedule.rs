@@ -1,0 +1,178 @@
+//! When to poll which process again: a back-off for each process, and a queue of all that are due.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::{Duration, Instant};
+
+/// First wait of a back-off. A process that starts usually publishes soon or never.
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+/// Longest wait of a back-off, unless a scan is slow.
+const MAX_WAIT: Duration = Duration::from_secs(2);
+/// A scan that takes longer is slow, as those of processes with tens of thousands of mappings are.
+const SLOW_SCAN_THRESHOLD: Duration = Duration::from_millis(5);
+/// A slow scan is followed by a wait of this many times its duration: repeated scans of a process
+/// with millions of mappings take 2 % of one CPU.
+const SLOW_SCAN_FACTOR: u32 = 50;
+
+/// How long to wait after work that took this long; zero if it was not slow.
+#[must_use]
+pub fn wait_after(took: Duration) -> Duration {
+    wait_after_slower_than(SLOW_SCAN_THRESHOLD, took)
+}
+
+/// [`wait_after`] with another threshold.
+#[must_use]
+pub fn wait_after_slower_than(threshold: Duration, took: Duration) -> Duration {
+    if took > threshold {
+        took.saturating_mul(SLOW_SCAN_FACTOR)
+    } else {
+        Duration::ZERO
+    }
+}
+
+/// When to repeat work that may bring nothing new: each time that it brings nothing the wait
+/// doubles, from 20 ms to 2 s.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    next: Instant,
+    wait: Duration,
+}
+
+impl Backoff {
+    /// Due at `now`.
+    #[must_use]
+    pub fn new(now: Instant) -> Self {
+        Self {
+            next: now,
+            wait: FIRST_WAIT,
+        }
+    }
+
+    /// When the work is due.
+    #[must_use]
+    pub fn due(&self) -> Instant {
+        self.next
+    }
+
+    /// Whether the work is due at `now`.
+    #[must_use]
+    pub fn is_due(&self, now: Instant) -> bool {
+        now >= self.next
+    }
+
+    /// Plans the next time: the work was done until `now`, took this long, and brought something
+    /// new or not.
+    pub fn done(&mut self, now: Instant, took: Duration, new: bool) {
+        self.wait = if new {
+            FIRST_WAIT
+        } else {
+            (self.wait * 2).min(MAX_WAIT)
+        };
+        self.next = now + self.wait.max(took).max(wait_after(took));
+    }
+}
+
+/// Processes that wait to be polled, the one that has been due longest first.
+///
+/// An entry is never searched for: when a process is queued anew or removed its old entry stays
+/// behind, and is dropped when it comes up, because its ticket is no longer the process's.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    heap: BinaryHeap<Reverse<(Instant, u64, i32)>>,
+    last_ticket: u64,
+}
+
+/// Stale entries that may stay behind, beside as many as there are valid ones.
+const STALE_ENTRIES: usize = 64;
+
+impl Queue {
+    /// Queues a process. The ticket is valid until the process gets another one.
+    pub(crate) fn push(&mut self, due: Instant, pid: i32) -> u64 {
+        self.last_ticket += 1;
+        self.heap.push(Reverse((due, self.last_ticket, pid)));
+        self.last_ticket
+    }
+
+    /// The process that has been due longest at `now`, with its ticket.
+    pub(crate) fn pop(&mut self, now: Instant) -> Option<(i32, u64)> {
+        let Reverse((due, ..)) = self.heap.peek()?;
+        if *due > now {
+            return None;
+        }
+        let Reverse((_, ticket, pid)) = self.heap.pop()?;
+        Some((pid, ticket))
+    }
+
+    /// Drops stale entries if there are too many: with them the queue would grow without limit.
+    pub(crate) fn shrink(&mut self, processes: usize, is_valid: impl Fn(i32, u64) -> bool) {
+        if self.heap.len() > 2 * processes + STALE_ENTRIES {
+            self.heap
+                .retain(|Reverse((_, ticket, pid))| is_valid(*pid, *ticket));
+        }
+    }
+
+    /// How many entries there are, stale ones included.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.heap.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_doubles_until_something_is_new() {
+        let now = Instant::now();
+        let mut backoff = Backoff::new(now);
+        let mut waits = Vec::new();
+        for new in [false, false, true, false] {
+            backoff.done(now, Duration::ZERO, new);
+            waits.push((backoff.due() - now).as_millis());
+        }
+        assert_eq!(waits, [40, 80, 20, 40]);
+        for _ in 0..10 {
+            backoff.done(now, Duration::ZERO, false);
+        }
+        assert_eq!(backoff.due() - now, MAX_WAIT);
+    }
+
+    #[test]
+    fn slow_work_waits_in_proportion() {
+        let now = Instant::now();
+        let mut backoff = Backoff::new(now);
+        backoff.done(now, Duration::from_millis(100), true);
+        assert_eq!(backoff.due() - now, Duration::from_secs(5));
+        assert!(!backoff.is_due(now + Duration::from_millis(4999)));
+        assert!(backoff.is_due(now + Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn the_process_that_has_been_due_longest_comes_first() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        let ms = Duration::from_millis;
+        for (pid, due) in [(1, 30), (2, 10), (3, 20), (4, 50)] {
+            queue.push(now + ms(due), pid);
+        }
+        let at = |queue: &mut Queue, time| queue.pop(now + ms(time)).map(|(pid, _)| pid);
+        assert_eq!(at(&mut queue, 5), None);
+        let order = [(); 4].map(|()| at(&mut queue, 40));
+        assert_eq!(order, [Some(2), Some(3), Some(1), None]);
+    }
+
+    #[test]
+    fn stale_entries_are_bounded() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        let mut ticket = 0;
+        for _ in 0..10_000 {
+            ticket = queue.push(now, 7);
+            queue.shrink(1, |pid, found| (pid, found) == (7, ticket));
+        }
+        assert!(queue.len() <= 2 + STALE_ENTRIES, "{}", queue.len());
+        let mut popped = std::iter::from_fn(|| queue.pop(now));
+        assert!(popped.any(|entry| entry == (7, ticket)));
+    }
+}

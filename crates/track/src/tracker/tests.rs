@@ -1,0 +1,205 @@
+use std::process::{Child, Command, Stdio};
+
+use otelctx_fixtures::{Compiler, Target};
+
+use super::*;
+use crate::ThreadStatus;
+
+/// A process without a context. It ends with this value, also when a test fails.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn start() -> Self {
+        let mut command = Command::new("sleep");
+        Self(command.arg("600").stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        // Both fail only when it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn with_threads() -> Options {
+    Options {
+        threads: true,
+        ..Options::default()
+    }
+}
+
+/// The ids of the processes that `report` was called for.
+fn poll_due(tracker: &mut Tracker<()>, budget: Budget) -> Vec<i32> {
+    let mut pids = Vec::new();
+    tracker.poll_due(budget, &mut |event| pids.push(event.pid));
+    pids
+}
+
+fn one_process() -> Budget {
+    Budget {
+        processes: 1,
+        ..Budget::UNLIMITED
+    }
+}
+
+#[test]
+fn a_process_that_ends_unnoticed_is_removed() {
+    let mut tracker = Tracker::new(Options::default());
+    let child = Sleeper::start();
+    tracker.add(child.pid()).unwrap();
+    tracker.sweep_now();
+    assert!(poll_due(&mut tracker, Budget::UNLIMITED).is_empty());
+    let pid = child.pid();
+    drop(child);
+    tracker.sweep_now();
+    assert_eq!(poll_due(&mut tracker, Budget::UNLIMITED), [pid]);
+    assert!(tracker.is_empty());
+}
+
+/// With a hash map's order, whoever came late in it was never polled.
+#[test]
+fn no_process_waits_while_others_are_polled_twice() {
+    let children: Vec<Sleeper> = (0..40).map(|_| Sleeper::start()).collect();
+    let mut tracker: Tracker<()> = Tracker::new(with_threads());
+    for child in &children {
+        tracker.add(child.pid()).unwrap();
+        tracker.request_now(child.pid());
+    }
+    let mut polled = Vec::new();
+    for _ in &children {
+        // Their first poll finds out that they publish nothing.
+        polled.extend(poll_due(&mut tracker, one_process()));
+        // All of them run on.
+        for child in &children {
+            tracker.request_now(child.pid());
+        }
+    }
+    let mut pids: Vec<i32> = children.iter().map(Sleeper::pid).collect();
+    polled.sort_unstable();
+    pids.sort_unstable();
+    assert_eq!(polled, pids);
+}
+
+#[test]
+fn memory_is_bounded_by_the_processes_that_exist() {
+    let mut tracker: Tracker<()> = Tracker::new(with_threads());
+    let alive = Sleeper::start();
+    tracker.add(alive.pid()).unwrap();
+    for _ in 0..300 {
+        let mut child = Command::new("true").spawn().unwrap();
+        let pid = child.id() as i32;
+        tracker.get_or_add(pid);
+        tracker.request(pid);
+        tracker.request(alive.pid());
+        tracker.exiting(pid);
+        child.wait().unwrap();
+        tracker.next_sweep = Instant::now();
+        tracker.poll_due(Budget::UNLIMITED, &mut |_| {});
+        assert!(tracker.len() <= 2, "{}", tracker.len());
+        assert!(tracker.queue.len() <= 128, "{}", tracker.queue.len());
+    }
+}
+
+#[test]
+fn a_process_that_is_not_requested_is_not_polled() {
+    let child = Sleeper::start();
+    let mut tracker: Tracker<()> = Tracker::new(Options::default());
+    tracker.add(child.pid()).unwrap();
+    poll_due(&mut tracker, Budget::UNLIMITED);
+    assert_eq!(tracker.polls(), 0);
+    for polls in 1..4 {
+        tracker.request_now(child.pid());
+        poll_due(&mut tracker, Budget::UNLIMITED);
+        poll_due(&mut tracker, Budget::UNLIMITED);
+        assert_eq!(tracker.polls(), polls);
+    }
+}
+
+#[test]
+fn the_id_of_a_process_that_ended_may_be_anothers() {
+    let mut tracker: Tracker<()> = Tracker::new(Options::default());
+    let child = Sleeper::start();
+    let pid = child.pid();
+    tracker.get_or_add(pid);
+    // The kernel says so first, and takes its memory away after.
+    tracker.exiting(pid);
+    assert!(tracker.remove_if_gone(pid).is_none());
+    drop(child);
+    assert!(tracker.remove_if_gone(pid).is_some());
+    assert!(tracker.is_empty());
+}
+
+/// None of this changes how much memory the process has.
+#[test]
+fn a_process_that_publishes_in_memory_it_had_before_is_found_all_the_same() {
+    let flags = ["-DLINKED", "-rdynamic"];
+    let Some(program) = Compiler::gcc().program(&["publish_later.c", "variable.c"], &flags) else {
+        return;
+    };
+    for (how, trust_sizes, rescan_interval) in [
+        ("map", false, Duration::MAX),
+        ("name", false, Duration::MAX),
+        ("update", false, Duration::MAX),
+        ("map", true, Duration::ZERO),
+        ("name", true, Duration::ZERO),
+        ("update", true, Duration::MAX),
+    ] {
+        let mut target = Target::spawn(Command::new(&program).arg(how));
+        let pid = target.pid();
+        let mut tracker: Tracker<()> = Tracker::new(Options {
+            trust_sizes,
+            rescan_interval,
+            ..with_threads()
+        });
+        tracker.add(pid).unwrap();
+        let poll = |tracker: &mut Tracker<()>| {
+            // The machine may have been busy, and the scan slow.
+            tracker.get_mut(pid).unwrap().process.forget_duration();
+            tracker.poll(pid, &mut |_| {});
+            tracker.get(pid).unwrap().process.threads().clone()
+        };
+        for _ in 0..5 {
+            let threads = poll(&mut tracker);
+            assert!(!matches!(threads, ThreadStatus::Readable(_)), "{how}");
+        }
+        let sizes = |tracker: &Tracker<()>| {
+            let process = &tracker.get(pid).unwrap().process;
+            process.reader().unwrap().target().sizes().unwrap().1
+        };
+        let before = sizes(&tracker);
+        target.command("publish");
+        if target.lines == ["refused"] {
+            eprintln!("skipped: this kernel gives anonymous memory no names");
+            continue;
+        }
+        assert_eq!(sizes(&tracker), before, "{how}");
+        let threads = poll(&mut tracker);
+        assert!(matches!(threads, ThreadStatus::Readable(_)), "{how}");
+    }
+}
+
+#[test]
+fn another_program_has_nothing_of_the_one_before() {
+    let sources = ["threads.c", "variable.c", "publish.c"];
+    let Some(program) = Compiler::gcc().program(&sources, &["-DLINKED", "-rdynamic"]) else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(program));
+    let mut tracker: Tracker<()> = Tracker::new(with_threads());
+    tracker.add(target.pid()).unwrap();
+    let mut changes = Vec::new();
+    tracker.poll(target.pid(), &mut |event| changes.push(event.change));
+    assert!(matches!(
+        changes[..],
+        [Change::Published(_), Change::Threads]
+    ));
+    let process = &tracker.exec(target.pid()).unwrap().process;
+    assert!(process.context().is_none());
+    assert!(matches!(process.threads(), ThreadStatus::Unknown));
+}

@@ -1,0 +1,200 @@
+//! Watches many processes for changes of their process contexts.
+//!
+//! A poll is one system call for each process, and a listing of `/proc`:
+//!
+//! - where a process has a context, one read of its header at the address that was found before. An
+//!   update, an exec and an exit all change what it returns;
+//! - where it has none, or cannot be read, one read of `/proc/PID/statm`. A process that begins to
+//!   publish maps memory for it first, and that changes its size. Then its mappings are scanned,
+//!   and once more at the next poll: memory may get its name after it was mapped.
+//!
+//! The second does not notice a mapping that replaced others of exactly the same size, nor a second
+//! context beside the one that is read. Therefore each process is scanned again from time to time
+//! ([`Watch::rescan_interval`]).
+//!
+//! A process is identified by its directory in `/proc`, which stays open: another process that has
+//! its number later is told apart.
+//!
+//! ```no_run
+//! use otelctx_track::{Change, Watch};
+//!
+//! # fn main() -> Result<(), otelctx_reader::Error> {
+//! let mut watch = Watch::default();
+//! loop {
+//!     for event in watch.poll()? {
+//!         match event.change {
+//!             Change::Published(context) | Change::Updated(context) => {
+//!                 println!("{}: {:?}", event.pid, context.payload.resource);
+//!             }
+//!             Change::Broken(why) => println!("{}: unreadable: {why}", event.pid),
+//!             Change::Withdrawn => println!("{}: publishes no more", event.pid),
+//!             Change::Ended => println!("{}: has ended", event.pid),
+//!             Change::Failed(error) => eprintln!("{error}"),
+//!             _ => {}
+//!         }
+//!     }
+//!     std::thread::sleep(std::time::Duration::from_secs(1));
+//! }
+//! # }
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use otelctx_reader as reader;
+use reader::{Error, remote};
+
+use crate::{Change, Event, Options, Tracker};
+
+/// Every process of the machine, or some, and what is known of their contexts.
+///
+/// Each takes two or three file descriptors: for more than some hundred processes raise the soft
+/// limit (`RLIMIT_NOFILE`, `ulimit -n`), which is 1,024 by default.
+#[derive(Debug)]
+pub struct Watch {
+    tracker: Tracker<()>,
+    /// Processes of which something was reported other than their end.
+    reported: BTreeSet<i32>,
+    /// Processes that could not be opened, with the reason that was reported.
+    unopened: BTreeMap<i32, String>,
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self::new(reader::Options::default())
+    }
+}
+
+impl Watch {
+    /// A watch that knows no process yet.
+    #[must_use]
+    pub fn new(options: reader::Options) -> Self {
+        Self::with(Options {
+            reader: options,
+            ..Options::default()
+        })
+    }
+
+    fn with(options: Options) -> Self {
+        Self {
+            tracker: Tracker::new(options),
+            reported: BTreeSet::new(),
+            unopened: BTreeMap::new(),
+        }
+    }
+
+    /// How often to scan a process although nothing seems to have changed. Default: 30 s.
+    #[must_use]
+    pub fn rescan_interval(self, rescan_interval: Duration) -> Self {
+        Self::with(Options {
+            rescan_interval,
+            ..self.tracker.options().clone()
+        })
+    }
+
+    /// Polls every process that exists now, and returns what has changed since the last time, in
+    /// the order of their ids.
+    ///
+    /// # Errors
+    /// When the processes can't be listed.
+    pub fn poll(&mut self) -> Result<Vec<Event>, Error> {
+        let mut pids = remote::process::processes()?;
+        pids.sort_unstable();
+        Ok(self.poll_these(&pids))
+    }
+
+    /// Polls these processes, given in the order of their ids, and no others. Processes that it
+    /// knew and that are not among them count as ended.
+    ///
+    /// Of [`Change`] it reports [`Change::Ended`] only where something was reported before, and also
+    /// for a process that has exited and that its parent has not waited for yet.
+    pub fn poll_these(&mut self, pids: &[i32]) -> Vec<Event> {
+        debug_assert!(pids.is_sorted());
+        let mut events = Vec::new();
+        let is_listed = |pid: &i32| pids.binary_search(pid).is_ok();
+        let known = self.tracker.iter().map(|tracked| tracked.process.pid());
+        let gone: Vec<i32> = known.filter(|pid| !is_listed(pid)).collect();
+        for pid in gone {
+            self.tracker.remove(pid);
+        }
+        self.unopened.retain(|pid, _| is_listed(pid));
+        self.reported.retain(|pid| {
+            let is_listed = is_listed(pid);
+            if !is_listed {
+                let (pid, change) = (*pid, Change::Ended);
+                events.push(Event { pid, change });
+            }
+            is_listed
+        });
+        let now = Instant::now();
+        for &pid in pids {
+            self.poll_one(pid, now, &mut events);
+        }
+        events.sort_by_key(|event| event.pid);
+        events
+    }
+
+    fn poll_one(&mut self, pid: i32, now: Instant, events: &mut Vec<Event>) {
+        if self.tracker.get(pid).is_some() {
+            self.poll_tracked(pid, now, events);
+            if self.tracker.get(pid).is_some() {
+                return;
+            }
+            // The number may belong to another process by now.
+        }
+        match self.tracker.add(pid) {
+            Ok(_) => {
+                self.unopened.remove(&pid);
+                // Should it be gone again, the next poll finds out.
+                self.poll_tracked(pid, now, events);
+            }
+            Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => {
+                self.unopened.remove(&pid);
+            }
+            Err(error) => {
+                let why = error.to_string();
+                if self.unopened.insert(pid, why.clone()) != Some(why) {
+                    self.reported.insert(pid);
+                    let change = Change::Failed(error);
+                    events.push(Event { pid, change });
+                }
+            }
+        }
+    }
+
+    fn poll_tracked(&mut self, pid: i32, now: Instant, events: &mut Vec<Event>) {
+        let reported = &mut self.reported;
+        self.tracker.poll_at(pid, now, &mut |event| {
+            let change = match event.change {
+                Change::Ended | Change::Exited if !reported.remove(&pid) => return,
+                Change::Ended | Change::Exited => Change::Ended,
+                Change::Withdrawn => {
+                    reported.remove(&pid);
+                    Change::Withdrawn
+                }
+                change => {
+                    reported.insert(pid);
+                    change
+                }
+            };
+            events.push(Event { pid, change });
+        });
+    }
+
+    /// A process that is being watched, for further questions: its threads, its name.
+    pub fn process(&mut self, pid: i32) -> Option<&mut reader::Process> {
+        self.tracker.get_mut(pid)?.process.reader_mut()
+    }
+
+    /// How many processes it knows.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tracker.len() + self.unopened.len()
+    }
+
+    /// Whether it knows none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
