@@ -20,6 +20,8 @@ const PROGRAMS: [(&str, &str, &str); 3] = [
 const ARCHITECTURES: [(&str, &str); 2] = [("x86", "x86_64"), ("arm64", "aarch64")];
 /// The objects' compiler, Debian 12's: another version makes other bytes.
 const CLANG: &str = "14.0.6";
+/// A header of Debian's package libbpf-dev.
+pub(crate) const HEADER: &str = "/usr/include/bpf/bpf_helpers.h";
 
 /// Builds the objects, or with `--check` compares them with what is checked in.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
@@ -33,10 +35,8 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
             return Outcome::Skipped(format!("no {program}: install Debian's package {package}"));
         }
     }
-    if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
-        return Outcome::Skipped(
-            "no bpf/bpf_helpers.h: install Debian's package libbpf-dev".into(),
-        );
+    if !Path::new(HEADER).exists() {
+        return Outcome::Skipped(format!("no {HEADER}: install Debian's package libbpf-dev"));
     }
     match report::output(Command::new("clang").arg("--version")) {
         Ok(version) if version.contains(CLANG) => {}

@@ -235,7 +235,7 @@ struct Apt {
 
 impl Apt {
     fn new(folder: &Path, suite: &str) -> Result<Self, String> {
-        if !have("apt-get") || !have("dpkg-deb") || !Path::new(KEYRING).is_file() {
+        if !has_tools() {
             return Err("Debian's packages are not available on this machine".into());
         }
         let apt = Self {
@@ -295,6 +295,15 @@ impl Apt {
         fs::remove_dir_all(&self.state)
             .map_err(|error| format!("{}: {error}", self.state.display()))
     }
+}
+
+fn has_tools() -> bool {
+    have("apt-get") && have("dpkg-deb") && Path::new(KEYRING).is_file()
+}
+
+/// Whether packages can be fetched and used on this machine.
+pub(crate) fn is_available() -> bool {
+    cfg!(target_arch = "x86_64") && has_tools() && mirror().is_ok()
 }
 
 /// The machine's own Debian mirror.

@@ -232,17 +232,14 @@ pub(crate) fn run(arguments: &[String], counts: &mut Counts) -> Outcome {
     boot(KERNELS.iter().filter(wanted), selection, counts)
 }
 
-/// Fetches the kernels that `cargo xtask test` boots; returns which are missing, and why.
-pub(crate) fn fetch() -> Vec<String> {
+/// Fetches the kernels that `cargo xtask test` boots; returns their names, and paths or errors.
+pub(crate) fn fetch() -> Vec<(String, Result<PathBuf, String>)> {
     let kernels = KERNELS.iter().filter(|kernel| kernel.always);
-    let fetch = |kernel: &Kernel| match kernel.fetch() {
-        Ok(guest) => {
-            println!("have {}", guest.kernel.display());
-            None
-        }
-        Err(why) => Some(format!("{kernel} ({why})")),
+    let fetch = |kernel: &Kernel| {
+        let path = kernel.fetch().map(|guest| guest.kernel);
+        (kernel.to_string(), path)
     };
-    kernels.filter_map(fetch).collect()
+    kernels.map(fetch).collect()
 }
 
 /// Runs the tests of [`SHORT`] under the kernels that `cargo xtask test` boots.

@@ -158,6 +158,11 @@ impl Musl {
         Ok((rustc, gcc))
     }
 
+    /// The machine's gcc for this architecture.
+    pub(crate) fn host_gcc(&self) -> &'static str {
+        self.gcc
+    }
+
     /// Rust's name of this target.
     pub(crate) fn target(&self) -> String {
         format!("{}-unknown-linux-musl", self.name)

