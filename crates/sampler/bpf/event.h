@@ -45,18 +45,17 @@ enum part_kind {
     PART_STEP = 256, /* and the step's number: what that has added */
 };
 
-/* Runtimes' steps, by the numbers that struct target names them by. */
-enum step {
-    STEP_NONE = 0,
-    STEP_PROBE = 1, /* tells the thread's pointer and the word there: tests alone ask for it */
-    STEPS,
-};
+/* Runtimes' steps have numbers from 1 on: steps.gen.h. */
+#define STEP_NONE 0
+#define MAX_STEPS 31
 
 /* What a step came to: the sample stands in any case. */
 enum step_outcome {
     STEP_DONE = 0,
     STEP_ABSENT = 1, /* the step was not loaded */
     STEP_MEMORY = 2, /* what it needs of the process could not be read */
+    STEP_UNCONFIGURED = 3, /* it was told nothing of the process */
+    STEP_LIMIT = 4, /* a list has more entries than the step goes through */
 };
 
 struct event_head {

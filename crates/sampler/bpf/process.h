@@ -66,6 +66,7 @@ int sched_process_exec(void *context __attribute__((unused)))
     struct target *target = bpf_map_lookup_elem(&targets, &pid);
     if (target) {
         target->places = 0;
+        target->steps = 0;
         target->serial = 0;
     } else if (!whole_machine) {
         return 0;

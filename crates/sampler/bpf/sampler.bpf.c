@@ -26,7 +26,7 @@ struct {
 
 struct {
     __uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-    __uint(max_entries, STEPS);
+    __uint(max_entries, MAX_STEPS + 1);
     __type(key, __u32);
     __type(value, __u32);
 } sample_steps SEC(".maps"), switch_steps SEC(".maps");
@@ -62,16 +62,5 @@ int sample(void *context)
     return 0;
 }
 
-/* The smallest step: tests hold it against what they know of the process. */
-static __always_inline enum step_outcome probe(void *context __attribute__((unused)),
-                                               struct scratch *scratch __attribute__((unused)),
-                                               struct part_head *part)
-{
-    __u64 *words = (void *)(part + 1);
-    words[0] = OF_TASK(current_task(), THREAD_POINTER);
-    if (read_user(&words[1], sizeof words[1], words[0], 0))
-        return STEP_MEMORY;
-    part->size = 2 * sizeof words[0];
-    return STEP_DONE;
-}
-STEP(STEP_PROBE, probe)
+/* Generated: the steps of the runtimes that are shipped, or those of tests. */
+#include STEPS_LIST

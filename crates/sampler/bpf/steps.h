@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Steps of runtimes: whatever looks deeper into a process than its native context and its stacks.
+/* Steps of runtimes: each reads what a runtime knows of the thread beyond its native context and stacks.
  *
- * A step is a function and a line STEP(...) in sampler.bpf.c, and adds one part, of kind PART_STEP
- * and its number, with an outcome. Each is a program of its own, reached by a tail call, that only
- * targets pay for whose `steps` name it. One that fails, or was not loaded, leaves the sample
- * standing, with the reason.
+ * A step is a function NAME_step in a file NAME.step.h in a crate's folder `bpf`. `cargo xtask bpf`
+ * gathers these files, numbers the steps, and generates a list (steps.gen.h) with a line STEP(...) for
+ * each. A step adds one part to the sample, of kind PART_STEP and its number, with an outcome. Each is a
+ * program of its own, reached by a tail call, which only samples of targets run whose `steps` name it.
+ * A step that fails or is not loaded leaves the sample as it is, with the reason.
  */
 #ifndef STEPS_H
 #define STEPS_H
@@ -40,6 +41,22 @@ static __always_inline void end_part(struct scratch *scratch, struct part_head *
     scratch->head.size += sizeof *part + part->room;
 }
 
+/* What a step has to know of a process, in its own layout. */
+struct step_key {
+    __u32 pid;
+    __u32 step;
+};
+
+#define STEP_CONFIGURATION_SIZE 256
+
+/* Its size is set when the program is loaded. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 1);
+    __type(key, struct step_key);
+    __type(value, __u8[STEP_CONFIGURATION_SIZE]);
+} step_configurations SEC(".maps");
+
 /* Goes on to the next step, which does not return, or tells the sample. */
 static __always_inline void go_on(void *context, struct scratch *scratch, void *programs)
 {
@@ -64,9 +81,10 @@ static __always_inline void go_on(void *context, struct scratch *scratch, void *
         count_lost(COUNTER_SAMPLES);
 }
 
-/* Fills the bytes behind the part's head, and sets its size. */
-typedef enum step_outcome (*step_function)(void *context, struct scratch *scratch,
-                                           struct part_head *part);
+/* Fills the bytes behind the part's head (STEP_ROOM at most) and sets its size. */
+#define STEP_ROOM (PART_LIMIT - sizeof(struct part_head))
+typedef enum step_outcome (*step_function)(void *context, struct part_head *part,
+                                           const void *configuration);
 
 static __always_inline int run_step(void *context, void *scratches, void *programs, __u32 step,
                                     step_function function)
@@ -79,24 +97,28 @@ static __always_inline int run_step(void *context, void *scratches, void *progra
     if (part) {
         part->kind = PART_STEP + step;
         part->size = 0;
-        part->outcome = function(context, scratch, part);
+        struct step_key key = {.pid = scratch->head.pid, .step = step};
+        const void *configuration = bpf_map_lookup_elem(&step_configurations, &key);
+        part->outcome =
+            configuration ? function(context, part, configuration) : STEP_UNCONFIGURED;
         end_part(scratch, part);
     }
     go_on(context, scratch, programs);
     return 0;
 }
 
-/* A program array holds programs of one type: a step is there once for each. */
-#define STEP(number, function)                                                      \
-    SEC("perf_event")                                                               \
-    int function##_sample(void *context)                                            \
-    {                                                                               \
-        return run_step(context, &sample_scratch, &sample_steps, number, function); \
-    }                                                                               \
-    SEC("tp_btf/sched_switch")                                                      \
-    int function##_switch(void *context)                                            \
-    {                                                                               \
-        return run_step(context, &switch_scratch, &switch_steps, number, function); \
+/* A program array holds programs of one type: each step is loaded once for each. The loader knows
+ * number and name by the programs' names (src/ebpf/load.rs). */
+#define STEP(number, name)                                                             \
+    SEC("perf_event")                                                                  \
+    int step_##number##_##name##_sample(void *context)                                 \
+    {                                                                                  \
+        return run_step(context, &sample_scratch, &sample_steps, number, name##_step); \
+    }                                                                                  \
+    SEC("tp_btf/sched_switch")                                                         \
+    int step_##number##_##name##_switch(void *context)                                 \
+    {                                                                                  \
+        return run_step(context, &switch_scratch, &switch_steps, number, name##_step); \
     }
 
 /* Puts a sample of the running thread together, and tells it. */

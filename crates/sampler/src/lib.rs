@@ -46,7 +46,7 @@ mod sampler;
 
 pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;
-pub use options::{Options, Targets};
+pub use options::{KernelObject, Options, Targets};
 pub use otelctx_sample as sample;
 pub use refusal::Refusal;
 pub use sampler::{INTERVAL, Method, Sampler};

@@ -1,5 +1,7 @@
 //! What to sample, and how often.
 
+use std::fmt;
+
 use otelctx_sample::format::record;
 
 /// Which processes are sampled.
@@ -34,8 +36,22 @@ pub struct Options {
     pub any_schema: bool,
     /// Use ptrace even where eBPF is available.
     pub without_ebpf: bool,
+    /// The programs for the kernel, if not those of this crate: with steps of runtimes that it does not
+    /// ship. Made by `cargo xtask bpf` from the same sources.
+    pub kernel_object: Option<KernelObject>,
     /// Size of the ring buffer, in bytes. Default: enough for one second of samples.
     pub(crate) ring: Option<u32>,
+}
+
+/// An ELF object with the sampler's programs for the kernel, for the architecture that it runs on and
+/// from this version's sources. Aligned to 8 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct KernelObject(pub &'static [u8]);
+
+impl fmt::Debug for KernelObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KernelObject({} bytes)", self.0.len())
+    }
 }
 
 impl Options {
@@ -51,6 +67,7 @@ impl Options {
             max_record: record::RECOMMENDED_SIZE,
             any_schema: false,
             without_ebpf: false,
+            kernel_object: None,
             ring: None,
         }
     }

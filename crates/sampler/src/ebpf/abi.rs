@@ -72,6 +72,8 @@ pub(crate) mod step_outcome {
     pub(crate) const DONE: u16 = 0;
     #[cfg(test)]
     pub(crate) const ABSENT: u16 = 1;
+    #[cfg(test)]
+    pub(crate) const UNCONFIGURED: u16 = 3;
 }
 
 /// `enum counter`.
@@ -106,6 +108,20 @@ pub(crate) struct Target {
 
 // SAFETY: integers without padding between or behind them.
 unsafe impl Pod for Target {}
+
+/// `struct step_key`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StepKey {
+    pub(crate) pid: u32,
+    pub(crate) step: u32,
+}
+
+// SAFETY: integers without padding between or behind them.
+unsafe impl Pod for StepKey {}
+
+/// What a step is told of a process, in the step's own layout (`STEP_CONFIGURATION_SIZE`).
+pub(crate) type StepConfiguration = [u8; 256];
 
 /// `struct wanted`.
 #[repr(C)]

@@ -1,6 +1,6 @@
 //! Getting the program into the kernel.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::hash::BuildHasher;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,13 +10,13 @@ use aya::maps::{HashMap, MapData, PerCpuArray, ProgramArray, RingBuf};
 use aya::programs::{PerfEvent, ProgramInfo, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 
-use super::abi::{RECORD_FIRST, RECORD_LIMIT, Target, counter};
+use super::abi::{RECORD_FIRST, RECORD_LIMIT, StepConfiguration, StepKey, Target, counter};
 use super::perf::Clocks;
 use crate::refusal::Refusal;
 use crate::{Options, Targets};
 use otelctx_reader::format::record;
 
-/// The compiled program; `cargo xtask bpf` makes it.
+/// The compiled programs that are shipped; `cargo xtask bpf` makes them.
 #[cfg(target_arch = "x86_64")]
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/sampler.x86_64.o");
 #[cfg(target_arch = "aarch64")]
@@ -25,8 +25,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/sampler.aarch64.o"
 /// The inode of the first PID namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// The steps of runtimes: the number of each (`enum step`), and its function's name.
-const STEPS: &[(u32, &str)] = if cfg!(test) { &[(1, "probe")] } else { &[] };
+/// Steps of runtimes that can be configured at a time, each for one process: 1.3 MB.
+const MAX_CONFIGURATIONS: u32 = 4096;
 
 /// Bytes that a sample takes in the ring: its head, and room for a record and a stack.
 const SAMPLE_SIZE: u64 = 1744;
@@ -40,8 +40,14 @@ pub(super) struct Loaded {
     pub(super) events: RingBuf<MapData>,
     lost: PerCpuArray<MapData, u64>,
     pub(super) clocks: Clocks,
+    /// What runtimes' steps are told of processes.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no runtime is registered yet"))]
+    pub(super) configurations: HashMap<MapData, StepKey, StepConfiguration>,
+    /// The number of each runtime's step, by its name.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no runtime is registered yet"))]
+    pub(super) steps: BTreeMap<String, u32>,
     /// An array without a descriptor forgets its programs.
-    _steps: ProgramArray<MapData>,
+    _step_programs: ProgramArray<MapData>,
     /// Holds the programs, and what they are attached to.
     programs: Ebpf,
 }
@@ -62,6 +68,12 @@ impl Loaded {
         let rate = u64::from(options.frequency) * cpus.len() as u64 * SAMPLE_SIZE;
         let ring = rate.next_power_of_two().clamp(SMALLEST_RING, LARGEST_RING);
         let ring = options.ring.unwrap_or(ring as u32);
+        let object = options.kernel_object.map_or(OBJECT, |object| object.0);
+        // The kernel takes the memory at once; the programs that are shipped have no step yet.
+        let configurations = match options.kernel_object {
+            Some(_) => MAX_CONFIGURATIONS,
+            None => 1,
+        };
         let flag = |on: bool| u32::from(on);
         let whole_machine = flag(options.targets == Targets::All);
         let with_children = flag(options.children);
@@ -80,7 +92,8 @@ impl Loaded {
             .override_global("namespace_device", &device, true)
             .override_global("namespace_inode", &inode, true)
             .map_max_entries("events", ring)
-            .load(OBJECT)
+            .map_max_entries("step_configurations", configurations)
+            .load(object)
             .map_err(|error| Refusal::of(&error))?;
         for name in ["task_newtask", "sched_process_exec", "sched_process_exit"] {
             let program: &mut RawTracePoint = find(&mut programs, name)?;
@@ -91,15 +104,17 @@ impl Loaded {
         }
         let sample: &mut PerfEvent = find(&mut programs, "sample")?;
         sample.load().map_err(|error| Refusal::of(&error))?;
-        let steps = add_steps(&mut programs)?;
+        let (steps, step_programs) = add_steps(&mut programs)?;
         let clocks = Clocks::open(&cpus, options.period(), sample_program(&programs)?)
             .map_err(|error| Refusal::of(&error))?;
         Ok(Self {
             targets: map(&mut programs, "targets")?,
             events: map(&mut programs, "events")?,
             lost: map(&mut programs, "lost")?,
+            configurations: map(&mut programs, "step_configurations")?,
             clocks,
-            _steps: steps,
+            steps,
+            _step_programs: step_programs,
             programs,
         })
     }
@@ -139,18 +154,33 @@ fn sample_program(programs: &Ebpf) -> Result<BorrowedFd<'_>, Refusal> {
     }
 }
 
-/// Loads the steps, and puts them where samples find them.
-fn add_steps(programs: &mut Ebpf) -> Result<ProgramArray<MapData>, Refusal> {
-    let mut steps: ProgramArray<MapData> = map(programs, "sample_steps")?;
-    for (number, name) in STEPS {
-        let step: &mut PerfEvent = find(programs, &format!("{name}_sample"))?;
+/// Loads the steps of runtimes, and puts them where samples find them.
+fn add_steps(
+    programs: &mut Ebpf,
+) -> Result<(BTreeMap<String, u32>, ProgramArray<MapData>), Refusal> {
+    let mut array: ProgramArray<MapData> = map(programs, "sample_steps")?;
+    let mut steps = BTreeMap::new();
+    for (program, step) in programs.programs_mut() {
+        let Some((number, name)) = step_of(program) else {
+            continue;
+        };
+        let step: &mut PerfEvent = step.try_into().map_err(|error| Refusal::of(&error))?;
         step.load().map_err(|error| Refusal::of(&error))?;
         let program = step.fd().map_err(|error| Refusal::of(&error))?;
-        steps
-            .set(*number, program, 0)
+        array
+            .set(number, program, 0)
             .map_err(|error| Refusal::of(&error))?;
+        steps.insert(name.to_owned(), number);
     }
-    Ok(steps)
+    Ok((steps, array))
+}
+
+/// Number and name of the step that a program is of those on a CPU's clock: `step_1_toy_sample`
+/// (`STEP` in `steps.h`).
+fn step_of(program: &str) -> Option<(u32, &str)> {
+    let step = program.strip_prefix("step_")?.strip_suffix("_sample")?;
+    let (number, name) = step.split_once('_')?;
+    Some((number.parse().ok()?, name))
 }
 
 pub(super) fn find<'p, P>(programs: &'p mut Ebpf, name: &str) -> Result<&'p mut P, Refusal>

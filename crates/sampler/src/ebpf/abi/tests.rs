@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::mem::{offset_of, size_of};
 
-use object::{Object, ObjectSection};
+use object::{Object, ObjectSection, ObjectSymbol};
 use otelctx_sample::{Found, ReadStep};
 
-use super::{EventHead, PartHead, Place, Target, Wanted};
+use super::{EventHead, PartHead, Place, StepKey, Target, Wanted};
 
 /// The objects of both architectures.
-const OBJECTS: [(&str, &[u8]); 4] = [
+const OBJECTS: [(&str, &[u8]); 6] = [
     (
         "sampler x86_64",
         include_bytes!("../../../bpf/sampler.x86_64.o"),
@@ -17,6 +17,14 @@ const OBJECTS: [(&str, &[u8]); 4] = [
     (
         "sampler aarch64",
         include_bytes!("../../../bpf/sampler.aarch64.o"),
+    ),
+    (
+        "sampler x86_64 with steps",
+        include_bytes!("../../../../../fixtures/bpf/sampler.x86_64.o"),
+    ),
+    (
+        "sampler aarch64 with steps",
+        include_bytes!("../../../../../fixtures/bpf/sampler.aarch64.o"),
     ),
     (
         "snapshot x86_64",
@@ -121,9 +129,44 @@ fn layouts_are_those_of_the_objects() {
                 time, detail, cpu, pid, tid, size, kind, outcome, source, flags, serial, comm
             ]
         );
+        if name.ends_with("with steps") {
+            layout!(types, "step_key", StepKey, [pid, step]);
+        }
         if name.starts_with("snapshot") {
             layout!(types, "wanted", Wanted, [pid, reserved, target]);
         }
+    }
+}
+
+/// The instructions of a program, by its name.
+fn instructions<'o>(file: &object::File<'o>, name: &str) -> &'o [u8] {
+    let symbol = file.symbols().find(|symbol| symbol.name() == Ok(name));
+    let symbol = symbol.unwrap_or_else(|| panic!("no {name}"));
+    let section = file.section_by_index(symbol.section_index().unwrap());
+    let data = section.unwrap().data().unwrap();
+    &data[symbol.address() as usize..][..symbol.size() as usize]
+}
+
+/// What a runtime costs a process that does not have it, in the kernel: nothing.
+#[test]
+fn a_step_adds_no_instruction_to_the_programs_that_are_there_without_it() {
+    for [shipped, with_steps] in [[OBJECTS[0], OBJECTS[2]], [OBJECTS[1], OBJECTS[3]]] {
+        let [shipped, with_steps] =
+            [shipped, with_steps].map(|(_, object)| object::File::parse(object).unwrap());
+        for name in [
+            "sample",
+            "task_newtask",
+            "sched_process_exec",
+            "sched_process_exit",
+        ] {
+            let expected = instructions(&shipped, name);
+            assert_eq!(instructions(&with_steps, name), expected, "{name}");
+        }
+        let is_step = |symbol: &object::Symbol<'_, '_>| {
+            symbol.name().is_ok_and(|name| name.starts_with("step_1"))
+        };
+        assert!(with_steps.symbols().any(|symbol| is_step(&symbol)));
+        assert!(!shipped.symbols().any(|symbol| is_step(&symbol)));
     }
 }
 

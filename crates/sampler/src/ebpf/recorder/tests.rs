@@ -4,8 +4,9 @@ use std::process::Command;
 
 use otelctx_fixtures::{Compiler, Target};
 
-use super::super::abi::{Part, outcome, step_outcome};
+use super::super::abi::{Part, StepConfiguration, StepKey, outcome, step_outcome};
 use super::*;
+use crate::KernelObject;
 
 /// Whatever is to happen has happened by then, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -27,18 +28,28 @@ fn busy() -> Option<Target> {
     Some(Target::spawn(Command::new(program).arg("busy")))
 }
 
+/// The first word of the probe's configuration.
+const CONFIGURED: u64 = 0x6f74_656c_6374_7831;
+
 #[test]
 fn a_step_adds_its_part_and_an_absent_one_says_so() {
-    const PROBE: u32 = 1;
     const ABSENT: u32 = 77;
     let Some(target) = busy() else { return };
     let pid = target.pid() as u32;
-    let options = Options::new(Targets::Processes(vec![target.pid()]));
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.kernel_object = Some(KernelObject(otelctx_fixtures::kernel::PROGRAMS));
     let Some(mut recorder) = start(&options) else {
         return;
     };
+    let probe = recorder.loaded.steps["probe"];
+    let mut configuration = [0; size_of::<StepConfiguration>()];
+    configuration[..8].copy_from_slice(&CONFIGURED.to_ne_bytes());
+    let key = StepKey { pid, step: probe };
+    let configurations = &mut recorder.loaded.configurations;
+    configurations.insert(key, configuration, 0).unwrap();
+    let toy = recorder.loaded.steps["toy"];
     let mut known = recorder.loaded.targets.get(&pid, 0).unwrap();
-    known.steps = PROBE | ABSENT << 8 | PROBE << 16;
+    known.steps = probe | ABSENT << 8 | toy << 16 | probe << 24;
     recorder.loaded.targets.insert(pid, known, 0).unwrap();
     let begin = Instant::now();
     let (mut with_record, mut incomplete) = (false, 0);
@@ -53,7 +64,7 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
                 continue;
             };
             let step = |number: u32| part::STEP + number as u16;
-            let [first, absent, second] = all[at..] else {
+            let [first, absent, unconfigured, second] = all[at..] else {
                 panic!("{all:?}")
             };
             let words = |bytes: &[u8]| {
@@ -61,22 +72,22 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
                 read_stack(&mut words, bytes);
                 words
             };
-            for probe in [first, second] {
-                assert_eq!(
-                    (probe.kind, probe.outcome),
-                    (step(PROBE), step_outcome::DONE)
-                );
-                let [pointer, word] = words(probe.bytes)[..] else {
-                    panic!("{probe:?}")
+            for part in [first, second] {
+                assert_eq!((part.kind, part.outcome), (step(probe), step_outcome::DONE));
+                let [pointer, word, configured] = words(part.bytes)[..] else {
+                    panic!("{part:?}")
                 };
+                assert_eq!(configured, CONFIGURED);
                 assert_ne!(pointer, 0);
                 // A thread's pointer points at itself (ELF TLS ABI for x86-64).
                 #[cfg(target_arch = "x86_64")]
                 assert_eq!(pointer, word);
                 let _ = word;
             }
-            let nothing = (step(ABSENT), step_outcome::ABSENT, 0);
-            assert_eq!((absent.kind, absent.outcome, absent.bytes.len()), nothing);
+            let of = |part: Part<'_>| (part.kind, part.outcome, part.bytes.len());
+            assert_eq!(of(absent), (step(ABSENT), step_outcome::ABSENT, 0));
+            let told_nothing = (step(toy), step_outcome::UNCONFIGURED, 0);
+            assert_eq!(of(unconfigured), told_nothing);
             // What every sample has is there as ever.
             let before: Vec<u16> = all[..at].iter().map(|found| found.kind).collect();
             assert!(before.contains(&part::USER_STACK), "{before:?}");
