@@ -130,7 +130,7 @@ pub(crate) enum NotLinked {
 }
 
 impl NotLinked {
-    fn mend(&self, path: &Path) -> String {
+    fn hint(&self, path: &Path) -> String {
         match self {
             Self::Core => format!(
                 "what it holds shows  otelctx dump --core {}",
@@ -181,7 +181,7 @@ impl From<remote::Error> for Error {
 
 impl Error {
     /// What the user can do, if it is not part of the message.
-    pub(crate) fn mend(&self) -> Option<String> {
+    pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Reader(otelctx_reader::Error::Remote(error)) => match error {
                 remote::Error::NotPermitted { hint, .. } => Some(hint.clone()),
@@ -196,11 +196,11 @@ impl Error {
             Self::Reader(otelctx_reader::Error::Deadline { .. }) => {
                 Some(MORE_TIME.into())
             }
-            Self::Export(error) => error.mend(),
-            Self::NotSent(failed) => failed.why.mend(),
+            Self::Export(error) => error.hint(),
+            Self::NotSent(failed) => failed.why.hint(),
             Self::NotAnswering { .. } => Some(
                 "some of its memory is a file whose server gives nothing, or too slowly (FUSE, a \
-                 network file system): mend or end that server"
+                 network file system): hint or end that server"
                     .into(),
             ),
             Self::Sampler(otelctx_sampler::Error::Snapshot(_)) => Some(
@@ -209,7 +209,7 @@ impl Error {
             ),
             Self::OutputThere(_) => Some("nothing is overwritten: name another directory".into()),
             Self::NoProcessId(name) => Some(format!("for a file of that name:  ./{name}")),
-            Self::NotLinked { path, what } => Some(what.mend(path)),
+            Self::NotLinked { path, what } => Some(what.hint(path)),
             Self::KernelThread(_) => {
                 Some("`otelctx ps` lists the processes that publish a context".into())
             }
@@ -239,7 +239,7 @@ pub(crate) fn is_gone(error: &otelctx_reader::Error) -> bool {
     )
 }
 
-/// The message without its mend, which goes to a line of its own.
+/// The message without its hint, which goes to a line of its own.
 fn headline(error: &otelctx_reader::Error) -> String {
     match error {
         otelctx_reader::Error::Remote(remote::Error::NotPermitted { pid, action, .. }) => {

@@ -106,7 +106,7 @@ pub fn run() -> ExitCode {
 /// Complains if a command could not run, and returns its exit status.
 fn end(done: Result<Status, error::Error>) -> u8 {
     let status = done.unwrap_or_else(|error| {
-        terminal::complain(&error.to_string(), error.mend().as_deref());
+        terminal::complain(&error.to_string(), error.hint().as_deref());
         Status::CouldNotRun
     });
     status.code()

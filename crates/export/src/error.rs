@@ -107,9 +107,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// What would mend it, if that is not part of the message.
+    /// What would help, if that is not part of the message.
     #[must_use]
-    pub fn mend(&self) -> Option<String> {
+    pub fn hint(&self) -> Option<String> {
         match self {
             Self::Unreachable { .. } => Some(format!(
                 "start a collector there, or name another endpoint: by gRPC usually port {}, by HTTP {}",

@@ -6,7 +6,7 @@
 //! - divides a profile into messages that a collector takes, each whole in itself;
 //! - keeps one connection for all of them, and for the profiles after;
 //! - tries again, a bounded number of times, when the collector is not ready;
-//! - tells what the collector said, and what would mend it.
+//! - tells what the collector said, and what would help.
 //!
 //! What stays your job: keeping what could not be sent.
 //!

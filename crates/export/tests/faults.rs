@@ -174,10 +174,10 @@ fn who_knows_no_profiles_is_told_apart() {
         let server = Server::start(protocol, vec![reply]);
         let failed = send(&endpoint(&server.url(), protocol)).unwrap_err();
         assert!(matches!(failed.why, Error::NoProfiles { .. }), "{failed:?}");
-        let mend = failed.why.mend().unwrap();
+        let hint = failed.why.hint().unwrap();
         assert!(
-            mend.contains("--feature-gates=service.profilesSupport"),
-            "{mend}"
+            hint.contains("--feature-gates=service.profilesSupport"),
+            "{hint}"
         );
         assert_eq!(server.seen().len(), 1);
     }
@@ -347,7 +347,7 @@ fn who_does_not_answer_is_given_up() {
             assert!(
                 failed
                     .why
-                    .mend()
+                    .hint()
                     .unwrap()
                     .contains("OTEL_EXPORTER_OTLP_TIMEOUT")
             );
@@ -398,7 +398,7 @@ fn what_is_no_collector_is_told_apart() {
         assert!(
             failed
                 .why
-                .mend()
+                .hint()
                 .unwrap()
                 .starts_with(&format!("choose {other} "))
         );
@@ -474,6 +474,6 @@ fn nobody_there_says_what_to_do() {
         let failed = send(&endpoint).unwrap_err();
         assert!(refused(&failed.why), "{failed:?}");
         assert_eq!(failed.attempts, 4);
-        assert!(failed.why.mend().unwrap().contains("4317"));
+        assert!(failed.why.hint().unwrap().contains("4317"));
     }
 }

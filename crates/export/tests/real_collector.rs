@@ -153,10 +153,10 @@ fn the_wrong_way_says_which_is_the_right_one() {
     ] {
         let error = send(&url, protocol);
         assert!(matches!(error, Error::NoProfiles { .. }), "{error:?}");
-        let mend = error.mend().unwrap();
+        let hint = error.hint().unwrap();
         assert!(
-            mend.contains("--feature-gates=service.profilesSupport"),
-            "{mend}"
+            hint.contains("--feature-gates=service.profilesSupport"),
+            "{hint}"
         );
     }
     for (url, protocol, other) in [
@@ -165,7 +165,7 @@ fn the_wrong_way_says_which_is_the_right_one() {
     ] {
         let error = send(&url, protocol);
         assert!(matches!(error, Error::WrongProtocol { .. }), "{error:?}");
-        assert!(error.mend().unwrap().starts_with(other), "{error:?}");
+        assert!(error.hint().unwrap().starts_with(other), "{error:?}");
     }
 }
 

@@ -136,11 +136,11 @@ fn explain(report: &Report) {
     let pid = report.pid.unwrap_or_default();
     if let Some(partial) = &report.partial {
         let message = format!("process {pid}: {}", partial.sentence());
-        terminal::complain(&message, partial.mend());
+        terminal::complain(&message, partial.hint());
     }
-    if let Some(mend) = report.larger_payload() {
+    if let Some(hint) = report.larger_payload() {
         let message = format!("process {pid}: its process context is larger than what is read");
-        terminal::complain(&message, Some(&mend));
+        terminal::complain(&message, Some(&hint));
     }
 }
 
@@ -148,11 +148,11 @@ fn explain(report: &Report) {
 fn one(
     id: i32,
     options: Options,
-    patience: Duration,
+    timeout: Duration,
     snapshots: Option<&mut Snapshots>,
 ) -> Result<Report, Error> {
     let pid = process_of(id)?;
-    let looking = Looking::begin(pid, options, patience, SharedModules::default())?;
+    let looking = Looking::begin(pid, options, timeout, SharedModules::default())?;
     let mut report = stop::on_own_thread(|| looking.finish(snapshots))??;
     report.asked_thread = (pid != id).then_some(id);
     Ok(report)

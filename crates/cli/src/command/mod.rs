@@ -1,17 +1,18 @@
-//! One file a verb.
+//! One file or folder for each verb, and what several of them share.
 
 mod apart;
 pub(crate) mod check;
 mod child;
-mod choice;
+mod deadline;
 pub(crate) mod demo;
 pub(crate) mod dump;
+mod filter;
 mod ids;
 mod partial;
-mod patience;
 pub(crate) mod ps;
 pub(crate) mod record;
 pub(crate) mod report;
+mod retry;
 mod same_memory;
 mod seconds;
 pub(crate) mod top;

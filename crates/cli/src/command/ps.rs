@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use self::row::{COLUMNS, Row};
 use super::apart::{self, Worker};
-use super::partial::Deadline;
-use super::patience::unless_ended;
+use super::deadline::Deadline;
+use super::retry::unless_ended;
 use super::same_memory::{Place, SameMemory};
 use super::seconds::seconds;
 use crate::Status;
@@ -68,7 +68,7 @@ struct Skipped {
     failed: Vec<Failure>,
     /// What would permit it; not in JSON, as it is for people.
     #[serde(skip)]
-    mend: Option<String>,
+    hint: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -116,7 +116,7 @@ fn gather(arguments: &Arguments) -> Result<Listing, Error> {
                 None => listing.processes.push(*row),
             }
         }
-        Ok(Seen::Skipped(skipped, mend)) => listing.skipped.merge(skipped, mend),
+        Ok(Seen::Skipped(skipped, hint)) => listing.skipped.merge(skipped, hint),
         Err((pid, error)) => {
             let error = error.to_string();
             listing.skipped.failed.push(Failure { pid, error });
@@ -144,8 +144,8 @@ fn look_at_all(worker: &Worker, pids: &[i32], arguments: &Arguments) -> io::Resu
                 Ok(_) => {}
                 Err(error) => {
                     let mut skipped = Skipped::one(pid, &error);
-                    let mend = skipped.mend.take();
-                    worker.tell(&Seen::Skipped(skipped, mend))?;
+                    let hint = skipped.hint.take();
+                    worker.tell(&Seen::Skipped(skipped, hint))?;
                 }
             }
         }
@@ -197,18 +197,18 @@ impl Skipped {
         skipped
     }
 
-    fn merge(&mut self, more: Self, mend: Option<String>) {
+    fn merge(&mut self, more: Self, hint: Option<String>) {
         self.not_permitted += more.not_permitted;
         self.too_many_mappings.extend(more.too_many_mappings);
         self.failed.extend(more.failed);
-        self.mend = self.mend.take().or(mend);
+        self.hint = self.hint.take().or(hint);
     }
 
     /// Counts an error that there may be many of; gives any other back.
     fn counted<'e>(&mut self, pid: i32, error: &'e ReaderError) -> Option<&'e ReaderError> {
-        if let Some(mend) = not_permitted(error) {
+        if let Some(hint) = not_permitted(error) {
             self.not_permitted += 1;
-            self.mend.get_or_insert_with(|| mend.into());
+            self.hint.get_or_insert_with(|| hint.into());
         } else if matches!(error, ReaderError::TooManyMappings { .. }) {
             self.too_many_mappings.push(pid);
         } else {
@@ -219,10 +219,10 @@ impl Skipped {
 
     /// Tells on standard error what is missing from the list.
     fn report(&self, max_mappings: Option<u64>) {
-        let processes = |number| crate::output::words::count(number, "process", "processes");
+        let processes = |number| crate::output::text::count(number, "process", "processes");
         if self.not_permitted > 0 {
             let message = format!("not permitted to look at {}", processes(self.not_permitted));
-            terminal::complain(&message, self.mend.as_deref());
+            terminal::complain(&message, self.hint.as_deref());
         }
         if let (Some(limit), false) = (max_mappings, self.too_many_mappings.is_empty()) {
             let pids: Vec<_> = self.too_many_mappings.iter().map(i32::to_string).collect();

@@ -7,12 +7,12 @@ use otelctx_profile::report::{Cost, FunctionCost, Report, Trace};
 use serde::Serialize;
 
 use crate::Status;
-use crate::command::choice::NONE;
+use crate::command::filter::NONE;
 use crate::error::Error;
 use crate::output::json;
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{self, Style, Terminal, escape};
-use crate::output::words::{count, grouped};
+use crate::output::text::{count, grouped};
 
 /// Show what was recorded: CPU by route, by trace, by function
 #[derive(Debug, clap::Args)]

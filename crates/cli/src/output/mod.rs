@@ -5,4 +5,4 @@ pub(crate) mod clock;
 pub(crate) mod json;
 pub(crate) mod table;
 pub(crate) mod terminal;
-pub(crate) mod words;
+pub(crate) mod text;

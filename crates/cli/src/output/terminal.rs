@@ -180,10 +180,10 @@ pub(crate) fn pass_on(bytes: &[u8]) -> io::Result<bool> {
 }
 
 /// A message on standard error, and below it what to do.
-pub(crate) fn complain(message: &str, mend: Option<&str>) {
+pub(crate) fn complain(message: &str, hint: Option<&str>) {
     let mut text = format!("otelctx: {}\n", escape(message));
-    if let Some(mend) = mend {
-        text.push_str(&format!("  {}\n", escape(mend)));
+    if let Some(hint) = hint {
+        text.push_str(&format!("  {}\n", escape(hint)));
     }
     // Nobody is left to tell when this fails.
     let _ = io::stderr().write_all(text.as_bytes());
@@ -264,10 +264,10 @@ mod tests {
         assert_eq!(narrow.flow("x  ", &items), "x  a=1  b=22\n   c=333\n");
         let pipe = Terminal::with_width(None);
         assert_eq!(pipe.flow("x  ", &items), "x  a=1  b=22  c=333\n");
-        let mend = "Add:  -Wl,--export it";
-        assert_eq!(narrow.sentence("  ", mend), "  Add: \n  -Wl,--exp…\n  it\n");
+        let hint = "Add:  -Wl,--export it";
+        assert_eq!(narrow.sentence("  ", hint), "  Add: \n  -Wl,--exp…\n  it\n");
         assert_eq!(
-            narrow.paragraph("  ", mend),
+            narrow.paragraph("  ", hint),
             "  Add: \n  -Wl,--export\n  it\n"
         );
     }

@@ -314,13 +314,13 @@ fn a_thread_stands_for_its_process() {
     let target = Target::start("shop");
     let tid = target.number("worker-1");
     let checked = otelctx(&["check", &tid.to_string(), "--json"]).expect(0);
-    let looked_at = checked.json()["looked_at"]["process"].clone();
+    let subject = checked.json()["subject"]["process"].clone();
     let of_process = otelctx(&["check", &target.pid().to_string(), "--json"]).expect(0);
-    assert_eq!(looked_at["asked_thread"], tid);
-    let of_process = of_process.json()["looked_at"]["process"].clone();
+    assert_eq!(subject["asked_thread"], tid);
+    let of_process = of_process.json()["subject"]["process"].clone();
     assert_eq!(of_process.get("asked_thread"), None);
     for field in ["pid", "comm"] {
-        assert_eq!(looked_at[field], of_process[field]);
+        assert_eq!(subject[field], of_process[field]);
     }
     let answer = otelctx(&["dump", &tid.to_string(), "--json"])
         .expect(0)

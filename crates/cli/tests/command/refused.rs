@@ -179,8 +179,8 @@ fn without_rights_a_program_of_the_users_own_is_recorded() {
     let path = scratch.path("a.otlp");
     let pid = target.pid().to_string();
     let answer = copy.run(&["record", "-d", seconds(), "-p", &pid, "-o", &path]);
-    let mend = format!("run as root, or `{SETCAP}{}`", copy.path().display());
-    told("nobody", &answer, Some(&mend));
+    let hint = format!("run as root, or `{SETCAP}{}`", copy.path().display());
+    told("nobody", &answer, Some(&hint));
     right("nobody", &path);
 }
 

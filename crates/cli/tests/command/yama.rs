@@ -61,7 +61,7 @@ fn assert_answer(answer: &Answer, refusal: Refusal, headline: &str, what: &str) 
         write!(said, " | {line}").unwrap();
     }
     say(&said);
-    let expected = refusal.map(|mend| format!("otelctx: {headline}\n  {mend}\n"));
+    let expected = refusal.map(|hint| format!("otelctx: {headline}\n  {hint}\n"));
     assert_eq!(answer.stderr, expected.unwrap_or_default(), "{what}");
 }
 
@@ -128,13 +128,13 @@ fn every_setting_allows_what_it_says_and_is_named_when_it_refuses() {
         match child {
             // 1: a thread did not stop in time, in a machine that is emulated.
             None => assert!([0, 1].contains(&answer.status), "{answer:?}"),
-            Some(mend) => {
+            Some(hint) => {
                 assert_eq!(
                     (answer.status, answer.stdout.as_str()),
                     (2, ""),
                     "{answer:?}"
                 );
-                assert_eq!(answer.stderr.lines().nth(1), Some(&*format!("  {mend}")));
+                assert_eq!(answer.stderr.lines().nth(1), Some(&*format!("  {hint}")));
             }
         }
     }

@@ -5,8 +5,8 @@ use otelctx_reader::remote::inspect::Inspection;
 use otelctx_reader::remote::module::{Machine, Module, Symbol};
 
 use super::finding::Finding;
-use super::mend;
-use crate::output::words::{self, count};
+use super::fix;
+use crate::output::text::{self, count};
 
 /// A finding for each way in which a linked file's own code reaches the variable.
 pub(super) fn of_file(inspection: &Inspection, module: &Module, target: &str) -> Vec<Finding> {
@@ -41,7 +41,7 @@ pub(super) fn of_file(inspection: &Inspection, module: &Module, target: &str) ->
 pub(super) fn of_model(access: Access, executable: bool, machine: Machine) -> Finding {
     match access {
         Access::LocalExec | Access::InitialExec if executable => {
-            let name = words::access(access);
+            let name = text::access(access);
             Finding::ok("access", format!("access is {name} ({FASTEST})")).access(name, None)
         }
         access => in_library(access, machine, "app", None),
@@ -52,7 +52,7 @@ const FASTEST: &str = "fastest; every reader supports it";
 
 /// The program's code has the offset itself: no relocation is left.
 fn local_exec(inspection: &Inspection) -> Finding {
-    let name = words::access(Access::LocalExec);
+    let name = text::access(Access::LocalExec);
     match inspection.relaxed.to_local_exec {
         0 => Finding::ok(
             "access",
@@ -70,13 +70,13 @@ fn local_exec(inspection: &Inspection) -> Finding {
                 count(places, "TLS descriptor", "TLS descriptors")
             ),
         )
-        .access(name, Some(words::access(Access::Tlsdesc))),
+        .access(name, Some(text::access(Access::Tlsdesc))),
     }
 }
 
 /// The program's code loads the offset, which the dynamic linker fills in.
 fn initial_exec(inspection: &Inspection, evidence: Option<String>) -> Finding {
-    let name = words::access(Access::InitialExec);
+    let name = text::access(Access::InitialExec);
     let evidence = evidence.map_or(String::new(), |evidence| format!(", {evidence}"));
     match inspection.relaxed.to_initial_exec {
         0 => Finding::ok(
@@ -92,13 +92,13 @@ fn initial_exec(inspection: &Inspection, evidence: Option<String>) -> Finding {
                 count(places, "TLS descriptor", "TLS descriptors")
             ),
         )
-        .access(name, Some(words::access(Access::Tlsdesc))),
+        .access(name, Some(text::access(Access::Tlsdesc))),
     }
 }
 
 /// What libraries have, and programs whose linker was told not to relax.
 fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<String>) -> Finding {
-    let name = words::access(access);
+    let name = text::access(access);
     let evidence = evidence.map_or(String::new(), |evidence| format!(", {evidence}"));
     let finding = match access {
         Access::Tlsdesc => Finding::ok(
@@ -117,8 +117,8 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
                  variable"
             ),
         )
-        .mend("TLSDESC is what OTEP 4947 asks for, and quicker. clang has it since 19:")
-        .apply(mend::descriptors(machine, target, false)),
+        .hint("TLSDESC is what OTEP 4947 asks for, and quicker. clang has it since 19:")
+        .fix(fix::descriptors(machine, target, false)),
         Access::InitialExec => Finding::note(
             "access",
             format!(
@@ -126,8 +126,8 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
                  once the static storage set aside for such is used up"
             ),
         )
-        .mend("For a library that is loaded late, unless the source names the model. clang 19:")
-        .apply(mend::descriptors(machine, target, true)),
+        .hint("For a library that is loaded late, unless the source names the model. clang 19:")
+        .fix(fix::descriptors(machine, target, true)),
         Access::LocalDynamic => Finding::note(
             "access",
             format!(
@@ -135,8 +135,8 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
                  others will not find it"
             ),
         )
-        .mend("Export the variable, or the linker keeps it so. And compile (clang 19) with:")
-        .apply(mend::descriptors(machine, target, true)),
+        .hint("Export the variable, or the linker keeps it so. And compile (clang 19) with:")
+        .fix(fix::descriptors(machine, target, true)),
     };
     finding.access(name, None)
 }
@@ -172,6 +172,6 @@ fn bound_here(inspection: &Inspection, module: &Module) -> Option<Finding> {
     };
     Some(
         Finding::note("bound-here", text)
-            .mend("Link it without -Bsymbolic, and compile without -fvisibility=protected."),
+            .hint("Link it without -Bsymbolic, and compile without -fvisibility=protected."),
     )
 }

@@ -8,8 +8,8 @@ use otelctx_reader::remote::Memory;
 use otelctx_reader::{Broken, ContextState, Options, Process, ProcessContext};
 
 use super::finding::Finding;
-use crate::command::partial::Deadline;
-use crate::output::words::{count, grouped};
+use crate::command::deadline::Deadline;
+use crate::output::text::{count, grouped};
 
 /// The largest payload that every reader accepts, in bytes (OTEP 4719).
 const EVERY_READER_TAKES: u32 = 65_536;
@@ -47,12 +47,12 @@ fn absent(process: &Process, deadline: &Deadline) -> Finding {
                  inherits none"
             ),
         )
-        .mend("Publish in the child, too, after each fork."),
+        .hint("Publish in the child, too, after each fork."),
         false => Finding::problem("no-process-context", "it publishes no process context"),
     };
     finding
-        .mend("At start-up a Rust program calls  otelctx::ProcessContext::detect().publish()")
-        .mend("If it does: did that return an error? A sandbox may deny memfd_create.")
+        .hint("At start-up a Rust program calls  otelctx::ProcessContext::detect().publish()")
+        .hint("If it does: did that return an error? A sandbox may deny memfd_create.")
 }
 
 /// How the context lies in memory.
@@ -76,7 +76,7 @@ fn mapping(process: &Process, context: &ProcessContext, deadline: &Deadline) -> 
                     grouped(EVERY_READER_TAKES as usize)
                 ),
             )
-            .mend("Publish fewer or shorter attributes."),
+            .hint("Publish fewer or shorter attributes."),
         );
     }
     let until = Some(deadline.half());
@@ -86,7 +86,7 @@ fn mapping(process: &Process, context: &ProcessContext, deadline: &Deadline) -> 
                 "copied-on-fork",
                 "a fork inherits the mapping: the child shows its parent's context as its own",
             )
-            .mend("After mmap call  madvise(mapping, size, MADV_DONTFORK)"),
+            .hint("After mmap call  madvise(mapping, size, MADV_DONTFORK)"),
         );
     }
     findings
@@ -99,10 +99,10 @@ fn broken(why: &Broken) -> Finding {
     );
     match why {
         Broken::TooLarge { .. } => finding
-            .mend("Publish less: readers need not accept more than 64 KiB, and seldom take 1 MiB."),
+            .hint("Publish less: readers need not accept more than 64 KiB, and seldom take 1 MiB."),
         Broken::BeingUpdated { .. } => finding
-            .mend("If this stays, the publisher ended in the middle of an update: publish again."),
-        _ => finding.mend("Publish in the order that OTEP 4719 demands; the crate otelctx does."),
+            .hint("If this stays, the publisher ended in the middle of an update: publish again."),
+        _ => finding.hint("Publish in the order that OTEP 4719 demands; the crate otelctx does."),
     }
 }
 
@@ -119,7 +119,7 @@ fn published(context: &ProcessContext) -> Vec<Finding> {
     if service.is_none() {
         findings.push(
             Finding::note("no-service-name", "the resource has no service.name")
-                .mend("Set OTEL_SERVICE_NAME, or  .service_name(\"…\")"),
+                .hint("Set OTEL_SERVICE_NAME, or  .service_name(\"…\")"),
         );
     }
     for problem in &context.problems {
@@ -128,7 +128,7 @@ fn published(context: &ProcessContext) -> Vec<Finding> {
                 "attribute",
                 format!("{problem}: readers leave it out, strict ones the whole context"),
             )
-            .mend(match problem {
+            .hint(match problem {
                 Problem::EmptyKey => "Publish each attribute under a name.",
                 _ => "Publish each attribute once.",
             }),
@@ -140,7 +140,7 @@ fn published(context: &ProcessContext) -> Vec<Finding> {
                 "second-process-context",
                 format!("a second process context lies at {address:#x}, which readers don't use"),
             )
-            .mend("Two publishers are at work in this process: keep one of them."),
+            .hint("Two publishers are at work in this process: keep one of them."),
         );
     }
     findings.push(schema(context.schema.as_ref()));
@@ -157,7 +157,7 @@ fn schema(schema: Option<&Schema>) -> Finding {
             "unsupported-schema",
             format!("its schema is {schema}, which this reader does not support"),
         )
-        .mend(format!(
+        .hint(format!(
             "Thread-local records are announced by  {SCHEMA_VERSION}={}",
             Schema::TlsdescV1Dev
         )),
@@ -165,7 +165,7 @@ fn schema(schema: Option<&Schema>) -> Finding {
             "no-schema",
             format!("it announces no thread contexts: {SCHEMA_VERSION} is missing"),
         )
-        .mend(format!(
+        .hint(format!(
             "Publish  {SCHEMA_VERSION}={}  in the process context; the crate otelctx does.",
             Schema::TlsdescV1Dev
         )),
@@ -187,11 +187,11 @@ fn key_map(context: &ProcessContext) -> Vec<Finding> {
                 "no-key-map",
                 format!("{KEY_MAP} is missing: records have ids, but no attributes"),
             )
-            .mend("Publish the names of the attributes there, in the order of their indexes."),
+            .hint("Publish the names of the attributes there, in the order of their indexes."),
         ],
         Err(error) => {
             vec![
-                Finding::problem("broken-key-map", error.to_string()).mend(match error {
+                Finding::problem("broken-key-map", error.to_string()).hint(match error {
                     KeyMapError::TooMany => "An index has one byte: publish at most 256 names.",
                     _ => "Publish it as an array of strings.",
                 }),
@@ -208,7 +208,7 @@ fn oddities(names: &[String]) -> Vec<Finding> {
         if name.is_empty() {
             findings.push(
                 Finding::note("empty-key", format!("key {index} has an empty name"))
-                    .mend("Name it, or let no record use it."),
+                    .hint("Name it, or let no record use it."),
             );
         } else if let Some(earlier) = first.get(name.as_str()) {
             findings.push(
@@ -216,7 +216,7 @@ fn oddities(names: &[String]) -> Vec<Finding> {
                     "repeated-key",
                     format!("keys {earlier} and {index} are both {name}"),
                 )
-                .mend("Publish each name once, and use its index."),
+                .hint("Publish each name once, and use its index."),
             );
         } else {
             first.insert(name, index);

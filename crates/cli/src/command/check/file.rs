@@ -7,8 +7,8 @@ use otelctx_reader::remote::inspect::{Contents, Inspection, Kind};
 use otelctx_reader::remote::module::Machine;
 
 use super::finding::{Answer, Finding};
-use super::looked_at::{self, LookedAt};
-use super::{access, mend, unlinked, variable};
+use super::subject::{self, Subject};
+use super::{access, fix, unlinked, variable};
 use crate::error::{Error, NotLinked};
 
 /// Says whether readers can find the variable that `path` defines.
@@ -17,15 +17,15 @@ pub(super) fn check(path: &Path) -> Result<Answer, Error> {
         path: path.to_owned(),
         what,
     };
-    let (looked_at, findings) = match Contents::open(path, SYMBOL)? {
+    let (subject, findings) = match Contents::open(path, SYMBOL)? {
         Contents::Elf(inspection) => match inspection.kind {
             Kind::Core => return Err(not_linked(NotLinked::Core)),
             Kind::DebugInformation => return Err(not_linked(NotLinked::DebugInformation)),
             Kind::Unknown => return Err(not_linked(NotLinked::Unknown)),
-            Kind::Object => (LookedAt::file(&inspection), unlinked::object(&inspection)),
+            Kind::Object => (Subject::file(&inspection), unlinked::object(&inspection)),
             _ => {
                 let findings = linked(&inspection, "", path);
-                (LookedAt::file(&inspection), findings)
+                (Subject::file(&inspection), findings)
             }
         },
         Contents::Foreign {
@@ -34,15 +34,15 @@ pub(super) fn check(path: &Path) -> Result<Answer, Error> {
             machine,
         } => foreign(bits, big_endian, machine),
         Contents::Archive { count, members } => {
-            let looked_at = LookedAt::Archive {
+            let subject = Subject::Archive {
                 members: count,
                 concerned: members.len(),
             };
-            (looked_at, unlinked::archive(&members))
+            (subject, unlinked::archive(&members))
         }
         Contents::Other(other) => return Err(not_linked(NotLinked::Other(other))),
     };
-    Ok(Answer::new(path.to_string_lossy(), looked_at, findings))
+    Ok(Answer::new(path.to_string_lossy(), subject, findings))
 }
 
 /// What a program or shared library says. `place` follows a noun.
@@ -50,7 +50,7 @@ pub(super) fn linked(inspection: &Inspection, place: &str, path: &Path) -> Vec<F
     let Some(module) = &inspection.module else {
         return Vec::new();
     };
-    let target = mend::target_name(path);
+    let target = fix::target_name(path);
     let mut findings = variable::of_file(inspection, module, place, &target);
     if module.symbol.definition().is_some() || !module.relocations.is_empty() {
         findings.extend(access::of_file(inspection, module, &target));
@@ -59,24 +59,24 @@ pub(super) fn linked(inspection: &Inspection, place: &str, path: &Path) -> Vec<F
 }
 
 /// Another word size or byte order.
-fn foreign(bits: u8, big_endian: bool, machine: u16) -> (LookedAt, Vec<Finding>) {
+fn foreign(bits: u8, big_endian: bool, machine: u16) -> (Subject, Vec<Finding>) {
     let finding = match (bits, big_endian) {
         (32, _) => thirty_two_bits(),
         _ => Finding::problem(
             "machine",
             "it is built for a big-endian machine, which has no thread context",
         )
-        .mend("OTEP 4947 is about x86-64 and aarch64. A process context it can publish."),
+        .hint("OTEP 4947 is about x86-64 and aarch64. A process context it can publish."),
     };
-    let looked_at = LookedAt::File {
+    let subject = Subject::File {
         kind: match bits {
             32 => "32-bit",
             _ => "big-endian",
         },
-        machine: looked_at::machine(Machine::Other(machine)),
+        machine: subject::machine(Machine::Other(machine)),
         stripped: false,
     };
-    (looked_at, vec![finding])
+    (subject, vec![finding])
 }
 
 /// OTEP 4947 leaves 32-bit targets out.
@@ -85,7 +85,7 @@ pub(super) fn thirty_two_bits() -> Finding {
         "32-bit",
         "it is 32-bit: process context yes, thread context unsupported",
     )
-    .mend("Build it for a 64-bit machine, as  -m64  does on x86.")
+    .hint("Build it for a 64-bit machine, as  -m64  does on x86.")
 }
 
 /// What stands in the way of looking into a module of a process.

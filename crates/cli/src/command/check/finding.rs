@@ -1,48 +1,56 @@
-//! What a check found, and how it is told.
+//! The findings of a check, and how they are shown.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use super::looked_at::LookedAt;
-use super::mend::Line;
+use super::fix::Line;
+use super::subject::Subject;
 use crate::output::terminal::{Style, Terminal, escape};
 
-/// Whether a reader minds.
+/// What a finding means for readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Level {
     /// As it should be.
     Ok,
-    /// Readers cope, but somebody may want to know.
+    /// Readers succeed, but it is worth knowing.
     Note,
     /// Readers fail.
     Problem,
 }
 
-/// One thing that was found. `id` names it for programs, and never changes.
+/// One finding. Its `id` is stable.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Finding {
     pub(super) id: &'static str,
     pub(super) level: Level,
     pub(super) text: String,
-    /// The file that it is about, in a process; the member, in a static library.
+    /// The module of a process, or the member of a static library, that it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     module: Option<String>,
-    /// Of an access: its model.
+    /// The access model, for a finding about access.
     #[serde(skip_serializing_if = "Option::is_none")]
     access: Option<&'static str>,
-    /// Of an access: the model that the compiler wrote, where the code shows that a linker has
-    /// replaced it.
+    /// The access model that the compiler wrote, where the code shows that the linker relaxed it.
     #[serde(skip_serializing_if = "Option::is_none")]
     relaxed_from: Option<&'static str>,
-    /// Of the storage in a process.
+    /// Kind of storage, for a finding about storage in a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     storage: Option<&'static str>,
-    /// What to do about it, a sentence each.
+    /// Sentences that say what to do about it.
+    #[serde(
+        rename = "hint",
+        serialize_with = "join",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    hints: Vec<String>,
+    /// Lines to copy that do it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    mend: Vec<String>,
-    /// The same, to be copied.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    apply: Vec<Line>,
+    fix: Vec<Line>,
+}
+
+/// Several sentences as one string.
+fn join<S: Serializer>(sentences: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&sentences.join(" "))
 }
 
 impl Finding {
@@ -67,20 +75,20 @@ impl Finding {
             access: None,
             relaxed_from: None,
             storage: None,
-            mend: Vec::new(),
-            apply: Vec::new(),
+            hints: Vec::new(),
+            fix: Vec::new(),
         }
     }
 
     /// Adds a sentence that says what to do.
-    pub(super) fn mend(mut self, line: impl Into<String>) -> Self {
-        self.mend.push(line.into());
+    pub(super) fn hint(mut self, line: impl Into<String>) -> Self {
+        self.hints.push(line.into());
         self
     }
 
     /// Adds lines to copy.
-    pub(super) fn apply(mut self, lines: impl IntoIterator<Item = Line>) -> Self {
-        self.apply.extend(lines);
+    pub(super) fn fix(mut self, lines: impl IntoIterator<Item = Line>) -> Self {
+        self.fix.extend(lines);
         self
     }
 
@@ -100,13 +108,12 @@ impl Finding {
         self
     }
 
-    /// Whether a reader would succeed in spite of all of these.
+    /// Whether a reader would succeed despite these findings.
     pub(super) fn are_readable(findings: &[Self]) -> bool {
         findings.iter().all(|it| it.level != Level::Problem)
     }
 
-    /// The finding, and below it what to do. Never cut: the end of a mend matters as much as its
-    /// start. Lines to copy are not wrapped either.
+    /// The finding and its hints. They are never cut, and lines to copy are never wrapped.
     fn render(&self, terminal: &Terminal) -> String {
         let (mark, painted) = match self.level {
             Level::Ok => ("✓", terminal.paint(Style::Green, "✓")),
@@ -115,17 +122,17 @@ impl Finding {
         };
         let lines = terminal.paragraph(&format!("{mark} "), &escape(&self.text));
         let mut text = lines.replacen(mark, &painted, 1);
-        for line in &self.mend {
+        for line in &self.hints {
             text += &terminal.paragraph("    ", &escape(line));
         }
         text + &self.render_lines(terminal)
     }
 
-    /// Those to copy: tools that take the same one share it, and what is long stands below its tool.
+    /// The lines to copy. Tools that take the same line share it; a long line goes below its tool.
     fn render_lines(&self, terminal: &Terminal) -> String {
         let same = |a: &Line, b: &Line| a.line == b.line;
         let groups: Vec<(String, &str)> = self
-            .apply
+            .fix
             .chunk_by(same)
             .map(|lines| {
                 let tools: Vec<&str> = lines.iter().map(|line| line.tool).collect();
@@ -153,24 +160,20 @@ impl Finding {
     }
 }
 
-/// All that was found (docs/json.md).
+/// The whole answer (docs/json.md).
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
     target: String,
-    looked_at: LookedAt,
+    subject: Subject,
     readable: bool,
     findings: Vec<Finding>,
 }
 
 impl Answer {
-    pub(super) fn new(
-        target: impl Into<String>,
-        looked_at: LookedAt,
-        findings: Vec<Finding>,
-    ) -> Self {
+    pub(super) fn new(target: impl Into<String>, subject: Subject, findings: Vec<Finding>) -> Self {
         Self {
             target: target.into(),
-            looked_at,
+            subject,
             readable: Finding::are_readable(&findings),
             findings,
         }
@@ -181,11 +184,11 @@ impl Answer {
         self.readable
     }
 
-    /// What was looked at, and a line for each finding.
+    /// The subject, and a line for each finding.
     pub(super) fn render(&self, terminal: &Terminal) -> String {
         let name = terminal.paint(Style::Bold, &escape(&self.target));
-        let looked_at = terminal.paragraph("  ", &escape(&self.looked_at.to_string()));
+        let subject = terminal.paragraph("  ", &escape(&self.subject.to_string()));
         let findings = self.findings.iter().map(|finding| finding.render(terminal));
-        format!("{name}\n{looked_at}{}", findings.collect::<String>())
+        format!("{name}\n{subject}{}", findings.collect::<String>())
     }
 }

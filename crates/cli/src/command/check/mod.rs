@@ -4,9 +4,9 @@ mod access;
 mod context;
 mod file;
 mod finding;
-mod looked_at;
-mod mend;
+mod fix;
 mod process;
+mod subject;
 mod unlinked;
 mod variable;
 

@@ -16,14 +16,15 @@ use otelctx_reader::{
 };
 
 use super::finding::{Answer, Finding};
-use super::looked_at::{self, LookedAt};
+use super::subject::{self, Subject};
 use super::variable;
 use super::{access, context, file};
+use crate::command::deadline::Deadline;
 use crate::command::ids::process_of;
-use crate::command::partial::{Deadline, Partial, Seen};
-use crate::command::patience::{is_rewritten, patiently};
+use crate::command::partial::{Partial, ThreadOutcome};
+use crate::command::retry::{is_rewritten, retry_while};
 use crate::error::Error;
-use crate::output::words::{self, count};
+use crate::output::text::{self, count};
 
 /// Files of a process that are looked into for the reason why none has the variable.
 const MOST_FILES: usize = 256;
@@ -31,12 +32,12 @@ const MOST_FILES: usize = 256;
 /// Files of a process that are looked into for what their linker did. There is one as a rule.
 const MOST_INSPECTED: usize = 16;
 
-/// Says whether readers can read what process `pid` publishes, by reading all of it, for `patience`
+/// Says whether readers can read what process `pid` publishes, by reading all of it, for `timeout`
 /// at the most.
 ///
 /// `id` is the process's, or that of one of its threads.
-pub(super) fn check(id: i32, patience: Duration) -> Result<Answer, Error> {
-    let deadline = Deadline::after(patience);
+pub(super) fn check(id: i32, timeout: Duration) -> Result<Answer, Error> {
+    let deadline = Deadline::after(timeout);
     let mut options = Options::default();
     options.deadline = Some(deadline.end());
     // The variable is of interest also where the process context does not lead to it.
@@ -59,17 +60,17 @@ pub(super) fn check(id: i32, patience: Duration) -> Result<Answer, Error> {
     }
     let lossy = |text: &OsStr| text.to_string_lossy().into_owned();
     let target = process.target();
-    let looked_at = LookedAt::Process {
+    let subject = Subject::Process {
         pid,
         comm: target
             .comm()
             .map_or_else(|_| String::new(), |it| lossy(&it)),
         asked_thread: (pid != id).then_some(id),
         executable: target.executable().ok().map(|it| lossy(it.as_os_str())),
-        state: looked_at::state(status.state),
+        state: subject::state(status.state),
         threads_stopped: stopped,
     };
-    Ok(Answer::new(id.to_string(), looked_at, findings))
+    Ok(Answer::new(id.to_string(), subject, findings))
 }
 
 /// Adds what is found of the threads' contexts.
@@ -105,8 +106,8 @@ fn partial(partial: &Partial) -> Finding {
         0 => Finding::problem("partial", text),
         _ => Finding::note("partial", text),
     };
-    match partial.mend() {
-        Some(mend) => finding.mend(format!("{mend}.")),
+    match partial.hint() {
+        Some(hint) => finding.hint(format!("{hint}.")),
         None => finding,
     }
 }
@@ -139,7 +140,7 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
                     resolution.variables.len()
                 ),
             )
-            .mend("Export it from one module, so that the dynamic linker binds all to that."),
+            .hint("Export it from one module, so that the dynamic linker binds all to that."),
         );
     }
     for module in &resolution.bound_elsewhere {
@@ -186,7 +187,7 @@ fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) ->
             "its storage is dynamic{place}: a thread that has not used the variable has none"
         ),
     };
-    findings.push(Finding::ok("storage", text).storage(words::storage(storage)));
+    findings.push(Finding::ok("storage", text).storage(text::storage(storage)));
     findings.into_iter().map(|it| it.module(&module)).collect()
 }
 
@@ -264,10 +265,10 @@ fn not_found(other: Option<&OsStr>, all_read: bool) -> Finding {
         // One of the others may have it.
         let text = format!("no module that could be looked into exports {SYMBOL}");
         return Finding::problem("absent", text)
-            .mend("What follows says which could not, and why.");
+            .hint("What follows says which could not, and why.");
     }
     variable::absent(format!("no module of the process exports {SYMBOL}"))
-        .mend("Stripping removes one that is not exported: check the file from before that.")
+        .hint("Stripping removes one that is not exported: check the file from before that.")
 }
 
 /// Modules that were left out.
@@ -296,15 +297,15 @@ fn threads(
     let mut attached = 0;
     let mut failed = Vec::new();
     let left_out = deadline.threads(process, |thread| {
-        match patiently(|| thread.context(), is_rewritten) {
+        match retry_while(|| thread.context(), is_rewritten) {
             Ok(outcome) => {
                 *stopped += 1;
                 attached += usize::from(outcome.attached().is_some());
-                Seen::Read
+                ThreadOutcome::Read
             }
             Err(error) => {
-                let seen = Seen::of(&error, thread);
-                if seen == Seen::Read {
+                let seen = ThreadOutcome::of(&error, thread);
+                if seen == ThreadOutcome::Read {
                     failed.push(error);
                 }
                 seen
@@ -347,7 +348,7 @@ fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> V
                 "none-attached",
                 "no thread has a record attached: between requests, or its publisher attaches none",
             )
-            .mend("Check again while it works. A Rust program calls  record.attach()"),
+            .hint("Check again while it works. A Rust program calls  record.attach()"),
         );
     }
     findings

@@ -6,9 +6,9 @@ use otelctx_reader::remote::inspect::{Entry, Inspection, Member};
 
 use super::access;
 use super::finding::Finding;
-use super::mend;
+use super::fix;
 use super::variable::{absent, wrong_size};
-use crate::output::words;
+use crate::output::text;
 
 /// What an object file says.
 pub(super) fn object(inspection: &Inspection) -> Vec<Finding> {
@@ -22,7 +22,7 @@ fn not_linked(what: &str) -> Finding {
         "not-linked",
         format!("nothing runs {what}: the linker decides what is exported"),
     )
-    .mend("Check what is linked from it, too.")
+    .hint("Check what is linked from it, too.")
 }
 
 /// What an object file says, alone or in a library. `place` follows a noun.
@@ -36,7 +36,7 @@ fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
                     "gcc has put off compiling it{place} (-flto): what code there is says little"
                 ),
             )
-            .mend("Check what is linked from it."),
+            .hint("Check what is linked from it."),
         );
     }
     let defined = inspection.local.iter().find(|it| it.defined);
@@ -44,7 +44,7 @@ fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
         // The compiler will say when it comes to it.
         None if inspection.local.is_empty() && inspection.intermediate => findings.push(
             Finding::note("absent", format!("it has no {SYMBOL} yet{place}"))
-                .mend("If its source has it, what is linked from it does."),
+                .hint("If its source has it, what is linked from it does."),
         ),
         None if inspection.local.is_empty() => {
             findings.push(absent(format!("it has no {SYMBOL}{place}")));
@@ -54,7 +54,7 @@ fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
                 "defined-elsewhere",
                 format!("it uses {SYMBOL}{place}, which another file defines"),
             )
-            .mend("Check that, or what is linked from both."),
+            .hint("Check that, or what is linked from both."),
         ),
         Some(entry) => findings.extend(definition(entry, place)),
     }
@@ -73,8 +73,8 @@ fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
                     "{SYMBOL} is defined{place}, but is no thread-local variable: readers ignore it"
                 ),
             )
-            .mend("Declare it as one:")
-            .apply(mend::declare()),
+            .hint("Declare it as one:")
+            .fix(fix::declare()),
         ];
     }
     let finding = if entry.local {
@@ -82,15 +82,15 @@ fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
             "static-variable",
             format!("{SYMBOL} is static{place}: no linker exports it, and readers can't find it"),
         )
-        .mend("Declare it without  static:")
-        .apply(mend::declare())
+        .hint("Declare it without  static:")
+        .fix(fix::declare())
     } else if entry.hidden {
         Finding::problem(
             "hidden",
             format!("{SYMBOL} is defined{place} but hidden: no linker exports it"),
         )
-        .mend("It was compiled with hidden visibility. In its source, or for all of it:")
-        .apply(mend::make_visible("app"))
+        .hint("It was compiled with hidden visibility. In its source, or for all of it:")
+        .fix(fix::make_visible("app"))
     } else {
         Finding::ok(
             "defined",
@@ -105,7 +105,7 @@ fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
 
 /// The model that the compiler wrote.
 fn as_compiled(access: Access, executable: bool, inspection: &Inspection) -> Finding {
-    let name = words::access(access);
+    let name = text::access(access);
     match access {
         Access::Tlsdesc => Finding::ok(
             "access",

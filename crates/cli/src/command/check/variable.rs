@@ -6,9 +6,9 @@ use otelctx_reader::remote::inspect::{Entry, Inspection, Kind};
 use otelctx_reader::remote::module::{Machine, Module, Symbol};
 
 use super::finding::Finding;
-use super::looked_at;
-use super::mend;
-use crate::output::words::count;
+use super::fix;
+use super::subject;
+use crate::output::text::count;
 
 /// The size of the variable: a pointer of a 64-bit process.
 const SIZE: u64 = 8;
@@ -41,7 +41,7 @@ pub(super) fn of_file(
                 "defined-elsewhere",
                 format!("it uses {SYMBOL}, which a library defines"),
             )
-            .mend(elsewhere(inspection)),
+            .hint(elsewhere(inspection)),
         ),
         Symbol::NotThreadLocal => findings.push(not_thread_local(true, place)),
         Symbol::Absent if inspection.local.iter().any(|it| it.defined) => {
@@ -57,7 +57,7 @@ pub(super) fn of_file(
                 "several-definitions",
                 format!("it has {definitions} variables of that name, static ones among them"),
             )
-            .mend("Declare it in one source file, without  static  and in no header."),
+            .hint("Declare it in one source file, without  static  and in no header."),
         );
     }
     findings
@@ -71,10 +71,10 @@ fn unsupported(machine: Machine) -> Option<Finding> {
                 "machine",
                 format!(
                     "it is built for {}, which has no thread context",
-                    looked_at::machine(machine)
+                    subject::machine(machine)
                 ),
             )
-            .mend("OTEP 4947 is about x86-64 and aarch64. A process context it can publish."),
+            .hint("OTEP 4947 is about x86-64 and aarch64. A process context it can publish."),
         ),
         machine if machine != Machine::own() => Some(
             Finding::note(
@@ -82,11 +82,11 @@ fn unsupported(machine: Machine) -> Option<Finding> {
                 format!(
                     "it is built for {}, and this machine is {}: a reader for that one is meant \
                      below",
-                    looked_at::machine(machine),
-                    looked_at::machine(Machine::own())
+                    subject::machine(machine),
+                    subject::machine(Machine::own())
                 ),
             )
-            .mend("On this machine it can't be read, unless from a core file."),
+            .hint("On this machine it can't be read, unless from a core file."),
         ),
         _ => None,
     }
@@ -106,24 +106,24 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
                  into .symtab find it, and none once it is stripped"
             ),
         )
-        .mend(
+        .hint(
             "By lld or mold; exported by GNU ld it may crash before main, unless all code that \
              uses it is local-exec:",
         )
-        .apply(mend::export_static_pie(target)),
+        .fix(fix::export_static_pie(target)),
         _ if hidden => Finding::problem(
             "hidden",
             format!("{SYMBOL} is defined{place} but hidden: readers can't find it"),
         )
-        .mend("It was compiled with hidden visibility. In its source, or for all of it:")
-        .apply(mend::make_visible(target)),
+        .hint("It was compiled with hidden visibility. In its source, or for all of it:")
+        .fix(fix::make_visible(target)),
         Kind::Library => Finding::problem(
             "not-exported",
             format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
         )
-        .mend("It is hidden, static, or a version script of the linker keeps it local. For these:")
-        .apply(mend::make_visible(target))
-        .apply(mend::list()),
+        .hint("It is hidden, static, or a version script of the linker keeps it local. For these:")
+        .fix(fix::make_visible(target))
+        .fix(fix::list()),
         // mold makes everything local that it does not export.
         _ if inspection.is_made_by("mold ") => not_exported_by_mold(place, target),
         // GNU ld only what is static, hidden, or named so by a version script.
@@ -134,11 +134,11 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
                  find it"
             ),
         )
-        .mend(
+        .hint(
             "Declare it without  static,  and not hidden; or take it out of the linker's version \
              script. For these:",
         )
-        .apply(mend::make_visible(target)),
+        .fix(fix::make_visible(target)),
         _ => exportable(place, target),
     }
 }
@@ -149,12 +149,12 @@ fn not_exported_by_mold(place: &str, target: &str) -> Finding {
         "not-exported",
         format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
     )
-    .mend(
+    .hint(
         "The linker kept it local. Any one of these exports it, unless it is static, or hidden, in \
          its source: declare it as the line for C does, then.",
     )
-    .apply(mend::export(target))
-    .apply(mend::declare_visible())
+    .fix(fix::export(target))
+    .fix(fix::declare_visible())
 }
 
 /// Of a program that the linker could have exported it from.
@@ -163,8 +163,8 @@ pub(super) fn exportable(place: &str, target: &str) -> Finding {
         "not-exported",
         format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
     )
-    .mend("The linker kept it local. Any one of these exports it:")
-    .apply(mend::export(target))
+    .hint("The linker kept it local. Any one of these exports it:")
+    .fix(fix::export(target))
 }
 
 /// In the program's own block, with no dynamic symbol table to say so.
@@ -176,8 +176,8 @@ fn static_program(place: &str, target: &str) -> Finding {
              look into .symtab find it, and none once it is stripped"
         ),
     )
-    .mend("Link it dynamically, or with these in place of -static (in Rust, of +crt-static):")
-    .apply(mend::static_pie(target))
+    .hint("Link it dynamically, or with these in place of -static (in Rust, of +crt-static):")
+    .fix(fix::static_pie(target))
 }
 
 /// GNU ld leaves a relocation that glibc can't resolve before it has set up thread-local storage
@@ -198,8 +198,8 @@ fn crashes(inspection: &Inspection, module: &Module, target: &str) -> Option<Fin
                 name.unwrap_or("a relocation")
             ),
         )
-        .mend("GNU ld does so. Link it by lld or mold, or dynamically:")
-        .apply(mend::use_lld(target))
+        .hint("GNU ld does so. Link it by lld or mold, or dynamically:")
+        .fix(fix::use_lld(target))
     })
 }
 
@@ -212,7 +212,7 @@ fn version(inspection: &Inspection, place: &str) -> Option<Finding> {
                 "{SYMBOL}{place} is of version {version}: readers look by name alone, and find it"
             ),
         )
-        .mend("Programs that link to it bind to that version: keep it in later releases."),
+        .hint("Programs that link to it bind to that version: keep it in later releases."),
     )
 }
 
@@ -223,8 +223,8 @@ pub(super) fn not_thread_local(exported: bool, place: &str) -> Finding {
         "not-thread-local",
         format!("{SYMBOL} is {how}{place}, but is no thread-local variable: readers ignore it"),
     )
-    .mend("Declare it as one:")
-    .apply(mend::declare())
+    .hint("Declare it as one:")
+    .fix(fix::declare())
 }
 
 /// Nothing of that name in a file.
@@ -239,13 +239,13 @@ fn absent_from(inspection: &Inspection) -> Finding {
     };
     match inspection.needed.is_empty() {
         true => finding,
-        false => finding.mend(elsewhere(inspection)),
+        false => finding.hint(elsewhere(inspection)),
     }
 }
 
 /// Nothing of that name.
 pub(super) fn absent(text: String) -> Finding {
-    Finding::problem("absent", text).mend(
+    Finding::problem("absent", text).hint(
         "A Rust program gets it from the crate otelctx, others from a publisher for their language.",
     )
 }
@@ -275,7 +275,7 @@ pub(super) fn wrong_size(place: &str, size: u64) -> Option<Finding> {
                 count(size as usize, "byte", "bytes")
             ),
         )
-        .mend("Declare it as one pointer:")
-        .apply(mend::declare())
+        .hint("Declare it as one pointer:")
+        .fix(fix::declare())
     })
 }

@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     };
     terminal::print(&text).map_err(Error::Output)?;
     for error in &failed {
-        terminal::complain(&error.to_string(), error.mend().as_deref());
+        terminal::complain(&error.to_string(), error.hint().as_deref());
     }
     Ok(match report.unreadable {
         _ if !failed.is_empty() => Status::CouldNotRun,

@@ -9,7 +9,7 @@ use otelctx_reader::format::TraceId;
 use otelctx_sampler::Method;
 use serde::Serialize;
 
-use crate::command::choice::ROUTE;
+use crate::command::filter::ROUTE;
 use crate::command::record::output::Written;
 
 /// The whole answer.

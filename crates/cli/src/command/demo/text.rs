@@ -6,7 +6,7 @@ use super::report::{Report, Route, Thread, Trace};
 use super::service::WORKERS;
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Terminal, escape};
-use crate::output::words::{grouped, own_name};
+use crate::output::text::{grouped, own_name};
 
 /// Columns of a bar for the whole, where there is room.
 const BAR: usize = 28;

@@ -12,12 +12,12 @@ use super::live::Looking;
 use super::{explain, json};
 use crate::Status;
 use crate::command::apart::{self, Heard, Worker};
-use crate::command::patience::unless_ended;
+use crate::command::retry::unless_ended;
 use crate::command::same_memory::{Place, SameMemory};
 use crate::error::{Error, not_permitted};
 use crate::output::json::write_line;
 use crate::output::terminal;
-use crate::output::words::count;
+use crate::output::text::count;
 
 /// A process that could not be dumped, and may publish.
 #[derive(Debug, Serialize)]
@@ -39,7 +39,7 @@ enum Told {
 #[derive(Debug, Default)]
 struct Tally {
     not_permitted: usize,
-    mend: Option<String>,
+    hint: Option<String>,
     problem: bool,
     not_written: Option<io::Error>,
 }
@@ -47,7 +47,7 @@ struct Tally {
 /// Runs the command.
 pub(super) fn run(
     options: &Options,
-    patience: Duration,
+    timeout: Duration,
     mut snapshots: Option<Snapshots>,
 ) -> Result<Status, Error> {
     let mut pids = process::processes()?;
@@ -55,9 +55,9 @@ pub(super) fn run(
     let mut tally = Tally::default();
     apart::each(
         &pids,
-        patience,
+        timeout,
         |worker, pids| {
-            terminal::write(|out| write_all(worker, pids, options, patience, &mut snapshots, out))
+            terminal::write(|out| write_all(worker, pids, options, timeout, &mut snapshots, out))
         },
         |heard| tally.hear(heard),
     )?;
@@ -67,7 +67,7 @@ pub(super) fn run(
     if tally.not_permitted > 0 {
         let processes = count(tally.not_permitted, "process", "processes");
         let message = format!("not permitted to look at {processes}");
-        terminal::complain(&message, tally.mend.as_deref());
+        terminal::complain(&message, tally.hint.as_deref());
     }
     Ok(if tally.problem {
         Status::FoundProblem
@@ -79,9 +79,9 @@ pub(super) fn run(
 impl Tally {
     fn hear(&mut self, heard: Heard<Told>) {
         match heard {
-            Ok(Told::NotPermitted(mend)) => {
+            Ok(Told::NotPermitted(hint)) => {
                 self.not_permitted += 1;
-                self.mend.get_or_insert(mend);
+                self.hint.get_or_insert(hint);
             }
             Ok(Told::Problem) => self.problem = true,
             Err((pid, error)) => {
@@ -99,7 +99,7 @@ fn write_all(
     worker: &Worker,
     pids: &[i32],
     options: &Options,
-    patience: Duration,
+    timeout: Duration,
     snapshots: &mut Option<Snapshots>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
@@ -108,7 +108,7 @@ fn write_all(
     for &pid in pids {
         worker.look_at(pid);
         let dumped = unless_ended(pid, || {
-            let looking = Looking::begin(pid, options.clone(), patience, modules.clone())?;
+            let looking = Looking::begin(pid, options.clone(), timeout, modules.clone())?;
             if matches!(looking.context(), ContextState::Absent) {
                 return Ok(None);
             }
@@ -129,7 +129,7 @@ fn write_all(
                 explain(&report);
             }
             Err(error) => match not_permitted(&error) {
-                Some(mend) => worker.tell(&Told::NotPermitted(mend.into()))?,
+                Some(hint) => worker.tell(&Told::NotPermitted(hint.into()))?,
                 None => {
                     worker.tell(&Told::Problem)?;
                     let error = error.to_string();

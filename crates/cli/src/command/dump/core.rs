@@ -9,7 +9,7 @@ use otelctx_reader::{Core, Options, ThreadSupport, Unreadable};
 use serde::Serialize;
 
 use super::report::{Look, MOST_CONTEXTS, Report};
-use crate::command::partial::{Partial, Why};
+use crate::command::partial::{Partial, PartialReason};
 use crate::error::Error;
 
 /// What is said of a core file, beside what is said of every process.
@@ -56,7 +56,7 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
     let partial = (read < of).then_some(Partial {
         read,
         of,
-        why: Why::Memory(MOST_CONTEXTS),
+        why: PartialReason::Memory(MOST_CONTEXTS),
     });
     let crash = target.crash();
     Ok(Report {

@@ -12,7 +12,7 @@ use super::core::CoreReport;
 use super::report::{Look, NOT_VALID, Report, Support};
 use crate::command::partial::PartialJson;
 use crate::output::json::{AttributeMap, OrError};
-use crate::output::words;
+use crate::output::text;
 
 /// The report, to be serialized without a second copy of its threads.
 pub(super) fn of(report: &Report) -> impl Serialize + '_ {
@@ -146,7 +146,7 @@ impl ThreadContextJson {
                 .unreadable_modules()
                 .iter()
                 .map(|(module, error)| UnreadableModuleJson {
-                    module: words::path(module),
+                    module: text::path(module),
                     error: error.clone(),
                 })
                 .collect(),
@@ -168,9 +168,9 @@ struct VariableJson {
 impl VariableJson {
     fn of(variable: &TlsVariable) -> Self {
         Self {
-            module: words::path(&variable.module),
-            access: words::access(variable.access),
-            storage: words::storage(variable.storage()),
+            module: text::path(&variable.module),
+            access: text::access(variable.access),
+            storage: text::storage(variable.storage()),
             exported: variable.exported,
         }
     }

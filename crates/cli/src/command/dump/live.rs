@@ -10,8 +10,9 @@ use otelctx_reader::{
 use otelctx_sampler::{Snapshots, ThreadSnapshot};
 
 use super::report::{Look, MOST_CONTEXTS, Report};
-use crate::command::partial::{Partial, Why, number_of_threads};
-use crate::command::patience::{is_rewritten, patiently};
+use crate::command::deadline::thread_count;
+use crate::command::partial::{Partial, PartialReason};
+use crate::command::retry::{is_rewritten, retry_while};
 use crate::error::is_gone;
 
 /// Of the time that is given, the part in which threads are read: 9 of 10. The rest is for finding
@@ -27,7 +28,7 @@ const FOR_LIST: f64 = 0.5;
 pub(super) struct Looking {
     process: Process,
     context: ContextState,
-    patience: Duration,
+    timeout: Duration,
     until: Until,
 }
 
@@ -40,19 +41,19 @@ struct Until {
 }
 
 impl Looking {
-    /// Begins to look at process `pid`, for `patience` at the most. `modules` is what is known of
+    /// Begins to look at process `pid`, for `timeout` at the most. `modules` is what is known of
     /// files from other processes.
     pub(super) fn begin(
         pid: i32,
         mut options: Options,
-        patience: Duration,
+        timeout: Duration,
         modules: SharedModules,
     ) -> Result<Self, Error> {
         let start = Instant::now();
         let until = Until {
-            list: start + patience.mul_f64(FOR_THREADS * FOR_LIST),
-            threads: start + patience.mul_f64(FOR_THREADS),
-            end: start + patience.mul_f64(1.0 + FOR_MODULES),
+            list: start + timeout.mul_f64(FOR_THREADS * FOR_LIST),
+            threads: start + timeout.mul_f64(FOR_THREADS),
+            end: start + timeout.mul_f64(1.0 + FOR_MODULES),
         };
         options.deadline = Some(until.threads);
         let mut process = Process::with_modules(pid, options, modules)?;
@@ -60,7 +61,7 @@ impl Looking {
         Ok(Self {
             process,
             context,
-            patience,
+            timeout,
             until,
         })
     }
@@ -101,7 +102,7 @@ impl Looking {
 
     /// The threads; again if a library went meanwhile, which may have left others' data where its
     /// variable was.
-    fn settled(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<Seen, Error> {
+    fn settled(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<ThreadOutcome, Error> {
         let seen = self.look_at_threads(snapshots)?;
         self.process.set_deadline(Some(self.until.end));
         match self.process.modules_unchanged() {
@@ -109,7 +110,9 @@ impl Looking {
                 self.process.set_deadline(Some(self.until.threads));
                 self.look_at_threads(snapshots)
             }
-            Ok(false) | Err(Error::Deadline { .. }) => Ok(seen.forget(Why::Modules(self.patience))),
+            Ok(false) | Err(Error::Deadline { .. }) => {
+                Ok(seen.forget(PartialReason::Modules(self.timeout)))
+            }
             // Also if it can't be told because the process has ended: what was read of it stands.
             Ok(true) | Err(_) => Ok(seen),
         }
@@ -119,13 +122,16 @@ impl Looking {
     fn none_read(&self) -> Partial {
         Partial {
             read: 0,
-            of: number_of_threads(&self.process),
-            why: Why::Deadline(self.patience),
+            of: thread_count(&self.process),
+            why: PartialReason::Deadline(self.timeout),
         }
     }
 
     /// What each thread works on. One that ends meanwhile is left out.
-    fn look_at_threads(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<Seen, Error> {
+    fn look_at_threads(
+        &mut self,
+        snapshots: &mut Option<&mut Snapshots>,
+    ) -> Result<ThreadOutcome, Error> {
         let until = self.until;
         let Threads {
             support,
@@ -133,7 +139,7 @@ impl Looking {
             is_complete,
             ..
         } = self.process.threads_while(|| Instant::now() < until.list)?;
-        let late = Why::Deadline(self.patience);
+        let late = PartialReason::Deadline(self.timeout);
         let is_readable = matches!(*support, ThreadSupport::Readable(_));
         if let (true, Some(snapshots)) = (is_readable, snapshots.as_deref_mut()) {
             let names = names(&threads);
@@ -149,7 +155,7 @@ impl Looking {
                 break;
             }
             if kept > MOST_CONTEXTS {
-                why = Some(Why::Memory(MOST_CONTEXTS));
+                why = Some(PartialReason::Memory(MOST_CONTEXTS));
                 break;
             }
             match look(thread, is_readable) {
@@ -162,11 +168,11 @@ impl Looking {
         }
         let mut of = threads.len() - ended;
         if !is_complete {
-            of = of.max(number_of_threads(&self.process));
+            of = of.max(thread_count(&self.process));
         }
         let read = looks.len();
         let partial = why.map(|why| Partial { read, of, why });
-        Ok(Seen {
+        Ok(ThreadOutcome {
             support,
             looks,
             partial,
@@ -175,15 +181,15 @@ impl Looking {
 }
 
 /// What was seen of the threads.
-struct Seen {
+struct ThreadOutcome {
     support: Arc<ThreadSupport>,
     looks: Vec<Look>,
     partial: Option<Partial>,
 }
 
-impl Seen {
+impl ThreadOutcome {
     /// Keeps nothing of the threads but their number.
-    fn forget(mut self, why: Why) -> Self {
+    fn forget(mut self, why: PartialReason) -> Self {
         // Without contexts there is nothing that could be wrong.
         if matches!(*self.support, ThreadSupport::Readable(_)) {
             let of = self.partial.map_or(self.looks.len(), |partial| partial.of);
@@ -206,7 +212,7 @@ fn snapshot(
     support: Arc<ThreadSupport>,
     names: Vec<(i32, OsString)>,
     snapshots: &mut Snapshots,
-) -> Result<Seen, Error> {
+) -> Result<ThreadOutcome, Error> {
     let all: Vec<Look> = match snapshots.threads(process) {
         Ok(threads) => threads.into_iter().map(of_snapshot).collect(),
         Err(otelctx_sampler::Error::Reader(error)) => return Err(error),
@@ -230,8 +236,8 @@ fn snapshot(
     });
     let read = whole.count();
     looks.truncate(read);
-    let why = Why::Memory(MOST_CONTEXTS);
-    Ok(Seen {
+    let why = PartialReason::Memory(MOST_CONTEXTS);
+    Ok(ThreadOutcome {
         support,
         looks,
         partial: (read < of).then_some(Partial { read, of, why }),
@@ -256,7 +262,7 @@ fn of_snapshot(thread: ThreadSnapshot) -> Look {
 fn look(thread: &Thread<'_>, is_readable: bool) -> Option<Look> {
     let (name, outcome) = match thread.name() {
         Ok(name) => {
-            let outcome = is_readable.then(|| patiently(|| thread.context(), is_rewritten));
+            let outcome = is_readable.then(|| retry_while(|| thread.context(), is_rewritten));
             (Some(name), outcome)
         }
         Err(error) => (None, Some(Err(error))),

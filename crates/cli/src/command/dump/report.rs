@@ -73,7 +73,7 @@ impl Look {
     }
 }
 
-/// Why a record that is attached was not read.
+/// PartialReason a record that is attached was not read.
 pub(super) const NOT_VALID: &str = "the record is marked as not valid: it is being rewritten";
 
 impl Report {

@@ -11,7 +11,7 @@ use super::report::{NOT_VALID, Report, Support};
 use crate::output::attributes::{language, pairs, string};
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Style, Terminal, escape};
-use crate::output::words::{self, count};
+use crate::output::text::{self, count};
 
 /// Shown where no id is set.
 const NO_ID: &str = "-";
@@ -66,8 +66,8 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
         ContextState::Broken(why) => {
             let broken = format!("process context broken: {}", escape(&why.to_string()));
             text += &terminal.sentence("  ", &broken);
-            if let Some(mend) = report.larger_payload() {
-                text += &format!("            {mend}\n");
+            if let Some(hint) = report.larger_payload() {
+                text += &format!("            {hint}\n");
             }
         }
     }
@@ -82,7 +82,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
     for (module, why) in unreadable.iter().take(MOST_MISSING) {
         let sentence = format!(
             "{} could not be looked into: {}",
-            escape(&words::path(module)),
+            escape(&text::path(module)),
             escape(why)
         );
         text += &terminal.sentence("  missing   ", &sentence);
@@ -112,7 +112,7 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
     };
     let mut text = terminal.sentence(THREADS, &format!("{threads}, unreadable{why}"));
     if let (Some(pid), None) = (report.pid, &report.core) {
-        text += &format!("            `otelctx check {pid}` tells how to mend it\n");
+        text += &format!("            `otelctx check {pid}` tells how to hint it\n");
     }
     text
 }
@@ -167,8 +167,8 @@ fn source(variables: &ThreadVariables, forced: bool) -> String {
         .variables
         .iter()
         .map(|variable| {
-            let module = escape(&words::path(&variable.module));
-            let access = words::access(variable.access);
+            let module = escape(&text::path(&variable.module));
+            let access = text::access(variable.access);
             let hint = match variable.exported {
                 true => "",
                 false => " (not exported: found in .symtab, where not every reader looks)",

@@ -3,8 +3,9 @@
 use otelctx_reader::{Broken, Error, Process, ProcessContext, ThreadSupport};
 use serde::{Deserialize, Serialize};
 
-use crate::command::partial::{Deadline, PartialJson, Seen};
-use crate::command::patience::{is_rewritten, patiently};
+use crate::command::deadline::Deadline;
+use crate::command::partial::{PartialJson, ThreadOutcome};
+use crate::command::retry::{is_rewritten, retry_while};
 use crate::error::MORE_TIME;
 use crate::output::attributes::{language, string};
 use crate::output::table::Align;
@@ -28,7 +29,7 @@ pub(super) struct Row {
     /// Not all threads are counted in that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) partial: Option<Box<PartialJson>>,
-    /// Why the process context, or the threads' contexts, can't be read.
+    /// PartialReason the process context, or the threads' contexts, can't be read.
     pub(super) unreadable: Option<String>,
     /// The threads' contexts were found without the help of `.dynsym`: other readers may fail.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -112,14 +113,14 @@ impl Row {
         }
         let mut with_trace = 0;
         let partial = deadline.threads(process, |thread| {
-            match patiently(|| thread.context(), is_rewritten) {
+            match retry_while(|| thread.context(), is_rewritten) {
                 Ok(outcome) => {
                     let context = outcome.attached();
                     let works = context.is_some_and(|context| !context.trace_id.is_zero());
                     with_trace += usize::from(works);
-                    Seen::Read
+                    ThreadOutcome::Read
                 }
-                Err(error) => Seen::of(&error, thread),
+                Err(error) => ThreadOutcome::of(&error, thread),
             }
         });
         let partial = match partial {

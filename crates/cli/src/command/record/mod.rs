@@ -1,6 +1,6 @@
 //! `otelctx record`: samples processes, and writes what they did and for which trace.
 
-mod nothing;
+mod empty_recording;
 pub(super) mod output;
 mod progress;
 mod send;
@@ -20,14 +20,14 @@ use otelctx_sampler::Targets;
 use otelctx_symbolize::Symbols;
 
 use crate::command::child::{self, Waiting};
-use crate::command::choice::{self, Choice};
+use crate::command::filter::{self, Filter};
 use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::terminal::{self, escape};
-use crate::output::words::{count, grouped};
+use crate::output::text::{count, grouped};
 use crate::{Status, interrupt};
 
-use nothing::Before;
+use empty_recording::Before;
 use send::Collector;
 use session::{Plan, Session};
 
@@ -72,7 +72,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ATTRIBUTE")]
     by: Option<String>,
     #[command(flatten)]
-    choice: Choice,
+    filter: Filter,
     /// What to put before the names of context attributes in OTLP
     #[arg(long, value_name = "PREFIX", default_value = "")]
     attribute_prefix: String,
@@ -97,17 +97,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     output::check(&arguments.output)?;
     let targets = match arguments.all {
         true => Targets::All,
-        false => Targets::Processes(choice::processes(&arguments.pid)?),
+        false => Targets::Processes(filter::processes(&arguments.pid)?),
     };
     let collector = Collector::of(&arguments.send)?;
     interrupt::catch().map_err(Error::Interrupt)?;
     let (mut recorded, child) = record(arguments, targets)?;
     let before = Before::of(&recorded, arguments);
-    arguments.choice.keep(&mut recorded);
+    arguments.filter.keep(&mut recorded);
     let summary = summary(&recorded);
-    let wanting = before
-        .wanting(recorded.samples.len(), arguments)
-        .or_else(|| nothing::lacking(arguments.by.as_deref(), &recorded));
+    let explanation = before
+        .explanation(recorded.samples.len(), arguments)
+        .or_else(|| empty_recording::lacking(arguments.by.as_deref(), &recorded));
     let mut symbols = arguments
         .debug_dir
         .iter()
@@ -142,11 +142,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         .map(|file| format!("  {}: {}\n", escape(&file.path), escape(&file.open)));
     let text = summary + &files.collect::<String>() + &sent;
     let told = terminal::print(&text).map_err(Error::Output);
-    if let Some(wanting) = wanting {
-        terminal::complain(&wanting.what, Some(&wanting.mend));
+    if let Some(explanation) = explanation {
+        terminal::complain(&explanation.message, Some(&explanation.hint));
     }
     for error in &failed {
-        terminal::complain(&error.to_string(), error.mend().as_deref());
+        terminal::complain(&error.to_string(), error.hint().as_deref());
     }
     // Only now: whoever does not wait for a command that does not end loses nothing.
     let status = child.map_or(Status::Done, |child| Status::Ended(child::status(child)));

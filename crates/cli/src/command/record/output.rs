@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use otelctx_profile::{Format, Options, Profile, check_writable};
 
-use crate::command::choice::{NONE, ROUTE};
+use crate::command::filter::{NONE, ROUTE};
 use crate::error::Error;
-use crate::output::words;
+use crate::output::text;
 
 /// Whether these files can be written, as far as can be known before: better than after an hour.
 pub(super) fn check(paths: &[PathBuf]) -> Result<(), Error> {
@@ -62,9 +62,9 @@ pub(in crate::command) struct Written {
 
 impl Written {
     fn new(path: &Path) -> Self {
-        let file = words::argument(&path.to_string_lossy());
+        let file = text::argument(&path.to_string_lossy());
         let open = match Format::from_path(path) {
-            Ok(Format::Otlp) => format!("{} report {file}", words::own_name()),
+            Ok(Format::Otlp) => format!("{} report {file}", text::own_name()),
             Ok(Format::Pprof) => format!("go tool pprof -http=: {file}"),
             Ok(Format::Firefox) => "load it at https://profiler.firefox.com".to_owned(),
             Ok(Format::FlameGraph) => format!("open it in a browser: {}", url(path)),

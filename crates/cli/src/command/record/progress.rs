@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_profile::sample::Counts;
 
-use crate::output::words::grouped;
+use crate::output::text::grouped;
 
 /// How often the line changes.
 const EVERY: Duration = Duration::from_millis(250);

@@ -7,7 +7,7 @@ use otelctx_profile::{Options, Profile};
 
 use crate::error::Error;
 use crate::output::terminal::{self, escape};
-use crate::output::words::{count, grouped};
+use crate::output::text::{count, grouped};
 
 /// Where to.
 #[derive(Debug, clap::Args)]
@@ -41,7 +41,7 @@ impl Collector {
         let exporter = Exporter::new(&endpoint)?;
         if let Err(error) = exporter.reach() {
             let later = "it is tried again when the recording has ended";
-            terminal::complain(&format!("{error}: {later}"), error.mend().as_deref());
+            terminal::complain(&format!("{error}: {later}"), error.hint().as_deref());
         }
         Ok(Some(Self { endpoint, exporter }))
     }

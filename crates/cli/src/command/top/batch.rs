@@ -13,7 +13,7 @@ use super::{Plan, attribute};
 use crate::error::Error;
 use crate::interrupt;
 use crate::output::terminal::{self, Style, Terminal};
-use crate::output::words::{count, grouped};
+use crate::output::text::{count, grouped};
 use crate::output::{clock, json};
 
 /// How long a table waits for names.

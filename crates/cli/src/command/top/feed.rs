@@ -7,7 +7,7 @@ use otelctx_profile::sample::{Catalog, ContextId, Found, ProcessFacts, Sample, T
 use otelctx_sampler::{Sampler, monotonic};
 
 use super::window::{Cell, Context, Process, Shared, Stacks, Thread, Window, Work};
-use crate::command::choice::Choice;
+use crate::command::filter::Filter;
 use crate::output::attributes;
 
 /// Things of a kind that a catalog has before a new one is begun: 20,000 stacks of 127 frames take
@@ -23,7 +23,7 @@ const UNKNOWN_SERVICE: &str = "unknown_service";
 /// What the samples go through.
 pub(super) struct Feed<'c> {
     sampler: Sampler,
-    choice: &'c Choice,
+    filter: &'c Filter,
     pub(super) catalog: Catalog,
     /// What comes while a picture is held goes here: the other one has the picture's stacks.
     aside: Option<Catalog>,
@@ -46,10 +46,10 @@ struct Known {
 
 impl<'c> Feed<'c> {
     /// Of a window of `length` nanoseconds.
-    pub(super) fn new(sampler: Sampler, choice: &'c Choice, length: u64) -> Self {
+    pub(super) fn new(sampler: Sampler, filter: &'c Filter, length: u64) -> Self {
         Self {
             sampler,
-            choice,
+            filter,
             catalog: Catalog::new(),
             aside: None,
             generation: 0,
@@ -70,7 +70,7 @@ impl<'c> Feed<'c> {
         self.sampler
             .drain(&mut self.catalog, &mut |sample| samples.push(sample));
         for sample in samples {
-            if self.choice.keeps(&self.catalog, &sample) {
+            if self.filter.keeps(&self.catalog, &sample) {
                 let cell =
                     self.known
                         .cell(&self.catalog, self.generation, &sample, &mut self.window);
@@ -253,8 +253,8 @@ mod tests {
         let sampler = Sampler::start(&options);
         child.kill().unwrap();
         child.wait().unwrap();
-        let choice = Choice::default();
-        let mut feed = Feed::new(sampler.unwrap(), &choice, 0);
+        let filter = Filter::default();
+        let mut feed = Feed::new(sampler.unwrap(), &filter, 0);
         feed.catalog.stack(&[1]);
         let before = feed.catalog.stack_count();
         let fill = |catalog: &mut Catalog, most| {

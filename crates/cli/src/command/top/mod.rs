@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use otelctx_sampler::{Method, Sampler, Targets};
 
 use crate::command::child::{self, Waiting};
-use crate::command::choice::{self, Choice, NONE};
+use crate::command::filter::{self, Filter, NONE};
 use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::terminal;
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ATTRIBUTE")]
     by: Option<String>,
     #[command(flatten)]
-    choice: Choice,
+    filter: Filter,
     /// Looks a second at each processor
     #[arg(short = 'F', long, value_name = "HZ", default_value = "99",
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
@@ -142,7 +142,7 @@ impl Plan {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
-    let pids = choice::processes(&arguments.pid)?;
+    let pids = filter::processes(&arguments.pid)?;
     interrupt::catch().map_err(Error::Interrupt)?;
     let cannot_start = child::cannot_start(&arguments.command);
     let waiting = start(&arguments.command).map_err(&cannot_start)?;
@@ -188,7 +188,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         (None, false) => Duration::ZERO,
     };
     let length = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
-    let mut feed = Feed::new(sampler, &arguments.choice, length);
+    let mut feed = Feed::new(sampler, &arguments.filter, length);
     let done = if live {
         live::run(&mut feed, &plan)
     } else {

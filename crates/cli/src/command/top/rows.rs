@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use super::window::{Context, OTHERS, Process, Shared, Stacks, Thread, Window, Work};
-use crate::command::choice::ROUTE;
+use crate::command::filter::ROUTE;
 
 /// What is added up.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ pub(super) struct State {
     pub(super) by: By,
     /// Shown beside, and the one of [`By::Attribute`]; empty for none.
     pub(super) attribute: String,
-    /// Whether that is the user's choice.
+    /// Whether that is the user's filter.
     pub(super) is_chosen: bool,
     /// Attributes that rows can be added up by.
     pub(super) keys: Vec<String>,

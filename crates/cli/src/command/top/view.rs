@@ -9,7 +9,7 @@ use super::columns::{Share, columns, fit, line};
 use super::rows::{By, Row};
 use super::state::State;
 use crate::output::terminal::{cut, escape};
-use crate::output::words::{count, grouped};
+use crate::output::text::{count, grouped};
 
 /// What there is to show.
 #[derive(Debug)]

@@ -122,15 +122,15 @@ fn programs() {
                 !crashes,
                 "{linker} {flags:?}"
             );
-            let looked_at = &answer.json()["looked_at"]["file"];
+            let subject = &answer.json()["subject"]["file"];
             let word = match kind {
                 "-pie" => "pie",
                 "-no-pie" => "executable",
                 kind => &kind[1..],
             };
-            assert_eq!(looked_at["kind"], word);
-            assert_eq!(looked_at["machine"], "x86-64");
-            assert_eq!(looked_at["stripped"], flags.contains(&"-s"));
+            assert_eq!(subject["kind"], word);
+            assert_eq!(subject["machine"], "x86-64");
+            assert_eq!(subject["stripped"], flags.contains(&"-s"));
         }
     }
 }
@@ -212,7 +212,7 @@ fn libraries() {
             let answer = check(&library);
             assert_findings(&answer, &expected);
             compare(&library, &answer, false);
-            assert_eq!(answer.json()["looked_at"]["file"]["kind"], "library");
+            assert_eq!(answer.json()["subject"]["file"]["kind"], "library");
         }
     }
 }
@@ -308,9 +308,9 @@ fn machines_without_thread_context() {
         std::fs::write(&path, &other).unwrap();
         let answer = check(&path);
         assert_findings(&answer, expected);
-        let looked_at = &answer.json()["looked_at"]["file"];
+        let subject = &answer.json()["subject"]["file"];
         assert_eq!(
-            (looked_at["kind"].as_str(), looked_at["machine"].as_str()),
+            (subject["kind"].as_str(), subject["machine"].as_str()),
             (Some(kind), Some(machine))
         );
     }
@@ -418,12 +418,12 @@ fn a_program_that_leaves_the_variable_to_a_library() {
         &answer,
         &["note defined-elsewhere", "ok access initial-exec"],
     );
-    let mend = finding(&answer, "defined-elsewhere")["mend"][0].clone();
+    let hint = finding(&answer, "defined-elsewhere")["hint"].clone();
     assert!(
-        mend.as_str()
+        hint.as_str()
             .unwrap()
             .contains(&library.display().to_string()),
-        "{mend}"
+        "{hint}"
     );
 }
 
@@ -526,9 +526,9 @@ fn object_files_and_static_libraries() {
         .flat_map(|(_, expected)| *expected);
     let expected: Vec<&str> = ["note not-linked"].iter().chain(members).copied().collect();
     assert_findings(&answer, &expected);
-    let looked_at = &answer.json()["looked_at"]["archive"];
-    assert_eq!(looked_at["members"], objects.len());
-    assert_eq!(looked_at["concerned"], objects.len() - 1);
+    let subject = &answer.json()["subject"]["archive"];
+    assert_eq!(subject["members"], objects.len());
+    assert_eq!(subject["concerned"], objects.len() - 1);
     let text = otelctx(&[Path::new("check"), &archive]).stdout;
     assert!(
         text.contains("not linked yet: 11 members; 10 know the variable\n"),

@@ -1,7 +1,7 @@
 //! `otelctx check`: files of compilers that are not ours, and running processes.
 
 mod files;
-mod mends;
+mod fixes;
 mod processes;
 mod truth;
 
@@ -49,7 +49,7 @@ fn assert_findings(answer: &Answer, expected: &[&str]) {
     // Every problem says what to do.
     for finding in answer.json()["findings"].as_array().unwrap() {
         assert!(
-            finding["level"] != "problem" || finding["mend"].is_array(),
+            finding["level"] != "problem" || finding["hint"].is_string(),
             "{finding}"
         );
     }

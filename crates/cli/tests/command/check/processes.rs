@@ -32,12 +32,12 @@ fn a_process_that_publishes_everything() {
         text(&answer, "threads"),
         "a reader finds the contexts of its 5 threads; 3 attached now"
     );
-    let looked_at = &answer.json()["looked_at"]["process"];
+    let subject = &answer.json()["subject"]["process"];
     let own = target::program();
-    assert_eq!(looked_at["pid"], target.pid());
-    assert_eq!(looked_at["executable"], own.to_str().unwrap());
-    assert_eq!(looked_at["state"], "sleeping");
-    assert_eq!(looked_at["threads_stopped"], 5);
+    assert_eq!(subject["pid"], target.pid());
+    assert_eq!(subject["executable"], own.to_str().unwrap());
+    assert_eq!(subject["state"], "sleeping");
+    assert_eq!(subject["threads_stopped"], 5);
     assert_eq!(finding(&answer, "storage")["module"], own.to_str().unwrap());
 }
 
@@ -166,7 +166,7 @@ fn a_process_that_is_stopped_or_traced() {
     let state = || check(target.pid().to_string());
     let mut answer = state();
     // The signal takes a moment.
-    while answer.json()["looked_at"]["process"]["state"] != "stopped by a signal" {
+    while answer.json()["subject"]["process"]["state"] != "stopped by a signal" {
         answer = state();
     }
     assert_eq!(answer.status, 0);
@@ -232,9 +232,9 @@ fn a_process_of_32_bits() {
     };
     let answer = check(&program);
     assert_findings(&answer, &["problem 32-bit"]);
-    let looked_at = &answer.json()["looked_at"]["file"];
+    let subject = &answer.json()["subject"]["file"];
     assert_eq!(
-        (&looked_at["kind"], &looked_at["machine"]),
+        (&subject["kind"], &subject["machine"]),
         (&"32-bit".into(), &"i386".into())
     );
 
@@ -256,7 +256,7 @@ fn a_process_of_32_bits() {
             "problem 32-bit",
         ],
     );
-    assert_eq!(answer.json()["looked_at"]["process"]["threads_stopped"], 0);
+    assert_eq!(answer.json()["subject"]["process"]["threads_stopped"], 0);
 }
 
 #[test]

@@ -6,12 +6,12 @@ use otelctx_reader::remote::inspect::{Inspection, Kind};
 use otelctx_reader::remote::module::Machine;
 use serde::Serialize;
 
-use crate::output::words::count;
+use crate::output::text::count;
 
 /// What was looked at: a person may have meant another file, and a process is not its program.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum LookedAt {
+pub(super) enum Subject {
     /// A file of a linker or a compiler.
     File {
         /// One of docs/json.md.
@@ -37,7 +37,7 @@ pub(super) enum LookedAt {
     },
 }
 
-impl LookedAt {
+impl Subject {
     pub(super) fn file(inspection: &Inspection) -> Self {
         Self::File {
             kind: kind(inspection.kind),
@@ -110,7 +110,7 @@ pub(super) fn state(letter: char) -> &'static str {
     }
 }
 
-impl fmt::Display for LookedAt {
+impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File {

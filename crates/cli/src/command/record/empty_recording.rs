@@ -6,18 +6,18 @@ use otelctx_profile::Recording;
 use otelctx_profile::sample::{ContextId, Counts, Found};
 
 use super::Arguments;
-use crate::command::choice::NONE;
+use crate::command::filter::NONE;
 use crate::output::attributes::{self, string};
-use crate::output::words::{argument, count, own_name};
+use crate::output::text::{argument, count, own_name};
 
 /// The most services, values or attributes that are named.
 const MOST_NAMED: usize = 5;
 
-/// What is wanting in a recording.
+/// What is explanation in a recording.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wanting {
-    pub(super) what: String,
-    pub(super) mend: String,
+pub(super) struct Explanation {
+    pub(super) message: String,
+    pub(super) hint: String,
 }
 
 /// What a recording held before samples were chosen from it.
@@ -37,7 +37,7 @@ impl Before {
         for (_, facts) in recording.catalog.processes() {
             let service = string(&facts.resource, "service.name");
             services.extend(service.map(str::to_owned));
-            let asked = arguments.choice.resource.first();
+            let asked = arguments.filter.resource.first();
             let found = facts
                 .resource
                 .iter()
@@ -53,12 +53,12 @@ impl Before {
     }
 
     /// Why nothing, or no trace, is left of it.
-    pub(super) fn wanting(&self, kept: usize, arguments: &Arguments) -> Option<Wanting> {
+    pub(super) fn explanation(&self, kept: usize, arguments: &Arguments) -> Option<Explanation> {
         if self.samples == 0 && self.counts.lost > 0 {
             let lost = self.counts.lost as usize;
-            return Some(Wanting {
-                what: format!("no sample: {} lost", count(lost, "one was", "all were")),
-                mend: "the machine is too busy to look in time: look less often with -F 19"
+            return Some(Explanation {
+                message: format!("no sample: {} lost", count(lost, "one was", "all were")),
+                hint: "the machine is too busy to look in time: look less often with -F 19"
                     .to_owned(),
             });
         }
@@ -69,14 +69,14 @@ impl Before {
             return Some(self.chosen(arguments));
         }
         let silent = self.counts.attached == 0 && self.counts.detached == 0;
-        (silent && !arguments.all).then(|| Wanting {
-            what: "no sample has a trace: nothing that was sampled publishes thread contexts that can be read"
+        (silent && !arguments.all).then(|| Explanation {
+            message: "no sample has a trace: nothing that was sampled publishes thread contexts that can be read"
                 .to_owned(),
-            mend: format!("{} check PID  tells what is missing", own_name()),
+            hint: format!("{} check PID  tells what is missing", own_name()),
         })
     }
 
-    fn slept(&self, arguments: &Arguments) -> Wanting {
+    fn slept(&self, arguments: &Arguments) -> Explanation {
         let period = 1000.0 / f64::from(arguments.frequency);
         let dump = match &arguments.pid[..] {
             [pid, ..] => format!(
@@ -85,30 +85,30 @@ impl Before {
             ),
             [] => String::new(),
         };
-        Wanting {
-            what: format!(
+        Explanation {
+            message: format!(
                 "no sample: no thread was on a processor when it was looked at, every {period:.1} ms; \
                  they slept, or ran for less"
             ),
-            mend: format!(
+            hint: format!(
                 "samples are taken on processors only: record longer, or look more often with -F 999{dump}"
             ),
         }
     }
 
-    fn chosen(&self, arguments: &Arguments) -> Wanting {
+    fn chosen(&self, arguments: &Arguments) -> Explanation {
         let all = count(self.samples, "sample", "samples");
-        match (&arguments.choice.resource[..], arguments.choice.trace) {
-            ([(key, _), ..], _) if self.values.is_empty() => Wanting {
-                what: format!("none of {all} was kept: no process that was sampled has a {key}"),
-                mend: format!("services that were sampled: {}", list(&self.services)),
+        match (&arguments.filter.resource[..], arguments.filter.trace) {
+            ([(key, _), ..], _) if self.values.is_empty() => Explanation {
+                message: format!("none of {all} was kept: no process that was sampled has a {key}"),
+                hint: format!("services that were sampled: {}", list(&self.services)),
             },
-            ([(key, _), ..], None) => Wanting {
-                what: format!("none of {all} was kept: no process matches --filter"),
-                mend: format!("{key} of those that were sampled: {}", list(&self.values)),
+            ([(key, _), ..], None) => Explanation {
+                message: format!("none of {all} was kept: no process matches --filter"),
+                hint: format!("{key} of those that were sampled: {}", list(&self.values)),
             },
-            (filter, _) => Wanting {
-                what: match filter {
+            (filter, _) => Explanation {
+                message: match filter {
                     [] => format!(
                         "none of {all} was kept: {} had a context, none of them of that trace",
                         self.counts.attached
@@ -118,7 +118,7 @@ impl Before {
                          matches --filter"
                     ),
                 },
-                mend: format!(
+                hint: format!(
                     "record without --trace, and see which there are:  {} report FILE.otlp",
                     own_name()
                 ),
@@ -128,7 +128,7 @@ impl Before {
 }
 
 /// That of the contexts which were recorded none has the attribute that was asked for by `--by`.
-pub(super) fn lacking(asked: Option<&str>, recording: &Recording) -> Option<Wanting> {
+pub(super) fn lacking(asked: Option<&str>, recording: &Recording) -> Option<Explanation> {
     let asked = asked.filter(|name| *name != NONE)?;
     let mut contexts = HashSet::new();
     contexts.extend(recording.samples.iter().filter_map(|it| match it.found {
@@ -139,9 +139,9 @@ pub(super) fn lacking(asked: Option<&str>, recording: &Recording) -> Option<Want
     let keys = contexts.iter().flat_map(attributes).map(|(key, _)| key);
     let keys: BTreeSet<String> = keys.cloned().collect();
     let lacks = !contexts.is_empty() && !keys.contains(asked);
-    lacks.then(|| Wanting {
-        what: format!("no sample has the attribute {}", argument(asked)),
-        mend: match keys.is_empty() {
+    lacks.then(|| Explanation {
+        message: format!("no sample has the attribute {}", argument(asked)),
+        hint: match keys.is_empty() {
             true => "none has any attribute: record without --by".to_owned(),
             false => format!("attributes of those that were taken: {}", list(&keys)),
         },

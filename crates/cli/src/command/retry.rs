@@ -17,7 +17,7 @@ const WAITS: [Duration; 4] = [
 
 /// Does `look`, and again if another reader had the thread just then, or if `again` says so of the
 /// answer. The last answer counts.
-pub(super) fn patiently<T>(
+pub(super) fn retry_while<T>(
     mut look: impl FnMut() -> Result<T, Error>,
     again: impl Fn(&T) -> bool,
 ) -> Result<T, Error> {

@@ -54,7 +54,7 @@ impl Server {
             }
         };
         let kind = if pages.is_some() { "slow" } else { "never" };
-        let folder = format!("otelctx-unanswered-{kind}-{}", std::process::id());
+        let folder = format!("otelctx-unresponsive-{kind}-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         fs::create_dir_all(&folder).unwrap();
         let options = format!(

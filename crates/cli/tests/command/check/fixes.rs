@@ -1,4 +1,4 @@
-//! Each line that a check offers is copied into a program that has the problem, and mends it.
+//! Each line that a check offers is copied into a program that has the problem, and fixes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ fn lines(path: &Path, id: &str, tool: &str) -> Vec<String> {
     let list = answer["findings"].as_array().unwrap();
     let found = list
         .iter()
-        .find(|it| it["id"] == id && it["apply"].is_array());
+        .find(|it| it["id"] == id && it["fix"].is_array());
     let Some(found) = found else {
-        panic!("no mend of {id}: {answer:#}")
+        panic!("no fix for {id}: {answer:#}")
     };
-    let apply = found["apply"].as_array().unwrap().iter();
-    let lines = apply.filter(|it| it["tool"] == tool);
+    let fix = found["fix"].as_array().unwrap().iter();
+    let lines = fix.filter(|it| it["tool"] == tool);
     let text = |line: &Value| line["line"].as_str().unwrap().to_owned();
     let lines: Vec<String> = lines.map(text).collect();
     assert!(!lines.is_empty(), "no line for {tool}: {answer:#}");
@@ -41,7 +41,7 @@ fn has(path: &Path, id: &str) -> bool {
 }
 
 #[track_caller]
-fn assert_mended(path: &Path, id: &str, line: &str) {
+fn assert_fixed(path: &Path, id: &str, line: &str) {
     assert!(!has(path, id), "{line}: {:?}", findings(&check(path)));
     assert_eq!(check(path).status, 0, "{line}");
 }
@@ -84,9 +84,9 @@ fn flags_of_gcc_and_clang() {
                 // What it says about -static.
                 let kept = base.iter().filter(|flag| *flag != "-static").cloned();
                 let flags: Vec<String> = kept.chain(words(&line)).collect();
-                let mended = build(&flags).unwrap();
-                assert_mended(&mended, id, &line);
-                assert_runs(&mended);
+                let fixed = build(&flags).unwrap();
+                assert_fixed(&fixed, id, &line);
+                assert_runs(&fixed);
             }
         }
         let traditional = "-mtls-dialect=gnu";
@@ -113,7 +113,7 @@ fn flags_of_gcc_and_clang() {
             };
             for line in lines(&broken, id, tool) {
                 let flags = [base.clone(), words(&line)].concat();
-                assert_mended(&build(flags).unwrap(), id, &line);
+                assert_fixed(&build(flags).unwrap(), id, &line);
             }
         }
     }
@@ -131,12 +131,12 @@ fn declarations_and_version_scripts() {
         ("wrong-size", "__thread char otel_thread_ctx_v1[16];"),
         ("not-thread-local", "void *otel_thread_ctx_v1;"),
     ] {
-        let Some(broken) = library(&format!("mend-{id}"), declaration, &[]) else {
+        let Some(broken) = library(&format!("fix-{id}"), declaration, &[]) else {
             return;
         };
         for line in lines(&broken, id, "C") {
-            let mended = library(&format!("mended-{id}"), &line, &["-fvisibility=default"]);
-            assert_mended(&mended.unwrap(), id, &line);
+            let fixed = library(&format!("fixed-{id}"), &line, &["-fvisibility=default"]);
+            assert_fixed(&fixed.unwrap(), id, &line);
         }
     }
 
@@ -145,12 +145,12 @@ fn declarations_and_version_scripts() {
         let script = source(name, &format!("{{ {text} local: *; }};"));
         format!("-Wl,--version-script={}", script.display())
     };
-    let keeping = script("mend-script", "global: f;");
-    let broken = library("mend-versions", variable, &[&keeping]).unwrap();
+    let keeping = script("fix-script", "global: f;");
+    let broken = library("fix-versions", variable, &[&keeping]).unwrap();
     for line in lines(&broken, "not-exported", "version script (global)") {
-        let listing = script("mended-script", &format!("global: {line} f;"));
-        let mended = library("mended-versions", variable, &[&listing]);
-        assert_mended(&mended.unwrap(), "not-exported", &line);
+        let listing = script("fixed-script", &format!("global: {line} f;"));
+        let fixed = library("fixed-versions", variable, &[&listing]);
+        assert_fixed(&fixed.unwrap(), "not-exported", &line);
     }
 
     let program = |name: &str, declaration: &str| {
@@ -161,10 +161,10 @@ fn declarations_and_version_scripts() {
         let source = source(name, &code);
         Compiler::gcc().program(&[source.to_str().unwrap()], &["-rdynamic"])
     };
-    let broken = program("mend-static", "static __thread void *otel_thread_ctx_v1;");
+    let broken = program("fix-static", "static __thread void *otel_thread_ctx_v1;");
     for line in lines(&broken.unwrap(), "static-variable", "C") {
-        let mended = program("mended-static", &line);
-        assert_mended(&mended.unwrap(), "static-variable", &line);
+        let fixed = program("fixed-static", &line);
+        assert_fixed(&fixed.unwrap(), "static-variable", &line);
     }
 }
 
@@ -184,19 +184,19 @@ fn hidden_in_a_program() {
             compiler.program(&[source.to_str().unwrap()], &flags)
         };
         let plain = "__thread void *otel_thread_ctx_v1;";
-        let Some(broken) = program("mend-hidden", plain, "-w") else {
+        let Some(broken) = program("fix-hidden", plain, "-w") else {
             continue;
         };
         let answer = check(&broken).json();
         assert!(answer.to_string().contains("static, or hidden"), "{answer}");
         for line in lines(&broken, id, "C") {
-            let mended = program("mended-hidden", &line, "-w");
-            assert_mended(&mended.unwrap(), id, &line);
+            let fixed = program("fixed-hidden", &line, "-w");
+            assert_fixed(&fixed.unwrap(), id, &line);
         }
         if linker == "bfd" {
             for line in lines(&broken, id, "gcc") {
-                let mended = program("mend-hidden", plain, &line);
-                assert_mended(&mended.unwrap(), id, &line);
+                let fixed = program("fix-hidden", plain, &line);
+                assert_fixed(&fixed.unwrap(), id, &line);
             }
         }
     }
@@ -269,7 +269,7 @@ fn flags_and_lines_for_rustc() {
         ("static-pie-crash", &[crt_static, gnu, export]),
     ] {
         let base: Vec<String> = base.iter().map(|&flag| flag.to_owned()).collect();
-        let Some(broken) = rustc("mend-program", &program, &base) else {
+        let Some(broken) = rustc("fix-program", &program, &base) else {
             return;
         };
         for line in lines(&broken, id, "rustc") {
@@ -277,25 +277,25 @@ fn flags_and_lines_for_rustc() {
                 .iter()
                 .filter(|flag| id != "static" || *flag != crt_static);
             let flags: Vec<String> = kept.cloned().chain(words(&line)).collect();
-            let mended = rustc("mended-program", &program, &flags).unwrap();
-            assert!(!has(&mended, id), "{line}");
+            let fixed = rustc("fixed-program", &program, &flags).unwrap();
+            assert!(!has(&fixed, id), "{line}");
             // Out of a static program a dynamic one, whose linker is to export it now.
             if id != "static" {
-                assert_mended(&mended, id, &line);
+                assert_fixed(&fixed, id, &line);
             }
-            assert_runs(&mended);
-            fs::remove_file(mended).unwrap();
+            assert_runs(&fixed);
+            fs::remove_file(fixed).unwrap();
         }
         fs::remove_file(broken).unwrap();
     }
 
     let library = ["--crate-type=cdylib".to_owned()];
-    let broken = rustc("mend-library", VARIABLE, &library).unwrap();
+    let broken = rustc("fix-library", VARIABLE, &library).unwrap();
     for line in lines(&broken, "not-exported", "Rust") {
         let code = format!("{VARIABLE}\n{line}");
-        let mended = rustc("mended-library", &code, &library).unwrap();
-        assert_mended(&mended, "not-exported", &line);
-        fs::remove_file(mended).unwrap();
+        let fixed = rustc("fixed-library", &code, &library).unwrap();
+        assert_fixed(&fixed, "not-exported", &line);
+        fs::remove_file(fixed).unwrap();
     }
     fs::remove_file(broken).unwrap();
 }
@@ -365,7 +365,7 @@ fn build_scripts_and_configurations_of_cargo() {
     let (scripts, configs) = (lines(&program, id, "build.rs"), lines(&program, id, CONFIG));
     for line in scripts {
         package.write("build.rs", &line);
-        assert_mended(&package.build(), id, &line);
+        assert_fixed(&package.build(), id, &line);
     }
     package.write(
         "build.rs",
@@ -373,7 +373,7 @@ fn build_scripts_and_configurations_of_cargo() {
     );
     for line in configs {
         package.write(CONFIG, &line);
-        assert_mended(&package.build(), id, &line);
+        assert_fixed(&package.build(), id, &line);
     }
 
     // Static ones: the flags that are told go behind those which made it so.
@@ -394,9 +394,9 @@ fn build_scripts_and_configurations_of_cargo() {
                 CONFIG,
                 &format!("build.rustflags = [{base}{}]", flags(&line)),
             );
-            let mended = package.build();
-            assert_mended(&mended, id, &line);
-            assert_runs(&mended);
+            let fixed = package.build();
+            assert_fixed(&fixed, id, &line);
+            assert_runs(&fixed);
         }
     }
     let fixed =
@@ -405,7 +405,7 @@ fn build_scripts_and_configurations_of_cargo() {
     for line in lines(&package.build(), "static", CONFIG) {
         // In place of +crt-static; rustc's lld exports it then, for the crate otelctx.
         package.write(CONFIG, &line);
-        assert_mended(&package.build(), "static", &line);
+        assert_fixed(&package.build(), "static", &line);
     }
 
     // C in a package of Cargo: crates that compile it go by CFLAGS.
@@ -430,7 +430,7 @@ fn build_scripts_and_configurations_of_cargo() {
     for line in lines(&library, "access", CONFIG) {
         package.write(CONFIG, &line);
         package.build();
-        assert_mended(&library, "access", &line);
+        assert_fixed(&library, "access", &line);
     }
 }
 
@@ -491,7 +491,7 @@ const TARGETS: [(&str, &str, &str, &str); 9] = [
 /// Configures and builds the project, and finds a target's file.
 fn cmake(directory: &Path, broken: impl Fn(&str, &str) -> String) -> Option<()> {
     let programs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/programs");
-    let mut project = "cmake_minimum_required(VERSION 3.13)\nproject(mends C)\n".to_owned();
+    let mut project = "cmake_minimum_required(VERSION 3.13)\nproject(fixes C)\n".to_owned();
     for (kind, name, breaks, _) in TARGETS {
         project += &match kind {
             "library" => format!("add_library({name} SHARED {programs}/variable.c)\n"),
@@ -554,7 +554,7 @@ fn lines_for_cmake() {
             format!("{breaks}\n{}", line(name))
         });
         for (kind, name, _, id) in TARGETS {
-            assert_mended(&file(kind, name), id, &line(name));
+            assert_fixed(&file(kind, name), id, &line(name));
             if kind == "executable" {
                 assert_runs(&file(kind, name));
             }

@@ -17,7 +17,7 @@ pub(super) const NONE: &str = "none";
 
 /// Which samples were asked for; nothing keeps everything.
 #[derive(Debug, Default, clap::Args)]
-pub(super) struct Choice {
+pub(super) struct Filter {
     /// Keep only processes whose resource has this, such as service.name=shop
     #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = pair)]
     pub(super) resource: Vec<(String, String)>,
@@ -26,7 +26,7 @@ pub(super) struct Choice {
     pub(super) trace: Option<TraceId>,
 }
 
-impl Choice {
+impl Filter {
     /// Drops the other samples. Only now, because a process may have told its resource late.
     pub(super) fn keep(&self, recording: &mut Recording) {
         if self.resource.is_empty() && self.trace.is_none() {

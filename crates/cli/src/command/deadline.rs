@@ -1,0 +1,115 @@
+//! The time allowed for one process (`--deadline`).
+
+use std::time::{Duration, Instant};
+
+use otelctx_reader::{Error, Process, Thread, Threads};
+
+use super::partial::{Partial, PartialReason, ThreadOutcome};
+
+/// The time that is given to look at one process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    timeout: Duration,
+    half: Instant,
+    end: Instant,
+}
+
+impl Deadline {
+    /// One that is so far away.
+    pub(super) fn after(timeout: Duration) -> Self {
+        let start = Instant::now();
+        Self {
+            timeout,
+            half: start + timeout / 2,
+            end: start + timeout,
+        }
+    }
+
+    /// When it is.
+    pub(super) fn end(&self) -> Instant {
+        self.end
+    }
+
+    /// Until when something may go on that has no end, or is not worth it all.
+    pub(super) fn half(&self) -> Instant {
+        self.half
+    }
+
+    /// Whether it has passed.
+    pub(super) fn has_passed(&self) -> bool {
+        Instant::now() >= self.end
+    }
+
+    /// Has `look` look at one thread of `process` after the other until the deadline, and returns
+    /// what that came to if these were not all.
+    pub(super) fn threads(
+        &self,
+        process: &mut Process,
+        mut look: impl FnMut(&Thread<'_>) -> ThreadOutcome,
+    ) -> Result<Option<Partial>, Error> {
+        // The list has no end while a process creates threads as fast as they are listed.
+        let Threads {
+            threads,
+            is_complete,
+            ..
+        } = process.threads_while(|| Instant::now() < self.half)?;
+        let (mut read, mut ended) = (0, 0);
+        let mut is_late = !is_complete;
+        for thread in &threads {
+            let seen = match self.has_passed() {
+                true => ThreadOutcome::Late,
+                false => look(thread),
+            };
+            match seen {
+                ThreadOutcome::Read => read += 1,
+                ThreadOutcome::Ended => ended += 1,
+                ThreadOutcome::Late => {
+                    is_late = true;
+                    break;
+                }
+            }
+        }
+        let mut of = threads.len() - ended;
+        if !is_complete {
+            of = of.max(thread_count(process));
+        }
+        let why = PartialReason::Deadline(self.timeout);
+        Ok(is_late.then_some(Partial { read, of, why }))
+    }
+
+    /// For when all the time went before the first thread.
+    pub(super) fn none_read(&self, process: &Process) -> Partial {
+        Partial {
+            read: 0,
+            of: thread_count(process),
+            why: PartialReason::Deadline(self.timeout),
+        }
+    }
+}
+
+/// How many threads the kernel counts, 0 if the process has ended.
+pub(super) fn thread_count(process: &Process) -> usize {
+    let status = process.target().status();
+    status.map_or(0, |status| status.threads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// That of a process which creates threads as fast as they are listed need not end by itself.
+    #[test]
+    fn a_list_of_threads_ends_at_half_of_the_time() {
+        let mut own = Process::open(nix::unistd::getpid().as_raw()).unwrap();
+        let now = Instant::now();
+        let timeout = Duration::from_secs(3600);
+        let end = now + timeout;
+        let mut seen = |half| {
+            let deadline = Deadline { timeout, half, end };
+            deadline.threads(&mut own, |_| ThreadOutcome::Read).unwrap()
+        };
+        let partial = seen(now).unwrap();
+        assert_eq!((partial.read, partial.of > 0), (0, true));
+        assert_eq!(seen(end), None);
+    }
+}
