@@ -52,13 +52,11 @@ const FAILED: &str = "guest: FAILED ";
 /// The script's last line.
 const END: &str = "guest: end";
 
-/// An initramfs in the making: the "newc" format (Linux, `Documentation/driver-api/early-userspace/
-/// buffer-format.rst`), uncompressed.
+/// An initramfs under construction, uncompressed.
 pub(crate) struct Image {
     archive: Vec<u8>,
     /// Folders that the archive already has.
     folders: Vec<String>,
-    inode: u32,
 }
 
 const FOLDER: u32 = 0o040_755;
@@ -71,7 +69,6 @@ impl Image {
         let mut image = Image {
             archive: Vec::new(),
             folders: Vec::new(),
-            inode: 1,
         };
         for folder in ["/proc", "/sys", "/dev", "/tmp", "/etc"] {
             image.parents(&Path::new(folder).join("within"));
@@ -143,31 +140,15 @@ impl Image {
     fn entry(&mut self, path: &str, mode: u32, bytes: &[u8]) {
         let name = path.trim_start_matches('/');
         let size = u32::try_from(bytes.len()).expect("a file below 4 GiB");
-        let name_size = u32::try_from(name.len() + 1).expect("a short name");
-        self.archive.extend_from_slice(b"070701");
-        // Inode, mode, user, group, links, time, size, device (2), device node (2), name, check.
-        let fields = [self.inode, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
-        for field in fields {
-            self.archive
-                .extend_from_slice(format!("{field:08x}").as_bytes());
-        }
-        self.archive.extend_from_slice(name.as_bytes());
-        self.archive.push(0);
-        self.pad();
-        self.archive.extend_from_slice(bytes);
-        self.pad();
-        self.inode += 1;
-    }
-
-    fn pad(&mut self) {
-        self.archive
-            .resize(self.archive.len().next_multiple_of(4), 0);
+        let archive = std::mem::take(&mut self.archive);
+        let mut entry = cpio::NewcBuilder::new(name).mode(mode).write(archive, size);
+        let written = entry.write_all(bytes).and_then(|()| entry.finish());
+        self.archive = written.expect("memory takes every byte");
     }
 
     /// The archive's bytes.
-    pub(crate) fn finish(mut self) -> Vec<u8> {
-        self.entry("TRAILER!!!", 0, &[]);
-        self.archive
+    pub(crate) fn finish(self) -> Vec<u8> {
+        cpio::newc::trailer(self.archive).expect("memory takes every byte")
     }
 }
 
