@@ -98,10 +98,10 @@ fn recording() -> Recording {
             // Callers are shared, as they are in programs.
             let frame = |depth: usize| 0x40_0000 + (depth * 7919 + stack / (depth + 1)) * 16;
             let addresses: Vec<u64> = (0..DEPTH).map(|depth| frame(depth) as u64).collect();
-            catalog.stack(&addresses)
+            catalog.native_stack(&addresses)
         })
         .collect();
-    let empty = catalog.stack(&[]);
+    let empty = catalog.native_stack(&[]);
     let samples = (0..SAMPLES)
         .map(|index| Sample {
             time: 1 + index as u64 * 1000,

@@ -274,7 +274,7 @@ fn recording(program: &str, stacks: &str) -> Recording {
         ..ProcessFacts::default()
     });
     let thread = catalog.thread(process, 1, "big");
-    let empty = catalog.stack(&[]);
+    let empty = catalog.native_stack(&[]);
     let samples = stacks.lines().enumerate().map(|(time, line)| {
         // perf reports calls, our stacks return addresses.
         let address = |(depth, text)| {
@@ -288,7 +288,7 @@ fn recording(program: &str, stacks: &str) -> Recording {
             thread,
             event: Event::OnCpu,
             found: Found::NotPublished,
-            user_stack: catalog.stack(&addresses),
+            user_stack: catalog.native_stack(&addresses),
             kernel_stack: empty,
         }
     });

@@ -1,12 +1,14 @@
-//! Addresses in stacks, and what is known of them.
+//! Frames of stacks, resolved.
 
 use std::collections::{BTreeMap, HashMap};
 
-use otelctx_sample::{Catalog, Mapping, ModuleId, ProcessId, Sample};
+use otelctx_sample::{
+    Catalog, Frame, FrameId, FrameKind, Mapping, ModuleId, NamedFrame, ProcessId, Sample,
+};
 
 use crate::{Asked, Function, Identity, Symbolizer};
 
-/// The place of a [`Location`] in its profile.
+/// The index of a [`Location`] in its profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocationIndex(u32);
 
@@ -18,45 +20,46 @@ impl LocationIndex {
     }
 }
 
-/// An address in a stack, with what is known of it.
+/// A frame of a stack, resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// The address as it was sampled: of an instruction in a stack's first location, behind a call
-    /// in the others.
+    /// The address of a native frame, as it was sampled: of an instruction or behind a call. 0 for a
+    /// frame that a runtime has named.
     pub address: u64,
-    /// Where that is.
+    /// What the frame's code belongs to.
     pub place: Place,
-    /// The functions there, the innermost of those that were inlined first; empty if unknown.
+    /// The functions there, innermost inlined one first; empty if unknown.
     pub functions: Vec<Function>,
 }
 
-/// Where an address is.
+/// What the code of a [`Location`] belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// In the kernel.
+    /// The kernel.
     Kernel,
-    /// In this mapping of a process.
+    /// This mapping of a process.
     Mapped(Mapping),
-    /// In memory of a process of which nothing is known.
+    /// Memory of a process in which no mapping is known.
     Unknown,
+    /// A runtime, which has named the function.
+    Runtime(FrameKind),
 }
 
-/// Gives each address one location.
+/// Gives each frame one location.
 #[derive(Default)]
 pub(crate) struct Locator {
-    known: HashMap<Address, LocationIndex, foldhash::fast::RandomState>,
+    known: HashMap<Key, LocationIndex, foldhash::fast::RandomState>,
     locations: Vec<Location>,
     /// What to ask for the names of each location.
     questions: Vec<Option<Question>>,
 }
 
-/// An address in the kernel (no process) or in a process. One behind a call may be the first of
-/// the next function, where the call is meant: that makes two of it.
+/// A frame by what makes it one location. The same address is another function in another process;
+/// in the kernel, and in a frame that a runtime has named, it is not (no process).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Address {
+struct Key {
     process: Option<ProcessId>,
-    address: u64,
-    behind_call: bool,
+    frame: FrameId,
 }
 
 /// Which process and module to ask, and the address that a [`Symbolizer`] takes.
@@ -76,19 +79,19 @@ impl Locator {
         process: ProcessId,
         sample: &Sample,
     ) -> Box<[LocationIndex]> {
-        let in_kernel = catalog.addresses(sample.kernel_stack);
-        let in_process = catalog.addresses(sample.user_stack);
+        let in_kernel = catalog.frame_ids(sample.kernel_stack);
+        let in_process = catalog.frame_ids(sample.user_stack);
         let mut stack = Vec::with_capacity(in_kernel.len() + in_process.len());
-        for (addresses, owner) in [(in_kernel, None), (in_process, Some(process))] {
-            for (depth, &address) in addresses.iter().enumerate() {
-                let address = Address {
-                    process: owner,
-                    address,
-                    behind_call: depth > 0,
+        for (frames, owner) in [(in_kernel, None), (in_process, Some(process))] {
+            for &frame in frames {
+                let is_named = matches!(catalog.frame_facts(frame), Frame::Named(_));
+                let key = Key {
+                    process: owner.filter(|_| !is_named),
+                    frame,
                 };
-                let index = match self.known.get(&address) {
+                let index = match self.known.get(&key) {
                     Some(index) => *index,
-                    None => self.add(address, catalog, kernel, process, sample.time),
+                    None => self.add(key, catalog, kernel, process, sample.time),
                 };
                 stack.push(index);
             }
@@ -98,46 +101,40 @@ impl Locator {
 
     fn add(
         &mut self,
-        address: Address,
+        key: Key,
         catalog: &Catalog,
         kernel: ModuleId,
         process: ProcessId,
         time: u64,
     ) -> LocationIndex {
-        let instruction = address
-            .address
-            .saturating_sub(u64::from(address.behind_call));
-        let place = match address.process {
-            None => Place::Kernel,
-            Some(process) => catalog
-                .process(process)
-                .mapping_at(instruction, time)
-                .map_or(Place::Unknown, |mapping| Place::Mapped(*mapping)),
-        };
-        let question = match place {
-            Place::Kernel => Some((kernel, instruction)),
-            Place::Mapped(mapping) if catalog.module_facts(mapping.module).has_file() => {
-                // A mapping comes from the target's side: its sum may be anything.
-                let offset = (instruction - mapping.start).wrapping_add(mapping.offset);
-                Some((mapping.module, offset))
+        let frame = catalog.frame_facts(key.frame);
+        let (location, question) = match frame {
+            Frame::Named(named) => (named_location(named), None),
+            Frame::Native { address, .. } => {
+                let instruction = frame.lookup_address().unwrap_or(*address);
+                let place = match key.process {
+                    None => Place::Kernel,
+                    Some(process) => catalog
+                        .process(process)
+                        .mapping_at(instruction, time)
+                        .map_or(Place::Unknown, |mapping| Place::Mapped(*mapping)),
+                };
+                let location = Location {
+                    address: *address,
+                    place,
+                    functions: Vec::new(),
+                };
+                (
+                    location,
+                    question(catalog, kernel, process, place, instruction),
+                )
             }
-            Place::Mapped(mapping) => Some((mapping.module, instruction)),
-            Place::Unknown => None,
         };
-        self.questions
-            .push(question.map(|(module, address)| Question {
-                process,
-                module,
-                address,
-            }));
-        self.locations.push(Location {
-            address: address.address,
-            place,
-            functions: Vec::new(),
-        });
+        self.questions.push(question);
+        self.locations.push(location);
         let index = self.locations.len() - 1;
         let index = LocationIndex(u32::try_from(index).expect("less than 2^32 locations"));
-        self.known.insert(address, index);
+        self.known.insert(key, index);
         index
     }
 
@@ -175,4 +172,49 @@ impl Locator {
         }
         (locations, identities)
     }
+}
+
+/// The location of a frame that needs no symbols.
+fn named_location(frame: &NamedFrame) -> Location {
+    let name = frame.name();
+    let system_name = if name == frame.function {
+        ""
+    } else {
+        &frame.function
+    };
+    Location {
+        address: 0,
+        place: Place::Runtime(frame.kind),
+        functions: vec![Function {
+            name: name.to_owned(),
+            system_name: system_name.to_owned(),
+            file: frame.file.clone(),
+            line: frame.line,
+        }],
+    }
+}
+
+/// What to ask for the functions at an instruction; nothing where no module is known.
+fn question(
+    catalog: &Catalog,
+    kernel: ModuleId,
+    process: ProcessId,
+    place: Place,
+    instruction: u64,
+) -> Option<Question> {
+    let (module, address) = match place {
+        Place::Kernel => (kernel, instruction),
+        Place::Mapped(mapping) if catalog.module_facts(mapping.module).has_file() => {
+            // A mapping comes from the target's side: its sum may be anything.
+            let offset = (instruction - mapping.start).wrapping_add(mapping.offset);
+            (mapping.module, offset)
+        }
+        Place::Mapped(mapping) => (mapping.module, instruction),
+        Place::Unknown | Place::Runtime(_) => return None,
+    };
+    Some(Question {
+        process,
+        module,
+        address,
+    })
 }

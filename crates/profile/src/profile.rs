@@ -228,7 +228,7 @@ impl Profile {
         match place {
             Place::Kernel => Some(self.kernel),
             Place::Mapped(mapping) => Some(mapping.module),
-            Place::Unknown => None,
+            Place::Unknown | Place::Runtime(_) => None,
         }
     }
 

@@ -106,7 +106,7 @@ fn range(place: Place) -> (u64, u64, u64) {
     match place {
         Place::Kernel => (1 << 63, u64::MAX, 0),
         Place::Mapped(mapping) => (mapping.start, mapping.end, mapping.offset),
-        Place::Unknown => (0, 0, 0),
+        Place::Unknown | Place::Runtime(_) => (0, 0, 0),
     }
 }
 

@@ -23,7 +23,7 @@ fn profile(process: ProcessFacts, thread: &str, contexts: &[Context]) -> Profile
     let process = recording.catalog.add_process(process);
     let thread = recording.catalog.thread(process, 5, thread);
     let catalog = &mut recording.catalog;
-    let empty = catalog.stack(&[]);
+    let empty = catalog.native_stack(&[]);
     let attached = contexts
         .iter()
         .map(|context| Found::Attached(catalog.context(context)));

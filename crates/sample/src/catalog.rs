@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 use indexmap::{Equivalent, IndexSet};
 use otelctx_format::record::Context;
 
-use crate::{Module, ProcessFacts};
+use crate::{Frame, Module, ProcessFacts};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -42,7 +42,11 @@ id!(
     ContextId
 );
 id!(
-    /// A list of return addresses, innermost first.
+    /// A frame of a stack.
+    FrameId
+);
+id!(
+    /// A list of frames, innermost first.
     StackId
 );
 id!(
@@ -68,7 +72,10 @@ pub struct Catalog {
     threads: Vec<ThreadFacts>,
     thread_ids: HashMap<(ProcessId, i32), ThreadId, RandomState>,
     contexts: IndexSet<Hashed, RandomState>,
-    stacks: IndexSet<Box<[u64]>, RandomState>,
+    frames: IndexSet<Frame, RandomState>,
+    stacks: IndexSet<Box<[FrameId]>, RandomState>,
+    /// The frames of the stack that is being looked up, kept for the next.
+    frame_ids: Vec<FrameId>,
     modules: IndexSet<Module, RandomState>,
 }
 
@@ -165,19 +172,62 @@ impl Catalog {
             .map(|(index, hashed)| (ContextId::from_index(index), &hashed.0))
     }
 
-    /// The id of a stack, added if new.
-    pub fn stack(&mut self, addresses: &[u64]) -> StackId {
-        let index = match self.stacks.get_index_of(addresses) {
+    /// The id of a frame, added if new.
+    fn frame(&mut self, frame: &Frame) -> FrameId {
+        let index = match self.frames.get_index_of(frame) {
             Some(index) => index,
-            None => self.stacks.insert_full(addresses.into()).0,
+            None => self.frames.insert_full(frame.clone()).0,
         };
+        FrameId::from_index(index)
+    }
+
+    /// The frame with this id.
+    #[must_use]
+    pub fn frame_facts(&self, id: FrameId) -> &Frame {
+        &self.frames[id.index()]
+    }
+
+    /// The number of distinct frames.
+    #[must_use]
+    pub fn frame_count(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// The id of a stack, innermost frame first, added if new.
+    pub fn stack(&mut self, frames: &[Frame]) -> StackId {
+        let mut ids = std::mem::take(&mut self.frame_ids);
+        ids.clear();
+        ids.extend(frames.iter().map(|frame| self.frame(frame)));
+        let index = match self.stacks.get_index_of(&ids[..]) {
+            Some(index) => index,
+            None => self.stacks.insert_full(ids[..].into()).0,
+        };
+        self.frame_ids = ids;
         StackId::from_index(index)
     }
 
-    /// The addresses of a stack.
+    /// The id of a stack that has native frames only, added if new: the address of an instruction,
+    /// then return addresses.
+    pub fn native_stack(&mut self, addresses: &[u64]) -> StackId {
+        let native = |(depth, address): (usize, &u64)| Frame::native(depth, *address);
+        let frames: Vec<Frame> = addresses.iter().enumerate().map(native).collect();
+        self.stack(&frames)
+    }
+
+    /// The ids of a stack's frames, innermost first.
     #[must_use]
-    pub fn addresses(&self, id: StackId) -> &[u64] {
+    pub fn frame_ids(&self, id: StackId) -> &[FrameId] {
         &self.stacks[id.index()]
+    }
+
+    /// The frames of a stack, innermost first.
+    pub fn frames(
+        &self,
+        id: StackId,
+    ) -> impl DoubleEndedIterator<Item = &Frame> + ExactSizeIterator {
+        self.frame_ids(id)
+            .iter()
+            .map(|frame| self.frame_facts(*frame))
     }
 
     /// The number of distinct stacks.
@@ -255,6 +305,8 @@ impl Equivalent<Hashed> for Borrowed<'_> {
 mod tests {
     use otelctx_format::{SpanId, TraceFlags, TraceId};
 
+    use crate::{FrameKind, NamedFrame};
+
     use super::*;
 
     fn context(span: u8, route: &str) -> Context {
@@ -293,13 +345,43 @@ mod tests {
         assert_eq!(catalog.find_thread(after, 8), None);
     }
 
+    fn named(line: u32) -> Frame {
+        Frame::from(NamedFrame {
+            kind: FrameKind::CPYTHON,
+            function: "checkout".into(),
+            line,
+            ..NamedFrame::default()
+        })
+    }
+
     #[test]
     fn a_stack_is_kept_once() {
         let mut catalog = Catalog::new();
-        let one = catalog.stack(&[1, 2]);
-        assert_eq!(catalog.stack(&[1, 2]), one);
-        assert_ne!(catalog.stack(&[2, 1]), one);
-        assert_eq!(catalog.addresses(one), [1, 2]);
+        let one = catalog.native_stack(&[1, 2]);
+        assert_eq!(catalog.native_stack(&[1, 2]), one);
+        assert_ne!(catalog.native_stack(&[2, 1]), one);
+        let frames: Vec<_> = catalog.frames(one).cloned().collect();
+        assert_eq!(frames, [Frame::instruction(1), Frame::return_address(2)]);
+        assert_eq!(catalog.stack(&frames), one);
         assert_eq!(catalog.stack_count(), 2);
+        // Each address is there as an instruction's and as a return address.
+        assert_eq!(catalog.frame_count(), 4);
+    }
+
+    #[test]
+    fn native_and_named_frames_mix() {
+        let mut catalog = Catalog::new();
+        let stack = [named(3), Frame::instruction(1), named(4), named(3)];
+        let id = catalog.stack(&stack);
+        // Equal ones that were made by themselves are the same.
+        let again = [named(3), Frame::instruction(1), named(4), named(3)];
+        assert_eq!(catalog.stack(&again), id);
+        assert_eq!(catalog.frames(id).cloned().collect::<Vec<_>>(), stack);
+        assert_eq!((catalog.frame_count(), catalog.stack_count()), (3, 1));
+        let ids = catalog.frame_ids(id);
+        assert_eq!(ids[0], ids[3]);
+        let other = catalog.stack(&stack[1..]);
+        assert_ne!(other, id);
+        assert_eq!(catalog.frame_ids(other), &catalog.frame_ids(id)[1..]);
     }
 }

@@ -12,7 +12,7 @@
 //! (`otelctx-symbolize`), aggregating and writing (`otelctx-profile`).
 //!
 //! ```
-//! use otelctx_sample::{Catalog, Event, Found, ProcessFacts, Sample};
+//! use otelctx_sample::{Catalog, Event, Found, Frame, FrameKind, NamedFrame, ProcessFacts, Sample};
 //!
 //! let mut catalog = Catalog::new();
 //! let process = catalog.add_process(ProcessFacts { pid: 4711, ..ProcessFacts::default() });
@@ -23,18 +23,32 @@
 //!     thread,
 //!     event: Event::OnCpu,
 //!     found: Found::Detached,
-//!     user_stack: catalog.stack(&[0x55d0_0000_1000]),
+//!     // The innermost frame is Python's, and the interpreter below it is native.
+//!     user_stack: catalog.stack(&[
+//!         Frame::from(NamedFrame {
+//!             kind: FrameKind::CPYTHON,
+//!             function: "checkout".into(),
+//!             file: "/srv/shop.py".into(),
+//!             line: 42,
+//!             ..NamedFrame::default()
+//!         }),
+//!         Frame::return_address(0x55d0_0000_1000),
+//!     ]),
 //!     kernel_stack: catalog.stack(&[]),
 //! };
 //! assert_eq!(catalog.process(catalog.thread_facts(sample.thread).process).pid, 4711);
 //! ```
 
 mod catalog;
+mod frame;
 mod outcome;
 mod process;
 mod sample;
 
-pub use catalog::{Catalog, ContextId, ModuleId, ProcessId, StackId, ThreadFacts, ThreadId};
+pub use catalog::{
+    Catalog, ContextId, FrameId, ModuleId, ProcessId, StackId, ThreadFacts, ThreadId,
+};
+pub use frame::{Frame, FrameKind, NamedFrame};
 pub use otelctx_format as format;
 pub use outcome::{Found, ReadStep};
 pub use process::{Mapping, Module, ProcessFacts};

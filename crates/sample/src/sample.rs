@@ -15,9 +15,9 @@ pub struct Sample {
     pub event: Event,
     /// Its context.
     pub found: Found,
-    /// Addresses in the process, innermost first: the instruction pointer, then return addresses.
+    /// The frames in the process, innermost first.
     pub user_stack: StackId,
-    /// Addresses in the kernel, likewise; empty if the thread was in user mode.
+    /// The frames in the kernel, likewise; empty if the thread was in user mode.
     pub kernel_stack: StackId,
 }
 

@@ -35,8 +35,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
     for sample in &samples {
         let thread = catalog.thread_facts(sample.thread);
-        let depth = catalog.addresses(sample.user_stack).len();
-        let kernel = catalog.addresses(sample.kernel_stack).len();
+        let depth = catalog.frame_ids(sample.user_stack).len();
+        let kernel = catalog.frame_ids(sample.kernel_stack).len();
         print!("{} {} {}+{}", thread.tid, thread.name, depth, kernel);
         match sample.found {
             Found::Attached(id) => {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
-use otelctx_sample::{Catalog, Counts, Event, Found, ReadStep, Sample};
+use otelctx_sample::{Catalog, Counts, Event, Found, Frame, ReadStep, Sample};
 use reader::SharedModules;
 
 use crate::process::{Known, Modules, Publishing};
@@ -45,8 +45,8 @@ pub(crate) struct Look<'a> {
     pub(crate) tid: u32,
     pub(crate) comm: &'a str,
     pub(crate) context: Found<Record<'a>>,
-    pub(crate) user_stack: &'a [u64],
-    pub(crate) kernel_stack: &'a [u64],
+    pub(crate) user_stack: &'a [Frame],
+    pub(crate) kernel_stack: &'a [Frame],
 }
 
 /// An attached record.
@@ -197,7 +197,7 @@ impl Processes {
         known.sampled();
         let found = found(known, look.context, &mut self.counts, catalog);
         self.counts.add(found);
-        let addresses = look.user_stack.iter().copied();
+        let addresses = look.user_stack.iter().filter_map(Frame::address);
         known.explain(catalog, addresses, &mut self.modules);
         Sample {
             time: look.time,

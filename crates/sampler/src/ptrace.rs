@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::format::record::Context;
-use otelctx_sample::{Catalog, Counts, Found, Sample};
+use otelctx_sample::{Catalog, Counts, Found, Frame, Sample};
 use reader::remote::process::processes;
 use reader::remote::stop::{on_own_thread, resume_late};
 use reader::remote::{Error as RemoteError, Memory, ProcessMemory, Stopped};
@@ -68,7 +68,7 @@ struct Owned {
     tid: u32,
     comm: String,
     context: Found<Context>,
-    stack: Vec<u64>,
+    stack: Vec<Frame>,
 }
 
 impl Recorder {
@@ -451,9 +451,9 @@ fn is_gone(memory: &ProcessMemory) -> bool {
 
 /// The stack by frame pointers: each frame begins with its caller's frame pointer, and the return
 /// address lies behind it (x86-64 and aarch64 alike).
-fn walk(stopped: &Stopped, memory: &ProcessMemory) -> Vec<u64> {
+fn walk(stopped: &Stopped, memory: &ProcessMemory) -> Vec<Frame> {
     let registers = stopped.registers();
-    let mut stack = vec![registers.instruction_pointer()];
+    let mut stack = vec![Frame::instruction(registers.instruction_pointer())];
     let mut frame = registers.frame_pointer();
     // Stacks grow down: a caller's frame lies above.
     let mut lowest = registers.stack_pointer();
@@ -468,7 +468,7 @@ fn walk(stopped: &Stopped, memory: &ProcessMemory) -> Vec<u64> {
         if address == 0 {
             break;
         }
-        stack.push(address);
+        stack.push(Frame::return_address(address));
         lowest = frame + 16;
         frame = next;
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::sampled::Sampled;
-use otelctx_sampler::sample::{Catalog, Found, Sample};
+use otelctx_sampler::sample::{Catalog, Found, Frame, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Whatever is to happen has happened by then, on the slowest machine.
@@ -96,8 +96,9 @@ impl Recording {
                 let service = ("service.name".to_owned(), "fixture".into());
                 assert_eq!(process.resource, [service]);
                 assert!(process.published);
-                let stack = catalog.addresses(sample.user_stack);
-                assert!(process.mapping_at(stack[0], sample.time).is_some());
+                let innermost = catalog.frames(sample.user_stack).next();
+                let address = innermost.and_then(Frame::address).unwrap();
+                assert!(process.mapping_at(address, sample.time).is_some());
                 true
             });
         }

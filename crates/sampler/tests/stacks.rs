@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::sampled::Sampled;
-use otelctx_sampler::sample::{Catalog, Counts, Sample};
+use otelctx_sampler::sample::{Catalog, Counts, Frame, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Whatever is to happen has happened by then, on the slowest machine.
@@ -40,9 +40,11 @@ fn look(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Count
         for sample in samples.drain(..) {
             // The first one only waits for its input. The stack of one that was in the kernel is
             // walked by that, which minds no alignment.
-            let was_in_kernel = !catalog.addresses(sample.kernel_stack).is_empty();
+            let was_in_kernel = !catalog.frame_ids(sample.kernel_stack).is_empty();
             if catalog.thread_facts(sample.thread).tid != target.pid() && !was_in_kernel {
-                at(catalog.addresses(sample.user_stack));
+                let frames = catalog.frames(sample.user_stack);
+                let addresses: Vec<u64> = frames.filter_map(Frame::address).collect();
+                at(&addresses);
                 looked_at += 1;
             }
         }

@@ -59,7 +59,7 @@ fn located(path: &Path, addresses: &[u64], symbols: &mut Symbols) -> (Profile, V
         ..ProcessFacts::default()
     });
     let thread = catalog.thread(process, 1, "t");
-    let empty = catalog.stack(&[]);
+    let empty = catalog.native_stack(&[]);
     // In code, offsets in the file and addresses are the same for this program; each as the first
     // of a stack of its own, where it is not taken for a return address.
     let samples = addresses.iter().enumerate().map(|(time, address)| Sample {
@@ -68,7 +68,7 @@ fn located(path: &Path, addresses: &[u64], symbols: &mut Symbols) -> (Profile, V
         thread,
         event: Event::OnCpu,
         found: Found::NotPublished,
-        user_stack: catalog.stack(&[0x1000_0000 + address]),
+        user_stack: catalog.native_stack(&[0x1000_0000 + address]),
         kernel_stack: empty,
     });
     let samples = samples.collect();
@@ -240,8 +240,8 @@ fn the_kernels_functions_are_those_of_kallsyms() {
         thread,
         event: Event::OnCpu,
         found: Found::NotPublished,
-        user_stack: catalog.stack(&[]),
-        kernel_stack: catalog.stack(&[address + 4]),
+        user_stack: catalog.native_stack(&[]),
+        kernel_stack: catalog.native_stack(&[address + 4]),
     };
     let recording = Recording {
         catalog,

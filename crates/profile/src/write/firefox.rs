@@ -7,7 +7,7 @@ use std::time::Duration;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use fxprof_processed_profile as fx;
-use otelctx_sample::{ContextId, ThreadId};
+use otelctx_sample::{ContextId, FrameKind, ThreadId};
 
 use super::folded::each_frame;
 use crate::attributes::{attribute, attributes};
@@ -31,11 +31,7 @@ fn convert(profile: &Profile, options: &Options) -> fx::Profile {
     let interval = fx::SamplingInterval::from_nanos(profile.period().get());
     let mut out = fx::Profile::new(&super::subject(profile), reference, interval);
     out.set_symbolicated(true);
-    let categories = Categories {
-        user: out.add_category("User", fx::CategoryColor::Yellow),
-        kernel: out.add_category("Kernel", fx::CategoryColor::Orange),
-        span: out.add_category("Span", fx::CategoryColor::Blue),
-    };
+    let categories = Categories::new(&mut out, profile);
     let mut threads: Vec<(ThreadId, Vec<Look<'_>>)> = Vec::new();
     for group in profile.groups().filter(|group| group.kind == Kind::OnCpu) {
         if threads
@@ -81,6 +77,38 @@ struct Categories {
     user: fx::CategoryHandle,
     kernel: fx::CategoryHandle,
     span: fx::CategoryHandle,
+    /// Of frames that a runtime has named, by what executes them.
+    runtimes: HashMap<FrameKind, fx::CategoryHandle>,
+}
+
+impl Categories {
+    fn new(out: &mut fx::Profile, profile: &Profile) -> Self {
+        let user = out.add_category("User", fx::CategoryColor::Yellow);
+        let kernel = out.add_category("Kernel", fx::CategoryColor::Orange);
+        let span = out.add_category("Span", fx::CategoryColor::Blue);
+        let mut runtimes = HashMap::new();
+        for location in profile.locations() {
+            if let Place::Runtime(kind) = location.place {
+                runtimes
+                    .entry(kind)
+                    .or_insert_with(|| out.add_category(kind.name(), fx::CategoryColor::Green));
+            }
+        }
+        Self {
+            user,
+            kernel,
+            span,
+            runtimes,
+        }
+    }
+
+    fn of(&self, place: Place) -> fx::CategoryHandle {
+        match place {
+            Place::Kernel => self.kernel,
+            Place::Mapped(_) | Place::Unknown => self.user,
+            Place::Runtime(kind) => self.runtimes[&kind],
+        }
+    }
 }
 
 fn timestamp(profile: &Profile, time: u64) -> fx::Timestamp {
@@ -100,10 +128,7 @@ fn add_samples(
             let mut frames = Vec::new();
             for &index in look.stack.iter().rev() {
                 let location = profile.location(index);
-                let category = match location.place {
-                    Place::Kernel => categories.kernel,
-                    Place::Mapped(_) | Place::Unknown => categories.user,
-                };
+                let category = categories.of(location.place);
                 each_frame(profile, location, |name| {
                     frames.push(fx::FrameInfo {
                         frame: fx::Frame::Label(out.intern_string(name)),

@@ -234,7 +234,7 @@ fn write_locations(profile: &Profile, strings: &mut Strings, out: &mut Out<'_>) 
     let mut functions: HashMap<Function, u64, RandomState> = HashMap::default();
     for (index, location) in profile.locations().iter().enumerate() {
         let mut mapping_id = 0;
-        if location.place != Place::Unknown {
+        if !matches!(location.place, Place::Unknown | Place::Runtime(_)) {
             let id = mappings.len() as u64 + 1;
             let mapping = mappings
                 .entry(location.place)

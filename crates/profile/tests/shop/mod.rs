@@ -132,13 +132,13 @@ pub(crate) fn recording() -> Recording {
     ];
     let [cart, cart_flags, cart_2, pay, no_ids] =
         contexts.map(|context| Found::Attached(catalog.context(&context)));
-    let empty = catalog.stack(&[]);
-    let parse = catalog.stack(&[CODE + 0x180, CODE + 0x20]);
+    let empty = catalog.native_stack(&[]);
+    let parse = catalog.native_stack(&[CODE + 0x180, CODE + 0x20]);
     // The second address is the first of `serve`, behind a call at the end of `main`.
-    let serve = catalog.stack(&[CODE + 0x110, CODE + 0x100]);
-    let main = catalog.stack(&[CODE + 0x10]);
-    let unknown = catalog.stack(&[0x1234]);
-    let kernel = catalog.stack(&[0xffff_ffff_8100_0000]);
+    let serve = catalog.native_stack(&[CODE + 0x110, CODE + 0x100]);
+    let main = catalog.native_stack(&[CODE + 0x10]);
+    let unknown = catalog.native_stack(&[0x1234]);
+    let kernel = catalog.native_stack(&[0xffff_ffff_8100_0000]);
     let on = Event::OnCpu;
     let off = Event::OffCpu {
         nanoseconds: 7_000_000,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
-use otelctx_sample::{Catalog, Counts, Found, Sample};
+use otelctx_sample::{Catalog, Counts, Found, Frame, Sample};
 
 use super::abi::{self, EventHead, Target, flag, kind, part, step_outcome};
 use super::load::{Loaded, Lost};
@@ -32,8 +32,8 @@ pub(crate) struct Recorder {
     idle_surveys: u32,
     /// Processors that samples have come from since then.
     seen: HashSet<u32, RandomState>,
-    /// Addresses of one event's stacks, kept for the next.
-    stacks: [Vec<u64>; 2],
+    /// One event's stacks; the memory is reused for the next.
+    stacks: [Vec<Frame>; 2],
 }
 
 impl Recorder {
@@ -221,7 +221,7 @@ impl Recorder {
 /// Makes a sample of an event.
 fn sample(
     processes: &mut Processes,
-    [user_stack, kernel_stack]: &mut [Vec<u64>; 2],
+    [user_stack, kernel_stack]: &mut [Vec<Frame>; 2],
     head: &EventHead,
     parts: abi::Parts<'_>,
     catalog: &mut Catalog,
@@ -268,9 +268,12 @@ pub(super) fn name(comm: &[u8; 16]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(&comm[..end.unwrap_or(comm.len())])
 }
 
-fn read_stack(to: &mut Vec<u64>, bytes: &[u8]) {
-    let word = |word: &[u8]| u64::from_ne_bytes(word.try_into().expect("eight bytes"));
-    to.extend(bytes.chunks_exact(8).map(word));
+fn read_stack(to: &mut Vec<Frame>, bytes: &[u8]) {
+    let frame = |(depth, word): (usize, &[u8])| {
+        let address = u64::from_ne_bytes(word.try_into().expect("eight bytes"));
+        Frame::native(depth, address)
+    };
+    to.extend(bytes.chunks_exact(8).enumerate().map(frame));
 }
 
 #[cfg(test)]

@@ -13,6 +13,9 @@ use crate::output::attributes;
 /// Things of a kind that a catalog has before a new one is begun: 20,000 stacks of 127 frames take
 /// 20 MB.
 const MOST_OF_A_KIND: usize = 20_000;
+/// Distinct frames count as one of a kind per so many: 80,000 that a runtime has named take about
+/// 24 MB.
+const FRAMES_OF_A_STACK: usize = 4;
 /// Of the processes' resources, in bytes.
 const MOST_RESOURCES: usize = 16 << 20;
 /// The longest name that is kept of a process, in characters.
@@ -151,6 +154,7 @@ fn size(catalog: &Catalog) -> usize {
         catalog.threads().len(),
         catalog.contexts().len(),
         catalog.stack_count(),
+        catalog.frame_count() / FRAMES_OF_A_STACK,
         catalog.modules().len(),
     ];
     sizes.into_iter().max().unwrap_or(0)
@@ -255,11 +259,11 @@ mod tests {
         child.wait().unwrap();
         let filter = Filter::default();
         let mut feed = Feed::new(sampler.unwrap(), &filter, 0);
-        feed.catalog.stack(&[1]);
+        feed.catalog.native_stack(&[1]);
         let before = feed.catalog.stack_count();
         let fill = |catalog: &mut Catalog, most| {
             for address in 0..=most as u64 {
-                catalog.stack(&[address]);
+                catalog.native_stack(&[address]);
             }
         };
         feed.skip();
@@ -288,7 +292,7 @@ mod tests {
         });
         assert_eq!(size(&catalog), MOST_OF_A_KIND / 16);
         for address in 0..MOST_OF_A_KIND as u64 {
-            catalog.stack(&[address]);
+            catalog.native_stack(&[address]);
         }
         assert_eq!(size(&catalog), MOST_OF_A_KIND);
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use otelctx_profile::sample::{Catalog, Mapping, Module, ModuleId, ProcessFacts, ProcessId};
+use otelctx_profile::sample::{Catalog, Frame, Mapping, Module, ModuleId, ProcessFacts, ProcessId};
 use otelctx_profile::{Asked, Symbolizer};
 use otelctx_symbolize::Symbols;
 
@@ -103,19 +103,19 @@ impl Names {
             return Vec::new();
         }
         let process = catalog.thread_facts(stacks.thread).process;
-        let kernel = catalog.addresses(stacks.kernel).iter().enumerate();
-        let user = catalog.addresses(stacks.user).iter().enumerate();
-        let all = kernel
-            .map(|(depth, address)| (None, depth, *address))
-            .chain(user.map(|(depth, address)| (Some(process), depth, *address)));
-        all.take(most)
-            .map(|(process, depth, address)| {
-                // Behind a call, the call is meant.
-                self.name(
-                    catalog,
-                    process,
-                    address.saturating_sub(u64::from(depth > 0)),
-                )
+        let kernel = catalog.frames(stacks.kernel).map(|frame| (None, frame));
+        let user = catalog
+            .frames(stacks.user)
+            .map(|frame| (Some(process), frame));
+        kernel
+            .chain(user)
+            .take(most)
+            .map(|(process, frame)| match frame {
+                Frame::Named(named) => named.name().to_owned(),
+                Frame::Native { address, .. } => {
+                    let address = frame.lookup_address().unwrap_or(*address);
+                    self.name(catalog, process, address)
+                }
             })
             .collect()
     }
@@ -238,4 +238,37 @@ fn find(question: Question) -> Vec<(Spot, Option<String>)> {
         innermost.map(|function| function.name)
     });
     spots.into_iter().zip(names).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_profile::sample::{FrameKind, NamedFrame};
+
+    use super::*;
+
+    #[test]
+    fn a_frame_that_a_runtime_has_named_shows_that_name() {
+        let mut catalog = Catalog::new();
+        let process = catalog.add_process(ProcessFacts::default());
+        let checkout = NamedFrame {
+            kind: FrameKind::CPYTHON,
+            function: "checkout".into(),
+            qualified_name: "Shop.checkout".into(),
+            ..NamedFrame::default()
+        };
+        let stacks = Stacks {
+            catalog: 0,
+            thread: catalog.thread(process, 1, "main"),
+            user: catalog.stack(&[Frame::from(checkout), Frame::return_address(0x11)]),
+            kernel: catalog.stack(&[]),
+        };
+        let mut names = Names::new();
+        let leaf = Key::Function("Shop.checkout".into());
+        assert_eq!(names.leaf(&catalog, &stacks), leaf);
+        // Of memory in which nothing is mapped, the address of the call.
+        assert_eq!(
+            names.frames(&catalog, &stacks, 9),
+            ["Shop.checkout", "0x10"]
+        );
+    }
 }

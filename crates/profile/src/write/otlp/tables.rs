@@ -307,6 +307,7 @@ impl<'p> Tables<'p> {
         let frame_type = match location.place {
             Place::Kernel => "kernel",
             Place::Mapped(_) | Place::Unknown => "native",
+            Place::Runtime(kind) => kind.name(),
         };
         let lines = location.functions.iter().map(|function| {
             let entry = proto::Function {

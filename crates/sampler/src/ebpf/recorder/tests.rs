@@ -68,9 +68,8 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
                 panic!("{all:?}")
             };
             let words = |bytes: &[u8]| {
-                let mut words = Vec::new();
-                read_stack(&mut words, bytes);
-                words
+                let word = |word: &[u8]| u64::from_ne_bytes(word.try_into().unwrap());
+                bytes.chunks_exact(8).map(word).collect::<Vec<_>>()
             };
             for part in [first, second] {
                 assert_eq!((part.kind, part.outcome), (step(probe), step_outcome::DONE));
