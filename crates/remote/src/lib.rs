@@ -8,6 +8,8 @@
 //!   file; [`tls`], once a process) and computes its address for one thread;
 //! - says what else a file tells of it, for people ([`inspect`]);
 //! - reads the same out of a core file ([`core_file`]);
+//! - finds each thread's thread pointer, and reads a thread that sleeps, without stopping it
+//!   ([`threads`]);
 //! - stops a thread, hands out its registers, and leaves it as it was ([`stop`]).
 //!
 //! What it does not do: it runs no code in the target, writes no byte of its memory, and maps
@@ -27,6 +29,7 @@ pub mod module;
 mod permission;
 pub mod process;
 pub mod stop;
+pub mod threads;
 pub mod tls;
 
 pub use core_file::CoreFile;

@@ -17,6 +17,7 @@ use crate::arch::TlsRelocation;
 use crate::elf::{DynamicTable, Elf, ElfError, FoundSymbol, Segment, Source};
 use crate::libc::{CLibrary, glibc};
 use crate::memory::Image;
+use crate::threads;
 pub(crate) use cache::Facts;
 pub use cache::ModuleCache;
 use file::{Counted, MAX_COST};
@@ -57,6 +58,7 @@ pub struct Module {
     /// The C library that this module is.
     pub(crate) library: Option<CLibrary>,
     pub(crate) glibc: glibc::FileFacts,
+    pub(crate) threads: threads::FileFacts,
 }
 
 /// A PT_TLS segment.
@@ -248,6 +250,13 @@ impl Module {
             interpreter: elf.interpreter,
             library: CLibrary::recognise(&elf, soname.as_deref())?,
             glibc: glibc::FileFacts::read(&elf, soname.as_deref())?,
+            threads: match soname.as_deref() {
+                Some(glibc::SONAME) => threads::FileFacts::of_glibc(&elf)?,
+                None if !elf.interpreter && (elf.file_type() == elf::ET_EXEC || pie) => {
+                    threads::FileFacts::of_static_program(&elf)?
+                }
+                _ => threads::FileFacts::default(),
+            },
             soname,
             tls: elf.tls.map(|tls| TlsSegment {
                 address: tls.address,

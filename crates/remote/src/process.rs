@@ -364,7 +364,7 @@ impl Process {
     /// Such a task's entries belong to root (fs/proc/base.c, task_dump_owner), so that its own user
     /// is refused with EACCES as if there were no right. The next moment another thread may have
     /// executed a program and taken the id over.
-    fn open_entry(&self, entry: &str) -> io::Result<File> {
+    pub(crate) fn open_entry(&self, entry: &str) -> io::Result<File> {
         let open = || self.open_path(Path::new(entry), OFlag::O_RDONLY);
         let mut file = open();
         for _ in 0..2 {

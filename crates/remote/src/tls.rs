@@ -17,6 +17,7 @@ use crate::loaded::{self, Loaded};
 pub use crate::loaded::{AddressSpace, Within};
 pub use crate::module::Access;
 use crate::module::Symbol;
+use crate::threads::ThreadLists;
 use crate::{Error, Memory, ModuleCache};
 use definition::{Definition, bind, definition};
 
@@ -77,6 +78,10 @@ pub struct Resolution {
     pub bound_elsewhere: Vec<OsString>,
     /// Modules that could not be read, or define something else under the name, with the reason.
     pub unreadable: Vec<(OsString, String)>,
+    /// A module defines the variable, and its place is not known: unreadable, or not bound yet.
+    pub unplaced: bool,
+    /// Where the process keeps its list of threads.
+    pub threads: ThreadLists,
 }
 
 /// Looks for the thread-local variable `name`, 8 bytes, in all modules of the process.
@@ -97,6 +102,7 @@ pub fn resolve(
     let tls_modules = glibc_tls_modules(memory, &loaded, &mut unreadable);
 
     let mut left_out = 0;
+    let mut unplaced = false;
     let mut definitions = Vec::new();
     for loaded in &loaded {
         let Some((offset, size)) = loaded.module.symbol.definition() else {
@@ -112,7 +118,10 @@ pub fn resolve(
         }
         match definition(loaded, (offset, size), space.machine(), &tls_modules) {
             Ok(definition) => definitions.push(definition),
-            Err(reason) => unreadable.push((loaded.name.clone(), reason)),
+            Err(reason) => {
+                unplaced = true;
+                unreadable.push((loaded.name.clone(), reason));
+            }
         }
     }
     let mut slots = 0;
@@ -138,6 +147,8 @@ pub fn resolve(
 
     let mut resolution = Resolution {
         unreadable,
+        unplaced,
+        threads: ThreadLists::of(&loaded, space.machine()),
         ..Resolution::default()
     };
     let (used, unused): (Vec<_>, Vec<_>) = definitions
@@ -151,7 +162,10 @@ pub fn resolve(
         }
         match variable(&definition, library) {
             Ok(variable) => resolution.variables.push(variable),
-            Err(reason) => resolution.unreadable.push((name, reason.to_string())),
+            Err(reason) => {
+                resolution.unplaced = true;
+                resolution.unreadable.push((name, reason.to_string()));
+            }
         }
     }
     Ok(resolution)

@@ -39,6 +39,7 @@ fn library(access: Access) -> Loaded {
         jump_relocations: (0x600, 0x660),
         library: None,
         glibc: FileFacts::default(),
+        threads: crate::threads::FileFacts::default(),
     };
     Loaded {
         module: Arc::new(module),

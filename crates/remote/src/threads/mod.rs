@@ -1,0 +1,19 @@
+//! The threads of a process, read without stopping those that sleep.
+//!
+//! - [`ThreadFiles::read_asleep`] reads a thread's memory while the thread sleeps, and notices if it
+//!   ran meanwhile;
+//! - [`ThreadPointers`] finds each thread's thread pointer in the C library's own list of threads;
+//! - [`Call`] is the system call that a thread sleeps in, and whether it has a time-out that a stop
+//!   would lengthen.
+
+mod call;
+mod control_block;
+mod pointers;
+mod scan;
+mod sleep;
+
+pub use call::Call;
+pub(crate) use control_block::FileFacts;
+pub use control_block::ThreadLists;
+pub use pointers::{ThreadPointer, ThreadPointers};
+pub use sleep::{Protocol, ThreadFiles, max_kept};

@@ -1,0 +1,301 @@
+//! Thread pointers from the C library's list of threads: no thread is stopped for them.
+
+use std::collections::HashMap;
+
+use super::control_block::{ThreadLayout, ThreadLists};
+use super::scan;
+use crate::arch::Machine;
+use crate::loaded::AddressSpace;
+use crate::{Memory, MemoryError};
+
+/// Bytes around the head of one of glibc's lists in which the other head is looked for, in a static
+/// program without symbols.
+const HEADS_APART: u64 = 512;
+
+/// A thread's thread pointer, and where its control block has the thread's id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadPointer {
+    /// fs base on x86-64, TPIDR_EL0 on aarch64.
+    pub address: u64,
+    /// Address of the id, in 32 bits.
+    tid_at: u64,
+}
+
+impl ThreadPointer {
+    /// Whether the control block is that of thread `tid`, as the process's own PID namespace counts.
+    /// To be asked each time the thread pointer is used, while the thread sleeps or stands still: a
+    /// thread that exits gives its block to the next one.
+    pub fn is_of(&self, memory: &dyn Memory, tid: i32) -> bool {
+        memory.read_u32(self.tid_at) == Ok(tid as u32)
+    }
+
+    /// Address of the id that [`Self::is_of`] compares, for those who read it together with the
+    /// memory around it.
+    pub fn tid_address(&self) -> u64 {
+        self.tid_at
+    }
+}
+
+/// The thread pointers of a process, by thread id as the process's own PID namespace counts.
+#[derive(Debug, Clone, Default)]
+pub struct ThreadPointers {
+    known: HashMap<i32, ThreadPointer>,
+    shape: Option<Shape>,
+}
+
+/// What a thread pointer leads to.
+#[derive(Debug, Clone, Copy)]
+enum Shape {
+    /// With the distance from the thread pointer down to the `struct pthread`.
+    Glibc(ThreadLayout, u64),
+    Musl,
+}
+
+impl ThreadPointers {
+    /// Walks the lists. `leader` is the id of the process's first thread, which a scan looks for where
+    /// nothing leads to the lists. `threads` is how many threads there are about: the walk ends some
+    /// way above.
+    ///
+    /// The process runs meanwhile and may change its lists. The walk ends where one does not hold
+    /// together, and threads may be missing then. Threads that clone(2) made without the C library
+    /// are in no list.
+    pub fn find(
+        lists: &ThreadLists,
+        space: &dyn AddressSpace,
+        memory: &dyn Memory,
+        leader: i32,
+        threads: usize,
+    ) -> Self {
+        let mut walk = Walk {
+            memory,
+            found: Self::default(),
+            left: threads.saturating_mul(2).saturating_add(64),
+        };
+        let is_x86_64 = lists.machine == Some(Machine::X86_64);
+        match lists.layout {
+            Some(layout) if !lists.heads.is_empty() => {
+                let below = if is_x86_64 { 0 } else { layout.size };
+                walk.found.shape = Some(Shape::Glibc(layout, below));
+                for head in &lists.heads {
+                    walk.glibc(*head);
+                }
+            }
+            _ if is_x86_64 => match scan::find(lists, space, memory, leader as u32) {
+                Some((scan::Block::Glibc, block)) => {
+                    let layout = lists.layout.unwrap_or(ThreadLayout::X86_64);
+                    walk.found.shape = Some(Shape::Glibc(layout, 0));
+                    walk.glibc_from(block, &layout);
+                }
+                Some((scan::Block::Musl, block)) => {
+                    walk.found.shape = Some(Shape::Musl);
+                    walk.musl(block);
+                }
+                None => {}
+            },
+            _ => {}
+        }
+        walk.found
+    }
+
+    /// The thread pointer of a thread, by its id in the process's own PID namespace. What the id
+    /// belongs to may have changed: see [`ThreadPointer::is_of`].
+    pub fn get(&self, tid: i32) -> Option<ThreadPointer> {
+        self.known.get(&tid).copied()
+    }
+
+    /// Forgets a thread: its control block is another's by now.
+    pub fn forget(&mut self, tid: i32) {
+        self.known.remove(&tid);
+    }
+
+    /// Adds a thread whose thread pointer a stop told.
+    pub fn add(&mut self, tid: i32, pointer: ThreadPointer) {
+        self.known.insert(tid, pointer);
+    }
+
+    /// How many threads were found.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether no thread was found.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// What [`ThreadPointer::is_of`] needs of a thread pointer that a stop told; `None` if the control
+    /// blocks of this process are not known.
+    pub fn at(&self, address: u64) -> Option<ThreadPointer> {
+        let tid_at = match self.shape? {
+            Shape::Glibc(layout, below) => address.wrapping_sub(below).wrapping_add(layout.tid),
+            Shape::Musl => address.wrapping_add(musl::TID),
+        };
+        Some(ThreadPointer { address, tid_at })
+    }
+}
+
+struct Walk<'m> {
+    memory: &'m dyn Memory,
+    found: ThreadPointers,
+    /// Nodes that may still be visited.
+    left: usize,
+}
+
+/// A node of glibc's lists.
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    next: u64,
+    previous: u64,
+}
+
+impl Walk<'_> {
+    fn add(&mut self, address: u64, tid: u32) {
+        if let (Some(pointer), Ok(tid @ 1..)) = (self.found.at(address), i32::try_from(tid)) {
+            self.found.known.insert(tid, pointer);
+        }
+    }
+
+    /// Walks a ring from its head, which is in no control block.
+    fn glibc(&mut self, head: u64) {
+        let Ok(first) = self.node(head) else {
+            return;
+        };
+        let (mut before, mut at) = (head, first.next);
+        while at != head && self.left > 0 {
+            self.left -= 1;
+            match self.glibc_thread(at) {
+                // A list that is being changed.
+                Ok(node) if node.previous == before => (before, at) = (at, node.next),
+                _ => break,
+            }
+        }
+    }
+
+    /// Walks the ring that a control block is in, and the other one, whose head lies near.
+    fn glibc_from(&mut self, block: u64, layout: &ThreadLayout) {
+        let start = block.wrapping_add(layout.list);
+        let mut at = start;
+        let mut head = None;
+        while self.left > 0 {
+            self.left -= 1;
+            if self.is_block(at.wrapping_sub(layout.list)) {
+                let _ = self.glibc_thread(at);
+            } else {
+                head = Some(at);
+            }
+            match self.node(at) {
+                Ok(node) if node.next != start => at = node.next,
+                _ => break,
+            }
+        }
+        let Some(head) = head else { return };
+        let start = head.saturating_sub(HEADS_APART);
+        for other in (start..head.saturating_add(HEADS_APART)).step_by(8) {
+            let is_head = |node: Node| {
+                let back = self
+                    .node(node.next)
+                    .is_ok_and(|next| next.previous == other);
+                back && self.is_block(node.next.wrapping_sub(layout.list))
+            };
+            if other != head && self.node(other).is_ok_and(is_head) {
+                self.glibc(other);
+            }
+        }
+    }
+
+    /// Whether a `struct pthread` is there, on x86-64: it points at itself twice.
+    fn is_block(&self, address: u64) -> bool {
+        let is_own = |offset| self.memory.read_u64(address.wrapping_add(offset)) == Ok(address);
+        is_own(0) && is_own(16)
+    }
+
+    fn node(&self, at: u64) -> Result<Node, MemoryError> {
+        let mut words = [0; 16];
+        self.memory.read(at, &mut words)?;
+        let [next, previous] = halves(words);
+        Ok(Node { next, previous })
+    }
+
+    /// Adds the thread whose node is there.
+    fn glibc_thread(&mut self, at: u64) -> Result<Node, MemoryError> {
+        let Some(Shape::Glibc(layout, below)) = self.found.shape else {
+            return self.node(at);
+        };
+        let block = at.wrapping_sub(layout.list);
+        // The id follows the node in every glibc so far: one read tells all.
+        let (node, tid) = if layout.tid == layout.list + 16 {
+            let mut bytes = [0; 20];
+            self.memory.read(at, &mut bytes)?;
+            let (words, tid) = bytes.split_at(16);
+            let [next, previous] = halves(words.try_into().expect("16 bytes"));
+            let tid = u32::from_ne_bytes(tid.try_into().expect("4 bytes"));
+            (Node { next, previous }, tid)
+        } else {
+            let tid = self.memory.read_u32(block.wrapping_add(layout.tid))?;
+            (self.node(at)?, tid)
+        };
+        // aarch64 keeps no pointer to itself in there.
+        let is_own = below != 0 || self.memory.read_u64(block.wrapping_add(16))? == block;
+        if is_own {
+            self.add(block.wrapping_add(below), tid);
+        }
+        Ok(node)
+    }
+
+    fn musl(&mut self, start: u64) {
+        let mut at = start;
+        while self.left > 0 {
+            self.left -= 1;
+            let Some(block) = musl::Block::read(self.memory, at) else {
+                break;
+            };
+            self.add(at, block.tid);
+            let before = at;
+            at = block.next;
+            let is_linked =
+                musl::Block::read(self.memory, at).is_some_and(|block| block.previous == before);
+            if at == start || !is_linked {
+                break;
+            }
+        }
+    }
+}
+
+fn halves(bytes: [u8; 16]) -> [u64; 2] {
+    let (first, second) = bytes.split_at(8);
+    [first, second].map(|half| u64::from_ne_bytes(half.try_into().expect("8 bytes")))
+}
+
+/// musl's `struct pthread` on x86-64 (`src/internal/pthread_impl.h`): self, dtv, prev, next, sysinfo,
+/// canary, tid. All threads form one ring.
+pub(super) mod musl {
+    use crate::Memory;
+
+    /// Offset of the id, in bytes.
+    pub(in crate::threads) const TID: u64 = 48;
+
+    /// What of a control block is used.
+    pub(in crate::threads) struct Block {
+        pub(in crate::threads) previous: u64,
+        pub(in crate::threads) next: u64,
+        pub(in crate::threads) tid: u32,
+    }
+
+    impl Block {
+        /// `None` if there is none: its first word is its own address.
+        pub(in crate::threads) fn read(memory: &dyn Memory, address: u64) -> Option<Self> {
+            let mut bytes = [0; TID as usize + 4];
+            memory.read(address, &mut bytes).ok()?;
+            let word = |at: usize| Some(u64::from_ne_bytes(bytes[at..at + 8].try_into().ok()?));
+            (word(0)? == address).then_some(())?;
+            Some(Self {
+                previous: word(16)?,
+                next: word(24)?,
+                tid: u32::from_ne_bytes(bytes[TID as usize..].try_into().ok()?),
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+use std::cell::Cell;
+
+use super::*;
+use crate::libc::CLibrary;
+use crate::mappings::{Mapping, Walk as MappingWalk};
+use crate::memory::Image;
+use crate::{Device, Error};
+
+/// An address space without mappings, of which nothing but memory is asked.
+struct Nothing;
+
+impl AddressSpace for Nothing {
+    fn mappings(
+        &self,
+        _: &mut dyn FnMut(&Mapping<'_>) -> std::ops::ControlFlow<()>,
+    ) -> Result<MappingWalk, Error> {
+        Ok(MappingWalk::default())
+    }
+    fn mapped_file(
+        &self,
+        _: (u64, u64),
+        _: &[u8],
+        _: Device,
+        _: u64,
+    ) -> Result<std::fs::File, Option<String>> {
+        Err(None)
+    }
+    fn machine(&self) -> Machine {
+        Machine::X86_64
+    }
+    fn name(&self) -> std::ffi::OsString {
+        "nothing".into()
+    }
+}
+
+/// Memory that counts its reads.
+struct Counting(Image, Cell<usize>);
+
+impl Memory for Counting {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.1.set(self.1.get() + 1);
+        self.0.read(address, buffer)
+    }
+}
+
+/// Not glibc's numbers: they are what a libc.so says.
+const LAYOUT: ThreadLayout = ThreadLayout {
+    list: 0x40,
+    tid: 0x50,
+    size: 0x100,
+};
+const HEAD: u64 = 0x1000;
+
+fn lists(machine: Machine) -> ThreadLists {
+    ThreadLists {
+        machine: Some(machine),
+        library: Some(CLibrary::Glibc),
+        layout: Some(LAYOUT),
+        heads: vec![HEAD],
+        library_range: None,
+    }
+}
+
+/// A ring of control blocks, each with its id.
+fn ring(blocks: &[(u64, u32)]) -> Image {
+    let mut image = Image::new();
+    let mut nodes = vec![HEAD];
+    nodes.extend(blocks.iter().map(|(block, _)| block + LAYOUT.list));
+    let count = nodes.len();
+    for (index, node) in nodes.iter().enumerate() {
+        let (next, previous) = (
+            nodes[(index + 1) % count],
+            nodes[(index + count - 1) % count],
+        );
+        image.map_u64(*node, &[next, previous]);
+    }
+    for (block, tid) in blocks {
+        image.map_u64(*block, &[*block, 0, *block]);
+        image.map(block + LAYOUT.tid, tid.to_ne_bytes());
+    }
+    image
+}
+
+fn find(lists: &ThreadLists, image: Image, threads: usize) -> (ThreadPointers, usize) {
+    let memory = Counting(image, Cell::new(0));
+    let found = ThreadPointers::find(lists, &Nothing, &memory, 7, threads);
+    (found, memory.1.get())
+}
+
+fn known(pointers: &ThreadPointers) -> Vec<(i32, u64)> {
+    let mut known: Vec<_> = pointers
+        .known
+        .iter()
+        .map(|(tid, it)| (*tid, it.address))
+        .collect();
+    known.sort_unstable();
+    known
+}
+
+#[test]
+fn a_ring_leads_to_each_thread() {
+    let blocks = [(0x8000, 7), (0x9000, 8), (0xa000, 9)];
+    let (found, _) = find(&lists(Machine::X86_64), ring(&blocks), 3);
+    assert_eq!(known(&found), [(7, 0x8000), (8, 0x9000), (9, 0xa000)]);
+    // On aarch64 the thread pointer is the end of the structure.
+    let (found, _) = find(&lists(Machine::Aarch64), ring(&blocks), 3);
+    assert_eq!(known(&found), [(7, 0x8100), (8, 0x9100), (9, 0xa100)]);
+    let pointer = found.get(8).unwrap();
+    assert_eq!(pointer.tid_address(), 0x9050);
+    let memory = ring(&blocks);
+    assert!(pointer.is_of(&memory, 8) && !pointer.is_of(&memory, 7));
+}
+
+#[test]
+fn a_thread_that_has_ended_and_what_is_no_control_block_are_left_out() {
+    let mut image = ring(&[(0x8000, 7), (0x9000, 0), (0xa000, u32::MAX), (0xb000, 9)]);
+    // It points at itself only once.
+    image.map_u64(0xb010, &[0x8000]);
+    let (found, _) = find(&lists(Machine::X86_64), image, 4);
+    assert_eq!(known(&found), [(7, 0x8000)]);
+}
+
+/// A process may link its lists as it likes.
+#[test]
+fn a_list_that_does_not_hold_together_or_has_no_end() {
+    let blocks = [(0x8000, 7), (0x9000, 8), (0xa000, 9)];
+    // The second's next node does not lead back to it.
+    let mut image = ring(&blocks);
+    image.map_u64(0xa000 + LAYOUT.list + 8, &[0x8000 + LAYOUT.list]);
+    let (found, _) = find(&lists(Machine::X86_64), image, 3);
+    assert_eq!(known(&found)[..2], [(7, 0x8000), (8, 0x9000)]);
+    // It leads nowhere.
+    let mut image = ring(&blocks);
+    image.map_u64(0x8000 + LAYOUT.list, &[0xdead_0000, HEAD]);
+    assert_eq!(
+        known(&find(&lists(Machine::X86_64), image, 3).0),
+        [(7, 0x8000)]
+    );
+    // A node that is its own neighbour.
+    let mut image = ring(&blocks);
+    let node = 0x8000 + LAYOUT.list;
+    image.map_u64(node, &[node, HEAD]);
+    let (_, reads) = find(&lists(Machine::X86_64), image.clone(), 3);
+    assert!(reads < 10, "{reads}");
+    image
+        .map_u64(HEAD, &[node, node])
+        .map_u64(node, &[node, node]);
+    let (_, reads) = find(&lists(Machine::X86_64), image, 1000);
+    assert!(reads <= 1 + 2 * (2 * 1000 + 64), "{reads}");
+}
+
+#[test]
+fn no_head_is_mapped() {
+    let (found, _) = find(&lists(Machine::X86_64), Image::new(), 3);
+    assert!(found.is_empty());
+    assert_eq!(found.len(), 0);
+}

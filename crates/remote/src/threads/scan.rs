@@ -1,0 +1,122 @@
+//! Finding a control block by its pointers to itself, where no symbol leads to it.
+
+use std::ops::ControlFlow;
+
+use super::control_block::{ThreadLayout, ThreadLists};
+use super::pointers::musl;
+use crate::loaded::AddressSpace;
+use crate::{Memory, libc::CLibrary};
+
+/// Bytes scanned at most. The first thread's block lies in the C library's own data, in the data of a
+/// static program, or at the start of its heap.
+const MAX_SCANNED: u64 = 16 << 20;
+/// Bytes of one mapping scanned at most.
+const MAX_OF_MAPPING: u64 = 1 << 20;
+/// Mappings visited at most.
+const MAX_MAPPINGS: usize = 4096;
+/// Bytes read at a time.
+const CHUNK: usize = 64 << 10;
+/// Where one page of a chunk cannot be read, the others may be.
+const PAGE: usize = 4096;
+
+/// What kind of control block was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Block {
+    Glibc,
+    Musl,
+}
+
+/// Scans writable memory for the control block of the thread with this id, on x86-64: the first word
+/// of such a block is its own address.
+pub(super) fn find(
+    lists: &ThreadLists,
+    space: &dyn AddressSpace,
+    memory: &dyn Memory,
+    tid: u32,
+) -> Option<(Block, u64)> {
+    let mut scan = Scan {
+        library: lists.library,
+        memory,
+        tid,
+        left: MAX_SCANNED,
+        buffer: vec![0; CHUNK],
+    };
+    if let (Some((start, end)), Some(CLibrary::Musl)) = (lists.library_range, lists.library)
+        && let Some(found) = scan.range(start, end)
+    {
+        return Some(found);
+    }
+    let (mut found, mut visited) = (None, 0);
+    let walked = space.mappings(&mut |mapping| {
+        visited += 1;
+        let permissions = mapping.permissions;
+        if permissions.read && permissions.write && !permissions.shared {
+            found = scan.range(mapping.start, mapping.end);
+        }
+        match found.is_some() || scan.left == 0 || visited >= MAX_MAPPINGS {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    walked.ok().and(found)
+}
+
+struct Scan<'m> {
+    library: Option<CLibrary>,
+    memory: &'m dyn Memory,
+    tid: u32,
+    left: u64,
+    buffer: Vec<u8>,
+}
+
+impl Scan<'_> {
+    fn range(&mut self, start: u64, end: u64) -> Option<(Block, u64)> {
+        let end = end.min(start.saturating_add(MAX_OF_MAPPING));
+        let mut at = start;
+        while at < end && self.left > 0 {
+            let size = (end - at).min(CHUNK as u64) as usize;
+            self.left = self.left.saturating_sub(size as u64);
+            let found = match self.memory.read(at, &mut self.buffer[..size]) {
+                Ok(()) => self.words(at, size),
+                Err(_) => (0..size).step_by(PAGE).find_map(|skip| {
+                    let (at, size) = (at + skip as u64, PAGE.min(size - skip));
+                    self.memory.read(at, &mut self.buffer[..size]).ok()?;
+                    self.words(at, size)
+                }),
+            };
+            if found.is_some() {
+                return found;
+            }
+            at += size as u64;
+        }
+        None
+    }
+
+    /// Looks for a block in what was read from `start`.
+    fn words(&self, start: u64, size: usize) -> Option<(Block, u64)> {
+        let words = self.buffer[..size]
+            .chunks_exact(8)
+            .zip((start..).step_by(8));
+        words
+            .filter(|(word, address)| **word == address.to_ne_bytes())
+            .find_map(|(_, address)| Some((self.block(address)?, address)))
+    }
+
+    fn block(&self, address: u64) -> Option<Block> {
+        let is_glibc = || {
+            let at = |offset| address.wrapping_add(offset);
+            self.memory.read_u64(at(16)) == Ok(address)
+                && self.memory.read_u32(at(ThreadLayout::X86_64.tid)) == Ok(self.tid)
+        };
+        let is_musl = || {
+            let block = musl::Block::read(self.memory, address)?;
+            let next = musl::Block::read(self.memory, block.next)?;
+            (block.tid == self.tid && next.previous == address).then_some(())
+        };
+        if self.library != Some(CLibrary::Musl) && is_glibc() {
+            return Some(Block::Glibc);
+        }
+        let may_be_musl = self.library != Some(CLibrary::Glibc);
+        (may_be_musl && is_musl().is_some()).then_some(Block::Musl)
+    }
+}

@@ -1,0 +1,251 @@
+//! Reading memory while its thread sleeps, and proving that the thread slept all the time.
+//!
+//! That a thread is in state S with the same switch counters before and after is not enough: one
+//! that is about to sleep, finds its condition true and returns to user code does so without a
+//! switch. `/proc/PID/task/TID/syscall` closes that gap. The kernel answers it only for a thread that
+//! is off its CPU and off the run queue, and still is when the answer is complete
+//! (lib/syscall.c, `task_current_syscall`); otherwise it says `running`.
+//!
+//! A write that another thread, io_uring or another process makes to the memory is not noticed, as it
+//! is not during a stop of one thread.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use nix::libc;
+
+use super::call::Call;
+use crate::Process;
+
+/// Bytes of `schedstat`: three numbers of at most 20 digits.
+const SCHEDSTAT_SIZE: usize = 96;
+/// Bytes of `syscall`: a number and eight hexadecimal words of at most 19 characters.
+const SYSCALL_SIZE: usize = 256;
+/// Bytes of `status` at most; its line of groups has no other limit.
+const STATUS_SIZE: u64 = 64 * 1024;
+
+/// How a thread proves that it slept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// By the third number of `schedstat`, how often the thread was put on a CPU: read before
+    /// `syscall` and after the memory. It rises before the thread executes a user instruction.
+    /// Needs CONFIG_SCHED_INFO.
+    Schedstat,
+    /// By `syscall` and the context switches that `status` counts, both before and after the memory.
+    /// Works on every kernel and takes about three times as long.
+    Status,
+}
+
+/// A thread's files in `/proc`, kept open: once the thread has exited every read fails, also when
+/// its id has passed to another thread.
+#[derive(Debug)]
+pub struct ThreadFiles {
+    syscall: File,
+    schedstat: Option<File>,
+    status: Option<File>,
+}
+
+impl ThreadFiles {
+    /// Opens those that are needed: two, or three where the kernel keeps no `schedstat`. Reading
+    /// them takes the right to trace the process.
+    pub fn open(process: &Process, tid: i32) -> io::Result<Self> {
+        let open = |name: &str| process.open_entry(&format!("task/{tid}/{name}"));
+        let syscall = open("syscall")?;
+        let schedstat = open("schedstat").ok();
+        let status = match &schedstat {
+            // Zero: the kernel does not count.
+            Some(file) if times_run(file).is_ok_and(|times| times != 0) => None,
+            _ => Some(open("status")?),
+        };
+        Ok(Self {
+            syscall,
+            schedstat: schedstat.filter(|_| status.is_none()),
+            status,
+        })
+    }
+
+    /// Opens those that `protocol` needs, for tests of one protocol.
+    #[doc(hidden)]
+    pub fn open_for(process: &Process, tid: i32, protocol: Protocol) -> io::Result<Self> {
+        let open = |name: &str| process.open_entry(&format!("task/{tid}/{name}"));
+        let is_first = protocol == Protocol::Schedstat;
+        Ok(Self {
+            syscall: open("syscall")?,
+            schedstat: is_first.then(|| open("schedstat")).transpose()?,
+            status: (!is_first).then(|| open("status")).transpose()?,
+        })
+    }
+
+    /// Which protocol is used.
+    pub fn protocol(&self) -> Protocol {
+        match self.schedstat {
+            Some(_) => Protocol::Schedstat,
+            None => Protocol::Status,
+        }
+    }
+
+    /// Calls `read` while the thread sleeps. `None` if the thread ran before `read` was done: what
+    /// that read is worthless then.
+    ///
+    /// # Errors
+    /// When the thread has exited, or the right to trace it is missing.
+    pub fn read_asleep<T>(&self, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
+        match (&self.schedstat, &self.status) {
+            (Some(schedstat), _) => self.by_schedstat(schedstat, read),
+            (None, Some(status)) => self.by_status(status, read),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The system call that the thread sleeps in; `None` if it runs.
+    ///
+    /// # Errors
+    /// When the thread has exited, or the right to trace it is missing.
+    pub fn call(&self) -> io::Result<Option<Call>> {
+        let mut buffer = [0; SYSCALL_SIZE];
+        Ok(Call::parse(read_whole(&self.syscall, &mut buffer)?))
+    }
+
+    fn is_asleep(&self) -> io::Result<bool> {
+        let mut buffer = [0; SYSCALL_SIZE];
+        let text = read_whole(&self.syscall, &mut buffer)?;
+        // A number, or −1 outside of a system call.
+        Ok(text
+            .first()
+            .is_some_and(|byte| *byte == b'-' || byte.is_ascii_digit()))
+    }
+
+    /// The counter has to be read before the kernel says that the thread is off the run queue. The
+    /// other way round, a thread that runs between the two is not noticed.
+    fn by_schedstat<T>(&self, schedstat: &File, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
+        let before = times_run(schedstat)?;
+        if before == 0 || !self.is_asleep()? {
+            return Ok(None);
+        }
+        let result = read();
+        Ok((times_run(schedstat)? == before).then_some(result))
+    }
+
+    fn by_status<T>(&self, status: &File, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
+        let mut text = Vec::new();
+        if !self.is_asleep()? {
+            return Ok(None);
+        }
+        let before = switches(status, &mut text)?;
+        let result = read();
+        let is_same =
+            before.is_some() && self.is_asleep()? && switches(status, &mut text)? == before;
+        Ok(is_same.then_some(result))
+    }
+}
+
+/// How many threads' files a process may keep open: so many that they take half of what the soft limit
+/// allows (RLIMIT_NOFILE), at two files a thread.
+pub fn max_kept() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure lives through the call.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    match result {
+        0 => usize::try_from(limit.rlim_cur / 4).unwrap_or(usize::MAX),
+        _ => 0,
+    }
+}
+
+/// Reads a file of `/proc` that one read returns whole.
+fn read_whole<'b>(file: &File, buffer: &'b mut [u8]) -> io::Result<&'b [u8]> {
+    let size = file.read_at(buffer, 0)?;
+    Ok(&buffer[..size])
+}
+
+/// How often the thread was put on a CPU (kernel/sched/stats.h, `sched_info_arrive`).
+fn times_run(schedstat: &File) -> io::Result<u64> {
+    let mut buffer = [0; SCHEDSTAT_SIZE];
+    let text = read_whole(schedstat, &mut buffer)?;
+    let third = text.split(|byte| *byte == b' ' || *byte == b'\n').nth(2);
+    Ok(third.and_then(number).unwrap_or(0))
+}
+
+/// The sum of voluntary and other context switches of a thread that is off its CPU; `None` if it is
+/// not, or the kernel does not tell.
+fn switches(status: &File, text: &mut Vec<u8>) -> io::Result<Option<u64>> {
+    text.clear();
+    let mut chunk = [0; 4096];
+    while (text.len() as u64) < STATUS_SIZE {
+        match status.read_at(&mut chunk, text.len() as u64)? {
+            0 => break,
+            size => text.extend_from_slice(&chunk[..size]),
+        }
+    }
+    Ok(sum_of_switches(text))
+}
+
+fn sum_of_switches(status: &[u8]) -> Option<u64> {
+    let field = |name: &[u8]| {
+        let mut lines = status.split(|byte| *byte == b'\n');
+        lines
+            .find_map(|line| line.strip_prefix(name))
+            .map(<[u8]>::trim_ascii)
+    };
+    let is_running = field(b"State:")?.first()? == &b'R';
+    let voluntary = number(field(b"voluntary_ctxt_switches:")?)?;
+    let other = number(field(b"nonvoluntary_ctxt_switches:")?)?;
+    (!is_running).then(|| voluntary.wrapping_add(other))
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switches_of_a_thread_that_runs_do_not_count() {
+        let status = |state: &str| {
+            format!(
+                "Name:\tx\nState:\t{state}\nGroups:\t1 2\n\
+                 voluntary_ctxt_switches:\t40\nnonvoluntary_ctxt_switches:\t2\n"
+            )
+        };
+        let sum = |text: &str| sum_of_switches(text.as_bytes());
+        assert_eq!(sum(&status("S (sleeping)")), Some(42));
+        assert_eq!(sum(&status("D (disk sleep)")), Some(42));
+        assert_eq!(sum(&status("R (running)")), None);
+        assert_eq!(sum("State:\tS (sleeping)\n"), None);
+        assert_eq!(sum(""), None);
+    }
+
+    #[test]
+    fn a_thread_that_runs_is_not_read() {
+        let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: gettid takes nothing.
+                sender.send(unsafe { libc::gettid() }).unwrap();
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let tid = receiver.recv().unwrap();
+            for protocol in [Protocol::Schedstat, Protocol::Status] {
+                let Ok(files) = ThreadFiles::open_for(&process, tid, protocol) else {
+                    assert_eq!(protocol, Protocol::Schedstat, "the kernel does not count");
+                    continue;
+                };
+                assert_eq!(files.protocol(), protocol);
+                for _ in 0..100 {
+                    assert_eq!(files.read_asleep(|| 1).unwrap(), None, "{protocol:?}");
+                }
+                assert_eq!(files.call().unwrap(), None);
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    }
+}
