@@ -44,6 +44,16 @@ pub enum Error {
         /// The thread.
         tid: i32,
     },
+    /// The thread sleeps in a call with a time-out, and reading it takes a stop, after which the
+    /// time-out would begin anew: it was left alone.
+    #[error(
+        "thread {tid} was not stopped: it sleeps in a system call whose time-out would begin anew, and \
+         its thread pointer is not known without a stop"
+    )]
+    WouldLengthen {
+        /// The thread.
+        tid: i32,
+    },
     /// The thread's variable lies in memory that can't be read.
     #[error("thread {tid}: its variable in {module} can't be read: {source}")]
     Variable {
@@ -93,9 +103,10 @@ impl Error {
             } => return Found::NotPublished,
             Self::Unreadable { .. } => ReadStep::Access,
             Self::TooManyMappings { .. } => ReadStep::Resolve,
-            Self::Deadline { .. } | Self::NotStopped { .. } | Self::NoThreadPointer { .. } => {
-                ReadStep::Thread
-            }
+            Self::Deadline { .. }
+            | Self::NotStopped { .. }
+            | Self::WouldLengthen { .. }
+            | Self::NoThreadPointer { .. } => ReadStep::Thread,
             Self::Remote(_) => ReadStep::Memory,
             Self::Variable { .. } => ReadStep::Variable,
             Self::Record { .. } | Self::Pointer { .. } => ReadStep::Record,

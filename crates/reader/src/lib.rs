@@ -39,6 +39,7 @@ mod detected;
 mod error;
 mod process;
 mod process_context;
+mod sleeping;
 mod thread_context;
 
 pub use self::core::Core;
@@ -50,5 +51,5 @@ pub use otelctx_sample::{Found, ReadStep};
 pub use process::{Options, Poll, Process, SharedModules, Threads};
 pub use process_context::{Broken, ContextState, ProcessContext};
 pub use thread_context::{
-    SYMBOL, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
+    Reading, SYMBOL, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
 };

@@ -14,6 +14,7 @@ use remote::{Memory, MemoryError, ModuleCache, ProcessMemory, tls};
 
 pub use self::find::Poll;
 use crate::process_context::{Found, HeaderBytes, Polled};
+use crate::sleeping::SleepingThreads;
 use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport};
 use crate::{ContextState, Detected, Error};
 
@@ -76,6 +77,7 @@ pub struct Process {
     /// Addresses of contexts that could not be read, with their headers where those could be.
     broken: Vec<(u64, Option<HeaderBytes>)>,
     variables: Option<(Layout, Arc<tls::Resolution>)>,
+    sleeping: SleepingThreads,
 }
 
 /// Threads of a process: [`Process::threads_while`].
@@ -124,6 +126,7 @@ impl Process {
             found: None,
             broken: Vec::new(),
             variables: None,
+            sleeping: SleepingThreads::default(),
         })
     }
 
@@ -167,6 +170,7 @@ impl Process {
         };
         if self.memory.as_ref().is_none_or(gone) {
             self.variables = None;
+            self.sleeping.clear();
             self.memory = Some(self.target.memory()?);
         }
         // The line above filled it.
@@ -299,6 +303,9 @@ impl Process {
             threads.push(Thread::new(process, support.clone(), tid));
             ControlFlow::Continue(())
         })?;
+        process
+            .sleeping
+            .note_listed(threads.iter().map(Thread::tid));
         Ok(Threads {
             support,
             threads,
@@ -339,6 +346,11 @@ impl Process {
                 Err(error) => matches!(error, MemoryError::Gone { .. }),
             }
         })
+    }
+
+    /// What is known of its threads for reading them while they sleep.
+    pub(crate) fn sleeping(&self) -> &SleepingThreads {
+        &self.sleeping
     }
 
     pub(crate) fn open_memory(&self) -> Option<&ProcessMemory> {

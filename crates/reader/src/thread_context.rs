@@ -12,6 +12,7 @@ use otelctx_sample::Found;
 use remote::tls::{Resolution, TlsVariable};
 use remote::{Memory, MemoryError, Stopped};
 
+use crate::sleeping::Asleep;
 use crate::{Broken, ContextState, Error, Process};
 
 /// The thread-local variable that points at the record: 8 bytes, exported.
@@ -146,6 +147,16 @@ impl fmt::Display for Unreadable {
     }
 }
 
+/// One reading of a thread's context.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Reading {
+    /// What was found.
+    pub outcome: Result<Found<Context>, Error>,
+    /// Whether the thread was stopped for it.
+    pub stopped: bool,
+}
+
 /// A thread of a [`Process`].
 #[derive(Debug)]
 pub struct Thread<'p> {
@@ -187,15 +198,11 @@ impl<'p> Thread<'p> {
     /// Stops the thread until the result is dropped. ptrace binds it to the calling OS thread.
     ///
     /// # Errors
-    /// When it can't be stopped, or has no readable context.
+    /// When it can't be stopped. What the process publishes makes no difference.
     pub fn stop(&self) -> Result<StoppedThread<'_>, Error> {
-        let variables = self.variables()?;
         // Everything that can be done before the stop is done before it.
+        let record = self.buffer();
         let options = self.process.options();
-        let size = options
-            .max_record
-            .clamp(record::HEADER_SIZE, record::MAX_SIZE);
-        let record = vec![0; size];
         let timeout = match options.deadline {
             None => options.stop_timeout,
             Some(deadline) => {
@@ -212,19 +219,55 @@ impl<'p> Thread<'p> {
         let stopped = Stopped::stop(self.process.target(), self.tid, timeout)?;
         Ok(StoppedThread {
             thread: self,
-            variables,
             stopped,
             record,
         })
     }
 
-    /// Stops the thread, reads its context and lets it run again, some microseconds later.
+    /// Room for its record.
+    fn buffer(&self) -> Vec<u8> {
+        let size = self.process.options().max_record;
+        vec![0; size.clamp(record::HEADER_SIZE, record::MAX_SIZE)]
+    }
+
+    /// Reads its context. See [`Self::read`], which also says whether the thread was stopped.
     ///
     /// # Errors
     /// When it can't be stopped or read.
     pub fn context(&self) -> Result<Found<Context>, Error> {
+        self.read().outcome
+    }
+
+    /// Reads its context. A thread that sleeps is read without being stopped; one that runs is stopped
+    /// for some microseconds. So is a sleeping thread whose thread pointer cannot be found otherwise,
+    /// unless that would lengthen the time-out of the call that it sleeps in
+    /// ([`Error::WouldLengthen`]).
+    #[must_use]
+    pub fn read(&self) -> Reading {
+        let mut stopped = false;
+        let outcome = self.read_noting(&mut stopped);
+        Reading { outcome, stopped }
+    }
+
+    fn read_noting(&self, was_stopped: &mut bool) -> Result<Found<Context>, Error> {
+        let variables = self.variables()?;
+        let mut record = self.buffer();
+        let sleeping = self.process.sleeping();
+        match sleeping.read(self.process, variables, self.tid, &mut record) {
+            Asleep::Read(size) => {
+                return Ok(self.decode(variables, size?.map(|size| &record[..size])));
+            }
+            Asleep::Unknown(Some(call))
+                if call.is_lengthened_by_a_stop(self.process.target().pid()) =>
+            {
+                return Err(Error::WouldLengthen { tid: self.tid });
+            }
+            // A thread that ran a moment ago has not slept for long: its time-out, if it sleeps by
+            // now, has hardly begun.
+            Asleep::Ran | Asleep::Unknown(_) => {}
+        }
         for _ in 0..MAX_TRIES {
-            match self.stop_and_read() {
+            match self.stop_and_read(was_stopped) {
                 // A thread that still exists has not ended.
                 Err(Error::Remote(remote::Error::NoSuchThread { .. })) if self.is_there() => {}
                 outcome => return outcome,
@@ -233,16 +276,20 @@ impl<'p> Thread<'p> {
         Err(Error::NotStopped { tid: self.tid })
     }
 
-    fn stop_and_read(&self) -> Result<Found<Context>, Error> {
+    fn stop_and_read(&self, was_stopped: &mut bool) -> Result<Found<Context>, Error> {
+        let variables = self.variables()?;
         let mut stopped = self.stop()?;
-        let read = stopped.read();
+        *was_stopped = true;
+        let read = stopped.read(variables);
+        let thread_pointer = stopped.thread_pointer();
         let StoppedThread {
-            variables,
-            stopped,
-            record,
-            ..
+            stopped, record, ..
         } = stopped;
         stopped.resume()?;
+        if let Some(memory) = self.process.open_memory() {
+            let sleeping = self.process.sleeping();
+            sleeping.learn(memory, self.tid, thread_pointer);
+        }
         Ok(self.decode(variables, read?.map(|size| &record[..size])))
     }
 
@@ -274,7 +321,6 @@ impl<'p> Thread<'p> {
 #[derive(Debug)]
 pub struct StoppedThread<'t> {
     thread: &'t Thread<'t>,
-    variables: &'t ThreadVariables,
     stopped: Stopped,
     record: Vec<u8>,
 }
@@ -283,12 +329,13 @@ impl StoppedThread<'_> {
     /// The thread's context.
     ///
     /// # Errors
-    /// When its variable or record can't be read.
+    /// When its variable or record can't be read, or the process publishes none.
     pub fn context(&mut self) -> Result<Found<Context>, Error> {
-        let size = self.read()?;
+        let variables = self.thread.variables()?;
+        let size = self.read(variables)?;
         Ok(self
             .thread
-            .decode(self.variables, size.map(|size| &self.record[..size])))
+            .decode(variables, size.map(|size| &self.record[..size])))
     }
 
     /// The thread pointer: fs base on x86-64, `TPIDR_EL0` on aarch64.
@@ -303,13 +350,14 @@ impl StoppedThread<'_> {
         &self.stopped
     }
 
-    fn read(&mut self) -> Result<Option<usize>, Error> {
-        let Some(memory) = self.thread.process.open_memory() else {
-            return Ok(None);
-        };
+    fn read(&mut self, variables: &ThreadVariables) -> Result<Option<usize>, Error> {
+        let process = self.thread.process;
         let (tid, thread_pointer) = (self.thread.tid, self.stopped.thread_pointer());
-        self.variables
-            .read(memory, tid, thread_pointer, &mut self.record)
+        let record = &mut self.record[..];
+        match process.open_memory() {
+            Some(memory) => variables.read(memory, tid, thread_pointer, record),
+            None => variables.read(&process.target().memory()?, tid, thread_pointer, record),
+        }
     }
 }
 
