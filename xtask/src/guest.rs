@@ -42,7 +42,7 @@ pub(crate) const COMMAND_OUTPUT: [&str; 6] = [
 ];
 /// Start of the line by which `record` says that it fell back to ptrace, which is a failure here.
 /// Where tests quote it, their line starts otherwise.
-const BY_PTRACE: &str = "otelctx: threads are stopped to look at them";
+const BY_PTRACE: &str = "otelctx: sampling with ptrace, which stops threads briefly";
 /// Start of the script's first line, before the kernel's version.
 const START: &str = "guest: kernel ";
 /// The error for a machine that did not reach the script.

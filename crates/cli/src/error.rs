@@ -1,4 +1,4 @@
-//! Why a command could not run.
+//! Why a command could not run, and what to do about it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use otelctx_reader::remote::{self, inspect::Other};
 
-/// What to do where time is missing.
-pub(crate) const MORE_TIME: &str = "--deadline SECONDS allows more";
+/// Hint for everything that the deadline cut short.
+pub(crate) const MORE_TIME: &str = "--deadline SECONDS allows more time";
 
 /// Why a command could not run, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The process could not be looked at.
+    /// The process could not be inspected.
     #[error("{}", headline(.0))]
     Reader(otelctx_reader::Error),
-    /// It would be a process, but no process can have this id.
-    #[error("no process has the id {0}: they go up to {max}", max = i32::MAX)]
+    /// A number too large to be a process ID.
+    #[error("no process has the ID {0}: the largest is {max}", max = i32::MAX)]
     NoProcessId(String),
-    /// Nothing that a linker or a compiler made.
+    /// A file that no linker or compiler made.
     #[error("{}: {what}", .path.display())]
     NotLinked {
         /// The file.
@@ -26,61 +26,61 @@ pub(crate) enum Error {
         /// What it is instead.
         what: NotLinked,
     },
-    /// It has no memory of its own that something could be published in.
-    #[error("process {0} is a thread of the kernel: it has no memory to publish in")]
+    /// A kernel thread has no memory to publish in.
+    #[error("process {0} is a kernel thread: it has no memory to publish in")]
     KernelThread(i32),
-    /// The place for files of the process is none.
-    #[error("{}: no directory to take files from: {why}", .path.display())]
+    /// `--sysroot` is not a readable directory.
+    #[error("{}: not a readable directory: {why}", .path.display())]
     Sysroot {
         /// What was given as `--sysroot`.
         path: PathBuf,
-        /// Why it can't be listed.
+        /// Why it cannot be listed.
         #[source]
         why: io::Error,
     },
-    /// A look at it does not end.
+    /// Inspecting it does not end.
     #[error(
-        "process {pid} does not answer: looking at it was given up after {} s in which nothing came of it",
+        "process {pid} did not respond within {} s (its memory may be backed by an unresponsive file server)",
         .waited.as_secs_f64()
     )]
-    NotAnswering {
+    NotResponding {
         /// The process.
         pid: i32,
-        /// How long nothing was heard.
+        /// How long the worker process was waited for.
         waited: Duration,
     },
-    /// The system starts no child.
-    #[error("no process of the command's own can be started to look at others from: {0}")]
-    NoChild(#[source] io::Error),
-    /// The child can't be listened to.
-    #[error("the command's own process that looks at others can't be followed: {0}")]
-    Follow(#[source] io::Error),
-    /// The child has ended before its time.
-    #[error("the command's own process that looks at others was ended")]
-    NoAnswer,
-    /// What should be sampled can't be.
+    /// The worker process could not be created.
+    #[error("cannot start the worker process: {0}")]
+    StartWorker(#[source] io::Error),
+    /// The pipes to the worker process failed.
+    #[error("cannot read from the worker process: {0}")]
+    ReadWorker(#[source] io::Error),
+    /// The worker process ended without an answer.
+    #[error("the worker process ended unexpectedly")]
+    WorkerEnded,
+    /// The sampler could not start.
     #[error(transparent)]
     Sampler(otelctx_sampler::Error),
-    /// A profile can't be written or read.
+    /// A profile could not be written or read.
     #[error(transparent)]
     Profile(#[from] otelctx_profile::Error),
-    /// There is no way to that collector.
+    /// The collector cannot be used.
     #[error(transparent)]
     Export(#[from] otelctx_export::Error),
-    /// A profile was not sent.
+    /// A profile could not be sent.
     #[error(transparent)]
     NotSent(#[from] Box<otelctx_export::Failed>),
-    /// The process would look at itself.
-    #[error("process {0} is this otelctx itself, which can't sample itself")]
+    /// The process would sample itself.
+    #[error("process {0} is this otelctx process, which cannot sample itself")]
     Own(i32),
-    /// Two outputs are one.
-    #[error("{}: given twice with -o", .0.display())]
+    /// The same output file twice.
+    #[error("{}: output file given twice", .0.display())]
     OutputTwice(PathBuf),
-    /// What the demo would write is there already.
-    #[error("{}: is there already", .0.display())]
-    OutputThere(PathBuf),
-    /// The directory for the demo's files can't be made.
-    #[error("{}: no directory for the files can be made: {why}", path.display())]
+    /// A file that the demo would write exists.
+    #[error("{}: already exists", .0.display())]
+    OutputExists(PathBuf),
+    /// The directory for the demo's files could not be created.
+    #[error("{}: cannot create the directory: {why}", path.display())]
     OutputDirectory {
         /// The directory.
         path: PathBuf,
@@ -88,42 +88,42 @@ pub(crate) enum Error {
         #[source]
         why: io::Error,
     },
-    /// The program to sample can't be started.
-    #[error("{}: can't be started: {why}", program.to_string_lossy())]
+    /// The command to sample could not be started.
+    #[error("cannot start {}: {why}", program.to_string_lossy())]
     Command {
         /// The program.
         program: std::ffi::OsString,
         /// Why.
         why: io::Error,
     },
-    /// Standard output does not take the answer.
-    #[error("the answer can't be written: {0}")]
+    /// Standard output could not be written.
+    #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
-    /// The demo's service can't be started.
-    #[error("the demo's service can't be started: {0}")]
+    /// The demo's service could not be started.
+    #[error("cannot start the demo's service: {0}")]
     Start(#[source] io::Error),
-    /// The demo's service has ended before its time.
-    #[error("the demo's service could not start")]
+    /// The demo's service exited early.
+    #[error("the demo's service exited early")]
     ServiceEnded,
-    /// The service could not publish.
-    #[error("the demo's service can't publish its context: {0}")]
+    /// The demo's service could not publish.
+    #[error("the demo's service cannot publish its context: {0}")]
     Publish(#[from] otelctx::PublishError),
-    /// The signals that end a command can't be caught.
-    #[error("an interruption can't be caught: {0}")]
+    /// A signal handler could not be installed.
+    #[error("cannot install a signal handler: {0}")]
     Interrupt(#[source] io::Error),
-    /// A system call failed that does not fail.
-    #[error("the demo's service can't be tied to this process: {0}")]
+    /// prctl(2) failed.
+    #[error("cannot tie the demo's service to this process: {0}")]
     Tie(#[source] nix::Error),
 }
 
-/// What a file is that nothing can be checked in.
+/// Why a file cannot be checked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotLinked {
-    #[error("a core file: what a process left, and no program")]
+    #[error("a core file, not a program or library")]
     Core,
-    #[error("the debug information of a program, without its code")]
+    #[error("a separate debug file, without code")]
     DebugInformation,
-    #[error("an ELF file that is neither program, library nor object file")]
+    #[error("an ELF file, but not a program, library or object file")]
     Unknown,
     #[error("{}", other(.0))]
     Other(Other),
@@ -133,16 +133,16 @@ impl NotLinked {
     fn hint(&self, path: &Path) -> String {
         match self {
             Self::Core => format!(
-                "what it holds shows  otelctx dump --core {}",
+                "`otelctx dump --core {}` shows its contents",
                 path.display()
             ),
-            Self::DebugInformation => "check the program that it was taken from".into(),
+            Self::DebugInformation => "check the program that it belongs to".into(),
             Self::Other(Other::Script(_)) => {
                 "check its interpreter, or the process that runs it".into()
             }
             Self::Other(Other::LinkerScript) => "check the library that it names".into(),
-            Self::Other(Other::Bitcode) => "check what is linked from it".into(),
-            _ => "check takes an ELF program or library, or the id of a process".into(),
+            Self::Other(Other::Bitcode) => "check the program or library linked from it".into(),
+            _ => "check takes an ELF program or library, or a process ID".into(),
         }
     }
 }
@@ -150,10 +150,10 @@ impl NotLinked {
 fn other(other: &Other) -> String {
     match other {
         Other::Empty => "an empty file".into(),
-        Other::Script(interpreter) => format!("a script for {interpreter}, no ELF file"),
-        Other::LinkerScript => "a script for the linker, no ELF file".into(),
-        Other::Bitcode => "an object file of LLVM that is not compiled yet (-flto)".into(),
-        _ => "no ELF file".into(),
+        Other::Script(interpreter) => format!("a script for {interpreter}, not an ELF file"),
+        Other::LinkerScript => "a linker script, not an ELF file".into(),
+        Other::Bitcode => "LLVM bitcode, not compiled yet (-flto)".into(),
+        _ => "not an ELF file".into(),
     }
 }
 
@@ -180,7 +180,7 @@ impl From<remote::Error> for Error {
 }
 
 impl Error {
-    /// What the user can do, if it is not part of the message.
+    /// What the user can do, if the message does not say it.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Reader(otelctx_reader::Error::Remote(error)) => match error {
@@ -189,7 +189,7 @@ impl Error {
                     Some("`otelctx ps` lists the processes that publish a context".into())
                 }
                 remote::Error::Elf { .. } | remote::Error::NotRegularFile { .. } => {
-                    Some("check takes an ELF program or library, or the id of a process".into())
+                    Some("check takes an ELF program or library, or a process ID".into())
                 }
                 _ => None,
             },
@@ -198,30 +198,28 @@ impl Error {
             }
             Self::Export(error) => error.hint(),
             Self::NotSent(failed) => failed.why.hint(),
-            Self::NotAnswering { .. } => Some(
-                "some of its memory is a file whose server gives nothing, or too slowly (FUSE, a \
-                 network file system): hint or end that server"
-                    .into(),
+            Self::NotResponding { .. } => Some(
+                "check the FUSE or network file server that its mapped files come from".into(),
             ),
             Self::Sampler(otelctx_sampler::Error::Snapshot(_)) => Some(
-                "it takes Linux 5.18; without --no-stop each thread is stopped for some microseconds"
+                "it needs Linux 5.18; without --no-stop each thread is stopped for a few microseconds"
                     .into(),
             ),
-            Self::OutputThere(_) => Some("nothing is overwritten: name another directory".into()),
-            Self::NoProcessId(name) => Some(format!("for a file of that name:  ./{name}")),
+            Self::OutputExists(_) => Some("the demo overwrites nothing: give another directory".into()),
+            Self::NoProcessId(name) => Some(format!("if it is a file, write ./{name}")),
             Self::NotLinked { path, what } => Some(what.hint(path)),
             Self::KernelThread(_) => {
                 Some("`otelctx ps` lists the processes that publish a context".into())
             }
             Self::Publish(_) | Self::ServiceEnded => {
-                Some("a sandbox may deny what it takes: try it outside of one".into())
+                Some("a sandbox may deny the system calls it needs: try it outside of one".into())
             }
             _ => None,
         }
     }
 }
 
-/// What would allow it, if `error` is about rights.
+/// The hint of an error about permissions.
 pub(crate) fn not_permitted(error: &otelctx_reader::Error) -> Option<&str> {
     match error {
         otelctx_reader::Error::Remote(remote::Error::NotPermitted { hint, .. }) => Some(hint),
@@ -229,7 +227,7 @@ pub(crate) fn not_permitted(error: &otelctx_reader::Error) -> Option<&str> {
     }
 }
 
-/// Whether the process, or the thread, is not there (any more).
+/// Whether the process or thread no longer exists.
 pub(crate) fn is_gone(error: &otelctx_reader::Error) -> bool {
     matches!(
         error,
@@ -239,7 +237,7 @@ pub(crate) fn is_gone(error: &otelctx_reader::Error) -> bool {
     )
 }
 
-/// The message without its hint, which goes to a line of its own.
+/// The message without its hint, which is printed on a line of its own.
 fn headline(error: &otelctx_reader::Error) -> String {
     match error {
         otelctx_reader::Error::Remote(remote::Error::NotPermitted { pid, action, .. }) => {

@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use command::{check, demo, dump, ps, record, report, top};
 use output::terminal;
 
-/// See what each thread of a process works on: its trace, span and attributes
+/// Show what each thread of a process is working on: its trace, span and attributes
 #[derive(Debug, Parser)]
 #[command(name = "otelctx", version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Arguments {
@@ -24,14 +24,14 @@ struct Arguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  otelctx demo         a small service, recorded from outside: nothing else needed
-  otelctx ps           which processes here publish a context
-  otelctx dump 4711    what process 4711 and each of its threads publish
-  otelctx record -p 4711 -o out.svg  a flame graph of it, with the routes at its root
-  otelctx top          what threads work on right now, and what that takes
-  otelctx check ./app  would a reader find the contexts of this program?
+  otelctx demo                       record a small service; needs nothing else
+  otelctx ps                         list the processes that publish a context
+  otelctx dump 4711                  show the contexts of process 4711 and its threads
+  otelctx record -p 4711 -o out.svg  write a flame graph with the routes at its root
+  otelctx top                        show what threads are working on, live
+  otelctx check ./app                check that readers will find this program's contexts
 
-Exit status: 0 done, 1 found a problem, 2 could not run.";
+Exit status: 0 success, 1 a problem was found, 2 the command could not run.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -41,32 +41,32 @@ enum Command {
     Ps(ps::Arguments),
     /// Show the context of a process and of each of its threads
     Dump(dump::Arguments),
-    /// Find out whether readers can find a program's contexts, and what to do if not
+    /// Check whether readers can find a program's contexts, and how to fix it if not
     Check(check::Arguments),
-    /// Sample processes, and write what they did and for which trace
+    /// Sample processes and write a profile with the trace on every sample
     Record(record::Arguments),
-    /// Show what was recorded: CPU by route, by trace, by function
+    /// Show CPU time by route, trace and function from a recording
     Report(report::Arguments),
-    /// Show live what threads work on, and what of the processors that takes
+    /// Show what each thread is working on and how much CPU it uses, live
     Top(top::Arguments),
     /// The service that `demo` records
     #[command(hide = true)]
     DemoService(demo::service::Arguments),
 }
 
-/// What a command that could run has to say.
+/// The outcome of a command that could run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Done,
     FoundProblem,
-    /// It could not run after all, and has said why.
+    /// It could not run after all, and has printed the reason.
     CouldNotRun,
-    /// It has run another command, which has ended with this exit status.
+    /// It ran another command, which ended with this exit status.
     Ended(u8),
 }
 
 impl Status {
-    /// Those of this command's own.
+    /// All but [`Self::Ended`].
     const ALL: [Self; 3] = [Self::Done, Self::FoundProblem, Self::CouldNotRun];
 
     /// The exit status.
@@ -103,7 +103,7 @@ pub fn run() -> ExitCode {
     ExitCode::from(end(done))
 }
 
-/// Complains if a command could not run, and returns its exit status.
+/// Prints why a command could not run, if it could not, and returns its exit status.
 fn end(done: Result<Status, error::Error>) -> u8 {
     let status = done.unwrap_or_else(|error| {
         terminal::complain(&error.to_string(), error.hint().as_deref());

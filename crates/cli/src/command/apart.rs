@@ -98,9 +98,9 @@ pub(super) fn each<T: DeserializeOwned>(
         })?;
         match end {
             End::Status(0) => return Ok(()),
-            End::Status(_) => return Err(Error::NoAnswer),
+            End::Status(_) => return Err(Error::WorkerEnded),
             End::LeftBehind(pid, waited) => {
-                hear(Err((pid, Error::NotAnswering { pid, waited })));
+                hear(Err((pid, Error::NotResponding { pid, waited })));
                 let at = rest.iter().position(|it| *it == pid);
                 rest = at.map_or(&[], |at| &rest[at + 1..]);
             }
@@ -119,8 +119,8 @@ pub(super) fn one(
         crate::end(work(worker))
     };
     match run(deadline, all, |_| {})? {
-        End::Status(status) => Status::of_code(status).ok_or(Error::NoAnswer),
-        End::LeftBehind(pid, waited) => Err(Error::NotAnswering { pid, waited }),
+        End::Status(status) => Status::of_code(status).ok_or(Error::WorkerEnded),
+        End::LeftBehind(pid, waited) => Err(Error::NotResponding { pid, waited }),
     }
 }
 
@@ -141,14 +141,14 @@ fn run(
     work: impl FnOnce(&Worker) -> u8,
     hear: impl FnMut(&[u8]),
 ) -> Result<End, Error> {
-    let looking_at = shared().map_err(Error::NoChild)?;
-    let (told, telling) = io::pipe().map_err(Error::NoChild)?;
-    let (output, stdout) = io::pipe().map_err(Error::NoChild)?;
-    let (errors, stderr) = io::pipe().map_err(Error::NoChild)?;
+    let looking_at = shared().map_err(Error::StartWorker)?;
+    let (told, telling) = io::pipe().map_err(Error::StartWorker)?;
+    let (output, stdout) = io::pipe().map_err(Error::StartWorker)?;
+    let (errors, stderr) = io::pipe().map_err(Error::StartWorker)?;
     let parent = getpid();
     // SAFETY: this process has one thread, so that nothing is held by another which the child would
     // wait for.
-    let child = match unsafe { fork() }.map_err(|errno| Error::NoChild(errno.into()))? {
+    let child = match unsafe { fork() }.map_err(|errno| Error::StartWorker(errno.into()))? {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
             drop((told, output, errors));
@@ -224,7 +224,7 @@ fn listen(
                 failures += 1;
                 continue;
             }
-            ready => ready.map_err(|errno| Error::Follow(errno.into()))?,
+            ready => ready.map_err(|errno| Error::ReadWorker(errno.into()))?,
         };
         if !ready.is_empty() {
             silent = 0;
@@ -260,7 +260,7 @@ fn listen(
                     failures += 1;
                     continue;
                 }
-                size => size.map_err(Error::Follow)?,
+                size => size.map_err(Error::ReadWorker)?,
             };
             failures = 0;
             if size == 0 {

@@ -27,28 +27,29 @@ use crate::output::terminal::{self, Terminal};
 
 /// Show the context of a process and of each of its threads
 ///
-/// Each thread is stopped for some microseconds while its record is read, unless --no-stop is given. Or the same from a core
-/// file (docs/core-files.md): nothing has to run then.
+/// Each thread is stopped for a few microseconds while its record is read, unless --no-stop is given.
+/// Also reads core files (docs/core-files.md).
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "all", "core"]), after_help = "\
 Examples:
   otelctx dump 4711
   otelctx dump 4711 --json | jq '.threads[].context.trace_id'
-  otelctx dump 4711 --no-stop            without stopping a thread
+  otelctx dump 4711 --no-stop            read the threads while they run
   otelctx dump --all | jq -r '.pid, .threads[]?.context.trace_id'
-  otelctx dump --core core.4711          which trace was each thread on when it crashed?
+  otelctx dump --core core.4711          the trace of each thread when the process crashed
   otelctx dump --core core.4711 --sysroot ./files-of-that-machine")]
 pub(crate) struct Arguments {
-    /// The process, or one of its threads
+    /// ID of the process, or of one of its threads
     #[arg(value_parser = ids::pid)]
     pid: Option<i32>,
-    /// Every process that publishes a context, a line of JSON for each
+    /// Dump every process that publishes a context, as one JSON object per line
     #[arg(long)]
     all: bool,
-    /// A core file in place of a process
+    /// Read a core file instead of a process
     #[arg(long, value_name = "FILE")]
     core: Option<PathBuf>,
-    /// Where the files are that the process had mapped, if not on this machine: at their paths, or by build-id
+    /// Directory with the files that the process had mapped, if they are not on this machine: at their
+    /// paths or by build ID
     #[arg(
         long,
         value_name = "DIR",
@@ -57,25 +58,24 @@ pub(crate) struct Arguments {
         hide_default_value = true
     )]
     sysroot: PathBuf,
-    /// Print one JSON value (docs/json.md tells its fields)
+    /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
-    /// Give up looking at a process after this time, and show what was read by then
+    /// Time limit for each process; what was read by then is shown
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds, conflicts_with = "core")]
     deadline: Duration,
-    /// Stop no thread: read them by eBPF while they run. A record that its thread changes meanwhile could
-    /// be a mixture: so each is read twice, and shown where both were the same. Needs root, or CAP_BPF and
-    /// CAP_PERFMON, and Linux 5.18
+    /// Do not stop threads: read their records with eBPF while they run. Each record is read twice and
+    /// shown if both reads agree. Needs Linux 5.18 and root, or CAP_BPF and CAP_PERFMON
     #[arg(long, conflicts_with = "core")]
     no_stop: bool,
-    /// Read the threads whatever schema the process announces, if any
+    /// Read thread contexts even if the announced schema is missing or unknown
     #[arg(long)]
     force: bool,
-    /// Read at most this much of each thread's record, in bytes
+    /// Maximum size of a thread's record, in bytes
     #[arg(long, value_name = "N", default_value_t = 640,
         value_parser = clap::value_parser!(u32).range(28..=65_563))]
     record_size: u32,
-    /// Read a process context up to this size, in bytes
+    /// Maximum size of a process context, in bytes
     #[arg(long, value_name = "N", default_value_t = 1 << 20)]
     max_payload: u32,
 }

@@ -1,4 +1,4 @@
-//! What `record` and `top` look at: which processes, which of their samples, which attribute.
+//! Which processes, samples and attribute `record` and `top` were asked for.
 
 use std::collections::HashSet;
 
@@ -10,15 +10,15 @@ use crate::command::ids::process_of;
 use crate::error::Error;
 use crate::output::{attributes, terminal};
 
-/// The attribute that tells requests apart where none is asked for.
+/// The attribute to group by unless another one is given.
 pub(super) const ROUTE: &str = "http.route";
-/// What asks for no attribute.
+/// Value of `--by` for no attribute.
 pub(super) const NONE: &str = "none";
 
-/// Which samples were asked for; nothing keeps everything.
+/// The samples to keep; by default all.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Filter {
-    /// Keep only processes whose resource has this, such as service.name=shop
+    /// Keep only processes with this resource attribute, such as service.name=shop
     #[arg(long = "filter", value_name = "KEY=VALUE", value_parser = pair)]
     pub(super) resource: Vec<(String, String)>,
     /// Keep only samples of this trace: 32 hexadecimal digits
@@ -27,7 +27,7 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// Drops the other samples. Only now, because a process may have told its resource late.
+    /// Removes all other samples. At the end of a recording, because a process may publish late.
     pub(super) fn keep(&self, recording: &mut Recording) {
         if self.resource.is_empty() && self.trace.is_none() {
             return;
@@ -35,7 +35,7 @@ impl Filter {
         let catalog = &recording.catalog;
         let processes = catalog.processes();
         let wanted: HashSet<ProcessId> = processes
-            .filter(|(_, facts)| self.takes(facts))
+            .filter(|(_, facts)| self.accepts(facts))
             .map(|(id, _)| id)
             .collect();
         let mut counts = Counts::default();
@@ -51,10 +51,10 @@ impl Filter {
         recording.counts = counts;
     }
 
-    /// Whether a sample is of what was asked for, as far as its process has told by now.
+    /// Whether a sample passes, by what its process has published so far.
     pub(super) fn keeps(&self, catalog: &Catalog, sample: &Sample) -> bool {
         let process = catalog.thread_facts(sample.thread).process;
-        self.takes(catalog.process(process)) && self.is_of_trace(catalog, sample)
+        self.accepts(catalog.process(process)) && self.is_of_trace(catalog, sample)
     }
 
     fn is_of_trace(&self, catalog: &Catalog, sample: &Sample) -> bool {
@@ -65,7 +65,7 @@ impl Filter {
         }
     }
 
-    fn takes(&self, facts: &ProcessFacts) -> bool {
+    fn accepts(&self, facts: &ProcessFacts) -> bool {
         self.resource.iter().all(|(key, value)| {
             let found = facts.resource.iter().find(|(name, _)| name == key);
             found.is_some_and(|(_, found)| attributes::text(found) == *value)
@@ -81,7 +81,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// The processes that ids name, by themselves or by one of their threads.
+/// The processes with these ids, or with threads of these ids.
 pub(super) fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
     let mut pids = Vec::new();
     for id in ids {
@@ -90,7 +90,8 @@ pub(super) fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
             return Err(Error::Own(pid));
         }
         if pid != *id {
-            let message = format!("{id} is a thread of process {pid}, all of which is sampled");
+            let message =
+                format!("{id} is a thread of process {pid}; the whole process is sampled");
             terminal::complain(&message, None);
         }
         if !pids.contains(&pid) {

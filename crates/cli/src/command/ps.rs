@@ -29,26 +29,26 @@ use crate::output::terminal::{self, Terminal};
 #[command(after_help = "\
 Examples:
   otelctx ps
-  otelctx ps --watch                       a line whenever a process comes, goes or updates
+  otelctx ps --watch                       a line for each process that starts, exits or updates
   otelctx ps --watch --json | jq .service")]
 pub(crate) struct Arguments {
-    /// Print one JSON value (docs/json.md tells its fields)
+    /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
-    /// Count the threads that work on a trace (stops each for some microseconds)
+    /// Count the threads that have a trace (stops each one for a few microseconds)
     #[arg(long)]
     threads: bool,
-    /// Give up looking at a process after this time, and show what was found by then
+    /// Time limit for each process; what was found by then is shown
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds, conflicts_with = "watch")]
     deadline: Duration,
     /// Skip processes with more mappings than this
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_mappings: Option<u64>,
-    /// Go on, and print a line whenever a process comes, goes, publishes or updates, until Ctrl-C
-    /// (TIME is local time; in JSON it is UTC)
+    /// Keep running and print a line for each process that starts, exits, publishes or updates (TIME
+    /// is local time; in JSON it is UTC)
     #[arg(long, conflicts_with = "threads")]
     watch: bool,
-    /// How often to look
+    /// How often to poll
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds, requires = "watch")]
     interval: Duration,
 }
@@ -93,8 +93,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     listing.processes.iter().for_each(Row::explain);
     if listing.processes.is_empty() && !arguments.json {
         terminal::complain(
-            "no process publishes a context here",
-            Some("to see one that does, run:  otelctx demo --duration 60 & sleep 1; otelctx ps"),
+            "no process on this machine publishes a context",
+            Some("to see one, run:  otelctx demo --duration 60 & sleep 1; otelctx ps"),
         );
     }
     Ok(Status::Done)
@@ -221,7 +221,10 @@ impl Skipped {
     fn report(&self, max_mappings: Option<u64>) {
         let processes = |number| crate::output::text::count(number, "process", "processes");
         if self.not_permitted > 0 {
-            let message = format!("not permitted to look at {}", processes(self.not_permitted));
+            let message = format!(
+                "{} could not be inspected: permission denied",
+                processes(self.not_permitted)
+            );
             terminal::complain(&message, self.hint.as_deref());
         }
         if let (Some(limit), false) = (max_mappings, self.too_many_mappings.is_empty()) {

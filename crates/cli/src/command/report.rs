@@ -14,23 +14,23 @@ use crate::output::table::{Align, Table};
 use crate::output::terminal::{self, Style, Terminal, escape};
 use crate::output::text::{count, grouped};
 
-/// Show what was recorded: CPU by route, by trace, by function
+/// Show CPU time by route, trace and function from a recording
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
   otelctx record -p 4711 -d 10 -o profile.otlp
   otelctx report profile.otlp --by tenant")]
 pub(crate) struct Arguments {
-    /// A file that `otelctx record` has written, or another OTLP profile; - for standard input
+    /// File written by `otelctx record`, or another OTLP profile; - for standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The attribute to add up by; `none` for none
+    /// Attribute to group by; `none` for none
     #[arg(long, value_name = "ATTRIBUTE", default_value = "http.route")]
     by: String,
-    /// How many rows each table has at most; 0 for all
+    /// Maximum rows per table; 0 for all
     #[arg(short = 'n', long, value_name = "ROWS", default_value = "15")]
     rows: usize,
-    /// Print one JSON value (docs/json.md tells its fields)
+    /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
 }
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
 fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String {
     let seconds = report.duration as f64 / 1e9;
     let mut text = format!(
-        "{} in {seconds:.1} s, {} of processor time, {} with a trace\n",
+        "{} in {seconds:.1} s, {} of CPU time, {} with a trace\n",
         count(report.total.samples as usize, "sample", "samples"),
         time(report.total),
         share(report.with_trace, report.total),

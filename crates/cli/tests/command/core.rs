@@ -117,7 +117,7 @@ fn what_is_missing_is_said_and_is_a_problem() {
     let arguments = ["dump", "--core", path.to_str().unwrap(), "--sysroot"];
     let answer = otelctx(&[&arguments[..], &[nowhere.to_str().unwrap()]].concat()).expect(2);
     let none = format!(
-        "otelctx: {}: no directory to take files from: No such file",
+        "otelctx: {}: not a readable directory: No such file",
         nowhere.display()
     );
     assert!(answer.stderr.starts_with(&none), "{answer:?}");

@@ -214,7 +214,7 @@ fn without_a_deadline_of_their_own_commands_end_after_2_s() {
         "{text}"
     );
     let expected = format!(
-        "process {}: {text}\n  --deadline SECONDS allows more",
+        "process {}: {text}\n  --deadline SECONDS allows more time",
         target.pid()
     );
     assert!(said.contains(&expected), "{said}");

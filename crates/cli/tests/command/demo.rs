@@ -92,7 +92,7 @@ fn what_is_shown_is_what_is_in_the_files() {
     let answer = otelctx(&["demo", "-d", "60", "-o", &directory]).expect(2);
     assert_eq!(answer.stdout, "");
     assert!(
-        answer.stderr.contains("profile.otlp: is there already"),
+        answer.stderr.contains("profile.otlp: already exists"),
         "{answer:?}"
     );
 }

@@ -303,7 +303,7 @@ fn a_process_that_does_not_exist_can_not_be_dumped() {
         let answer = otelctx(&["dump", "2"]).expect(2);
         assert_eq!(
             answer.stderr,
-            "otelctx: process 2 is a thread of the kernel: it has no memory to publish in\n  \
+            "otelctx: process 2 is a kernel thread: it has no memory to publish in\n  \
              `otelctx ps` lists the processes that publish a context\n"
         );
     }

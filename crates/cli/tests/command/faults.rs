@@ -31,8 +31,8 @@ const RUNTIME: [&str; 10] = [
     "rt_sigaction",
     "sigaltstack",
 ];
-/// What is said when that befell the process of the command that looks at others.
-const CHILD_ENDED: &str = "otelctx: the command's own process that looks at others was ended\n";
+/// The message when that happens to the worker process.
+const CHILD_ENDED: &str = "otelctx: the worker process ended unexpectedly\n";
 /// Calls that do not fail, or whose failure nobody is told of.
 const NEVER_FAIL: [&str; 6] = [
     "exit",

@@ -184,7 +184,7 @@ fn a_command_is_recorded_from_its_first_instruction_to_its_end() {
     otelctx(&["record", "-o", &path, "--", "false"]).expect(1);
     let answer = otelctx(&["record", "-o", &path, "--", "/no/such/program"]).expect(2);
     assert!(
-        answer.stderr.contains("/no/such/program: can't be started"),
+        answer.stderr.contains("cannot start /no/such/program: "),
         "{answer:?}"
     );
 }

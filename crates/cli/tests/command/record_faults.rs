@@ -79,7 +79,7 @@ fn processes_that_can_not_be_recorded_are_refused_at_once() {
     shell.args([env!("CARGO_BIN_EXE_otelctx"), &good]);
     assert_refused(
         Answer::of(shell.output().unwrap()),
-        "is this otelctx itself",
+        "is this otelctx process",
     );
     if geteuid().is_root() {
         let copy = Copy::new("foreign");
@@ -104,7 +104,7 @@ fn a_threads_id_stands_for_its_process() {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let mut ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
     let tid = ids.find(|tid| *tid != pid).unwrap();
-    let said = format!("{tid} is a thread of process {pid}, all of which is sampled");
+    let said = format!("{tid} is a thread of process {pid}; the whole process is sampled");
     let name = given_time(|seconds| {
         let answer = otelctx(&["record", "-d", seconds, "-o", &path, "-p", &tid]).expect(0);
         assert!(answer.stderr.contains(&said), "{answer:?}");
@@ -129,7 +129,7 @@ fn outputs_that_can_not_be_written_are_refused_at_once() {
         (scratch.path("none/a.svg"), "No such file or directory"),
         (scratch.path("file/a.svg"), "Not a directory"),
         (directory, "Is a directory"),
-        (good.clone(), "given twice with -o"),
+        (good.clone(), "output file given twice"),
         ("/proc/a.svg".to_owned(), "/proc/a.svg: can't be written: "),
     ] {
         // Also if another one is good.
@@ -317,8 +317,8 @@ fn an_empty_recording_says_why() {
         "{answer:?}"
     );
     for said in [
-        "no sample: no thread was on a processor when it was looked at, every 10.1 ms",
-        "record longer, or look more often with -F 999",
+        "no samples: no thread was running on a CPU when a sample was taken, every 10.1 ms",
+        "record longer, or sample more often with -F 999",
         &format!("dump {pid}"),
     ] {
         assert!(answer.stderr.contains(said), "{said}: {answer:?}");
@@ -330,26 +330,23 @@ fn an_empty_recording_says_why() {
     let other = ["--filter", "service.name=other"];
     let trace = ["--trace", "4BF92F3577B34DA6A3CE929D0E0E4737"];
     for (chosen, said) in [
-        (
-            &other[..],
-            "service.name of those that were sampled: 'busy shop'",
-        ),
+        (&other[..], "sampled values of service.name: 'busy shop'"),
         (
             &["--filter", "no.such=thing"],
-            "no process that was sampled has a no.such",
+            "no sampled process has the resource attribute no.such",
         ),
-        (&trace, "none of them of that trace"),
+        (&trace, "none with that trace"),
         // All have to hold.
         (&[filter, other].concat(), "no process matches --filter"),
         (
             &[filter, trace].concat(),
-            "no sample is of that trace and of a process that matches --filter",
+            "no sample has that trace and a process that matches --filter",
         ),
     ] {
         given_time(|seconds| {
             let all = ["record", "-d", seconds, "-o", &path, "-p", &pid];
             let answer = otelctx(&[&all, chosen].concat()).expect(0);
-            if answer.stderr.contains("no sample: ") {
+            if answer.stderr.contains("no samples: ") {
                 return Err(answer);
             }
             assert!(answer.stderr.contains(said), "{said}: {answer:?}");
@@ -361,7 +358,9 @@ fn an_empty_recording_says_why() {
     let loops = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
     let answer = otelctx(&["record", "-o", &path, "--", "sh", "-c", loops]).expect(0);
     assert!(
-        answer.stderr.contains("publishes thread contexts"),
+        answer
+            .stderr
+            .contains("no sampled process publishes readable thread contexts"),
         "{answer:?}"
     );
 }
@@ -391,7 +390,7 @@ fn a_command_has_its_own_exit_status() {
     fs::remove_file(&path).unwrap();
     for program in ["/no/such/program", "/", "/etc/passwd"] {
         let answer = otelctx(&["record", "-o", &path, "--", program]);
-        assert_refused(answer, &format!("otelctx: {program}: can't be started: "));
+        assert_refused(answer, &format!("otelctx: cannot start {program}: "));
     }
     assert_eq!(scratch.names(), [""; 0]);
 }

@@ -35,7 +35,10 @@ fn an_answer_that_can_not_be_written_is_an_error() {
     let output = command(&["ps", "--json"]).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(stderr.contains("the answer can't be written"), "{stderr}");
+    assert!(
+        stderr.contains("cannot write to standard output"),
+        "{stderr}"
+    );
 }
 
 /// What the command shows on a terminal of 60 columns, line by line.

@@ -330,7 +330,7 @@ fn a_program_is_looked_at_from_its_start_and_ended_with_the_view() {
     assert!(!answer.stderr.contains("complained"), "{answer:?}");
     let answer = otelctx(&["top", "--", "/no/such/program"]).expect(2);
     assert!(
-        answer.stderr.contains("/no/such/program: can't be started"),
+        answer.stderr.contains("cannot start /no/such/program: "),
         "{answer:?}"
     );
     let answer = otelctx(&["top", "-p", "1", "--", "true"]).expect(2);
@@ -461,7 +461,7 @@ fn it_ends_with_what_it_looks_at_and_says_what_it_can_not_look_at() {
     let mut ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
     let tid = ids.find(|tid| *tid != pid).unwrap();
     let answer = otelctx(&["top", "-p", &tid, "--iterations", "1", "-i", "0.1"]).expect(0);
-    let said = format!("{tid} is a thread of process {pid}, all of which is sampled");
+    let said = format!("{tid} is a thread of process {pid}; the whole process is sampled");
     assert!(answer.stderr.contains(&said), "{answer:?}");
     // On a terminal it is said when that has been given back, unless the picture is held.
     let mut session = Session::top(&target, &[], 100, 20);

@@ -1,4 +1,4 @@
-//! `otelctx check FILE|PID`: would a reader find the contexts of this program?
+//! `otelctx check FILE|PID`: whether a reader would find the contexts of this program.
 
 mod access;
 mod context;
@@ -23,11 +23,11 @@ use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, Terminal};
 
-/// Find out whether readers can find a program's contexts, and what to do if not
+/// Check whether readers can find a program's contexts, and how to fix it if not
 ///
-/// Takes a program or library in any language, or a running process, of which it also checks what
-/// is published, by reading it: each thread is stopped for some microseconds. Exit status 1 if a
-/// reader would fail.
+/// Takes a program or library in any language, or a running process. For a process it also reads what
+/// is published; each thread is stopped for a few microseconds. The exit status is 1 if a reader would
+/// fail.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -35,13 +35,13 @@ Examples:
   otelctx check /usr/lib/libshop.so
   otelctx check 4711")]
 pub(crate) struct Arguments {
-    /// A process, if it is a number (./123 is a file), else an ELF file
+    /// ELF file, or process ID if it is a number (./123 is a file)
     #[arg(value_name = "FILE|PID")]
     target: PathBuf,
-    /// Print one JSON value (docs/json.md tells its fields)
+    /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
-    /// Give up looking at a process after this time, and say what was found by then
+    /// Time limit for a process; what was found by then is shown
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     deadline: Duration,
 }

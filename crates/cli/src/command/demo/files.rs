@@ -38,7 +38,7 @@ impl Files {
         for name in NAMES {
             let path = directory.join(name);
             if path.symlink_metadata().is_ok() {
-                return Err(Error::OutputThere(path));
+                return Err(Error::OutputExists(path));
             }
         }
         // What can't be made is better known before than after the recording.

@@ -25,21 +25,21 @@ use crate::output::terminal::{self, Terminal};
 use files::Files;
 use report::Report;
 
-/// Looks a second at each processor: a request of 10 ms is met a few times.
+/// Samples per second on each CPU: a request of 10 ms gets a few.
 const FREQUENCY: u32 = 999;
-/// The same where each stops a thread, so that the service has time for its work.
+/// The same where each sample stops a thread, so that the service has time to work.
 const FREQUENCY_STOPPING: u32 = 249;
 
 /// Start a small service that publishes its contexts, and record it from outside
 ///
-/// The service is a process of its own and ends with the command. Shows where its processor time went, by
-/// route, by trace and by thread, and writes the recording in each format. Needs no root: without it
-/// threads are stopped to look at them. Ctrl-C ends it before its time, and shows what was seen by then.
+/// The service is a separate process and ends with the command. Shows its CPU time by route, trace and
+/// thread, and writes the recording in every format. Does not need root: without it, threads are stopped
+/// briefly to sample them. Ctrl-C ends the recording early and shows what was recorded so far.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  otelctx demo                     files in a new directory, otelctx-demo
-  otelctx demo --duration 60 &     and meanwhile, on the service:
+  otelctx demo                     write files to a new directory, otelctx-demo
+  otelctx demo --duration 60 &     run other commands on the service meanwhile
   otelctx ps")]
 pub(crate) struct Arguments {
     /// How long to record
@@ -51,11 +51,11 @@ pub(crate) struct Arguments {
         value_parser = seconds
     )]
     duration: Duration,
-    /// The directory to write to, made if it is not there. By default a new one here, or in the
-    /// directory for temporary files if here nothing can be written
+    /// Directory to write to, created if missing [default: a new one in the current directory, or in
+    /// the directory for temporary files if the current one is not writable]
     #[arg(short, long, value_name = "DIRECTORY")]
     output: Option<PathBuf>,
-    /// Print one JSON value (docs/json.md tells its fields)
+    /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
 }

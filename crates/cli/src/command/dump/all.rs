@@ -66,7 +66,7 @@ pub(super) fn run(
     }
     if tally.not_permitted > 0 {
         let processes = count(tally.not_permitted, "process", "processes");
-        let message = format!("not permitted to look at {processes}");
+        let message = format!("{processes} could not be inspected: permission denied");
         terminal::complain(&message, tally.hint.as_deref());
     }
     Ok(if tally.problem {

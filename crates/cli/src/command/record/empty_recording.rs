@@ -1,4 +1,4 @@
-//! Why a recording holds nothing, no trace, or not the attribute that was asked for.
+//! Explains a recording without samples, without traces, or without the requested attribute.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -8,25 +8,25 @@ use otelctx_profile::sample::{ContextId, Counts, Found};
 use super::Arguments;
 use crate::command::filter::NONE;
 use crate::output::attributes::{self, string};
-use crate::output::text::{argument, count, own_name};
+use crate::output::text::{argument, count, grouped, own_name};
 
-/// The most services, values or attributes that are named.
-const MOST_NAMED: usize = 5;
+/// Maximum number of services, values or attributes to list.
+const MAX_LISTED: usize = 5;
 
-/// What is explanation in a recording.
+/// What is missing from a recording, and what to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Explanation {
     pub(super) message: String,
     pub(super) hint: String,
 }
 
-/// What a recording held before samples were chosen from it.
+/// Facts about a recording before it was filtered.
 pub(super) struct Before {
     samples: usize,
     counts: Counts,
-    /// The services that were sampled.
+    /// Sampled services.
     services: BTreeSet<String>,
-    /// With the first resource attribute that was asked for.
+    /// Sampled values of the first resource attribute of `--filter`.
     values: BTreeSet<String>,
 }
 
@@ -52,14 +52,16 @@ impl Before {
         }
     }
 
-    /// Why nothing, or no trace, is left of it.
+    /// Why no samples, or none with a trace, are left.
     pub(super) fn explanation(&self, kept: usize, arguments: &Arguments) -> Option<Explanation> {
         if self.samples == 0 && self.counts.lost > 0 {
             let lost = self.counts.lost as usize;
             return Some(Explanation {
-                message: format!("no sample: {} lost", count(lost, "one was", "all were")),
-                hint: "the machine is too busy to look in time: look less often with -F 19"
-                    .to_owned(),
+                message: match lost {
+                    1 => "no samples: the only one was lost".to_owned(),
+                    _ => format!("no samples: all {} were lost", grouped(lost)),
+                },
+                hint: "the machine is overloaded; try -F 19".to_owned(),
             });
         }
         if self.samples == 0 {
@@ -70,9 +72,9 @@ impl Before {
         }
         let silent = self.counts.attached == 0 && self.counts.detached == 0;
         (silent && !arguments.all).then(|| Explanation {
-            message: "no sample has a trace: nothing that was sampled publishes thread contexts that can be read"
+            message: "no sample has a trace: no sampled process publishes readable thread contexts"
                 .to_owned(),
-            hint: format!("{} check PID  tells what is missing", own_name()),
+            hint: format!("`{} check PID` explains what is missing", own_name()),
         })
     }
 
@@ -80,19 +82,17 @@ impl Before {
         let period = 1000.0 / f64::from(arguments.frequency);
         let dump = match &arguments.pid[..] {
             [pid, ..] => format!(
-                "; what sleeping threads work on shows  {} dump {pid}",
+                "; sleeping threads are not sampled, `{} dump {pid}` shows their contexts",
                 own_name()
             ),
             [] => String::new(),
         };
         Explanation {
             message: format!(
-                "no sample: no thread was on a processor when it was looked at, every {period:.1} ms; \
-                 they slept, or ran for less"
+                "no samples: no thread was running on a CPU when a sample was taken, every \
+                 {period:.1} ms"
             ),
-            hint: format!(
-                "samples are taken on processors only: record longer, or look more often with -F 999{dump}"
-            ),
+            hint: format!("record longer, or sample more often with -F 999{dump}"),
         }
     }
 
@@ -100,26 +100,28 @@ impl Before {
         let all = count(self.samples, "sample", "samples");
         match (&arguments.filter.resource[..], arguments.filter.trace) {
             ([(key, _), ..], _) if self.values.is_empty() => Explanation {
-                message: format!("none of {all} was kept: no process that was sampled has a {key}"),
-                hint: format!("services that were sampled: {}", list(&self.services)),
+                message: format!(
+                    "none of {all} was kept: no sampled process has the resource attribute {key}"
+                ),
+                hint: format!("sampled services: {}", list(&self.services)),
             },
             ([(key, _), ..], None) => Explanation {
                 message: format!("none of {all} was kept: no process matches --filter"),
-                hint: format!("{key} of those that were sampled: {}", list(&self.values)),
+                hint: format!("sampled values of {key}: {}", list(&self.values)),
             },
             (filter, _) => Explanation {
                 message: match filter {
                     [] => format!(
-                        "none of {all} was kept: {} had a context, none of them of that trace",
+                        "none of {all} was kept: {} had a context, none with that trace",
                         self.counts.attached
                     ),
                     _ => format!(
-                        "none of {all} was kept: no sample is of that trace and of a process that \
-                         matches --filter"
+                        "none of {all} was kept: no sample has that trace and a process that matches \
+                         --filter"
                     ),
                 },
                 hint: format!(
-                    "record without --trace, and see which there are:  {} report FILE.otlp",
+                    "record without --trace; `{} report FILE.otlp` lists the traces",
                     own_name()
                 ),
             },
@@ -127,7 +129,7 @@ impl Before {
     }
 }
 
-/// That of the contexts which were recorded none has the attribute that was asked for by `--by`.
+/// Explains that no recorded context has the attribute of `--by`.
 pub(super) fn lacking(asked: Option<&str>, recording: &Recording) -> Option<Explanation> {
     let asked = asked.filter(|name| *name != NONE)?;
     let mut contexts = HashSet::new();
@@ -142,20 +144,20 @@ pub(super) fn lacking(asked: Option<&str>, recording: &Recording) -> Option<Expl
     lacks.then(|| Explanation {
         message: format!("no sample has the attribute {}", argument(asked)),
         hint: match keys.is_empty() {
-            true => "none has any attribute: record without --by".to_owned(),
-            false => format!("attributes of those that were taken: {}", list(&keys)),
+            true => "no sample has any attribute: record without --by".to_owned(),
+            false => format!("recorded attributes: {}", list(&keys)),
         },
     })
 }
 
-/// The first of some names.
+/// The first few names.
 fn list(names: &BTreeSet<String>) -> String {
     let some: Vec<String> = names
         .iter()
-        .take(MOST_NAMED)
+        .take(MAX_LISTED)
         .map(|it| argument(it))
         .collect();
-    let more = if names.len() > MOST_NAMED {
+    let more = if names.len() > MAX_LISTED {
         ", …"
     } else {
         ""

@@ -31,25 +31,25 @@ use empty_recording::Before;
 use send::Collector;
 use session::{Plan, Session};
 
-/// Sample processes, and write what they did and for which trace
+/// Sample processes and write a profile with the trace on every sample
 ///
-/// Ends when the processes have ended, after --duration, or by Ctrl-C, and writes then.
+/// Records until the processes have exited, for --duration, or until Ctrl-C; then writes the files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[command(override_usage = "otelctx record [OPTIONS] <--pid <PID>|--all|-- COMMAND...>")]
 #[command(group(clap::ArgGroup::new("targets").required(true).args(["pid", "all", "command"])))]
 pub(crate) struct Arguments {
-    /// The processes to sample, and those that they start
+    /// Process IDs to sample, including children started later
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
     /// Sample every process on this machine
     #[arg(short, long)]
     all: bool,
-    /// Start this program and sample it from its first instruction on
+    /// Run this command and sample it from its first instruction
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
-    /// Where to write; the ending chooses the format: .otlp, .pb.gz (pprof), .json.gz (Firefox
-    /// Profiler), .svg (flame graph) or .folded. May be given several times
+    /// Output file; its extension selects the format: .otlp, .pb.gz (pprof), .json.gz (Firefox
+    /// Profiler), .svg (flame graph) or .folded. Can be given more than once
     #[arg(
         short,
         long,
@@ -63,34 +63,34 @@ pub(crate) struct Arguments {
     /// How long to record
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     duration: Option<Duration>,
-    /// Looks a second at each processor
+    /// Sampling frequency per CPU, in Hz
     #[arg(short = 'F', long, value_name = "HZ", default_value = "99",
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     frequency: u32,
-    /// The attribute at the root of flame graphs and folded stacks; `none` for none. By default
-    /// http.route, if any sample has it
+    /// Attribute at the root of flame graphs and folded stacks; `none` for none [default: http.route,
+    /// if any sample has it]
     #[arg(long, value_name = "ATTRIBUTE")]
     by: Option<String>,
     #[command(flatten)]
     filter: Filter,
-    /// What to put before the names of context attributes in OTLP
+    /// Prefix for context attribute names in OTLP output
     #[arg(long, value_name = "PREFIX", default_value = "")]
     attribute_prefix: String,
-    /// Look for separate debug files below this directory as well
+    /// Additional directory to search for separate debug files
     #[arg(long, value_name = "DIRECTORY")]
     debug_dir: Vec<PathBuf>,
-    /// Stop threads to look at them, even where eBPF is permitted
+    /// Sample by stopping threads, even where eBPF is permitted
     #[arg(long)]
     ptrace: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  otelctx record -p 4711 -d 10 -o out.svg        a flame graph with the routes at its root
-  otelctx record --all -o all.otlp -o all.pb.gz  every process, until Ctrl-C
-  otelctx record -- ./app --its-own options      a program, from its first instruction on
-  otelctx record --all --otlp http://localhost:4317  to a collector, by gRPC
-  otelctx report profile.otlp                    what was recorded, as tables";
+  otelctx record -p 4711 -d 10 -o out.svg            a flame graph with the routes at its root
+  otelctx record --all -o all.otlp -o all.pb.gz      every process, until Ctrl-C
+  otelctx record -- ./app --option value             a command, from its first instruction
+  otelctx record --all --otlp http://localhost:4317  send to a collector over gRPC
+  otelctx report profile.otlp                        show the recording as tables";
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {

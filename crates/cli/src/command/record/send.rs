@@ -12,12 +12,12 @@ use crate::output::text::{count, grouped};
 /// Where to.
 #[derive(Debug, clap::Args)]
 pub(super) struct To {
-    /// Send the profile to this collector, such as http://localhost:4317; without URL, to the one
-    /// that OTEL_EXPORTER_OTLP_ENDPOINT names. No file is written then but those of --output
+    /// Send the profile to this collector, such as http://localhost:4317 [default:
+    /// OTEL_EXPORTER_OTLP_ENDPOINT]. Only the files given with --output are written
     #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
     otlp: Option<String>,
-    /// How to send: grpc or http/protobuf. By default what the port is for (4317, 4318), else what
-    /// OTEL_EXPORTER_OTLP_PROTOCOL says, else http/protobuf
+    /// Protocol: grpc or http/protobuf [default: by port (4317, 4318), else
+    /// OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf]
     #[arg(long, value_name = "PROTOCOL", requires = "otlp")]
     otlp_protocol: Option<Protocol>,
 }

@@ -48,7 +48,10 @@ impl Session {
         let mut sampler = Sampler::start(&options)?;
         let method = sampler.method().clone();
         if let Method::Ptrace(why) = &method {
-            terminal::complain(&format!("threads are stopped to look at them: {why}"), None);
+            terminal::complain(
+                &format!("sampling with ptrace, which stops threads briefly: {why}"),
+                None,
+            );
             if plan.ptrace_frequency != options.frequency {
                 drop(sampler);
                 options.frequency = plan.ptrace_frequency;

@@ -31,68 +31,69 @@ use feed::Feed;
 use rows::By;
 use window::Window;
 
-/// Show live what threads work on, and what of the processors that takes
+/// Show what each thread is working on and how much CPU it uses, live
 ///
-/// Samples as `record` does, and stops nothing where eBPF is permitted. `?` lists the keys. Where
-/// standard output is no terminal it prints a table each interval.
+/// Samples as `record` does; where eBPF is permitted, no thread is stopped. Press `?` for the keys. If
+/// standard output is not a terminal, prints a table every interval.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// The processes to look at, and those that they start; by default all
+    /// Process IDs to watch, including children started later [default: all processes]
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
-    /// Look at every process on this machine: the default
+    /// Watch every process on this machine (the default)
     #[arg(short, long, conflicts_with = "pid")]
     all: bool,
-    /// Start this program and look at it from its first instruction on. It reads nothing, and what it
-    /// writes is not shown; it is ended with the view
+    /// Run this command and watch it from its first instruction. Its stdin is empty and its output
+    /// hidden; it is terminated when the view ends
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "all"])]
     command: Vec<OsString>,
-    /// What to add up by at first
+    /// What to group by at first
     #[arg(short, long, value_name = "WHAT", default_value = "thread")]
     group: Group,
-    /// The attribute that is shown beside; `none` for none. By default http.route, or else the
-    /// first that a sample has
+    /// Attribute to show for each row; `none` for none [default: http.route, else the first one that
+    /// a sample has]
     #[arg(long, value_name = "ATTRIBUTE")]
     by: Option<String>,
     #[command(flatten)]
     filter: Filter,
-    /// Looks a second at each processor
+    /// Sampling frequency per CPU, in Hz
     #[arg(short = 'F', long, value_name = "HZ", default_value = "99",
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     frequency: u32,
-    /// Time from one picture to the next
+    /// Time between updates
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds::seconds)]
     interval: Duration,
-    /// What shares are of: the last so many seconds. By default 5, and with --batch the interval
+    /// Length of the window that shares are computed over, in seconds [default: 5; with --batch: the
+    /// interval]
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     window: Option<Duration>,
-    /// End after so long
+    /// Stop after this time
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     duration: Option<Duration>,
-    /// Print tables, also on a terminal
+    /// Print tables even on a terminal
     #[arg(long)]
     batch: bool,
-    /// End after so many tables
+    /// Stop after this number of tables
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     iterations: Option<u64>,
-    /// Print one JSON object a line in place of each table (docs/json.md tells its fields)
+    /// Print one JSON object per line instead of tables (fields: docs/json.md)
     #[arg(long)]
     json: bool,
-    /// Stop threads to look at them, even where eBPF is permitted
+    /// Sample by stopping threads, even where eBPF is permitted
     #[arg(long)]
     ptrace: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  otelctx top                            the whole machine
-  otelctx top -p 4711 --group attribute  which routes of a service take the time
+  otelctx top                             the whole machine
+  otelctx top -p 4711 --group attribute   which routes of a service take the time
   otelctx top --filter service.name=shop --by tenant
-  otelctx top -- ./app --its-own options a program, from its first instruction on
-  otelctx top --json --iterations 1      one picture, for a script";
+  otelctx top -- ./app --option value     a command, from its first instruction
+  otelctx top --json --iterations 1       one table, for a script";
 
-/// What is added up.
+/// What rows stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Group {
     Thread,
@@ -113,7 +114,7 @@ struct Plan {
     /// Nanoseconds of a processor's time between two looks at it.
     period: u64,
     processors: usize,
-    /// Why threads are stopped to look at them, if they are.
+    /// Why threads are stopped to sample them, if they are.
     stopping: Option<String>,
     /// The program that is looked at, where it was started for that.
     child: Option<Child>,
@@ -193,7 +194,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         live::run(&mut feed, &plan)
     } else {
         if let Some(why) = &plan.stopping {
-            terminal::complain(&format!("threads are stopped to look at them: {why}"), None);
+            terminal::complain(
+                &format!("sampling with ptrace, which stops threads briefly: {why}"),
+                None,
+            );
         }
         batch::run(&mut feed, &plan, arguments.json, arguments.iterations)
     };

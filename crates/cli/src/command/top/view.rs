@@ -24,7 +24,7 @@ pub(super) struct Shown {
     /// Samples with a context.
     pub(super) attached: u64,
     pub(super) lost: u64,
-    /// Why threads are stopped to look at them, if they are.
+    /// Why threads are stopped to sample them, if they are.
     pub(super) stopping: Option<String>,
     /// Innermost frames of the chosen row's most frequent stack, and how many samples have it.
     pub(super) stack: Option<(Vec<String>, u64)>,
@@ -105,7 +105,10 @@ pub(super) fn draw(buffer: &mut Buffer, area: Rect, state: &State, shown: &Shown
         paint.text(layout.details.0 + at as u16, text, style);
     }
     if let (Some(at), Some(why)) = (layout.stopping, &shown.stopping) {
-        let text = format!("threads are stopped to look at them: {}", escape(why));
+        let text = format!(
+            "sampling with ptrace, which stops threads briefly: {}",
+            escape(why)
+        );
         paint.text(at, &text, paint.coloured(Color::Yellow));
     }
     if let Some(at) = layout.keys {
@@ -163,7 +166,7 @@ impl Paint<'_> {
         if shown.rows.is_empty() {
             let text = match state.filter.is_empty() {
                 true if shown.share.wall == 0 => "looking …",
-                true => "nothing of what is looked at ran",
+                true => "nothing ran in this window",
                 false => "nothing has the filter's text",
             };
             if height > 0 {

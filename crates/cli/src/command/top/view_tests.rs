@@ -221,7 +221,7 @@ fn what_is_lost_and_why_threads_are_stopped_is_said() {
     assert!(lines[0].starts_with(paused), "{lines:#?}");
     assert_eq!(
         lines[8],
-        "threads are stopped to look at them: eBPF is not permitted\\u{1b}[2J"
+        "sampling with ptrace, which stops threads briefly: eBPF is not permitted\\u{1b}[2J"
     );
 }
 
@@ -279,7 +279,7 @@ fn nothing_to_see_is_said() {
     assert_eq!(lines[3], "looking …");
     window.close(1_000_000_000, 0);
     let lines = screen(60, 8, &state, &shown_of(&window, &state));
-    assert_eq!(lines[3], "nothing of what is looked at ran");
+    assert_eq!(lines[3], "nothing ran in this window");
     state.filter = "x".into();
     let lines = screen(60, 8, &state, &shown_of(&window, &state));
     assert_eq!(lines[3], "nothing has the filter's text");

@@ -570,17 +570,14 @@ fn what_nothing_can_be_checked_in() {
         (file("empty", b""), "an empty file"),
         (
             file("script", b"#!/bin/sh\nexit\n"),
-            "a script for /bin/sh, no ELF file",
+            "a script for /bin/sh, not an ELF file",
         ),
         (
             file("libx.so", b"/* GNU ld script */ INPUT(x)"),
-            "a script for the linker",
+            "a linker script",
         ),
-        (
-            file("bitcode.o", b"BC\xc0\xde0123"),
-            "an object file of LLVM",
-        ),
-        (file("text", b"hello\n"), "no ELF file"),
+        (file("bitcode.o", b"BC\xc0\xde0123"), "LLVM bitcode"),
+        (file("text", b"hello\n"), "not an ELF file"),
         (
             file("magic", b"\x7fELF"),
             "it is cut short: it ends after 4 bytes",
@@ -590,7 +587,7 @@ fn what_nothing_can_be_checked_in() {
         ("/dev/zero".into(), "not a regular file"),
         ("/dev/tty".into(), "not a regular file"),
         ("/nowhere".into(), "No such file"),
-        ("2147483648".into(), "no process has the id 2147483648"),
+        ("2147483648".into(), "no process has the ID 2147483648"),
     ];
     let fifo = directory.join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -610,7 +607,7 @@ fn what_nothing_can_be_checked_in() {
         let mut objcopy = Command::new("objcopy");
         objcopy.arg("--only-keep-debug").arg(&program).arg(&debug);
         assert!(objcopy.status().unwrap().success());
-        cases.push((debug, "the debug information of a program"));
+        cases.push((debug, "a separate debug file"));
     }
     for (path, why) in cases {
         let answer = bounded(&path).expect(2);

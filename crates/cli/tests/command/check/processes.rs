@@ -199,7 +199,7 @@ fn processes_without_memory() {
         assert!(
             answer
                 .stderr
-                .starts_with("otelctx: process 2 is a thread of the kernel")
+                .starts_with("otelctx: process 2 is a kernel thread")
         );
     }
     let mut child = Command::new("true").spawn().unwrap();
