@@ -1,12 +1,14 @@
 //! `cargo xtask check`: the inner loop of development.
 
 use crate::report::{self, Outcome, Report};
+use crate::words;
 use crate::workspace::cargo;
 
-/// Runs format, lints and unit tests, without anything that `setup` installs.
+/// Runs format, vocabulary, lints and unit tests, without anything that `setup` installs.
 pub(crate) fn run() -> Outcome {
     let mut report = Report::default();
     report.step("format", || cargo_step(&["fmt", "--all", "--check"]));
+    report.step("words", words::run);
     report.step("lints", || {
         cargo_step(&[
             "clippy",

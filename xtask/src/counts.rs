@@ -15,7 +15,7 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The most tests that are named for one reason to skip.
 const MAX_NAMED: usize = 8;
 
-/// How many tests there were, and the names of those that failed.
+/// Number of tests, and the names of failed ones.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     passed: u64,

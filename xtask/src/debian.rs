@@ -154,7 +154,7 @@ fn kernel_below(tree: &Path) -> Option<PathBuf> {
 /// `tree` what a compiler takes as `--sysroot`.
 #[derive(Clone, Copy)]
 pub(crate) struct Glibc {
-    /// Below `target/setup`, where tests look for it.
+    /// Below `target/setup`, where tests search for it.
     folder: &'static str,
     suite: &'static str,
     /// Below `tree`; a release's own path since Debian 13, where /lib is a link to /usr/lib.

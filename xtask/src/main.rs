@@ -21,6 +21,7 @@ mod report;
 mod setup;
 mod test;
 mod unprivileged;
+mod words;
 mod workspace;
 
 use std::process::ExitCode;
@@ -45,6 +46,7 @@ cargo xtask VERB
   footprint     check what the publisher adds to an application's dependency tree
   licences      check every dependency's licence against deny.toml
   advisories    check every dependency against known advisories  [--refresh CHECKOUT]
+  words         check that texts and names use the glossary's words
   bpf           rebuild the sampler's eBPF programs  [--check]
   bench         run the benchmarks  [GROUP] [--json]
 ";
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         "licences" => licences::run(),
         "advisories" => advisories::run(rest),
         "bpf" => bpf::run(rest),
+        "words" => words::run(),
         "bench" => bench::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");

@@ -29,7 +29,7 @@ __attribute__((used)) static void *const all_or_nothing[] = {
     pthread_setspecific, pthread_mutex_lock, pthread_mutex_unlock,
 };
 
-static int look_at(struct dl_phdr_info *info, size_t size, void *argument)
+static int compare(struct dl_phdr_info *info, size_t size, void *argument)
 {
     (void)size;
     struct search *search = argument;
@@ -55,5 +55,5 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *argument)
 int _dl_find_object(void *address, struct dl_find_object *result)
 {
     struct search search = {(ElfW(Addr))address, result};
-    return dl_iterate_phdr(look_at, &search) == 1 ? 0 : -1;
+    return dl_iterate_phdr(compare, &search) == 1 ? 0 : -1;
 }
