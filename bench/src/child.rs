@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use otelctx::{Key, ProcessContext, Record, SpanId, TraceId};
-use otelctx_reader::{ContextState, Options, Process, SharedModules};
+use otelctx_reader::{ContextState, FileCache, Options, Process};
 
 /// A child process of this program in one of its roles. It is killed on drop.
 #[derive(Debug)]
@@ -255,7 +255,7 @@ fn read(pid: i32, text: bool) {
 
 /// Reads what `otelctx ps` reads of these processes, and prints this process's peak memory.
 fn list(pids: &[&str]) {
-    let modules = SharedModules::default();
+    let modules = FileCache::default();
     for pid in pids {
         let pid = pid.parse().expect("a process id");
         read_for_ps(pid, &modules).expect("the process is there");
@@ -264,11 +264,8 @@ fn list(pids: &[&str]) {
 }
 
 /// Reads what `otelctx ps` reads of one process. Returns whether it publishes.
-pub(crate) fn read_for_ps(
-    pid: i32,
-    modules: &SharedModules,
-) -> Result<bool, otelctx_reader::Error> {
-    let mut process = Process::with_modules(pid, Options::default(), modules.clone())?;
+pub(crate) fn read_for_ps(pid: i32, modules: &FileCache) -> Result<bool, otelctx_reader::Error> {
+    let mut process = Process::with_files(pid, Options::default(), modules.clone())?;
     if process.context()? == ContextState::Absent {
         return Ok(false);
     }

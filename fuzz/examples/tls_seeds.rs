@@ -23,7 +23,7 @@ use otelctx_remote::mappings::Walk;
 use otelctx_remote::module::Machine;
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{
-    Access, AddressSpace, Device, Error, Mapping, Memory, MemoryError, Module, ModuleCache,
+    Access, Device, Error, FileCache, Mapping, Memory, MemoryError, Module,
     Process, Stopped,
 };
 use synthetic::{AARCH64, FILE, FILES, MAPPINGS, PIECE, SEPARATOR, Synthetic, THREAD};
@@ -50,13 +50,12 @@ type Seed = (String, Vec<u8>);
 type Addresses = Vec<Vec<Option<u64>>>;
 
 fn addresses(
-    space: &dyn AddressSpace,
-    memory: &dyn Memory,
+    target: &dyn otelctx_remote::Target,
     threads: &[u64],
 ) -> (Addresses, Vec<OsString>) {
-    let resolution = resolve(space, memory, &mut ModuleCache::new(), NAME).expect("a resolution");
+    let resolution = resolve(target, &FileCache::new(), NAME).expect("a resolution");
     let variables = resolution.variables.iter().map(|variable| {
-        let address = |thread: &u64| variable.address(memory, *thread).expect("an address");
+        let address = |thread: &u64| variable.address(target, *thread).expect("an address");
         threads.iter().map(address).collect()
     });
     (variables.collect(), resolution.bound_elsewhere)
@@ -157,12 +156,12 @@ impl Memory for Recorder<'_> {
     }
 }
 
-impl AddressSpace for Recorder<'_> {
+impl otelctx_remote::Target for Recorder<'_> {
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
     ) -> Result<Walk, Error> {
-        AddressSpace::mappings(self.process, visit)
+        self.process.mappings(visit)
     }
 
     fn mapped_file(
@@ -175,15 +174,15 @@ impl AddressSpace for Recorder<'_> {
         if self.deleted {
             return Err(None);
         }
-        self.process.mapped_file(range, name, device, inode)
+        self.process.mapped_file(range, name, device, inode).ok_or(None)
     }
 
     fn machine(&self) -> Machine {
-        AddressSpace::machine(self.process)
+        Machine::own()
     }
 
     fn name(&self) -> OsString {
-        AddressSpace::name(self.process)
+        "the process".into()
     }
 }
 
@@ -204,7 +203,7 @@ fn record(target: &Target, deleted: bool) -> Vec<u8> {
         deleted,
         bytes: RefCell::default(),
     };
-    let truth = addresses(&recorder, &recorder, &threads);
+    let truth = addresses(&recorder, &threads);
     assert!(!truth.0.is_empty());
 
     let mut seed = Parts::default();
@@ -318,7 +317,7 @@ impl Parts {
     /// The seed, if it says the same as what it was made of.
     fn check(self, truth: &(Addresses, Vec<OsString>)) -> Vec<u8> {
         let process = Synthetic::new(&self.bytes);
-        let found = addresses(&process, &process, &self.threads);
+        let found = addresses(&process, &self.threads);
         assert_eq!(found.0, truth.0);
         assert_eq!(found.1.len(), truth.1.len());
         self.bytes
@@ -460,7 +459,7 @@ fn make(
     }
     let truth = if access == Access::LocalExec {
         let process = Synthetic::new(&seed.bytes);
-        addresses(&process, &process, &[THREAD_POINTER]).0
+        addresses(&process, &[THREAD_POINTER]).0
     } else if dynamic {
         vec![vec![Some(BLOCK + offset)]]
     } else {

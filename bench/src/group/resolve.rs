@@ -11,7 +11,7 @@ use otelctx_remote::mappings::{self, Walk};
 use otelctx_remote::module::{Machine, Module};
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{
-    AddressSpace, Device, Error, Mapping, Memory, MemoryError, ModuleCache, Process, ProcessMemory,
+    Device, Error, FileCache, Mapping, Memory, MemoryError, Process, ProcessMemory,
 };
 
 use crate::row::Report;
@@ -54,10 +54,10 @@ fn twice(pid: i32) -> Result<[u64; 2], String> {
         process,
         bytes: Cell::new(0),
     };
-    let mut cache = ModuleCache::new();
-    let mut resolve_once = || {
+    let cache = FileCache::new();
+    let resolve_once = || {
         let of_memory = space.bytes.get();
-        let (bytes, resolution) = bytes_read(|| resolve(&space, &space, &mut cache, NAME))?;
+        let (bytes, resolution) = bytes_read(|| resolve(&space, &cache, NAME))?;
         match resolution.map_err(text)?.variables.len() {
             1 => Ok(bytes - (space.bytes.get() - of_memory)),
             found => Err(format!("{found} variables in place of one")),
@@ -98,7 +98,7 @@ impl Memory for Counted {
     }
 }
 
-impl AddressSpace for Counted {
+impl otelctx_remote::Target for Counted {
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
@@ -117,14 +117,16 @@ impl AddressSpace for Counted {
         device: Device,
         inode: u64,
     ) -> Result<File, Option<String>> {
-        self.process.mapped_file(range, name, device, inode)
+        self.process
+            .mapped_file(range, name, device, inode)
+            .ok_or(None)
     }
 
     fn machine(&self) -> Machine {
-        AddressSpace::machine(&self.process)
+        Machine::own()
     }
 
     fn name(&self) -> OsString {
-        AddressSpace::name(&self.process)
+        "the process".into()
     }
 }

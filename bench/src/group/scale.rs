@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use otelctx_fixtures::{Compiler, MaxMapCount, Target};
-use otelctx_reader::{ContextState, Options, Process, SharedModules};
+use otelctx_reader::{ContextState, FileCache, Options, Process};
 
 use crate::child::{self, Role};
 use crate::pair::{self, Pair};
@@ -125,7 +125,7 @@ fn many_processes(report: &mut Report) -> Result<(), String> {
     }
     let mut pids: Vec<i32> = publishers.iter().map(Role::pid).collect();
     pids.extend(silent.iter().map(Target::pid));
-    let modules = SharedModules::default();
+    let modules = FileCache::default();
     let published = pids
         .iter()
         .filter(|pid| child::read_for_ps(**pid, &modules).unwrap_or(false));
@@ -134,7 +134,7 @@ fn many_processes(report: &mut Report) -> Result<(), String> {
     }
 
     let pair = against_maps(&pids, 21, || {
-        let modules = SharedModules::default();
+        let modules = FileCache::default();
         pids.iter()
             .all(|pid| child::read_for_ps(*pid, &modules).is_ok())
     });

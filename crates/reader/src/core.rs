@@ -7,7 +7,7 @@ use otelctx_format::record::{self, Context};
 use otelctx_remote as remote;
 use otelctx_sample::Found;
 use remote::core_file::CoreThread;
-use remote::{CoreFile, ModuleCache, tls};
+use remote::{CoreFile, FileCache, tls};
 
 use crate::process_context::{self, ContextState, MAX_PLACES, Place};
 use crate::thread_context::{Announced, SYMBOL, ThreadSupport};
@@ -118,8 +118,7 @@ impl Core {
             Ok(announced) => announced,
             Err(why) => return Ok(ThreadSupport::Unreadable(why)),
         };
-        let mut resolution =
-            tls::resolve(&self.target, &self.target, &mut ModuleCache::new(), SYMBOL)?;
+        let mut resolution = tls::resolve(&self.target, &FileCache::new(), SYMBOL)?;
         for missing in self.target.missing() {
             if *missing == remote::core_file::Missing::FileNames {
                 let name = self.target.path().as_os_str().to_owned();

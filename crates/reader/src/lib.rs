@@ -47,8 +47,9 @@ pub use detected::Detected;
 pub use error::Error;
 pub use otelctx_format as format;
 pub use otelctx_remote as remote;
+pub use otelctx_remote::FileCache;
 pub use otelctx_sample::{Found, ReadStep};
-pub use process::{Options, Poll, Process, SharedModules, Threads};
+pub use process::{Options, Poll, Process, Threads};
 pub use process_context::{Broken, ContextState, ProcessContext};
 pub use thread_context::{
     Reading, SYMBOL, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,

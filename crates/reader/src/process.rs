@@ -4,13 +4,13 @@ mod find;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_format::{KeyMap, record};
 use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
-use remote::{Memory, MemoryError, ModuleCache, ProcessMemory, tls};
+use remote::{FileCache, LiveProcess, Memory, MemoryError, ProcessMemory, tls};
 
 pub use self::find::Poll;
 use crate::process_context::{Found, HeaderBytes, Polled};
@@ -57,11 +57,6 @@ impl Default for Options {
     }
 }
 
-/// A cache of ELF files for any number of processes: a file that several of them have mapped is
-/// read once. Clones share the cache.
-#[derive(Clone, Debug, Default)]
-pub struct SharedModules(Arc<Mutex<ModuleCache>>);
-
 /// A process to read contexts from.
 ///
 /// It caches where things are, so that a second read is cheap: one system call when the process
@@ -72,7 +67,7 @@ pub struct Process {
     target: remote::Process,
     options: Options,
     memory: Option<ProcessMemory>,
-    modules: SharedModules,
+    files: FileCache,
     found: Option<Found>,
     /// Addresses of contexts that could not be read, with their headers where those could be.
     broken: Vec<(u64, Option<HeaderBytes>)>,
@@ -110,19 +105,19 @@ impl Process {
     /// # Errors
     /// When there is no such process.
     pub fn with_options(pid: i32, options: Options) -> Result<Self, Error> {
-        Self::with_modules(pid, options, SharedModules::default())
+        Self::with_files(pid, options, FileCache::default())
     }
 
     /// Opens one of several processes, which share a cache of files.
     ///
     /// # Errors
     /// When there is no such process.
-    pub fn with_modules(pid: i32, options: Options, modules: SharedModules) -> Result<Self, Error> {
+    pub fn with_files(pid: i32, options: Options, files: FileCache) -> Result<Self, Error> {
         Ok(Self {
             target: remote::Process::open(pid)?,
             options,
             memory: None,
-            modules,
+            files,
             found: None,
             broken: Vec::new(),
             variables: None,
@@ -222,19 +217,11 @@ impl Process {
         if self.is_late() {
             return Err(self.late("resolve the variable of its threads"));
         }
-        // Borrowed apart: the cache is written while the memory is read.
         let memory = self.memory.as_ref().expect("memory was just opened");
-        let modules = &mut self
-            .modules
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let space = remote::Within {
-            process: &self.target,
-            deadline: self.options.deadline,
-            text: self.options.maps_as_text,
-        };
-        let resolution = match tls::resolve(&space, memory, modules, SYMBOL) {
+        let target = LiveProcess::new(&self.target, memory)
+            .with_deadline(self.options.deadline)
+            .with_maps_as_text(self.options.maps_as_text);
+        let resolution = match tls::resolve(&target, &self.files, SYMBOL) {
             Err(remote::Error::Deadline { .. }) => {
                 return Err(self.late("resolve the variable of its threads"));
             }

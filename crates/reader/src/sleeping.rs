@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use otelctx_remote as remote;
-use remote::Memory;
 use remote::threads::{Call, ThreadFiles, ThreadPointer, ThreadPointers, max_kept};
+use remote::{LiveProcess, Memory};
 
 use crate::thread_context::ThreadVariables;
 use crate::{Error, Process};
@@ -97,7 +97,7 @@ impl SleepingThreads {
             let Some(files) = &known.files else {
                 break;
             };
-            let listed = state.pointer(process, variables, memory, inner);
+            let listed = state.pointer(process, variables, inner);
             if variables.resolution.unplaced || listed.is_none() && unconfirmed.is_none() {
                 asleep = Asleep::Unknown(files.call().unwrap_or(None));
                 break;
@@ -193,7 +193,6 @@ impl State {
         &mut self,
         process: &Process,
         variables: &ThreadVariables,
-        memory: &dyn Memory,
         inner: i32,
     ) -> Option<ThreadPointer> {
         if let Some(pointer) = self.pointers.get(inner) {
@@ -209,7 +208,8 @@ impl State {
             _ => target.pid(),
         };
         let lists = &variables.resolution.threads;
-        self.pointers = ThreadPointers::find(lists, target, memory, leader, self.listed);
+        let target = LiveProcess::new(target, process.open_memory()?);
+        self.pointers = ThreadPointers::find(lists, &target, leader, self.listed);
         self.pointers.get(inner)
     }
 }

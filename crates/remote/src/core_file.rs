@@ -22,10 +22,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::elf::{Elf, ElfError, Segment, Source};
+use crate::file::{FileBytes, open_regular};
+use crate::machine::Machine;
 use crate::mappings::{Mapping, Walk};
 use crate::memory::{MemoryError, Omission};
-use crate::module::{Machine, open_regular};
-use crate::{AddressSpace, Device, Error, Memory, Permissions};
+use crate::{Device, Error, Memory, Permissions, Target, ThreadInfo};
 pub use notes::CoreThread;
 use notes::{MappedFile, Notes};
 use segments::{Held, Load, Segments, missing};
@@ -355,7 +356,7 @@ impl CoreFile {
 
     fn open_backing(&self, first: &MappedFile) -> Option<Backing> {
         let file = self.find_file(first.start, self.mapped_name(first)).ok()?;
-        let bytes = crate::module::FileBytes(&file);
+        let bytes = FileBytes(&file);
         let elf = Elf::read_headers(Source::File(&bytes)).ok()??;
         let read_only = elf.loads.iter().filter(|load| !load.writable);
         Some(Backing {
@@ -432,7 +433,7 @@ fn read_all(
     Ok(())
 }
 
-impl AddressSpace for CoreFile {
+impl Target for CoreFile {
     /// A core has no devices and inodes: the inode is a number that stands for the name.
     fn mappings(
         &self,
@@ -479,6 +480,30 @@ impl AddressSpace for CoreFile {
 
     fn name(&self) -> OsString {
         self.path.clone().into_os_string()
+    }
+
+    fn pid(&self) -> Option<i32> {
+        self.notes.pid
+    }
+
+    fn thread_ids(&self, visit: &mut dyn FnMut(i32) -> ControlFlow<()>) -> Result<(), Error> {
+        let mut threads = self.notes.threads.iter();
+        while let Some(thread) = threads.next()
+            && visit(thread.tid).is_continue()
+        {}
+        Ok(())
+    }
+
+    fn thread(&self, tid: i32) -> Result<ThreadInfo, Error> {
+        let thread = self.notes.threads.iter().find(|thread| thread.tid == tid);
+        let thread = thread.ok_or(Error::NoSuchThread {
+            pid: self.notes.pid.unwrap_or_default(),
+            tid,
+        })?;
+        let mut info = ThreadInfo::new(tid);
+        info.thread_pointer = thread.thread_pointer;
+        info.registers = thread.registers;
+        Ok(info)
     }
 }
 

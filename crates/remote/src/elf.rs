@@ -1,17 +1,36 @@
-//! Walking an ELF module, in a file or in memory, with every step bounded.
+//! One ELF module, in a file or in memory: segments, sections, symbols, relocations, notes.
+//!
+//! Every table is bounded before it is read, and nothing is mapped: [`Elf`] reads through a
+//! [`Memory`], so that a file, loaded memory, a core file and a test's image are all the same.
+//!
+//! ```
+//! use otelctx_remote::elf::{Elf, FileBytes, Source, SymbolKind};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = std::fs::File::open("/proc/self/exe")?;
+//! let bytes = FileBytes(&file);
+//! let elf = Elf::read(Source::File(&bytes))?.ok_or("not an ELF file")?;
+//! assert!(elf.loads().iter().any(|segment| segment.executable));
+//! let main = elf.symbol(b"main")?.ok_or("no symbol main")?;
+//! assert_eq!(main.kind, SymbolKind::Function);
+//! # Ok(())
+//! # }
+//! ```
 
 mod notes;
 pub(crate) mod sections;
 mod symbols;
 
+pub use sections::Section;
 pub(crate) use symbols::FoundSymbol;
+pub use symbols::{ElfSymbol, SymbolKind};
 
 use object::LittleEndian as LE;
-use object::elf::{
-    self, Dyn64, FileHeader64, FileType, Machine, ProgramHeader64, ProgramType, Rela64,
-};
+use object::elf::{self, Dyn64, FileHeader64, FileType, ProgramHeader64, ProgramType, Rela64};
 use object::pod::{self, Pod};
 
+pub use crate::file::FileBytes;
+use crate::machine::{Machine, TlsSegment};
 use crate::memory::{Memory, MemoryError};
 
 /// Program headers that are read; a linker writes about a dozen.
@@ -26,9 +45,11 @@ const CHUNK: u64 = 64 * 1024;
 
 /// Why a module is not readable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ElfError {
+pub enum ElfError {
+    /// Its headers or tables are malformed, or larger than the limits.
     #[error("{0}")]
     Malformed(&'static str),
+    /// Some of its bytes cannot be read.
     #[error("{0}")]
     Memory(#[from] MemoryError),
 }
@@ -37,7 +58,7 @@ use ElfError::Malformed;
 
 /// Where the module's bytes are.
 #[derive(Clone, Copy)]
-pub(crate) enum Source<'a> {
+pub enum Source<'a> {
     /// In a file: addresses of the [`Memory`] are file offsets.
     File(&'a dyn Memory),
     /// Loaded, with its ELF header at this address.
@@ -46,21 +67,26 @@ pub(crate) enum Source<'a> {
 
 /// A PT_LOAD, PT_TLS, PT_DYNAMIC or PT_NOTE segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Segment {
-    pub(crate) offset: u64,
-    pub(crate) address: u64,
-    pub(crate) file_size: u64,
-    pub(crate) memory_size: u64,
-    pub(crate) alignment: u64,
+pub struct Segment {
+    /// Offset in the file, in bytes (`p_offset`).
+    pub offset: u64,
+    /// Address in the module (`p_vaddr`); add the load bias for one in the process.
+    pub address: u64,
+    /// Bytes in the file (`p_filesz`).
+    pub file_size: u64,
+    /// Bytes in memory (`p_memsz`).
+    pub memory_size: u64,
+    /// `p_align`
+    pub alignment: u64,
     /// PF_X
-    pub(crate) executable: bool,
+    pub executable: bool,
     /// PF_W
-    pub(crate) writable: bool,
+    pub writable: bool,
 }
 
 impl Segment {
-    /// One past the last offset of the file that it shows.
-    pub(crate) fn file_end(&self) -> u64 {
+    /// One past the last offset of the file that it covers.
+    pub fn file_end(&self) -> u64 {
         self.offset.saturating_add(self.file_size)
     }
 }
@@ -86,7 +112,7 @@ pub(crate) struct DynamicTable {
 }
 
 /// A module with its headers read.
-pub(crate) struct Elf<'a> {
+pub struct Elf<'a> {
     source: Source<'a>,
     header: FileHeader64<LE>,
     pub(crate) loads: Vec<Segment>,
@@ -100,7 +126,10 @@ pub(crate) struct Elf<'a> {
 impl<'a> Elf<'a> {
     /// Reads headers and dynamic table of a little-endian 64-bit module. `Ok(None)` if the bytes
     /// are no ELF at all.
-    pub(crate) fn read(source: Source<'a>) -> Result<Option<Self>, ElfError> {
+    ///
+    /// # Errors
+    /// When the headers are malformed or cannot be read.
+    pub fn read(source: Source<'a>) -> Result<Option<Self>, ElfError> {
         let Some(mut module) = Self::read_headers(source)? else {
             return Ok(None);
         };
@@ -173,20 +202,44 @@ impl<'a> Elf<'a> {
         self.header.e_type.get(LE)
     }
 
-    pub(crate) fn machine(&self) -> Machine {
-        self.header.e_machine.get(LE)
+    /// The architecture that it was built for.
+    pub fn machine(&self) -> Machine {
+        Machine::from_elf(self.header.e_machine.get(LE))
     }
 
-    /// What is added to the module's addresses where it is loaded; 0 for a file.
-    pub(crate) fn bias(&self) -> u64 {
+    /// Its PT_LOAD segments, in the order of the program headers.
+    pub fn loads(&self) -> &[Segment] {
+        &self.loads
+    }
+
+    /// Its thread-local storage (PT_TLS).
+    pub fn tls(&self) -> Option<TlsSegment> {
+        self.tls.map(|tls| TlsSegment {
+            address: tls.address,
+            file_size: tls.file_size,
+            memory_size: tls.memory_size,
+            alignment: tls.alignment,
+        })
+    }
+
+    /// Whether this is a file: only files have sections and `.symtab`.
+    pub fn is_file(&self) -> bool {
+        matches!(self.source, Source::File(_))
+    }
+
+    /// The load bias: what is added to the module's addresses where it is loaded; 0 for a file.
+    pub fn bias(&self) -> u64 {
         match (self.source, self.loads.first()) {
             (Source::Loaded(_, base), Some(load)) => bias(base, 0, load),
             _ => 0,
         }
     }
 
-    /// Reads at an address of the module, as its headers count.
-    pub(crate) fn read_at(&self, address: u64, buffer: &mut [u8]) -> Result<(), ElfError> {
+    /// Fills `buffer` from an address of the module, as its headers count.
+    ///
+    /// # Errors
+    /// When the file does not provide all of it, or it cannot be read.
+    pub fn read_at(&self, address: u64, buffer: &mut [u8]) -> Result<(), ElfError> {
         let at = match self.source {
             Source::File(_) => self.file_offset(address, buffer.len() as u64)?,
             Source::Loaded(..) => self.bias().wrapping_add(address),
@@ -280,7 +333,10 @@ impl<'a> Elf<'a> {
 
     /// The name that the module gives itself (DT_SONAME), at most 255 bytes of it. `None` also if
     /// that lies outside of the module.
-    pub(crate) fn soname(&self) -> Result<Option<Vec<u8>>, ElfError> {
+    ///
+    /// # Errors
+    /// When the name cannot be read.
+    pub fn soname(&self) -> Result<Option<Vec<u8>>, ElfError> {
         let Some(offset) = self.table.soname else {
             return Ok(None);
         };
@@ -300,7 +356,10 @@ impl<'a> Elf<'a> {
 
     /// Calls `visit` with the address, type, symbol index and addend of every relocation that is
     /// not relative: those of DT_RELA behind DT_RELACOUNT, and those of DT_JMPREL.
-    pub(crate) fn relocations(
+    ///
+    /// # Errors
+    /// When the tables are malformed or cannot be read, or when `visit` fails.
+    pub fn relocations(
         &self,
         visit: &mut dyn FnMut(u64, u32, u32, i64) -> Result<(), ElfError>,
     ) -> Result<(), ElfError> {

@@ -7,16 +7,18 @@ mod other;
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
 use object::elf;
 
 use crate::Error;
-use crate::arch::Machine;
 pub use crate::arch::Relaxed;
 use crate::elf::sections::{Namesake, Section, text};
 use crate::elf::{Elf, ElfError, Source};
+use crate::file::{FileBytes, open_regular};
+use crate::machine::Machine;
 use crate::memory::Memory;
-use crate::module::{Access, FileBytes, Module, open_regular};
+use crate::module::{Access, Module, ModuleFile};
 
 pub use archive::Member;
 pub use other::Other;
@@ -194,12 +196,12 @@ impl Contents {
         let Some(elf) = Elf::read(Source::File(memory))? else {
             return Ok(Self::Other(Other::Unknown));
         };
-        Ok(Self::Elf(Box::new(Inspection::read(&elf, memory, name)?)))
+        Ok(Self::Elf(Box::new(Inspection::read(&elf, name)?)))
     }
 }
 
 impl Inspection {
-    fn read(elf: &Elf<'_>, memory: &dyn Memory, name: &str) -> Result<Self, ElfError> {
+    fn read(elf: &Elf<'_>, name: &str) -> Result<Self, ElfError> {
         let sections = elf.sections()?;
         let table = |kind| sections.iter().find(|section| section.kind == kind);
         let named = |table: Option<&Section>| match table {
@@ -207,7 +209,7 @@ impl Inspection {
             None => Ok(Vec::new()),
         };
         let kind = kind(elf, &sections);
-        let machine = Machine::from_elf(elf.machine());
+        let machine = elf.machine();
         let mut inspection = Self {
             kind,
             machine,
@@ -243,10 +245,9 @@ impl Inspection {
             inspection.block_offset |= machine.is_block_offset(number) && indices.contains(&by);
             Ok(())
         })?;
-        inspection.module = Module::read(Source::File(memory), name)?;
-        if let Some(module) = &inspection.module {
-            inspection.relaxed = relaxed(elf, module)?;
-        }
+        let module = Module::of(elf, Arc::new(ModuleFile::of(elf)?), name)?;
+        inspection.relaxed = relaxed(elf, &module)?;
+        inspection.module = Some(module);
         Ok(inspection)
     }
 

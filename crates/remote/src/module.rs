@@ -1,35 +1,31 @@
-//! Facts of one ELF file that do not change from process to process: whether and how it knows one
-//! thread-local variable.
+//! Facts of one ELF file that do not change from process to process: what it is, and whether and how
+//! it knows one thread-local variable.
 
-mod cache;
-mod file;
-
-use std::cell::Cell;
 use std::fs::File;
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
 use object::elf;
 
 use crate::Error;
-pub use crate::arch::Machine;
 use crate::arch::TlsRelocation;
 use crate::elf::{DynamicTable, Elf, ElfError, FoundSymbol, Segment, Source};
+use crate::file::{FileBytes, open_regular};
+use crate::file_cache::{MAX_READ, read_within};
 use crate::libc::{CLibrary, glibc};
+pub use crate::machine::{Access, Machine, TlsSegment};
 use crate::memory::Image;
 use crate::threads;
-pub(crate) use cache::Facts;
-pub use cache::ModuleCache;
-use file::{Counted, MAX_COST};
-pub(crate) use file::{FileBytes, is_mapped_file, open_regular};
-pub use file::{build_id, open_mapped};
 
-/// Relocations kept of one module; a linker writes one or two for a variable.
+pub use crate::file::open_mapped;
+
+/// Maximum number of relocations kept of one module; a linker writes one or two for a variable.
 const MAX_RELOCATIONS: usize = 64;
 
-/// What one ELF file says about one thread-local variable.
+/// What one ELF file is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Module {
+pub struct ModuleFile {
     /// The architecture it was built for.
     pub machine: Machine,
     /// It is a program (also a position-independent one), not a library.
@@ -42,12 +38,6 @@ pub struct Module {
     pub soname: Option<Vec<u8>>,
     /// Its thread-local storage.
     pub tls: Option<TlsSegment>,
-    /// How it knows the variable.
-    pub symbol: Symbol,
-    /// How its code reaches the variable, as far as the dynamic linker has a part in it. Empty in
-    /// a module without references, and in an executable whose accesses were relaxed to local
-    /// exec.
-    pub relocations: Vec<Relocation>,
     /// The first PT_LOAD segment.
     pub(crate) first_load: Segment,
     /// The first one with code, from which the load bias follows.
@@ -61,17 +51,37 @@ pub struct Module {
     pub(crate) threads: threads::FileFacts,
 }
 
-/// A PT_TLS segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TlsSegment {
-    /// `p_vaddr`
-    pub address: u64,
-    /// `p_filesz`, bytes with an initial value.
-    pub file_size: u64,
-    /// `p_memsz`, bytes of a block.
-    pub memory_size: u64,
-    /// `p_align`
-    pub alignment: u64,
+/// What one ELF file says about one thread-local variable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Module {
+    /// The file as such.
+    pub file: Arc<ModuleFile>,
+    /// How it knows the variable.
+    pub symbol: Symbol,
+    /// How its code reaches the variable, as far as the dynamic linker has a part in it. Empty in
+    /// a module without references, and in an executable whose accesses were relaxed to local
+    /// exec.
+    pub relocations: Vec<Relocation>,
+}
+
+impl AsRef<ModuleFile> for ModuleFile {
+    fn as_ref(&self) -> &ModuleFile {
+        self
+    }
+}
+
+impl AsRef<ModuleFile> for Module {
+    fn as_ref(&self) -> &ModuleFile {
+        &self.file
+    }
+}
+
+impl Deref for Module {
+    type Target = ModuleFile;
+
+    fn deref(&self) -> &ModuleFile {
+        &self.file
+    }
 }
 
 /// How a module knows the variable.
@@ -99,21 +109,6 @@ pub enum Symbol {
     Absent,
 }
 
-/// How code reaches a thread-local variable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Access {
-    /// Through a TLS descriptor.
-    Tlsdesc,
-    /// `__tls_get_addr` with module and offset.
-    GeneralDynamic,
-    /// `__tls_get_addr` for the module, the offset fixed by the linker. Not in OTEP 4947.
-    LocalDynamic,
-    /// The offset from the thread pointer is in the global offset table.
-    InitialExec,
-    /// The offset from the thread pointer is in the code.
-    LocalExec,
-}
-
 /// A place in a module that the dynamic linker fills so that code finds the variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relocation {
@@ -138,6 +133,57 @@ impl Symbol {
     }
 }
 
+impl ModuleFile {
+    pub(crate) fn of(elf: &Elf<'_>) -> Result<Self, ElfError> {
+        let soname = elf.soname()?;
+        let DynamicTable {
+            jump_relocations,
+            jump_relocations_size,
+            flags_1,
+            debug,
+            ..
+        } = elf.table;
+        let pie = flags_1 & elf::DF_1_PIE.0 != 0;
+        Ok(ModuleFile {
+            machine: elf.machine(),
+            // Linkers before DF_1_PIE (binutils 2.26): PT_INTERP does not tell. glibc's libc.so
+            // has it, and so has every library of gold or mold by way of musl-gcc, which always
+            // passes --dynamic-linker.
+            executable: elf.file_type() == elf::ET_EXEC || pie || (elf.interpreter && debug),
+            dynamic: elf.dynamic.is_some(),
+            interpreter: elf.interpreter,
+            library: CLibrary::recognise(elf, soname.as_deref())?,
+            glibc: glibc::FileFacts::read(elf, soname.as_deref())?,
+            threads: match soname.as_deref() {
+                Some(glibc::SONAME) => threads::FileFacts::of_glibc(elf)?,
+                None if !elf.interpreter && (elf.file_type() == elf::ET_EXEC || pie) => {
+                    threads::FileFacts::of_static_program(elf)?
+                }
+                _ => threads::FileFacts::default(),
+            },
+            soname,
+            tls: elf.tls(),
+            first_load: elf.loads.first().copied().unwrap_or_default(),
+            first_code: elf
+                .loads
+                .iter()
+                .find(|load| load.executable)
+                .copied()
+                .unwrap_or_default(),
+            end: elf
+                .loads
+                .iter()
+                .map(|load| load.address.saturating_add(load.memory_size))
+                .max()
+                .unwrap_or(0),
+            jump_relocations: (
+                jump_relocations,
+                jump_relocations.saturating_add(jump_relocations_size),
+            ),
+        })
+    }
+}
+
 impl Module {
     /// Reads what the ELF file at `path`, on the reader's own side, says about the thread-local
     /// variable `name`.
@@ -153,17 +199,17 @@ impl Module {
         let Some(file) = open_regular(path).map_err(io)? else {
             return Err(Error::NotRegularFile { path: path.into() });
         };
-        let (facts, _) = Self::read_counted(Source::File(&FileBytes(&file)), name);
-        match facts.map_err(elf)? {
-            Some(module) => Ok(Arc::unwrap_or_clone(module)),
+        match Self::read(Source::File(&FileBytes(&file)), name).map_err(elf)? {
+            Some(module) => Ok(module),
             None => Err(elf("it is no ELF file".to_string())),
         }
     }
 
     /// Reads what an open file says, see [`Self::open`]. `None` if it is no readable ELF file.
     pub fn of_file(file: &File, name: &str) -> Option<Self> {
-        let (facts, _) = Self::read_counted(Source::File(&FileBytes(file)), name);
-        facts.ok().flatten().map(Arc::unwrap_or_clone)
+        Self::read(Source::File(&FileBytes(file)), name)
+            .ok()
+            .flatten()
     }
 
     /// Reads what an ELF file's bytes say, see [`Self::open`]. `None` if they are not those of a
@@ -174,39 +220,24 @@ impl Module {
         Self::read(Source::File(&image), name).ok().flatten()
     }
 
-    /// Reads no more of a module than is bearable: the facts, and what they cost, see [`Counted`].
-    pub(crate) fn read_counted(source: Source<'_>, name: &str) -> (Facts, u64) {
-        Self::read_within(MAX_COST, source, name)
+    /// Reads what a module says, within the limit for one file.
+    pub(crate) fn read(source: Source<'_>, name: &str) -> Result<Option<Self>, String> {
+        Self::read_within(MAX_READ, source, name).0
     }
 
-    /// See [`Self::read_counted`].
-    pub(crate) fn read_within(limit: u64, source: Source<'_>, name: &str) -> (Facts, u64) {
-        let cost = Cell::new(0);
-        let counted = |memory| Counted::new(memory, &cost, limit);
-        let module = match source {
-            Source::File(memory) => Self::read(Source::File(&counted(memory)), name),
-            Source::Loaded(memory, base) => {
-                Self::read(Source::Loaded(&counted(memory), base), name)
-            }
-        };
-        let facts = match module {
-            // Whatever it says then, something is missing.
-            _ if cost.get() > limit => Err(format!(
-                "more than {} MiB of it would have to be read",
-                limit >> 20
-            )),
-            Ok(module) => Ok(module.map(Arc::new)),
-            Err(error) => Err(error.to_string()),
-        };
-        (facts, cost.get())
+    /// See [`read_within`].
+    pub(crate) fn read_within(
+        limit: u64,
+        source: Source<'_>,
+        name: &str,
+    ) -> (Result<Option<Self>, String>, u64) {
+        read_within(limit, source, |elf| {
+            Self::of(elf, Arc::new(ModuleFile::of(elf)?), name)
+        })
     }
 
-    pub(crate) fn read(source: Source<'_>, name: &str) -> Result<Option<Self>, ElfError> {
-        let Some(elf) = Elf::read(source)? else {
-            return Ok(None);
-        };
-        let machine = Machine::from_elf(elf.machine());
-        let soname = elf.soname()?;
+    /// What `elf`, the file whose facts are given, says about the variable.
+    pub(crate) fn of(elf: &Elf<'_>, file: Arc<ModuleFile>, name: &str) -> Result<Self, ElfError> {
         let found = elf.dynamic_symbol(name.as_bytes())?;
         let symbol = match found {
             Some(found) if found.defined && found.kind != elf::STT_TLS => Symbol::NotThreadLocal,
@@ -230,61 +261,24 @@ impl Module {
         };
         let relocations = match symbol {
             Symbol::NotThreadLocal | Symbol::Absent => Vec::new(),
-            _ => relocations(&elf, machine, found, symbol)?,
+            _ => relocations(elf, file.machine, found, symbol)?,
         };
-        let DynamicTable {
-            jump_relocations,
-            jump_relocations_size,
-            flags_1,
-            debug,
-            ..
-        } = elf.table;
-        let pie = flags_1 & elf::DF_1_PIE.0 != 0;
-        Ok(Some(Module {
-            machine,
-            // Linkers before DF_1_PIE (binutils 2.26): PT_INTERP does not tell. glibc's libc.so
-            // has it, and so has every library of gold or mold by way of musl-gcc, which always
-            // passes --dynamic-linker.
-            executable: elf.file_type() == elf::ET_EXEC || pie || (elf.interpreter && debug),
-            dynamic: elf.dynamic.is_some(),
-            interpreter: elf.interpreter,
-            library: CLibrary::recognise(&elf, soname.as_deref())?,
-            glibc: glibc::FileFacts::read(&elf, soname.as_deref())?,
-            threads: match soname.as_deref() {
-                Some(glibc::SONAME) => threads::FileFacts::of_glibc(&elf)?,
-                None if !elf.interpreter && (elf.file_type() == elf::ET_EXEC || pie) => {
-                    threads::FileFacts::of_static_program(&elf)?
-                }
-                _ => threads::FileFacts::default(),
-            },
-            soname,
-            tls: elf.tls.map(|tls| TlsSegment {
-                address: tls.address,
-                file_size: tls.file_size,
-                memory_size: tls.memory_size,
-                alignment: tls.alignment,
-            }),
+        Ok(Module {
+            file,
             symbol,
             relocations,
-            first_load: elf.loads.first().copied().unwrap_or_default(),
-            first_code: elf
-                .loads
-                .iter()
-                .find(|load| load.executable)
-                .copied()
-                .unwrap_or_default(),
-            end: elf
-                .loads
-                .iter()
-                .map(|load| load.address.saturating_add(load.memory_size))
-                .max()
-                .unwrap_or(0),
-            jump_relocations: (
-                jump_relocations,
-                jump_relocations.saturating_add(jump_relocations_size),
-            ),
-        }))
+        })
     }
+}
+
+/// The build-id of an ELF file, which its linker made of the contents (NT_GNU_BUILD_ID). `None` if
+/// the file has none, or is no readable ELF file.
+pub fn build_id(file: &File) -> Option<Vec<u8>> {
+    let bytes = FileBytes(file);
+    Elf::read_headers(Source::File(&bytes))
+        .ok()??
+        .build_id()
+        .ok()?
 }
 
 /// The relocations that concern the variable: those that name it, and, for a definition, those

@@ -23,7 +23,7 @@ use nix::sys::stat::Mode;
 use crate::mappings::{self, Mapping, Walk};
 use crate::memory::ProcessMemory;
 
-use crate::module::is_mapped_file;
+use crate::file::is_mapped_file;
 use crate::permission;
 use crate::{Device, Error};
 pub use sizes::{Sizes, SizesFile};
@@ -288,7 +288,7 @@ impl Process {
     /// CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), the path below the process's root, the plain
     /// path (a process in a chroot shows its paths as seen from outside). A path may lead to
     /// another file by now, so device and inode decide.
-    pub(crate) fn open_mapped_file(
+    pub fn mapped_file(
         &self,
         (start, end): (u64, u64),
         name: &[u8],
@@ -457,7 +457,7 @@ mod tests {
             watch.add_watch(path, AddWatchFlags::IN_OPEN).unwrap();
             // No mapping is there, so map_files has nothing, as for a reader without rights.
             let name = path.as_os_str().as_bytes();
-            let file = process.open_mapped_file((0x1000, 0x2000), name, device, inode);
+            let file = process.mapped_file((0x1000, 0x2000), name, device, inode);
             (file.is_some(), watch.read_events().is_ok())
         };
         assert_eq!(opened(&mapped, inode), (true, true));

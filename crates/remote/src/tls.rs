@@ -9,16 +9,16 @@ mod slot;
 
 use std::ffi::OsString;
 
-use crate::arch::Machine;
 pub use crate::libc::CLibrary;
 use crate::libc::glibc;
 pub use crate::libc::glibc::Registration;
-use crate::loaded::{self, Loaded};
-pub use crate::loaded::{AddressSpace, Within};
-pub use crate::module::Access;
+pub use crate::machine::Access;
+use crate::machine::Machine;
 use crate::module::Symbol;
+use crate::modules::{self, Loaded};
+use crate::target::{CodeLayout, Target};
 use crate::threads::ThreadLists;
-use crate::{Error, Memory, ModuleCache};
+use crate::{Error, FileCache, Memory};
 use definition::{Definition, bind, definition};
 
 /// Bytes of the variable: a pointer.
@@ -82,24 +82,22 @@ pub struct Resolution {
     pub unplaced: bool,
     /// Where the process keeps its list of threads.
     pub threads: ThreadLists,
+    /// Which code was mapped when this was resolved, see [`Target::code_layout`].
+    pub layout: Option<CodeLayout>,
 }
 
 /// Looks for the thread-local variable `name`, 8 bytes, in all modules of the process.
 ///
 /// The result holds until the process loads or unloads a module, or executes another program.
 /// Needs no stopped thread.
-pub fn resolve(
-    space: &dyn AddressSpace,
-    memory: &dyn Memory,
-    cache: &mut ModuleCache,
-    name: &str,
-) -> Result<Resolution, Error> {
-    let loaded::Modules {
+pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Resolution, Error> {
+    let modules::TlsModules {
         loaded,
         mut unreadable,
-    } = loaded::modules(space, memory, cache, name)?;
+        layout,
+    } = modules::tls_modules(target, cache, name)?;
     let library = loaded.iter().find_map(|loaded| loaded.module.library);
-    let tls_modules = glibc_tls_modules(memory, &loaded, &mut unreadable);
+    let tls_modules = glibc_tls_modules(target, &loaded, &mut unreadable);
 
     let mut left_out = 0;
     let mut unplaced = false;
@@ -116,7 +114,7 @@ pub fn resolve(
             left_out += 1;
             continue;
         }
-        match definition(loaded, (offset, size), space.machine(), &tls_modules) {
+        match definition(loaded, (offset, size), target.machine(), &tls_modules) {
             Ok(definition) => definitions.push(definition),
             Err(reason) => {
                 unplaced = true;
@@ -131,7 +129,7 @@ pub fn resolve(
             left_out += 1;
             continue;
         }
-        if let Err(error) = bind(memory, referrer, &mut definitions, library) {
+        if let Err(error) = bind(target, referrer, &mut definitions, library) {
             let reason = format!("what its code is bound to: {error}");
             unreadable.push((referrer.name.clone(), reason));
         }
@@ -142,13 +140,14 @@ pub fn resolve(
             "{left_out} definitions of the variable, or modules that refer to it, left out, above \
              the limit of {MAX_DEFINITIONS} definitions or of {MAX_SLOTS} references"
         );
-        unreadable.push((space.name(), reason));
+        unreadable.push((target.name(), reason));
     }
 
     let mut resolution = Resolution {
         unreadable,
         unplaced,
-        threads: ThreadLists::of(&loaded, space.machine()),
+        threads: ThreadLists::of(&loaded, target.machine()),
+        layout: Some(layout),
         ..Resolution::default()
     };
     let (used, unused): (Vec<_>, Vec<_>) = definitions

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, Target};
 use otelctx_remote::tls::{Place, Resolution, resolve};
-use otelctx_remote::{Memory, ModuleCache, Process, Stopped};
+use otelctx_remote::{FileCache, LiveProcess, Memory, Process, Stopped};
 
 const NAME: &str = "otel_thread_ctx_v1";
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -187,7 +187,12 @@ impl Glibc {
 fn look(target: &Target, module: &Path) -> String {
     let process = Process::open(target.pid()).unwrap();
     let memory = process.memory().unwrap();
-    let resolution = resolve(&process, &memory, &mut ModuleCache::new(), NAME).unwrap();
+    let resolution = resolve(
+        &LiveProcess::new(&process, &memory),
+        &FileCache::new(),
+        NAME,
+    )
+    .unwrap();
     let Resolution {
         variables,
         unreadable,
@@ -247,7 +252,7 @@ fn before_and_after_the_first_touch() {
 
 fn resolution(process: &Process) -> Resolution {
     let memory = process.memory().unwrap();
-    resolve(process, &memory, &mut ModuleCache::new(), NAME).unwrap()
+    resolve(&LiveProcess::new(process, &memory), &FileCache::new(), NAME).unwrap()
 }
 
 /// The addresses of the variable in the threads of this name, each read while it stands still.

@@ -13,7 +13,8 @@ use otelctx_remote::mappings::Walk;
 use otelctx_remote::module::Machine;
 use otelctx_remote::tls::{Resolution, resolve};
 use otelctx_remote::{
-    Access, AddressSpace, Device, Error, Mapping, Memory, ModuleCache, Process, Stopped, Storage,
+    Access, Device, Error, FileCache, LiveProcess, Mapping, Memory, MemoryError, Process, Stopped,
+    Storage,
 };
 
 const NAME: &str = "otel_thread_ctx_v1";
@@ -22,19 +23,30 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 fn look(target: &Target) -> Resolution {
     let process = Process::open(target.pid()).unwrap();
     let memory = process.memory().unwrap();
-    resolve(&process, &memory, &mut ModuleCache::new(), NAME).unwrap()
+    resolve(
+        &LiveProcess::new(&process, &memory),
+        &FileCache::new(),
+        NAME,
+    )
+    .unwrap()
 }
 
 /// A process whose dynamic linker is out of sight, and with it its list of modules, which tells
 /// their generations.
-struct WithoutList<'a>(&'a Process);
+struct WithoutList<'a>(LiveProcess<'a>);
 
-impl AddressSpace for WithoutList<'_> {
+impl Memory for WithoutList<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.0.read(address, buffer)
+    }
+}
+
+impl otelctx_remote::Target for WithoutList<'_> {
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
     ) -> Result<Walk, Error> {
-        AddressSpace::mappings(self.0, &mut |mapping| {
+        self.0.mappings(&mut |mapping| {
             let file = Path::new(std::str::from_utf8(mapping.name).unwrap()).file_name();
             match file {
                 Some(file) if file.to_string_lossy().starts_with("ld-linux") => {
@@ -56,19 +68,19 @@ impl AddressSpace for WithoutList<'_> {
     }
 
     fn machine(&self) -> Machine {
-        AddressSpace::machine(self.0)
+        self.0.machine()
     }
 
     fn name(&self) -> OsString {
-        AddressSpace::name(self.0)
+        self.0.name()
     }
 }
 
 fn look_without_list(target: &Target) -> Resolution {
     let process = Process::open(target.pid()).unwrap();
     let memory = process.memory().unwrap();
-    let space = WithoutList(&process);
-    resolve(&space, &memory, &mut ModuleCache::new(), NAME).unwrap()
+    let target = WithoutList(LiveProcess::new(&process, &memory));
+    resolve(&target, &FileCache::new(), NAME).unwrap()
 }
 
 /// Holds the check of the symbol's type (STT_TLS), and that of its size. Without them the address of

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, Target, large_library};
 use otelctx_remote::mappings::{self, Walk};
-use otelctx_remote::module::{Machine, Module, Symbol};
+use otelctx_remote::module::{Module, Symbol};
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{
-    Access, AddressSpace, Device, Error, Mapping, Memory, MemoryError, ModuleCache, Process,
+    Access, Device, Error, FileCache, Machine, Mapping, Memory, MemoryError, Process,
     ProcessMemory, Stopped, Storage,
 };
 
@@ -65,7 +65,7 @@ impl Memory for Counted {
     }
 }
 
-impl AddressSpace for Counted {
+impl otelctx_remote::Target for Counted {
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
@@ -80,15 +80,17 @@ impl AddressSpace for Counted {
         device: Device,
         inode: u64,
     ) -> Result<File, Option<String>> {
-        self.process.mapped_file(range, name, device, inode)
+        self.process
+            .mapped_file(range, name, device, inode)
+            .ok_or(None)
     }
 
     fn machine(&self) -> Machine {
-        AddressSpace::machine(&self.process)
+        Machine::own()
     }
 
     fn name(&self) -> OsString {
-        AddressSpace::name(&self.process)
+        "the process".into()
     }
 }
 
@@ -114,11 +116,10 @@ fn a_module_of_1_gib_with_10_mib_of_relative_relocations() {
     command.arg(format!("lib={}", library.display()));
     let target = Target::spawn(&mut command);
     let space = Counted::new(target.pid());
-    let mut cache = ModuleCache::new();
-    let mut look = || {
+    let cache = FileCache::new();
+    let look = || {
         let of_memory = space.bytes.get();
-        let (bytes, resolution) =
-            bytes_read(|| resolve(&space, &space, &mut cache, NAME).unwrap()).unwrap();
+        let (bytes, resolution) = bytes_read(|| resolve(&space, &cache, NAME).unwrap()).unwrap();
         (bytes - (space.bytes.get() - of_memory), resolution)
     };
     // Of all modules: libc.so and others are among them.

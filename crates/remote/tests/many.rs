@@ -10,7 +10,7 @@ use otelctx_fixtures::Compiler;
 use otelctx_remote::mappings::{self, Walk};
 use otelctx_remote::module::Machine;
 use otelctx_remote::tls::{Resolution, resolve};
-use otelctx_remote::{AddressSpace, Device, Error, Mapping, Memory, MemoryError, ModuleCache};
+use otelctx_remote::{Device, Error, FileCache, Mapping, Memory, MemoryError, Target};
 
 const NAME: &str = "otel_thread_ctx_v1";
 
@@ -46,7 +46,7 @@ impl Many {
     }
 
     fn resolve(&self) -> Resolution {
-        resolve(self, self, &mut ModuleCache::new(), NAME).unwrap()
+        resolve(self, &FileCache::new(), NAME).unwrap()
     }
 }
 
@@ -62,7 +62,7 @@ impl Memory for Many {
     }
 }
 
-impl AddressSpace for Many {
+impl Target for Many {
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,

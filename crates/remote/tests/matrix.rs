@@ -11,7 +11,9 @@ use std::time::Duration;
 use otelctx_fixtures::matrix::{self, NotBuilt, Row};
 use otelctx_fixtures::{Architecture, Target};
 use otelctx_remote::tls::resolve;
-use otelctx_remote::{Access, Memory, ModuleCache, Process, Stopped, Storage, TlsVariable};
+use otelctx_remote::{
+    Access, FileCache, LiveProcess, Memory, Process, Stopped, Storage, TlsVariable,
+};
 
 const NAME: &str = "otel_thread_ctx_v1";
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -129,8 +131,12 @@ fn look(row: &Row) -> Verdict {
     }
     let process = Process::open(target.pid()).map_err(|error| error.to_string())?;
     let memory = process.memory().map_err(|error| error.to_string())?;
-    let resolution = resolve(&process, &memory, &mut ModuleCache::new(), NAME)
-        .map_err(|error| error.to_string())?;
+    let resolution = resolve(
+        &LiveProcess::new(&process, &memory),
+        &FileCache::new(),
+        NAME,
+    )
+    .map_err(|error| error.to_string())?;
     let [variable] = &resolution.variables[..] else {
         return Err(format!("{resolution:?}"));
     };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, Target};
 use otelctx_remote::tls::resolve;
-use otelctx_remote::{Access, Memory, ModuleCache, Process, Stopped, Storage};
+use otelctx_remote::{Access, FileCache, LiveProcess, Memory, Process, Stopped, Storage};
 
 const NAME: &str = "otel_thread_ctx_v1";
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -87,7 +87,12 @@ fn finds_the_variable(kind: &str) {
         "process 1 of its own namespace"
     );
     let memory = process.memory().unwrap();
-    let resolution = resolve(&process, &memory, &mut ModuleCache::new(), NAME).unwrap();
+    let resolution = resolve(
+        &LiveProcess::new(&process, &memory),
+        &FileCache::new(),
+        NAME,
+    )
+    .unwrap();
     assert_eq!(resolution.unreadable, []);
     let [variable] = &resolution.variables[..] else {
         panic!("{resolution:?}")

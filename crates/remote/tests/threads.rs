@@ -8,7 +8,7 @@ use std::time::Duration;
 use otelctx_fixtures::{Compiler, Target};
 use otelctx_remote::threads::ThreadPointers;
 use otelctx_remote::tls::{Resolution, resolve};
-use otelctx_remote::{ModuleCache, Process, ProcessMemory, Stopped};
+use otelctx_remote::{FileCache, LiveProcess, Process, ProcessMemory, Stopped};
 
 const NAME: &str = "otel_thread_ctx_v1";
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ fn spawn(program: &PathBuf) -> Target {
 
 fn resolved(process: &Process) -> (ProcessMemory, Resolution) {
     let memory = process.memory().unwrap();
-    let resolution = resolve(process, &memory, &mut ModuleCache::new(), NAME).unwrap();
+    let resolution = resolve(&LiveProcess::new(process, &memory), &FileCache::new(), NAME).unwrap();
     (memory, resolution)
 }
 
@@ -36,8 +36,7 @@ fn finds_every_thread(program: &PathBuf, kind: &str) {
         let threads = tids.len();
         ThreadPointers::find(
             &resolution.threads,
-            &process,
-            &memory,
+            &LiveProcess::new(&process, &memory),
             process.pid(),
             threads,
         )

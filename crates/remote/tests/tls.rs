@@ -7,7 +7,9 @@ use std::time::Duration;
 use otelctx_fixtures::{Compiler, Target};
 use otelctx_remote::module::{Module, Symbol};
 use otelctx_remote::tls::resolve;
-use otelctx_remote::{Access, Memory, ModuleCache, Process, Stopped, Storage, TlsVariable};
+use otelctx_remote::{
+    Access, FileCache, LiveProcess, Memory, Process, Stopped, Storage, TlsVariable,
+};
 
 const NAME: &str = "otel_thread_ctx_v1";
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,7 +21,12 @@ const NO_SURPLUS: (&str, &str) = ("GLIBC_TUNABLES", "glibc.rtld.optional_static_
 fn variables(target: &Target) -> Vec<TlsVariable> {
     let process = Process::open(target.pid()).unwrap();
     let memory = process.memory().unwrap();
-    let resolution = resolve(&process, &memory, &mut ModuleCache::new(), NAME).unwrap();
+    let resolution = resolve(
+        &LiveProcess::new(&process, &memory),
+        &FileCache::new(),
+        NAME,
+    )
+    .unwrap();
     assert_eq!(resolution.unreadable, []);
     resolution.variables
 }
@@ -465,7 +472,12 @@ fn several_definitions_of_which_one_is_used() {
         let target = Target::spawn(&mut Command::new(&program));
         let process = Process::open(target.pid()).unwrap();
         let memory = process.memory().unwrap();
-        let resolution = resolve(&process, &memory, &mut ModuleCache::new(), NAME).unwrap();
+        let resolution = resolve(
+            &LiveProcess::new(&process, &memory),
+            &FileCache::new(),
+            NAME,
+        )
+        .unwrap();
         let [variable] = &resolution.variables[..] else {
             panic!("{resolution:?}")
         };

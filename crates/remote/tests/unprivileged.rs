@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::libc;
 use otelctx_fixtures::{Compiler, Target};
 use otelctx_remote::tls::resolve;
-use otelctx_remote::{Error, Memory, ModuleCache, Process, Stopped};
+use otelctx_remote::{Error, FileCache, LiveProcess, Memory, Process, Stopped};
 
 /// Any user without rights does; this one exists everywhere.
 const NOBODY: u32 = 65534;
@@ -159,7 +159,12 @@ fn looks_at_its_own() {
     let process = Process::open(pid).unwrap();
     let memory = process.memory().unwrap();
     let name = "otel_thread_ctx_v1";
-    let resolution = resolve(&process, &memory, &mut ModuleCache::new(), name).unwrap();
+    let resolution = resolve(
+        &LiveProcess::new(&process, &memory),
+        &FileCache::new(),
+        name,
+    )
+    .unwrap();
     assert_eq!(resolution.unreadable, []);
     let [variable] = &resolution.variables[..] else {
         panic!("{resolution:?}")

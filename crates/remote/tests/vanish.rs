@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use otelctx_fixtures::{Compiler, Target};
 use otelctx_remote::tls::resolve;
-use otelctx_remote::{Error, Memory, ModuleCache, Process, Stopped};
+use otelctx_remote::{Error, FileCache, LiveProcess, Memory, Process, Stopped};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const ROUNDS: u32 = 300;
@@ -31,14 +31,18 @@ fn descriptors() -> usize {
 }
 
 /// Everything that a reader does, once.
-fn look(process: &Process, threads: [i32; 2], cache: &mut ModuleCache) -> Result<(), Error> {
+fn look(process: &Process, threads: [i32; 2], cache: &FileCache) -> Result<(), Error> {
     let mut first = 0;
     process.mappings(&mut |mapping| {
         first = mapping.start;
         ControlFlow::Break(())
     })?;
     let memory = process.memory()?;
-    resolve(process, &memory, cache, "otel_thread_ctx_v1")?;
+    resolve(
+        &LiveProcess::new(process, &memory),
+        cache,
+        "otel_thread_ctx_v1",
+    )?;
     for tid in threads {
         let stopped = Stopped::stop(process, tid, Duration::from_millis(500))?;
         // Killed meanwhile: there is no memory any more.
@@ -56,7 +60,7 @@ fn targets_that_vanish_at_random_moments() {
     let before = descriptors();
     let mut random = 12345_u32;
     let (mut looks, mut cut_short) = (0, 0);
-    let mut cache = ModuleCache::new();
+    let cache = FileCache::new();
     for round in 0..ROUNDS {
         let mut target = Target::spawn(&mut Command::new(&program));
         let pid = target.pid();
@@ -83,7 +87,7 @@ fn targets_that_vanish_at_random_moments() {
             while after < 3 {
                 after += i32::from(ender.is_finished());
                 let started = Instant::now();
-                match look(&process, threads, &mut cache) {
+                match look(&process, threads, &cache) {
                     Ok(()) => looks += 1,
                     Err(
                         Error::NoSuchThread { .. }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use otelctx_reader as reader;
 use otelctx_sample::format::KeyMap;
 use otelctx_sample::{Catalog, Mapping, Module, ProcessFacts, ProcessId};
-use reader::SharedModules;
+use reader::FileCache;
 use reader::remote;
-use reader::remote::tls::{self, AddressSpace};
+use reader::remote::tls;
 use reader::{ContextState, ProcessContext, ThreadSupport, Unreadable};
 
 use crate::ebpf::{MAX_PLACES, Place, Target, storage};
@@ -156,10 +156,10 @@ impl Known {
     pub(crate) fn open(
         pid: i32,
         options: reader::Options,
-        modules: SharedModules,
+        modules: FileCache,
         scan_timeout: Option<Duration>,
     ) -> Result<Self, reader::Error> {
-        let reader = reader::Process::with_modules(pid, options, modules)?;
+        let reader = reader::Process::with_files(pid, options, modules)?;
         let mut known = Self {
             reader: Some(reader),
             scan_timeout,
@@ -499,8 +499,7 @@ impl Modules {
         let build_id = self.build_ids.entry(key).or_insert_with(|| {
             let range = (mapping.start, mapping.end);
             let file = process.mapped_file(range, mapping.name, mapping.device, mapping.inode);
-            file.ok()
-                .and_then(|file| remote::module::build_id(&file))
+            file.and_then(|file| remote::module::build_id(&file))
                 .unwrap_or_default()
         });
         Module {
@@ -587,7 +586,7 @@ mod tests {
         ] {
             let mut target = Target::spawn(Command::new(&program).arg(how));
             let options = reader::Options::default();
-            let modules = SharedModules::default();
+            let modules = FileCache::default();
             let mut known = Known::open(target.pid(), options, modules, scan_timeout).unwrap();
             for _ in 0..5 {
                 known.look();
@@ -620,7 +619,7 @@ mod tests {
     }
 
     fn open(target: &Target) -> Known {
-        let (options, modules) = (reader::Options::default(), SharedModules::default());
+        let (options, modules) = (reader::Options::default(), FileCache::default());
         Known::open(target.pid(), options, modules, None).unwrap()
     }
 

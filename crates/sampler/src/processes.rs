@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
 use otelctx_sample::{Catalog, Counts, Event, Found, Frame, ReadStep, Sample};
-use reader::SharedModules;
+use reader::FileCache;
 
 use crate::process::{Known, Modules, Publishing};
 
@@ -30,7 +30,7 @@ pub(crate) struct Processes {
     /// How long a look at one of them may take.
     scan_timeout: Option<Duration>,
     modules: Modules,
-    shared_modules: SharedModules,
+    shared_modules: FileCache,
     sweep: Instant,
     sweeps: u32,
     pub(crate) counts: Counts,
@@ -65,7 +65,7 @@ impl Processes {
             options,
             scan_timeout,
             modules: Modules::default(),
-            shared_modules: SharedModules::default(),
+            shared_modules: FileCache::default(),
             sweep: Instant::now() + SWEEP,
             sweeps: 0,
             counts: Counts::default(),

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use otelctx_profile::{Asked, Identity};
-use otelctx_remote::{AddressSpace, Device, Process, module};
+use otelctx_remote::{Device, Process, module};
 use sha2::{Digest, Sha256};
 
 /// What the head-tail hash takes of each end of a file, in bytes (OpenTelemetry semantic
@@ -28,7 +28,7 @@ pub(crate) fn open(asked: Asked<'_>) -> Option<File> {
         let target = Process::open(process.pid).ok()?;
         let file = target.mapped_file(range, module.path.as_bytes(), device, module.inode);
         // Another process may have this id by now.
-        file.ok().filter(|file| {
+        file.filter(|file| {
             file.metadata()
                 .is_ok_and(|found| found.ino() == module.inode)
         })

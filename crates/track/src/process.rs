@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use otelctx_reader as reader;
 use reader::remote;
 use reader::{
-    Broken, ContextState, Error, Poll, ProcessContext, SharedModules, ThreadSupport,
-    ThreadVariables, Unreadable,
+    Broken, ContextState, Error, FileCache, Poll, ProcessContext, ThreadSupport, ThreadVariables,
+    Unreadable,
 };
 use remote::process::{Sizes, SizesFile};
 
@@ -95,12 +95,8 @@ impl ThreadStatus {
 
 impl TrackedProcess {
     /// Opens a process; scans nothing yet.
-    pub(crate) fn open(
-        pid: i32,
-        options: &Options,
-        modules: &SharedModules,
-    ) -> Result<Self, Error> {
-        let reader = reader::Process::with_modules(pid, options.reader.clone(), modules.clone())?;
+    pub(crate) fn open(pid: i32, options: &Options, modules: &FileCache) -> Result<Self, Error> {
+        let reader = reader::Process::with_files(pid, options.reader.clone(), modules.clone())?;
         let (sizes_file, sizes) = reader.target().sizes()?;
         let mut process = Self {
             reader: Some(reader),

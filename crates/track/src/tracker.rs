@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
-use reader::{Broken, Error, ProcessContext, SharedModules};
+use reader::{Broken, Error, FileCache, ProcessContext};
 
 use crate::process::{Presence, TrackedProcess};
 use crate::schedule::{Backoff, Queue};
@@ -113,7 +113,7 @@ impl Budget {
 #[derive(Debug)]
 pub struct Tracker<T> {
     options: Options,
-    modules: SharedModules,
+    modules: FileCache,
     processes: HashMap<i32, Tracked<T>, RandomState>,
     queue: Queue,
     next_sweep: Instant,
@@ -136,7 +136,7 @@ impl<T: Default> Tracker<T> {
     pub fn new(options: Options) -> Self {
         Self {
             options,
-            modules: SharedModules::default(),
+            modules: FileCache::default(),
             processes: HashMap::default(),
             queue: Queue::default(),
             next_sweep: Instant::now() + SWEEP_INTERVAL,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use nix::time::{ClockId, clock_gettime};
 use otelctx_remote::tls::{Resolution, resolve};
-use otelctx_remote::{ModuleCache, Storage};
+use otelctx_remote::{FileCache, Storage};
 use synthetic::Synthetic;
 
 const NAME: &str = "otel_thread_ctx_v1";
@@ -56,8 +56,8 @@ fuzz_target!(|bytes: &[u8]| {
     PEAK.store(before, Ordering::Relaxed);
     let started = cpu_time();
 
-    let mut cache = ModuleCache::new();
-    let Ok(resolution) = resolve(&process, &process, &mut cache, NAME) else {
+    let cache = FileCache::new();
+    let Ok(resolution) = resolve(&process, &cache, NAME) else {
         panic!("its mappings can be read");
     };
     check_addresses(&process, &resolution);
@@ -67,8 +67,8 @@ fuzz_target!(|bytes: &[u8]| {
     assert!(process.reads() <= MAX_READS);
 
     // A second resolution, with and without the cache of files, gives the same.
-    for cache in [&mut cache, &mut ModuleCache::new()] {
-        let Ok(again) = resolve(&process, &process, cache, NAME) else {
+    for cache in [&cache, &FileCache::new()] {
+        let Ok(again) = resolve(&process, cache, NAME) else {
             panic!("its mappings could be read");
         };
         assert_eq!(again.variables, resolution.variables);

@@ -15,7 +15,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use otelctx_remote::mappings::{self, Walk};
 use otelctx_remote::memory::Image;
 use otelctx_remote::module::Machine;
-use otelctx_remote::{AddressSpace, Device, Error, Mapping, Memory, MemoryError};
+use otelctx_remote::{Device, Error, Mapping, Memory, MemoryError, Target};
 
 /// Between two parts.
 pub const SEPARATOR: &[u8] = b"\xf5TLS\xf5";
@@ -152,7 +152,7 @@ impl Memory for Synthetic {
     }
 }
 
-impl AddressSpace for Synthetic {
+impl Target for Synthetic {
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,

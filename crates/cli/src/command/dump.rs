@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use otelctx_reader::remote::stop;
-use otelctx_reader::{Options, SharedModules};
+use otelctx_reader::{FileCache, Options};
 use otelctx_sampler::Snapshots;
 
 use self::live::Looking;
@@ -152,7 +152,7 @@ fn one(
     snapshots: Option<&mut Snapshots>,
 ) -> Result<Report, Error> {
     let pid = process_of(id)?;
-    let looking = Looking::begin(pid, options, timeout, SharedModules::default())?;
+    let looking = Looking::begin(pid, options, timeout, FileCache::default())?;
     let mut report = stop::on_own_thread(|| looking.finish(snapshots))??;
     report.asked_thread = (pid != id).then_some(id);
     Ok(report)

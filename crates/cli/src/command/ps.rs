@@ -7,7 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use otelctx_reader::remote::{process, stop};
-use otelctx_reader::{ContextState, Error as ReaderError, Options, Process, SharedModules};
+use otelctx_reader::{ContextState, Error as ReaderError, FileCache, Options, Process};
 use serde::{Deserialize, Serialize};
 
 use self::row::{COLUMNS, Row};
@@ -135,7 +135,7 @@ enum Seen {
 }
 
 fn look_at_all(worker: &Worker, pids: &[i32], arguments: &Arguments) -> io::Result<()> {
-    let modules = SharedModules::default();
+    let modules = FileCache::default();
     let looked = stop::on_own_thread(|| {
         for &pid in pids {
             worker.look_at(pid);
@@ -158,13 +158,13 @@ fn look_at_all(worker: &Worker, pids: &[i32], arguments: &Arguments) -> io::Resu
 fn look(
     pid: i32,
     arguments: &Arguments,
-    modules: SharedModules,
+    modules: FileCache,
 ) -> Result<Option<(Row, Option<Place>)>, ReaderError> {
     let deadline = Deadline::after(arguments.deadline);
     let mut options = Options::default();
     options.max_mappings = arguments.max_mappings;
     options.deadline = Some(deadline.end());
-    let mut process = Process::with_modules(pid, options, modules)?;
+    let mut process = Process::with_files(pid, options, modules)?;
     Ok(match process.context()? {
         ContextState::Absent => None,
         ContextState::Broken(why) => Some((Row::broken(&process, &why)?, None)),

@@ -11,19 +11,8 @@ pub use aarch64::registers::Registers;
 pub use x86_64::registers::Registers;
 
 use crate::Memory;
+use crate::machine::{Access, Machine, TlsSegment};
 use crate::memory::MemoryError;
-use crate::module::{Access, TlsSegment};
-
-/// The architecture that a module was built for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Machine {
-    /// 64-bit x86.
-    X86_64,
-    /// 64-bit Arm.
-    Aarch64,
-    /// Any other, by its `e_machine`.
-    Other(u16),
-}
 
 /// The relocations of thread-local variables that a dynamic linker resolves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +49,13 @@ pub(crate) struct StatusLayout {
     /// Bytes of NT_PRSTATUS.
     pub(crate) size: u64,
     pub(crate) thread_pointer: ThreadPointerNote,
+    /// Offset of the general registers in bytes, behind signals and times.
+    pub(crate) registers: usize,
+    /// Indexes of words among the general registers.
+    pub(crate) instruction_pointer: usize,
+    pub(crate) stack_pointer: usize,
+    pub(crate) frame_pointer: usize,
+    pub(crate) link: Option<usize>,
 }
 
 /// Where the thread pointer is.
@@ -72,31 +68,12 @@ pub(crate) enum ThreadPointerNote {
 }
 
 impl Machine {
-    pub(crate) fn from_elf(machine: elf::Machine) -> Self {
-        match machine {
-            elf::EM_X86_64 => Machine::X86_64,
-            elf::EM_AARCH64 => Machine::Aarch64,
-            other => Machine::Other(other.0),
-        }
-    }
-
     /// How its core files describe a thread.
     pub(crate) fn status_layout(self) -> Option<StatusLayout> {
         match self {
             Machine::X86_64 => Some(x86_64::core_notes::STATUS),
             Machine::Aarch64 => Some(aarch64::core_notes::STATUS),
             Machine::Other(_) => None,
-        }
-    }
-
-    /// The machine that this reader runs on.
-    pub fn own() -> Self {
-        if cfg!(target_arch = "x86_64") {
-            Machine::X86_64
-        } else if cfg!(target_arch = "aarch64") {
-            Machine::Aarch64
-        } else {
-            Machine::Other(0)
         }
     }
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use crate::elf::{Elf, Segment, Source};
-use crate::module::FileBytes;
+use crate::file::FileBytes;
 
 /// What the kernel puts behind the name of a file that had no name any more.
 const DELETED: &[u8] = b" (deleted)";

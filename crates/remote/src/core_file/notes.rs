@@ -5,7 +5,9 @@ use std::os::unix::fs::FileExt;
 
 use object::elf::{self, NoteType};
 
-use crate::arch::{Machine, ThreadPointerNote};
+use crate::arch::ThreadPointerNote;
+use crate::machine::Machine;
+use crate::target::CallRegisters;
 
 /// Maximum number of notes read; a core has up to about ten per thread.
 const MAX_NOTES: u32 = 1 << 20;
@@ -41,6 +43,8 @@ pub struct CoreThread {
     pub signal: i32,
     /// The thread pointer: fs base on x86-64, TPIDR_EL0 on aarch64. `None` if it is missing.
     pub thread_pointer: Option<u64>,
+    /// The registers that its stack is unwound from. `None` if they are missing.
+    pub registers: Option<CallRegisters>,
 }
 
 /// A mapping of a file.
@@ -143,7 +147,20 @@ impl Notes {
                     ThreadPointerNote::Status(offset) => Some(bytes.u64(at(offset)?)?),
                     ThreadPointerNote::Own(_) => None,
                 };
+                let word = |bytes: &mut Bytes<'_>, index: usize| {
+                    bytes.u64(at(layout.registers + 8 * index)?)
+                };
+                let registers = CallRegisters {
+                    instruction_pointer: word(bytes, layout.instruction_pointer)?,
+                    stack_pointer: word(bytes, layout.stack_pointer)?,
+                    frame_pointer: word(bytes, layout.frame_pointer)?,
+                    link: match layout.link {
+                        Some(index) => Some(word(bytes, index)?),
+                        None => None,
+                    },
+                };
                 self.threads.push(CoreThread {
+                    registers: Some(registers),
                     tid: bytes.u32(at(STATUS_PID)?)? as i32,
                     signal: i32::from(bytes.u32(at(STATUS_SIGNAL)?)? as i16),
                     thread_pointer,

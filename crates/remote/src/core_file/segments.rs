@@ -7,10 +7,10 @@ use object::LittleEndian as LE;
 use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64};
 
 use crate::Permissions;
-use crate::arch::Machine;
 use crate::elf::{read_struct, read_structs};
+use crate::file::FileBytes;
+use crate::machine::Machine;
 use crate::memory::{MemoryError, Omission};
-use crate::module::FileBytes;
 
 /// Mappings of a process that are kept: eight times what the kernel lets it have by default
 /// (`vm.max_map_count`).

@@ -3,6 +3,7 @@
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::*;
+use crate::CallRegisters;
 
 const X86_64: u16 = 62;
 const AARCH64: u16 = 183;
@@ -60,11 +61,14 @@ fn open(bytes: &[u8]) -> Result<CoreFile, Error> {
     CoreFile::from_file(file, Path::new("core"), Path::new("/nowhere"))
 }
 
-/// A thread's status of this size.
+/// A thread's status of this size. Each general register holds its index plus 0x100.
 fn status(size: usize, tid: i32, signal: i16) -> Vec<u8> {
     let mut bytes = vec![0; size];
     bytes[12..14].copy_from_slice(&signal.to_le_bytes());
     bytes[32..36].copy_from_slice(&tid.to_le_bytes());
+    for (index, word) in bytes[112..].chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&(0x100 + index as u64).to_le_bytes());
+    }
     bytes
 }
 
@@ -88,6 +92,12 @@ fn an_aarch64_thread_pointer_is_in_the_note_behind_its_thread() {
         tid,
         signal: 11,
         thread_pointer,
+        registers: Some(CallRegisters {
+            instruction_pointer: 0x120,
+            stack_pointer: 0x11f,
+            frame_pointer: 0x11d,
+            link: Some(0x11e),
+        }),
     };
     let expected = [
         thread(7, Some(0x7000)),
@@ -96,6 +106,32 @@ fn an_aarch64_thread_pointer_is_in_the_note_behind_its_thread() {
     ];
     assert_eq!(core.threads(), expected);
     assert_eq!(core.crash(), Some((11, 7)));
+}
+
+/// Indexes of <sys/user.h>: rbp 4, rip 16, rsp 19, fs_base 21.
+#[test]
+fn an_x86_64_thread_has_its_registers_in_its_status() {
+    let notes = note(b"CORE\0", NT_PRSTATUS, &status(336, 7, 0));
+    let core = open(&with_notes(X86_64, &notes)).unwrap();
+    let mut threads = Vec::new();
+    let listed = core.thread_ids(&mut |tid| {
+        threads.push(core.thread(tid).unwrap());
+        ControlFlow::Continue(())
+    });
+    listed.unwrap();
+    let mut expected = ThreadInfo::new(7);
+    expected.thread_pointer = Some(0x115);
+    expected.registers = Some(CallRegisters {
+        instruction_pointer: 0x110,
+        stack_pointer: 0x113,
+        frame_pointer: 0x104,
+        link: None,
+    });
+    assert_eq!(threads, [expected]);
+    assert!(matches!(
+        core.thread(8),
+        Err(Error::NoSuchThread { tid: 8, .. })
+    ));
 }
 
 #[test]
@@ -184,7 +220,7 @@ fn a_module_whose_headers_are_missing_is_told() {
         (PT_LOAD, 5, 0, 0x1000, 0, 0x1000),
     ];
     let core = open(&core(X86_64, &headers, &notes)).unwrap();
-    let resolution = crate::tls::resolve(&core, &core, &mut Default::default(), "v").unwrap();
+    let resolution = crate::tls::resolve(&core, &Default::default(), "v").unwrap();
     let [(name, why)] = &resolution.unreadable[..] else {
         panic!("{resolution:?}")
     };

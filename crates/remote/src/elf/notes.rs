@@ -12,7 +12,10 @@ const MAX_BUILD_ID: u64 = 64;
 
 impl Elf<'_> {
     /// The build-id, which the linker made of the module's contents (NT_GNU_BUILD_ID).
-    pub(crate) fn build_id(&self) -> Result<Option<Vec<u8>>, ElfError> {
+    ///
+    /// # Errors
+    /// When the notes are malformed or cannot be read.
+    pub fn build_id(&self) -> Result<Option<Vec<u8>>, ElfError> {
         for segment in &self.notes {
             let start = match self.source {
                 Source::File(_) => segment.offset,

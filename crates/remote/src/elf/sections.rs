@@ -20,13 +20,17 @@ const MAX_NAMESAKES: usize = 1024;
 
 /// One section, as its header has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Section {
+pub struct Section {
     name: u32,
     pub(crate) kind: SectionType,
     /// SHF_EXECINSTR
-    pub(crate) executable: bool,
-    pub(crate) offset: u64,
-    pub(crate) size: u64,
+    pub executable: bool,
+    /// Address in the module (`sh_addr`), 0 for a section that is not loaded.
+    pub address: u64,
+    /// Offset in the file, in bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
     pub(crate) link: u32,
     pub(crate) info: u32,
 }
@@ -47,7 +51,10 @@ pub(crate) struct Namesake {
 
 impl Elf<'_> {
     /// All section headers; none of a module that is loaded, or that was stripped of them.
-    pub(crate) fn sections(&self) -> Result<Vec<Section>, ElfError> {
+    ///
+    /// # Errors
+    /// When there are more than 262,144, or the headers cannot be read.
+    pub fn sections(&self) -> Result<Vec<Section>, ElfError> {
         let Source::File(file) = self.source else {
             return Ok(Vec::new());
         };
@@ -70,6 +77,7 @@ impl Elf<'_> {
             name: header.sh_name.get(LE),
             kind: header.sh_type.get(LE),
             executable: header.sh_flags.get(LE).contains(elf::SHF_EXECINSTR),
+            address: header.sh_addr.get(LE),
             offset: header.sh_offset.get(LE),
             size: header.sh_size.get(LE),
             link: header.sh_link.get(LE),
@@ -106,8 +114,20 @@ impl Elf<'_> {
         Ok(None)
     }
 
+    /// The section of this name, if the file has one.
+    ///
+    /// # Errors
+    /// See [`Self::sections`].
+    pub fn section_named(&self, name: &[u8]) -> Result<Option<Section>, ElfError> {
+        let terminated = [name, b"\0"].concat();
+        self.section_like(&self.sections()?, &terminated)
+    }
+
     /// The first `limit` bytes of a section.
-    pub(crate) fn section_bytes(&self, section: &Section, limit: u64) -> Result<Vec<u8>, ElfError> {
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn section_bytes(&self, section: &Section, limit: u64) -> Result<Vec<u8>, ElfError> {
         let size = section.size.min(limit);
         Ok(self
             .memory()
@@ -132,7 +152,10 @@ impl Elf<'_> {
     }
 
     /// The names of the libraries that it needs (DT_NEEDED), at most `most` of them.
-    pub(crate) fn needed(&self, most: usize) -> Result<Vec<String>, ElfError> {
+    ///
+    /// # Errors
+    /// When the dynamic table or a name cannot be read.
+    pub fn needed(&self, most: usize) -> Result<Vec<String>, ElfError> {
         let Some(dynamic) = self.dynamic else {
             return Ok(Vec::new());
         };

@@ -1,4 +1,4 @@
-//! Looking a symbol up by name.
+//! Symbol lookup by name.
 
 use object::LittleEndian as LE;
 use object::elf::{self, SectionHeader64, Sym64, SymbolType};
@@ -13,6 +13,34 @@ const MAX_CHAIN: u64 = 1 << 12;
 const MAX_COMPARED: u64 = 1 << 14;
 const TOO_MANY_COMPARED: ElfError =
     Malformed("it has more than 16,384 symbols of one kind to compare");
+
+/// A defined symbol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ElfSymbol {
+    /// `st_value`: an address in the module, or, of a thread-local variable, the offset in the
+    /// module's block.
+    pub value: u64,
+    /// Bytes (`st_size`).
+    pub size: u64,
+    /// What it is.
+    pub kind: SymbolKind,
+    /// It is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
+    pub dynamic: bool,
+}
+
+/// What a symbol is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SymbolKind {
+    /// A variable (STT_OBJECT).
+    Object,
+    /// A function (STT_FUNC).
+    Function,
+    /// A thread-local variable (STT_TLS).
+    ThreadLocal,
+    /// Any other type, by its number.
+    Other(u8),
+}
 
 /// A symbol that was asked for by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +57,37 @@ pub(crate) struct FoundSymbol {
 }
 
 impl Elf<'_> {
+    /// The definition of `name`: in `.dynsym`, else in `.symtab`, which only files have.
+    ///
+    /// # Errors
+    /// When the tables are malformed, larger than the limits, or cannot be read.
+    pub fn symbol(&self, name: &[u8]) -> Result<Option<ElfSymbol>, ElfError> {
+        if let Some(found) = self.dynamic_symbol(name)?
+            && found.defined
+        {
+            return Ok(Some(ElfSymbol {
+                value: found.value,
+                size: found.size,
+                kind: SymbolKind::of(found.kind),
+                dynamic: true,
+            }));
+        }
+        let sections = self.sections()?;
+        let Some(table) = sections.iter().find(|it| it.kind == elf::SHT_SYMTAB) else {
+            return Ok(None);
+        };
+        let named = self.symbols_named(&sections, table, name)?;
+        // A global definition, if there is one: other files may have local symbols of the name.
+        let defined = || named.iter().filter(|symbol| symbol.defined);
+        let found = defined().find(|symbol| !symbol.local);
+        Ok(found.or_else(|| defined().next()).map(|found| ElfSymbol {
+            value: found.value,
+            size: found.size,
+            kind: SymbolKind::of(found.kind),
+            dynamic: false,
+        }))
+    }
+
     /// Looks a symbol up in `.dynsym`: a definition through the hash table, else a reference.
     pub(crate) fn dynamic_symbol(&self, name: &[u8]) -> Result<Option<FoundSymbol>, ElfError> {
         let table = &self.table;
@@ -277,6 +336,17 @@ impl Elf<'_> {
             }
             Ok(())
         })
+    }
+}
+
+impl SymbolKind {
+    fn of(kind: SymbolType) -> Self {
+        match kind {
+            elf::STT_OBJECT => Self::Object,
+            elf::STT_FUNC => Self::Function,
+            elf::STT_TLS => Self::ThreadLocal,
+            other => Self::Other(other.0),
+        }
     }
 }
 

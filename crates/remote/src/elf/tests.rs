@@ -88,7 +88,7 @@ fn file(filler: [u8; 8], dynamic: &[(DynamicTag, u64)]) -> Hostile {
 }
 
 fn facts(file: &Hostile) -> Result<Option<Symbol>, String> {
-    let (facts, _) = Module::read_counted(Source::File(file), NAME);
+    let facts = Module::read(Source::File(file), NAME);
     facts.map(|module| module.map(|module| module.symbol))
 }
 
@@ -281,7 +281,7 @@ fn a_file_that_is_cut_short_while_it_is_read() {
                 reads,
                 fails,
             };
-            let (facts, _) = Module::read_counted(Source::File(&memory), NAME);
+            let facts = Module::read(Source::File(&memory), NAME);
             (facts, memory.reads.get())
         };
         let (whole, reads) = read(0..0);

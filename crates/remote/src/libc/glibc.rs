@@ -6,8 +6,8 @@
 //! `.symtab` for that reason; a process that does not load it has them nowhere.
 
 use crate::Memory;
-use crate::arch::Machine;
 use crate::elf::{Elf, ElfError};
+use crate::machine::Machine;
 use crate::memory::MemoryError;
 
 /// The name that glibc's libc.so gives itself.

@@ -4,8 +4,8 @@ pub(crate) mod glibc;
 pub(crate) mod musl;
 
 use crate::Memory;
-use crate::arch::Machine;
 use crate::elf::{Elf, ElfError};
+use crate::machine::Machine;
 use crate::memory::MemoryError;
 
 /// The C library of a process, whose dynamic linker manages its thread-local storage.

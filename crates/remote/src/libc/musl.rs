@@ -2,7 +2,7 @@
 //! (`src/internal/pthread_impl.h`, `src/thread/__tls_get_addr.c`).
 
 use crate::Memory;
-use crate::arch::Machine;
+use crate::machine::Machine;
 use crate::memory::MemoryError;
 
 /// The last stage of its dynamic linker (`ldso/dynlink.c`), which the stage before finds by name.

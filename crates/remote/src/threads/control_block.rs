@@ -1,9 +1,9 @@
 //! Where C libraries keep their list of threads, and how a thread's control block looks.
 
-use crate::arch::Machine;
 use crate::elf::{Elf, ElfError};
 use crate::libc::CLibrary;
-use crate::loaded::Loaded;
+use crate::machine::Machine;
+use crate::modules::Loaded;
 
 /// What the names of glibc's own descriptions of its structures begin with (`nptl_db/structs.def`).
 const PREFIX: &[u8] = b"_thread_db_";

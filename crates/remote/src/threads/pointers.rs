@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::control_block::{ThreadLayout, ThreadLists};
 use super::scan;
-use crate::arch::Machine;
-use crate::loaded::AddressSpace;
+use crate::machine::Machine;
+use crate::target::Target;
 use crate::{Memory, MemoryError};
 
 /// Bytes around the head of one of glibc's lists in which the other head is looked for, in a static
@@ -59,15 +59,9 @@ impl ThreadPointers {
     /// The process runs meanwhile and may change its lists. The walk ends where one does not hold
     /// together, and threads may be missing then. Threads that clone(2) made without the C library
     /// are in no list.
-    pub fn find(
-        lists: &ThreadLists,
-        space: &dyn AddressSpace,
-        memory: &dyn Memory,
-        leader: i32,
-        threads: usize,
-    ) -> Self {
+    pub fn find(lists: &ThreadLists, target: &dyn Target, leader: i32, threads: usize) -> Self {
         let mut walk = Walk {
-            memory,
+            memory: target,
             found: Self::default(),
             left: threads.saturating_mul(2).saturating_add(64),
         };
@@ -80,7 +74,7 @@ impl ThreadPointers {
                     walk.glibc(*head);
                 }
             }
-            _ if is_x86_64 => match scan::find(lists, space, memory, leader as u32) {
+            _ if is_x86_64 => match scan::find(lists, target, leader as u32) {
                 Some((scan::Block::Glibc, block)) => {
                     let layout = lists.layout.unwrap_or(ThreadLayout::X86_64);
                     walk.found.shape = Some(Shape::Glibc(layout, 0));

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use super::control_block::{ThreadLayout, ThreadLists};
 use super::pointers::musl;
-use crate::loaded::AddressSpace;
+use crate::target::Target;
 use crate::{Memory, libc::CLibrary};
 
 /// Bytes scanned at most. The first thread's block lies in the C library's own data, in the data of a
@@ -28,15 +28,10 @@ pub(super) enum Block {
 
 /// Scans writable memory for the control block of the thread with this id, on x86-64: the first word
 /// of such a block is its own address.
-pub(super) fn find(
-    lists: &ThreadLists,
-    space: &dyn AddressSpace,
-    memory: &dyn Memory,
-    tid: u32,
-) -> Option<(Block, u64)> {
+pub(super) fn find(lists: &ThreadLists, target: &dyn Target, tid: u32) -> Option<(Block, u64)> {
     let mut scan = Scan {
         library: lists.library,
-        memory,
+        memory: target,
         tid,
         left: MAX_SCANNED,
         buffer: vec![0; CHUNK],
@@ -47,7 +42,7 @@ pub(super) fn find(
         return Some(found);
     }
     let (mut found, mut visited) = (None, 0);
-    let walked = space.mappings(&mut |mapping| {
+    let walked = target.mappings(&mut |mapping| {
         visited += 1;
         let permissions = mapping.permissions;
         if permissions.read && permissions.write && !permissions.shared {

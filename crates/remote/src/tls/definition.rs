@@ -3,11 +3,11 @@
 use super::SIZE;
 use super::slot::{Location, slot};
 use crate::Memory;
-use crate::arch::Machine;
 use crate::libc::{CLibrary, glibc};
-use crate::loaded::Loaded;
+use crate::machine::Access;
+use crate::machine::Machine;
 use crate::memory::MemoryError;
-use crate::module::Access;
+use crate::modules::Loaded;
 
 /// A definition while evidence is collected.
 pub(super) struct Definition<'a> {

@@ -2,9 +2,10 @@
 
 use crate::Memory;
 use crate::libc::CLibrary;
-use crate::loaded::Loaded;
+use crate::machine::Access;
 use crate::memory::{MemoryError, Omission};
-use crate::module::{Access, Relocation};
+use crate::module::Relocation;
+use crate::modules::Loaded;
 
 /// Where the dynamic linker says that a reference leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,8 +6,9 @@ use super::slot::{Location, slot};
 use super::*;
 use crate::elf::Segment;
 use crate::libc::glibc::FileFacts;
+use crate::machine::TlsSegment;
 use crate::memory::Image;
-use crate::module::{Module, Relocation, TlsSegment};
+use crate::module::{Module, ModuleFile, Relocation};
 
 const BIAS: u64 = 0x7f00_0000_0000;
 const SLOT: u64 = 0x3000;
@@ -15,7 +16,7 @@ const RESOLVER: u64 = 0x7f11_0000_0100;
 
 /// A library that defines the variable at offset 8 of its block.
 fn library(access: Access) -> Loaded {
-    let module = Module {
+    let file = ModuleFile {
         machine: Machine::X86_64,
         executable: false,
         dynamic: true,
@@ -27,12 +28,6 @@ fn library(access: Access) -> Loaded {
             memory_size: 16,
             alignment: 8,
         }),
-        symbol: Symbol::Exported { offset: 8, size: 8 },
-        relocations: vec![Relocation {
-            access,
-            slot: SLOT,
-            named: true,
-        }],
         first_load: Segment::default(),
         first_code: Segment::default(),
         end: 0x5000,
@@ -40,6 +35,15 @@ fn library(access: Access) -> Loaded {
         library: None,
         glibc: FileFacts::default(),
         threads: crate::threads::FileFacts::default(),
+    };
+    let module = Module {
+        file: Arc::new(file),
+        symbol: Symbol::Exported { offset: 8, size: 8 },
+        relocations: vec![Relocation {
+            access,
+            slot: SLOT,
+            named: true,
+        }],
     };
     Loaded {
         module: Arc::new(module),
@@ -79,7 +83,7 @@ fn an_offset_of_zero() {
         (Machine::X86_64, Some(CLibrary::Musl), None),
     ] {
         let mut loaded = library(Access::InitialExec);
-        Arc::make_mut(&mut loaded.module).machine = machine;
+        Arc::make_mut(&mut Arc::make_mut(&mut loaded.module).file).machine = machine;
         let relocation = loaded.module.relocations[0];
         let found = slot(&memory, &loaded, &relocation, c_library).unwrap();
         assert_eq!(found, expected, "{machine:?} {c_library:?}");
@@ -321,7 +325,7 @@ fn a_definition_outside_of_the_modules_storage() {
         assert_eq!(definition.is_ok(), inside, "{offset}");
     }
     let mut loaded = library(Access::GeneralDynamic);
-    Arc::make_mut(&mut loaded.module).tls = None;
+    Arc::make_mut(&mut Arc::make_mut(&mut loaded.module).file).tls = None;
     assert!(definition(&loaded, (8, 8), Machine::X86_64, &[]).is_err());
     // One of another architecture is no definition here.
     let loaded = library(Access::GeneralDynamic);

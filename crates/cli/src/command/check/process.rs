@@ -10,7 +10,7 @@ use otelctx_reader::remote::inspect::{Contents, Inspection};
 use otelctx_reader::remote::mappings::{Scan, ScanOptions};
 use otelctx_reader::remote::module::{Machine, Module, Symbol};
 use otelctx_reader::remote::tls::TlsVariable;
-use otelctx_reader::remote::{Access, AddressSpace, Storage};
+use otelctx_reader::remote::{Access, Storage};
 use otelctx_reader::{
     Error as ReaderError, Options, Process, SYMBOL, ThreadSupport, ThreadVariables, Unreadable,
 };
@@ -207,8 +207,7 @@ fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspe
         return Err("no time is left for it".to_owned());
     }
     match found {
-        Some(Ok(file)) => file::inspect(&file),
-        Some(Err(Some(why))) => Err(why),
+        Some(Some(file)) => file::inspect(&file),
         _ => Err("its file was removed or replaced, and is out of reach".to_owned()),
     }
 }
@@ -236,7 +235,7 @@ fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString
         if new {
             let range = (mapping.start, mapping.end);
             let file = target.mapped_file(range, mapping.name, mapping.device, mapping.inode);
-            files.push((mapping.name.to_vec(), file.ok()));
+            files.push((mapping.name.to_vec(), file));
         }
     })?;
     if looked != Scan::Complete(()) {

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use otelctx_reader::remote::{process, stop};
-use otelctx_reader::{ContextState, Options, SharedModules};
+use otelctx_reader::{ContextState, FileCache, Options};
 use otelctx_sampler::Snapshots;
 use serde::{Deserialize, Serialize};
 
@@ -104,7 +104,7 @@ fn write_all(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut same = SameMemory::default();
-    let modules = SharedModules::default();
+    let modules = FileCache::default();
     for &pid in pids {
         worker.look_at(pid);
         let dumped = unless_ended(pid, || {

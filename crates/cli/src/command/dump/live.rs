@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_reader::{
-    ContextState, Error, Found, Options, Process, SharedModules, Thread, ThreadSupport, Threads,
+    ContextState, Error, FileCache, Found, Options, Process, Thread, ThreadSupport, Threads,
 };
 use otelctx_sampler::{Snapshots, ThreadSnapshot};
 
@@ -47,7 +47,7 @@ impl Looking {
         pid: i32,
         mut options: Options,
         timeout: Duration,
-        modules: SharedModules,
+        modules: FileCache,
     ) -> Result<Self, Error> {
         let start = Instant::now();
         let until = Until {
@@ -56,7 +56,7 @@ impl Looking {
             end: start + timeout.mul_f64(1.0 + FOR_MODULES),
         };
         options.deadline = Some(until.threads);
-        let mut process = Process::with_modules(pid, options, modules)?;
+        let mut process = Process::with_files(pid, options, modules)?;
         let context = process.context()?;
         Ok(Self {
             process,

@@ -9,4 +9,9 @@ use crate::arch::{StatusLayout, ThreadPointerNote};
 pub(crate) const STATUS: StatusLayout = StatusLayout {
     size: 392,
     thread_pointer: ThreadPointerNote::Own(elf::NT_ARM_TLS),
+    registers: 112,
+    instruction_pointer: 32,
+    stack_pointer: 31,
+    frame_pointer: 29,
+    link: Some(30),
 };

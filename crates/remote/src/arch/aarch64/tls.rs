@@ -1,8 +1,8 @@
 //! Where thread-local storage lies.
 
 use crate::Memory;
+use crate::machine::TlsSegment;
 use crate::memory::MemoryError;
-use crate::module::TlsSegment;
 
 /// The thread control block: two words that the thread pointer points at (ELF for the Arm 64-bit
 /// Architecture, "Thread Local Storage").
@@ -38,8 +38,8 @@ pub(crate) fn descriptor_is_static(
 #[cfg(test)]
 mod tests {
     use super::{descriptor_is_static, executable_block};
+    use crate::machine::TlsSegment;
     use crate::memory::Image;
-    use crate::module::TlsSegment;
 
     #[test]
     fn the_resolvers_code_tells_static_from_dynamic_storage() {

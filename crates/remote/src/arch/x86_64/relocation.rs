@@ -3,7 +3,7 @@
 use object::elf;
 
 use crate::arch::RelocationNumbers;
-use crate::module::Access;
+use crate::machine::Access;
 
 pub(crate) const NUMBERS: RelocationNumbers = RelocationNumbers {
     descriptor: elf::R_X86_64_TLSDESC.0,

@@ -1,6 +1,6 @@
 //! Where thread-local storage lies.
 
-use crate::module::TlsSegment;
+use crate::machine::TlsSegment;
 
 /// The executable's block ends at the thread pointer, moved down so that its start has the
 /// alignment, and the misalignment, of `p_vaddr` (glibc `elf/dl-tls.c`,
@@ -21,7 +21,7 @@ pub(crate) fn descriptor_is_static(argument: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::executable_block;
-    use crate::module::TlsSegment;
+    use crate::machine::TlsSegment;
 
     #[test]
     fn the_block_keeps_the_segments_misalignment() {

@@ -6,10 +6,17 @@ use crate::mappings::{Mapping, Walk as MappingWalk};
 use crate::memory::Image;
 use crate::{Device, Error};
 
-/// An address space without mappings, of which nothing but memory is asked.
-struct Nothing;
+/// A process without mappings, whose memory counts its reads.
+struct Counting(Image, Cell<usize>);
 
-impl AddressSpace for Nothing {
+impl Memory for Counting {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.1.set(self.1.get() + 1);
+        self.0.read(address, buffer)
+    }
+}
+
+impl Target for Counting {
     fn mappings(
         &self,
         _: &mut dyn FnMut(&Mapping<'_>) -> std::ops::ControlFlow<()>,
@@ -30,16 +37,6 @@ impl AddressSpace for Nothing {
     }
     fn name(&self) -> std::ffi::OsString {
         "nothing".into()
-    }
-}
-
-/// Memory that counts its reads.
-struct Counting(Image, Cell<usize>);
-
-impl Memory for Counting {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        self.1.set(self.1.get() + 1);
-        self.0.read(address, buffer)
     }
 }
 
@@ -83,7 +80,7 @@ fn ring(blocks: &[(u64, u32)]) -> Image {
 
 fn find(lists: &ThreadLists, image: Image, threads: usize) -> (ThreadPointers, usize) {
     let memory = Counting(image, Cell::new(0));
-    let found = ThreadPointers::find(lists, &Nothing, &memory, 7, threads);
+    let found = ThreadPointers::find(lists, &memory, 7, threads);
     (found, memory.1.get())
 }
 

@@ -1,0 +1,198 @@
+//! Facts about ELF files, computed once a file and shared by every process that has it mapped.
+//!
+//! A file is identified by device, inode, size, modification and change time, and by nothing else:
+//! what is kept of it does not depend on the question that was asked first. Any type can be kept
+//! beside the crate's own facts, see [`LoadedModule::fact`](crate::LoadedModule::fact).
+
+use std::any::{Any, TypeId};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::elf::{Elf, ElfError, Source};
+use crate::memory::{Memory, MemoryError};
+
+/// Maximum number of files in a cache; it is emptied when it is full.
+const MAX_FILES: usize = 16 * 1024;
+/// Maximum number of facts of one file; they are dropped when there are more.
+const MAX_FACTS: usize = 256;
+/// Maximum number of bytes read of one file for one fact: several times what the tables of a large
+/// browser have. A sparse file costs its maker nothing.
+pub(crate) const MAX_READ: u64 = 256 << 20;
+/// The cost of a short read, as the number of bytes that take as long: about half a microsecond.
+const SHORT_READ: u64 = 1024;
+
+/// Identity and state of a file: as long as all of it is the same, so are the contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FileKey {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl FileKey {
+    pub(crate) fn of(file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(FileKey {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
+/// A fact about a file: `None` if it is not an ELF file, an error's text if it cannot be read.
+pub type Fact<T> = Result<Option<Arc<T>>, String>;
+
+/// Facts about files, for any number of processes and threads. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct FileCache(Arc<Mutex<HashMap<FileKey, FileFacts>>>);
+
+impl FileCache {
+    /// An empty cache.
+    pub fn new() -> Self {
+        FileCache::default()
+    }
+
+    /// Number of files in it.
+    pub fn len(&self) -> usize {
+        self.files().len()
+    }
+
+    /// Whether it has no file.
+    pub fn is_empty(&self) -> bool {
+        self.files().is_empty()
+    }
+
+    /// What is known of a file, to be added to.
+    pub(crate) fn facts(&self, key: FileKey) -> FileFacts {
+        let mut files = self.files();
+        if files.len() >= MAX_FILES && !files.contains_key(&key) {
+            files.clear();
+        }
+        files.entry(key).or_default().clone()
+    }
+
+    fn files(&self) -> MutexGuard<'_, HashMap<FileKey, FileFacts>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type Kept = Result<Option<Arc<dyn Any + Send + Sync>>, String>;
+
+/// The facts of one file, by type and name. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct FileFacts(Arc<Mutex<HashMap<(TypeId, String), Kept>>>);
+
+impl fmt::Debug for FileFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} facts", self.kept().len())
+    }
+}
+
+impl FileFacts {
+    fn kept(&self) -> MutexGuard<'_, HashMap<(TypeId, String), Kept>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fact of this type and name, if it was computed before.
+    pub(crate) fn known<T: Any + Send + Sync>(&self, name: &str) -> Option<Fact<T>> {
+        let kept = self.kept();
+        let kept = kept.get(&(TypeId::of::<T>(), name.to_owned()))?;
+        Some(kept.clone().map(|fact| {
+            // Kept under the id of its own type.
+            fact.and_then(|fact| fact.downcast().ok())
+        }))
+    }
+
+    /// Computes a fact and keeps it. Returns what reading cost as well, see [`Counted`].
+    pub(crate) fn compute<T: Any + Send + Sync>(
+        &self,
+        name: &str,
+        source: Source<'_>,
+        read: impl FnOnce(&Elf<'_>) -> Result<T, ElfError>,
+    ) -> (Fact<T>, u64) {
+        let (fact, cost) = read_within(MAX_READ, source, read);
+        let fact = fact.map(|fact| fact.map(Arc::new));
+        self.keep(name, &fact);
+        (fact, cost)
+    }
+
+    pub(crate) fn keep<T: Any + Send + Sync>(&self, name: &str, fact: &Fact<T>) {
+        let kept: Kept = match fact {
+            Ok(Some(fact)) => Ok(Some(fact.clone())),
+            Ok(None) => Ok(None),
+            Err(error) => Err(error.clone()),
+        };
+        let mut facts = self.kept();
+        if facts.len() >= MAX_FACTS {
+            facts.clear();
+        }
+        facts.insert((TypeId::of::<T>(), name.to_owned()), kept);
+    }
+}
+
+/// Reads the ELF module at `source`, at the most `limit` bytes of it: the result, and what it cost.
+/// `None` if it is not an ELF file.
+pub(crate) fn read_within<T>(
+    limit: u64,
+    source: Source<'_>,
+    read: impl FnOnce(&Elf<'_>) -> Result<T, ElfError>,
+) -> (Result<Option<T>, String>, u64) {
+    let cost = Cell::new(0);
+    let from = |source| match Elf::read(source)? {
+        Some(elf) => read(&elf).map(Some),
+        None => Ok(None),
+    };
+    let counted = |memory| Counted {
+        memory,
+        cost: &cost,
+        limit,
+    };
+    let result = match source {
+        Source::File(memory) => from(Source::File(&counted(memory))),
+        Source::Loaded(memory, base) => from(Source::Loaded(&counted(memory), base)),
+    };
+    let result = match result {
+        // Whatever was read then is incomplete.
+        _ if cost.get() > limit => Err(format!(
+            "more than {} MiB of it would have to be read",
+            limit >> 20
+        )),
+        Ok(value) => Ok(value),
+        Err(error) => Err(error.to_string()),
+    };
+    (result, cost.get())
+}
+
+/// Memory that adds up the cost of reads: bytes, a short read as [`SHORT_READ`]. Fails above a
+/// limit.
+struct Counted<'a> {
+    memory: &'a dyn Memory,
+    cost: &'a Cell<u64>,
+    limit: u64,
+}
+
+impl Memory for Counted<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let length = buffer.len() as u64;
+        let cost = self.cost.get().saturating_add(length.max(SHORT_READ));
+        self.cost.set(cost);
+        if cost > self.limit {
+            return Err(MemoryError::Limit {
+                address,
+                length,
+                limit: self.limit as usize,
+            });
+        }
+        self.memory.read(address, buffer)
+    }
+}
