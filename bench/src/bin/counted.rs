@@ -16,7 +16,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::hint::black_box;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use otelctx::Key;
 use otelctx_format::process_context::{Payload, Value};
@@ -122,32 +122,33 @@ fn otelctx_bench_counted(work: fn(u64), times: u64) {
 }
 
 /// Attaches and detaches until another thread has added as many keys as there is room for; returns
-/// how often.
+/// how often. Each key is added after at least one more round, because the scheduler may run either
+/// thread to its end first.
 fn while_keys_are_added() -> u64 {
     let attach_detach = ours::WORKS[0];
     attach_detach(1);
-    let added = AtomicUsize::new(0);
+    let (rounds, is_full) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            loop {
-                let number = added.load(Ordering::Relaxed);
+            for number in 0..=MAX_KEYS {
+                let before = rounds.load(Ordering::Relaxed);
                 let key = Key::new(Box::leak(format!("key {number}").into_boxed_str()));
                 if key.register().is_err() {
-                    return added.store(MAX_KEYS, Ordering::Relaxed);
+                    break;
                 }
-                added.store(number + 1, Ordering::Relaxed);
+                while rounds.load(Ordering::Relaxed) == before {
+                    std::thread::yield_now();
+                }
             }
+            is_full.store(true, Ordering::Relaxed);
         });
-        let mut times = 0;
-        while added.load(Ordering::Relaxed) < MAX_KEYS {
-            // The other thread has begun.
-            if added.load(Ordering::Relaxed) > 0 {
-                otelctx_bench_counted(attach_detach, TIMES);
-                times += TIMES;
-            }
+        while !is_full.load(Ordering::Relaxed) {
+            otelctx_bench_counted(attach_detach, TIMES);
+            rounds.fetch_add(1, Ordering::Relaxed);
+            std::thread::yield_now();
         }
-        times
-    })
+    });
+    rounds.into_inner() * TIMES
 }
 
 fn payload() -> Payload {

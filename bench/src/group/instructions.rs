@@ -143,7 +143,9 @@ pub(crate) fn count(work: &str) -> Result<Option<f64>, String> {
         .find_map(|line| line.strip_prefix("totals: ")?.trim().parse().ok());
     match total {
         Some(total) if total > 0.0 => Ok(Some(total / times)),
-        _ => Err(format!("callgrind counted nothing in {FUNCTION}")),
+        _ => Err(format!(
+            "callgrind did not find {FUNCTION} in the program: was it stripped?"
+        )),
     }
 }
 
