@@ -1,5 +1,6 @@
 //! W3C Trace Context identifiers.
 
+use alloc::string::String;
 use core::fmt;
 use core::str::FromStr;
 
@@ -116,6 +117,17 @@ impl fmt::Display for ParseIdError {
 }
 
 impl core::error::Error for ParseIdError {}
+
+/// Bytes as lower-case hexadecimal digits, two per byte.
+#[must_use]
+pub fn hexadecimal(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        let digit = |bits| char::from_digit(u32::from(bits), 16).unwrap_or_default();
+        text.extend([digit(byte >> 4), digit(byte & 0xf)]);
+    }
+    text
+}
 
 fn parse_hex(text: &str, bytes: &mut [u8]) -> Result<(), ParseIdError> {
     let error = ParseIdError {

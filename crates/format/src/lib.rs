@@ -44,5 +44,5 @@ mod key_map;
 pub mod process_context;
 pub mod record;
 
-pub use ids::{ParseIdError, SpanId, TraceFlags, TraceId};
+pub use ids::{hexadecimal, ParseIdError, SpanId, TraceFlags, TraceId};
 pub use key_map::{KeyMap, KeyMapError, Schema, KEY_MAP, MAX_KEYS, SCHEMA_VERSION, THREADLOCAL};

@@ -10,6 +10,7 @@ use opentelemetry_proto::tonic::profiles::v1development::{
     Location, Profile, ProfilesData, ProfilesDictionary, Sample,
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
+use otelctx_sample::format::hexadecimal;
 use prost::Message;
 
 use crate::attributes::UPSTREAM_PREFIX;
@@ -310,7 +311,7 @@ impl<'d> Sums<'d> {
                 .into_iter()
                 .max_by_key(|(name, count)| (*count, *name));
             let trace = Trace {
-                id: id.iter().map(|byte| format!("{byte:02x}")).collect(),
+                id: hexadecimal(id),
                 attribute: most.map_or(WITHOUT, |(name, _)| name).to_owned(),
             };
             (trace, cost)

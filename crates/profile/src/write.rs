@@ -127,7 +127,3 @@ fn subject(profile: &Profile) -> String {
         });
     format!("{} {}", service.unwrap_or(&process.comm), process.pid)
 }
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use otelctx_profile::sample::Module;
+use otelctx_profile::sample::format::hexadecimal;
 
 use crate::copy::Copy;
 
@@ -22,8 +23,7 @@ fn by_build_id(build_id: &[u8], directories: &[PathBuf]) -> Option<PathBuf> {
     let (first, rest) = build_id
         .split_first()
         .filter(|(_, rest)| !rest.is_empty())?;
-    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let name = format!(".build-id/{first:02x}/{rest}.debug");
+    let name = format!(".build-id/{first:02x}/{}.debug", hexadecimal(rest));
     let mut paths = directories.iter().map(|directory| directory.join(&name));
     paths.find(|path| path.is_file())
 }

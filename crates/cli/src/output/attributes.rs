@@ -1,9 +1,8 @@
 //! Attributes as text.
 
-use otelctx_reader::format::THREADLOCAL;
 use otelctx_reader::format::process_context::{Attributes, Value};
+use otelctx_reader::format::{THREADLOCAL, hexadecimal};
 
-use super::json::hexadecimal;
 use super::terminal::escape;
 
 /// `key=value` for each, without those that only describe the mechanism.

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use otelctx_reader::format::hexadecimal;
 use otelctx_reader::format::process_context::{Attributes, Value};
 use serde::Serialize;
 use serde::ser::{SerializeMap, SerializeSeq, Serializer};
@@ -128,11 +129,6 @@ impl Serialize for Natural<'_> {
             _ => serializer.serialize_none(),
         }
     }
-}
-
-/// Two digits a byte, lower case.
-pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

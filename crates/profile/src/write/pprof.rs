@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use foldhash::fast::RandomState;
+use otelctx_sample::format::hexadecimal;
 use prost::Message;
 
 use crate::attributes::{attributes, beside};
@@ -302,7 +303,7 @@ fn mapping(profile: &Profile, place: Place, id: u64, strings: &mut Strings) -> M
     let module = profile.module_of(place);
     let path = module.map_or("", |module| &profile.catalog().module_facts(module).path);
     let identity = module.and_then(|module| profile.identity(module));
-    let build_id = identity.map_or(String::new(), |identity| super::hex(&identity.build_id));
+    let build_id = identity.map_or(String::new(), |identity| hexadecimal(&identity.build_id));
     let (memory_start, memory_limit, file_offset) = super::range(place);
     Mapping {
         id,

@@ -3,6 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
+use otelctx_reader::format::hexadecimal;
+
 use super::window::{Context, OTHERS, Process, Shared, Stacks, Thread, Window, Work};
 use crate::command::filter::ROUTE;
 
@@ -100,10 +102,6 @@ impl Row {
             Key::Others => OTHERS.into(),
         }
     }
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    crate::output::json::hexadecimal(bytes)
 }
 
 /// The rows of a window.

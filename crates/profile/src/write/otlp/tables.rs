@@ -8,10 +8,11 @@ use foldhash::fast::RandomState;
 use indexmap::{Equivalent, IndexSet};
 use opentelemetry_proto::tonic::common::v1::{AnyValue, any_value};
 use opentelemetry_proto::tonic::profiles::v1development as proto;
+use otelctx_sample::format::hexadecimal;
 use otelctx_sample::{ContextId, ThreadId};
 use prost::Message;
 
-use super::super::{hex, range};
+use super::super::range;
 use super::field_size;
 use crate::attributes::{UPSTREAM_PREFIX, attributes, beside};
 use crate::{LocationIndex, Place, Profile};
@@ -342,11 +343,12 @@ impl<'p> Tables<'p> {
         let mut attributes = Vec::new();
         if let Some(identity) = profile.identity(module) {
             if !identity.build_id.is_empty() {
-                let build_id = hex(&identity.build_id);
+                let build_id = hexadecimal(&identity.build_id);
                 attributes.push(self.text("process.executable.build_id.gnu", &build_id));
             }
             if let Some(hash) = identity.htlhash {
-                attributes.push(self.text("process.executable.build_id.htlhash", &hex(&hash)));
+                attributes
+                    .push(self.text("process.executable.build_id.htlhash", &hexadecimal(&hash)));
             }
         }
         let (memory_start, memory_limit, file_offset) = range(place);
