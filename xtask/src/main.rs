@@ -17,6 +17,7 @@ mod miri;
 mod msrv;
 mod musl;
 mod named_kernel;
+mod package;
 mod report;
 mod setup;
 mod test;
@@ -44,6 +45,7 @@ cargo xtask VERB
                 [--short | --package NAME] [VERSION…]
   miri          run the format crate's tests under Miri
   footprint     check what the publisher adds to an application's dependency tree
+  package       compile the published crates from their packaged files
   licences      check every dependency's licence against deny.toml
   advisories    check every dependency against known advisories  [--refresh CHECKOUT]
   words         check that texts and names use the glossary's words
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         "msrv" => msrv::run(),
         "miri" => miri::run(),
         "footprint" => footprint::run(),
+        "package" => package::run(),
         "aarch64" => aarch64::run(&mut Counts::default()),
         "kernels" => kernels::run(rest, &mut Counts::default()),
         "licences" => licences::run(),

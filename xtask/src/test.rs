@@ -3,7 +3,9 @@
 use crate::counts::{Counts, Output};
 use crate::report::{Outcome, Report};
 use crate::workspace::cargo;
-use crate::{aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, setup, unprivileged};
+use crate::{
+    aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, package, setup, unprivileged,
+};
 
 /// Seconds for each fuzz target without `--fuzz-seconds`, which `.ci/run` sets.
 const FUZZ_SECONDS: u64 = 10;
@@ -24,6 +26,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("without root", || unprivileged::run(&mut counts));
     report.step("kernel programs", || bpf::run(&["--check".into()]));
     report.step("footprint", footprint::run);
+    report.step("package", package::run);
     report.step("instructions", bench::instructions);
     report.step("msrv", msrv::run);
     report.step("aarch64", || aarch64::run(&mut counts));
