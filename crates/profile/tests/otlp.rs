@@ -211,6 +211,44 @@ fn each_process_is_a_resource() {
     assert_eq!(data.resource_profiles.len(), 2);
 }
 
+/// As a program that publishes calls itself: the command name would be cut to 15 bytes.
+#[test]
+fn a_service_without_a_name_goes_by_its_executable() {
+    let service = |executable: &str, comm: &str| {
+        let mut recording = shop::recording();
+        let sample = recording.samples.last().unwrap();
+        let other = recording.catalog.thread_facts(sample.thread).process;
+        let facts = recording.catalog.process_mut(other);
+        (facts.executable, facts.comm) = (executable.into(), comm.into());
+        let data = written(
+            &Profile::new(recording, &mut NoSymbols),
+            &Options::default(),
+        );
+        let resource = data.resource_profiles[1].resource.clone().unwrap();
+        let named = |key: &str| {
+            let found = resource.attributes.iter().find(|it| it.key == key);
+            match found.map(|it| it.value.clone().unwrap().value.unwrap()) {
+                Some(Value::StringValue(text)) => Some(text),
+                None => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let service = named("service.name").unwrap();
+        (service, named("process.executable.name"))
+    };
+    let expected = |service: &str, name: Option<&str>| (service.to_owned(), name.map(Into::into));
+    let name = "payment-service-worker";
+    let known = expected("unknown_service:payment-service-worker", Some(name));
+    assert_eq!(
+        service("/opt/payment-service-worker", "payment-service"),
+        known
+    );
+    let removed = "/opt/payment-service-worker (deleted)";
+    assert_eq!(service(removed, "payment-service"), known);
+    let thread_of_the_kernel = expected("unknown_service:kworker/0:1", None);
+    assert_eq!(service("", "kworker/0:1"), thread_of_the_kernel);
+}
+
 #[test]
 fn mappings_can_be_identified_and_hold_their_addresses() {
     let data = written(&shop::profile(), &Options::default());

@@ -28,6 +28,15 @@ pub struct ProcessFacts {
 }
 
 impl ProcessFacts {
+    /// The file name of its executable; empty if unknown.
+    #[must_use]
+    pub fn executable_name(&self) -> &str {
+        // The kernel appends this to the path of a file that was removed or replaced.
+        let path = self.executable.strip_suffix(" (deleted)");
+        let path = path.unwrap_or(&self.executable);
+        path.rsplit('/').next().unwrap_or_default()
+    }
+
     /// The mapping that contained `address` at `time` (in nanoseconds, as [`Mapping::since`]).
     #[must_use]
     pub fn mapping_at(&self, address: u64, time: u64) -> Option<&Mapping> {

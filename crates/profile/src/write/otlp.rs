@@ -183,9 +183,8 @@ fn resource(profile: &Profile, process: ProcessId) -> Resource {
         .iter()
         .map(|(key, value)| (key.as_str(), any_value(value)))
         .filter(|(key, _)| !key.starts_with(MECHANISM));
-    let seen: Vec<(&str, AnyValue)> = seen(facts).collect();
-    for (key, value) in published.chain(seen) {
-        // What the process says goes before what was seen of it, and a name stands once.
+    for (key, value) in published.chain(detected(facts)) {
+        // What the process publishes goes before what the recorder detected; each key stands once.
         if !key.is_empty() && attributes.iter().all(|attribute| attribute.key != key) {
             attributes.push(KeyValue {
                 key: key.to_owned(),
@@ -200,16 +199,15 @@ fn resource(profile: &Profile, process: ProcessId) -> Resource {
     }
 }
 
-/// What the recorder has seen of a process.
-fn seen(facts: &ProcessFacts) -> impl Iterator<Item = (&'static str, AnyValue)> {
+/// What the recorder detected of a process.
+fn detected(facts: &ProcessFacts) -> impl Iterator<Item = (&str, AnyValue)> {
     let text = |text: &str| (!text.is_empty()).then(|| string(text));
-    let name = facts.executable.rsplit('/').next().unwrap_or_default();
+    let name = facts.executable_name();
+    // The convention is the executable's name; a thread of the kernel has none.
+    let program = if name.is_empty() { &facts.comm } else { name };
     let pid = any_value::Value::IntValue(facts.pid.into());
     [
-        (
-            "service.name",
-            text(&format!("unknown_service:{}", facts.comm)),
-        ),
+        ("service.name", text(&format!("unknown_service:{program}"))),
         ("process.pid", Some(AnyValue { value: Some(pid) })),
         ("process.executable.name", text(name)),
         ("process.executable.path", text(&facts.executable)),
