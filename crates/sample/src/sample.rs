@@ -1,5 +1,7 @@
 //! One sample of one thread, and the counters of a recording.
 
+use otelctx_format::record::Skipped;
+
 use crate::{Found, ReadStep, StackId, ThreadId};
 
 /// One sample of one thread.
@@ -57,8 +59,13 @@ pub struct Counts {
     pub missing_stacks: u64,
     /// Samples to which a runtime's step could not add its part.
     pub incomplete_steps: u64,
-    /// Attributes whose key is in no key map.
+    /// Attributes that were skipped because their key is in no key map.
     pub unknown_keys: u64,
+    /// Attributes that were skipped because their value is not UTF-8.
+    pub not_utf8: u64,
+    /// Records of which only the first attributes were read: the rest was beyond the limit, or
+    /// malformed.
+    pub truncated_records: u64,
 }
 
 impl Counts {
@@ -71,6 +78,13 @@ impl Counts {
             Found::Invalid => self.invalid += 1,
             Found::Unreadable(step) => self.unreadable[step as usize] += 1,
         }
+    }
+
+    /// Counts what was skipped of one record.
+    pub fn add_skipped(&mut self, skipped: &Skipped) {
+        self.unknown_keys += u64::from(skipped.unknown_key);
+        self.not_utf8 += u64::from(skipped.not_utf8);
+        self.truncated_records += u64::from(skipped.incomplete_bytes > 0);
     }
 
     /// All samples, without the lost ones.
@@ -90,6 +104,20 @@ impl Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_record_lacks_is_counted_by_reason() {
+        let mut skipped = Skipped::default();
+        let mut counts = Counts::default();
+        counts.add_skipped(&skipped);
+        assert_eq!(counts, Counts::default());
+        (skipped.unknown_key, skipped.not_utf8) = (2, 3);
+        skipped.incomplete_bytes = 40;
+        counts.add_skipped(&skipped);
+        counts.add_skipped(&skipped);
+        let counted = (counts.unknown_keys, counts.not_utf8);
+        assert_eq!((counted, counts.truncated_records), ((4, 6), 2));
+    }
 
     #[test]
     fn each_outcome_is_counted_once() {

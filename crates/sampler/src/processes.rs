@@ -234,7 +234,7 @@ fn found(
             },
             Record::Context(context) => context,
         };
-        counts.unknown_keys += u64::from(context.skipped.unknown_key);
+        counts.add_skipped(&context.skipped);
         Found::Attached(catalog.context(context))
     });
     match found {

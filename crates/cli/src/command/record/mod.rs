@@ -5,8 +5,8 @@ pub(super) mod output;
 mod progress;
 mod send;
 pub(super) mod session;
+mod summary;
 
-use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -14,22 +14,22 @@ use std::process::Child;
 use std::time::Duration;
 
 use clap::builder::ArgPredicate;
-use otelctx_profile::sample::{ProcessId, Sample};
 use otelctx_profile::{Options, Profile, Recording};
-use otelctx_sampler::Targets;
+use otelctx_sampler::{Method, Targets};
 use otelctx_symbolize::Symbols;
 
 use crate::command::child::{self, Waiting};
 use crate::command::filter::{self, Filter};
 use crate::command::{ids, seconds};
 use crate::error::Error;
+use crate::output::json;
 use crate::output::terminal::{self, escape};
-use crate::output::text::{count, grouped};
 use crate::{Status, interrupt};
 
 use empty_recording::Before;
 use send::Collector;
 use session::{Plan, Session};
+use summary::Summary;
 
 /// Sample processes and write a profile with the trace on every sample
 ///
@@ -82,6 +82,9 @@ pub(crate) struct Arguments {
     /// Sample by stopping threads, even where eBPF is permitted
     #[arg(long)]
     ptrace: bool,
+    /// Print one JSON value (docs/json.md tells its fields)
+    #[arg(long)]
+    json: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -101,10 +104,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     };
     let collector = Collector::of(&arguments.send)?;
     interrupt::catch().map_err(Error::Interrupt)?;
-    let (mut recorded, child) = record(arguments, targets)?;
+    let (mut recorded, method, child) = record(arguments, targets)?;
     let before = Before::of(&recorded, arguments);
     arguments.filter.keep(&mut recorded);
-    let summary = summary(&recorded);
+    let summary = Summary::of(&recorded, method);
     let explanation = before
         .explanation(recorded.samples.len(), arguments)
         .or_else(|| empty_recording::lacking(arguments.by.as_deref(), &recorded));
@@ -124,10 +127,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         .attribute_prefix
         .clone_from(&arguments.attribute_prefix);
     let (mut written, mut failed) = output::write(&profile, &options, &arguments.output);
-    let mut sent = String::new();
+    let mut sent = None;
     match collector.map(|mut collector| collector.send(&profile, &options)) {
         None => {}
-        Some(Ok(line)) => sent = line,
+        Some(Ok(delivery)) => sent = Some(delivery),
         Some(Err(error)) => {
             failed.push(error);
             if arguments.output.is_empty() {
@@ -137,11 +140,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
             }
         }
     }
-    let files = written
-        .iter()
-        .map(|file| format!("  {}: {}\n", escape(&file.path), escape(&file.open)));
-    let text = summary + &files.collect::<String>() + &sent;
-    let told = terminal::print(&text).map_err(Error::Output);
+    let text = if arguments.json {
+        json::render(&summary.json(&written, sent.as_ref()))
+    } else {
+        let files = written
+            .iter()
+            .map(|file| format!("  {}: {}\n", escape(&file.path), escape(&file.open)));
+        let sent = sent.map_or_else(String::new, |delivery| delivery.line());
+        summary.text() + &files.collect::<String>() + &sent
+    };
+    let printed = terminal::print(&text).map_err(Error::Output);
     if let Some(explanation) = explanation {
         terminal::complain(&explanation.message, Some(&explanation.hint));
     }
@@ -150,7 +158,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     }
     // Only now: whoever does not wait for a command that does not end loses nothing.
     let status = child.map_or(Status::Done, |child| Status::Ended(child::status(child)));
-    told?;
+    printed?;
     Ok(if failed.is_empty() {
         status
     } else {
@@ -158,8 +166,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     })
 }
 
-/// Samples until an end comes. Returns the command as well, if one was started.
-fn record(arguments: &Arguments, targets: Targets) -> Result<(Recording, Option<Child>), Error> {
+/// Samples until the recording ends. Returns the command as well, if one was started.
+fn record(
+    arguments: &Arguments,
+    targets: Targets,
+) -> Result<(Recording, Method, Option<Child>), Error> {
     let cannot_start = child::cannot_start(&arguments.command);
     let program = child::program(&arguments.command);
     let waiting = program.map(Waiting::start).transpose();
@@ -174,27 +185,13 @@ fn record(arguments: &Arguments, targets: Targets) -> Result<(Recording, Option<
         without_ebpf: arguments.ptrace,
         duration: arguments.duration,
     })?;
+    let method = session.method().clone();
     let Some(waiting) = waiting else {
-        return Ok((session.run(|sampler| !sampler.has_targets()), None));
+        let recorded = session.run(|sampler| !sampler.has_targets());
+        return Ok((recorded, method, None));
     };
     let child = waiting.go().map_err(cannot_start)?;
     let recorded = session.run(|_| child::has_ended(&child));
     child::end(&child);
-    Ok((recorded, Some(child)))
-}
-
-/// What was recorded, in one line.
-fn summary(recorded: &Recording) -> String {
-    let seconds = recorded.clock.duration() as f64 / 1e9;
-    let samples = recorded.samples.len();
-    let of = |sample: &Sample| recorded.catalog.thread_facts(sample.thread).process;
-    let processes: HashSet<ProcessId> = recorded.samples.iter().map(of).collect();
-    format!(
-        "{} {} of {} in {seconds:.1} s: {} with a trace context, {} lost\n",
-        grouped(samples),
-        if samples == 1 { "sample" } else { "samples" },
-        count(processes.len(), "process", "processes"),
-        grouped(recorded.counts.attached as usize),
-        grouped(recorded.counts.lost as usize),
-    )
+    Ok((recorded, method, Some(child)))
 }

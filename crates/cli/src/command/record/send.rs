@@ -46,22 +46,41 @@ impl Collector {
         Ok(Some(Self { endpoint, exporter }))
     }
 
-    /// Sends, and tells in a line what was taken.
-    pub(super) fn send(&mut self, profile: &Profile, options: &Options) -> Result<String, Error> {
+    /// Sends the profile.
+    pub(super) fn send(&mut self, profile: &Profile, options: &Options) -> Result<Delivery, Error> {
         let sent = self.exporter.send(profile, options).map_err(Box::new)?;
         complain_of(&sent);
-        let url = escape(&self.endpoint.to_string());
-        if sent.messages == 0 {
-            return Ok(format!(
-                "  {url}: nothing was sent, as there is no sample\n"
-            ));
+        Ok(Delivery {
+            url: self.endpoint.to_string(),
+            protocol: self.endpoint.protocol().to_string(),
+            messages: sent.messages,
+            bytes: sent.bytes,
+        })
+    }
+}
+
+/// What the collector took.
+#[derive(Debug, serde::Serialize)]
+pub(super) struct Delivery {
+    url: String,
+    protocol: String,
+    messages: usize,
+    bytes: usize,
+}
+
+impl Delivery {
+    /// The same in one line.
+    pub(super) fn line(&self) -> String {
+        let url = escape(&self.url);
+        if self.messages == 0 {
+            return format!("  {url}: nothing was sent, as there is no sample\n");
         }
-        Ok(format!(
+        format!(
             "  {url}: sent by {}, {} bytes in {}\n",
-            self.endpoint.protocol(),
-            grouped(sent.bytes),
-            count(sent.messages, "message", "messages"),
-        ))
+            self.protocol,
+            grouped(self.bytes),
+            count(self.messages, "message", "messages"),
+        )
     }
 }
 

@@ -1,0 +1,276 @@
+//! What `record` says at its end: what was recorded, and what is missing from it.
+
+use std::collections::HashSet;
+
+use otelctx_profile::Recording;
+use otelctx_profile::sample::{Counts, Found, ProcessId, ReadStep, Sample};
+use otelctx_sampler::Method;
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+use super::output::Written;
+use super::send::Delivery;
+use crate::output::text::{count, grouped};
+
+/// What was recorded.
+pub(super) struct Summary {
+    samples: usize,
+    /// Samples that have a context.
+    attached: usize,
+    processes: usize,
+    duration_ns: u64,
+    period_ns: u64,
+    method: Method,
+    /// Of all samples, those that a filter dropped included.
+    counts: Counts,
+}
+
+impl Summary {
+    pub(super) fn of(recording: &Recording, method: Method) -> Self {
+        let process = |it: &Sample| recording.catalog.thread_facts(it.thread).process;
+        let processes: HashSet<ProcessId> = recording.samples.iter().map(process).collect();
+        let is_attached = |it: &&Sample| matches!(it.found, Found::Attached(_));
+        Self {
+            samples: recording.samples.len(),
+            attached: recording.samples.iter().filter(is_attached).count(),
+            processes: processes.len(),
+            duration_ns: recording.clock.duration(),
+            period_ns: recording.period.get(),
+            method,
+            counts: recording.counts,
+        }
+    }
+
+    /// One line, and another one if anything is missing.
+    pub(super) fn text(&self) -> String {
+        let mut text = format!(
+            "{} of {} in {:.1} s: {} with a trace context, {} lost\n",
+            number_of(self.samples as u64, "sample", "samples"),
+            count(self.processes, "process", "processes"),
+            self.duration_ns as f64 / 1e9,
+            grouped(self.attached),
+            grouped(self.counts.lost as usize),
+        );
+        let missing = missing(&self.counts);
+        if !missing.is_empty() {
+            text += &format!("  missing: {}\n", missing.join(", "));
+        }
+        text
+    }
+
+    /// The JSON object of docs/json.md.
+    pub(super) fn json<'s>(
+        &'s self,
+        files: &'s [Written],
+        sent: Option<&'s Delivery>,
+    ) -> impl Serialize + 's {
+        SummaryJson {
+            samples: self.samples,
+            with_context: self.attached,
+            processes: self.processes,
+            duration_ns: self.duration_ns,
+            period_ns: self.period_ns,
+            method: match self.method {
+                Method::Ebpf => "ebpf",
+                _ => "ptrace",
+            },
+            counts: CountsJson::of(&self.counts),
+            files,
+            sent,
+        }
+    }
+}
+
+fn number_of(number: u64, one: &str, many: &str) -> String {
+    let noun = if number == 1 { one } else { many };
+    format!("{} {noun}", grouped(number as usize))
+}
+
+/// Each counter that is not zero, in words, but those of samples that have what they should have and
+/// those of lost samples.
+fn missing(counts: &Counts) -> Vec<String> {
+    let mut missing = Vec::new();
+    let mut add = |number: u64, one: &str, many: &str| {
+        if number > 0 {
+            missing.push(number_of(number, one, many));
+        }
+    };
+    let unreadable = counts.unreadable.iter().zip(ReadStep::ALL);
+    let steps = unreadable.filter(|(number, _)| **number > 0);
+    let steps: Vec<_> = steps
+        .map(|(number, step)| format!("{}: {}", step.name(), grouped(*number as usize)))
+        .collect();
+    let steps = steps.join(", ");
+    add(
+        counts.unreadable_samples(),
+        &format!("unreadable context ({steps})"),
+        &format!("unreadable contexts ({steps})"),
+    );
+    add(counts.invalid, "invalid record", "invalid records");
+    add(
+        counts.truncated_records,
+        "truncated record",
+        "truncated records",
+    );
+    add(
+        counts.unknown_keys,
+        "skipped attribute with an unknown key",
+        "skipped attributes with an unknown key",
+    );
+    add(
+        counts.not_utf8,
+        "skipped attribute that is not UTF-8",
+        "skipped attributes that are not UTF-8",
+    );
+    add(
+        counts.truncated_stacks,
+        "truncated stack",
+        "truncated stacks",
+    );
+    add(
+        counts.missing_stacks,
+        "sample without its stack",
+        "samples without their stacks",
+    );
+    add(
+        counts.incomplete_steps,
+        "sample without a runtime's part",
+        "samples without a runtime's part",
+    );
+    missing
+}
+
+#[derive(Serialize)]
+struct SummaryJson<'s> {
+    samples: usize,
+    with_context: usize,
+    processes: usize,
+    duration_ns: u64,
+    period_ns: u64,
+    method: &'static str,
+    counts: CountsJson,
+    files: &'s [Written],
+    sent: Option<&'s Delivery>,
+}
+
+/// All counters.
+#[derive(Serialize)]
+struct CountsJson {
+    attached: u64,
+    detached: u64,
+    not_published: u64,
+    invalid: u64,
+    unreadable: StepsJson,
+    lost: u64,
+    truncated_records: u64,
+    unknown_keys: u64,
+    not_utf8: u64,
+    truncated_stacks: u64,
+    missing_stacks: u64,
+    incomplete_steps: u64,
+}
+
+impl CountsJson {
+    fn of(counts: &Counts) -> Self {
+        Self {
+            attached: counts.attached,
+            detached: counts.detached,
+            not_published: counts.not_published,
+            invalid: counts.invalid,
+            unreadable: StepsJson(counts.unreadable),
+            lost: counts.lost,
+            truncated_records: counts.truncated_records,
+            unknown_keys: counts.unknown_keys,
+            not_utf8: counts.not_utf8,
+            truncated_stacks: counts.truncated_stacks,
+            missing_stacks: counts.missing_stacks,
+            incomplete_steps: counts.incomplete_steps,
+        }
+    }
+}
+
+/// A counter by the name of each step.
+struct StepsJson([u64; ReadStep::ALL.len()]);
+
+impl Serialize for StepsJson {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (step, number) in ReadStep::ALL.into_iter().zip(self.0) {
+            map.serialize_entry(step.name(), &number)?;
+        }
+        map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(counts: Counts) -> Summary {
+        Summary {
+            samples: 1234,
+            attached: 1200,
+            processes: 1,
+            duration_ns: 5_040_000_000,
+            period_ns: 1_000_000,
+            method: Method::Ebpf,
+            counts,
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said_only_where_something_is() {
+        let mut counts = Counts::default();
+        (counts.attached, counts.detached, counts.not_published) = (1200, 30, 4);
+        let first = "1,234 samples of 1 process in 5.0 s: 1,200 with a trace context";
+        assert_eq!(summary(counts).text(), format!("{first}, 0 lost\n"));
+        counts.lost = 7;
+        assert_eq!(summary(counts).text(), format!("{first}, 7 lost\n"));
+        counts.invalid = 1;
+        counts.unreadable[ReadStep::Variable as usize] = 1000;
+        counts.unreadable[ReadStep::Record as usize] = 2;
+        counts.truncated_records = 3;
+        counts.unknown_keys = 4;
+        counts.not_utf8 = 5;
+        counts.truncated_stacks = 6;
+        counts.missing_stacks = 7;
+        counts.incomplete_steps = 8;
+        let second = "  missing: 1,002 unreadable contexts (variable: 1,000, record: 2), \
+            1 invalid record, 3 truncated records, 4 skipped attributes with an unknown key, \
+            5 skipped attributes that are not UTF-8, 6 truncated stacks, \
+            7 samples without their stacks, 8 samples without a runtime's part";
+        assert_eq!(
+            summary(counts).text(),
+            format!("{first}, 7 lost\n{second}\n")
+        );
+    }
+
+    #[test]
+    fn json_has_every_counter() {
+        let mut counts = Counts::default();
+        (counts.attached, counts.detached, counts.not_published) = (1, 2, 3);
+        (counts.invalid, counts.lost) = (4, 5);
+        for (index, counter) in counts.unreadable.iter_mut().enumerate() {
+            *counter = 10 + index as u64;
+        }
+        (counts.truncated_records, counts.unknown_keys) = (20, 21);
+        (counts.not_utf8, counts.truncated_stacks) = (22, 23);
+        (counts.missing_stacks, counts.incomplete_steps) = (24, 25);
+        let json = serde_json::to_value(summary(counts).json(&[], None)).unwrap();
+        let expected = serde_json::json!({
+            "samples": 1234, "with_context": 1200, "processes": 1,
+            "duration_ns": 5_040_000_000_u64, "period_ns": 1_000_000, "method": "ebpf",
+            "counts": {
+                "attached": 1, "detached": 2, "not_published": 3, "invalid": 4,
+                "unreadable": {
+                    "resolve": 10, "access": 11, "thread": 12, "memory": 13, "variable": 14,
+                    "record": 15, "verify": 16,
+                },
+                "lost": 5, "truncated_records": 20, "unknown_keys": 21, "not_utf8": 22,
+                "truncated_stacks": 23, "missing_stacks": 24, "incomplete_steps": 25,
+            },
+            "files": [], "sent": null,
+        });
+        assert_eq!(json, expected);
+    }
+}
