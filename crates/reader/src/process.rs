@@ -15,7 +15,7 @@ use remote::{FileCache, LiveProcess, Memory, MemoryError, ProcessMemory, tls};
 pub use self::find::Poll;
 use crate::process_context::{Found, HeaderBytes, Polled};
 use crate::sleeping::SleepingThreads;
-use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport};
+use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport, is_registered};
 use crate::{ContextState, Detected, Error};
 
 /// Limits of a reader.
@@ -320,18 +320,11 @@ impl Process {
         let Some(memory) = &self.memory else {
             return false;
         };
-        let registrations = resolution
-            .variables
-            .iter()
-            .map(tls::TlsVariable::registration);
-        registrations.flatten().all(|registration| {
-            let [generation, map] = registration.words.map(u64::to_le_bytes);
-            let mut words = [0; 16];
-            match memory.read(registration.address, &mut words) {
-                Ok(()) => words[..8] == generation && words[8..] == map,
-                // What was read of a process remains valid when it ends.
-                Err(error) => matches!(error, MemoryError::Gone { .. }),
-            }
+        let mut variables = resolution.variables.iter();
+        variables.all(|variable| match is_registered(variable, memory) {
+            Ok(is_registered) => is_registered,
+            // What was read of a process remains valid when it ends.
+            Err(error) => matches!(error, MemoryError::Gone { .. }),
         })
     }
 

@@ -365,7 +365,13 @@ impl ThreadVariables {
     /// Reads the record of thread `tid` into `buffer`, and returns how much of it there is: `None`
     /// when none is attached, 0 when the one attached is not valid. Of several variables the first
     /// that points at a valid record counts, else the first that points at anything.
-    pub(crate) fn read(
+    ///
+    /// The thread must be stopped, and `thread_pointer` be its own: fs base on x86-64, `TPIDR_EL0` on
+    /// aarch64.
+    ///
+    /// # Errors
+    /// When the variable or the record can't be read.
+    pub fn read(
         &self,
         memory: &dyn Memory,
         tid: i32,
@@ -389,6 +395,17 @@ impl ThreadVariables {
         fallback
     }
 
+    /// Whether the modules of the variables are still those that were resolved, as far as the dynamic
+    /// linker tells (glibc): one that was unloaded may have left its place to others. False while a
+    /// process is read that has executed another program.
+    #[must_use]
+    pub fn are_current(&self, memory: &dyn Memory) -> bool {
+        let variables = &self.resolution.variables;
+        variables
+            .iter()
+            .all(|variable| is_registered(variable, memory) == Ok(true))
+    }
+
     /// What a record says, see [`Self::read`]. `newer_keys` is asked if a key is unknown.
     pub(crate) fn decode(
         &self,
@@ -410,6 +427,21 @@ impl ThreadVariables {
             None => context,
         })
     }
+}
+
+/// Whether the dynamic linker's entry for the module of a variable is unchanged: a module that was
+/// unloaded and loaded again at the same address has other storage.
+pub(crate) fn is_registered(
+    variable: &TlsVariable,
+    memory: &dyn Memory,
+) -> Result<bool, MemoryError> {
+    let Some(registration) = variable.registration() else {
+        return Ok(true);
+    };
+    let [generation, map] = registration.words.map(u64::to_le_bytes);
+    let mut words = [0; 16];
+    memory.read(registration.address, &mut words)?;
+    Ok(words[..8] == generation && words[8..] == map)
 }
 
 fn read_variable(

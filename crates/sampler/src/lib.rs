@@ -35,8 +35,10 @@
 //! # }
 //! ```
 
+mod code;
 mod ebpf;
 mod error;
+mod key_maps;
 mod options;
 mod process;
 mod processes;

@@ -1,49 +1,45 @@
-//! The processes that are known, and how a look at one of their threads becomes a sample.
+//! The sampled processes, and how the observation of a thread becomes a sample.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
 use otelctx_sample::{Catalog, Counts, Event, Found, Frame, ReadStep, Sample};
-use reader::FileCache;
+use otelctx_track::stat::has_ended;
+use otelctx_track::{Budget, Change, ThreadStatus, Tracked, Tracker};
 
-use crate::process::{Known, Modules, Publishing};
+use crate::code::BuildIds;
+use crate::process::SampledProcess;
 
-/// Processes that are looked at again between two drains; what is left has its turn after the
-/// next.
-const LOOKS_A_DRAIN: usize = 32;
-/// So is what is left when looking has taken this long: those that are dear to look at must not keep
-/// samples waiting for longer than the ring has room.
-const LOOKING: Duration = Duration::from_millis(20);
-/// How often those are forgotten that said they end and are gone; and one time in so many, all that
-/// are gone: where ptrace looks none says so, and what the kernel tells can get lost.
-const SWEEP: Duration = Duration::from_millis(200);
-const SWEEP_ALL: u32 = 50;
+/// Work on tracked processes between two drains. Slow scans must not delay samples for longer than
+/// the ring has room.
+const BUDGET: Budget = Budget {
+    processes: 32,
+    time: Duration::from_millis(20),
+};
+/// How long the first scan of all processes may take: the ring holds the samples of a second.
+/// Processes that it does not reach are scanned when they are sampled.
+const FIRST_SCAN: Duration = Duration::from_millis(500);
 
-/// The processes that are known, by their ids.
+/// The sampled processes.
 #[derive(Debug)]
 pub(crate) struct Processes {
-    known: HashMap<u32, Known, RandomState>,
-    options: reader::Options,
-    /// How long a look at one of them may take.
-    scan_timeout: Option<Duration>,
-    modules: Modules,
-    shared_modules: FileCache,
-    sweep: Instant,
-    sweeps: u32,
+    tracker: Tracker<SampledProcess>,
+    build_ids: BuildIds,
     pub(crate) counts: Counts,
 }
 
-/// A look at a thread.
+/// A thread as it was observed.
 #[derive(Debug)]
-pub(crate) struct Look<'a> {
+pub(crate) struct Observation<'a> {
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) time: u64,
     pub(crate) cpu: u32,
-    pub(crate) pid: u32,
-    pub(crate) tid: u32,
+    pub(crate) pid: i32,
+    pub(crate) tid: i32,
+    /// The thread's name.
     pub(crate) comm: &'a str,
+    /// [`Found::NotPublished`] if the observer knows nothing of the process.
     pub(crate) context: Found<Record<'a>>,
     pub(crate) user_stack: &'a [Frame],
     pub(crate) kernel_stack: &'a [Frame],
@@ -51,224 +47,227 @@ pub(crate) struct Look<'a> {
 
 /// An attached record.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Record<'a> {
-    /// Its bytes, and the configuration that they were read under.
-    Bytes { serial: u32, bytes: &'a [u8] },
-    /// What it says.
-    Context(&'a Context),
+pub(crate) struct Record<'a> {
+    /// The configuration under which it was read.
+    pub(crate) serial: u32,
+    pub(crate) bytes: &'a [u8],
+}
+
+/// Processes that changed since the last poll.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// Their threads may have to be read in another way.
+    pub(crate) changed: Vec<i32>,
+    /// They are gone.
+    pub(crate) ended: Vec<i32>,
 }
 
 impl Processes {
+    /// Tracks nothing yet. With a `scan_timeout` all processes of the machine are sampled, and
+    /// what is cheap has to do for most of them.
     pub(crate) fn new(options: reader::Options, scan_timeout: Option<Duration>) -> Self {
+        let mut tracking = otelctx_track::Options::default();
+        tracking.reader = options;
+        tracking.threads = true;
+        tracking.trust_sizes = scan_timeout.is_some();
+        tracking.scan_timeout = scan_timeout;
         Self {
-            known: HashMap::default(),
-            options,
-            scan_timeout,
-            modules: Modules::default(),
-            shared_modules: FileCache::default(),
-            sweep: Instant::now() + SWEEP,
-            sweeps: 0,
+            tracker: Tracker::new(tracking),
+            build_ids: BuildIds::default(),
             counts: Counts::default(),
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.known.is_empty()
+        self.tracker.is_empty()
     }
 
-    /// Whether nothing of any of them runs any longer.
+    /// Whether all threads of all of them have ended.
     pub(crate) fn have_ended(&self) -> bool {
-        self.known.values().all(Known::has_ended)
+        let mut processes = self.tracker.iter().map(|tracked| &tracked.process);
+        processes.all(|process| !process.exists() || has_ended(process.pid()))
     }
 
-    pub(crate) fn get_mut(&mut self, pid: u32) -> Option<&mut Known> {
-        self.known.get_mut(&pid)
+    pub(crate) fn get_mut(&mut self, pid: i32) -> Option<&mut Tracked<SampledProcess>> {
+        self.tracker.get_mut(pid)
     }
 
-    /// Adds a process, not yet looked at.
-    pub(crate) fn add(&mut self, pid: u32) -> Result<&mut Known, reader::Error> {
-        let known = Known::open(
-            pid as i32,
-            self.options.clone(),
-            self.shared_modules.clone(),
-            self.scan_timeout,
-        )?;
-        Ok(self.known.entry(pid).insert_entry(known).into_mut())
+    /// How often processes have been polled in all.
+    #[cfg(test)]
+    pub(crate) fn polls(&self) -> u64 {
+        self.tracker.polls()
     }
 
-    pub(crate) fn remove(&mut self, pid: u32) {
-        self.known.remove(&pid);
+    /// Tracks a process, and scans it when it is sampled or [`Processes::scan`] is called.
+    pub(crate) fn add(&mut self, pid: i32) -> Result<(), reader::Error> {
+        self.tracker.add(pid).map(drop)
     }
 
-    /// Notes that a process ends. It stays known for as long as the kernel has it: until then there
-    /// may be more samples of it, and its id is no other's.
-    pub(crate) fn exits(&mut self, pid: u32) {
-        if let Some(known) = self.known.get_mut(&pid) {
-            known.exits = true;
+    /// Finds out how a process publishes.
+    pub(crate) fn scan(&mut self, pid: i32) {
+        self.tracker.poll(pid, &mut |_| {});
+    }
+
+    /// Scans all processes of the machine, as far as there is time, and returns those that publish.
+    /// The others are tracked when they are sampled: their descriptors are better used for others.
+    pub(crate) fn find_publishers(&mut self) -> Result<Vec<i32>, reader::Error> {
+        let end = Instant::now() + FIRST_SCAN;
+        let mut publishers = Vec::new();
+        for pid in reader::remote::process::processes()? {
+            if Instant::now() >= end {
+                break;
+            }
+            if self.tracker.add(pid).is_err() {
+                continue;
+            }
+            self.scan(pid);
+            let tracked = self.tracker.get(pid);
+            match tracked.map(|tracked| tracked.process.threads()) {
+                Some(ThreadStatus::Readable(_) | ThreadStatus::Unreadable) => publishers.push(pid),
+                _ => drop(self.tracker.remove(pid)),
+            }
         }
+        Ok(publishers)
+    }
+
+    pub(crate) fn remove(&mut self, pid: i32) {
+        self.tracker.remove(pid);
+    }
+
+    /// Notes that a process ends. It stays tracked for as long as the kernel has it: until then there
+    /// may be more samples of it, and its id is no other's.
+    pub(crate) fn exiting(&mut self, pid: i32) {
+        self.tracker.exiting(pid);
     }
 
     /// Notes that a process executes another program.
-    pub(crate) fn executed(&mut self, pid: u32) {
-        self.forget_if_gone(pid);
-        if let Some(known) = self.known.get_mut(&pid) {
-            known.executed();
+    pub(crate) fn exec(&mut self, pid: i32) {
+        self.tracker.remove_if_gone(pid);
+        if let Some(tracked) = self.tracker.exec(pid) {
+            tracked.data.exec();
         }
     }
 
-    /// The id of one that has ended may be another's by now.
-    fn forget_if_gone(&mut self, pid: u32) {
-        let known = self.known.get(&pid);
-        if known.is_some_and(|known| known.exits && !known.exists()) {
-            self.known.remove(&pid);
-        }
+    /// Events of processes were lost: polls all of them soon, and removes those that are gone.
+    pub(crate) fn request_all(&mut self) {
+        self.tracker.request_all_now();
     }
 
-    /// Has all that are gone forgotten with the next look at processes: something was missed.
-    pub(crate) fn sweep_soon(&mut self) {
-        (self.sweep, self.sweeps) = (Instant::now(), 0);
+    /// Polls a process soon.
+    pub(crate) fn request_now(&mut self, pid: i32) {
+        self.tracker.request_now(pid);
     }
 
-    /// The processes that are gone, if it is time to see to that.
-    fn gone(&mut self, now: Instant) -> Vec<u32> {
-        if now < self.sweep {
-            return Vec::new();
-        }
-        let all = self.sweeps.is_multiple_of(SWEEP_ALL);
-        (self.sweep, self.sweeps) = (now + SWEEP, self.sweeps.wrapping_add(1));
-        let gone = |(_, known): &(&u32, &Known)| (all || known.exits) && !known.exists();
-        let gone = self.known.iter().filter(gone);
-        gone.map(|(pid, _)| *pid).collect()
-    }
-
-    /// Looks how a process publishes.
-    pub(crate) fn look(&mut self, pid: u32) {
-        if let Some(known) = self.known.get_mut(&pid) {
-            known.look();
-        }
-    }
-
-    /// Looks at all of them again soon: something was missed.
-    pub(crate) fn look_soon(&mut self) {
-        self.known.values_mut().for_each(Known::look_soon);
-    }
-
-    /// Another catalog comes, which knows none of them.
+    /// The next catalog knows none of them.
     pub(crate) fn reset_catalog(&mut self) {
-        self.known.values_mut().for_each(Known::reset_catalog);
-        self.modules = Modules::default();
+        let processes = self.tracker.iter_mut();
+        processes.for_each(|tracked| tracked.data.reset_catalog());
+        self.build_ids.clear();
     }
 
-    /// Looks again at processes that may have begun to publish or changed where they keep it, and
-    /// returns those that have, and those that have ended.
-    pub(crate) fn look_again(&mut self, catalog: &mut Catalog) -> (Vec<u32>, Vec<u32>) {
-        let now = Instant::now();
-        let mut ended = self.gone(now);
-        let wanting = |(_, known): &(&u32, &mut Known)| known.wants_look(now);
-        let due = self.known.iter_mut().filter(wanting).take(LOOKS_A_DRAIN);
-        let mut changed = Vec::new();
-        for (pid, known) in due {
-            if now.elapsed() > LOOKING {
-                break;
+    /// Polls processes that were sampled and may have begun to publish or changed how they do.
+    pub(crate) fn poll(&mut self, catalog: &mut Catalog) -> Changes {
+        let mut changes = Changes::default();
+        self.tracker.poll_due(BUDGET, &mut |event| {
+            let pids = match event.change {
+                Change::Ended => &mut changes.ended,
+                _ => &mut changes.changed,
+            };
+            if pids.last() != Some(&event.pid) {
+                pids.push(event.pid);
             }
-            if !known.exists() {
-                ended.push(*pid);
-            } else if known.look() {
-                known.describe(catalog);
-                changed.push(*pid);
-            }
-        }
-        for pid in &ended {
-            self.known.remove(pid);
-        }
-        (changed, ended)
-    }
-
-    /// Makes a sample of a look.
-    pub(crate) fn sample(&mut self, look: &Look<'_>, catalog: &mut Catalog) -> Sample {
-        self.forget_if_gone(look.pid);
-        let known = self.known.entry(look.pid).or_insert_with(|| {
-            let pid = look.pid as i32;
-            let modules = self.shared_modules.clone();
-            Known::open(pid, self.options.clone(), modules, self.scan_timeout)
-                .unwrap_or_else(|_| Known::ended(pid))
         });
-        let process = known.id(catalog, look.comm);
-        known.sampled();
-        let found = found(known, look.context, &mut self.counts, catalog);
+        for pid in &changes.changed {
+            if let Some(tracked) = self.tracker.get_mut(*pid) {
+                tracked.data.describe(&tracked.process, catalog);
+            }
+        }
+        changes
+    }
+
+    /// Makes a sample of an observation.
+    pub(crate) fn sample(&mut self, seen: &Observation<'_>, catalog: &mut Catalog) -> Sample {
+        self.tracker.remove_if_gone(seen.pid);
+        let tracked = self.tracker.get_or_add(seen.pid);
+        let process = tracked.data.id(&tracked.process, catalog, seen.comm);
+        let found = found(tracked, seen.context, &mut self.counts, catalog);
         self.counts.add(found);
-        let addresses = look.user_stack.iter().filter_map(Frame::address);
-        known.explain(catalog, addresses, &mut self.modules);
+        if let Some(reader) = tracked.process.reader() {
+            let build_ids = &mut self.build_ids;
+            let code = &mut tracked.data.code;
+            code.explain(
+                process,
+                reader.target(),
+                seen.user_stack,
+                build_ids,
+                catalog,
+            );
+        }
+        if found == Found::Unreadable(ReadStep::Resolve) {
+            self.tracker.request_now(seen.pid);
+        } else {
+            self.tracker.request(seen.pid);
+        }
         Sample {
-            time: look.time,
-            cpu: look.cpu,
-            thread: catalog.thread(process, look.tid as i32, look.comm),
+            time: seen.time,
+            cpu: seen.cpu,
+            thread: catalog.thread(process, seen.tid, seen.comm),
             event: Event::OnCpu,
             found,
-            user_stack: catalog.stack(look.user_stack),
-            kernel_stack: catalog.stack(look.kernel_stack),
+            user_stack: catalog.stack(seen.user_stack),
+            kernel_stack: catalog.stack(seen.kernel_stack),
         }
     }
 }
 
-/// The outcome of a look at the thread's context, with the context in the catalog.
+/// The outcome of reading a thread's context, with the context in the catalog.
 fn found(
-    known: &mut Known,
+    tracked: &mut Tracked<SampledProcess>,
     read: Found<Record<'_>>,
     counts: &mut Counts,
     catalog: &mut Catalog,
 ) -> Found {
     let found = read.and_then(|record| {
-        let decoded;
-        let context = match record {
-            // It was read before the process executed another program.
-            Record::Bytes { serial, .. } if known.keys(serial).is_none() => {
-                return Found::Unreadable(ReadStep::Resolve);
-            }
-            Record::Bytes { serial, bytes } => match decode(known, serial, bytes) {
-                Some(context) => {
-                    decoded = context;
-                    &decoded
-                }
-                None => return Found::Unreadable(ReadStep::Record),
-            },
-            Record::Context(context) => context,
+        // Without its names it was read before the process executed another program.
+        if tracked.data.keys.get(record.serial).is_none() {
+            return Found::Unreadable(ReadStep::Resolve);
+        }
+        let Some(context) = decode(tracked, record) else {
+            return Found::Unreadable(ReadStep::Record);
         };
         counts.add_skipped(&context.skipped);
-        Found::Attached(catalog.context(context))
+        Found::Attached(catalog.context(&context))
     });
-    match found {
-        Found::NotPublished if !known.looked => Found::Unreadable(ReadStep::Resolve),
-        Found::NotPublished => match known.publishing {
-            Publishing::Nothing => Found::NotPublished,
-            Publishing::Threads(_) => Found::Unreadable(ReadStep::Resolve),
-            Publishing::Unreadable => Found::Unreadable(ReadStep::Access),
-        },
-        Found::Unreadable(ReadStep::Resolve) => {
-            known.look_soon();
-            found
-        }
-        found => found,
+    match (found, tracked.process.threads()) {
+        (Found::NotPublished, ThreadStatus::NotPublished) => Found::NotPublished,
+        (Found::NotPublished, ThreadStatus::Unreadable) => Found::Unreadable(ReadStep::Access),
+        // Not scanned yet, or not told to the observer yet.
+        (Found::NotPublished, _) => Found::Unreadable(ReadStep::Resolve),
+        (found, _) => found,
     }
 }
 
 /// What a record says. A key may have been registered since the key map was read.
-fn decode(known: &mut Known, serial: u32, bytes: &[u8]) -> Option<Context> {
+fn decode(tracked: &mut Tracked<SampledProcess>, record: Record<'_>) -> Option<Context> {
+    let Record { serial, bytes } = record;
     let record = record::decode(bytes).ok()?;
-    let context = record.resolve(known.keys(serial)?);
-    if context.skipped.unknown_key == 0 || !known.refresh_keys(serial) {
+    let keys = &mut tracked.data.keys;
+    let context = record.resolve(keys.get(serial)?);
+    if context.skipped.unknown_key == 0 || !keys.refresh(serial, &mut tracked.process) {
         return Some(context);
     }
-    Some(record.resolve(known.keys(serial)?))
+    Some(record.resolve(keys.get(serial)?))
 }
 
 #[cfg(test)]
 mod tests {
     use std::process::{Child, Command, Stdio};
 
+    use otelctx_fixtures::{Compiler, Target};
+
     use super::*;
 
-    /// Ended with this, also by a test that fails.
+    /// A process without a context. It ends with this value, also when a test fails.
     struct Sleeper(Child);
 
     impl Sleeper {
@@ -286,8 +285,8 @@ mod tests {
         }
     }
 
-    fn look(pid: u32) -> Look<'static> {
-        Look {
+    fn observation(pid: i32) -> Observation<'static> {
+        Observation {
             time: 1,
             cpu: 0,
             pid,
@@ -300,37 +299,67 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ends_unnoticed_is_forgotten() {
-        let mut processes = Processes::new(reader::Options::default(), None);
-        let child = Sleeper::start();
-        let pid = child.0.id();
-        processes.add(pid).unwrap();
-        let mut catalog = Catalog::new();
-        processes.sweep_soon();
-        processes.look_again(&mut catalog);
-        assert!(!processes.is_empty());
-        drop(child);
-        processes.sweep_soon();
-        let (_, ended) = processes.look_again(&mut catalog);
-        assert_eq!(ended, [pid]);
-        assert!(processes.is_empty());
-    }
-
-    #[test]
     fn samples_of_a_process_that_ends_are_still_its_own() {
         let mut processes = Processes::new(reader::Options::default(), None);
         let mut catalog = Catalog::new();
         let child = Sleeper::start();
-        let pid = child.0.id();
-        let first = processes.sample(&look(pid), &mut catalog);
-        // The kernel tells so first, and takes its memory away then, which is sampled, too.
-        processes.exits(pid);
-        let second = processes.sample(&look(pid), &mut catalog);
+        let pid = child.0.id() as i32;
+        let first = processes.sample(&observation(pid), &mut catalog);
+        // The kernel says so first, and takes its memory away then, which is sampled, too.
+        processes.exiting(pid);
+        let second = processes.sample(&observation(pid), &mut catalog);
         assert_eq!(second.thread, first.thread);
         assert_eq!(catalog.processes().len(), 1);
         drop(child);
         // Whoever has its id now is another.
-        processes.sample(&look(pid), &mut catalog);
+        processes.sample(&observation(pid), &mut catalog);
         assert_eq!(catalog.processes().len(), 2);
+    }
+
+    fn workers() -> Option<Target> {
+        let sources = ["threads.c", "variable.c", "publish.c"];
+        let program = Compiler::gcc().program(&sources, &["-DLINKED", "-rdynamic"])?;
+        Some(Target::spawn(&mut Command::new(program)))
+    }
+
+    #[test]
+    fn the_resource_of_a_process_stays_when_it_has_ended() {
+        let Some(mut target) = workers() else { return };
+        let pid = target.pid();
+        let mut processes = Processes::new(reader::Options::default(), None);
+        let mut catalog = Catalog::new();
+        processes.add(pid).unwrap();
+        processes.scan(pid);
+        let sample = processes.sample(&observation(pid), &mut catalog);
+        let id = catalog.thread_facts(sample.thread).process;
+        let before = catalog.process(id).clone();
+        assert!(before.published);
+        target.child().kill().unwrap();
+        // It becomes a zombie: nobody waits for it. A scan that meets it as it goes may still find its
+        // context, and no threads.
+        let start = Instant::now();
+        while processes.get_mut(pid).unwrap().process.context().is_some() {
+            assert!(start.elapsed() < Duration::from_secs(30));
+            std::thread::sleep(Duration::from_millis(1));
+            processes.request_now(pid);
+            processes.poll(&mut catalog);
+            assert_eq!(*catalog.process(id), before);
+        }
+        assert!(processes.get_mut(pid).unwrap().process.exists());
+    }
+
+    #[test]
+    fn another_program_is_another_process_of_the_catalog() {
+        let Some(target) = workers() else { return };
+        let pid = target.pid();
+        let mut processes = Processes::new(reader::Options::default(), None);
+        let mut catalog = Catalog::new();
+        processes.add(pid).unwrap();
+        let first = processes.sample(&observation(pid), &mut catalog);
+        processes.exec(pid);
+        let second = processes.sample(&observation(pid), &mut catalog);
+        assert_ne!(first.thread, second.thread);
+        // Until it is scanned it is not known whether it publishes.
+        assert_eq!(second.found, Found::Unreadable(ReadStep::Resolve));
     }
 }

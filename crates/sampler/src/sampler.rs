@@ -103,6 +103,15 @@ impl Sampler {
         }
     }
 
+    /// When sampling began, in nanoseconds of `CLOCK_MONOTONIC`: no sample is older.
+    #[must_use]
+    pub fn started(&self) -> u64 {
+        match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.started(),
+            Recorder::Ptrace(recorder) => recorder.started(),
+        }
+    }
+
     /// What happened to the samples so far.
     #[must_use]
     pub fn counts(&self) -> Counts {

@@ -28,6 +28,8 @@ pub struct TrackedProcess {
     last_scan: Option<(Instant, Duration)>,
     context: ContextStatus,
     threads: ThreadStatus,
+    /// A change that [`TrackedProcess::refresh_context`] found.
+    unreported: Option<Change>,
     /// For processes that are polled on request.
     pub(crate) backoff: Backoff,
     /// Its entry in the queue.
@@ -123,6 +125,7 @@ impl TrackedProcess {
             last_scan: None,
             context: ContextStatus::Absent,
             threads: ThreadStatus::NotPublished,
+            unreported: None,
             backoff: Backoff::new(Instant::now()),
             ticket: None,
             is_exiting: false,
@@ -177,6 +180,23 @@ impl TrackedProcess {
         matches!(unchanged, Some(Ok(true)))
     }
 
+    /// Its process context as it is at this moment, by one system call; `None` if it publishes none
+    /// any more, or it can't be read. A change is reported by the next poll.
+    pub fn refresh_context(&mut self) -> Option<&Arc<ProcessContext>> {
+        let (status, change) = match self.reader.as_mut()?.poll_context() {
+            Poll::Same => return self.context(),
+            Poll::Updated(context) => (
+                ContextStatus::Published(context.clone()),
+                Change::Updated(context),
+            ),
+            Poll::Broken(why) => (ContextStatus::Broken(why.clone()), Change::Broken(why)),
+            Poll::Unknown => return None,
+        };
+        self.context = status;
+        self.unreported = Some(change);
+        self.context()
+    }
+
     /// Forgets how long the last scan took.
     #[cfg(test)]
     pub(crate) fn forget_duration(&mut self) {
@@ -189,6 +209,7 @@ impl TrackedProcess {
     pub(crate) fn exec(&mut self) {
         self.needs_scan = true;
         self.last_scan = None;
+        self.unreported = None;
         self.context = ContextStatus::Absent;
         self.threads = ThreadStatus::Unknown;
         self.backoff = Backoff::new(Instant::now());
@@ -205,6 +226,9 @@ impl TrackedProcess {
         let Some(reader) = &mut self.reader else {
             return Presence::Present;
         };
+        if let Some(change) = self.unreported.take() {
+            report(change);
+        }
         let deadline = options.scan_timeout.map(|timeout| now + timeout);
         reader.set_deadline(deadline);
         let presence = self.poll_context(now, options, report);

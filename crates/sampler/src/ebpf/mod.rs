@@ -8,7 +8,7 @@ mod load;
 mod perf;
 mod recorder;
 mod snapshot;
+mod targets;
 
-pub(crate) use abi::{MAX_PLACES, Place, Target, storage};
 pub(crate) use recorder::Recorder;
 pub use snapshot::{Snapshots, ThreadSnapshot};

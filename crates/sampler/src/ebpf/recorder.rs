@@ -6,18 +6,20 @@ use std::time::{Duration, Instant};
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, Found, Frame, Sample};
+use otelctx_track::ThreadStatus;
 
 use super::abi::{self, EventHead, Target, flag, kind, part, step_outcome};
 use super::load::{Loaded, Lost};
-use crate::process::{Publishing, may_be_looked_at, target};
-use crate::processes::{Look, Processes, Record};
+use super::targets::{places_of, target};
+use crate::process::check_target;
+use crate::processes::{Observation, Processes, Record};
 use crate::refusal::Refusal;
 use crate::{Error, Options, Targets, monotonic};
 
-/// How often to see what got lost, and which processors there are.
-const SURVEY: Duration = Duration::from_secs(1);
+/// How often to read the counters of lost events, and to see which CPUs are online.
+const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looking with eBPF.
+/// Sampling with eBPF.
 pub(crate) struct Recorder {
     loaded: Loaded,
     processes: Processes,
@@ -25,8 +27,10 @@ pub(crate) struct Recorder {
     /// Of the newest configuration.
     serial: u32,
     lost: Lost,
-    /// When to see what got lost, and which processors there are.
+    /// When to read the counters of lost events next.
     survey: Instant,
+    /// When the clocks were started.
+    started: u64,
     stopped: bool,
     /// In a row, that found every target ended.
     idle_surveys: u32,
@@ -37,7 +41,8 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Loads the program, looks at the targets and starts the clocks.
+    /// Loads the program, starts the clocks and scans the targets. The clocks come first, so that all
+    /// that happens from then on is recorded; a requested process is sampled once it was scanned.
     pub(crate) fn start(
         options: &Options,
         reader_options: reader::Options,
@@ -53,80 +58,76 @@ impl Recorder {
             whole_machine: options.targets == Targets::All,
             serial: 0,
             lost: Lost::default(),
-            survey: Instant::now() + SURVEY,
+            survey: Instant::now() + SURVEY_INTERVAL,
+            started: 0,
             stopped: false,
             idle_surveys: 0,
             seen: HashSet::default(),
             stacks: [Vec::new(), Vec::new()],
         };
+        if let Targets::Processes(pids) = &options.targets {
+            for pid in pids {
+                check_target(&reader::remote::Process::open(*pid)?)?;
+                recorder.processes.add(*pid)?;
+            }
+        }
+        recorder.started = monotonic();
+        recorder.loaded.clocks.start().map_err(Error::Clock)?;
         match &options.targets {
-            Targets::All => recorder.find_publishers()?,
+            Targets::All => {
+                for pid in recorder.processes.find_publishers()? {
+                    recorder.configure(pid);
+                }
+            }
             Targets::Processes(pids) => {
                 for pid in pids {
-                    recorder.add_target(*pid)?;
+                    recorder.processes.scan(*pid);
+                    recorder.configure(*pid);
                 }
             }
         }
-        recorder.loaded.clocks.start().map_err(Error::Clock)?;
         Ok(Ok(recorder))
     }
 
-    /// Looks at every process that runs now. Those that publish nothing are looked at again when
-    /// they have been sampled.
-    fn find_publishers(&mut self) -> Result<(), Error> {
-        for pid in reader::remote::process::processes()? {
-            let pid = pid as u32;
-            if self.processes.add(pid).is_err() {
-                continue;
-            }
-            self.processes.look(pid);
-            match self.processes.get_mut(pid).map(|known| &known.publishing) {
-                // Its descriptors are better used for others.
-                Some(Publishing::Nothing) => self.processes.remove(pid),
-                _ => self.configure(pid),
-            }
-        }
-        Ok(())
+    /// Tells the program of a process. Where the map is full the process stays without contexts, and
+    /// its samples say so.
+    fn insert(&mut self, pid: i32, target: Target) {
+        let _ = self.loaded.targets.insert(pid as u32, target, 0);
     }
 
-    fn add_target(&mut self, pid: i32) -> Result<(), Error> {
-        may_be_looked_at(&reader::remote::Process::open(pid)?)?;
-        self.processes.add(pid as u32)?;
-        self.processes.look(pid as u32);
-        self.configure(pid as u32);
-        Ok(())
+    fn forget(&mut self, pid: i32) {
+        // It may have been removed by the program.
+        let _ = self.loaded.targets.remove(&(pid as u32));
     }
 
     /// Tells the program where the threads of a process keep their contexts.
-    fn configure(&mut self, pid: u32) {
-        let Some(known) = self.processes.get_mut(pid) else {
+    fn configure(&mut self, pid: i32) {
+        let Some(tracked) = self.processes.get_mut(pid) else {
             return;
         };
         self.serial = self.serial.wrapping_add(1).max(1);
-        let target = target(self.serial, &known.places());
-        if let Publishing::Threads(variables) = &known.publishing {
-            let keys = variables.keys.clone();
-            known.set_keys(self.serial, keys);
+        let target = target(self.serial, &places_of(tracked.process.threads()));
+        if let ThreadStatus::Readable(variables) = tracked.process.threads() {
+            tracked.data.keys.set(self.serial, variables.keys.clone());
         }
         if target.places == 0 && self.whole_machine {
-            let _ = self.loaded.targets.remove(&pid);
+            self.forget(pid);
             return;
         }
-        // Where the map is full the process stays without contexts, and its samples say so.
-        let _ = self.loaded.targets.insert(pid, target, 0);
-        if target.places > 0 && !known.is_as_looked_at() {
-            // It has executed another program, loads a library just now, or has ended.
-            let nothing = Target::default();
-            let _ = if self.whole_machine {
-                self.loaded.targets.remove(&pid)
+        self.insert(pid, target);
+        let tracked = self.processes.get_mut(pid);
+        if target.places > 0 && tracked.is_some_and(|it| !it.process.has_same_modules()) {
+            // It has executed another program, loads a library at this moment, or has ended.
+            if self.whole_machine {
+                self.forget(pid);
             } else {
-                self.loaded.targets.insert(pid, nothing, 0)
-            };
-            known.look_soon();
+                self.insert(pid, Target::default());
+            }
+            self.processes.request_now(pid);
         }
     }
 
-    /// Passes on what has come since the last time.
+    /// Passes on the samples taken since the last call.
     pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
         // A recorder that gets too little of a processor would never come to the end otherwise.
         let until = monotonic();
@@ -145,12 +146,12 @@ impl Recorder {
                     }
                 }
                 // One that ended at once has left an event of that, too.
-                kind::FORK => drop(self.processes.add(head.pid)),
-                kind::EXEC => self.processes.executed(head.pid),
-                kind::EXIT if self.whole_machine => self.processes.exits(head.pid),
+                kind::FORK => drop(self.processes.add(head.pid as i32)),
+                kind::EXEC => self.processes.exec(head.pid as i32),
+                kind::EXIT if self.whole_machine => self.processes.exiting(head.pid as i32),
                 kind::EXIT => {
-                    self.processes.remove(head.pid);
-                    // It may have been told of the process when that had ended already.
+                    self.processes.remove(head.pid as i32);
+                    // It may have been inserted after the process had ended.
                     let _ = self.loaded.targets.remove(&head.pid);
                 }
                 _ => {}
@@ -163,23 +164,22 @@ impl Recorder {
         if now >= self.survey || self.stopped {
             self.survey(now);
         }
-        let (changed, ended) = self.processes.look_again(catalog);
-        for pid in ended {
-            let _ = self.loaded.targets.remove(&pid);
+        let changes = self.processes.poll(catalog);
+        for pid in changes.ended {
+            self.forget(pid);
         }
-        for pid in changed {
+        for pid in changes.changed {
             self.configure(pid);
         }
     }
 
-    /// Sees what got lost, and which processors there are.
+    /// Counts lost events, and follows CPUs that come and go.
     fn survey(&mut self, now: Instant) {
-        self.survey = now + SURVEY;
+        self.survey = now + SURVEY_INTERVAL;
         let lost = self.loaded.lost();
         self.processes.counts.lost += lost.samples - self.lost.samples;
         if lost.processes != self.lost.processes {
-            self.processes.look_soon();
-            self.processes.sweep_soon();
+            self.processes.request_all();
         }
         self.lost = lost;
         let is_idle = !self.whole_machine && self.processes.have_ended();
@@ -192,6 +192,11 @@ impl Recorder {
 
     pub(crate) fn reset_catalog(&mut self) {
         self.processes.reset_catalog();
+    }
+
+    /// When sampling began, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub(crate) fn started(&self) -> u64 {
+        self.started
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -241,25 +246,23 @@ fn sample(
     processes.counts.incomplete_steps += u64::from(incomplete);
     let context = abi::found(head.outcome, record);
     let context = context.and_then(|bytes| {
-        Found::Attached(Record::Bytes {
-            serial: head.serial,
-            bytes,
-        })
+        let serial = head.serial;
+        Found::Attached(Record { serial, bytes })
     });
     processes.counts.truncated_stacks += u64::from(head.flags & flag::TRUNCATED_STACK != 0);
     processes.counts.missing_stacks += u64::from(head.flags & flag::NO_USER_STACK != 0);
     let comm = name(&head.comm);
-    let look = Look {
+    let seen = Observation {
         time: head.time,
         cpu: head.cpu,
-        pid: head.pid,
-        tid: head.tid,
+        pid: head.pid as i32,
+        tid: head.tid as i32,
         comm: &comm,
         context,
         user_stack,
         kernel_stack,
     };
-    processes.sample(&look, catalog)
+    processes.sample(&seen, catalog)
 }
 
 /// A thread's name, as the kernel keeps it: up to a zero.

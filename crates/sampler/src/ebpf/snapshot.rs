@@ -14,7 +14,7 @@ use reader::{ThreadSupport, ThreadVariables};
 use super::abi::{self, EventHead, RECORD_LIMIT, Wanted, part};
 use super::load::{find, is_first_namespace, map};
 use super::recorder::name;
-use crate::process::{places, target};
+use super::targets::{places, target};
 use crate::{Error, Refusal};
 
 /// The compiled program; `cargo xtask bpf` makes it.

@@ -1,0 +1,134 @@
+//! The names that records refer to, by the configuration under which they were read.
+
+use std::time::{Duration, Instant};
+
+use otelctx_sample::format::KeyMap;
+use otelctx_track::TrackedProcess;
+use otelctx_track::schedule::wait_after_slower_than;
+
+/// Key maps that are kept of a process: samples of earlier configurations may be on their way.
+const MAX_KEY_MAPS: usize = 4;
+/// Reading the names takes longer than this only while the process updates its context, which it
+/// may never finish.
+const SLOW_READ: Duration = Duration::from_millis(1);
+
+/// The key maps of a process.
+#[derive(Debug, Default)]
+pub(crate) struct KeyMaps {
+    /// By configuration, the newest last.
+    maps: Vec<(u32, KeyMap)>,
+    /// Until then they are not read again because of an unknown key.
+    next_read: Option<Instant>,
+}
+
+impl KeyMaps {
+    /// Notes which names the records refer to that are read under a configuration.
+    pub(crate) fn set(&mut self, serial: u32, keys: KeyMap) {
+        self.maps.retain(|(known, _)| *known != serial);
+        if self.maps.len() >= MAX_KEY_MAPS {
+            self.maps.remove(0);
+        }
+        self.maps.push((serial, keys));
+    }
+
+    /// The names for records that were read under a configuration.
+    pub(crate) fn get(&self, serial: u32) -> Option<&KeyMap> {
+        let mut maps = self.maps.iter().rev();
+        maps.find(|(known, _)| *known == serial)
+            .map(|(_, keys)| keys)
+    }
+
+    /// Forgets all: the process executes another program.
+    pub(crate) fn clear(&mut self) {
+        self.maps.clear();
+    }
+
+    /// Reads the names of this configuration again. False if there are no new ones, or if reading
+    /// them was slow a short while ago.
+    pub(crate) fn refresh(&mut self, serial: u32, process: &mut TrackedProcess) -> bool {
+        let start = Instant::now();
+        if self.next_read.is_some_and(|next| start < next) {
+            return false;
+        }
+        let grown = self.read(serial, process);
+        let took = start.elapsed();
+        match grown {
+            Some(true) => return true,
+            Some(false) if took <= SLOW_READ => {}
+            _ => {
+                let wait = took.max(SLOW_READ + Duration::from_nanos(1));
+                self.next_read = Some(start + wait_after_slower_than(SLOW_READ, wait));
+            }
+        }
+        false
+    }
+
+    /// Whether there are more names; `None` if they cannot be read.
+    fn read(&mut self, serial: u32, process: &mut TrackedProcess) -> Option<bool> {
+        let context = process.refresh_context()?;
+        let (Ok(Some(new)), Some(old)) = (&context.keys, self.get(serial)) else {
+            return None;
+        };
+        // Key maps only grow; another one is another program's.
+        let grown = new.names().len() > old.names().len() && new.names().starts_with(old.names());
+        if grown {
+            let new = new.clone();
+            self.set(serial, new);
+        }
+        Some(grown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use otelctx_fixtures::{Compiler, Target};
+    use otelctx_track::{Options, ThreadStatus, Tracker};
+
+    use super::*;
+
+    /// Each of its samples would wait for the end of the update otherwise.
+    #[test]
+    fn an_update_that_never_ends_is_not_waited_for_at_each_sample() {
+        let sources = ["publish_later.c", "variable.c"];
+        let flags = ["-DLINKED", "-rdynamic"];
+        let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+            return;
+        };
+        let mut target = Target::spawn(Command::new(program).arg("update"));
+        target.command("publish");
+        let mut options = Options::default();
+        options.threads = true;
+        let mut tracker: Tracker<KeyMaps> = Tracker::new(options);
+        tracker.add(target.pid()).unwrap();
+        tracker.poll(target.pid(), &mut |_| {});
+        let tracked = tracker.get_mut(target.pid()).unwrap();
+        let ThreadStatus::Readable(variables) = tracked.process.threads() else {
+            panic!("{:?}", tracked.process)
+        };
+        let keys = variables.keys.clone();
+        tracked.data.set(7, keys);
+        assert!(!tracked.data.refresh(7, &mut tracked.process));
+        target.command("never end");
+        // The machine may have been busy just now.
+        tracked.data.next_read = None;
+        let start = Instant::now();
+        assert!(!tracked.data.refresh(7, &mut tracked.process));
+        assert!(tracked.data.next_read.unwrap() >= start + SLOW_READ * 50);
+    }
+
+    #[test]
+    fn the_newest_maps_are_kept() {
+        let mut maps = KeyMaps::default();
+        for serial in 1..=6 {
+            maps.set(serial, KeyMap::default());
+        }
+        let known: Vec<u32> = (1..=6)
+            .filter(|serial| maps.get(*serial).is_some())
+            .collect();
+        assert_eq!(known, [3, 4, 5, 6]);
+        maps.clear();
+        assert!(maps.get(6).is_none());
+    }
+}

@@ -1,0 +1,147 @@
+//! How many samples each thread is owed.
+//!
+//! A sample stands for one period of CPU time with ptrace as well. A thread that waits for a CPU
+//! looks like one that has it, so each thread is owed as many samples as the kernel says that it has
+//! run, and gets no more.
+
+/// Periods that a thread can be owed. Where more pass before it is sampled, they are lost: later
+/// samples would show something else.
+const MAX_OWED: u64 = 8;
+
+/// What a thread has run and has not been sampled for, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Account {
+    /// CPU time in all its life.
+    run_time: u64,
+    /// Below 0 after a sample in advance.
+    owed: i64,
+    /// The last attempt to stop it failed.
+    pub(super) has_failed: bool,
+}
+
+impl Account {
+    /// What the thread runs counts from then on, when it had run for this long.
+    pub(super) fn from(run_time: u64) -> Self {
+        Self {
+            run_time,
+            owed: 0,
+            has_failed: false,
+        }
+    }
+
+    /// Notes what the thread has run in all its life. Returns how long it has run since the last
+    /// time, and how many samples are lost.
+    pub(super) fn note(&mut self, run_time: u64, period: u64) -> (u64, u64) {
+        let new = run_time.saturating_sub(self.run_time);
+        self.run_time = run_time;
+        self.owed = self.owed.saturating_add_unsigned(new);
+        let excess = self.owed.saturating_sub_unsigned(MAX_OWED * period);
+        let lost = excess.max(0) as u64 / period;
+        self.owed -= (lost * period) as i64;
+        (new, lost)
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.owed > 0
+    }
+
+    pub(super) fn sampled(&mut self, period: u64) {
+        self.owed -= period as i64;
+        self.has_failed = false;
+    }
+
+    /// Nanoseconds that are owed when the thread or the recording ends.
+    pub(super) fn owed(&self) -> i64 {
+        self.owed
+    }
+}
+
+/// What is owed to threads that have ended. Each is owed a part of a period: only together they
+/// come to samples, which are lost.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    owed: i64,
+}
+
+impl Ended {
+    /// A thread with this account has ended.
+    pub(super) fn add(&mut self, account: &Account) {
+        self.owed = self.owed.saturating_add(account.owed());
+    }
+
+    /// Samples that are lost since the last time.
+    pub(super) fn take_lost(&mut self, period: u64) -> u64 {
+        let lost = self.owed.max(0) as u64 / period;
+        self.owed -= (lost * period) as i64;
+        lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERIOD: u64 = 10;
+
+    /// One attempt a period to sample a thread that is always found running or waiting, and has run
+    /// for this long in each. Returns the samples, and what is lost.
+    fn samples(runs: &[u64]) -> (u64, u64) {
+        let mut account = Account::from(7);
+        let (mut run_time, mut samples, mut lost) = (7, 0, 0);
+        for run in runs {
+            run_time += run;
+            lost += account.note(run_time, PERIOD).1;
+            if account.is_due() {
+                account.sampled(PERIOD);
+                samples += 1;
+            }
+        }
+        (samples, lost)
+    }
+
+    #[test]
+    fn waiting_for_a_cpu_is_not_sampled() {
+        assert_eq!(samples(&[PERIOD; 100]), (100, 0));
+        // A quarter of a CPU.
+        assert_eq!(samples(&[3, 2, 3, 2].repeat(25)), (25, 0));
+        assert_eq!(samples(&[0; 100]), (0, 0));
+        // The kernel adds up late.
+        assert_eq!(samples(&[0, 0, 0, 40].repeat(25)), (97, 0));
+    }
+
+    #[test]
+    fn a_thread_that_is_never_sampled_is_lost_and_counted() {
+        let mut account = Account::from(0);
+        let mut lost = 0;
+        for run_time in 1..=100 {
+            lost += account.note(run_time * PERIOD, PERIOD).1;
+            assert!(account.is_due());
+        }
+        assert_eq!(lost, 100 - MAX_OWED);
+        // The rest is lost when the thread ends.
+        let mut ended = Ended::default();
+        ended.add(&account);
+        assert_eq!(ended.take_lost(PERIOD), MAX_OWED);
+        assert_eq!(ended.take_lost(PERIOD), 0);
+    }
+
+    #[test]
+    fn what_is_owed_for_long_is_lost_and_counted() {
+        let mut runs = vec![0; 20];
+        runs[0] = 100 * PERIOD;
+        assert_eq!(samples(&runs), (MAX_OWED, 100 - MAX_OWED));
+    }
+
+    #[test]
+    fn parts_of_a_period_of_threads_that_end_come_to_samples() {
+        let mut ended = Ended::default();
+        let mut lost = 0;
+        for _ in 0..100 {
+            let mut account = Account::from(0);
+            account.note(3, PERIOD);
+            ended.add(&account);
+            lost += ended.take_lost(PERIOD);
+        }
+        assert_eq!(lost, 100 * 3 / PERIOD);
+    }
+}

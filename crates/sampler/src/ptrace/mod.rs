@@ -1,0 +1,254 @@
+//! Sampling with ptrace, where eBPF is not permitted: at each tick the threads that run are stopped,
+//! one after another, for as long as it takes to read record and stack.
+//!
+//! A worker thread takes the samples. It is told where a process keeps its contexts, as the program
+//! in the kernel is with eBPF; to find that out is the recorder's task.
+
+mod account;
+mod stack;
+mod target;
+mod worker;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use otelctx_reader as reader;
+use otelctx_sample::format::record;
+use otelctx_sample::{Catalog, Counts, Found, Sample};
+use otelctx_track::ThreadStatus;
+use reader::remote::stop::on_own_thread;
+use reader::remote::{Error as RemoteError, Process, Stopped};
+
+use crate::process::check_target;
+use crate::processes::{Observation, Processes, Record};
+use crate::{Error, Options, Targets, monotonic};
+use stack::Stack;
+use target::Configuration;
+use worker::{Message, STOP_TIMEOUT, Worker};
+
+/// Messages of the worker that wait to be drained.
+const QUEUE: usize = 16 * 1024;
+
+/// Sampling with ptrace.
+pub(crate) struct Recorder {
+    processes: Processes,
+    messages: Receiver<Message>,
+    shared: Arc<Shared>,
+    worker: Option<JoinHandle<()>>,
+    /// When sampling began.
+    started: u64,
+    /// Of the newest configuration.
+    serial: u32,
+    lost: u64,
+}
+
+/// What recorder and worker share.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    lost: AtomicU64,
+    /// A message about a process was lost.
+    lost_process: AtomicBool,
+    /// How many processes are sampled.
+    targets: AtomicUsize,
+    /// How the threads of each process are read, by its id.
+    configurations: Mutex<HashMap<i32, Arc<Configuration>>>,
+}
+
+impl Shared {
+    fn configuration(&self, pid: i32) -> Option<Arc<Configuration>> {
+        let configurations = self.configurations.lock();
+        let configurations = configurations.unwrap_or_else(PoisonError::into_inner);
+        configurations.get(&pid).cloned()
+    }
+
+    fn configure(&self, pid: i32, configuration: Option<Configuration>) {
+        let configurations = self.configurations.lock();
+        let mut configurations = configurations.unwrap_or_else(PoisonError::into_inner);
+        match configuration {
+            Some(configuration) => drop(configurations.insert(pid, Arc::new(configuration))),
+            None => drop(configurations.remove(&pid)),
+        }
+    }
+}
+
+/// A sample on its way.
+struct Taken {
+    time: u64,
+    cpu: u32,
+    pid: i32,
+    tid: i32,
+    comm: String,
+    /// The configuration that the record was read under.
+    serial: u32,
+    /// The bytes of the record.
+    context: Found<Vec<u8>>,
+    stack: Option<Stack>,
+}
+
+impl Recorder {
+    pub(crate) fn start(
+        options: &Options,
+        mut reader_options: reader::Options,
+        scan_timeout: Option<Duration>,
+    ) -> Result<Self, Error> {
+        reader_options.stop_timeout = STOP_TIMEOUT;
+        let max_record = reader_options
+            .max_record
+            .clamp(record::HEADER_SIZE, record::MAX_SIZE);
+        let shared = Arc::new(Shared::default());
+        let (sender, messages) = sync_channel(QUEUE);
+        let mut recorder = Self {
+            processes: Processes::new(reader_options, scan_timeout),
+            messages,
+            shared: shared.clone(),
+            worker: None,
+            started: 0,
+            serial: 0,
+            lost: 0,
+        };
+        let mut opened = Vec::new();
+        let configured = match &options.targets {
+            Targets::All => recorder.processes.find_publishers()?,
+            Targets::Processes(pids) => {
+                for pid in pids {
+                    let process = Process::open(*pid)?;
+                    check_target(&process)?;
+                    check_traceable(&process)?;
+                    recorder.processes.add(*pid)?;
+                    recorder.processes.scan(*pid);
+                    opened.push(process);
+                }
+                pids.clone()
+            }
+        };
+        for pid in configured {
+            recorder.configure(pid);
+        }
+        recorder.started = monotonic();
+        let mut worker = Worker::new(options, max_record, sender, shared);
+        opened.into_iter().for_each(|process| worker.add(process));
+        worker.survey();
+        let thread = std::thread::Builder::new()
+            .name("otelctx-ptrace".into())
+            .spawn(move || worker.run())
+            .map_err(Error::Clock)?;
+        recorder.worker = Some(thread);
+        Ok(recorder)
+    }
+
+    /// Tells the worker how the threads of a process are read.
+    fn configure(&mut self, pid: i32) {
+        let Some(tracked) = self.processes.get_mut(pid) else {
+            return;
+        };
+        let configuration = match tracked.process.threads() {
+            ThreadStatus::Readable(variables) => {
+                self.serial = self.serial.wrapping_add(1).max(1);
+                let (serial, variables) = (self.serial, variables.clone());
+                tracked.data.keys.set(serial, variables.keys.clone());
+                Some(Configuration { serial, variables })
+            }
+            _ => None,
+        };
+        self.shared.configure(pid, configuration);
+    }
+
+    pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
+        for _ in 0..QUEUE {
+            match self.messages.try_recv() {
+                Ok(Message::Sample(taken)) => on_sample(self.sample(&taken, catalog)),
+                Ok(Message::Exec(pid)) => self.processes.exec(pid),
+                Ok(Message::Exited(pid)) => self.processes.exiting(pid),
+                Err(_) => break,
+            }
+        }
+        let lost = self.shared.lost.load(Ordering::Relaxed);
+        self.processes.counts.lost += lost - self.lost;
+        self.lost = lost;
+        if self.shared.lost_process.swap(false, Ordering::Relaxed) {
+            self.processes.request_all();
+        }
+        let changes = self.processes.poll(catalog);
+        for pid in changes.ended {
+            self.shared.configure(pid, None);
+        }
+        for pid in changes.changed {
+            self.configure(pid);
+        }
+    }
+
+    fn sample(&mut self, taken: &Taken, catalog: &mut Catalog) -> Sample {
+        let counts = &mut self.processes.counts;
+        let stack = taken.stack.as_ref();
+        counts.missing_stacks += u64::from(stack.is_none());
+        counts.truncated_stacks += u64::from(stack.is_some_and(|stack| stack.is_truncated));
+        let serial = taken.serial;
+        let seen = Observation {
+            time: taken.time,
+            cpu: taken.cpu,
+            pid: taken.pid,
+            tid: taken.tid,
+            comm: &taken.comm,
+            context: taken.context.as_ref().and_then(|bytes| {
+                let bytes = bytes.as_slice();
+                Found::Attached(Record { serial, bytes })
+            }),
+            user_stack: stack.map_or(&[], |stack| &stack.frames),
+            kernel_stack: &[],
+        };
+        self.processes.sample(&seen, catalog)
+    }
+
+    pub(crate) fn reset_catalog(&mut self) {
+        self.processes.reset_catalog();
+    }
+
+    /// When sampling began, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub(crate) fn started(&self) -> u64 {
+        self.started
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.processes.counts
+    }
+
+    pub(crate) fn has_targets(&self) -> bool {
+        self.shared.targets.load(Ordering::Relaxed) > 0
+    }
+
+    /// Stops sampling. Samples taken until then can still be drained.
+    pub(crate) fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(worker) = self.worker.take() {
+            // It returns nothing, and if it panicked it has said so.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The right to read is the right to trace, unless a sandbox denies ptrace(2), or another process
+/// traces the target already.
+fn check_traceable(process: &Process) -> Result<(), Error> {
+    let stop = || Stopped::stop(process, process.pid(), STOP_TIMEOUT).map(drop);
+    match on_own_thread(stop)? {
+        Err(why @ (RemoteError::NotPermitted { .. } | RemoteError::AlreadyTraced { .. })) => {
+            Err(reader::Error::from(why).into())
+        }
+        // It has ended, or does not stop at this moment.
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! One process that is sampled with ptrace: its threads, and what each of them is owed.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use foldhash::fast::RandomState;
+use otelctx_reader as reader;
+use otelctx_reader::ThreadVariables;
+use otelctx_sample::{Found, ReadStep};
+use otelctx_track::stat::Stat;
+use reader::remote::{Error, Memory, MemoryError, Process, ProcessMemory, Stopped};
+
+use super::account::{Account, Ended};
+use super::stack::{Stack, walk};
+use crate::monotonic;
+
+/// How the threads of a process are read, as the recorder found it.
+#[derive(Debug)]
+pub(super) struct Configuration {
+    pub(super) serial: u32,
+    pub(super) variables: ThreadVariables,
+}
+
+/// A process that is sampled.
+#[derive(Debug)]
+pub(super) struct Target {
+    process: Process,
+    memory: Option<ProcessMemory>,
+    /// Ran since the survey before.
+    pub(super) runs: bool,
+    /// CPU time in nanoseconds, at the last survey.
+    cpu_time: Option<u64>,
+    accounts: HashMap<i32, Account, RandomState>,
+}
+
+/// A thread that is owed a sample.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Due {
+    pub(super) pid: i32,
+    pub(super) tid: i32,
+    /// The CPU that it runs on or waits for.
+    pub(super) cpu: u32,
+    /// Nanoseconds that it has run since the last tick.
+    pub(super) ran: u64,
+    pub(super) has_failed: bool,
+}
+
+/// What was read of a stopped thread.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) time: u64,
+    pub(super) comm: String,
+    pub(super) context: Found<Vec<u8>>,
+    /// `None` if the memory can't be read.
+    pub(super) stack: Option<Stack>,
+}
+
+/// What to read of a thread.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct What {
+    pub(super) user_stacks: bool,
+    /// Bytes of a record.
+    pub(super) max_record: usize,
+}
+
+impl Target {
+    /// What its threads run from now on counts; if it started after `start`, all that they have run.
+    pub(super) fn new(process: Process, start: u64) -> Self {
+        let pid = process.pid();
+        let mut accounts = HashMap::default();
+        if start_ticks(pid).is_none_or(|ticks| ticks < start) {
+            let account = |tid| Some((tid, Account::from(run_time(pid, tid)?)));
+            let threads = process.thread_ids().unwrap_or_default();
+            accounts.extend(threads.into_iter().filter_map(account));
+        }
+        Self {
+            process,
+            memory: None,
+            runs: true,
+            cpu_time: None,
+            accounts,
+        }
+    }
+
+    /// Finds out whether it has run since the last time. False if it has ended.
+    pub(super) fn survey(&mut self) -> bool {
+        let Some(stat) = Stat::of_process(self.process.pid()) else {
+            return false;
+        };
+        let cpu_time = stat.cpu_time();
+        self.runs = cpu_time != self.cpu_time;
+        self.cpu_time = cpu_time;
+        // Its id may be another's.
+        self.process.exists() && !stat.is_zombie()
+    }
+
+    /// Notes what its threads have run, and adds those that are owed a sample and run. Returns how
+    /// many samples are lost.
+    pub(super) fn note_run_times(
+        &mut self,
+        period: u64,
+        due: &mut Vec<Due>,
+        ended: &mut Ended,
+    ) -> u64 {
+        let pid = self.process.pid();
+        let Ok(threads) = self.process.thread_ids() else {
+            return 0;
+        };
+        let mut lost = 0;
+        for &tid in &threads {
+            let Some(run_time) = run_time(pid, tid) else {
+                continue;
+            };
+            // A new thread has started since the process was first seen.
+            let account = self.accounts.entry(tid).or_insert(Account::from(0));
+            let (ran, of_thread) = account.note(run_time, period);
+            lost += of_thread;
+            if account.is_due()
+                && let Some(cpu) = running_on(pid, tid)
+            {
+                due.push(Due {
+                    pid,
+                    tid,
+                    cpu,
+                    ran,
+                    has_failed: account.has_failed,
+                });
+            }
+        }
+        if self.accounts.len() > threads.len() {
+            let alive: HashSet<i32, RandomState> = threads.into_iter().collect();
+            self.accounts.retain(|tid, account| {
+                let is_alive = alive.contains(tid);
+                if !is_alive {
+                    ended.add(account);
+                }
+                is_alive
+            });
+        }
+        lost
+    }
+
+    /// Opens the memory if that was not done yet or the process has executed another program. True
+    /// in the latter case.
+    pub(super) fn refresh_memory(&mut self) -> bool {
+        let gone = |memory: &ProcessMemory| {
+            matches!(memory.read(0, &mut [0]), Err(MemoryError::Gone { .. }))
+        };
+        let is_gone = self.memory.as_ref().is_some_and(gone);
+        if is_gone || self.memory.is_none() {
+            self.memory = self.process.memory().ok();
+        }
+        is_gone
+    }
+
+    /// Stops a thread, reads it, and resumes it. The thread stays owed the sample if that fails.
+    pub(super) fn sample(
+        &mut self,
+        tid: i32,
+        timeout: Duration,
+        what: What,
+        configuration: Option<&Configuration>,
+        period: u64,
+    ) -> Result<Reading, Error> {
+        let account = self.accounts.get_mut(&tid);
+        let mut record = vec![0; what.max_record];
+        let stopped = match Stopped::stop(&self.process, tid, timeout) {
+            Ok(stopped) => stopped,
+            Err(error) => {
+                account.into_iter().for_each(|it| it.has_failed = true);
+                return Err(error);
+            }
+        };
+        account.into_iter().for_each(|it| it.sampled(period));
+        let time = monotonic();
+        let memory = self.memory.as_ref();
+        let stack = match memory {
+            Some(memory) if what.user_stacks => Some(walk(&stopped, memory)),
+            // Not asked for.
+            _ if !what.user_stacks => Some(Stack::default()),
+            _ => None,
+        };
+        let context = match (configuration, memory) {
+            (None, _) => Found::NotPublished,
+            (_, None) => Found::Unreadable(ReadStep::Memory),
+            (Some(configuration), Some(memory)) => {
+                let thread_pointer = stopped.thread_pointer();
+                let variables = &configuration.variables;
+                let read = variables.read(memory, tid, thread_pointer, &mut record);
+                let is_current = variables.are_current(memory);
+                drop(stopped);
+                match read {
+                    // A library was closed: other data may be where its variable was.
+                    _ if !is_current => Found::Unreadable(ReadStep::Resolve),
+                    Ok(None) => Found::Detached,
+                    Ok(Some(0)) => Found::Invalid,
+                    Ok(Some(size)) => {
+                        record.truncate(size);
+                        Found::Attached(record)
+                    }
+                    Err(error) => error.found(),
+                }
+            }
+        };
+        let name = self.process.thread_name(tid).unwrap_or_default();
+        Ok(Reading {
+            time,
+            comm: name.to_string_lossy().into_owned(),
+            context,
+            stack,
+        })
+    }
+
+    /// Adds what is owed to its threads when it or the recording ends.
+    pub(super) fn close(&self, ended: &mut Ended) {
+        self.accounts
+            .values()
+            .for_each(|account| ended.add(account));
+    }
+}
+
+/// The CPU of a thread that runs or is about to (fields 3 and 39 of its `stat`).
+fn running_on(pid: i32, tid: i32) -> Option<u32> {
+    let stat = Stat::of_thread(pid, tid)?;
+    (stat.field(3)? == "R").then(|| stat.field(39)?.parse().ok())?
+}
+
+/// CPU time of a thread in nanoseconds (first field of its `schedstat`).
+pub(super) fn run_time(pid: i32, tid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat"));
+    let exact = |text: String| text.split_whitespace().next()?.parse().ok();
+    match text.ok().and_then(exact) {
+        // A kernel without CONFIG_SCHEDSTATS has no such file, or says 0.
+        None | Some(0) => Stat::of_thread(pid, tid)?.cpu_time(),
+        exact => exact,
+    }
+}
+
+/// When a process started, in ticks since boot.
+pub(super) fn start_ticks(pid: i32) -> Option<u64> {
+    Stat::of_process(pid)?.start()
+}

@@ -1,0 +1,151 @@
+//! Without a thread of its own the worker does one tick at a time.
+
+use std::process::Command;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use otelctx_fixtures::{Compiler, Target as Program};
+use otelctx_track::stat::Stat;
+
+use super::super::target::run_time;
+use super::*;
+
+/// Whatever is to happen has happened by then, on the slowest machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Enough that most of them wait for a CPU.
+const THREADS: usize = 24;
+
+fn crowd() -> Option<Program> {
+    let flags = ["-O1", "-fno-omit-frame-pointer", "-pthread", "-rdynamic"];
+    let program = Compiler::gcc().program(&["spin.c", "variable.c"], &flags)?;
+    let threads = format!("threads={THREADS}");
+    Some(Program::spawn(Command::new(program).arg(threads)))
+}
+
+fn worker(program: &Program) -> (Worker, Receiver<Message>, Arc<Shared>) {
+    let mut options = Options::new(Targets::Processes(vec![program.pid()]));
+    options.frequency = 999;
+    let (sender, messages) = sync_channel(1024);
+    let shared = Arc::new(Shared::default());
+    let mut worker = Worker::new(&options, 640, sender, shared.clone());
+    // All that its threads have ever run counts.
+    worker.start = 0;
+    worker.add(Process::open(program.pid()).unwrap());
+    (worker, messages, shared)
+}
+
+fn samples(messages: &Receiver<Message>) -> usize {
+    let is_sample = |message: &Message| matches!(message, Message::Sample(_));
+    messages.try_iter().filter(is_sample).count()
+}
+
+/// Ticks until that many samples have come. Returns how many came.
+fn tick_until(worker: &mut Worker, messages: &Receiver<Message>, wanted: usize) -> usize {
+    let (start, mut found) = (Instant::now(), 0);
+    while found < wanted {
+        assert!(start.elapsed() < TIMEOUT, "{found}");
+        std::thread::sleep(Duration::from_millis(10));
+        resume_late();
+        worker.tick();
+        found += samples(messages);
+    }
+    found
+}
+
+/// Has all threads of a program stand still.
+fn freeze(pid: i32) -> Vec<i32> {
+    // SAFETY: a signal to a child.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
+    let threads = Process::open(pid).unwrap().thread_ids().unwrap();
+    let start = Instant::now();
+    for tid in &threads {
+        loop {
+            let stat = Stat::of_thread(pid, *tid).unwrap();
+            // A thread that the worker asked to stop in vain is in a trace stop.
+            if matches!(stat.field(3), Some("T" | "t")) {
+                break;
+            }
+            assert!(start.elapsed() < TIMEOUT);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    threads
+}
+
+/// A recording of 300 busy threads on two CPUs went on for seconds after its end, with nine samples and
+/// "0 lost".
+#[test]
+fn what_is_not_sampled_is_counted_as_lost() {
+    let Some(program) = crowd() else { return };
+    let (mut worker, messages, shared) = worker(&program);
+    let found = tick_until(&mut worker, &messages, 2);
+    let threads = freeze(program.pid());
+    assert_eq!(threads.len(), THREADS + 1);
+    worker.close();
+    let total: u64 = threads
+        .iter()
+        .map(|tid| run_time(program.pid(), *tid).unwrap())
+        .sum();
+    let lost = shared.lost.load(Ordering::Relaxed);
+    assert_eq!(found as u64 + lost, total / worker.period);
+}
+
+#[test]
+fn no_thread_is_stopped_after_the_end() {
+    let Some(program) = crowd() else { return };
+    let (mut worker, messages, shared) = worker(&program);
+    tick_until(&mut worker, &messages, 1);
+    shared.stop.store(true, Ordering::Relaxed);
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(10));
+        worker.tick();
+    }
+    assert_eq!(samples(&messages), 0);
+}
+
+#[test]
+fn no_thread_is_stopped_beyond_the_budget_of_a_tick() {
+    let Some(program) = crowd() else { return };
+    let (mut worker, messages, shared) = worker(&program);
+    worker.budget = Duration::ZERO;
+    let start = Instant::now();
+    // More than each of them can be owed.
+    while shared.lost.load(Ordering::Relaxed) == 0 {
+        assert!(start.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(10));
+        worker.tick();
+    }
+    assert_eq!(samples(&messages), 0);
+    worker.budget = TICK_BUDGET;
+    tick_until(&mut worker, &messages, 1);
+}
+
+/// What such a thread ran was forgotten, tick after tick.
+#[test]
+fn a_thread_that_another_process_traces_is_lost_and_counted() {
+    let program =
+        Program::spawn(Command::new("sh").args(["-c", "echo ready; while :; do :; done"]));
+    let pid = program.pid();
+    let (mut worker, messages, shared) = worker(&program);
+    tick_until(&mut worker, &messages, 1);
+    // It is traced until the thread ends, and runs on.
+    let (seized, ended) = (sync_channel(1), sync_channel::<()>(1));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // SAFETY: numbers only.
+            let seize = || unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) };
+            seized.0.send(seize()).unwrap();
+            // Fails when the test has come to its end.
+            let _ = ended.1.recv();
+        });
+        assert_eq!(seized.1.recv().unwrap(), 0);
+        let start = Instant::now();
+        while shared.lost.load(Ordering::Relaxed) < 5 {
+            assert!(start.elapsed() < TIMEOUT);
+            std::thread::sleep(Duration::from_millis(10));
+            worker.tick();
+        }
+        assert_eq!(samples(&messages), 0);
+        drop(ended.0);
+    });
+    tick_until(&mut worker, &messages, 1);
+}
