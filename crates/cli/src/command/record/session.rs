@@ -43,8 +43,6 @@ impl Session {
         let mut options = Options::new(plan.targets);
         options.frequency = plan.frequency;
         options.without_ebpf = plan.without_ebpf;
-        let start_unix = SystemTime::now().duration_since(UNIX_EPOCH);
-        let start = monotonic();
         let mut sampler = Sampler::start(&options)?;
         let method = sampler.method().clone();
         if let Method::Ptrace(why) = &method {
@@ -60,13 +58,16 @@ impl Session {
             }
         }
         let period = 1_000_000_000 / u64::from(options.frequency.max(1));
+        let start = sampler.started();
+        let since = Duration::from_nanos(monotonic().saturating_sub(start));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(Self {
             sampler,
             method,
             period: NonZeroU64::new(period).unwrap_or(NonZeroU64::MIN),
             duration: plan.duration,
             start,
-            start_unix: start_unix.unwrap_or_default(),
+            start_unix: now.unwrap_or_default().saturating_sub(since),
         })
     }
 
@@ -79,7 +80,11 @@ impl Session {
     pub(in crate::command) fn run(mut self, has_ended: impl Fn(&Sampler) -> bool) -> Recording {
         let mut catalog = Catalog::new();
         let mut samples: Vec<Sample> = Vec::new();
-        let deadline = self.duration.map(|duration| Instant::now() + duration);
+        let since = Duration::from_nanos(monotonic().saturating_sub(self.start));
+        let left = |duration: Duration| duration.saturating_sub(since);
+        let deadline = self
+            .duration
+            .map(|duration| Instant::now() + left(duration));
         let mut progress = Progress::new(self.duration);
         loop {
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
