@@ -12,6 +12,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use command::{check, demo, dump, ps, record, report, top};
+use otelctx_reader::runtime::Runtimes;
+pub use otelctx_sampler::KernelObject;
 use output::terminal;
 
 /// Show what each thread of a process is working on: its trace, span and attributes
@@ -85,15 +87,25 @@ impl Status {
     }
 }
 
+/// What a program brings to the command. The command as it is shipped brings nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Setup {
+    /// The language runtimes that it reads.
+    pub runtimes: Runtimes,
+    /// The sampler's programs for the kernel, if not those that are shipped: with the steps of these
+    /// runtimes.
+    pub kernel_object: Option<KernelObject>,
+}
+
 /// Runs the command with the arguments of this process, and returns its exit status: 0 done, 1 found
 /// a problem, 2 could not run.
 #[must_use]
-pub fn run() -> ExitCode {
+pub fn run(setup: &Setup) -> ExitCode {
     interrupt::reset_sigchld();
     let done = match Arguments::parse().command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Ps(arguments) => ps::run(&arguments),
-        Command::Dump(arguments) => dump::run(&arguments),
+        Command::Dump(arguments) => dump::run(&arguments, setup),
         Command::Check(arguments) => check::run(&arguments),
         Command::Record(arguments) => record::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use otelctx_cli::Setup;
+
 fn main() -> ExitCode {
-    otelctx_cli::run()
+    otelctx_cli::run(&Setup::default())
 }

@@ -65,6 +65,12 @@ impl Core {
         &self.target
     }
 
+    /// The limits it was opened with.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
     /// The process context as it was.
     ///
     /// # Errors

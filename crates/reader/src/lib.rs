@@ -39,6 +39,7 @@ mod detected;
 mod error;
 mod process;
 mod process_context;
+pub mod runtime;
 mod sleeping;
 mod thread_context;
 
@@ -48,6 +49,7 @@ pub use error::Error;
 pub use otelctx_format as format;
 pub use otelctx_remote as remote;
 pub use otelctx_remote::FileCache;
+pub use otelctx_sample as sample;
 pub use otelctx_sample::{Found, ReadStep};
 pub use process::{Options, Poll, Process, Threads};
 pub use process_context::{Broken, ContextState, ProcessContext};

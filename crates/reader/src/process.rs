@@ -14,6 +14,7 @@ use remote::{FileCache, LiveProcess, Memory, MemoryError, ProcessMemory, tls};
 
 pub use self::find::Poll;
 use crate::process_context::{Found, HeaderBytes, Polled};
+use crate::runtime::{Present, Runtimes};
 use crate::sleeping::SleepingThreads;
 use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport, is_registered};
 use crate::{ContextState, Detected, Error};
@@ -41,6 +42,8 @@ pub struct Options {
     pub deadline: Option<Instant>,
     /// Read the thread-local variable also when the process context does not announce it.
     pub any_schema: bool,
+    /// The language runtimes to read beside native contexts. None by default.
+    pub runtimes: Runtimes,
 }
 
 impl Default for Options {
@@ -53,6 +56,7 @@ impl Default for Options {
             stop_timeout: Duration::from_millis(500),
             deadline: None,
             any_schema: false,
+            runtimes: Runtimes::default(),
         }
     }
 }
@@ -73,6 +77,7 @@ pub struct Process {
     broken: Vec<(u64, Option<HeaderBytes>)>,
     variables: Option<(Layout, Arc<tls::Resolution>)>,
     sleeping: SleepingThreads,
+    runtimes: Option<(Layout, Arc<[Present]>)>,
 }
 
 /// Threads of a process: [`Process::threads_while`].
@@ -122,6 +127,7 @@ impl Process {
             broken: Vec::new(),
             variables: None,
             sleeping: SleepingThreads::default(),
+            runtimes: None,
         })
     }
 
@@ -166,6 +172,7 @@ impl Process {
         if self.memory.as_ref().is_none_or(gone) {
             self.variables = None;
             self.sleeping.clear();
+            self.runtimes = None;
             self.memory = Some(self.target.memory()?);
         }
         // The line above filled it.
@@ -229,6 +236,40 @@ impl Process {
         };
         self.variables = Some((layout, resolution.clone()));
         Ok(resolution)
+    }
+
+    /// The language runtimes of [`Options::runtimes`] that the process has. Probed again when
+    /// libraries were loaded or unloaded.
+    ///
+    /// # Errors
+    /// When the process cannot be inspected.
+    pub fn runtimes(&mut self) -> Result<Arc<[Present]>, Error> {
+        if self.options.runtimes.is_empty() {
+            return Ok(Arc::default());
+        }
+        // May forget what is known of a program that runs no more.
+        self.memory()?;
+        let layout = self.layout()?;
+        if let Some((known, present)) = &self.runtimes
+            && *known == layout
+        {
+            return Ok(present.clone());
+        }
+        let target = self.as_target().expect("memory was just opened");
+        let present = match self.options.runtimes.probe(&target, &self.files) {
+            Err(remote::Error::Deadline { .. }) => return Err(self.late("look for runtimes")),
+            present => Arc::from(present?),
+        };
+        self.runtimes = Some((layout, Arc::clone(&present)));
+        Ok(present)
+    }
+
+    /// The process as it is now, if its memory was opened before.
+    pub(crate) fn as_target(&self) -> Option<LiveProcess<'_>> {
+        let target = LiveProcess::new(&self.target, self.memory.as_ref()?)
+            .with_deadline(self.options.deadline)
+            .with_maps_as_text(self.options.maps_as_text);
+        Some(target)
     }
 
     /// Which code is mapped where: changes with every dlopen, dlclose and exec.

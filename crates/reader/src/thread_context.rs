@@ -301,7 +301,7 @@ impl<'p> Thread<'p> {
         }
     }
 
-    fn variables(&self) -> Result<&ThreadVariables, Error> {
+    pub(crate) fn variables(&self) -> Result<&ThreadVariables, Error> {
         match &*self.support {
             ThreadSupport::Readable(variables) => Ok(variables),
             ThreadSupport::Unreadable(why) => Err(Error::Unreadable {
@@ -311,7 +311,11 @@ impl<'p> Thread<'p> {
         }
     }
 
-    fn decode(&self, variables: &ThreadVariables, record: Option<&[u8]>) -> Found<Context> {
+    pub(crate) fn decode(
+        &self,
+        variables: &ThreadVariables,
+        record: Option<&[u8]>,
+    ) -> Found<Context> {
         // A key may have been registered since the key map was read.
         variables.decode(record, || self.process.newer_keys())
     }

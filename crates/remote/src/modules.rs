@@ -112,6 +112,19 @@ impl LoadedModule {
         Ok(*symbol)
     }
 
+    /// The definition of `name` in `.dynsym`. Unlike [`Self::symbol`] this costs next to nothing in
+    /// modules that do not export it. Computed once a file.
+    ///
+    /// # Errors
+    /// [`Error::Elf`] when the module cannot be read.
+    pub fn exported(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
+        struct Exported(Option<ElfSymbol>);
+        let symbol = self.fact(target, name, |elf| {
+            elf.exported_symbol(name.as_bytes()).map(Exported)
+        })?;
+        Ok(symbol.0)
+    }
+
     /// The address of the symbol `name` in the process: a variable or a function. `None` if the
     /// module does not define it, or only as a thread-local variable, which has an address for
     /// each thread: see [`tls`](crate::tls).

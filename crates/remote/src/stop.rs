@@ -5,6 +5,7 @@
 //! the thread stopped is handed back, and a system call that the stop ended with EINTR is restarted,
 //! with its full time-out.
 
+mod all;
 mod tracee;
 
 use std::cell::RefCell;
@@ -15,6 +16,7 @@ use nix::errno::Errno;
 
 pub use crate::arch::Registers;
 use crate::{Error, Process, permission};
+pub use all::StoppedProcess;
 
 use tracee::{MAX_PAUSE, Outcome, Poll, Stop};
 

@@ -6,6 +6,7 @@ mod core;
 mod json;
 mod live;
 mod report;
+mod runtimes;
 mod text;
 
 use std::path::PathBuf;
@@ -20,10 +21,10 @@ use self::report::Report;
 use super::apart;
 use super::ids::{self, process_of};
 use super::seconds::seconds;
-use crate::Status;
 use crate::error::Error;
 use crate::output::json::write;
 use crate::output::terminal::{self, Terminal};
+use crate::{Setup, Status};
 
 /// Show the context of a process and of each of its threads
 ///
@@ -81,8 +82,9 @@ pub(crate) struct Arguments {
 }
 
 /// Runs the command.
-pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     let mut options = Options::default();
+    options.runtimes = setup.runtimes.clone();
     options.max_payload = arguments.max_payload as usize;
     options.max_record = arguments.record_size as usize;
     options.any_schema = arguments.force;

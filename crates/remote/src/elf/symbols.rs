@@ -62,15 +62,8 @@ impl Elf<'_> {
     /// # Errors
     /// When the tables are malformed, larger than the limits, or cannot be read.
     pub fn symbol(&self, name: &[u8]) -> Result<Option<ElfSymbol>, ElfError> {
-        if let Some(found) = self.dynamic_symbol(name)?
-            && found.defined
-        {
-            return Ok(Some(ElfSymbol {
-                value: found.value,
-                size: found.size,
-                kind: SymbolKind::of(found.kind),
-                dynamic: true,
-            }));
+        if let Some(found) = self.exported_symbol(name)? {
+            return Ok(Some(found));
         }
         let sections = self.sections()?;
         let Some(table) = sections.iter().find(|it| it.kind == elf::SHT_SYMTAB) else {
@@ -85,6 +78,20 @@ impl Elf<'_> {
             size: found.size,
             kind: SymbolKind::of(found.kind),
             dynamic: false,
+        }))
+    }
+
+    /// The definition of `name` in `.dynsym`: a look-up in a hash table, unlike one in `.symtab`.
+    ///
+    /// # Errors
+    /// See [`Self::symbol`].
+    pub fn exported_symbol(&self, name: &[u8]) -> Result<Option<ElfSymbol>, ElfError> {
+        let found = self.dynamic_symbol(name)?.filter(|found| found.defined);
+        Ok(found.map(|found| ElfSymbol {
+            value: found.value,
+            size: found.size,
+            kind: SymbolKind::of(found.kind),
+            dynamic: true,
         }))
     }
 

@@ -9,6 +9,7 @@ use otelctx_reader::{Core, Options, ThreadSupport, Unreadable};
 use serde::Serialize;
 
 use super::report::{Look, MOST_CONTEXTS, Report};
+use super::runtimes::{self, Runtimes};
 use crate::command::partial::{Partial, PartialReason};
 use crate::error::Error;
 
@@ -36,18 +37,18 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
     let support = core.thread_support()?;
     let target = core.target();
     let is_readable = matches!(support, ThreadSupport::Readable(_));
+    let present = core.runtimes()?;
     let (mut looks, mut kept) = (Vec::new(), 0);
     for thread in target.threads() {
         if kept > MOST_CONTEXTS {
             break;
         }
-        let look = Look {
-            tid: thread.tid,
-            name: None,
-            outcome: is_readable.then(|| {
-                let outcome = core.thread_context(&support, thread);
-                outcome.map_err(|error| error.to_string())
-            }),
+        let look = if present.is_empty() {
+            let outcome = is_readable.then(|| core.thread_context(&support, thread));
+            Look::new(thread.tid, None, outcome)
+        } else {
+            let state = core.thread_state(&support, &present, thread);
+            runtimes::look(thread.tid, None, state)
         };
         kept += look.size();
         looks.push(look);
@@ -58,6 +59,8 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
         of,
         why: PartialReason::Memory(MOST_CONTEXTS),
     });
+    let tasks = core.tasks(&present);
+    let runtimes = Runtimes::of(present, tasks, &looks);
     let crash = target.crash();
     Ok(Report {
         pid: target.pid(),
@@ -75,6 +78,7 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
         context: core.context()?,
         detected: None,
         looks,
+        runtimes,
         support: Ok(Arc::new(support)),
         partial,
     })

@@ -10,6 +10,7 @@ use serde::ser::{SerializeMap, Serializer};
 
 use super::core::CoreReport;
 use super::report::{Look, NOT_VALID, Report, Support};
+use super::runtimes::{RuntimesJson, TasksJson, ThreadRuntimesJson};
 use crate::command::partial::PartialJson;
 use crate::output::json::{AttributeMap, OrError};
 use crate::output::text;
@@ -32,6 +33,7 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         Support::Unreadable(why) => Some(OrError::error(why)),
         Support::Unknown(error) => Some(OrError::error(error)),
     };
+    let conflicts = report.runtimes.conflicts;
     DumpJson {
         pid: report.pid,
         comm: lossy(&report.comm),
@@ -46,7 +48,10 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         thread_context,
         stopped: !report.running,
         partial: report.partial.as_ref().map(PartialJson::of),
+        runtimes: (!report.runtimes.present.is_empty()).then_some(RuntimesJson(&report.runtimes)),
+        context_conflicts: (conflicts > 0).then_some(conflicts),
         threads: ThreadsJson(report),
+        tasks: (!report.runtimes.tasks.is_empty()).then_some(TasksJson(&report.runtimes.tasks)),
     }
 }
 
@@ -75,7 +80,13 @@ struct DumpJson<'r> {
     stopped: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     partial: Option<PartialJson>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    runtimes: Option<RuntimesJson<'r>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context_conflicts: Option<usize>,
     threads: ThreadsJson<'r>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tasks: Option<TasksJson<'r>>,
 }
 
 #[derive(Serialize)]
@@ -187,7 +198,7 @@ impl Serialize for ThreadsJson<'_> {
             Support::Unreadable(_) | Support::Unknown(_) => Some(NO_THREAD_READABLE),
         };
         let looks = self.0.looks.iter();
-        serializer.collect_seq(looks.map(|look| ThreadJson::of(look, unreadable)))
+        serializer.collect_seq(looks.map(|look| ThreadJson::of(self.0, look, unreadable)))
     }
 }
 
@@ -199,10 +210,12 @@ struct ThreadJson<'r> {
     tid: i32,
     name: Option<String>,
     context: Option<OrError<ContextJson<'r>>>,
+    #[serde(flatten)]
+    runtimes: ThreadRuntimesJson<'r>,
 }
 
 impl<'r> ThreadJson<'r> {
-    fn of(look: &'r Look, unreadable: Option<&str>) -> Self {
+    fn of(report: &'r Report, look: &'r Look, unreadable: Option<&str>) -> Self {
         let context = match &look.outcome {
             None => unreadable.map(|why| OrError::error(&why)),
             Some(Ok(Found::Attached(context))) => Some(OrError::Value(ContextJson::of(context))),
@@ -214,12 +227,13 @@ impl<'r> ThreadJson<'r> {
             tid: look.tid,
             name: look.name.as_deref().map(lossy),
             context,
+            runtimes: ThreadRuntimesJson::of(report, look),
         }
     }
 }
 
 #[derive(Serialize)]
-struct ContextJson<'r> {
+pub(super) struct ContextJson<'r> {
     trace_id: Option<String>,
     span_id: Option<String>,
     trace_flags: u8,
@@ -229,7 +243,7 @@ struct ContextJson<'r> {
 }
 
 impl<'r> ContextJson<'r> {
-    fn of(context: &'r Context) -> Self {
+    pub(super) fn of(context: &'r Context) -> Self {
         Self {
             trace_id: (!context.trace_id.is_zero()).then(|| context.trace_id.to_string()),
             span_id: (!context.span_id.is_zero()).then(|| context.span_id.to_string()),

@@ -10,6 +10,7 @@ use otelctx_reader::{
 use otelctx_sampler::{Snapshots, ThreadSnapshot};
 
 use super::report::{Look, MOST_CONTEXTS, Report};
+use super::runtimes::{self, Runtimes};
 use crate::command::deadline::thread_count;
 use crate::command::partial::{Partial, PartialReason};
 use crate::command::retry::{is_rewritten, retry_while};
@@ -78,9 +79,12 @@ impl Looking {
             ContextState::Published(_) => None,
             _ => Some(self.process.detected()?),
         };
-        let (support, looks, partial) = match self.settled(&mut snapshots) {
-            Ok(seen) => (Ok(seen.support), seen.looks, seen.partial),
-            Err(error @ Error::Deadline { .. }) => (Err(error), Vec::new(), Some(self.none_read())),
+        let (support, looks, runtimes, partial) = match self.settled(&mut snapshots) {
+            Ok(seen) => (Ok(seen.support), seen.looks, seen.runtimes, seen.partial),
+            Err(error @ Error::Deadline { .. }) => {
+                let partial = self.none_read();
+                (Err(error), Vec::new(), Runtimes::default(), Some(partial))
+            }
             Err(error) => return Err(error),
         };
         let target = self.process.target();
@@ -96,6 +100,7 @@ impl Looking {
             detected,
             support,
             looks,
+            runtimes,
             partial,
         })
     }
@@ -133,6 +138,11 @@ impl Looking {
         snapshots: &mut Option<&mut Snapshots>,
     ) -> Result<ThreadOutcome, Error> {
         let until = self.until;
+        // Who wants no thread stopped is told nothing of runtimes.
+        let present = match snapshots {
+            Some(_) => Arc::default(),
+            None => self.process.runtimes()?,
+        };
         let Threads {
             support,
             threads,
@@ -145,6 +155,13 @@ impl Looking {
             let names = names(&threads);
             return snapshot(&mut self.process, support, names, snapshots);
         }
+        let runtimes = match threads.first() {
+            Some(thread) if !present.is_empty() => {
+                let process = thread.process();
+                Some(runtimes::Reader::start(process, present, until.threads)?)
+            }
+            _ => None,
+        };
         let mut looks = Vec::new();
         let mut kept = 0;
         let mut ended = 0;
@@ -158,7 +175,11 @@ impl Looking {
                 why = Some(PartialReason::Memory(MOST_CONTEXTS));
                 break;
             }
-            match look(thread, is_readable) {
+            let look = match &runtimes {
+                Some(runtimes) => runtimes.look(thread),
+                None => look(thread, is_readable),
+            };
+            match look {
                 Some(look) => {
                     kept += look.size();
                     looks.push(look);
@@ -166,6 +187,7 @@ impl Looking {
                 None => ended += 1,
             }
         }
+        let runtimes = runtimes.map(|reader| reader.finish(&looks));
         let mut of = threads.len() - ended;
         if !is_complete {
             of = of.max(thread_count(&self.process));
@@ -175,6 +197,7 @@ impl Looking {
         Ok(ThreadOutcome {
             support,
             looks,
+            runtimes: runtimes.unwrap_or_default(),
             partial,
         })
     }
@@ -184,6 +207,7 @@ impl Looking {
 struct ThreadOutcome {
     support: Arc<ThreadSupport>,
     looks: Vec<Look>,
+    runtimes: Runtimes,
     partial: Option<Partial>,
 }
 
@@ -220,9 +244,8 @@ fn snapshot(
         Err(refused) => {
             let refused = refused.to_string();
             let look = |(tid, name)| Look {
-                tid,
-                name: Some(name),
                 outcome: Some(Err(refused.clone())),
+                ..Look::new(tid, Some(name), None)
             };
             names.into_iter().map(look).collect()
         }
@@ -240,6 +263,7 @@ fn snapshot(
     Ok(ThreadOutcome {
         support,
         looks,
+        runtimes: Runtimes::default(),
         partial: (read < of).then_some(Partial { read, of, why }),
     })
 }
@@ -252,9 +276,8 @@ fn of_snapshot(thread: ThreadSnapshot) -> Look {
         outcome => Ok(outcome),
     };
     Look {
-        tid: thread.tid,
-        name: Some(thread.name.into()),
         outcome: Some(outcome),
+        ..Look::new(thread.tid, Some(thread.name.into()), None)
     }
 }
 
@@ -268,9 +291,5 @@ fn look(thread: &Thread<'_>, is_readable: bool) -> Option<Look> {
         Err(error) => (None, Some(Err(error))),
     };
     let has_ended = matches!(&outcome, Some(Err(error)) if is_gone(error));
-    (!has_ended).then(|| Look {
-        tid: thread.tid(),
-        name,
-        outcome: outcome.map(|outcome| outcome.map_err(|error| error.to_string())),
-    })
+    (!has_ended).then(|| Look::new(thread.tid(), name, outcome))
 }

@@ -4,11 +4,13 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use otelctx_reader::format::record::Context;
+use otelctx_reader::runtime::RuntimeReading;
 use otelctx_reader::{
     Broken, ContextState, Detected, Error, Found, ThreadSupport, ThreadVariables, Unreadable,
 };
 
 use super::core::CoreReport;
+use super::runtimes::{self, Runtimes};
 use crate::command::partial::Partial;
 
 /// The most that contexts of threads may take here, in bytes. 30,000 threads with three attributes
@@ -37,6 +39,7 @@ pub(super) struct Report {
     /// An error if there was no time to find out.
     pub(super) support: Result<Arc<ThreadSupport>, Error>,
     pub(super) looks: Vec<Look>,
+    pub(super) runtimes: Runtimes,
     /// Not all threads are in `looks`.
     pub(super) partial: Option<Partial>,
 }
@@ -49,13 +52,33 @@ pub(super) struct Look {
     pub(super) name: Option<OsString>,
     /// `None` where no thread has a context that could be read.
     pub(super) outcome: Option<Result<Found<Context>, String>>,
+    /// Another source has a context with other ids.
+    pub(super) is_conflict: bool,
+    /// What language runtimes say of it.
+    pub(super) runtimes: Vec<RuntimeReading>,
 }
 
 impl Look {
+    /// A thread with its native context, and what was read of that.
+    pub(super) fn new(
+        tid: i32,
+        name: Option<OsString>,
+        outcome: Option<Result<Found<Context>, Error>>,
+    ) -> Self {
+        Self {
+            tid,
+            name,
+            outcome: outcome.map(|outcome| outcome.map_err(|error| error.to_string())),
+            is_conflict: false,
+            runtimes: Vec::new(),
+        }
+    }
+
     /// About how many bytes it takes: more than nothing if there was something to read.
     pub(super) fn size(&self) -> usize {
+        let runtimes = runtimes::size(&self.runtimes);
         let Some(outcome) = &self.outcome else {
-            return 0;
+            return runtimes;
         };
         let more = match outcome {
             Ok(Found::Attached(context)) => {
@@ -69,7 +92,7 @@ impl Look {
             // The target's own names are in it.
             Err(error) => error.len(),
         };
-        size_of::<Look>() + more
+        size_of::<Look>() + more + runtimes
     }
 }
 

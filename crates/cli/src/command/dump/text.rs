@@ -8,6 +8,7 @@ use otelctx_reader::{ContextState, Found, SYMBOL, ThreadVariables, Unreadable};
 
 use super::core::CoreReport;
 use super::report::{NOT_VALID, Report, Support};
+use super::runtimes;
 use crate::output::attributes::{language, pairs, string};
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Style, Terminal, escape};
@@ -29,11 +30,12 @@ const THREADS: &str = "  threads   ";
 /// The whole answer.
 pub(super) fn write(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(about_process(report, terminal).as_bytes())?;
-    if let Support::Readable(_) = report.support() {
+    let has_runtimes = !report.runtimes.present.is_empty();
+    if has_runtimes || matches!(report.support(), Support::Readable(_)) {
         out.write_all(b"\n")?;
         table(report, terminal, out)?;
     }
-    Ok(())
+    out.write_all(runtimes::frames(report).as_bytes())
 }
 
 /// Everything but the table of threads.
@@ -75,6 +77,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
         text += &terminal.flow("  detected  ", &pairs(&detected.resource));
     }
     text += &about_threads(report, terminal);
+    text += &runtimes::head(&report.runtimes, terminal);
     if let (true, Support::Readable(_)) = (report.running, report.support()) {
         text += &terminal.sentence("  read      ", WHILE_THEY_RAN);
     }
@@ -220,7 +223,7 @@ fn word(text: &str) -> [String; 3] {
     [text.into(), String::new(), String::new()]
 }
 
-fn context_cells(context: &Context) -> [String; 3] {
+pub(super) fn context_cells(context: &Context) -> [String; 3] {
     let id = |zero: bool, id: String| if zero { NO_ID.into() } else { id };
     let mut attributes: Vec<String> = context
         .attributes

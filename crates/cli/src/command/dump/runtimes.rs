@@ -1,0 +1,353 @@
+//! What language runtimes say of a process, its threads and its tasks.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use otelctx_reader::format::process_context::Attributes;
+use otelctx_reader::format::record::Context;
+use otelctx_reader::remote::stop::StoppedProcess;
+use otelctx_reader::runtime::{
+    Present, RuntimeReading, RuntimeThread, Scope, Task, TaskReading, ThreadState, scope,
+};
+use otelctx_reader::sample::NamedFrame;
+use otelctx_reader::{Error, Found, Process, Thread};
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+use super::json::ContextJson;
+use super::report::{Look, Report};
+use crate::error::is_gone;
+use crate::output::attributes::pairs;
+use crate::output::json::{AttributeMap, OrError};
+use crate::output::terminal::{Terminal, escape};
+
+/// What runtimes say, beside what they say of each thread.
+#[derive(Debug, Default)]
+pub(super) struct Runtimes {
+    pub(super) present: Arc<[Present]>,
+    pub(super) tasks: Vec<TaskReading>,
+    /// Threads with contexts of several sources that contradict each other.
+    pub(super) conflicts: usize,
+}
+
+/// Reads the threads of a process that has runtimes.
+pub(super) struct Reader<'p> {
+    process: &'p Process,
+    present: Arc<[Present]>,
+    /// If the runtimes want that.
+    stopped: Option<StoppedProcess>,
+}
+
+impl<'p> Reader<'p> {
+    /// Stops the whole process if that is necessary.
+    pub(super) fn start(
+        process: &'p Process,
+        present: Arc<[Present]>,
+        until: Instant,
+    ) -> Result<Self, Error> {
+        let timeout = process.options().stop_timeout;
+        let stopped = match scope(&present) {
+            Scope::Process => Some(StoppedProcess::stop(process.target(), timeout, until)?),
+            Scope::Thread => None,
+        };
+        Ok(Self {
+            process,
+            present,
+            stopped,
+        })
+    }
+
+    /// Reads a thread. `None` if it has ended.
+    pub(super) fn look(&self, thread: &Thread<'_>) -> Option<Look> {
+        let stopped = self.stopped.as_ref();
+        let stopped = stopped.and_then(|process| process.thread(thread.tid()));
+        let state = thread.name().and_then(|name| {
+            let state = thread.state(&self.present, stopped)?;
+            Ok((name, state))
+        });
+        match state {
+            Ok((name, state)) => Some(look(thread.tid(), Some(name), state)),
+            Err(error) if is_gone(&error) => None,
+            Err(error) => Some(Look {
+                tid: thread.tid(),
+                name: None,
+                outcome: Some(Err(error.to_string())),
+                is_conflict: false,
+                runtimes: Vec::new(),
+            }),
+        }
+    }
+
+    /// Reads the tasks and resumes the process.
+    pub(super) fn finish(self, looks: &[Look]) -> Runtimes {
+        let is_stopped = |stopped: &StoppedProcess| stopped.running().is_empty();
+        let tasks = match &self.stopped {
+            Some(stopped) if is_stopped(stopped) => self.process.tasks(&self.present),
+            _ => Vec::new(),
+        };
+        Runtimes::of(self.present, tasks, looks)
+    }
+}
+
+impl Runtimes {
+    pub(super) fn of(present: Arc<[Present]>, tasks: Vec<TaskReading>, looks: &[Look]) -> Self {
+        Self {
+            present,
+            tasks,
+            conflicts: looks.iter().filter(|look| look.is_conflict).count(),
+        }
+    }
+
+    fn facts(&self, name: &str) -> Attributes {
+        let mut present = self.present.iter();
+        let runtime = present.find(|present| present.name == name);
+        let process = runtime.and_then(|present| present.process.as_ref().ok());
+        process.map_or_else(Vec::new, |process| process.facts())
+    }
+}
+
+/// A thread by what was read of it.
+pub(super) fn look(tid: i32, name: Option<std::ffi::OsString>, state: ThreadState) -> Look {
+    let (outcome, is_conflict) = match state.choose() {
+        Ok(chosen) => (Ok(chosen.context), chosen.is_conflict),
+        Err(error) => (Err(error.to_string()), false),
+    };
+    Look {
+        tid,
+        name,
+        outcome: Some(outcome),
+        is_conflict,
+        runtimes: state.runtimes,
+    }
+}
+
+/// About how many bytes what runtimes say of a thread takes.
+pub(super) fn size(readings: &[RuntimeReading]) -> usize {
+    let frame = |frame: &NamedFrame| {
+        let names = frame.function.len() + frame.qualified_name.len() + frame.file.len();
+        size_of::<NamedFrame>() + names
+    };
+    let of = |reading: &RuntimeReading| match &reading.thread {
+        Ok(thread) => thread.stack.frames().map(frame).sum(),
+        Err(error) => error.to_string().len(),
+    };
+    readings.iter().map(of).sum()
+}
+
+/// The runtimes of a process, by name.
+pub(super) struct RuntimesJson<'r>(pub(super) &'r Runtimes);
+
+impl Serialize for RuntimesJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let present = self.0.present.iter();
+        serializer.collect_map(present.map(|present| {
+            let value = match &present.process {
+                Ok(process) => OrError::Value(AttributeMap(process.facts())),
+                Err(error) => OrError::error(error),
+            };
+            (present.name, value)
+        }))
+    }
+}
+
+/// What runtimes say of a thread, by the names of the runtimes.
+pub(super) struct ThreadRuntimesJson<'r> {
+    runtimes: &'r Runtimes,
+    look: &'r Look,
+}
+
+impl<'r> ThreadRuntimesJson<'r> {
+    pub(super) fn of(report: &'r Report, look: &'r Look) -> Self {
+        Self {
+            runtimes: &report.runtimes,
+            look,
+        }
+    }
+}
+
+impl Serialize for ThreadRuntimesJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for reading in &self.look.runtimes {
+            let value = match &reading.thread {
+                Ok(thread) => {
+                    let facts = self.runtimes.facts(reading.name);
+                    OrError::Value(ThreadRuntimeJson::of(thread, facts, self.look))
+                }
+                Err(error) => OrError::error(error),
+            };
+            map.serialize_entry(reading.name, &value)?;
+        }
+        map.end()
+    }
+}
+
+#[derive(Serialize)]
+struct ThreadRuntimeJson<'r> {
+    #[serde(flatten)]
+    facts: AttributeMap,
+    /// Where another source had one of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<ContextJson<'r>>,
+    frames: Vec<FrameJson<'r>>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    truncated: bool,
+}
+
+impl<'r> ThreadRuntimeJson<'r> {
+    fn of(thread: &'r RuntimeThread, mut facts: Attributes, look: &Look) -> Self {
+        facts.extend(thread.facts.iter().cloned());
+        let is_other = |context: &&Context| match &look.outcome {
+            Some(Ok(Found::Attached(chosen))) => chosen != *context,
+            _ => true,
+        };
+        let context = thread.context.attached().filter(is_other);
+        Self {
+            facts: AttributeMap(facts),
+            context: context.map(ContextJson::of),
+            frames: thread.stack.frames().map(FrameJson::of).collect(),
+            truncated: thread.stack.is_truncated,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct FrameJson<'r> {
+    function: &'r str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    qualname: &'r str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    file: &'r str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
+}
+
+impl<'r> FrameJson<'r> {
+    fn of(frame: &'r NamedFrame) -> Self {
+        Self {
+            function: &frame.function,
+            qualname: &frame.qualified_name,
+            file: &frame.file,
+            line: (frame.line > 0).then_some(frame.line),
+        }
+    }
+}
+
+/// Contexts that no thread has.
+pub(super) struct TasksJson<'r>(pub(super) &'r [TaskReading]);
+
+impl Serialize for TasksJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let readings = self.0.iter();
+        serializer.collect_map(readings.map(|reading| {
+            let tasks = match &reading.tasks {
+                Ok(tasks) => OrError::Value(tasks.iter().map(TaskJson::of).collect::<Vec<_>>()),
+                Err(error) => OrError::error(error),
+            };
+            (reading.name, tasks)
+        }))
+    }
+}
+
+#[derive(Serialize)]
+struct TaskJson<'r> {
+    id: u64,
+    context: Option<ContextJson<'r>>,
+    frames: Vec<FrameJson<'r>>,
+}
+
+impl<'r> TaskJson<'r> {
+    fn of(task: &'r Task) -> Self {
+        Self {
+            id: task.id,
+            context: task.context.attached().map(ContextJson::of),
+            frames: task.frames.iter().map(FrameJson::of).collect(),
+        }
+    }
+}
+
+/// The runtimes of a process, a line each, and how many threads have contexts that contradict each other.
+pub(super) fn head(runtimes: &Runtimes, terminal: &Terminal) -> String {
+    let mut text = String::new();
+    for present in &*runtimes.present {
+        let name = present.name;
+        let sentence = match &present.process {
+            Ok(process) => format!("{name} {}", pairs(&process.facts()).join("  ")),
+            Err(error) => format!("{name} can't be read: {}", escape(&error.to_string())),
+        };
+        text += &terminal.sentence("  runtime   ", &sentence);
+    }
+    if runtimes.conflicts > 0 {
+        let sentence = format!(
+            "{} threads have contexts of several sources with different ids; the native record is shown",
+            runtimes.conflicts
+        );
+        text += &terminal.sentence("  conflict  ", &sentence);
+    }
+    text
+}
+
+/// The frames of each thread that a runtime knows, and of each task with its context.
+pub(super) fn frames(report: &Report) -> String {
+    let mut text = String::new();
+    for look in &report.looks {
+        for reading in &look.runtimes {
+            let (tid, name) = (look.tid, reading.name);
+            match &reading.thread {
+                Ok(thread) => {
+                    let facts = facts(&thread.facts);
+                    let _ = write!(text, "\n  thread {tid}  {name}{facts}\n");
+                    add_frames(&mut text, thread.stack.frames());
+                    if thread.stack.is_truncated {
+                        text += "    and more\n";
+                    }
+                }
+                Err(error) => {
+                    let error = escape(&error.to_string());
+                    let _ = write!(text, "\n  thread {tid}  {name} can't be read: {error}\n");
+                }
+            }
+        }
+    }
+    for reading in &report.runtimes.tasks {
+        let name = reading.name;
+        match &reading.tasks {
+            Ok(tasks) => {
+                for task in tasks {
+                    let context = context(&task.context);
+                    let _ = write!(text, "\n  task {}  {name}  {context}\n", task.id);
+                    add_frames(&mut text, task.frames.iter());
+                }
+            }
+            Err(error) => {
+                let error = escape(&error.to_string());
+                let _ = write!(text, "\n  tasks of {name} can't be read: {error}\n");
+            }
+        }
+    }
+    text
+}
+
+fn facts(facts: &Attributes) -> String {
+    let facts = pairs(facts);
+    facts.iter().map(|fact| format!("  {fact}")).collect()
+}
+
+fn context(found: &Found<Context>) -> String {
+    match found.attached() {
+        Some(context) => super::text::context_cells(context).join("  "),
+        None => "none attached".to_owned(),
+    }
+}
+
+fn add_frames<'f>(text: &mut String, frames: impl Iterator<Item = &'f NamedFrame>) {
+    for frame in frames {
+        let place = match (frame.file.is_empty(), frame.line) {
+            (true, _) => String::new(),
+            (false, 0) => format!("  {}", frame.file),
+            (false, line) => format!("  {}:{line}", frame.file),
+        };
+        let _ = writeln!(text, "    {}{}", escape(frame.name()), escape(&place));
+    }
+}

@@ -1,0 +1,467 @@
+//! Language runtimes: what their threads run and work on, in the runtime's own terms.
+//!
+//! A native program has one stack a thread and its context in one thread-local variable. A runtime has
+//! frames that no debugger sees, threads that move between those of the kernel, and contexts in places
+//! of its own. Each [`Runtime`] is a crate that knows one of them. The command registers those that it
+//! ships in a [`Runtimes`]; a program that embeds the reader registers the ones that it wants.
+//!
+//! `docs/runtimes.md` walks through one.
+
+mod read;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use otelctx_format::process_context::Attributes;
+use otelctx_format::record::Context;
+use otelctx_remote::{FileCache, MemoryError, Modules, Target};
+use otelctx_sample::{Found, Frame, NamedFrame};
+
+pub use read::{TaskReading, ThreadState, scope};
+
+/// Frames of one thread or task that are kept, as many as the kernel keeps of a native stack
+/// (`kernel.perf_event_max_stack`).
+pub const MAX_FRAMES: usize = 127;
+/// Tasks of one process that are listed.
+pub const MAX_TASKS: usize = 16 * 1024;
+
+/// A language runtime that can be found in a process.
+pub trait Runtime: fmt::Debug + Send + Sync {
+    /// Its name: the key of what it says in JSON, and the kind of its frames. Lower case: `cpython`.
+    fn name(&self) -> &'static str;
+
+    /// Looks for the runtime among the modules of a process. `None` if it is not there. Most processes
+    /// do not have it: this goes by the names of modules and symbols first, which are kept for each
+    /// file ([`LoadedModule::fact`](otelctx_remote::LoadedModule::fact)).
+    ///
+    /// # Errors
+    /// When it is there and can't be read: an unknown version, or a structure that makes no sense.
+    fn probe(
+        &self,
+        target: &dyn Target,
+        modules: &Modules,
+    ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError>;
+}
+
+/// A runtime in one process. It stays true until the process loads or unloads a module or executes
+/// another program; then the process is probed again.
+pub trait RuntimeProcess: fmt::Debug + Send + Sync {
+    /// What is to be said of the process: the runtime's version, for example.
+    fn facts(&self) -> Attributes;
+
+    /// What has to be stopped to read its threads and tasks.
+    fn scope(&self) -> Scope {
+        Scope::Thread
+    }
+
+    /// What a thread does. It is stopped, or it is one of a core file. `None` if the runtime does not
+    /// know the thread.
+    ///
+    /// # Errors
+    /// When memory can't be read, or makes no sense.
+    fn thread(
+        &self,
+        target: &dyn Target,
+        thread: ThreadView,
+    ) -> Result<Option<RuntimeThread>, RuntimeError>;
+
+    /// Contexts that no thread has at this moment: suspended tasks, parked goroutines. At most
+    /// [`MAX_TASKS`]. Called only where [`Self::scope`] is the process, which is stopped, and for core
+    /// files.
+    ///
+    /// # Errors
+    /// When memory can't be read, or makes no sense.
+    fn tasks(&self, target: &dyn Target) -> Result<Vec<Task>, RuntimeError> {
+        let _ = target;
+        Ok(Vec::new())
+    }
+
+    /// The step of the kernel program that reads its threads while they are sampled. `None` if there is
+    /// none: then only the ptrace sampler sees what the runtime knows.
+    fn kernel_step(&self) -> Option<KernelStep> {
+        None
+    }
+
+    /// What a thread did when it was sampled: the same as [`Self::thread`], from what the kernel step
+    /// added to the sample. `target` is the process as it is now, for what does not change, such as the
+    /// names of functions; it may have ended.
+    ///
+    /// # Errors
+    /// When the part makes no sense, or names something that can't be read any more.
+    fn decode(
+        &self,
+        target: &dyn Target,
+        part: &[u8],
+    ) -> Result<Option<RuntimeThread>, RuntimeError> {
+        let _ = (target, part);
+        Ok(None)
+    }
+}
+
+/// What has to be stopped to read a runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The thread that is read. Nothing is said of tasks then.
+    Thread,
+    /// All threads of the process.
+    Process,
+}
+
+/// A thread that a runtime is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ThreadView {
+    /// Its id, as the reader sees it.
+    pub tid: i32,
+    /// Its thread pointer: fs base on x86-64, `TPIDR_EL0` on aarch64.
+    pub thread_pointer: u64,
+}
+
+impl ThreadView {
+    /// A thread by its id and its thread pointer.
+    #[must_use]
+    pub fn new(tid: i32, thread_pointer: u64) -> Self {
+        Self {
+            tid,
+            thread_pointer,
+        }
+    }
+}
+
+/// What a runtime says of a thread.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuntimeThread {
+    /// What the thread works on, as far as the runtime knows. [`Found::NotPublished`] for a runtime
+    /// that has no contexts.
+    pub context: Found<Context>,
+    /// Where `context` comes from.
+    pub source: Source,
+    /// The runtime's frames.
+    pub stack: RuntimeStack,
+    /// More about the thread, shown beside the frames.
+    pub facts: Attributes,
+}
+
+/// The frames of a thread that its runtime knows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuntimeStack {
+    /// The innermost first; the frames of one call of the interpreter together, the innermost call
+    /// first.
+    pub calls: Vec<Vec<NamedFrame>>,
+    /// The code of the interpreter: a native frame there stands for one of the calls. Empty for a
+    /// runtime that compiles everything.
+    pub interpreter: Range<u64>,
+    /// There are more frames further out.
+    pub is_truncated: bool,
+}
+
+impl RuntimeStack {
+    /// All frames, the innermost first.
+    pub fn frames(&self) -> impl Iterator<Item = &NamedFrame> {
+        self.calls.iter().flatten()
+    }
+
+    /// A native stack, the innermost frame first, with each call of the interpreter replaced by the
+    /// frames of that call. Calls that no native frame stands for, because the native stack was not
+    /// walked that far, come last.
+    #[must_use]
+    pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
+        let mut calls = self.calls.into_iter();
+        let mut mixed = Vec::with_capacity(native.len());
+        for frame in native {
+            let address = frame.lookup_address();
+            let is_call = address.is_some_and(|address| self.interpreter.contains(&address));
+            match is_call.then(|| calls.next()).flatten() {
+                Some(frames) => mixed.extend(frames.into_iter().map(Frame::from)),
+                None => mixed.push(frame),
+            }
+        }
+        mixed.extend(calls.flatten().map(Frame::from));
+        mixed
+    }
+}
+
+/// A context that no thread has at this moment, and where its task will go on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// The runtime's number for it.
+    pub id: u64,
+    /// What it works on.
+    pub context: Found<Context>,
+    /// Its frames, the innermost first.
+    pub frames: Vec<NamedFrame>,
+}
+
+/// A step of the kernel program, and what it has to know of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelStep {
+    /// Its name, by which `cargo xtask bpf` has gathered it.
+    pub name: &'static str,
+    /// For this process, in the step's own layout.
+    pub configuration: Vec<u8>,
+}
+
+/// Where a context comes from, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// The native record (OTEP 4947).
+    Native,
+    /// What the runtime publishes for readers.
+    Runtime,
+    /// Labels for profilers, in which ids stand by convention only.
+    Labels,
+}
+
+/// Why a runtime can't be read, as a sentence without a full stop.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RuntimeError(String);
+
+impl RuntimeError {
+    /// For this reason.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
+
+impl From<MemoryError> for RuntimeError {
+    fn from(error: MemoryError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<otelctx_remote::Error> for RuntimeError {
+    fn from(error: otelctx_remote::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// The runtimes that a reader knows. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Runtimes(Arc<[Arc<dyn Runtime>]>);
+
+impl Runtimes {
+    /// Knows these.
+    #[must_use]
+    pub fn new(runtimes: Vec<Arc<dyn Runtime>>) -> Self {
+        Self(runtimes.into())
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Which of them are in a process.
+    ///
+    /// # Errors
+    /// When its modules can't be read, see [`Modules::read`].
+    pub fn probe(
+        &self,
+        target: &dyn Target,
+        files: &FileCache,
+    ) -> Result<Vec<Present>, otelctx_remote::Error> {
+        if self.is_empty() {
+            return Ok(Vec::new());
+        }
+        let modules = Modules::read(target, files)?;
+        let present = |runtime: &Arc<dyn Runtime>| {
+            let process = runtime.probe(target, &modules).transpose()?;
+            Some(Present {
+                name: runtime.name(),
+                process,
+            })
+        };
+        Ok(self.0.iter().filter_map(present).collect())
+    }
+}
+
+impl PartialEq for Runtimes {
+    /// Whether they are the same list.
+    fn eq(&self, other: &Self) -> bool {
+        self.is_empty() && other.is_empty() || Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Runtimes {}
+
+/// A runtime that is in a process.
+#[derive(Clone, Debug)]
+pub struct Present {
+    /// [`Runtime::name`].
+    pub name: &'static str,
+    /// The way to its threads, or why there is none.
+    pub process: Result<Arc<dyn RuntimeProcess>, RuntimeError>,
+}
+
+/// What one runtime says of a thread.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuntimeReading {
+    /// [`Runtime::name`].
+    pub name: &'static str,
+    /// What it says, or why the thread could not be read.
+    pub thread: Result<RuntimeThread, RuntimeError>,
+}
+
+/// What the runtimes of a process say of a thread that is stopped, or one of a core file. Those that
+/// do not know the thread, and those that can't be read, say nothing.
+pub fn read_thread(
+    target: &dyn Target,
+    runtimes: &[Present],
+    thread: ThreadView,
+) -> Vec<RuntimeReading> {
+    let read = |present: &Present| {
+        let process = present.process.as_ref().ok()?;
+        let thread = process.thread(target, thread).transpose()?;
+        Some(RuntimeReading {
+            name: present.name,
+            thread,
+        })
+    };
+    runtimes.iter().filter_map(read).collect()
+}
+
+/// What a thread works on, of several sources.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The context of the best source that has one. If none has one: what the native record says, or,
+    /// where no native contexts are published, what the best of the others says.
+    pub context: Found<Context>,
+    /// Sources have contexts with other trace or span ids.
+    pub is_conflict: bool,
+}
+
+/// Decides between sources: the native record, then what a runtime publishes, then labels.
+#[must_use]
+pub fn choose(native: Found<Context>, runtimes: &[RuntimeReading]) -> Chosen {
+    let mut others: Vec<&RuntimeThread> = runtimes
+        .iter()
+        .filter_map(|reading| reading.thread.as_ref().ok())
+        .filter(|thread| thread.context != Found::NotPublished)
+        .collect();
+    others.sort_by_key(|thread| thread.source);
+    let ids = |context: &Context| (context.trace_id, context.span_id);
+    let attached = others.iter().filter_map(|thread| thread.context.attached());
+    let mut all = native
+        .attached()
+        .into_iter()
+        .chain(attached.clone())
+        .map(ids);
+    let first = all.next();
+    let is_conflict = all.any(|other| Some(other) != first);
+    let context = match (&native, attached.clone().next(), others.first()) {
+        (Found::Attached(_), ..) => native,
+        (_, Some(context), _) => Found::Attached(context.clone()),
+        (Found::NotPublished, None, Some(other)) => other.context.clone(),
+        _ => native,
+    };
+    Chosen {
+        context,
+        is_conflict,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_format::{SpanId, TraceId};
+    use otelctx_sample::ReadStep;
+
+    use super::*;
+
+    fn context(id: u8) -> Found<Context> {
+        let mut context = Context::default();
+        context.trace_id = TraceId::from_bytes([id; 16]);
+        context.span_id = SpanId::from_bytes([id; 8]);
+        Found::Attached(context)
+    }
+
+    fn reading(source: Source, context: Found<Context>) -> RuntimeReading {
+        let thread = RuntimeThread {
+            context,
+            source,
+            stack: RuntimeStack::default(),
+            facts: Vec::new(),
+        };
+        RuntimeReading {
+            name: "toy",
+            thread: Ok(thread),
+        }
+    }
+
+    #[test]
+    fn the_native_record_goes_before_the_runtime_and_that_before_labels() {
+        let labels = reading(Source::Labels, context(3));
+        let runtime = reading(Source::Runtime, context(2));
+        let both = [labels.clone(), runtime.clone()];
+        let chosen = |native, others: &[RuntimeReading]| {
+            let chosen = choose(native, others);
+            (chosen.context, chosen.is_conflict)
+        };
+        assert_eq!(chosen(context(1), &both), (context(1), true));
+        assert_eq!(chosen(Found::Detached, &both), (context(2), true));
+        assert_eq!(chosen(Found::Detached, &both[..1]), (context(3), false));
+        // The same ids are no conflict.
+        assert_eq!(chosen(context(2), &both[1..]), (context(2), false));
+        assert_eq!(chosen(context(2), &[]), (context(2), false));
+    }
+
+    #[test]
+    fn without_a_context_the_native_outcome_stands_unless_nothing_native_is_published() {
+        let detached = [reading(Source::Runtime, Found::Detached)];
+        let without = [reading(Source::Runtime, Found::NotPublished)];
+        let unreadable = Found::Unreadable(ReadStep::Record);
+        assert_eq!(choose(unreadable.clone(), &detached).context, unreadable);
+        assert_eq!(
+            choose(Found::NotPublished, &detached).context,
+            Found::Detached
+        );
+        assert_eq!(
+            choose(Found::NotPublished, &without).context,
+            Found::NotPublished
+        );
+        assert_eq!(choose(Found::Invalid, &without).context, Found::Invalid);
+    }
+
+    fn named(function: &str) -> NamedFrame {
+        NamedFrame {
+            function: function.into(),
+            ..NamedFrame::default()
+        }
+    }
+
+    #[test]
+    fn each_call_of_the_interpreter_is_replaced_by_its_frames() {
+        let stack = RuntimeStack {
+            calls: vec![vec![named("c"), named("b")], vec![named("a")]],
+            interpreter: 0x100..0x200,
+            is_truncated: false,
+        };
+        let native = |addresses: &[u64]| {
+            let frame = |(depth, address): (usize, &u64)| Frame::native(depth, *address);
+            addresses.iter().enumerate().map(frame).collect::<Vec<_>>()
+        };
+        let [a, b, c] = ["a", "b", "c"].map(|name| Frame::from(named(name)));
+        let other = Frame::native(1, 0x300);
+        // The address behind a call that ends the interpreter's code still belongs to it.
+        let mixed = stack
+            .clone()
+            .in_native(native(&[0x100, 0x300, 0x200, 0x301]));
+        let last = Frame::native(3, 0x301);
+        assert_eq!(mixed, [c.clone(), b.clone(), other, a.clone(), last]);
+        // A stack that was not walked to its end, and none at all.
+        let mixed = stack.clone().in_native(native(&[0x300, 0x101]));
+        assert_eq!(
+            mixed,
+            [Frame::native(0, 0x300), c.clone(), b.clone(), a.clone()]
+        );
+        assert_eq!(stack.clone().in_native(Vec::new()), [c, b, a]);
+        // More calls than the runtime knows of.
+        let mixed = RuntimeStack {
+            calls: Vec::new(),
+            ..stack
+        };
+        assert_eq!(mixed.in_native(native(&[0x150])), native(&[0x150]));
+    }
+}
