@@ -51,8 +51,8 @@ static __always_inline void count_lost(__u32 which)
         *counter += 1;
 }
 
-/* Process and thread id of the running thread as the recorder sees them; false for a process that
- * it can't see. */
+/* Process and thread id of the running thread in the recorder's PID namespace; false for a process
+ * outside of it, and for an idle CPU: `exclude_idle` was seen not to hold on the first one. */
 static __always_inline int ids(struct task_struct *task, __u32 *pid, __u32 *tid)
 {
     if (namespace_inode) {
@@ -65,7 +65,7 @@ static __always_inline int ids(struct task_struct *task, __u32 *pid, __u32 *tid)
         *pid = OF_TASK(task, tgid);
         *tid = OF_TASK(task, pid);
     }
-    return 1;
+    return *pid != 0;
 }
 
 static __always_inline int read_user(void *to, __u32 size, __u64 from,
@@ -184,7 +184,7 @@ static __always_inline __u32 add_parts(void *context, struct event_head *head,
     __u32 at = 0;
     if (places)
         at = add_native_context(head, at, task, target, places);
-    if (user_stacks)
+    if (user_stacks && (flags & EVENT_USER_MODE || !(OF_TASK(task, flags) & PF_KTHREAD)))
         at = add_stack(context, head, at, PART_USER_STACK, BPF_F_USER_STACK);
     if (kernel_stacks && !(flags & EVENT_USER_MODE))
         at = add_stack(context, head, at, PART_KERNEL_STACK, 0);

@@ -15,6 +15,10 @@ enum bpf_func_id___task { BPF_FUNC_get_current_task_btf___task = 158 };
 #define CAN_LOAD \
     bpf_core_enum_value_exists(enum bpf_func_id___task, BPF_FUNC_get_current_task_btf___task)
 
+/* In a task's flags: it is a thread of the kernel, which has no stack in a process
+ * (include/linux/sched.h). */
+#define PF_KTHREAD 0x00200000
+
 /* The running thread, and a member of its structure. */
 static __always_inline struct task_struct *current_task(void)
 {

@@ -138,12 +138,8 @@ impl Recorder {
             match head.kind {
                 kind::ON_CPU => {
                     self.seen.insert(head.cpu);
-                    // The clocks are told to leave idle processors out (`exclude_idle`), and that of the
-                    // first one has been seen not to.
-                    if head.pid != 0 {
-                        let stacks = &mut self.stacks;
-                        on_sample(sample(&mut self.processes, stacks, &head, parts, catalog));
-                    }
+                    let stacks = &mut self.stacks;
+                    on_sample(sample(&mut self.processes, stacks, &head, parts, catalog));
                 }
                 // One that ended at once has left an event of that, too.
                 kind::FORK => drop(self.processes.add(head.pid as i32)),
