@@ -15,7 +15,6 @@
 //! What stays your job: taking the samples, and knowing functions' names ([`Symbolizer`]).
 
 mod attributes;
-mod bounds;
 mod file;
 mod location;
 mod messages;
@@ -24,6 +23,7 @@ mod recording;
 pub mod report;
 pub mod rules;
 mod symbol;
+pub mod worker;
 mod write;
 
 pub use file::{Error, check_writable};

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::hash::Hash;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use opentelemetry_proto::tonic::profiles::v1development::{
@@ -12,19 +12,23 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use otelctx_sample::format::hexadecimal;
 use prost::Message;
+use serde::{Deserialize, Serialize};
 
+use crate::Error;
 use crate::attributes::UPSTREAM_PREFIX;
 use crate::messages::Messages;
 use crate::rules::{self, entry};
-use crate::{Error, bounds};
+use crate::worker::{self, Failure};
 
 /// What stands in a table where a sample has no such attribute.
 pub const WITHOUT: &str = "(none)";
+/// The largest file that is read, in bytes.
+const MAX_FILE: u64 = 1 << 30;
 /// What stands for a function where not even its file is known.
 const UNKNOWN: &str = "[unknown]";
 
 /// What a recorded file says of time on processors.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Report {
     /// All samples.
@@ -45,7 +49,7 @@ pub struct Report {
 }
 
 /// A trace in a [`Report`].
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Trace {
     /// Its id, 32 hexadecimal digits.
     pub id: String,
@@ -54,7 +58,7 @@ pub struct Trace {
 }
 
 /// What was spent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// How many samples.
     pub samples: u64,
@@ -70,7 +74,7 @@ impl Cost {
 }
 
 /// What was spent in a function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionCost {
     /// In itself.
     pub own: Cost,
@@ -78,11 +82,52 @@ pub struct FunctionCost {
     pub total: Cost,
 }
 
-fn too_large(path: &Path) -> Error {
+fn too_large(path: &Path, reason: String) -> Error {
     Error::TooLarge {
         path: path.to_owned(),
-        reason: format!("it has more than {} MiB", bounds::MOST_FILE >> 20),
+        reason,
     }
+}
+
+fn file_too_large(path: &Path) -> Error {
+    too_large(path, format!("it has more than {} MiB", MAX_FILE >> 20))
+}
+
+/// Decodes and sums up a file in a worker process that takes at most `memory` bytes, the file's
+/// included: two bytes of a file can stand for a message of a hundred, and the file may be hostile.
+fn sum_up(bytes: &[u8], path: &Path, by: &str, memory: u64) -> Result<Report, Error> {
+    let output = worker::run(memory, |pipe| {
+        let decoded = Messages::new(bytes)
+            .map(|message| ProfilesData::decode(message?).map_err(|error| error.to_string()));
+        let report = decoded.collect::<Result<Vec<_>, _>>().and_then(|data| {
+            match data.iter().flat_map(rules::violations).next() {
+                Some(violation) => Err(violation),
+                None => Ok(Report::of_all(&data, by)),
+            }
+        });
+        Ok(serde_json::to_writer(pipe, &report)?)
+    });
+    let died = || {
+        let limit = memory >> 20;
+        too_large(
+            path,
+            format!("decoding it takes more than {limit} MiB of memory"),
+        )
+    };
+    let output = output.map_err(|failure| match failure {
+        Failure::TimedOut => too_large(path, "decoding it takes too long".to_owned()),
+        Failure::OutputTooLarge => too_large(path, "it has too many traces".to_owned()),
+        Failure::NotStarted => Error::Read {
+            path: path.to_owned(),
+            source: io::Error::other("cannot start a worker process"),
+        },
+        Failure::Died => died(),
+    })?;
+    let report: Result<Report, String> = serde_json::from_slice(&output).map_err(|_| died())?;
+    report.map_err(|reason| Error::Malformed {
+        path: path.to_owned(),
+        reason,
+    })
 }
 
 /// What a file is by its first bytes, if that is one of the other formats that are written.
@@ -114,11 +159,8 @@ impl Report {
             source,
         })?;
         // What is no file has no size, and is found to be too large once that much was read.
-        if file
-            .metadata()
-            .is_ok_and(|found| found.len() > bounds::MOST_FILE)
-        {
-            return Err(too_large(path));
+        if file.metadata().is_ok_and(|found| found.len() > MAX_FILE) {
+            return Err(file_too_large(path));
         }
         Self::read_from(file, path, by)
     }
@@ -127,12 +169,12 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// [`Error::Read`], [`Error::TooLarge`] for a file of more than 1 GiB or one that would take more
-    /// than 4 GiB of memory, and [`Error::Malformed`] for one that is cut short or breaks a rule of the
+    /// [`Error::Read`], [`Error::TooLarge`] for a file of more than 1 GiB or one that takes more than
+    /// 4 GiB of memory, and [`Error::Malformed`] for one that is cut short or breaks a rule of the
     /// format.
     pub fn read_from(source: impl Read, path: &Path, by: &str) -> Result<Self, Error> {
         let mut bytes = Vec::new();
-        let read = source.take(bounds::MOST_FILE + 1).read_to_end(&mut bytes);
+        let read = source.take(MAX_FILE + 1).read_to_end(&mut bytes);
         read.map_err(|source| Error::Read {
             path: path.to_owned(),
             source,
@@ -144,26 +186,14 @@ impl Report {
         if bytes.is_empty() {
             return Err(malformed("it is empty".to_owned()));
         }
-        if bytes.len() as u64 > bounds::MOST_FILE {
-            return Err(too_large(path));
+        if bytes.len() as u64 > MAX_FILE {
+            return Err(file_too_large(path));
         }
-        let messages = Messages::new(&bytes);
-        let first = messages.clone().next().and_then(Result::ok);
+        let first = Messages::new(&bytes).next().and_then(Result::ok);
         if let Some(other) = first.and_then(other_format) {
             return Err(malformed(other.to_owned()));
         }
-        bounds::check(messages.clone()).map_err(|reason| Error::TooLarge {
-            path: path.to_owned(),
-            reason,
-        })?;
-        let decoded = messages
-            .map(|message| ProfilesData::decode(message?).map_err(|error| error.to_string()));
-        let data: Vec<ProfilesData> = decoded.collect::<Result<_, _>>().map_err(malformed)?;
-        drop(bytes);
-        match data.iter().flat_map(rules::violations).next() {
-            Some(violation) => Err(malformed(violation)),
-            None => Ok(Self::of_all(&data, by)),
-        }
+        sum_up(&bytes, path, by, worker::MEMORY)
     }
 
     /// Adds up `data`, which breaks no rule.
@@ -389,4 +419,32 @@ fn largest_first<T: Ord + Hash>(sums: impl Iterator<Item = (T, Cost)>) -> Vec<(T
         by_cost.then_with(|| one_name.cmp(other_name))
     });
     sums
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::encoding::encode_varint;
+
+    use super::*;
+
+    /// Two million samples of two bytes each in the file, and a hundred and more in memory.
+    #[test]
+    fn a_file_that_takes_too_much_memory_is_refused_and_takes_down_nothing() {
+        let mut file = [2 << 3 | 2, 0].repeat(2 << 20);
+        // In a profile, in a scope, in a resource.
+        for field in [2, 2, 1] {
+            let mut head = vec![field << 3 | 2];
+            encode_varint(file.len() as u64, &mut head);
+            file = [head, file].concat();
+        }
+        let path = Path::new("a.otlp");
+        let error = sum_up(&file, path, "http.route", 128 << 20).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
+        let expected =
+            "a.otlp: too large to be read: decoding it takes more than 128 MiB of memory";
+        assert!(error.to_string().starts_with(expected), "{error}");
+        // With more memory it is found to lack a dictionary.
+        let error = sum_up(&file, path, "http.route", worker::MEMORY).unwrap_err();
+        assert!(matches!(error, Error::Malformed { .. }), "{error:?}");
+    }
 }

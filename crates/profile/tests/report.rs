@@ -3,8 +3,8 @@
 mod shop;
 
 use std::fs;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+
+use std::path::PathBuf;
 
 use opentelemetry_proto::tonic::common::v1::AnyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -12,7 +12,6 @@ use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use otelctx_profile::report::{Report, WITHOUT};
 use otelctx_profile::{Error, NoSymbols, Options, Profile, rules};
 use prost::Message as _;
-use prost::encoding::encode_varint;
 
 struct File(PathBuf);
 
@@ -164,26 +163,6 @@ fn several_messages_are_one_report() {
             "{error}"
         );
     }
-}
-
-/// What is too large is not called broken.
-#[test]
-fn a_file_that_would_take_too_much_memory_is_refused_as_that() {
-    // A sample's values, of one byte each in the file and eight in memory, with what is around them.
-    let mut length = 280 << 20;
-    let values = io::repeat(1).take(length);
-    let mut head = Vec::new();
-    for number in [4, 2, 2, 2, 1] {
-        let mut outer = vec![number << 3 | 2];
-        encode_varint(length, &mut outer);
-        length += outer.len() as u64;
-        head = [outer, head].concat();
-    }
-    let file = (&head[..]).chain(values);
-    let error = Report::read_from(file, Path::new("a.otlp"), "http.route").unwrap_err();
-    assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
-    let said = "a.otlp: too large to be read: it would take more than 4 GiB of memory; record ";
-    assert!(error.to_string().starts_with(said), "{error}");
 }
 
 #[test]

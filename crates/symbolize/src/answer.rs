@@ -1,11 +1,11 @@
-//! What a child tells of a file: each number as 4 bytes, each text behind its length.
+//! The output of a worker process for a file: numbers in 4 bytes, texts after their length.
 
 use std::io::{self, Write};
 
 use otelctx_profile::{Function, Identity};
 
-/// The longest text that is passed on, in bytes. Longer ones are cut.
-const LONGEST: usize = 1 << 16;
+/// The longest text, in bytes. Longer ones are cut.
+const MAX_TEXT: usize = 1 << 16;
 
 /// What is known of a file.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ fn bytes(out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn text(out: &mut dyn Write, text: &str) -> io::Result<()> {
-    let mut end = text.len().min(LONGEST);
+    let mut end = text.len().min(MAX_TEXT);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
@@ -136,10 +136,10 @@ mod tests {
     #[test]
     fn a_long_name_is_cut_between_characters() {
         let mut answer = answer();
-        answer.functions[0][0].name = "ä".repeat(LONGEST);
-        answer.functions[0][1].name = format!("x{}", "ä".repeat(LONGEST));
+        answer.functions[0][0].name = "ä".repeat(MAX_TEXT);
+        answer.functions[0][1].name = format!("x{}", "ä".repeat(MAX_TEXT));
         let read = Answer::read(&written(&answer)).unwrap();
-        assert_eq!(read.functions[0][0].name, "ä".repeat(LONGEST / 2));
-        assert_eq!(read.functions[0][1].name.len(), LONGEST - 1);
+        assert_eq!(read.functions[0][0].name, "ä".repeat(MAX_TEXT / 2));
+        assert_eq!(read.functions[0][1].name.len(), MAX_TEXT - 1);
     }
 }

@@ -9,7 +9,6 @@
 //! one. The decoding itself is `blazesym`'s.
 
 mod answer;
-mod apart;
 mod copy;
 mod debug_file;
 mod identity;
@@ -21,10 +20,10 @@ use std::path::PathBuf;
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use otelctx_profile::sample::Module;
+use otelctx_profile::worker::{self, Failure as WorkerFailure};
 use otelctx_profile::{Asked, Function, Identity};
 
 use answer::Answer;
-use apart::NoAnswer;
 use copy::Copy;
 
 /// Names functions for a profile.
@@ -109,7 +108,7 @@ impl Symbols {
     fn of_file(&mut self, asked: Asked<'_>, offsets: &[u64]) -> Answer {
         let debug_directories = &self.debug_directories;
         let child = |with_dwarf| {
-            let bytes = apart::run(|pipe| {
+            let bytes = worker::run(worker::MEMORY, |pipe| {
                 let identity = identity::of(asked);
                 let found = in_file(asked, offsets, debug_directories, with_dwarf);
                 let (functions, is_broken) = found.unwrap_or_default();
@@ -120,15 +119,15 @@ impl Symbols {
                 };
                 answer.write(pipe)
             })?;
-            Answer::read(&bytes).ok_or(NoAnswer::Died)
+            Answer::read(&bytes).ok_or(WorkerFailure::Died)
         };
         let answer = child(true);
         let reason = match &answer {
             Ok(answer) if !answer.is_broken => None,
             Ok(_) => Some(FailureReason::Malformed),
-            Err(NoAnswer::Died | NoAnswer::TooMuch) => Some(FailureReason::TooLarge),
-            Err(NoAnswer::TooLong) => Some(FailureReason::TooLong),
-            Err(NoAnswer::NoChild) => Some(FailureReason::NoProcess),
+            Err(WorkerFailure::TimedOut) => Some(FailureReason::TooLong),
+            Err(WorkerFailure::NotStarted) => Some(FailureReason::NoProcess),
+            Err(_) => Some(FailureReason::TooLarge),
         };
         self.failures.extend(reason.map(|reason| Failure {
             path: asked.module.path.clone(),

@@ -1,0 +1,186 @@
+//! Worker processes: untrusted data is decoded in a child process, so that hostile data takes down no
+//! more than that.
+//!
+//! A decoder may be made to recurse deeper than any stack, to allocate more than all memory, to
+//! unpack without end, or to read from a file system that never answers. A worker has limits for all
+//! of it, and the kernel frees what it leaves.
+
+use std::io::{self, PipeReader, Read, Write};
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::{set_dumpable, set_pdeathsig};
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, dup2_stderr, fork, getpid, getppid};
+
+/// Default limit on the memory of a worker, in bytes, with what it inherits: 4 GiB. `chrome` with all
+/// its DWARF takes a quarter of that.
+pub const MEMORY: u64 = 4 << 30;
+/// Limit on the CPU time of a worker, in seconds.
+const CPU_SECONDS: u64 = 60;
+/// Time after which a worker is killed; it may have to wait for a CPU.
+const TIMEOUT: Duration = Duration::from_secs(180);
+/// How long to wait for the end of a worker that was killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Limit on the output of a worker, in bytes: 256 MiB.
+const MAX_OUTPUT: u64 = 256 << 20;
+
+/// Why a worker returned nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Failure {
+    /// It exceeded its memory or CPU time, overflowed its stack, or the decoder panicked.
+    Died,
+    /// It took longer than 180 s.
+    TimedOut,
+    /// Its output exceeded 256 MiB.
+    OutputTooLarge,
+    /// It could not be started.
+    NotStarted,
+}
+
+/// Runs `work` in a worker process with at most `memory` bytes, and returns what it writes.
+///
+/// `work` must take no lock that another thread of this process may hold; if it waits for one, the
+/// worker times out.
+///
+/// # Errors
+///
+/// Why there is no output, or not all of it.
+pub fn run(
+    memory: u64,
+    work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<Vec<u8>, Failure> {
+    let (output, pipe) = io::pipe().map_err(|_| Failure::NotStarted)?;
+    let parent = getpid();
+    // SAFETY: only this thread exists in the child. Another one may hold the allocator's locks, which
+    // libc itself takes around a fork (glibc, malloc/arena.c; musl, fork/fork.c), and locks of this
+    // program, of which `work` takes none.
+    match unsafe { fork() }.map_err(|_| Failure::NotStarted)? {
+        ForkResult::Child => {
+            drop(output);
+            confine(memory);
+            // The parent ended before the death signal was set.
+            if getppid() != parent {
+                // SAFETY: as below.
+                unsafe { nix::libc::_exit(1) }
+            }
+            // Printing a panic takes locks that another thread may have held at the fork.
+            std::panic::set_hook(Box::new(|_| {}));
+            let mut pipe = io::BufWriter::new(pipe);
+            // A panic must not unwind into the parent's stack frames: it would drop their values, and
+            // with them what they own outside this process.
+            let work = AssertUnwindSafe(|| work(&mut pipe).and_then(|()| pipe.flush()));
+            let is_done = matches!(catch_unwind(work), Ok(Ok(())));
+            // SAFETY: it ends the process without running the parent's exit handlers.
+            unsafe { nix::libc::_exit(i32::from(!is_done)) }
+        }
+        ForkResult::Parent { child } => {
+            drop(pipe);
+            let output = read_output(output);
+            if output.is_err() {
+                let _ = kill(child, Signal::SIGKILL);
+            }
+            let succeeded = wait(child, output.is_ok());
+            output.and_then(|output| succeeded.then_some(output).ok_or(Failure::Died))
+        }
+    }
+}
+
+/// Sets the limits of this process. Where one cannot be set, a lower one is in place.
+fn confine(memory: u64) {
+    let limits = [
+        (Resource::RLIMIT_DATA, memory),
+        (Resource::RLIMIT_CPU, CPU_SECONDS),
+        (Resource::RLIMIT_CORE, 0),
+    ];
+    for (resource, limit) in limits {
+        let _ = setrlimit(resource, limit, limit);
+    }
+    let _ = set_dumpable(false);
+    let _ = set_pdeathsig(Signal::SIGKILL);
+    // The message of a decoder that aborts is of no use to a user.
+    if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
+        let _ = dup2_stderr(null);
+    }
+}
+
+/// Reads from `pipe` until it is closed.
+fn read_output(mut pipe: PipeReader) -> Result<Vec<u8>, Failure> {
+    let end = Instant::now() + TIMEOUT;
+    let mut output = Vec::new();
+    let mut chunk = vec![0; 1 << 16];
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], timeout) {
+            Ok(0) => return Err(Failure::TimedOut),
+            Ok(_) => {}
+            Err(Errno::EINTR) => continue,
+            Err(_) => return Err(Failure::NotStarted),
+        }
+        match pipe.read(&mut chunk) {
+            Ok(0) => return Ok(output),
+            Ok(read) => output.extend_from_slice(&chunk[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return Err(Failure::NotStarted),
+        }
+        if output.len() as u64 > MAX_OUTPUT {
+            return Err(Failure::OutputTooLarge);
+        }
+    }
+}
+
+/// Whether the worker ended with status 0, as far as that can be known. A killed worker may wait for a
+/// file system forever; it is then left to init.
+fn wait(child: Pid, has_closed_its_pipe: bool) -> bool {
+    let flags = (!has_closed_its_pipe).then_some(WaitPidFlag::WNOHANG);
+    let end = Instant::now() + KILL_TIMEOUT;
+    loop {
+        match waitpid(child, flags) {
+            Ok(WaitStatus::StillAlive) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(status) => return matches!(status, WaitStatus::Exited(_, 0)),
+            Err(Errno::EINTR) => {}
+            // Where this process ignores SIGCHLD, perhaps since it was started, the kernel keeps no
+            // status (wait(2)). Callers can tell from the output whether it is complete.
+            Err(Errno::ECHILD) => return true,
+            Err(_) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_killed_worker_is_waited_for() {
+        let endless = |pipe: &mut dyn Write| {
+            let chunk = vec![0; 1 << 20];
+            loop {
+                pipe.write_all(&chunk)?;
+            }
+        };
+        assert_eq!(run(MEMORY, endless), Err(Failure::OutputTooLarge));
+        // Of this test's workers none is left; others run in other tests.
+        let one = run(MEMORY, |pipe| {
+            pipe.write_all(&getpid().as_raw().to_ne_bytes())
+        });
+        let pid = i32::from_ne_bytes(one.unwrap().try_into().unwrap());
+        assert_eq!(waitpid(Pid::from_raw(pid), None), Err(Errno::ECHILD));
+    }
+
+    #[test]
+    fn a_worker_that_allocates_too_much_or_panics_dies_alone() {
+        let allocating = |pipe: &mut dyn Write| pipe.write_all(&vec![1; 512 << 20]);
+        assert_eq!(run(256 << 20, allocating), Err(Failure::Died));
+        assert_eq!(run(MEMORY, |_| panic!("decoder")), Err(Failure::Died));
+    }
+}
