@@ -37,6 +37,12 @@
 //! // Or one record a thread, rewritten in place.
 //! otelctx::thread_record().set(trace_id, span_id, otelctx::TraceFlags::SAMPLED);
 //!
+//! // Or for a framework that says "this is current now", without a scope and in any order.
+//! let request = record.copy_with_ids(trace_id, [0xf1; 8], otelctx::TraceFlags::SAMPLED).share();
+//! let before = otelctx::swap_current(Some(request));
+//! otelctx::append_current(&ROUTE, "/cart/late"); // known late: shows on this thread only
+//! otelctx::swap_current(before);
+//!
 //! assert!(!record.is_truncated());
 //! assert_eq!(record.attributes_size(), 2 + "/cart".len());
 //! # Ok(())
@@ -51,9 +57,12 @@
 //! - **Needs no linker flags.** The thread-local variable is exported from shared libraries, and
 //!   from executables linked with lld or gold. [`is_exported`] tells when that failed, and
 //!   what to add.
-//! - **Stays harmless when used wrongly.** Guards may be dropped in any order and may be forgotten. A
-//!   record that somebody else attached is never written or freed. A thread that ends frees its
-//!   records.
+//! - **Fits into frameworks.** [`swap_current`] needs no scope, [`SharedRecord::attach_owned`] no
+//!   borrow, [`append_current`] adds what is known late. Sharing a record, attaching it and dropping
+//!   it take no lock.
+//! - **Stays harmless when used wrongly.** Guards may be dropped in any order and may be forgotten,
+//!   and a forgotten one never shows the context of another request. A record that another
+//!   publisher attached is never written or freed. A thread that ends frees its records.
 //! - **Goes through `fork`.** The child has no process context and may publish its own; its threads'
 //!   records keep their meaning.
 //! - **Gets along with others.** Several copies or versions of this crate, or this crate and another
@@ -69,7 +78,7 @@
 //!   one that any thread may attach.
 //! - In signal handlers: attach and detach records that were built before, on threads that have
 //!   attached one before, and nothing else. A shared record that the thread may have attached
-//!   already, or as its seventh, would be copied, which allocates.
+//!   already, or as its seventh, allocates.
 //!
 //! # Platforms
 //!
@@ -86,9 +95,10 @@ mod thread;
 pub use export::{is_exported, NotExported};
 pub use otelctx_format::environment::MalformedVariable;
 pub use otelctx_format::process_context::Value;
+pub use otelctx_format::record::{Context, Skipped};
 pub use otelctx_format::{ParseIdError, Schema, SpanId, TraceFlags, TraceId};
 pub use process_context::{Detect, ProcessContext, PublishError, Published};
 pub use thread::{
-    thread_record, Attached, AttachedShared, Attributes, InScope, Key, KeyError, Record,
-    SharedRecord, ThreadRecord,
+    append_current, current, swap_current, thread_record, thread_slot, Attached, AttachedOwned,
+    AttachedShared, Attributes, InScope, Key, KeyError, Record, SharedRecord, ThreadRecord,
 };

@@ -10,10 +10,12 @@ use std::slice;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use common::{bytes, in_own_process};
-use otelctx::{thread_record, Key, ProcessContext, Record, TraceFlags};
+use otelctx::{
+    append_current, swap_current, thread_record, Key, ProcessContext, Record, TraceFlags,
+};
 
 static SLOT: AtomicPtr<*mut u8> = AtomicPtr::new(ptr::null_mut());
-static ALLOWED: AtomicPtr<[Vec<u8>; 2]> = AtomicPtr::new(ptr::null_mut());
+static ALLOWED: AtomicPtr<[Vec<u8>; 3]> = AtomicPtr::new(ptr::null_mut());
 static READS: AtomicUsize = AtomicUsize::new(0);
 static WRONG: AtomicUsize = AtomicUsize::new(0);
 
@@ -40,10 +42,20 @@ extern "C" fn read(_signal: libc::c_int) {
 /// Runs `step` twice: to learn what is to be seen before and after, and with a read after each
 /// instruction. `step` leaves the thread as `prepare` finds it.
 fn at_any_instruction<T>(name: &str, prepare: impl Fn() -> T, step: impl Fn(&mut T)) {
+    at_any_instruction_or(name, &[], prepare, step);
+}
+
+/// The same for a step of two parts, with `between` visible between them.
+fn at_any_instruction_or<T>(
+    name: &str,
+    between: &[u8],
+    prepare: impl Fn() -> T,
+    step: impl Fn(&mut T),
+) {
     let mut subject = prepare();
     let before = bytes().unwrap_or_default();
     step(&mut subject);
-    let mut allowed = [before, bytes().unwrap_or_default()];
+    let mut allowed = [before, bytes().unwrap_or_default(), between.to_vec()];
     drop(subject);
     ALLOWED.store(&raw mut allowed, Ordering::Relaxed);
 
@@ -114,6 +126,50 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                 },
                 |record| record.shrink_to(0),
             );
+            let empty = [&[2; 24][..], &[1, 0, 0, 0]].concat();
+            at_any_instruction_or(
+                "shrink, append",
+                &empty,
+                || {
+                    let mut record = record(2).reserve(600);
+                    std::mem::forget(record.attach());
+                    record
+                },
+                |record| {
+                    record.shrink_to(0);
+                    record.append(&KEY, "other");
+                },
+            );
+            at_any_instruction(
+                "swap a shared record for another one",
+                || {
+                    drop(swap_current(Some(record(3).share())));
+                    Some(record(4).share())
+                },
+                |next| *next = swap_current(next.take()),
+            );
+            at_any_instruction(
+                "swap out",
+                || drop(swap_current(Some(record(3).share()))),
+                |()| drop(swap_current(None)),
+            );
+            at_any_instruction(
+                "append to a shared record",
+                || drop(swap_current(Some(record(3).share()))),
+                |()| assert!(append_current(&KEY, &long)),
+            );
+            at_any_instruction(
+                "drop a guard over what was appended",
+                || {
+                    drop(swap_current(Some(record(3).share())));
+                    assert!(append_current(&KEY, &long));
+                    record(3).share()
+                },
+                |shared| {
+                    std::mem::forget(shared.attach());
+                },
+            );
+            drop(swap_current(None));
             at_any_instruction(
                 "new ids for a record whose guard was forgotten",
                 || {

@@ -63,6 +63,52 @@ fn a_record_is_attached_whenever_its_future_is_polled() {
 }
 
 #[test]
+fn a_record_is_attached_while_its_future_is_dropped() {
+    struct OnDrop(u8);
+    impl Drop for OnDrop {
+        fn drop(&mut self) {
+            assert_eq!(number(), Some(self.0));
+        }
+    }
+    let holding = |number| async move {
+        let _on_drop = OnDrop(number);
+        std::future::pending::<()>().await;
+    };
+    let mut own = record(1);
+    let mut future = Box::pin(own.in_scope(holding(1)));
+    assert!(poll(future.as_mut()).is_pending());
+    drop(future);
+    assert!(attached().is_null());
+    let shared = record(2).share();
+    let mut future = Box::pin(shared.in_scope(holding(2)));
+    drop(shared);
+    assert!(poll(future.as_mut()).is_pending());
+    thread::spawn(move || {
+        drop(future);
+        assert!(attached().is_null());
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn the_future_can_be_had_back_without_its_record() {
+    struct Detached;
+    impl Drop for Detached {
+        fn drop(&mut self) {
+            assert!(attached().is_null());
+        }
+    }
+    let detached = Detached;
+    let future = record(1).share().in_scope(async move {
+        assert!(attached().is_null());
+        drop(detached);
+        5
+    });
+    assert_eq!(poll(pin!(future.into_inner())), Poll::Ready(5));
+}
+
+#[test]
 fn a_future_with_a_shared_record_moves_between_threads() {
     let shared = record(1).share();
     let nested = shared.clone();

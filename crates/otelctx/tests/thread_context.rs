@@ -8,10 +8,14 @@
 mod common;
 
 use std::mem;
+use std::sync::atomic::{compiler_fence, Ordering};
 use std::thread;
 
 use common::{attached, attributes, bytes, in_own_process, number, slot};
-use otelctx::{thread_record, Key, KeyError, ProcessContext, Record, TraceFlags};
+use otelctx::{
+    append_current, current, swap_current, thread_record, thread_slot, Key, KeyError,
+    ProcessContext, Record, SharedRecord, TraceFlags,
+};
 
 fn record(number: u8) -> Record {
     Record::new([number; 16], [number; 8])
@@ -152,7 +156,7 @@ fn a_change_of_a_record_shows_whatever_the_order_of_guards() {
 }
 
 #[test]
-fn a_record_of_somebody_else_stays_in_the_slot() {
+fn a_record_of_another_publisher_stays_in_the_slot() {
     #[repr(align(64))]
     struct Foreign([u8; 64]);
     let mut foreign = Foreign([0; 64]);
@@ -217,17 +221,312 @@ fn a_forgotten_guard_leaves_nothing_but_records_in_the_slot() {
     drop(early);
     assert!(attached().is_null());
 
+    // A shared record is kept alive by being attached.
     let shared = record(5).share();
     mem::forget(shared.attach());
     drop(shared);
-    assert_eq!(number(), None);
     let next = record(6).share();
+    assert_eq!(number(), Some(5));
+    drop(next);
+}
+
+#[test]
+fn memory_of_a_forgotten_record_is_not_used_while_a_later_guard_may_restore_it() {
+    let mut forgotten = record(1);
+    mem::forget(forgotten.attach());
+    let mut later = record(2);
+    let guard = later.attach();
+    drop(forgotten);
+    // As many records as there are blocks in a chunk: one would have the memory.
+    let others: Vec<_> = (0..64).map(|_| record(3)).collect();
+    drop(guard);
     assert_eq!(
         number(),
-        Some(6),
-        "the memory of shared records is theirs for ever"
+        None,
+        "the context of a record that is not attached"
     );
-    drop(next);
+    drop(others);
+    // The slot still points at it, until something else is attached and detached.
+    thread_record().set([4; 16], [4; 8], TraceFlags::NONE);
+    thread_record().detach();
+    assert!(attached().is_null());
+}
+
+#[test]
+fn a_record_attached_again_after_its_guard_was_forgotten_is_restored_once() {
+    let mut first = record(1);
+    mem::forget(first.attach());
+    let mut second = record(2);
+    let outer = second.attach();
+    drop(first.attach());
+    assert_eq!(number(), Some(2));
+    drop(first);
+    let others: Vec<_> = (0..64).map(|_| record(3)).collect();
+    drop(outer);
+    assert_eq!(number(), None);
+    drop(others);
+}
+
+#[test]
+fn after_1024_forgotten_guards_the_slot_is_emptied() {
+    let mut last = record(1);
+    mem::forget(last.attach());
+    for forgotten in 1..=3000 {
+        let mut next = record(2);
+        mem::forget(next.attach());
+        drop(mem::replace(&mut last, next));
+        let expected = (forgotten % 1024 != 0).then_some(2);
+        assert_eq!(number(), expected, "{forgotten}");
+    }
+    drop(last);
+    let shared = record(3).share();
+    for forgotten in 0..3000 {
+        mem::forget(shared.attach());
+        let expected = (forgotten % 1025 != 1024).then_some(3);
+        assert_eq!(number(), expected, "{forgotten}");
+    }
+}
+
+#[test]
+fn swapping_needs_no_order_and_returns_what_was_swapped_in() {
+    let number_of = |record: Option<SharedRecord>| {
+        let record = record?;
+        let _attached = record.attach();
+        number()
+    };
+    let [first, second] = [record(1).share(), record(2).share()];
+    assert!(swap_current(Some(first.clone())).is_none());
+    let address = attached();
+    assert_eq!(number(), Some(1));
+    let before = swap_current(Some(second));
+    assert_eq!(number(), Some(2));
+    assert_eq!(number_of(swap_current(before)), Some(2));
+    assert_eq!(attached(), address, "the record itself, not a copy");
+    assert_eq!(number_of(swap_current(None)), Some(1));
+    assert!(attached().is_null());
+    assert!(swap_current(None).is_none());
+
+    // Guards that are alive restore nothing, and leave the slot alone.
+    let mut own = record(3);
+    swap_current(Some(first.clone()));
+    let guard = own.attach();
+    assert_eq!(number(), Some(3));
+    assert_eq!(number_of(swap_current(Some(record(4).share()))), Some(1));
+    assert_eq!(number(), Some(4));
+    drop(guard);
+    assert_eq!(number(), Some(4));
+    // Over it, a guard works as ever.
+    drop(own.attach());
+    assert_eq!(number(), Some(4));
+    // A guard of the same record is one of its own.
+    let guard = first.attach();
+    swap_current(Some(first.clone()));
+    drop(guard);
+    assert_eq!(number(), Some(1));
+    let guard = first.attach();
+    swap_current(None);
+    assert!(attached().is_null());
+    drop(guard);
+    assert!(attached().is_null());
+
+    // The thread's own record and this one replace each other.
+    swap_current(Some(first.clone()));
+    thread_record().set([5; 16], [5; 8], TraceFlags::NONE);
+    assert_eq!(number(), Some(5));
+    assert_eq!(number_of(swap_current(Some(first))), Some(1));
+    assert_eq!(number(), Some(1));
+    thread_record().detach();
+    assert_eq!(number(), Some(1));
+    assert_eq!(number_of(swap_current(None)), Some(1));
+}
+
+#[test]
+fn an_owned_guard_keeps_its_record_attached_without_a_borrow() {
+    let guards: Vec<_> = (1..=9)
+        .map(|number| record(number).share().attach_owned())
+        .collect();
+    // No handle is left; others take memory that is free.
+    let others: Vec<_> = (0..64).map(|_| record(99).share()).collect();
+    for (left, guard) in guards.into_iter().enumerate().rev() {
+        assert_eq!(number(), Some(left as u8 + 1));
+        drop(guard);
+    }
+    assert!(attached().is_null());
+    drop(others);
+}
+
+#[test]
+fn what_is_known_late_shows_on_the_attached_record() {
+    in_own_process("what_is_known_late_shows_on_the_attached_record", || {
+        static KEY: Key = Key::new("key");
+        static LATE: Key = Key::new("late");
+        let fact = |value: &str| (1, value.to_owned());
+        let early = (0, "early".to_owned());
+        let only_early = vec![early.clone()];
+        assert!(!append_current(&LATE, "no process context"));
+        let _process = ProcessContext::new()
+            .service_name("test")
+            .publish()
+            .unwrap();
+        KEY.register().unwrap();
+        LATE.register().unwrap();
+        assert!(!append_current(&LATE, "nothing is attached"));
+
+        // A record of the thread has it itself.
+        let mut own = record(1).with(&KEY, "early");
+        let guard = own.attach();
+        let address = attached();
+        assert!(append_current(&LATE, "a"));
+        assert_eq!(
+            (attached(), attributes()),
+            (address, vec![early.clone(), fact("a")])
+        );
+        assert!(
+            !append_current(&LATE, &"x".repeat(64)),
+            "its 64 bytes are full"
+        );
+        drop(guard);
+        thread_record().set([2; 16], [2; 8], TraceFlags::NONE);
+        assert!(append_current(&LATE, "b"));
+        assert_eq!(attributes(), [fact("b")]);
+        thread_record().detach();
+
+        // A shared one does not change; on this thread it shows until it is detached.
+        let shared = record(3).with(&KEY, "early").share();
+        let elsewhere = |expected: Vec<(u8, String)>| {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let _attached = shared.attach();
+                assert_eq!(attributes(), expected);
+            })
+            .join()
+            .unwrap();
+        };
+        swap_current(Some(shared.clone()));
+        let long = "y".repeat(200);
+        assert!(append_current(&LATE, &long));
+        assert!(append_current(&LATE, &long));
+        assert_eq!(number(), Some(3));
+        assert_eq!(attributes(), [early.clone(), fact(&long), fact(&long)]);
+        assert!(append_current(&LATE, &"y".repeat(190)));
+        assert!(!append_current(&LATE, "612 bytes are full"));
+        elsewhere(only_early.clone());
+        {
+            let over = shared.attach();
+            assert_eq!(attributes(), only_early);
+            assert!(over.append(&LATE, "c"));
+            assert_eq!(attributes(), [early.clone(), fact("c")]);
+            let mut own = record(4);
+            let above = own.attach();
+            assert!(!over.append(&LATE, "not while another one is attached over it"));
+            assert!(append_current(&LATE, "d"));
+            assert_eq!(attributes(), [fact("d")]);
+            drop(above);
+            assert_eq!(attributes(), [early.clone(), fact("c")]);
+            assert!(append_current(&LATE, "e"));
+            assert_eq!(attributes(), [early.clone(), fact("c"), fact("e")]);
+        }
+        assert_eq!(
+            attributes().len(),
+            4,
+            "what was appended before is attached again"
+        );
+        let same = swap_current(None).unwrap();
+        assert!(attached().is_null());
+        let owned = same.attach_owned();
+        assert_eq!(attributes(), only_early);
+        assert!(owned.append(&LATE, "f"));
+        assert_eq!(attributes(), [early.clone(), fact("f")]);
+        drop(owned);
+        assert!(attached().is_null());
+
+        // A record of another publisher is never written.
+        #[repr(align(64))]
+        struct Foreign([u8; 64]);
+        let mut foreign = Foreign([0; 64]);
+        foreign.0[24] = 1;
+        // SAFETY: the slot is this thread's, and the record outlives its time in it.
+        unsafe { thread_slot().write(foreign.0.as_mut_ptr()) };
+        assert!(!append_current(&LATE, "g"));
+        assert_eq!(foreign.0[26..], [0; 38]);
+        // SAFETY: as above.
+        unsafe { thread_slot().write(std::ptr::null_mut()) };
+    });
+}
+
+#[test]
+fn a_record_is_made_from_anothers_attributes_with_new_ids() {
+    in_own_process(
+        "a_record_is_made_from_anothers_attributes_with_new_ids",
+        || {
+            static KEY: Key = Key::new("key");
+            let _process = ProcessContext::new()
+                .service_name("test")
+                .publish()
+                .unwrap();
+            let parent = record(1).with(&KEY, "value").with(&KEY, &"x".repeat(300));
+            let mut child = parent.copy_with_ids([2; 16], [3; 8], TraceFlags::SAMPLED);
+            assert!(child.is_truncated());
+            let guard = child.attach();
+            assert_eq!(
+                bytes().unwrap()[..26],
+                [&[2; 16][..], &[3; 8], &[1, 1]].concat()
+            );
+            assert_eq!(
+                attributes(),
+                [(0, "value".to_owned()), (0, "x".repeat(255))]
+            );
+            drop(guard);
+            let shared = record(1).with(&KEY, "value").share();
+            let mut child = shared.copy_with_ids([0; 16], [3; 8], TraceFlags::SAMPLED);
+            assert!(!child.is_truncated());
+            let _guard = child.attach();
+            assert_eq!(bytes().unwrap()[..26], [&[0; 24][..], &[1, 0]].concat());
+            assert_eq!(attributes(), [(0, "value".to_owned())]);
+        },
+    );
+}
+
+#[test]
+fn the_threads_own_context_can_be_read_back() {
+    in_own_process("the_threads_own_context_can_be_read_back", || {
+        static KEY: Key = Key::new("key");
+        let _process = ProcessContext::new()
+            .service_name("test")
+            .publish()
+            .unwrap();
+        assert_eq!(current(), None);
+        let mut record = record(1).sampled(true).with(&KEY, "value");
+        let _guard = record.attach();
+        let context = current().unwrap();
+        assert_eq!(context.trace_id.to_bytes(), [1; 16]);
+        assert_eq!(context.span_id.to_bytes(), [1; 8]);
+        assert_eq!(context.trace_flags, TraceFlags::SAMPLED);
+        assert_eq!(context.attributes, [("key".to_owned(), "value".to_owned())]);
+        assert!(context.skipped.is_empty());
+    });
+}
+
+#[test]
+fn a_runtime_writes_the_slot_and_the_record_itself() {
+    assert_eq!(thread_slot(), slot());
+    let raw = thread_record().as_raw().unwrap().as_ptr().cast::<u8>();
+    assert!(attached().is_null());
+    // SAFETY: the record is this thread's; steps 1 to 4 of the protocol.
+    unsafe {
+        raw.add(24).write_volatile(0);
+        compiler_fence(Ordering::SeqCst);
+        raw.write_bytes(7, 24);
+        raw.add(25).write(1);
+        raw.add(26).cast::<u16>().write(0);
+        compiler_fence(Ordering::SeqCst);
+        raw.add(24).write_volatile(1);
+        thread_slot().write_volatile(raw);
+    }
+    assert_eq!(current().unwrap().span_id.to_bytes(), [7; 8]);
+    thread_record().set([8; 16], [8; 8], TraceFlags::NONE);
+    assert_eq!((attached(), number()), (raw, Some(8)));
+    thread_record().detach();
 }
 
 #[test]

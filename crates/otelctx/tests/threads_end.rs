@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::thread;
 
 use common::{attached, number, slot};
-use otelctx::{thread_record, AttachedShared, Record, SharedRecord, TraceFlags};
+use otelctx::{swap_current, thread_record, AttachedShared, Record, SharedRecord, TraceFlags};
 
 /// Counts what is allocated for records: they alone are aligned to 64 bytes.
 struct Counting;
@@ -129,7 +129,58 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
         assert_eq!(left(), before_guards);
     }
 
-    // Guards that find somebody else's record each time, for as long as the thread runs.
+    // The same while another publisher's record lies over it, and is taken away first.
+    thread_local! {
+        static HIDDEN: RefCell<Option<Hidden>> = const { RefCell::new(None) };
+    }
+    struct Hidden(Option<AttachedShared<'static>>, *mut u8);
+    impl Drop for Hidden {
+        fn drop(&mut self) {
+            // SAFETY: the slot is this thread's, and a shared record that has a handle.
+            unsafe { slot().write(self.1) };
+            drop(self.0.take());
+            assert!(attached().is_null(), "the slot points at freed memory");
+        }
+    }
+    in_thread(|| {
+        static FOREIGN: [u8; 64] = [0; 64];
+        HIDDEN.with(|_| ());
+        thread_record().set([8; 16], [8; 8], TraceFlags::NONE);
+        let guard = lasting.attach();
+        HIDDEN.set(Some(Hidden(Some(guard), attached())));
+        // SAFETY: the slot is this thread's, and what is in it says that it is to be ignored.
+        unsafe { slot().write(FOREIGN.as_ptr().cast_mut()) };
+    });
+
+    // The current record is released, and nothing is attached afterwards.
+    thread_local! {
+        static SWAPS: RefCell<Option<Swaps>> = const { RefCell::new(None) };
+    }
+    struct Swaps;
+    impl Drop for Swaps {
+        fn drop(&mut self) {
+            assert!(attached().is_null());
+            assert!(swap_current(Some(record(1).share())).is_none());
+            assert!(attached().is_null());
+        }
+    }
+    let before_swaps = left();
+    for _ in 0..50 {
+        in_thread(|| {
+            SWAPS.with(|_| ());
+            SWAPS.set(Some(Swaps));
+            assert!(swap_current(Some(record(1).share())).is_none());
+            mem::forget(record(2).share().attach_owned());
+        });
+    }
+    // The first two threads at most had blocks made; the others used them again.
+    assert!(
+        left() - before_swaps <= 3 * 128,
+        "{}",
+        left() - before_swaps
+    );
+
+    // Guards that find another publisher's record each time, for as long as the thread runs.
     in_thread(move || {
         static FOREIGN: [u8; 64] = [0; 64];
         for _ in 0..100_000 {

@@ -12,7 +12,9 @@ use crate::arch;
 ///
 /// Guards may be dropped in any order: the thread is left with the record of the latest guard
 /// that is still alive (with none when more than 1,024 were dropped before later ones). A guard that
-/// finds a record of somebody else in its place leaves it there.
+/// finds the record of another publisher in its place leaves it there.
+///
+/// A guard that was forgotten keeps its record attached until the record is dropped.
 ///
 /// It dereferences to the record, which can be [appended](Record::append) to meanwhile.
 #[must_use = "the record is detached when the guard is dropped"]
@@ -31,6 +33,7 @@ impl<'a> Attached<'a> {
     #[inline(always)]
     pub(super) fn new(record: &'a mut Record) -> Self {
         let slot = arch::slot();
+        record.mark_attached();
         let block = record.block();
         // SAFETY: the slot is this thread's, and so is the record, which is Send no more than
         // the guard is; its memory stays a record until the thread ends.
@@ -51,7 +54,7 @@ impl<'a> Attached<'a> {
 /// The record was attached to the calling thread and replaced `previous`.
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn detach_out_of_order(record: &mut Record, previous: *mut u8) {
+unsafe fn detach_out_of_order(record: &mut Record, previous: *mut u8) {
     let state = arch::state();
     let block = record.block();
     // SAFETY: as the caller promises. The record leaves its block to the gap.
@@ -71,6 +74,7 @@ impl Drop for Attached<'_> {
             if !state::detach(self.slot, self.block, self.previous) {
                 detach_out_of_order(self.record, self.previous);
             }
+            self.record.mark_detached();
         }
     }
 }

@@ -92,6 +92,8 @@ pub(super) unsafe fn set_used(block: *mut u8, size: usize) {
             .cast::<u16>()
             .write_volatile(size as u16)
     };
+    // What is written next may lie behind the new end, where it was announced before.
+    compiler_fence(Ordering::SeqCst);
 }
 
 /// Drops the attributes behind the last one that ends within `size` bytes.

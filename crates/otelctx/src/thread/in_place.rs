@@ -1,7 +1,7 @@
 //! One record a thread, rewritten in place.
 
 use std::marker::PhantomData;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::{offset, RECOMMENDED_SIZE};
@@ -26,6 +26,19 @@ pub fn thread_record() -> ThreadRecord {
         state: arch::state(),
         thread: PhantomData,
     }
+}
+
+/// The address of the calling thread's `otel_thread_ctx_v1`: where readers find the pointer to its
+/// record, for language runtimes that write it themselves. It stays the same until the thread
+/// ends.
+///
+/// What is written there is null, or the address of a record (see [`ThreadRecord::as_raw`]) that
+/// stays one for as long as it is there. The functions of this crate take it for the record of
+/// another publisher.
+#[must_use]
+pub fn thread_slot() -> *mut *mut u8 {
+    // SAFETY: the state is this thread's.
+    unsafe { state::slot(arch::state()) }
 }
 
 /// See [`thread_record`].
@@ -85,22 +98,62 @@ impl ThreadRecord {
     /// all.
     #[inline]
     pub fn append(self, key: &Key, value: &str) {
+        self.try_append(key, value);
+    }
+
+    /// [`append`](Self::append); returns whether the record has the attribute now.
+    #[inline]
+    pub(super) fn try_append(self, key: &Key, value: &str) -> bool {
         // SAFETY: as for set_with().
         unsafe {
             let mut block = (*self.state).in_place;
             if block.is_null() {
                 block = make(self.state);
                 if block.is_null() {
-                    return;
+                    return false;
                 }
             }
-            let mut attributes = Attributes::new(block, RECOMMENDED_SIZE, used(block));
+            let before = used(block);
+            let mut attributes = Attributes::new(block, RECOMMENDED_SIZE, before);
             attributes.add(key, value);
             let (used, truncated) = (attributes.used(), attributes.is_truncated());
             set_used(block, used);
             if truncated {
                 (*self.state).in_place_whole = ptr::null_mut();
             }
+            used != before
+        }
+    }
+
+    /// The record's bytes, for language runtimes that write them themselves: 640 bytes, in the
+    /// layout of `otelctx_format::record`. The address stays the same until the thread ends.
+    /// `None` once the thread's destructors have freed it.
+    ///
+    /// The protocol (OTEP 4947), so that a reader that stops the thread anywhere sees all of a
+    /// context or nothing:
+    ///
+    /// 1. write 0 to the `valid` byte;
+    /// 2. write ids, flags, attributes and their size, in any order;
+    /// 3. write 1 to the `valid` byte;
+    /// 4. write the record's address into the [slot](crate::thread_slot), unless it is there.
+    ///
+    /// Appending needs no step 1 and 3: write the attribute behind the last one, then the size.
+    /// The compiler must keep the order of the stores ([`compiler_fence`]); the processor may do
+    /// what it likes, because readers stop the thread. Attributes name their keys by
+    /// [`Key::index`].
+    ///
+    /// # Safety of what is written
+    ///
+    /// Only the thread itself may write, within the 640 bytes. Whatever the bytes are, this
+    /// process stays sound.
+    #[must_use]
+    pub fn as_raw(self) -> Option<NonNull<[u8; RECOMMENDED_SIZE]>> {
+        // SAFETY: the state is this thread's.
+        unsafe {
+            if (*self.state).in_place.is_null() {
+                make(self.state);
+            }
+            NonNull::new((*self.state).in_place.cast())
         }
     }
 
@@ -147,7 +200,7 @@ impl ThreadRecord {
         }
     }
 
-    /// Whether an attribute was cut or left out since the record was last replaced, because it
+    /// Whether an attribute was cut or skipped since the record was last replaced, because it
     /// did not fit or its key is not published.
     #[inline]
     #[must_use]
@@ -168,7 +221,7 @@ unsafe fn make(state: *mut State) -> *mut u8 {
     // SAFETY: as the caller promises.
     unsafe {
         if (*state).in_place.is_null() && !exit_has_begun(state) {
-            // What writes the record needs the slot and does not look whether it was found.
+            // The functions that write the record expect the slot to be found.
             state::slot(state);
             let block = pool::allocate(state, pool::LARGEST);
             // A record of no trace until it is set: append() may come first.

@@ -6,16 +6,18 @@
 //! *copy* of the record that is in it, as long as there are gaps. No guard finds a copy to be its
 //! own record.
 //!
-//! The block of a gap is nobody's record: A's record has moved to another block. So whoever finds
-//! it in `previous` knows what it means.
+//! The block of a gap is nobody's record: A's record has moved to another block. So a guard that
+//! has it as its `previous` knows what it means.
+//!
+//! A shared record to which an attribute was added has a copy in the slot for the same reason:
+//! its guard takes the slow way, and restores what it has replaced.
 
+use super::attached_blocks::AttachedBlocks;
 use super::bytes;
 use super::pool;
-use super::shared::{self, AttachedBlocks, Shared};
-use super::state::{clear_slot, prepare_exit, slot, State};
-use crate::process_context::platform;
+use super::shared_block;
+use super::state::{clear_slot, is_attached_shared, is_outermost, prepare_exit, slot, State};
 use std::ptr;
-use std::sync::Arc;
 
 /// How many gaps a thread may have at once: more than there are nested scopes, and few enough to
 /// look through. A publisher that leaves its own record in the slot each time makes a gap that
@@ -39,11 +41,12 @@ struct Gap {
 }
 
 /// Where the block of a gap goes.
+#[derive(Clone, Copy)]
 pub(super) enum GapOwner {
     /// Into the thread's pool, with this size class.
     Pool(usize),
-    /// Nowhere: it is a shared record, kept alive and not attached directly meanwhile.
-    Shared(Arc<Shared>),
+    /// Out of the list of attached blocks, which keeps the shared record alive until then.
+    Shared,
 }
 
 /// A record that is or was in the slot in place of another one with the same bytes.
@@ -63,9 +66,9 @@ pub(super) unsafe fn detach(state: *mut State, record: *mut u8, previous: *mut u
     unsafe {
         let slot = slot(state);
         let current = slot.read_volatile();
-        // Somebody has cleared the slot, or attached the thread's own record. Both restore
-        // nothing, so no guard's `previous` counts any more.
-        if current.is_null() || current == (*state).in_place {
+        // The slot was emptied or written without a guard, so no guard's `previous` counts any
+        // more.
+        if is_outermost(state, current) {
             clear(state);
             return true;
         }
@@ -83,7 +86,11 @@ pub(super) unsafe fn detach(state: *mut State, record: *mut u8, previous: *mut u
         }
         slot.write_volatile(previous);
         pool::put(state, copy.block, copy.class);
-        if previous.is_null() || previous == (*state).in_place {
+        let nothing_left = (*state)
+            .out_of_order
+            .as_ref()
+            .is_some_and(|this| this.gaps.is_empty() && this.copies.is_empty());
+        if nothing_left || is_outermost(state, previous) {
             clear(state);
         }
         true
@@ -103,11 +110,7 @@ pub(super) unsafe fn add_gap(
 ) {
     // SAFETY: as the caller promises; `out_of_order` is null or came from Box.
     unsafe {
-        if (*state).out_of_order.is_null() {
-            prepare_exit(state);
-            (*state).out_of_order = Box::into_raw(Box::default());
-        }
-        let this = &mut *(*state).out_of_order;
+        let this = OutOfOrder::of(state);
         if this.gaps.len() == MAX_GAPS {
             // What is right is not known any more; nothing attached is never wrong.
             clear_slot(state);
@@ -120,6 +123,11 @@ pub(super) unsafe fn add_gap(
             .close(state);
             return;
         }
+        for copy in this.copies.iter().filter(|copy| copy.of == block) {
+            // A later guard restores it when another publisher has the slot now, and put that
+            // guard's own record back.
+            pool::invalidate(copy.block);
+        }
         this.gaps.push(Gap {
             block,
             owner,
@@ -131,6 +139,21 @@ pub(super) unsafe fn add_gap(
 }
 
 impl OutOfOrder {
+    /// That of the thread, made if there is none.
+    ///
+    /// # Safety
+    /// `state` is the calling thread's, and nothing else refers to its `out_of_order`.
+    unsafe fn of<'a>(state: *mut State) -> &'a mut Self {
+        // SAFETY: as the caller promises; `out_of_order` is null or came from Box.
+        unsafe {
+            if (*state).out_of_order.is_null() {
+                prepare_exit(state);
+                (*state).out_of_order = Box::into_raw(Box::default());
+            }
+            &mut *(*state).out_of_order
+        }
+    }
+
     /// What is right in place of `previous`, which may have become a gap, or the copy of one.
     ///
     /// # Safety
@@ -156,7 +179,8 @@ impl OutOfOrder {
     }
 
     /// A copy of a record that is about to be in the slot; the record itself when it is not one
-    /// of ours, or a copy already; null when it was dropped, which a forgotten guard allows.
+    /// of ours, was attached without a guard, or is a copy already; null when it was dropped, which
+    /// a forgotten guard allows.
     ///
     /// # Safety
     /// `state` is the calling thread's.
@@ -164,18 +188,14 @@ impl OutOfOrder {
         if self.copies.iter().any(|copy| copy.block == record) {
             return record;
         }
-        // SAFETY: the record is this thread's, or a shared one. Should the guard of a shared one
-        // have been forgotten, another thread may use its memory for another record: under the
-        // lock.
+        // SAFETY: the record is this thread's, or a shared one that its list keeps alive.
         unsafe {
-            let mut _lock = None;
+            if is_outermost(state, record) {
+                return record;
+            }
             let class = match pool::class_of(state, record) {
-                Some(_) if record == (*state).in_place => return record,
                 Some(class) => class,
-                None if AttachedBlocks::contains(&raw mut (*state).shared, record) => {
-                    _lock = Some(platform::lock());
-                    pool::class_for(bytes::used(record))
-                }
+                None if is_attached_shared(state, record) => shared_block::class(record),
                 None => return record,
             };
             if !bytes::is_valid(record) {
@@ -201,8 +221,41 @@ impl Gap {
         unsafe {
             match self.owner {
                 GapOwner::Pool(class) => pool::put(state, self.block, class),
-                GapOwner::Shared(record) => shared::end_gap(state, record),
+                GapOwner::Shared => AttachedBlocks::remove(state, self.block),
             }
+        }
+    }
+}
+
+/// The record that a copy in the slot stands for; `None` when it is not a copy.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn original(state: *mut State, block: *mut u8) -> Option<*mut u8> {
+    // SAFETY: as the caller promises.
+    let this = unsafe { (*state).out_of_order.as_ref() }?;
+    let copy = this.copies.iter().find(|copy| copy.block == block)?;
+    Some(copy.of)
+}
+
+/// Puts a changed copy of a shared record into the slot, in place of the record or of an earlier
+/// copy of it.
+///
+/// # Safety
+/// `state` is the calling thread's, `of` a shared record that it has attached, and `block` a valid
+/// record of its pool, of this size class.
+pub(super) unsafe fn replace_by_copy(state: *mut State, of: *mut u8, block: *mut u8, class: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let this = OutOfOrder::of(state);
+        let slot = slot(state);
+        let current = slot.read_volatile();
+        let earlier = this.copies.iter().position(|copy| copy.block == current);
+        this.copies.push(Copy { of, block, class });
+        slot.write_volatile(block);
+        if let Some(earlier) = earlier {
+            let earlier = this.copies.swap_remove(earlier);
+            pool::put(state, earlier.block, earlier.class);
         }
     }
 }
@@ -226,7 +279,7 @@ pub(super) unsafe fn change_copies(state: *mut State, record: *mut u8) {
     }
 }
 
-/// Takes copies of `record`, whose memory is about to be used for another one, out of the slot.
+/// Has readers ignore the copies of `record`, whose memory is about to be used for another one.
 ///
 /// # Safety
 /// `state` is the calling thread's.
@@ -235,16 +288,17 @@ pub(super) unsafe fn change_copies(state: *mut State, record: *mut u8) {
 pub(super) unsafe fn forget_record(state: *mut State, record: *mut u8) {
     // SAFETY: as the caller promises.
     unsafe {
-        let slot = slot(state);
-        let current = slot.read_volatile();
         let Some(this) = (*state).out_of_order.as_ref() else {
             return;
         };
-        if this
-            .copies
-            .iter()
-            .any(|copy| copy.block == current && copy.of == record)
-        {
+        let slot = slot(state);
+        let mut attached = false;
+        for copy in this.copies.iter().filter(|copy| copy.of == record) {
+            // A later guard may restore it.
+            pool::invalidate(copy.block);
+            attached |= copy.block == slot.read_volatile();
+        }
+        if attached {
             slot.write_volatile(ptr::null_mut());
             clear(state);
         }

@@ -10,7 +10,9 @@ use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::{offset, RECOMMENDED_SIZE};
 
-use super::state::{clear_slot, exit_has_begun, forget_record, prepare_exit, State};
+use super::attached_blocks::AttachedBlocks;
+use super::out_of_order;
+use super::state::{clear_slot, exit_has_begun, forget_record, prepare_exit, slot, State};
 
 /// Records are aligned to a cache line; the format demands 2 (OTEP 4947).
 pub(super) const ALIGN: usize = 64;
@@ -59,9 +61,15 @@ const _: () = assert!(std::mem::size_of::<ChunkHeader>() <= ALIGN);
 pub(super) struct Pool {
     free: [*mut u8; SIZES.len()],
     chunks: *mut ChunkHeader,
-    /// Blocks in use.
+    /// Blocks in use, forgotten ones included.
     used: usize,
+    /// Blocks that a later guard may restore, because the guard of their record was forgotten.
+    forgotten: *mut u8,
+    forgotten_count: usize,
 }
+
+/// How many forgotten blocks a thread keeps: at most 640 KiB.
+const MAX_FORGOTTEN: usize = 1024;
 
 impl Pool {
     /// A pool that owns nothing.
@@ -70,6 +78,8 @@ impl Pool {
         free: [ptr::null_mut(); SIZES.len()],
         chunks: ptr::null_mut(),
         used: 0,
+        forgotten: ptr::null_mut(),
+        forgotten_count: 0,
     };
 }
 
@@ -93,7 +103,7 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
         let pool = &raw mut (*state).pool;
         let mut block = (*pool).free[class];
         if block.is_null() {
-            block = add_chunk(state, class);
+            block = refill(state, class);
         }
         (*pool).free[class] = next_free(block);
         (*pool).used += 1;
@@ -101,12 +111,29 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
     }
 }
 
-/// Adds a chunk of blocks to the (empty) free list of a size class; returns the first.
+/// Adds blocks to the (empty) free list of a size class; returns the first.
 ///
 /// # Safety
 /// `state` is the calling thread's.
 #[cold]
 #[inline(never)]
+unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if slot(state).read_volatile().is_null() {
+            out_of_order::clear(state);
+            release_forgotten(state);
+        }
+        let block = (*state).pool.free[class];
+        if block.is_null() {
+            return add_chunk(state, class);
+        }
+        block
+    }
+}
+
+/// # Safety
+/// `state` is the calling thread's.
 unsafe fn add_chunk(state: *mut State, class: usize) -> *mut u8 {
     // SAFETY: the layout has a size; each block lies within the chunk, behind its first 64 bytes.
     unsafe {
@@ -162,6 +189,53 @@ pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
     }
 }
 
+/// Gives back the block of a record whose guard was forgotten. A later guard may restore it, so
+/// nobody gets it while anything is attached: it says that it is not valid.
+///
+/// # Safety
+/// That of [`release`].
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        invalidate(block);
+        forget_record(state, block);
+        let pool = &raw mut (*state).pool;
+        set_next_free(block, (*pool).forgotten);
+        (*pool).forgotten = block;
+        (*pool).forgotten_count += 1;
+        let full = (*pool).forgotten_count == MAX_FORGOTTEN;
+        if full {
+            clear_slot(state);
+        }
+        if full || slot(state).read_volatile().is_null() {
+            out_of_order::clear(state);
+            release_forgotten(state);
+        }
+    }
+}
+
+/// Makes the forgotten blocks free, because no guard restores them any more.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn release_forgotten(state: *mut State) {
+    // SAFETY: as the caller promises; the blocks are of the pool.
+    unsafe {
+        let pool = &raw mut (*state).pool;
+        let mut block = std::mem::replace(&mut (*pool).forgotten, ptr::null_mut());
+        (*pool).forgotten_count = 0;
+        while !block.is_null() {
+            let next = next_free(block);
+            if let Some(class) = class_of(state, block) {
+                put(state, block, class);
+            }
+            block = next;
+        }
+    }
+}
+
 /// Gives a block back that is not in the slot.
 ///
 /// # Safety
@@ -213,6 +287,7 @@ pub(super) unsafe fn free_if_unused(state: *mut State) {
             return;
         }
         clear_slot(state);
+        AttachedBlocks::clear_at_exit(state);
         let mut chunk = (*state).pool.chunks;
         (*state).pool.chunks = ptr::null_mut();
         (*state).pool.free = [ptr::null_mut(); SIZES.len()];

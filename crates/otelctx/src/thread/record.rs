@@ -19,21 +19,22 @@ use super::shared::SharedRecord;
 use super::state::State;
 use crate::arch;
 
-/// What a thread works on: a trace, a span, flags and attributes, ready to be attached.
+/// What a thread is working on: a trace, a span, flags and attributes, ready to be attached.
 ///
 /// A record belongs to the thread that made it, and takes its memory from that thread's pool.
 /// [`SharedRecord`] is the one for several threads.
 pub struct Record {
     /// A pointer, so neither `Send` nor `Sync`.
     block: *mut u8,
-    /// The block's size class and [`TRUNCATED`]. Two scalars move in registers; a third one would
-    /// make them go through memory at every step of building a record.
-    notes: Cell<u8>,
+    /// Two bytes: the block's size class and [`TRUNCATED`], and whether a guard has the record
+    /// attached. Two scalars move in registers; a third one would make them go through memory at
+    /// every step of building a record.
+    notes: Cell<u16>,
 }
 
-/// The bits of [`Record::notes`] that are the size class.
+/// The bits of the first byte of [`Record::notes`] that are the size class.
 const CLASS: u8 = SIZES.len() as u8 - 1;
-/// The bit of [`Record::notes`] that says that an attribute was cut or left out.
+/// The bit of the same byte that says that an attribute was cut or skipped.
 const TRUNCATED: u8 = SIZES.len() as u8;
 const _: () = assert!(SIZES.len().is_power_of_two());
 
@@ -155,15 +156,15 @@ impl Record {
         }
     }
 
-    /// Whether an attribute was cut or left out, because it did not fit or its key is not
+    /// Whether an attribute was cut or skipped, because it did not fit or its key is not
     /// published.
     #[inline]
     #[must_use]
     pub fn is_truncated(&self) -> bool {
-        self.notes.get() & TRUNCATED != 0
+        self.first_byte() & TRUNCATED != 0
     }
 
-    /// Makes this what the thread works on, until the guard is dropped: then, what was attached
+    /// Makes this what the thread is working on, until the guard is dropped: then, what was attached
     /// before is attached again.
     #[inline]
     pub fn attach(&mut self) -> Attached<'_> {
@@ -182,22 +183,42 @@ impl Record {
         SharedRecord::copy(self.block(), self.class(), self.is_truncated())
     }
 
+    /// A record with these ids and flags and the attributes of this one, for example for a child
+    /// span.
+    ///
+    /// There are both ids or none: when one is zero, the other and the flags become zero.
+    #[must_use]
+    pub fn copy_with_ids(
+        &self,
+        trace_id: impl Into<TraceId>,
+        span_id: impl Into<SpanId>,
+        flags: TraceFlags,
+    ) -> Self {
+        let mut record = Self::copy_of(self.block(), self.is_truncated());
+        record.set_ids(trace_id, span_id, flags);
+        record
+    }
+
     /// A record of this thread with the bytes of another one.
-    pub(super) fn copy_of(block: *mut u8) -> Self {
+    pub(super) fn copy_of(block: *mut u8, truncated: bool) -> Self {
         // SAFETY: the other record does not change meanwhile.
-        unsafe {
+        let record = unsafe {
             let class = pool::class_for(used(block));
             let own = pool::allocate(arch::state(), class);
             copy(block, own);
             Self::from_block(own, class)
+        };
+        if truncated {
+            record.mark_truncated();
         }
+        record
     }
 
     #[inline(always)]
     fn from_block(block: *mut u8, class: usize) -> Self {
         Self {
             block,
-            notes: Cell::new(class as u8),
+            notes: Cell::new(u16::from_ne_bytes([class as u8, 0])),
         }
     }
 
@@ -208,17 +229,84 @@ impl Record {
 
     #[inline(always)]
     fn class(&self) -> usize {
-        usize::from(self.notes.get() & CLASS)
+        usize::from(self.first_byte() & CLASS)
     }
 
+    /// Moves to a block that is not attached.
     fn move_to(&mut self, block: *mut u8, class: usize) {
         self.block = block;
-        self.notes.set(class as u8 | self.notes.get() & TRUNCATED);
+        let first = class as u8 | self.first_byte() & TRUNCATED;
+        self.notes.set(u16::from_ne_bytes([first, 0]));
+    }
+
+    /// The two bytes are read and written one by one: a processor does not forward a byte that was
+    /// just stored to a load of both.
+    #[inline(always)]
+    fn note(&self, byte: usize) -> *mut u8 {
+        // SAFETY: the notes have two bytes.
+        unsafe { self.notes.as_ptr().cast::<u8>().add(byte) }
+    }
+
+    #[inline(always)]
+    fn first_byte(&self) -> u8 {
+        // SAFETY: only this thread changes the notes.
+        unsafe { self.note(0).read() }
     }
 
     #[inline]
     fn mark_truncated(&self) {
-        self.notes.set(self.notes.get() | TRUNCATED);
+        // SAFETY: as above.
+        unsafe { self.note(0).write(self.first_byte() | TRUNCATED) };
+    }
+
+    /// Notes that a guard is about to attach the record. A block is restored by one guard at most:
+    /// when the last guard was forgotten, the record moves to another one.
+    #[inline(always)]
+    pub(super) fn mark_attached(&mut self) {
+        if self.is_attached() {
+            self.leave_forgotten_block();
+        }
+        // SAFETY: as above.
+        unsafe { self.note(1).write(1) };
+    }
+
+    #[inline(always)]
+    pub(super) fn mark_detached(&self) {
+        // SAFETY: as above.
+        unsafe { self.note(1).write(0) };
+    }
+
+    #[inline(always)]
+    fn is_attached(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { self.note(1).read() != 0 }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn leave_forgotten_block(&mut self) {
+        let (state, block) = (arch::state(), self.block());
+        // SAFETY: the state is this thread's, and the block is not this record's any more.
+        unsafe {
+            self.leave_block(state);
+            pool::forget(state, block);
+        }
+    }
+
+    /// Gives the block back.
+    ///
+    /// # Safety
+    /// The record gets another block, or is being dropped.
+    #[inline]
+    unsafe fn release_block(&mut self) {
+        // SAFETY: the block came from this thread's pool with this class: a record stays there.
+        unsafe {
+            if self.is_attached() {
+                pool::forget(arch::state(), self.block());
+            } else {
+                pool::release(arch::state(), self.block(), self.class());
+            }
+        }
     }
 
     /// Moves to another block. Returns the size class of the one left, which is the caller's.
@@ -268,7 +356,7 @@ impl Record {
         }
     }
 
-    /// Moves to a larger block. Nobody is looking at this one: `&mut self` rules out a guard.
+    /// Moves to a larger block. `&mut self` rules out a living guard.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, attributes: usize) {
@@ -281,7 +369,7 @@ impl Record {
         unsafe {
             let block = pool::allocate(state, class);
             copy(self.block(), block);
-            pool::release(state, self.block(), self.class());
+            self.release_block();
             self.move_to(block, class);
         }
     }
@@ -290,8 +378,8 @@ impl Record {
 impl Drop for Record {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the block came from this thread's pool with this class: a record stays there.
-        unsafe { pool::release(arch::state(), self.block(), self.class()) };
+        // SAFETY: the record is being dropped.
+        unsafe { self.release_block() };
     }
 }
 

@@ -1,6 +1,8 @@
 //! Futures that attach a record whenever they are polled.
 
+use std::fmt;
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -9,11 +11,12 @@ use super::record::Record;
 use super::shared::{AttachedShared, SharedRecord};
 
 /// A future with a record: made by [`Record::in_scope`] and [`SharedRecord::in_scope`].
+///
+/// The record is attached while the future is polled, and while it is dropped.
 #[must_use = "futures do nothing unless polled"]
-#[derive(Debug)]
-pub struct InScope<R, F> {
+pub struct InScope<R: Attach, F> {
     record: R,
-    future: F,
+    future: ManuallyDrop<F>,
 }
 
 /// What [`InScope`] attaches: `&mut Record` or `SharedRecord`.
@@ -54,9 +57,39 @@ impl Attach for SharedRecord {
     }
 }
 
-impl<R, F> InScope<R, F> {
+impl<R: Attach, F> InScope<R, F> {
     pub(super) fn new(record: R, future: F) -> Self {
-        Self { record, future }
+        Self {
+            record,
+            future: ManuallyDrop::new(future),
+        }
+    }
+
+    /// The future, without the record.
+    pub fn into_inner(self) -> F {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped, so each field is taken out once.
+        unsafe {
+            std::ptr::drop_in_place(&raw mut this.record);
+            ManuallyDrop::take(&mut this.future)
+        }
+    }
+}
+
+impl<R: Attach, F> Drop for InScope<R, F> {
+    fn drop(&mut self) {
+        let _attached = self.record.attach();
+        // SAFETY: it is dropped here and only here; it does not move, so it may be pinned.
+        unsafe { ManuallyDrop::drop(&mut self.future) };
+    }
+}
+
+impl<R: Attach + fmt::Debug, F: fmt::Debug> fmt::Debug for InScope<R, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InScope")
+            .field("record", &self.record)
+            .field("future", &*self.future)
+            .finish()
     }
 }
 
@@ -65,11 +98,11 @@ impl<R: Attach, F: Future> Future for InScope<R, F> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        // SAFETY: `future` is pinned whenever `self` is (there is no Drop, and Unpin is derived
-        // from both fields); `record` is only borrowed.
+        // SAFETY: `future` is pinned whenever `self` is (dropping does not move it, and Unpin is
+        // derived from both fields); `record` is only borrowed.
         let (record, future) = unsafe {
             let this = self.get_unchecked_mut();
-            (&mut this.record, Pin::new_unchecked(&mut this.future))
+            (&mut this.record, Pin::new_unchecked(&mut *this.future))
         };
         let _attached = record.attach();
         future.poll(context)

@@ -1,67 +1,79 @@
 //! An immutable record for several threads.
 
-use std::alloc::{alloc, handle_alloc_error, Layout};
-use std::cell::UnsafeCell;
 use std::fmt;
 use std::future::Future;
-use std::ptr;
-use std::sync::Arc;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
 
-use super::attached::detach_out_of_order;
+use otelctx_format::{SpanId, TraceFlags, TraceId};
+
+use super::attached_blocks::AttachedBlocks;
 use super::bytes::{copy, debug};
+use super::current;
+use super::keys::Key;
 use super::out_of_order::{self, GapOwner};
-use super::pool::{invalidate, next_free, set_next_free, ALIGN, SIZES};
 use super::record::Record;
 use super::scope::InScope;
-use super::state::{self, State};
+use super::shared_block::{self, is_truncated, release, retain};
+use super::state::{self, exit_has_begun, found_slot, State};
 use crate::arch;
-use crate::process_context::platform::{self, Owner};
 
 /// A record that does not change any more: cheap to clone, attached on any thread and dropped on
 /// any. [`Record::share`] makes it.
-#[derive(Clone)]
-pub struct SharedRecord(Arc<Shared>);
+///
+/// Cloning, attaching and dropping take no lock.
+pub struct SharedRecord(NonNull<u8>);
 
-pub(super) struct Shared {
-    block: *mut u8,
-    class: usize,
-    truncated: bool,
-}
-
-// SAFETY: the record does not change after it was made, and its memory is freed under a lock.
-unsafe impl Send for Shared {}
+// SAFETY: the bytes do not change after the record was made, and references are counted
+// atomically.
+unsafe impl Send for SharedRecord {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedRecord {}
 
 impl SharedRecord {
-    pub(super) fn copy(block: *mut u8, class: usize, truncated: bool) -> Self {
-        Self(Arc::new(Shared {
-            block: allocate_copy(block, class),
-            class,
-            truncated,
-        }))
+    /// A shared record with the bytes of another record of this size class.
+    pub(super) fn copy(from: *mut u8, class: usize, truncated: bool) -> Self {
+        // SAFETY: the state is this thread's; the block is new, and as large as the other one.
+        unsafe {
+            let block = shared_block::allocate(arch::state(), class, truncated);
+            copy(from, block);
+            Self::from_block(block)
+        }
     }
 
-    /// Makes this what the calling thread works on, until the guard is dropped: then, what was
-    /// attached before is attached again.
+    /// Takes over a reference to a block.
+    ///
+    /// # Safety
+    /// The block is a shared one, and the reference is the caller's.
+    #[inline(always)]
+    pub(super) unsafe fn from_block(block: *mut u8) -> Self {
+        // SAFETY: blocks are not null.
+        Self(unsafe { NonNull::new_unchecked(block) })
+    }
+
+    /// The block, with the reference of this handle.
+    #[inline(always)]
+    pub(super) fn into_block(self) -> *mut u8 {
+        std::mem::ManuallyDrop::new(self).block()
+    }
+
+    #[inline(always)]
+    fn block(&self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+
+    /// Makes this what the calling thread is working on, until the guard is dropped: then, what
+    /// was attached before is attached again.
     #[inline]
     pub fn attach(&self) -> AttachedShared<'_> {
-        let block = self.0.block;
-        let state = arch::state();
-        // SAFETY: state and slot are this thread's. The memory of shared records is never
-        // anything else.
-        unsafe {
-            if !AttachedBlocks::add(&raw mut (*state).shared, block) {
-                return AttachedShared::twice(self);
-            }
-            let slot = state::slot(state);
-            let previous = state::attach(slot, block);
-            AttachedShared(Guard::Itself {
-                state,
-                previous,
-                record: self,
-            })
-        }
+        AttachedShared::new(self.block())
+    }
+
+    /// [`attach`](Self::attach) with a guard that borrows nothing: for frameworks that keep it in
+    /// a structure of their own. It stays on this thread.
+    #[inline]
+    pub fn attach_owned(&self) -> AttachedOwned {
+        AttachedOwned(AttachedShared::new(self.block()))
     }
 
     /// The future that attaches this record whenever it is polled, on whatever thread.
@@ -69,53 +81,104 @@ impl SharedRecord {
         InScope::new(self.clone(), future)
     }
 
-    /// Whether an attribute was cut or left out, because it did not fit or its key was not
+    /// A record of the calling thread with these ids and flags and the attributes of this one,
+    /// for example for a child span.
+    ///
+    /// There are both ids or none: when one is zero, the other and the flags become zero.
+    #[must_use]
+    pub fn copy_with_ids(
+        &self,
+        trace_id: impl Into<TraceId>,
+        span_id: impl Into<SpanId>,
+        flags: TraceFlags,
+    ) -> Record {
+        let mut record = Record::copy_of(self.block(), self.is_truncated());
+        record.set_ids(trace_id, span_id, flags);
+        record
+    }
+
+    /// Whether an attribute was cut or skipped, because it did not fit or its key was not
     /// published.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
-        self.0.truncated
+        // SAFETY: the block is a shared one.
+        unsafe { is_truncated(self.block()) }
     }
 }
 
-impl Drop for Shared {
+impl Clone for SharedRecord {
+    #[inline]
+    fn clone(&self) -> Self {
+        // SAFETY: this handle has a reference.
+        unsafe { retain(self.block()) };
+        Self(self.0)
+    }
+}
+
+impl Drop for SharedRecord {
+    #[inline]
     fn drop(&mut self) {
-        release(self.block, self.class);
+        // SAFETY: the reference is this handle's, and the state this thread's.
+        unsafe { release(arch::state, self.block()) };
     }
 }
 
 impl fmt::Debug for SharedRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // SAFETY: a shared record does not change.
-        unsafe { debug(self.0.block, "SharedRecord", f) }
+        unsafe { debug(self.block(), "SharedRecord", f) }
     }
 }
 
-/// Keeps a [`SharedRecord`] attached to the thread. Dropping it attaches what was attached
-/// before; see [`Attached`](crate::Attached).
+/// Keeps a [`SharedRecord`] attached to the thread, and alive. Dropping it attaches what was
+/// attached before; see [`Attached`](crate::Attached).
 #[must_use = "the record is detached when the guard is dropped"]
 #[derive(Debug)]
-pub struct AttachedShared<'a>(Guard<'a>);
-
-#[derive(Debug)]
-enum Guard<'a> {
-    Itself {
-        state: *mut State,
-        previous: *mut u8,
-        record: &'a SharedRecord,
-    },
-    /// A guard knows its place by its record's address. So what is attached a second time is a
-    /// copy.
-    Copy { previous: *mut u8, record: Record },
+pub struct AttachedShared<'a> {
+    state: *mut State,
+    /// The record, or a copy of it: a guard knows its place by its record's address, so what is
+    /// attached a second time is a copy.
+    block: *mut u8,
+    previous: *mut u8,
+    /// That of the thread's list of attached blocks. The list has another one once it was cleared.
+    generation: u32,
+    record: PhantomData<&'a SharedRecord>,
 }
 
 impl AttachedShared<'_> {
-    #[cold]
-    #[inline(never)]
-    fn twice(record: &SharedRecord) -> Self {
-        let record = Record::copy_of(record.0.block);
-        // SAFETY: the slot is this thread's, and so is the copy.
-        let previous = unsafe { state::attach(arch::slot(), record.block()) };
-        Self(Guard::Copy { previous, record })
+    #[inline]
+    fn new(block: *mut u8) -> Self {
+        let state = arch::state();
+        // SAFETY: state and slot are this thread's. The list keeps the block alive, and blocks of
+        // shared records are never anything else.
+        unsafe {
+            let (block, generation) = AttachedBlocks::add(state, block);
+            let previous = match block.is_null() {
+                false => state::attach(found_slot(state), block),
+                true => block,
+            };
+            Self {
+                state,
+                block,
+                previous,
+                generation,
+                record: PhantomData,
+            }
+        }
+    }
+
+    /// Adds an attribute that was not known when the record was made. It shows on this thread
+    /// until the record is detached; the shared record does not change.
+    ///
+    /// Returns whether readers see the attribute (cut at 255 bytes if necessary): not while
+    /// another record is attached over this one, not when the record has no room for it, and not
+    /// when its key is not published.
+    pub fn append(&self, key: &Key, value: &str) -> bool {
+        // SAFETY: the guard is this thread's.
+        unsafe {
+            (*self.state).shared.generation() == self.generation
+                && current::append_to(self.state, self.block, key, value)
+        }
     }
 }
 
@@ -124,163 +187,53 @@ impl Drop for AttachedShared<'_> {
     fn drop(&mut self) {
         // SAFETY: the guard is this thread's, and it is dropped once.
         unsafe {
-            match &mut self.0 {
-                Guard::Itself {
-                    state,
-                    previous,
-                    record,
-                } => {
-                    let (state, block) = (*state, record.0.block);
-                    if state::detach(state::slot(state), block, *previous)
-                        || out_of_order::detach(state, block, *previous)
-                    {
-                        AttachedBlocks::remove(&raw mut (*state).shared, block);
-                    } else {
-                        let owner = GapOwner::Shared(Arc::clone(&record.0));
-                        out_of_order::add_gap(state, block, owner, *previous);
-                    }
-                }
-                Guard::Copy { previous, record } => {
-                    if !state::detach(arch::slot(), record.block(), *previous) {
-                        detach_out_of_order(record, *previous);
-                    }
-                }
+            let state = self.state;
+            if (*state).shared.generation() == self.generation
+                && state::detach(found_slot(state), self.block, self.previous)
+            {
+                AttachedBlocks::remove(state, self.block);
+            } else {
+                self.detach_slowly();
             }
         }
     }
 }
 
-/// Shared records that are attached to a thread, or in a gap of it. Each is there once.
-///
-/// A signal handler may add and remove its own in the middle of any step: it changes what is
-/// behind `count` only, and leaves null there.
-#[repr(C)]
-pub(super) struct AttachedBlocks {
-    blocks: [*mut u8; 6],
-    count: usize,
-}
-
-impl AttachedBlocks {
-    pub(super) const NONE: Self = Self {
-        blocks: [ptr::null_mut(); 6],
-        count: 0,
-    };
-
-    /// Adds a block, unless it is there or there is no room.
-    ///
+impl AttachedShared<'_> {
     /// # Safety
-    /// `this` is the calling thread's.
-    #[inline]
-    unsafe fn add(this: *mut Self, block: *mut u8) -> bool {
-        // SAFETY: as the caller promises; the first `count` blocks are within the array.
-        unsafe {
-            let count = (*this).count;
-            if count == (*this).blocks.len() || Self::contains(this, block) {
-                return false;
-            }
-            // The place is taken before it is filled, so that a handler does not fill it.
-            (&raw mut (*this).count).write_volatile(count + 1);
-            Self::place(this, count).write_volatile(block);
-            true
-        }
-    }
-
-    /// # Safety
-    /// That of [`add`](Self::add).
-    #[inline]
-    unsafe fn remove(this: *mut Self, block: *mut u8) {
-        // SAFETY: as above.
-        unsafe {
-            let count = (*this).count;
-            let Some(at) = (0..count).rfind(|at| Self::place(this, *at).read() == block) else {
-                return;
-            };
-            let last = Self::place(this, count - 1);
-            Self::place(this, at).write_volatile(last.read());
-            last.write_volatile(ptr::null_mut());
-            (&raw mut (*this).count).write_volatile(count - 1);
-        }
-    }
-
-    /// Whether a block is there.
-    ///
-    /// # Safety
-    /// That of [`add`](Self::add).
-    #[inline]
-    pub(super) unsafe fn contains(this: *mut Self, block: *mut u8) -> bool {
-        // SAFETY: as above.
-        unsafe { (0..(*this).count).any(|at| Self::place(this, at).read() == block) }
-    }
-
-    /// # Safety
-    /// `at` is an index of `blocks`.
-    #[inline]
-    unsafe fn place(this: *mut Self, at: usize) -> *mut *mut u8 {
+    /// The guard is this thread's, and being dropped.
+    #[cold]
+    #[inline(never)]
+    unsafe fn detach_slowly(&mut self) {
+        let (state, block, previous) = (self.state, self.block, self.previous);
         // SAFETY: as the caller promises.
-        unsafe { (&raw mut (*this).blocks).cast::<*mut u8>().add(at) }
-    }
-}
-
-/// The record of a gap may be attached directly again.
-///
-/// # Safety
-/// `state` is the calling thread's.
-pub(super) unsafe fn end_gap(state: *mut State, record: Arc<Shared>) {
-    // SAFETY: as the caller promises.
-    unsafe { AttachedBlocks::remove(&raw mut (*state).shared, record.block) };
-}
-
-/// Free blocks by size class, for the whole process. A guard that was forgotten on any thread may
-/// still point at them, so they never go back to the allocator.
-struct Free(UnsafeCell<[*mut u8; SIZES.len()]>);
-
-// SAFETY: only changed by who holds the owner's lock.
-unsafe impl Sync for Free {}
-
-static FREE: Free = Free(UnsafeCell::new([ptr::null_mut(); SIZES.len()]));
-
-/// The free list of a size class. Each change of it is one store, so that a process forked in
-/// between finds it whole.
-fn free_list(_lock: &Owner, class: usize) -> *mut *mut u8 {
-    // SAFETY: the class is an index; the lock is held.
-    unsafe { FREE.0.get().cast::<*mut u8>().add(class) }
-}
-
-/// A block with the bytes of another one of the same size class.
-fn allocate_copy(from: *mut u8, class: usize) -> *mut u8 {
-    let owner = platform::lock();
-    let free = free_list(&owner, class);
-    // SAFETY: the lock is held; a free block holds the address of the next. It is written under
-    // the lock, too, because a thread with a forgotten guard may be about to copy it.
-    unsafe {
-        let block = free.read();
-        if !block.is_null() {
-            free.write_volatile(next_free(block));
-            copy(from, block);
-            return block;
+        unsafe {
+            if (*state).shared.generation() != self.generation {
+                // The slot was empty then, so no later guard restores this record, and another
+                // publisher does only while the thread ends.
+                let slot = state::slot(state);
+                if exit_has_begun(state) && slot.read_volatile() == block {
+                    // What the guard has replaced may have been freed.
+                    slot.write_volatile(std::ptr::null_mut());
+                }
+            } else if out_of_order::detach(state, block, previous) {
+                AttachedBlocks::remove(state, block);
+            } else {
+                out_of_order::add_gap(state, block, GapOwner::Shared, previous);
+            }
         }
     }
-    drop(owner);
-    let layout = Layout::from_size_align(SIZES[class], ALIGN).expect("a power of two");
-    // SAFETY: the layout has a size, and the block is as long.
-    unsafe {
-        let block = alloc(layout);
-        if block.is_null() {
-            handle_alloc_error(layout);
-        }
-        invalidate(block);
-        copy(from, block);
-        block
-    }
 }
 
-fn release(block: *mut u8, class: usize) {
-    let owner = platform::lock();
-    let free = free_list(&owner, class);
-    // SAFETY: no handle refers to the block any more, and the lock is held.
-    unsafe {
-        invalidate(block);
-        set_next_free(block, free.read());
-        free.write_volatile(block);
+/// [`AttachedShared`] without a borrow: [`SharedRecord::attach_owned`] makes it.
+#[must_use = "the record is detached when the guard is dropped"]
+#[derive(Debug)]
+pub struct AttachedOwned(AttachedShared<'static>);
+
+impl AttachedOwned {
+    /// Adds an attribute that was not known when the record was made; see
+    /// [`AttachedShared::append`].
+    pub fn append(&self, key: &Key, value: &str) -> bool {
+        self.0.append(key, value)
     }
 }

@@ -1,15 +1,16 @@
 //! What this crate keeps for each thread, and the two moves of its slot.
 //!
 //! Everything here is reached through raw pointers and changed by its own thread only. A signal
-//! handler may attach and detach in the middle of any of it: it leaves the slot as it found it,
-//! and touches nothing else.
+//! handler may attach and detach in the middle of any of it: it leaves the slot and the list of
+//! attached blocks as it found them, and touches nothing else.
 
 use std::ptr;
 use std::sync::atomic::{compiler_fence, Ordering};
 
+use super::attached_blocks::AttachedBlocks;
 use super::out_of_order::{self, OutOfOrder};
 use super::pool::{self, Pool};
-use super::shared::AttachedBlocks;
+use super::shared_block::{self, FreeBlocks};
 use crate::arch;
 
 /// A thread's state; all zeroes when the thread starts.
@@ -27,6 +28,12 @@ pub(crate) struct State {
     pub(super) out_of_order: *mut OutOfOrder,
     pub(super) pool: Pool,
     pub(super) shared: AttachedBlocks,
+    pub(super) free_shared: FreeBlocks,
+    /// The block that [`super::swap_current`] has attached, with its reference; null for none.
+    pub(super) current: *mut u8,
+    /// The slot, once the thread's end is prepared, so that swapping looks at one word; null again
+    /// after the end.
+    pub(super) swap_slot: *mut *mut u8,
 }
 
 /// Whether the thread frees its memory when it ends.
@@ -50,6 +57,9 @@ impl State {
         out_of_order: ptr::null_mut(),
         pool: Pool::EMPTY,
         shared: AttachedBlocks::NONE,
+        free_shared: FreeBlocks::NONE,
+        current: ptr::null_mut(),
+        swap_slot: ptr::null_mut(),
     };
 }
 
@@ -123,7 +133,7 @@ pub(super) unsafe fn detach(slot: *mut *mut u8, record: *mut u8, previous: *mut 
 }
 
 /// Takes `record`, whose memory is about to be used for another one, out of the slot. It can be
-/// there only when its guard was forgotten.
+/// there only when its guard was forgotten, or when another publisher has restored it.
 ///
 /// # Safety
 /// `state` is the calling thread's.
@@ -175,6 +185,7 @@ unsafe fn begin_exit(state: *mut State) {
     // SAFETY: as the caller promises.
     unsafe {
         (*state).exit = Exit::Begun;
+        (*state).swap_slot = ptr::null_mut();
         out_of_order::clear(state);
         let in_place = (*state).in_place;
         if !in_place.is_null() {
@@ -183,12 +194,19 @@ unsafe fn begin_exit(state: *mut State) {
             pool::release(state, in_place, pool::LARGEST);
         }
         clear_slot(state);
+        pool::release_forgotten(state);
+        let current = std::mem::replace(&mut (*state).current, ptr::null_mut());
+        // Another publisher whose record is in the slot may restore what it has replaced.
+        if !current.is_null() && slot(state).read_volatile().is_null() {
+            shared_block::release(|| state, current);
+        }
+        AttachedBlocks::clear_at_exit(state);
+        shared_block::give_back_all(state);
         pool::free_if_unused(state);
     }
 }
 
-/// Empties the slot unless it holds a record of somebody else: the thread's records are about to be
-/// freed. A shared record is not, but its guard would restore what it has replaced.
+/// Empties the slot unless it holds a record of another publisher.
 ///
 /// # Safety
 /// `state` is the calling thread's.
@@ -197,12 +215,31 @@ pub(super) unsafe fn clear_slot(state: *mut State) {
     unsafe {
         let slot = slot(state);
         let record = slot.read_volatile();
-        if pool::class_of(state, record).is_some()
-            || AttachedBlocks::contains(&raw mut (*state).shared, record)
-        {
+        if pool::class_of(state, record).is_some() || is_attached_shared(state, record) {
             slot.write_volatile(ptr::null_mut());
         }
     }
+}
+
+/// Whether a record is a shared one that this thread has attached, by a guard or as its current
+/// one.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn is_attached_shared(state: *mut State, record: *mut u8) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe { !record.is_null() && AttachedBlocks::is_attached(state, record) }
+}
+
+/// Whether no guard has attached a record: the slot is empty, or it was written without a guard,
+/// which ends what guards restore.
+///
+/// # Safety
+/// `state` is the calling thread's.
+#[inline]
+pub(super) unsafe fn is_outermost(state: *mut State, record: *mut u8) -> bool {
+    // SAFETY: as the caller promises.
+    record.is_null() || unsafe { record == (*state).in_place || record == (*state).current }
 }
 
 /// Whether the thread's destructors have come to ours.

@@ -5,7 +5,7 @@ mod lock;
 mod mapping;
 mod owner;
 
-pub(crate) use owner::{lock, publish, unpublish, update, Owner};
+pub(crate) use owner::{lock, publish, unpublish, update};
 
 use super::PublishError;
 

@@ -1,0 +1,197 @@
+//! What the calling thread is working on now, without a scope.
+
+use otelctx_format::record::{self, Context, ENTRY_HEADER_SIZE, HEADER_SIZE, MAX_VALUE_SIZE};
+use otelctx_format::KeyMap;
+
+use super::attached_blocks::AttachedBlocks;
+use super::attributes::Attributes;
+use super::bytes::{copy, is_valid, set_used, used};
+use super::in_place::thread_record;
+use super::keys::{registered_names, Key};
+use super::out_of_order;
+use super::pool::{self, SIZES};
+use super::shared::SharedRecord;
+use super::shared_block::{self, release};
+use super::state::{self, exit_has_begun, is_attached_shared, prepare_exit, State};
+use crate::arch;
+
+/// Makes `record` what the calling thread is working on, and returns what an earlier call has made
+/// that: for frameworks that say "this is current now" without a scope, and in any order.
+///
+/// The thread owns the record until it is swapped out or the thread ends. As with
+/// [`thread_record`], a guard that is alive then restores nothing, and a guard that finds another
+/// record than its own leaves it there. With `None`, nothing is attached any more, unless it is
+/// the record of another publisher.
+///
+/// While the thread's thread-local variables are dropped, nothing is attached and `None` is
+/// returned. Not for signal handlers.
+///
+/// ```
+/// use otelctx::Record;
+///
+/// let request = Record::new([1; 16], [1; 8]).share();
+/// // A framework enters the request's context ...
+/// let before = otelctx::swap_current(Some(request));
+/// assert_eq!(otelctx::current().unwrap().trace_id, [1; 16].into());
+/// // ... and leaves it.
+/// otelctx::swap_current(before);
+/// assert_eq!(otelctx::current(), None);
+/// ```
+#[inline]
+pub fn swap_current(record: Option<SharedRecord>) -> Option<SharedRecord> {
+    let state = arch::state();
+    let new = record.map_or(std::ptr::null_mut(), SharedRecord::into_block);
+    // SAFETY: the state and the slot are this thread's, which owns one reference to each block.
+    unsafe {
+        let (slot, old) = ((*state).swap_slot, (*state).current);
+        if slot.is_null()
+            || slot.read_volatile() != old
+            || !(*state).shared.is_empty()
+            || !(*state).out_of_order.is_null()
+        {
+            return swap_slowly(state, new);
+        }
+        (*state).current = new;
+        state::attach(slot, new);
+        (!old.is_null()).then(|| SharedRecord::from_block(old))
+    }
+}
+
+/// # Safety
+/// `state` is the calling thread's; `new` is null, or a shared block with a reference.
+#[cold]
+#[inline(never)]
+unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecord> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if exit_has_begun(state) {
+            if !new.is_null() {
+                release(|| state, new);
+            }
+            return None;
+        }
+        prepare_exit(state);
+        let slot = state::slot(state);
+        (*state).swap_slot = slot;
+        // A guard would take the record for its own one.
+        if !new.is_null() && AttachedBlocks::contains(&raw mut (*state).shared, new) {
+            let class = shared_block::class(new);
+            let copy = SharedRecord::copy(new, class, shared_block::is_truncated(new));
+            release(|| state, new);
+            new = copy.into_block();
+        }
+        let attached = slot.read_volatile();
+        let foreign = !attached.is_null()
+            && pool::class_of(state, attached).is_none()
+            && !is_attached_shared(state, attached);
+        let old = std::mem::replace(&mut (*state).current, std::ptr::null_mut());
+        if foreign && !old.is_null() && !AttachedBlocks::is_attached(state, old) {
+            // The other publisher may restore it: it stays alive.
+            AttachedBlocks::add(state, old);
+        }
+        (*state).current = new;
+        if !foreign || !new.is_null() {
+            slot.write_volatile(new);
+            out_of_order::clear(state);
+        }
+        (!old.is_null()).then(|| SharedRecord::from_block(old))
+    }
+}
+
+/// Adds an attribute to what the calling thread is working on, for facts that are known late.
+///
+/// The thread's own records ([`Record`](crate::Record), [`thread_record`]) get it themselves. For
+/// a [`SharedRecord`] it shows on this thread until the record is detached; the shared record does
+/// not change.
+///
+/// Returns whether readers see the attribute (cut at 255 bytes if necessary): not when nothing of
+/// this crate is attached, not when the record has no room for it, and not when its key is not
+/// published.
+pub fn append_current(key: &Key, value: &str) -> bool {
+    let state = arch::state();
+    // SAFETY: the state and the slot are this thread's.
+    unsafe {
+        let attached = state::slot(state).read_volatile();
+        let record = out_of_order::original(state, attached).unwrap_or(attached);
+        append_to(state, record, key, value)
+    }
+}
+
+/// Adds an attribute to `record` if it, or a copy of it, is in the slot.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn append_to(state: *mut State, record: *mut u8, key: &Key, value: &str) -> bool {
+    // SAFETY: as the caller promises; the slot holds a record or null.
+    unsafe {
+        let slot = state::slot(state);
+        let attached = slot.read_volatile();
+        let original = out_of_order::original(state, attached);
+        if attached.is_null() || original.unwrap_or(attached) != record || !is_valid(attached) {
+            return false;
+        }
+        if attached == (*state).in_place {
+            return thread_record().try_append(key, value);
+        }
+        if let Some(class) = pool::class_of(state, record) {
+            // A record of this thread, or of a guard that was forgotten.
+            let appended = is_valid(record) && append(record, class, key, value);
+            if appended && original.is_some() {
+                out_of_order::change_copies(state, record);
+            }
+            return appended;
+        }
+        if !is_attached_shared(state, record) {
+            return false;
+        }
+        if let (Some(_), Some(class)) = (original, pool::class_of(state, attached)) {
+            if append(attached, class, key, value) {
+                return true;
+            }
+        }
+        let size = used(attached) + ENTRY_HEADER_SIZE + value.len().min(MAX_VALUE_SIZE);
+        let class = pool::class_for(size);
+        let block = pool::allocate(state, class);
+        copy(attached, block);
+        if !append(block, class, key, value) {
+            pool::put(state, block, class);
+            return false;
+        }
+        out_of_order::replace_by_copy(state, record, block, class);
+        true
+    }
+}
+
+/// Adds an attribute at the end of a block of this size class. Returns whether there was room, and
+/// the key is published.
+///
+/// # Safety
+/// Only the calling thread changes the block.
+unsafe fn append(block: *mut u8, class: usize, key: &Key, value: &str) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let before = used(block);
+        let mut attributes = Attributes::new(block, SIZES[class], before);
+        attributes.add(key, value);
+        set_used(block, attributes.used());
+        attributes.used() != before
+    }
+}
+
+/// What a reader sees of the calling thread: the record in its slot, with the names of the keys
+/// that this copy of the crate has registered. For tests.
+///
+/// `None` when nothing is attached, or a record that says it is not valid.
+#[must_use]
+pub fn current() -> Option<Context> {
+    // SAFETY: what is in the slot is a record of the size that it states (OTEP 4947).
+    let bytes = unsafe {
+        let attached = state::slot(arch::state()).read_volatile();
+        if attached.is_null() {
+            return None;
+        }
+        std::slice::from_raw_parts(attached, HEADER_SIZE + used(attached))
+    };
+    let keys = KeyMap::new(registered_names()).ok()?;
+    Some(record::decode(bytes).ok()?.resolve(&keys))
+}

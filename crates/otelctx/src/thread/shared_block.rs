@@ -1,0 +1,283 @@
+//! The memory of shared records: blocks that count their references.
+//!
+//! A block is never anything but a shared record: another publisher may restore its address long
+//! after it was freed, and must then find a record that says it is not valid. So free blocks go to
+//! a list and not back to the allocator.
+//!
+//! Each thread has a list of its own, and there is one for the whole process. The process's list
+//! supports two operations, adding a chain and taking everything. Taking a single block would need
+//! its successor, which another thread may change in between (the ABA problem). Nothing here
+//! waits, so a forked child can use it whatever the threads of its parent were doing.
+
+use std::alloc::{alloc, handle_alloc_error, Layout};
+use std::ptr;
+use std::sync::atomic::{fence, AtomicPtr, AtomicUsize, Ordering};
+
+use super::pool::{invalidate, ALIGN, SIZES};
+use super::state::{exit_has_begun, prepare_exit, State};
+
+/// What lies before the bytes of a shared record.
+#[repr(C, align(64))]
+struct Header {
+    references: AtomicUsize,
+    /// The next free block. Atomic, because the holder of a stale chain may still read it.
+    next: AtomicPtr<u8>,
+    class: usize,
+    truncated: bool,
+}
+const _: () = assert!(std::mem::size_of::<Header>() == ALIGN);
+
+/// The free blocks of the process, by size class.
+static FREE: [AtomicPtr<u8>; SIZES.len()] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; SIZES.len()];
+
+/// How many free blocks of a size class a thread keeps for itself: enough that the process's list
+/// is touched by few operations in a hundred, at most 45 KiB of the largest class.
+const MAX_KEPT: usize = 64;
+
+/// The free blocks of a thread.
+#[repr(C)]
+pub(super) struct FreeBlocks {
+    first: [*mut u8; SIZES.len()],
+    count: [usize; SIZES.len()],
+}
+
+impl FreeBlocks {
+    #[cfg_attr(all(target_os = "linux", not(miri)), allow(dead_code))]
+    pub(super) const NONE: Self = Self {
+        first: [ptr::null_mut(); SIZES.len()],
+        count: [0; SIZES.len()],
+    };
+}
+
+/// # Safety
+/// `block` is a shared one.
+#[inline(always)]
+unsafe fn header(block: *mut u8) -> *mut Header {
+    // SAFETY: each block has its header before it.
+    unsafe { block.sub(ALIGN).cast() }
+}
+
+/// # Safety
+/// `block` is a shared one.
+#[inline]
+unsafe fn next(block: *mut u8) -> &'static AtomicPtr<u8> {
+    // SAFETY: as above; blocks are never freed.
+    unsafe { &(*header(block)).next }
+}
+
+/// # Safety
+/// `block` is a shared one with a reference.
+#[inline]
+pub(super) unsafe fn class(block: *mut u8) -> usize {
+    // SAFETY: as the caller promises.
+    unsafe { (*header(block)).class }
+}
+
+/// # Safety
+/// `block` is a shared one with a reference.
+#[inline]
+pub(super) unsafe fn is_truncated(block: *mut u8) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe { (*header(block)).truncated }
+}
+
+/// Adds a reference.
+///
+/// # Safety
+/// `block` is a shared one with a reference.
+#[inline]
+pub(super) unsafe fn retain(block: *mut u8) {
+    // SAFETY: as the caller promises.
+    let before = unsafe { (*header(block)).references.fetch_add(1, Ordering::Relaxed) };
+    if before > isize::MAX as usize {
+        // As for `Arc`: so many handles were forgotten that counting further would overflow.
+        std::process::abort();
+    }
+}
+
+/// Drops a reference. The last one frees the block; `state` is asked for the thread's state then.
+///
+/// # Safety
+/// `block` is a shared one, and the reference is the caller's.
+#[inline]
+pub(super) unsafe fn release(state: impl FnOnce() -> *mut State, block: *mut u8) {
+    // SAFETY: as the caller promises. Who holds the only reference need not count it down: nobody
+    // else could add one.
+    unsafe {
+        let references = &(*header(block)).references;
+        if references.load(Ordering::Acquire) != 1 {
+            if references.fetch_sub(1, Ordering::Release) != 1 {
+                return;
+            }
+            fence(Ordering::Acquire);
+        }
+        free(state(), block);
+    }
+}
+
+/// Takes a block with one reference. It says that it is not valid.
+///
+/// # Safety
+/// `state` is the calling thread's.
+#[inline]
+pub(super) unsafe fn allocate(state: *mut State, class: usize, truncated: bool) -> *mut u8 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let own = &raw mut (*state).free_shared;
+        let mut block = (*own).first[class];
+        if block.is_null() {
+            block = refill(state, class);
+        } else {
+            (*own).first[class] = next(block).load(Ordering::Relaxed);
+            (*own).count[class] -= 1;
+        }
+        let header = header(block);
+        (*header).references.store(1, Ordering::Relaxed);
+        (*header).truncated = truncated;
+        block
+    }
+}
+
+/// # Safety
+/// `state` is the calling thread's, and nobody has a reference to `block`.
+#[inline]
+unsafe fn free(state: *mut State, block: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        invalidate(block);
+        let class = class(block);
+        let own = &raw mut (*state).free_shared;
+        if (*own).first[class].is_null() || (*own).count[class] == MAX_KEPT {
+            return free_slowly(state, block, class);
+        }
+        next(block).store((*own).first[class], Ordering::Relaxed);
+        (*own).first[class] = block;
+        (*own).count[class] += 1;
+    }
+}
+
+/// # Safety
+/// That of [`free`]; `class` is the block's.
+#[cold]
+#[inline(never)]
+unsafe fn free_slowly(state: *mut State, block: *mut u8, class: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        next(block).store(ptr::null_mut(), Ordering::Relaxed);
+        if exit_has_begun(state) {
+            return give_back(block, class);
+        }
+        prepare_exit(state);
+        let own = &raw mut (*state).free_shared;
+        let full = std::mem::replace(&mut (*own).first[class], block);
+        (*own).count[class] = 1;
+        if !full.is_null() {
+            give_back(full, class);
+        }
+    }
+}
+
+/// Adds a chain of free blocks to the process's list.
+///
+/// # Safety
+/// The blocks are free ones of this size class that nobody else knows.
+unsafe fn give_back(first: *mut u8, class: usize) {
+    let list = &FREE[class];
+    let mut head = ptr::null_mut();
+    let mut last: *mut u8 = ptr::null_mut();
+    // An empty list needs no link from the end of the chain, which is found only when it is needed.
+    while let Err(now) =
+        list.compare_exchange_weak(head, first, Ordering::Release, Ordering::Relaxed)
+    {
+        head = now;
+        // SAFETY: as the caller promises; the chain ends with null until it is linked.
+        unsafe {
+            if last.is_null() {
+                last = first;
+                while let Some(block) = non_null(next(last).load(Ordering::Relaxed)) {
+                    last = block;
+                }
+            }
+            next(last).store(head, Ordering::Relaxed);
+        }
+    }
+}
+
+fn non_null(block: *mut u8) -> Option<*mut u8> {
+    (!block.is_null()).then_some(block)
+}
+
+/// Takes a block from the process's list, with more of them for the thread's own one, which is
+/// empty; or a new one from the allocator.
+///
+/// # Safety
+/// `state` is the calling thread's.
+#[cold]
+#[inline(never)]
+unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
+    let block = FREE[class].swap(ptr::null_mut(), Ordering::Acquire);
+    if block.is_null() {
+        return allocate_new(class);
+    }
+    // SAFETY: as the caller promises; the chain is this thread's alone now.
+    unsafe {
+        let keep = if exit_has_begun(state) { 0 } else { MAX_KEPT };
+        let (mut last, mut kept) = (block, 0);
+        while kept < keep {
+            let Some(more) = non_null(next(last).load(Ordering::Relaxed)) else {
+                break;
+            };
+            last = more;
+            kept += 1;
+        }
+        if let Some(rest) = non_null(next(last).swap(ptr::null_mut(), Ordering::Relaxed)) {
+            give_back(rest, class);
+        }
+        let own = &raw mut (*state).free_shared;
+        (*own).first[class] = next(block).load(Ordering::Relaxed);
+        (*own).count[class] = kept;
+        if kept > 0 {
+            prepare_exit(state);
+        }
+        block
+    }
+}
+
+fn allocate_new(class: usize) -> *mut u8 {
+    let layout = Layout::from_size_align(ALIGN + SIZES[class], ALIGN).expect("a power of two");
+    // SAFETY: the layout has a size, and room for the header and the record.
+    unsafe {
+        let start = alloc(layout);
+        if start.is_null() {
+            handle_alloc_error(layout);
+        }
+        start.cast::<Header>().write(Header {
+            references: AtomicUsize::new(0),
+            next: AtomicPtr::new(ptr::null_mut()),
+            class,
+            truncated: false,
+        });
+        let block = start.add(ALIGN);
+        invalidate(block);
+        block
+    }
+}
+
+/// Gives the free blocks of a thread that ends to the process.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn give_back_all(state: *mut State) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let own = &raw mut (*state).free_shared;
+        for class in 0..SIZES.len() {
+            let first = std::mem::replace(&mut (*own).first[class], ptr::null_mut());
+            (*own).count[class] = 0;
+            if !first.is_null() {
+                give_back(first, class);
+            }
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! Interleavings of everything that writes the slot: the guards of records and of shared ones,
+//! owned and forgotten guards, swaps, the record that is rewritten in place, attributes that are
+//! appended, and another publisher.
+//!
+//! After each step the slot must hold nothing to read, or the record of a living holder; and a
+//! record of a holder must be the one that it made, whatever memory was used again since.
+
+#![cfg(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+))]
+
+mod common;
+
+use std::collections::HashMap;
+use std::mem;
+use std::thread;
+
+use common::{attached, bytes, in_own_process, slot};
+use otelctx::{
+    append_current, swap_current, thread_record, Attached, AttachedOwned, AttachedShared, Key,
+    ProcessContext, Record, SharedRecord, TraceFlags,
+};
+
+const SEQUENCES: u64 = 300;
+const STEPS: usize = 600;
+
+static FIRST: Key = Key::new("first");
+static LATE: Key = Key::new("late");
+
+/// xorshift64*, so that a failure can be repeated by its seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % limit
+    }
+}
+
+/// The number of the record in the slot, which is also its ids; `None` for nothing to read.
+fn shown() -> Option<u64> {
+    let bytes = bytes()?;
+    let number = u64::from_ne_bytes(bytes[16..24].try_into().unwrap());
+    assert_eq!(bytes[..8], bytes[16..24], "a record of two halves");
+    // Each record has its number as its first attribute, too.
+    if bytes.len() > 28 && bytes[28] == 0 {
+        let length = usize::from(bytes[29]);
+        assert_eq!(bytes[30..30 + length], *number.to_string().as_bytes());
+    }
+    Some(number)
+}
+
+fn ids(number: u64) -> ([u8; 16], [u8; 8]) {
+    let half = number.to_ne_bytes();
+    let mut trace_id = [0; 16];
+    trace_id[..8].copy_from_slice(&half);
+    (trace_id, half)
+}
+
+fn record(number: u64) -> Record {
+    let (trace_id, span_id) = ids(number);
+    Record::new(trace_id, span_id).with(&FIRST, &number.to_string())
+}
+
+enum Guard {
+    /// With the record, which is dropped after it.
+    Own(Attached<'static>, *mut Record),
+    Shared(AttachedShared<'static>, *mut SharedRecord),
+    Owned(AttachedOwned),
+}
+
+#[repr(align(64))]
+struct Foreign {
+    bytes: [u8; 64],
+}
+
+struct Model {
+    random: Random,
+    last: u64,
+    /// How many holders a number has.
+    living: HashMap<u64, usize>,
+    records: Vec<(u64, *mut Record)>,
+    handles: Vec<(u64, SharedRecord)>,
+    guards: Vec<(u64, Guard)>,
+    /// Records whose guard was forgotten.
+    forgotten: Vec<(u64, *mut Record)>,
+    current: Option<u64>,
+    in_place: Option<u64>,
+    /// The other publisher's record, and what it will restore.
+    foreign: Vec<(*mut Foreign, *mut u8, Option<u64>)>,
+}
+
+impl Model {
+    fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    fn hold(&mut self, number: u64) {
+        *self.living.entry(number).or_default() += 1;
+    }
+
+    fn let_go(&mut self, number: u64) {
+        *self.living.get_mut(&number).unwrap() -= 1;
+    }
+
+    fn is_foreign(&self) -> bool {
+        // SAFETY: the records are never freed.
+        let address = |record: *mut Foreign| unsafe { (&raw mut (*record).bytes).cast() };
+        let mut records = self.foreign.iter();
+        records.any(|(record, ..)| address(*record) == attached())
+    }
+
+    fn handle(&mut self) -> (u64, SharedRecord) {
+        if self.handles.is_empty() || self.random.below(3) == 0 {
+            let number = self.number();
+            self.handles.push((number, record(number).share()));
+        }
+        let at = self.random.below(self.handles.len());
+        let (number, shared) = &self.handles[at];
+        (*number, shared.clone())
+    }
+
+    fn swap(&mut self, new: Option<(u64, SharedRecord)>) {
+        let number = new.as_ref().map(|(number, _)| *number);
+        if number.is_none() && self.is_foreign() {
+            // What the other publisher's record lies over is restored after all.
+            self.current.into_iter().for_each(|old| self.hold(old));
+        }
+        let before = swap_current(new.map(|(_, shared)| shared));
+        assert_eq!(before.is_some(), self.current.is_some());
+        if number.is_some() {
+            assert_eq!(shown(), number, "what was swapped in is shown");
+        }
+        if let (Some(old), Some(before)) = (self.current, before) {
+            let copy = before.copy_with_ids(ids(old).0, ids(old).1, TraceFlags::NONE);
+            assert_eq!(copy.attributes_size(), 2 + old.to_string().len());
+            self.let_go(old);
+            if self.random.below(2) == 0 {
+                self.handles.push((old, before));
+            }
+        }
+        self.current = number;
+        if let Some(number) = number {
+            self.hold(number);
+        }
+    }
+
+    fn attach(&mut self) {
+        let number = match self.random.below(3) {
+            0 => {
+                let (number, record) = match self.records.pop() {
+                    Some(known) if self.random.below(2) == 0 => known,
+                    known => {
+                        self.records.extend(known);
+                        let number = self.number();
+                        (number, Box::into_raw(Box::new(record(number))))
+                    }
+                };
+                // SAFETY: the record lives until its guard was dropped or forgotten.
+                let guard = unsafe { (*record).attach() };
+                self.guards.push((number, Guard::Own(guard, record)));
+                number
+            }
+            1 => {
+                let (number, shared) = self.handle();
+                let shared = Box::into_raw(Box::new(shared));
+                // SAFETY: as above.
+                let guard = unsafe { (*shared).attach() };
+                self.guards.push((number, Guard::Shared(guard, shared)));
+                number
+            }
+            _ => {
+                let (number, shared) = self.handle();
+                let guard = shared.attach_owned();
+                self.guards.push((number, Guard::Owned(guard)));
+                number
+            }
+        };
+        self.hold(number);
+        assert_eq!(shown(), Some(number), "what was attached is shown");
+    }
+
+    fn drop_guard(&mut self) {
+        if self.guards.is_empty() {
+            return;
+        }
+        // The last one, or any.
+        let at = match self.random.below(3) {
+            0 => self.random.below(self.guards.len()),
+            _ => self.guards.len() - 1,
+        };
+        let (number, guard) = self.guards.remove(at);
+        let before = shown();
+        if !self.foreign.is_empty() && !matches!(guard, Guard::Own(..)) {
+            // A later guard that the other publisher restores does not learn of this: it restores
+            // a shared record whose guard was dropped, which is kept alive for that.
+            self.hold(number);
+        }
+        match guard {
+            Guard::Own(guard, record) => {
+                drop(guard);
+                self.records.push((number, record));
+            }
+            Guard::Shared(guard, shared) => {
+                drop(guard);
+                // SAFETY: made by attach().
+                drop(unsafe { Box::from_raw(shared) });
+            }
+            Guard::Owned(guard) => drop(guard),
+        }
+        self.let_go(number);
+        if before != Some(number) {
+            assert_eq!(shown(), before, "the record of another one stays");
+        }
+    }
+
+    fn forget_guard(&mut self) {
+        let Some((number, guard)) = self.guards.pop() else {
+            return;
+        };
+        // It counts as attached for good, unless its record is dropped.
+        match guard {
+            Guard::Own(guard, record) => {
+                mem::forget(guard);
+                self.forgotten.push((number, record));
+            }
+            Guard::Shared(guard, shared) => {
+                mem::forget(guard);
+                // SAFETY: made by attach().
+                drop(unsafe { Box::from_raw(shared) });
+            }
+            Guard::Owned(guard) => mem::forget(guard),
+        }
+    }
+
+    fn drop_record(&mut self) {
+        if let Some((number, record)) = self.forgotten.pop() {
+            match self.random.below(3) {
+                // Attached again, its guard not forgotten this time.
+                0 => {
+                    // SAFETY: as above.
+                    let guard = unsafe { (*record).attach() };
+                    return self.guards.push((number, Guard::Own(guard, record)));
+                }
+                _ => {
+                    // SAFETY: made by attach().
+                    drop(unsafe { Box::from_raw(record) });
+                    self.let_go(number);
+                }
+            }
+        }
+        if let Some((_, record)) = self.records.pop() {
+            // SAFETY: as above.
+            drop(unsafe { Box::from_raw(record) });
+        }
+        if !self.handles.is_empty() {
+            let at = self.random.below(self.handles.len());
+            self.handles.swap_remove(at);
+        }
+    }
+
+    fn write_in_place(&mut self) {
+        if let Some(old) = self.in_place.take() {
+            self.let_go(old);
+        }
+        if self.random.below(3) == 0 {
+            return thread_record().detach();
+        }
+        let number = self.number();
+        let (trace_id, span_id) = ids(number);
+        thread_record().set_with(trace_id, span_id, TraceFlags::NONE, |attributes| {
+            attributes.add(&FIRST, &number.to_string());
+        });
+        self.in_place = Some(number);
+        self.hold(number);
+        assert_eq!(shown(), Some(number));
+    }
+
+    fn append(&mut self) {
+        let before = shown();
+        let foreign = self.is_foreign();
+        let length = bytes().map_or(0, |bytes| bytes.len());
+        let value = "x".repeat(self.random.below(40));
+        if append_current(&LATE, &value) {
+            assert!(before.is_some() && !foreign);
+            assert_eq!(bytes().unwrap().len(), length + 2 + value.len());
+        }
+        assert_eq!(shown(), before);
+    }
+
+    /// Another publisher, which restores what it has replaced if nobody wrote the slot meanwhile.
+    fn foreign(&mut self) {
+        let top = self.foreign.last().copied();
+        match top {
+            Some((record, previous, number)) if self.random.below(2) == 0 => {
+                self.foreign.pop();
+                if attached() == record.cast() {
+                    // SAFETY: the slot is this thread's.
+                    unsafe { slot().write_volatile(previous) };
+                    if let Some(number) = number {
+                        // Whatever became of it, it is the record of that number, or none.
+                        self.hold(number);
+                        assert!([None, Some(number)].contains(&shown()));
+                    }
+                }
+            }
+            _ => {
+                let number = self.number();
+                let mut bytes = [0; 64];
+                let (trace_id, span_id) = ids(number);
+                bytes[..16].copy_from_slice(&trace_id);
+                bytes[16..24].copy_from_slice(&span_id);
+                bytes[24] = 1;
+                let record = Box::into_raw(Box::new(Foreign { bytes }));
+                self.foreign.push((record, attached(), shown()));
+                self.hold(number);
+                // SAFETY: the slot is this thread's, and the record is never freed.
+                unsafe { slot().write_volatile(record.cast()) };
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        match self.random.below(20) {
+            0..=4 => self.attach(),
+            5..=9 => self.drop_guard(),
+            10 => self.forget_guard(),
+            11 | 12 => self.drop_record(),
+            13 | 14 => {
+                let new = self.handle();
+                self.swap(Some(new));
+            }
+            15 => self.swap(None),
+            16 => self.write_in_place(),
+            17 | 18 => self.append(),
+            _ => self.foreign(),
+        }
+        if attached().is_null() {
+            // What another publisher would restore after that is not kept.
+            self.foreign.clear();
+        }
+        if let Some(number) = shown() {
+            let holders = self.living.get(&number).copied();
+            assert!(holders > Some(0), "{number} is shown, which nobody holds");
+        }
+    }
+
+    fn end(mut self) {
+        while !self.guards.is_empty() {
+            self.drop_guard();
+        }
+        while !(self.forgotten.is_empty() && self.records.is_empty() && self.handles.is_empty()) {
+            self.drop_record();
+        }
+        for (_, guard) in self.guards.drain(..) {
+            if let Guard::Own(guard, record) = guard {
+                drop(guard);
+                // SAFETY: made by attach().
+                drop(unsafe { Box::from_raw(record) });
+            }
+        }
+    }
+}
+
+#[test]
+fn the_slot_holds_nothing_or_the_record_of_a_living_holder() {
+    in_own_process(
+        "the_slot_holds_nothing_or_the_record_of_a_living_holder",
+        || {
+            let _process = ProcessContext::new()
+                .service_name("model")
+                .publish()
+                .unwrap();
+            FIRST.register().unwrap();
+            LATE.register().unwrap();
+            for seed in 1..=SEQUENCES {
+                let sequence = thread::spawn(move || {
+                    let mut model = Model {
+                        random: Random(seed),
+                        last: 0,
+                        living: HashMap::new(),
+                        records: Vec::new(),
+                        handles: Vec::new(),
+                        guards: Vec::new(),
+                        forgotten: Vec::new(),
+                        current: None,
+                        in_place: None,
+                        foreign: Vec::new(),
+                    };
+                    for _ in 0..STEPS {
+                        model.step();
+                    }
+                    model.end();
+                });
+                assert!(sequence.join().is_ok(), "seed {seed}");
+            }
+        },
+    );
+}
