@@ -1,17 +1,17 @@
-//! A record's attributes as every format has them: each name once, and none that the format uses
-//! itself.
+//! A record's attributes as every format writes them: each name once, and none that the format
+//! itself uses.
 
 use std::borrow::Cow;
 
 use otelctx_sample::format::record::Context;
 
-/// What the OpenTelemetry eBPF profiler puts before the names of record attributes. Here it tells
-/// an attribute apart whose name the profile uses itself, such as `thread.name`, that has none, or
-/// that begins like this.
+/// The prefix that the OpenTelemetry eBPF profiler puts before the names of record attributes. Here
+/// it marks an attribute whose name the profile itself uses, such as `thread.name`, is empty, or
+/// starts with this prefix.
 pub(crate) const UPSTREAM_PREFIX: &str = "process.context.label.";
 
-/// A context's attributes in the order of their names. Of several with one name the last counts, as
-/// with a key that a record repeats.
+/// A context's attributes, sorted by name. Of several with the same name the last counts, as for a
+/// key that a record repeats.
 pub(crate) fn attributes(context: &Context) -> Vec<(&str, &str)> {
     let last_first = context.attributes.iter().rev();
     let mut attributes: Vec<_> = last_first
@@ -29,7 +29,7 @@ pub(crate) fn attribute<'c>(context: &'c Context, name: &str) -> Option<&'c str>
     found.map(|(_, value)| value.as_str())
 }
 
-/// What an attribute is called where the names in `own` are taken: different names stay different.
+/// The name of an attribute where the names in `own` are taken. Distinct names stay distinct.
 pub(crate) fn beside<'n>(own: &[&str], name: &'n str) -> Cow<'n, str> {
     let is_taken = name.is_empty() || own.contains(&name) || name.starts_with(UPSTREAM_PREFIX);
     match is_taken {

@@ -1,5 +1,5 @@
-//! What to do with samples: name their functions, bring like ones together, and write them in the
-//! formats that people's tools read.
+//! Profiles from samples: resolves functions, groups equal samples, and writes the formats that
+//! common tools read.
 //!
 //! | ending | format | opens in |
 //! |---|---|---|
@@ -7,12 +7,12 @@
 //! | `.pb.gz` | pprof; trace, span and attributes are labels | `go tool pprof`, pprof viewers |
 //! | `.json.gz` | Firefox Profiler; spans are markers | profiler.firefox.com |
 //! | `.svg` | flame graph | a browser |
-//! | `.folded` | one stack a line with its count | flame graph tools |
+//! | `.folded` | one stack per line with its count | flame graph tools |
 //!
-//! Samples are never merged that differ in trace, span, attributes or thread where the format can
-//! tell them apart: that is all but the last two, which know stacks only.
+//! Samples that differ in trace, span, attributes or thread are never merged where the format can
+//! keep them apart: in all but the last two, which have stacks only.
 //!
-//! What stays your job: taking the samples, and knowing functions' names ([`Symbolizer`]).
+//! What stays your job: taking the samples, and resolving functions ([`Symbolizer`]).
 
 mod attributes;
 mod file;
@@ -31,5 +31,5 @@ pub use location::{Location, LocationIndex, Place};
 pub use otelctx_sample as sample;
 pub use profile::{Group, Kind, Profile};
 pub use recording::{Clock, Recording};
-pub use symbol::{Asked, Function, Identity, NoSymbols, Symbolizer};
+pub use symbol::{Function, Identity, NoSymbols, SymbolQuery, Symbolizer};
 pub use write::{Format, Options, OtlpMessages};

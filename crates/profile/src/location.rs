@@ -6,14 +6,14 @@ use otelctx_sample::{
     Catalog, Frame, FrameId, FrameKind, Mapping, ModuleId, NamedFrame, ProcessId, Sample,
 };
 
-use crate::{Asked, Function, Identity, Symbolizer};
+use crate::{Function, Identity, SymbolQuery, Symbolizer};
 
 /// The index of a [`Location`] in its profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocationIndex(u32);
 
 impl LocationIndex {
-    /// Counted from 0.
+    /// From 0.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -54,15 +54,15 @@ pub(crate) struct Locator {
     questions: Vec<Option<Question>>,
 }
 
-/// A frame by what makes it one location. The same address is another function in another process;
-/// in the kernel, and in a frame that a runtime has named, it is not (no process).
+/// Identifies a location. The process is part of it for native frames in a process: the same address
+/// may be another function in another process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     process: Option<ProcessId>,
     frame: FrameId,
 }
 
-/// Which process and module to ask, and the address that a [`Symbolizer`] takes.
+/// What to ask a [`Symbolizer`] for one address.
 #[derive(Clone, Copy)]
 struct Question {
     process: ProcessId,
@@ -71,7 +71,7 @@ struct Question {
 }
 
 impl Locator {
-    /// The locations of a sample's stack, innermost first: in the kernel, then in the process.
+    /// The locations of a sample's stack, innermost first: the kernel's, then those in the process.
     pub(crate) fn stack(
         &mut self,
         catalog: &Catalog,
@@ -138,7 +138,7 @@ impl Locator {
         index
     }
 
-    /// Asks `symbolizer` once a module for all its addresses.
+    /// Resolves all addresses, with one query per module.
     pub(crate) fn name(
         self,
         catalog: &Catalog,
@@ -146,29 +146,29 @@ impl Locator {
     ) -> (Vec<Location>, HashMap<ModuleId, Identity>) {
         let mut locations = self.locations;
         let mut identities = HashMap::new();
-        let mut asked: BTreeMap<_, (ProcessId, Vec<(usize, u64)>)> = BTreeMap::new();
+        let mut by_module: BTreeMap<_, (ProcessId, Vec<(usize, u64)>)> = BTreeMap::new();
         for (index, question) in self.questions.into_iter().enumerate() {
             let Some(question) = question else { continue };
-            // One file is the same in each process, memory without a file is not.
+            // A file has the same code in each process; memory without a file does not.
             let own = !catalog.module_facts(question.module).is_shared();
-            asked
+            by_module
                 .entry((question.module, own.then_some(question.process)))
                 .or_insert_with(|| (question.process, Vec::new()))
                 .1
                 .push((index, question.address));
         }
-        for ((module, _), (process, questions)) in asked {
+        for ((module, _), (process, questions)) in by_module {
             let process = catalog.process(process);
             let mapping = process.mappings.iter().rev().find(|it| it.module == module);
-            let asked = Asked::new(catalog.module_facts(module), process).mapped(mapping);
+            let query = SymbolQuery::new(catalog.module_facts(module), process).mapped(mapping);
             let addresses: Vec<u64> = questions.iter().map(|(_, address)| *address).collect();
-            let answers = symbolizer.functions(asked, &addresses);
+            let answers = symbolizer.functions(query, &addresses);
             for ((index, _), functions) in questions.into_iter().zip(answers) {
                 locations[index].functions = functions;
             }
             identities
                 .entry(module)
-                .or_insert_with(|| symbolizer.identity(asked));
+                .or_insert_with(|| symbolizer.identity(query));
         }
         (locations, identities)
     }
@@ -194,7 +194,7 @@ fn named_location(frame: &NamedFrame) -> Location {
     }
 }
 
-/// What to ask for the functions at an instruction; nothing where no module is known.
+/// The question for the functions at an instruction; none where no module is known.
 fn question(
     catalog: &Catalog,
     kernel: ModuleId,

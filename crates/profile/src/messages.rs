@@ -1,7 +1,7 @@
 //! The messages in an OTLP file.
 
-/// The messages in a file: it is one, or it has the size of each before it (four bytes, the first the
-/// highest), as the file exporter of OpenTelemetry's Collector writes several.
+/// The messages in a file: a single message, or several, each after its size (four bytes, big
+/// endian), as the OpenTelemetry Collector's file exporter writes them.
 #[derive(Clone)]
 pub(crate) struct Messages<'f> {
     /// Empty at the end.
@@ -11,8 +11,9 @@ pub(crate) struct Messages<'f> {
 
 impl<'f> Messages<'f> {
     pub(crate) fn new(file: &'f [u8]) -> Self {
-        // A message begins with the number of a field, three bits up, and none has the number 0
-        // (https://protobuf.dev/programming-guides/encoding). A size of less than 128 MiB begins so.
+        // A message starts with a field number shifted by three bits, and field number 0 does not
+        // exist (https://protobuf.dev/programming-guides/encoding). A size below 128 MiB starts
+        // with less.
         let have_sizes = file.first().is_some_and(|first| *first < 1 << 3);
         Self {
             rest: file,
@@ -22,7 +23,7 @@ impl<'f> Messages<'f> {
 }
 
 impl<'f> Iterator for Messages<'f> {
-    /// An error, which is the last item, is a sentence that says what is wrong.
+    /// An error is the last item: a sentence that says what is wrong.
     type Item = Result<&'f [u8], String>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -1,4 +1,4 @@
-//! A recording with its addresses named, and like samples together.
+//! A recording with its frames resolved and equal samples grouped.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -13,13 +13,13 @@ use crate::attributes::attributes;
 use crate::location::{Location, LocationIndex, Locator, Place};
 use crate::{Clock, Identity, Recording, Symbolizer};
 
-/// A recording with its addresses named, and like samples together.
+/// A recording with its frames resolved and equal samples grouped.
 #[derive(Debug)]
 pub struct Profile {
     catalog: Catalog,
-    /// In the order of [`key`].
+    /// Sorted by [`key`].
     samples: Vec<Sample>,
-    /// By index, which context stands for it in all formats.
+    /// By context index: the context that represents it in all formats.
     contexts: Vec<Option<ContextId>>,
     clock: Clock,
     period: NonZeroU64,
@@ -31,37 +31,37 @@ pub struct Profile {
     identities: HashMap<ModuleId, Identity>,
 }
 
-/// A kernel and a user stack mean something in their process only.
+/// Addresses have a meaning in their process only.
 type StackKey = (ProcessId, StackId, StackId);
 
-/// Whether time was spent on a processor or off.
+/// Whether a sample is of time on a CPU or off-CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// On: each sample stands for [`Profile::period`] nanoseconds.
+    /// On a CPU: each sample stands for [`Profile::period`] nanoseconds.
     OnCpu,
-    /// Off: each sample has its own nanoseconds.
+    /// Off-CPU: each sample has its own nanoseconds.
     OffCpu,
 }
 
-/// Samples that differ in nothing but their time.
+/// Samples that differ only in their time.
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'p> {
-    /// What they tell of.
+    /// On a CPU or off-CPU.
     pub kind: Kind,
     /// The process.
     pub process: ProcessId,
     /// The thread.
     pub thread: ThreadId,
-    /// What the thread worked on, if that is known.
+    /// The attached context, if there is one.
     pub context: Option<ContextId>,
-    /// Where it was, innermost first: in the kernel, then in the process.
+    /// The stack, innermost frame first: the kernel's frames, then those in the process.
     pub stack: &'p [LocationIndex],
-    /// The samples, at least one, in the order of time.
+    /// The samples, at least one, sorted by time.
     pub samples: &'p [Sample],
 }
 
 impl Group<'_> {
-    /// Nanoseconds in all.
+    /// The time of all samples, in nanoseconds.
     #[must_use]
     pub fn nanoseconds(&self, period: NonZeroU64) -> u64 {
         let each = |sample: &Sample| match sample.event {
@@ -81,10 +81,10 @@ type Key = (
     StackId,
 );
 
-/// The contexts that no format tells apart, as one: by index, the first that says the same. They
-/// differ in flags, in the order of attributes or in what [`attributes`] leaves out. One that says
-/// nothing is as good as none.
-fn told_apart(catalog: &Catalog) -> Vec<Option<ContextId>> {
+/// For each context, by index, the first one that every format writes the same: the two may differ in
+/// flags, in the order of attributes, and in those that [`attributes`] drops. A context without ids
+/// and attributes counts as none.
+fn distinct_contexts(catalog: &Catalog) -> Vec<Option<ContextId>> {
     let mut first: HashMap<_, ContextId, foldhash::fast::RandomState> = HashMap::default();
     let contexts = catalog.contexts();
     let same = contexts.map(|(id, context)| {
@@ -118,7 +118,7 @@ fn key(catalog: &Catalog, contexts: &[Option<ContextId>], sample: &Sample) -> Ke
 }
 
 impl Profile {
-    /// Names what `symbolizer` knows.
+    /// Resolves a recording's frames by `symbolizer`.
     pub fn new(recording: Recording, symbolizer: &mut dyn Symbolizer) -> Self {
         let Recording {
             mut catalog,
@@ -130,7 +130,7 @@ impl Profile {
         for sample in &samples {
             clock = clock.including(sample.time);
         }
-        let contexts = told_apart(&catalog);
+        let contexts = distinct_contexts(&catalog);
         samples.sort_unstable_by_key(|sample| (key(&catalog, &contexts, sample), sample.time));
         let kernel = catalog.module(Module::kernel());
         let mut profile = Self {
@@ -156,37 +156,37 @@ impl Profile {
         profile
     }
 
-    /// What the samples name.
+    /// The data that samples refer to.
     #[must_use]
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
     }
 
-    /// When the samples were taken: each lies in `[start, end)`.
+    /// The time that the recording spans: each sample lies in `[start, end)`.
     #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// Nanoseconds of a processor's time between two looks at it.
+    /// The sampling period, in nanoseconds of CPU time.
     #[must_use]
     pub fn period(&self) -> NonZeroU64 {
         self.period
     }
 
-    /// How many looks there were.
+    /// The counters.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// How many samples there are.
+    /// The number of samples.
     #[must_use]
     pub fn len(&self) -> usize {
         self.samples.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no samples.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.samples.is_empty()
@@ -198,7 +198,7 @@ impl Profile {
         &self.locations
     }
 
-    /// The location of that index.
+    /// The location with this index.
     #[must_use]
     pub fn location(&self, index: LocationIndex) -> &Location {
         &self.locations[index.index()]
@@ -222,7 +222,7 @@ impl Profile {
         self.catalog.context_facts(id)
     }
 
-    /// The module that a location lies in.
+    /// The module that a place belongs to.
     #[must_use]
     pub fn module_of(&self, place: Place) -> Option<ModuleId> {
         match place {
@@ -232,7 +232,7 @@ impl Profile {
         }
     }
 
-    /// What identifies a module that a location lies in.
+    /// The identity of a module that a location belongs to.
     #[must_use]
     pub fn identity(&self, module: ModuleId) -> Option<&Identity> {
         self.identities.get(&module)
@@ -242,7 +242,7 @@ impl Profile {
         key(&self.catalog, &self.contexts, sample)
     }
 
-    /// Like samples together, ordered by process, kind and thread.
+    /// Groups of equal samples, sorted by process, kind and thread.
     pub fn groups(&self) -> impl Iterator<Item = Group<'_>> {
         let alike = |one: &Sample, other: &Sample| self.key(one) == self.key(other);
         self.samples.chunk_by(alike).map(|samples| {

@@ -1,32 +1,32 @@
-//! What a recorder has in hand when it ends.
+//! The result of recording.
 
 use std::num::NonZeroU64;
 
 use otelctx_sample::{Catalog, Counts, Sample};
 
-/// What a recorder has in hand when it ends.
+/// The result of recording.
 #[derive(Debug)]
 pub struct Recording {
-    /// What the samples name.
+    /// The data that samples refer to.
     pub catalog: Catalog,
     /// The samples, in any order.
     pub samples: Vec<Sample>,
-    /// When they were taken.
+    /// The time that the recording spans.
     pub clock: Clock,
-    /// Nanoseconds of a processor's time between two looks at it.
+    /// The sampling period, in nanoseconds of CPU time.
     pub period: NonZeroU64,
-    /// How many looks there were.
+    /// The counters.
     pub counts: Counts,
 }
 
-/// The time that a recording spans, and how its clock goes with the calendar's.
+/// The time that a recording spans, with the relation of its clock to calendar time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// When it began, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When it started, in nanoseconds of `CLOCK_MONOTONIC`.
     pub start: u64,
     /// When it ended, on the same clock.
     pub end: u64,
-    /// What the calendar's clock showed at `start`, in nanoseconds after 1970-01-01 UTC.
+    /// The calendar time at `start`, in nanoseconds after 1970-01-01 UTC.
     pub start_unix: u64,
 }
 
@@ -39,13 +39,13 @@ impl Clock {
             .saturating_sub(self.start)
     }
 
-    /// How long it took, in nanoseconds, at least 1.
+    /// The length of the recording, in nanoseconds, at least 1.
     #[must_use]
     pub fn duration(&self) -> u64 {
         self.end.saturating_sub(self.start).max(1)
     }
 
-    /// The same clock, with a span that has `time` inside.
+    /// This clock, with its span extended to include `time`.
     pub(crate) fn including(self, time: u64) -> Self {
         let start = self.start.min(time);
         Self {

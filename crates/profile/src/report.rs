@@ -1,4 +1,4 @@
-//! What a recorded file says: CPU by an attribute, by trace and by function.
+//! Sums over a recorded file: CPU time by attribute, by trace and by function.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -20,31 +20,31 @@ use crate::messages::Messages;
 use crate::rules::{self, entry};
 use crate::worker::{self, Failure};
 
-/// What stands in a table where a sample has no such attribute.
-pub const WITHOUT: &str = "(none)";
+/// The name for samples without the attribute.
+pub const NO_ATTRIBUTE: &str = "(none)";
 /// The largest file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 30;
-/// What stands for a function where not even its file is known.
+/// The name for a function whose file is unknown, too.
 const UNKNOWN: &str = "[unknown]";
 
-/// What a recorded file says of time on processors.
+/// Sums of CPU time over a recorded file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Report {
     /// All samples.
     pub total: Cost,
-    /// Those with a trace.
+    /// Samples with a trace.
     pub with_trace: Cost,
-    /// By the value of the attribute that was asked for, [`WITHOUT`] included.
+    /// By the value of the requested attribute, [`NO_ATTRIBUTE`] included.
     pub by_attribute: Vec<(String, Cost)>,
-    /// By trace, 32 hexadecimal digits, with the attribute's values in it.
+    /// By trace.
     pub by_trace: Vec<(Trace, Cost)>,
-    /// By function: where it was itself on the processor, and where it or what it called was. Where
-    /// no function is known the file stands for it, and `[unknown]` where neither is.
+    /// By function. Where the function is unknown, its file stands for it, and `[unknown]` where that
+    /// is unknown, too.
     pub by_function: Vec<(String, FunctionCost)>,
-    /// By process: its service and id.
+    /// By process: service name and process id.
     pub by_process: Vec<(String, Cost)>,
-    /// Nanoseconds from the first recorded moment to the last.
+    /// From the first recorded moment to the last, in nanoseconds.
     pub duration: u64,
 }
 
@@ -53,16 +53,16 @@ pub struct Report {
 pub struct Trace {
     /// Its id, 32 hexadecimal digits.
     pub id: String,
-    /// The value of the attribute in most of its samples; [`WITHOUT`] if there is none.
+    /// The attribute's value in most of its samples; [`NO_ATTRIBUTE`] if there is none.
     pub attribute: String,
 }
 
-/// What was spent.
+/// Samples, and the CPU time that they stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
-    /// How many samples.
+    /// The number of samples.
     pub samples: u64,
-    /// Nanoseconds of processor time.
+    /// CPU time, in nanoseconds.
     pub nanoseconds: u64,
 }
 
@@ -73,12 +73,12 @@ impl Cost {
     }
 }
 
-/// What was spent in a function.
+/// The cost of a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionCost {
-    /// In itself.
+    /// In the function itself.
     pub own: Cost,
-    /// In itself and in what it called.
+    /// In the function and the functions that it called.
     pub total: Cost,
 }
 
@@ -130,7 +130,7 @@ fn sum_up(bytes: &[u8], path: &Path, by: &str, memory: u64) -> Result<Report, Er
     })
 }
 
-/// What a file is by its first bytes, if that is one of the other formats that are written.
+/// Describes a file that has one of the other formats, by its first bytes.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
     if bytes.starts_with(&[0x1f, 0x8b]) {
         return Some("it is compressed, as files for pprof and the Firefox Profiler are");
@@ -146,9 +146,9 @@ fn other_format(bytes: &[u8]) -> Option<&'static str> {
 }
 
 impl Report {
-    /// Reads an OTLP file, and adds up by the attribute `by`. It is one message, as it is written here, or
-    /// several with their sizes before them, as the file exporter of OpenTelemetry's Collector writes them
-    /// with `format: proto`.
+    /// Reads an OTLP file and adds it up by the attribute `by`. The file is a single message, as this
+    /// crate writes it, or several with their sizes before them, as the OpenTelemetry Collector's file
+    /// exporter writes them with `format: proto`.
     ///
     /// # Errors
     ///
@@ -158,14 +158,14 @@ impl Report {
             path: path.to_owned(),
             source,
         })?;
-        // What is no file has no size, and is found to be too large once that much was read.
+        // A pipe has no size; it is too large once that much was read.
         if file.metadata().is_ok_and(|found| found.len() > MAX_FILE) {
             return Err(file_too_large(path));
         }
         Self::read_from(file, path, by)
     }
 
-    /// The same of what comes from elsewhere than a file; `path` is how errors call it.
+    /// The same from another source than a file; errors name it `path`.
     ///
     /// # Errors
     ///
@@ -196,7 +196,7 @@ impl Report {
         sum_up(&bytes, path, by, worker::MEMORY)
     }
 
-    /// Adds up `data`, which breaks no rule.
+    /// Adds up `data`, which must break no rule ([`rules::violations`]).
     #[must_use]
     pub fn of(data: &ProfilesData, by: &str) -> Self {
         Self::of_all(std::slice::from_ref(data), by)
@@ -300,7 +300,7 @@ impl<'d> Sums<'d> {
             .entry(process.to_owned())
             .or_default()
             .add(cost);
-        let attribute = attribute(dictionary, sample, by).unwrap_or(WITHOUT);
+        let attribute = attribute(dictionary, sample, by).unwrap_or(NO_ATTRIBUTE);
         self.by_attribute.entry(attribute).or_default().add(cost);
         if let Some(link) = entry(&dictionary.link_table, sample.link_index)
             && sample.link_index != 0
@@ -328,7 +328,7 @@ impl<'d> Sums<'d> {
             if depth == 0 {
                 sum.own.add(cost);
             }
-            // A recursive function is on the stack more than once.
+            // A recursive function is on the stack several times.
             if seen.insert(name) {
                 sum.total.add(cost);
             }
@@ -342,7 +342,7 @@ impl<'d> Sums<'d> {
                 .max_by_key(|(name, count)| (*count, *name));
             let trace = Trace {
                 id: hexadecimal(id),
-                attribute: most.map_or(WITHOUT, |(name, _)| name).to_owned(),
+                attribute: most.map_or(NO_ATTRIBUTE, |(name, _)| name).to_owned(),
             };
             (trace, cost)
         });
@@ -372,8 +372,7 @@ impl<'d> Sums<'d> {
     }
 }
 
-/// The functions at a location, the innermost first; the file that it lies in where none is known, and
-/// [`UNKNOWN`] where neither is.
+/// The functions at a location, innermost first; if none is known, its file, or [`UNKNOWN`].
 fn names<'d>(
     dictionary: &'d ProfilesDictionary,
     location: &'d Location,

@@ -1,4 +1,4 @@
-//! What the data model of OTLP profiles demands of a file beyond what its messages enforce
+//! The rules of the OTLP profiles data model that its messages alone do not enforce
 //! (`opentelemetry/proto/profiles/v1development/profiles.proto`, the comments of its messages, and
 //! the OpenTelemetry specification's profiles data model).
 
@@ -16,10 +16,10 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 };
 use prost::Message;
 
-/// How many violations are told of each kind: a broken file has as many as entries.
-const TOLD: usize = 20;
+/// The maximum number of reported violations: a broken file can have one for each entry.
+const MAX_VIOLATIONS: usize = 20;
 
-/// Everything in `data` that breaks a rule, in words; empty for a good file.
+/// Describes each violation of a rule in `data`; empty for a valid file.
 #[must_use]
 pub fn violations(data: &ProfilesData) -> Vec<String> {
     let Some(dictionary) = &data.dictionary else {
@@ -54,7 +54,7 @@ struct Check<'d> {
 
 impl Check<'_> {
     fn violated(&mut self, rule: impl FnOnce() -> String) {
-        if self.found.len() < TOLD {
+        if self.found.len() < MAX_VIOLATIONS {
             self.found.push(rule());
         }
     }
@@ -82,7 +82,7 @@ impl Check<'_> {
         self.table("string", &dictionary.string_table, |entry| entry);
         let attributes = &dictionary.attribute_table;
         self.unique("attribute", attributes, KeyValueAndUnit::encode_to_vec);
-        // OpenTelemetry's Collector writes its value as one without content.
+        // The OpenTelemetry Collector writes it with a value that has no content.
         let mut first = attributes.first().cloned();
         if let Some(entry) = &mut first {
             entry.value = entry.value.take().filter(|value| value.value.is_some());
@@ -127,7 +127,7 @@ impl Check<'_> {
         }
     }
 
-    /// The rules of every table: entry 0 is the zero value, and no entry stands twice.
+    /// The rules of every table: entry 0 is the zero value, and no entry occurs twice.
     fn table<'t, T: Default + PartialEq, K: Hash + Eq>(
         &mut self,
         name: &str,
@@ -153,7 +153,7 @@ impl Check<'_> {
         let mut seen = HashSet::new();
         for (index, entry) in entries.iter().enumerate() {
             self.require(seen.insert(key(entry)), || {
-                format!("entry {index} of the {name} table stands there twice")
+                format!("entry {index} of the {name} table occurs twice")
             });
         }
     }
@@ -176,7 +176,7 @@ impl Check<'_> {
         if location.mapping_index != 0
             && let Some(mapping) = entry(mappings, location.mapping_index)
         {
-            // An address behind a call may be the first behind the mapping.
+            // A return address may be the first address after the mapping.
             let within = mapping.memory_start..=mapping.memory_limit;
             self.require(within.contains(&location.address), || {
                 format!("address {:#x} is not in its mapping", location.address)
@@ -288,12 +288,12 @@ impl Check<'_> {
     }
 }
 
-/// The entry of a table that an index names.
+/// The entry of a table at an index.
 pub(crate) fn entry<T>(table: &[T], index: i32) -> Option<&T> {
     table.get(usize::try_from(index).ok()?)
 }
 
-/// An attribute's name, which may stand among the dictionary's strings.
+/// An attribute's name, which may be in the dictionary's string table.
 pub(crate) fn key<'d>(dictionary: &'d ProfilesDictionary, attribute: &'d KeyValue) -> &'d str {
     match attribute.key_strindex {
         0 => &attribute.key,
@@ -301,7 +301,7 @@ pub(crate) fn key<'d>(dictionary: &'d ProfilesDictionary, attribute: &'d KeyValu
     }
 }
 
-/// The text of an attribute's value, if it is one. It may stand among the dictionary's strings.
+/// An attribute's value, if it is a string, which may be in the dictionary's string table.
 pub(crate) fn text<'d>(
     dictionary: &'d ProfilesDictionary,
     value: Option<&'d AnyValue>,

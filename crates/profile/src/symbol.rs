@@ -1,21 +1,21 @@
-//! How addresses get names: the seam to whoever knows symbols.
+//! The interface to a symbolizer, which resolves addresses to functions.
 
 use otelctx_sample::{Mapping, Module, ProcessFacts};
 
-/// A function that an address lies in.
+/// A function that contains an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Function {
     /// Its name, demangled.
     pub name: String,
-    /// Its name as the linker knows it; empty if that is the same.
+    /// Its linker name; empty if that is the same.
     pub system_name: String,
     /// The source file; empty if unknown.
     pub file: String,
-    /// The line in it that the address belongs to, counted from 1; 0 if unknown.
+    /// The line that the address belongs to, from 1; 0 if unknown.
     pub line: u32,
 }
 
-/// What tells a file from every other, for backends that look up symbols later.
+/// Identifies a file, for backends that resolve symbols later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// The GNU build id; empty if it has none.
@@ -27,20 +27,20 @@ pub struct Identity {
     pub htlhash: Option<[u8; 16]>,
 }
 
-/// A module that is asked about.
+/// Asks for the functions of a module.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct Asked<'a> {
-    /// What it is.
+pub struct SymbolQuery<'a> {
+    /// The module.
     pub module: &'a Module,
-    /// A process that had it mapped.
+    /// A process that has it mapped.
     pub process: &'a ProcessFacts,
-    /// Where; `None` for the kernel.
+    /// The mapping; `None` for the kernel.
     pub mapping: Option<&'a Mapping>,
 }
 
-impl<'a> Asked<'a> {
-    /// Asks about a module of a process, wherever it had it mapped.
+impl<'a> SymbolQuery<'a> {
+    /// A query about a module of a process, at any mapping.
     #[must_use]
     pub fn new(module: &'a Module, process: &'a ProcessFacts) -> Self {
         Self {
@@ -50,39 +50,39 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// The same, with where it was mapped.
+    /// The same query, with a mapping.
     #[must_use]
     pub fn mapped(self, mapping: Option<&'a Mapping>) -> Self {
         Self { mapping, ..self }
     }
 }
 
-/// Names functions.
+/// Resolves addresses to functions.
 pub trait Symbolizer {
-    /// The functions that lie at `addresses` of a module, for each address the innermost of those
-    /// that were inlined there first; none where nothing is known.
+    /// The functions at each of `addresses`, innermost inlined one first; an empty list where nothing
+    /// is known.
     ///
-    /// Addresses are offsets in the module's file. Of the kernel ([`Module::is_kernel`]) they are
-    /// addresses in memory, and of a module without a file ([`Module::has_file`]) they are
-    /// addresses in the process.
-    fn functions(&mut self, asked: Asked<'_>, addresses: &[u64]) -> Vec<Vec<Function>>;
+    /// Addresses are offsets in the module's file. For the kernel ([`Module::is_kernel`]) they are
+    /// addresses in memory, and for a module without a file ([`Module::has_file`]) addresses in the
+    /// process.
+    fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>>;
 
-    /// What identifies a module.
-    fn identity(&mut self, asked: Asked<'_>) -> Identity;
+    /// The identity of a module.
+    fn identity(&mut self, query: SymbolQuery<'_>) -> Identity;
 }
 
-/// Knows no function.
+/// A symbolizer that resolves nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoSymbols;
 
 impl Symbolizer for NoSymbols {
-    fn functions(&mut self, _: Asked<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
+    fn functions(&mut self, _: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
         vec![Vec::new(); addresses.len()]
     }
 
-    fn identity(&mut self, asked: Asked<'_>) -> Identity {
+    fn identity(&mut self, query: SymbolQuery<'_>) -> Identity {
         Identity {
-            build_id: asked.module.build_id.clone(),
+            build_id: query.module.build_id.clone(),
             htlhash: None,
         }
     }

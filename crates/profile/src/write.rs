@@ -1,4 +1,4 @@
-//! The formats.
+//! The output formats.
 
 mod firefox;
 mod flame_graph;
@@ -29,16 +29,16 @@ pub enum Format {
     Firefox,
     /// A flame graph in SVG.
     FlameGraph,
-    /// Folded stacks: frames from the root on, separated by `;`, and a count.
+    /// Folded stacks: frames from the root, separated by `;`, and a count.
     Folded,
 }
 
 impl Format {
-    /// The format that a file name's ending asks for.
+    /// The format for a file name's extension.
     ///
     /// # Errors
     ///
-    /// [`Error::Ending`] for any other ending.
+    /// [`Error::Ending`] for any other extension.
     pub fn from_path(path: &Path) -> Result<Self, Error> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let endings = [
@@ -55,21 +55,21 @@ impl Format {
     }
 }
 
-/// What may be chosen about a file's content.
+/// Options for the content of files.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Options {
-    /// The attribute whose value stands at the root of flame graphs and folded stacks, and names
-    /// the markers of spans in the Firefox Profiler.
+    /// The attribute whose value is the root of flame graphs and folded stacks, and the name of span
+    /// markers in the Firefox Profiler.
     pub by: Option<String>,
-    /// What is put before the names of record attributes in OTLP; OpenTelemetry's eBPF
-    /// profiler writes `process.context.label.`.
+    /// Prefix for record attribute names in OTLP; the OpenTelemetry eBPF profiler writes
+    /// `process.context.label.`.
     pub attribute_prefix: String,
 }
 
 impl Profile {
-    /// Writes this profile to `path`, in the format of its ending. On an error, and also if this
-    /// process is killed meanwhile, the file is as it was.
+    /// Writes this profile to `path`, in the format of its extension. On an error, or if this process
+    /// is killed, the file stays as it was.
     ///
     /// # Errors
     ///
@@ -100,8 +100,8 @@ impl Profile {
     }
 }
 
-/// Where a place starts and ends in memory, and what its start is in its file. The kernel has the
-/// upper half.
+/// The start and end of a place in memory, and its offset in the file. The kernel has the upper
+/// half.
 fn range(place: Place) -> (u64, u64, u64) {
     match place {
         Place::Kernel => (1 << 63, u64::MAX, 0),
@@ -110,7 +110,8 @@ fn range(place: Place) -> (u64, u64, u64) {
     }
 }
 
-/// What was recorded, for a title: the service if it is one process, else how many there are.
+/// The subject of the recording, for a title: the service of a single process, or the number of
+/// processes.
 fn subject(profile: &Profile) -> String {
     let mut processes: Vec<ProcessId> = profile.groups().map(|group| group.process).collect();
     processes.dedup();

@@ -7,7 +7,7 @@ use std::io::Read;
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use otelctx_profile::report::{Report, WITHOUT};
+use otelctx_profile::report::{NO_ATTRIBUTE, Report};
 use otelctx_profile::sample::format::process_context::Value as Resource;
 use otelctx_profile::sample::format::record::Context;
 use otelctx_profile::sample::{Event, Found, ProcessFacts, Sample};
@@ -305,5 +305,10 @@ fn values_beyond_all_numbers_are_added_up() {
         (report.total.samples, report.total.nanoseconds),
         (u64::MAX, u64::MAX)
     );
-    assert!(report.by_attribute.iter().any(|(name, _)| name == WITHOUT));
+    assert!(
+        report
+            .by_attribute
+            .iter()
+            .any(|(name, _)| name == NO_ATTRIBUTE)
+    );
 }

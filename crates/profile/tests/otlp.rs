@@ -348,7 +348,7 @@ fn a_broken_rule_is_found() {
     broken("entry 0 of the link table", &|data| {
         dictionary(data).link_table.clear()
     });
-    broken("stands there twice", &|data| {
+    broken("occurs twice", &|data| {
         let entry = dictionary(data).stack_table[1].clone();
         dictionary(data).stack_table.push(entry);
     });

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use opentelemetry_proto::tonic::common::v1::AnyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
-use otelctx_profile::report::{Report, WITHOUT};
+use otelctx_profile::report::{NO_ATTRIBUTE, Report};
 use otelctx_profile::{Error, NoSymbols, Options, Profile, rules};
 use prost::Message as _;
 
@@ -46,7 +46,7 @@ fn time_is_added_up_by_route_trace_function_and_process() {
     let routes: Vec<_> = routes
         .map(|(name, cost)| (&name[..], samples(cost)))
         .collect();
-    assert_eq!(routes, [("/cart", 7), (WITHOUT, 4), ("/pay", 1)]);
+    assert_eq!(routes, [("/cart", 7), (NO_ATTRIBUTE, 4), ("/pay", 1)]);
     let [(trace, cost)] = &report.by_trace[..] else {
         panic!("{:?}", report.by_trace)
     };

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use otelctx_profile::{Asked, Identity};
+use otelctx_profile::{Identity, SymbolQuery};
 use otelctx_remote::{Device, Process, module};
 use sha2::{Digest, Sha256};
 
@@ -17,14 +17,14 @@ const KERNEL_NOTES: &str = "/sys/kernel/notes";
 
 /// The file of a module: from a process that has it mapped if it still runs, else by its path.
 /// Device and inode decide.
-pub(crate) fn open(asked: Asked<'_>) -> Option<File> {
-    let (module, process) = (asked.module, asked.process);
+pub(crate) fn open(query: SymbolQuery<'_>) -> Option<File> {
+    let (module, process) = (query.module, query.process);
     let device = Device {
         major: (module.device >> 32) as u32,
         minor: module.device as u32,
     };
     let mapped = || {
-        let range = asked.mapping.map(|mapping| (mapping.start, mapping.end))?;
+        let range = query.mapping.map(|mapping| (mapping.start, mapping.end))?;
         let target = Process::open(process.pid).ok()?;
         let file = target.mapped_file(range, module.path.as_bytes(), device, module.inode);
         // Another process may have this id by now.
@@ -37,21 +37,21 @@ pub(crate) fn open(asked: Asked<'_>) -> Option<File> {
 }
 
 /// What identifies a module.
-pub(crate) fn of(asked: Asked<'_>) -> Identity {
-    if asked.module.is_kernel() {
+pub(crate) fn of(query: SymbolQuery<'_>) -> Identity {
+    if query.module.is_kernel() {
         return Identity {
             build_id: kernel_build_id().unwrap_or_default(),
             htlhash: None,
         };
     }
-    let file = if asked.module.has_file() {
-        open(asked)
+    let file = if query.module.has_file() {
+        open(query)
     } else {
         None
     };
     let seen = || file.as_ref().and_then(module::build_id);
     Identity {
-        build_id: match &asked.module.build_id[..] {
+        build_id: match &query.module.build_id[..] {
             [] => seen().unwrap_or_default(),
             build_id => build_id.to_vec(),
         },

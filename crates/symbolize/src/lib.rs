@@ -21,7 +21,7 @@ use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use otelctx_profile::sample::Module;
 use otelctx_profile::worker::{self, Failure as WorkerFailure};
-use otelctx_profile::{Asked, Function, Identity};
+use otelctx_profile::{Function, Identity, SymbolQuery};
 
 use answer::Answer;
 use copy::Copy;
@@ -105,12 +105,12 @@ impl Symbols {
     }
 
     /// What a child finds out about the file of a module.
-    fn of_file(&mut self, asked: Asked<'_>, offsets: &[u64]) -> Answer {
+    fn of_file(&mut self, query: SymbolQuery<'_>, offsets: &[u64]) -> Answer {
         let debug_directories = &self.debug_directories;
         let child = |with_dwarf| {
             let bytes = worker::run(worker::MEMORY, |pipe| {
-                let identity = identity::of(asked);
-                let found = in_file(asked, offsets, debug_directories, with_dwarf);
+                let identity = identity::of(query);
+                let found = in_file(query, offsets, debug_directories, with_dwarf);
                 let (functions, is_broken) = found.unwrap_or_default();
                 let answer = Answer {
                     identity,
@@ -130,14 +130,14 @@ impl Symbols {
             Err(_) => Some(FailureReason::TooLarge),
         };
         self.failures.extend(reason.map(|reason| Failure {
-            path: asked.module.path.clone(),
+            path: query.module.path.clone(),
             reason,
         }));
         // The symbols may be sound where the DWARF is not.
         let answer = answer.or_else(|_| child(false));
         let mut answer = answer.unwrap_or_else(|_| Answer {
             identity: Identity {
-                build_id: asked.module.build_id.clone(),
+                build_id: query.module.build_id.clone(),
                 htlhash: None,
             },
             ..Answer::default()
@@ -148,26 +148,26 @@ impl Symbols {
 }
 
 impl otelctx_profile::Symbolizer for Symbols {
-    fn functions(&mut self, asked: Asked<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
-        if asked.module.is_kernel() {
+    fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
+        if query.module.is_kernel() {
             let source = Source::Kernel(Kernel::default());
             return symbolize(&source, Input::AbsAddr(addresses), |_, _| true)
                 .map_or_else(|| vec![Vec::new(); addresses.len()], |(named, _)| named);
         }
-        if !asked.module.has_file() {
-            let named = vdso::functions(asked, addresses);
+        if !query.module.has_file() {
+            let named = vdso::functions(query, addresses);
             return named.unwrap_or_else(|| vec![Vec::new(); addresses.len()]);
         }
-        let answer = self.of_file(asked, addresses);
-        self.last = Some((asked.module.clone(), answer.identity));
+        let answer = self.of_file(query, addresses);
+        self.last = Some((query.module.clone(), answer.identity));
         answer.functions
     }
 
-    fn identity(&mut self, asked: Asked<'_>) -> Identity {
+    fn identity(&mut self, query: SymbolQuery<'_>) -> Identity {
         match &self.last {
-            Some((module, identity)) if module == asked.module => identity.clone(),
-            _ if asked.module.has_file() => self.of_file(asked, &[]).identity,
-            _ => identity::of(asked),
+            Some((module, identity)) if module == query.module => identity.clone(),
+            _ if query.module.has_file() => self.of_file(query, &[]).identity,
+            _ => identity::of(query),
         }
     }
 }
@@ -175,7 +175,7 @@ impl otelctx_profile::Symbolizer for Symbols {
 /// The functions at offsets of a file, and whether some could not be decoded; `None` if it can't be
 /// opened or is no ELF file.
 fn in_file(
-    asked: Asked<'_>,
+    query: SymbolQuery<'_>,
     offsets: &[u64],
     debug_directories: &[PathBuf],
     with_dwarf: bool,
@@ -183,8 +183,8 @@ fn in_file(
     if offsets.is_empty() {
         return None;
     }
-    let copy = Copy::of(&identity::open(asked)?).ok()?;
-    let separate = debug_file::find(&copy, asked.module, debug_directories);
+    let copy = Copy::of(&identity::open(query)?).ok()?;
+    let separate = debug_file::find(&copy, query.module, debug_directories);
     in_copy(&copy, separate, offsets, with_dwarf)
 }
 

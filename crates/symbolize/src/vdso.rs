@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use otelctx_profile::{Asked, Function};
+use otelctx_profile::{Function, SymbolQuery};
 
 use crate::copy::{Copy, nameless};
 
@@ -14,8 +14,8 @@ const NAME: &str = "[vdso]";
 const LARGEST: u64 = 1 << 20;
 
 /// The functions at addresses of a process's vdso; `None` if it is not mapped there.
-pub(crate) fn functions(asked: Asked<'_>, addresses: &[u64]) -> Option<Vec<Vec<Function>>> {
-    let mapping = asked.mapping.filter(|_| asked.module.path == NAME)?;
+pub(crate) fn functions(query: SymbolQuery<'_>, addresses: &[u64]) -> Option<Vec<Vec<Function>>> {
+    let mapping = query.mapping.filter(|_| query.module.path == NAME)?;
     let image = own()?;
     // A process of another architecture has another one.
     if image.len() as u64 != mapping.end.checked_sub(mapping.start)? {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use otelctx_fixtures::Compiler;
 use otelctx_profile::sample::{Catalog, Mapping, Module, ProcessFacts};
 use otelctx_profile::sample::{Counts, Event, Found, Sample};
-use otelctx_profile::{Asked, Clock, Location, Profile, Recording, Symbolizer};
+use otelctx_profile::{Clock, Location, Profile, Recording, SymbolQuery, Symbolizer};
 use otelctx_remote::Device;
 use otelctx_symbolize::Symbols;
 use tools::{Scratch, Told, text, tool, truth};
@@ -208,8 +208,8 @@ fn a_replaced_file_is_not_taken_for_the_module() {
             pid: i32::MAX,
             ..ProcessFacts::default()
         };
-        let asked = Asked::new(&module, &process);
-        Symbols::new().functions(asked, &addresses)
+        let query = SymbolQuery::new(&module, &process);
+        Symbols::new().functions(query, &addresses)
     };
     assert!(named(&kept).iter().all(|functions| !functions.is_empty()));
     assert!(named(&program).iter().all(Vec::is_empty));

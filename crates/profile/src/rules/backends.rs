@@ -1,4 +1,4 @@
-//! What backends look for in a file, beyond the data model's rules.
+//! What backends expect of a file beyond the rules of the data model.
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::{
@@ -7,21 +7,21 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 
 use super::{Check, entry, key};
 
-/// Bytes of a head-tail hash.
+/// Size of a head-tail hash, in bytes.
 const HTLHASH_SIZE: usize = 16;
 
-/// What a backend would miss in `data`, which breaks no rule ([`super::violations`]), in words; empty
-/// for every file that is written here:
+/// Describes what a backend would miss in `data`, which must break no rule ([`super::violations`]);
+/// empty for every file that this crate writes:
 ///
-/// - A profile counts samples with a period of processor time, or nanoseconds off the processor
-///   without one: what Pyroscope maps. Each value has its time.
+/// - A profile counts samples with a period of CPU time, or off-CPU nanoseconds without a period:
+///   what Pyroscope maps. Each value has its time.
 /// - A sample has `thread.name` and `thread.id`, a resource `service.name` and `process.pid`.
 /// - A location has `profile.frame.type`, which may be one that the semantic conventions do not list;
-///   that of the kernel's, and of no other, is `kernel`.
+///   it is `kernel` for locations in the kernel, and for no others.
 /// - A mapping of a file has `process.executable.build_id.htlhash`, by which Elastic finds symbols, and
-///   ids are hexadecimal digits. It may be without the GNU build id: not every file has one. Without
-///   any are what has no file (the kernel, the vdso, the code of a just-in-time compiler) and a file
-///   that was removed meanwhile, which not everybody may read.
+///   ids are hexadecimal digits. The GNU build id is optional: not every file has one. A mapping
+///   without a file (the kernel, the vDSO, just-in-time compiled code) and one of a removed file, which
+///   may be unreadable, can have neither.
 #[must_use]
 pub fn missed_by_backends(data: &ProfilesData) -> Vec<String> {
     let Some(dictionary) = &data.dictionary else {
@@ -134,7 +134,7 @@ impl<'d> Check<'d> {
     }
 }
 
-/// Whether this is the text of so many bytes, or of some.
+/// Whether this is the hexadecimal text of `size` bytes, or of any number if that is `None`.
 fn is_hexadecimal(value: &Value, size: Option<usize>) -> bool {
     let Value::StringValue(text) = value else {
         return false;

@@ -32,7 +32,7 @@ fn convert(profile: &Profile, options: &Options) -> fx::Profile {
     let mut out = fx::Profile::new(&super::subject(profile), reference, interval);
     out.set_symbolicated(true);
     let categories = Categories::new(&mut out, profile);
-    let mut threads: Vec<(ThreadId, Vec<Look<'_>>)> = Vec::new();
+    let mut threads: Vec<(ThreadId, Vec<TrackSample<'_>>)> = Vec::new();
     for group in profile.groups().filter(|group| group.kind == Kind::OnCpu) {
         if threads
             .last()
@@ -40,15 +40,15 @@ fn convert(profile: &Profile, options: &Options) -> fx::Profile {
         {
             threads.push((group.thread, Vec::new()));
         }
-        let (_, looks) = threads.last_mut().expect("one was just added");
-        looks.extend(group.samples.iter().map(|sample| Look {
+        let (_, samples) = threads.last_mut().expect("one was just added");
+        samples.extend(group.samples.iter().map(|sample| TrackSample {
             time: sample.time,
             stack: group.stack,
             context: group.context,
         }));
     }
     let mut processes = HashMap::new();
-    for (id, mut looks) in threads {
+    for (id, mut samples) in threads {
         let thread = profile.thread(id);
         let facts = profile.process(thread.process);
         let start = timestamp(profile, clock.start);
@@ -59,15 +59,15 @@ fn convert(profile: &Profile, options: &Options) -> fx::Profile {
         let track = out.add_thread(process, thread.tid.unsigned_abs(), start, is_main);
         out.set_thread_name(track, &thread.name);
         out.set_thread_show_markers_in_timeline(track, true);
-        looks.sort_unstable_by_key(|look| look.time);
-        add_samples(&mut out, profile, track, &looks, &categories);
-        add_spans(&mut out, profile, options, track, &looks, &categories);
+        samples.sort_unstable_by_key(|sample| sample.time);
+        add_samples(&mut out, profile, track, &samples, &categories);
+        add_spans(&mut out, profile, options, track, &samples, &categories);
     }
     out
 }
 
-/// What a track shows of a sample.
-struct Look<'p> {
+/// A sample in a track.
+struct TrackSample<'p> {
     time: u64,
     stack: &'p [LocationIndex],
     context: Option<ContextId>,
@@ -77,7 +77,7 @@ struct Categories {
     user: fx::CategoryHandle,
     kernel: fx::CategoryHandle,
     span: fx::CategoryHandle,
-    /// Of frames that a runtime has named, by what executes them.
+    /// For frames that a runtime has named, by what executes them.
     runtimes: HashMap<FrameKind, fx::CategoryHandle>,
 }
 
@@ -119,14 +119,14 @@ fn add_samples(
     out: &mut fx::Profile,
     profile: &Profile,
     track: fx::ThreadHandle,
-    looks: &[Look<'_>],
+    samples: &[TrackSample<'_>],
     categories: &Categories,
 ) {
     let mut known: HashMap<&[LocationIndex], Option<fx::StackHandle>> = HashMap::new();
-    for look in looks {
-        let handle = *known.entry(look.stack).or_insert_with(|| {
+    for sample in samples {
+        let handle = *known.entry(sample.stack).or_insert_with(|| {
             let mut frames = Vec::new();
-            for &index in look.stack.iter().rev() {
+            for &index in sample.stack.iter().rev() {
                 let location = profile.location(index);
                 let category = categories.of(location.place);
                 each_frame(profile, location, |name| {
@@ -140,21 +140,21 @@ fn add_samples(
             out.intern_stack_frames(track, frames.into_iter())
         });
         let cpu = fx::CpuDelta::from_nanos(profile.period().get());
-        out.add_sample(track, timestamp(profile, look.time), handle, cpu, 1);
+        out.add_sample(track, timestamp(profile, sample.time), handle, cpu, 1);
     }
 }
 
-/// One marker for each run of samples of one span: from the first to the last, and the time
-/// between two looks.
+/// Adds a marker for each run of samples of one span: from the first sample to one period after the
+/// last.
 fn add_spans(
     out: &mut fx::Profile,
     profile: &Profile,
     options: &Options,
     track: fx::ThreadHandle,
-    looks: &[Look<'_>],
+    samples: &[TrackSample<'_>],
     categories: &Categories,
 ) {
-    for run in looks.chunk_by(|one, other| one.context == other.context) {
+    for run in samples.chunk_by(|one, other| one.context == other.context) {
         let (Some(id), Some(last)) = (run[0].context, run.last()) else {
             continue;
         };

@@ -27,16 +27,16 @@ pub(super) fn write(
     chosen.title = title.chars().map(folded::in_a_line).collect();
     chosen.subtitle = Some(subtitle(profile, samples));
     chosen.count_name = "samples".to_owned();
-    // The same function has the same colour in each picture.
+    // Each function has the same colour in every graph.
     chosen.hash = true;
     if lines.is_empty() {
-        // inferno takes no samples for an error.
+        // inferno reports an error where there are no samples.
         return writer.write_all(EMPTY.as_bytes());
     }
     flamegraph::from_lines(&mut chosen, lines.iter().map(String::as_str), writer)
 }
 
-/// How many samples there are, how they were taken, and when.
+/// The number of samples, their frequency, and the time of the recording.
 fn subtitle(profile: &Profile, samples: usize) -> String {
     let clock = profile.clock();
     let seconds = clock.duration() as f64 / 1e9;
@@ -48,8 +48,8 @@ fn subtitle(profile: &Profile, samples: usize) -> String {
 /// Date and time of day, `seconds` after 1970-01-01.
 fn utc(seconds: u64) -> String {
     const DAY: u64 = 86_400;
-    // A calendar whose years begin in March has its leap day at the end, and 153 days in each five
-    // months from there on. It is counted from the 1st of March of the year 0, in eras of 400 years.
+    // In a calendar whose years start in March, the leap day is the last day of the year, and each
+    // five months have 153 days. Days count from 1 March of year 0, in eras of 400 years.
     let days = seconds / DAY + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
     let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;

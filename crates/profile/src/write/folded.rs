@@ -1,4 +1,4 @@
-//! Folded stacks: one a line, frames from the root on, separated by `;`, and how many samples.
+//! Folded stacks: one per line, frames from the root separated by `;`, and the number of samples.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -17,11 +17,11 @@ pub(super) fn write(
     Ok(())
 }
 
-/// What stands at the root of a sample that has no such attribute.
+/// The root of samples without the attribute.
 const WITHOUT: &str = "(none)";
 
-/// Each stack on a processor with its count, in the order of their text. The first frames are the
-/// attribute that was asked for, the process and the thread.
+/// Each on-CPU stack with its count, sorted. The first frames are the requested attribute, the
+/// process and the thread.
 pub(super) fn lines(profile: &Profile, options: &Options) -> BTreeMap<String, usize> {
     let mut lines = BTreeMap::new();
     for group in profile.groups().filter(|group| group.kind == Kind::OnCpu) {
@@ -44,7 +44,8 @@ pub(super) fn lines(profile: &Profile, options: &Options) -> BTreeMap<String, us
     lines
 }
 
-/// The names of a location's functions, the outermost first; or where it is, if it has none.
+/// Visits the names of a location's functions, outermost first; if it has none, the name of its
+/// file.
 pub(super) fn each_frame(profile: &Profile, location: &Location, mut each: impl FnMut(&str)) {
     for function in location.functions.iter().rev() {
         each(&function.name);
@@ -54,8 +55,7 @@ pub(super) fn each_frame(profile: &Profile, location: &Location, mut each: impl 
     }
 }
 
-/// What stands for all functions of a file that have no name. Its addresses would be a frame each,
-/// among which nothing is found again.
+/// The name for all unnamed functions of a file: a frame for each address would only be noise.
 fn unnamed(profile: &Profile, place: Place) -> String {
     let Some(module) = profile.module_of(place) else {
         return "[unknown]".to_owned();
@@ -65,10 +65,10 @@ fn unnamed(profile: &Profile, place: Place) -> String {
     format!("[{}]", name.trim_matches(['[', ']']))
 }
 
-/// What stands for a frame without any text, so that those behind it stay where they belong.
+/// The name of a frame without text, so that the frames after it keep their depth.
 const EMPTY: &str = "(empty)";
 
-/// Adds a frame. What has a meaning in this format, or none in a line of text, is replaced.
+/// Adds a frame. Replaces characters that this format uses, or that do not belong in a line.
 fn push(stack: &mut String, frame: &str) {
     if !stack.is_empty() {
         stack.push(';');
@@ -80,7 +80,7 @@ fn push(stack: &mut String, frame: &str) {
     }));
 }
 
-/// A character, or what stands for one that has no place in a line of text or in XML
+/// A character, or its replacement if it does not belong in a line of text or in XML
 /// (<https://www.w3.org/TR/xml/#charsets>).
 pub(super) fn in_a_line(character: char) -> char {
     match character {
@@ -90,8 +90,8 @@ pub(super) fn in_a_line(character: char) -> char {
     }
 }
 
-/// A number behind a space would be read as a first count, before the one that follows (`difffolded.pl`
-/// writes two), as of a thread `worker 3` without a stack.
+/// A number after a space, as of a thread `worker 3` without a stack, would be read as a first count
+/// before the one that follows: `difffolded.pl` writes two.
 fn end_without_count(stack: &mut String) {
     stack.truncate(stack.trim_end().len());
     let is_number = |text: &str| {

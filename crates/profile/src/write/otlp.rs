@@ -1,7 +1,7 @@
 //! OTLP profiles: one `ProfilesData` of `opentelemetry.proto.profiles.v1development`.
 //!
-//! Written piece by piece, so that only one sample's message is in memory at a time: first all
-//! tables are numbered and the sizes added up, then the bytes are written.
+//! Written in two passes, so that only one sample's message is in memory at a time: the first fills
+//! the tables and adds up sizes, the second writes the bytes.
 
 mod messages;
 mod tables;
@@ -21,7 +21,7 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 use crate::{Group, Kind, Options, Profile};
 use tables::{Entries, Tables};
 
-/// Attributes that describe how contexts are shared. They are never telemetry.
+/// The prefix of attributes that describe how contexts are shared. They are never telemetry.
 const MECHANISM: &str = "threadlocal.";
 
 /// Field numbers of the messages that are written piece by piece.
@@ -47,8 +47,8 @@ pub(super) fn write(
     write_groups(profile, &groups, options, writer)
 }
 
-/// Writes a message of these groups, which come ordered by process, then by kind, with the
-/// dictionary of what they use.
+/// Writes a message of these groups, which are sorted by process, then by kind, with a dictionary of
+/// the entries in use.
 fn write_groups<'p>(
     profile: &'p Profile,
     groups: &[Group<'p>],
@@ -95,7 +95,7 @@ fn write_groups<'p>(
     tables.each_entry(&mut out)
 }
 
-/// Bytes of a field of this many bytes, with its key and length.
+/// Size of a field whose content has `size` bytes, with its key and length.
 fn field_size(tag: u32, size: usize) -> usize {
     key_len(tag) + encoded_len_varint(size as u64) + size
 }
@@ -145,7 +145,7 @@ fn profile_message(profile: &Profile, kind: Kind, tables: &mut Tables<'_>) -> pr
     message
 }
 
-/// Makes `sample` that of a group.
+/// Fills `sample` with the data of a group.
 fn fill<'p>(
     sample: &mut proto::Sample,
     profile: &Profile,
@@ -174,7 +174,7 @@ fn value(sample: &Sample) -> i64 {
     }
 }
 
-/// The process as it presents itself, with what the recorder knows where it says nothing.
+/// The resource that the process publishes, completed by what the recorder detected.
 fn resource(profile: &Profile, process: ProcessId) -> Resource {
     let facts = profile.process(process);
     let mut attributes: Vec<KeyValue> = Vec::new();
@@ -246,20 +246,20 @@ fn any_value(value: &Value) -> AnyValue {
                 })
                 .collect(),
         })),
-        // A kind of value that this version does not know is written as one without a value.
+        // A kind of value that this version does not know is written without a value.
         _ => None,
     };
     AnyValue { value }
 }
 
-/// Fields one after the other.
+/// Writes fields.
 struct Out<'w> {
     writer: &'w mut dyn Write,
     buffer: Vec<u8>,
 }
 
 impl Out<'_> {
-    /// The key and the size of a field whose bytes follow.
+    /// Writes the key and size of a field; its content follows.
     fn start(&mut self, tag: u32, size: usize) -> io::Result<()> {
         self.buffer.clear();
         encode_key(tag, WireType::LengthDelimited, &mut self.buffer);

@@ -1,4 +1,4 @@
-//! pprof's `profile.proto` (github.com/google/pprof, proto/profile.proto), as far as it is needed.
+//! pprof's `profile.proto` (github.com/google/pprof, proto/profile.proto); only the fields in use.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -181,7 +181,7 @@ pub(super) fn write(profile: &Profile, writer: &mut dyn Write) -> io::Result<()>
     out.gzip.finish().map(drop)
 }
 
-/// Ids count from 1.
+/// Ids start at 1.
 fn location_id(index: LocationIndex) -> u64 {
     index.index() as u64 + 1
 }
@@ -274,7 +274,7 @@ fn write_locations(profile: &Profile, strings: &mut Strings, out: &mut Out<'_>) 
             },
         )?;
     }
-    // pprof takes the first mapping for the program's (profile.proto, Profile.mapping).
+    // The first mapping is the main program's (profile.proto, Profile.mapping).
     let main = strings.id(main_program(profile));
     let mut mappings: Vec<_> = mappings.into_values().collect();
     mappings.sort_unstable_by_key(|mapping| (mapping.filename != main, mapping.id));
@@ -289,7 +289,7 @@ fn write_locations(profile: &Profile, strings: &mut Strings, out: &mut Out<'_>) 
     Ok(())
 }
 
-/// The path of the program that most samples are of.
+/// The executable with the most samples.
 fn main_program(profile: &Profile) -> &str {
     let mut samples: HashMap<_, usize, RandomState> = HashMap::default();
     for group in profile.groups() {
@@ -316,7 +316,7 @@ fn mapping(profile: &Profile, place: Place, id: u64, strings: &mut Strings) -> M
     }
 }
 
-/// Messages one after the other, as fields of the one around them.
+/// Writes messages as fields of the enclosing message.
 struct Out<'w> {
     gzip: GzEncoder<&'w mut dyn Write>,
     buffer: Vec<u8>,

@@ -10,7 +10,7 @@ use otelctx_profile::sample::format::{SpanId, TraceFlags, TraceId};
 use otelctx_profile::sample::{
     Catalog, Counts, Event, Found, Mapping, Module, ModuleId, ProcessFacts, Sample,
 };
-use otelctx_profile::{Asked, Clock, Function, Identity, Profile, Recording, Symbolizer};
+use otelctx_profile::{Clock, Function, Identity, Profile, Recording, SymbolQuery, Symbolizer};
 
 /// 100 Hz.
 pub(crate) const PERIOD: u64 = 10_000_000;
@@ -33,9 +33,9 @@ fn function(name: &str, line: u32) -> Function {
 }
 
 impl Symbolizer for Names {
-    fn functions(&mut self, asked: Asked<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
+    fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
         let name = |address: &u64| match *address {
-            _ if asked.module.is_kernel() => vec![function("do_syscall_64", 0)],
+            _ if query.module.is_kernel() => vec![function("do_syscall_64", 0)],
             0x1000..0x1100 => vec![function("main", 10)],
             0x1180..0x1200 => vec![function("parse", 7), function("serve", 21)],
             0x1100..0x1180 => vec![function("serve", 20)],
@@ -44,10 +44,10 @@ impl Symbolizer for Names {
         addresses.iter().map(name).collect()
     }
 
-    fn identity(&mut self, asked: Asked<'_>) -> Identity {
+    fn identity(&mut self, query: SymbolQuery<'_>) -> Identity {
         Identity {
-            build_id: asked.module.build_id.clone(),
-            htlhash: asked.module.has_file().then_some([0xab; 16]),
+            build_id: query.module.build_id.clone(),
+            htlhash: query.module.has_file().then_some([0xab; 16]),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use otelctx_profile::sample::{Mapping, Module, ProcessFacts};
-use otelctx_profile::{Asked, Function, Symbolizer};
+use otelctx_profile::{Function, SymbolQuery, Symbolizer};
 use otelctx_remote::Device;
 use otelctx_symbolize::Symbols;
 
@@ -130,7 +130,7 @@ pub(crate) fn in_process(
         pid,
         ..ProcessFacts::default()
     };
-    let asked = Asked::new(module, &process).mapped(mapping);
-    let functions = symbols.functions(asked, offsets);
+    let query = SymbolQuery::new(module, &process).mapped(mapping);
+    let functions = symbols.functions(query, offsets);
     functions.iter().map(|found| told(found)).collect()
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use otelctx_profile::sample::{Catalog, Frame, Mapping, Module, ModuleId, ProcessFacts, ProcessId};
-use otelctx_profile::{Asked, Symbolizer};
+use otelctx_profile::{SymbolQuery, Symbolizer};
 use otelctx_symbolize::Symbols;
 
 use super::rows::Key;
@@ -230,9 +230,9 @@ fn find(question: Question) -> Vec<(Spot, Option<String>)> {
         mapping,
         spots,
     } = question;
-    let asked = Asked::new(&module, &process).mapped(mapping.as_ref());
+    let query = SymbolQuery::new(&module, &process).mapped(mapping.as_ref());
     let addresses: Vec<u64> = spots.iter().map(|spot| spot.address).collect();
-    let functions = Symbols::new().functions(asked, &addresses);
+    let functions = Symbols::new().functions(query, &addresses);
     let names = functions.into_iter().map(|functions| {
         let innermost = functions.into_iter().next();
         innermost.map(|function| function.name)

@@ -1,7 +1,7 @@
-//! A profile as several messages, where one would be larger than a receiver takes.
+//! Splits a profile into several messages where one would be larger than the receiver accepts.
 //!
-//! Each message has a dictionary of its own, with the entries that its samples use. First it is
-//! found out how many groups fit, by the same tables as the message is then written with.
+//! Each message has its own dictionary, with the entries that its samples use. The same tables first
+//! determine how many groups fit, and then write the message.
 
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use otelctx_sample::Sample;
@@ -12,8 +12,8 @@ use super::tables::Tables;
 use super::{fill, profile_message, resource_message, scope_message, value, write_groups};
 use crate::{Group, Options, Profile};
 
-/// The most bytes that a field's key (one byte for fields up to 15) and its length (up to 32 bits,
-/// seven a byte) take.
+/// The maximum size of a field's key (one byte for fields up to 15) and length (up to 32 bits, seven
+/// per byte).
 const FIELD_HEAD: usize = 1 + 5;
 
 /// The messages of [`Profile::otlp_messages`].
@@ -22,17 +22,17 @@ pub struct OtlpMessages<'p> {
     options: &'p Options,
     limit: usize,
     groups: Box<dyn Iterator<Item = Group<'p>> + 'p>,
-    /// What did not fit into the message before.
+    /// The group that did not fit into the previous message.
     waiting: Option<Group<'p>>,
 }
 
 impl Profile {
-    /// This profile as OTLP messages of at most `limit` bytes: each is a whole `ProfilesData`, which
-    /// is also an `ExportProfilesServiceRequest`, with the dictionary of what it uses. Together they
-    /// have each sample once. Without samples there is no message.
+    /// This profile as OTLP messages of at most `limit` bytes: each is a complete `ProfilesData`, which
+    /// is also an `ExportProfilesServiceRequest`, with its own dictionary. Together they have each
+    /// sample once. Without samples there is no message.
     ///
-    /// One sample alone, with its stack, its attributes and the resource of its process, may be
-    /// larger than `limit`; then so is its message.
+    /// A single sample, with its stack, its attributes and the resource of its process, may exceed
+    /// `limit`; then its message does, too.
     #[must_use]
     pub fn otlp_messages<'p>(&'p self, options: &'p Options, limit: usize) -> OtlpMessages<'p> {
         OtlpMessages {
@@ -60,8 +60,8 @@ impl Iterator for OtlpMessages<'_> {
 }
 
 impl<'p> OtlpMessages<'p> {
-    /// The next groups that fit into a message, the first of them in any case. A group is divided
-    /// only where it fills messages of its own: in one message its samples would stand together.
+    /// The next groups that fit into a message, at least one. A group is split only where it fills
+    /// messages by itself: within one message its samples belong together.
     fn fitting(&mut self) -> Vec<Group<'p>> {
         let mut size = Size::new(self.profile, self.options);
         let mut fitting: Vec<Group<'p>> = Vec::new();
@@ -93,12 +93,12 @@ impl<'p> OtlpMessages<'p> {
     }
 }
 
-/// Bytes that a sample's value (in as few as it needs) and time (in eight) add to its message.
+/// Bytes that a sample's value (a varint) and time (eight bytes) add to its message.
 fn size_of(sample: &Sample) -> usize {
     encoded_len_varint(value(sample).cast_unsigned()) + 8
 }
 
-/// How many of `samples` fit into that many bytes.
+/// The number of leading `samples` that fit into `room` bytes.
 fn leading(samples: &[Sample], room: usize) -> usize {
     let sizes = samples.iter().scan(0, |sum, sample| {
         *sum += size_of(sample);
@@ -107,7 +107,7 @@ fn leading(samples: &[Sample], room: usize) -> usize {
     sizes.take_while(|sum| *sum <= room).count()
 }
 
-/// An upper bound of a message's size while it fills.
+/// An upper bound of the size of a message in the making.
 struct Size<'p> {
     profile: &'p Profile,
     tables: Tables<'p>,
@@ -129,7 +129,7 @@ impl<'p> Size<'p> {
         self.outside_tables + self.tables.encoded_len()
     }
 
-    /// Adds all of a group but its samples' values and times; `before` stands before it.
+    /// Adds a group without its samples' values and times; `before` is the group before it.
     fn add(&mut self, before: Option<&Group<'p>>, group: &Group<'p>) {
         let same_process = before.is_some_and(|before| before.process == group.process);
         if !same_process {
@@ -150,7 +150,7 @@ impl<'p> Size<'p> {
             &nothing_yet,
             &mut self.tables,
         );
-        // The sample, its values and its times.
+        // The heads of the sample, its values and its times.
         self.outside_tables += 3 * FIELD_HEAD + self.sample.encoded_len();
     }
 }

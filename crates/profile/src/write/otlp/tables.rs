@@ -1,4 +1,4 @@
-//! The dictionary's tables. Entry 0 of each is the zero value, and each entry stands once.
+//! The dictionary's tables. Entry 0 of each is the zero value, and no entry occurs twice.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -20,7 +20,7 @@ use crate::{LocationIndex, Place, Profile};
 /// Names of attributes that the profile itself puts on samples.
 const THREAD_ID: &str = "thread.id";
 const THREAD_NAME: &str = "thread.name";
-/// An id that stands without the other: a link has both.
+/// Attributes for an id without the other one: a link has both.
 const TRACE_ID: &str = "trace_id";
 const SPAN_ID: &str = "span_id";
 const OWN: [&str; 4] = [THREAD_ID, THREAD_NAME, TRACE_ID, SPAN_ID];
@@ -36,7 +36,7 @@ mod field {
     pub(super) const STACK: u32 = 7;
 }
 
-/// What is looked up gets an entry at its first look-up.
+/// Each look-up adds the entry if it is new.
 pub(super) struct Tables<'p> {
     profile: &'p Profile,
     attribute_prefix: &'p str,
@@ -47,7 +47,7 @@ pub(super) struct Tables<'p> {
     functions: Table<proto::Function>,
     locations: Table<Location>,
     stacks: Table<proto::Stack>,
-    /// Entries that are known by what they were made from.
+    /// The entries that were made from each context, thread, location and stack.
     of_context: HashMap<ContextId, (i32, Vec<i32>), RandomState>,
     of_thread: HashMap<ThreadId, [i32; 2], RandomState>,
     of_location: HashMap<LocationIndex, i32, RandomState>,
@@ -57,13 +57,13 @@ pub(super) struct Tables<'p> {
 /// A table whose entry 0 is the zero value.
 struct Table<T> {
     entries: IndexSet<T, RandomState>,
-    /// Of all entries in the dictionary's message.
+    /// Size of all entries in the dictionary's message.
     bytes: usize,
 }
 
-/// What a table holds.
+/// An entry of a table.
 trait Entry: Hash + Eq + Default {
-    /// Bytes in the dictionary's message.
+    /// Its size in the dictionary's message, in bytes.
     fn size(&self) -> usize;
 }
 
@@ -167,7 +167,7 @@ impl Attribute {
     }
 }
 
-/// A location by what makes it one.
+/// A location, hashable.
 #[derive(Default, PartialEq, Eq, Hash)]
 struct Location {
     mapping: i32,
@@ -276,8 +276,8 @@ impl<'p> Tables<'p> {
         (link, indices)
     }
 
-    /// What a record's attribute is called on a sample, where names are unique and not empty: different
-    /// ones stay so.
+    /// The name of a record's attribute on a sample, where names must be unique and not empty. Distinct
+    /// names stay distinct.
     fn name(&self, name: &str) -> String {
         let name = format!("{}{name}", self.attribute_prefix);
         match self.attribute_prefix {
@@ -362,7 +362,7 @@ impl<'p> Tables<'p> {
         self.mappings.add(entry)
     }
 
-    /// Bytes of the whole dictionary.
+    /// Size of the dictionary, in bytes.
     pub(super) fn encoded_len(&self) -> usize {
         self.mappings.bytes
             + self.locations.bytes
@@ -373,7 +373,7 @@ impl<'p> Tables<'p> {
             + self.stacks.bytes
     }
 
-    /// Hands out all entries, with the field that each belongs into.
+    /// Visits all entries, with the field number of each.
     pub(super) fn each_entry(&self, out: &mut impl Entries) -> io::Result<()> {
         for entry in &self.mappings.entries {
             out.entry(field::MAPPING, entry)?;
@@ -400,7 +400,7 @@ impl<'p> Tables<'p> {
     }
 }
 
-/// Takes entries of tables.
+/// A consumer of table entries.
 pub(super) trait Entries {
     /// A message.
     fn entry(&mut self, tag: u32, message: &impl Message) -> io::Result<()>;
