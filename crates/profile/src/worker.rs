@@ -44,6 +44,31 @@ pub enum Failure {
     NotStarted,
 }
 
+/// Starts a worker process and returns its ID. It exits with the status that `work` returns, without
+/// running exit handlers, and is killed when this thread ends.
+///
+/// `work` must take no lock that another thread of this process may hold.
+///
+/// # Errors
+///
+/// That of fork(2).
+pub fn start(work: impl FnOnce() -> i32) -> io::Result<i32> {
+    let parent = getpid();
+    // SAFETY: only this thread exists in the child. Another one may hold the allocator's locks, which
+    // libc itself takes around a fork (glibc, malloc/arena.c; musl, fork/fork.c), and locks of this
+    // program, of which `work` takes none.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(child.as_raw()),
+        ForkResult::Child => {
+            let _ = set_pdeathsig(Signal::SIGKILL);
+            // The parent may have ended before.
+            let status = if getppid() == parent { work() } else { 1 };
+            // SAFETY: it ends the process without running the parent's exit handlers.
+            unsafe { nix::libc::_exit(status) }
+        }
+    }
+}
+
 /// Runs `work` in a worker process with at most `memory` bytes, and returns what it writes.
 ///
 /// `work` must take no lock that another thread of this process may hold; if it waits for one, the
@@ -57,39 +82,23 @@ pub fn run(
     work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<Vec<u8>, Failure> {
     let (output, pipe) = io::pipe().map_err(|_| Failure::NotStarted)?;
-    let parent = getpid();
-    // SAFETY: only this thread exists in the child. Another one may hold the allocator's locks, which
-    // libc itself takes around a fork (glibc, malloc/arena.c; musl, fork/fork.c), and locks of this
-    // program, of which `work` takes none.
-    match unsafe { fork() }.map_err(|_| Failure::NotStarted)? {
-        ForkResult::Child => {
-            drop(output);
-            confine(memory);
-            // The parent ended before the death signal was set.
-            if getppid() != parent {
-                // SAFETY: as below.
-                unsafe { nix::libc::_exit(1) }
-            }
-            // Printing a panic takes locks that another thread may have held at the fork.
-            std::panic::set_hook(Box::new(|_| {}));
-            let mut pipe = io::BufWriter::new(pipe);
-            // A panic must not unwind into the parent's stack frames: it would drop their values, and
-            // with them what they own outside this process.
-            let work = AssertUnwindSafe(|| work(&mut pipe).and_then(|()| pipe.flush()));
-            let is_done = matches!(catch_unwind(work), Ok(Ok(())));
-            // SAFETY: it ends the process without running the parent's exit handlers.
-            unsafe { nix::libc::_exit(i32::from(!is_done)) }
-        }
-        ForkResult::Parent { child } => {
-            drop(pipe);
-            let output = read_output(output);
-            if output.is_err() {
-                let _ = kill(child, Signal::SIGKILL);
-            }
-            let succeeded = wait(child, output.is_ok());
-            output.and_then(|output| succeeded.then_some(output).ok_or(Failure::Died))
-        }
+    let child = start(|| {
+        confine(memory);
+        // Printing a panic takes locks that another thread may have held at the fork.
+        std::panic::set_hook(Box::new(|_| {}));
+        let mut pipe = io::BufWriter::new(pipe);
+        // A panic must not unwind into the parent's stack frames: it would drop their values, and
+        // with them what they own outside this process.
+        let work = AssertUnwindSafe(|| work(&mut pipe).and_then(|()| pipe.flush()));
+        i32::from(!matches!(catch_unwind(work), Ok(Ok(()))))
+    });
+    let child = child.map(Pid::from_raw).map_err(|_| Failure::NotStarted)?;
+    let output = read_output(output);
+    if output.is_err() {
+        let _ = kill(child, Signal::SIGKILL);
     }
+    let succeeded = wait(child, output.is_ok());
+    output.and_then(|output| succeeded.then_some(output).ok_or(Failure::Died))
 }
 
 /// Sets the limits of this process. Where one cannot be set, a lower one is in place.
@@ -103,7 +112,6 @@ fn confine(memory: u64) {
         let _ = setrlimit(resource, limit, limit);
     }
     let _ = set_dumpable(false);
-    let _ = set_pdeathsig(Signal::SIGKILL);
     // The message of a decoder that aborts is of no use to a user.
     if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
         let _ = dup2_stderr(null);

@@ -1,4 +1,4 @@
-//! A program that starts under the recorder, or under the view.
+//! A command that `record` or `top` starts and watches from its first instruction.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -16,32 +16,32 @@ use nix::unistd::{Pid, pipe2};
 use crate::error::Error;
 use crate::interrupt;
 
-/// A process that waits before its first instruction.
+/// A child process that waits before it executes its program.
 pub(super) struct Waiting {
     pid: i32,
     gate: std::fs::File,
-    /// Starting a command returns when the program is executed: so it happens on another thread.
+    /// Runs `Command::spawn`, which returns only once the program is executed.
     starting: JoinHandle<io::Result<Child>>,
 }
 
 impl Waiting {
-    /// Forks, and holds the child before it executes the program.
+    /// Forks; the child waits for [`Self::go`].
     pub(super) fn start(mut program: Command) -> io::Result<Self> {
         let pipe = || pipe2(nix::fcntl::OFlag::O_CLOEXEC);
         let ((pid_reader, pid_writer), (gate_reader, gate_writer)) = (pipe()?, pipe()?);
-        let (told, waits) = (pid_writer.as_raw_fd(), gate_reader.as_raw_fd());
+        let (pid_pipe, gate_pipe) = (pid_writer.as_raw_fd(), gate_reader.as_raw_fd());
         let opens = gate_writer.as_raw_fd();
         // SAFETY: between fork and exec only getpid(2), write(2), close(2) and read(2) are called,
         // on descriptors that are open until then; an error of a number allocates nothing.
         unsafe {
             program.pre_exec(move || {
                 let pid = libc::getpid().to_ne_bytes();
-                libc::write(told, pid.as_ptr().cast(), pid.len());
-                // Else the child would itself keep open what it waits for the end of.
+                libc::write(pid_pipe, pid.as_ptr().cast(), pid.len());
+                // Otherwise the child would itself keep open the pipe whose end it waits for.
                 libc::close(opens);
                 let mut word = 0_u8;
-                // The recorder is gone, or could not start, where nothing comes.
-                match libc::read(waits, (&raw mut word).cast(), 1) {
+                // The end of the pipe: the recorder ended, or could not start.
+                match libc::read(gate_pipe, (&raw mut word).cast(), 1) {
                     1 => Ok(()),
                     _ => Err(Errno::ECANCELED.into()),
                 }
@@ -60,7 +60,7 @@ impl Waiting {
                 gate: gate_writer.into(),
                 starting,
             }),
-            // It could not even be forked.
+            // The fork failed.
             Err(_) => Err(joined(starting)
                 .err()
                 .unwrap_or(io::ErrorKind::Other.into())),
@@ -86,7 +86,7 @@ pub(super) fn program(command: &[OsString]) -> Option<Command> {
     Some(program)
 }
 
-/// Why the program can't be started.
+/// The error for a program that cannot be started.
 pub(super) fn cannot_start(command: &[OsString]) -> impl Fn(io::Error) -> Error {
     let program = command.first().cloned().unwrap_or_default();
     move |why| Error::Command {
@@ -95,8 +95,8 @@ pub(super) fn cannot_start(command: &[OsString]) -> impl Fn(io::Error) -> Error 
     }
 }
 
-/// Whether the child has ended. By a look that leaves its state to be seen by others: while the
-/// ptrace sampler stops it, its parent is told of the stops as well.
+/// Whether the child has ended. Does not reap it, and ignores its stops: while the ptrace sampler
+/// stops it, its parent is notified of them.
 pub(super) fn has_ended(child: &Child) -> bool {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
     let status = waitid(Id::Pid(Pid::from_raw(child.id() as i32)), flags);
@@ -106,8 +106,9 @@ pub(super) fn has_ended(child: &Child) -> bool {
     )
 }
 
-/// Has a command end whose recording has ended. Where a signal ended that it goes to the command, unless
-/// the terminal has sent it there already; else SIGTERM does, as with perf-record(1).
+/// Terminates the command when its recording has ended. A signal that ended the recording is passed on,
+/// unless the terminal already sent it to the command; otherwise it gets SIGTERM, as with
+/// perf-record(1).
 pub(super) fn end(child: &Child) {
     let signal = match interrupt::caught() {
         Some(caught) if caught.by_terminal => return,
@@ -115,13 +116,13 @@ pub(super) fn end(child: &Child) {
         None => Signal::SIGTERM,
     };
     if !has_ended(child) {
-        // It can only have ended meanwhile; nobody has waited for it yet, so the id is still its own.
+        // Fails only if it has ended; it was not reaped, so the ID is still its own.
         let _ = kill(Pid::from_raw(child.id() as i32), signal);
     }
 }
 
-/// Waits for the command, and returns its exit status as a shell has it: 128 and the number of the
-/// signal that ended it.
+/// Waits for the command, and returns its exit status as a shell does: 128 plus the number of the
+/// signal that killed it.
 pub(super) fn status(mut child: Child) -> u8 {
     let status = child.wait().unwrap_or_default();
     let code = status.code().or(status.signal().map(|signal| 128 + signal));

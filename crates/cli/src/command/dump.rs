@@ -18,9 +18,9 @@ use otelctx_sampler::Snapshots;
 
 use self::live::Looking;
 use self::report::Report;
-use super::apart;
 use super::ids::{self, process_of};
 use super::seconds::seconds;
+use super::worker;
 use crate::error::Error;
 use crate::output::json::write;
 use crate::output::terminal::{self, Terminal};
@@ -106,9 +106,9 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         // One of them is required.
         (None, pid) => {
             let pid = pid.unwrap_or_default();
-            apart::one(pid, arguments.deadline, |worker| {
+            worker::one(pid, arguments.deadline, |worker| {
                 let report = one(pid, options, arguments.deadline, snapshots.as_mut())?;
-                worker.rest();
+                worker.end();
                 tell(&report, arguments.json, &terminal)
             })
         }

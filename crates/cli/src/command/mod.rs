@@ -1,6 +1,5 @@
 //! One file or folder for each verb, and what several of them share.
 
-mod apart;
 pub(crate) mod check;
 mod child;
 mod deadline;
@@ -16,3 +15,4 @@ mod retry;
 mod same_memory;
 mod seconds;
 pub(crate) mod top;
+mod worker;

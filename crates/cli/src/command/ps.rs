@@ -11,11 +11,11 @@ use otelctx_reader::{ContextState, Error as ReaderError, FileCache, Options, Pro
 use serde::{Deserialize, Serialize};
 
 use self::row::{COLUMNS, Row};
-use super::apart::{self, Worker};
 use super::deadline::Deadline;
 use super::retry::unless_ended;
 use super::same_memory::{Place, SameMemory};
 use super::seconds::seconds;
+use super::worker::{self, Worker};
 use crate::Status;
 use crate::error::{Error, not_permitted};
 use crate::output::json;
@@ -107,7 +107,7 @@ fn gather(arguments: &Arguments) -> Result<Listing, Error> {
     let mut same = SameMemory::default();
     let look_at_all = |worker: &Worker, pids: &[i32]| look_at_all(worker, pids, arguments);
     let deadline = arguments.deadline;
-    apart::each(&pids, deadline, look_at_all, |heard| match heard {
+    worker::each(&pids, deadline, look_at_all, |heard| match heard {
         Ok(Seen::Row(row, place)) => {
             let known = place.and_then(|place| same.known(row.pid, place));
             let mut rows = listing.processes.iter_mut();
@@ -138,14 +138,14 @@ fn look_at_all(worker: &Worker, pids: &[i32], arguments: &Arguments) -> io::Resu
     let modules = FileCache::default();
     let looked = stop::on_own_thread(|| {
         for &pid in pids {
-            worker.look_at(pid);
+            worker.begin(pid);
             match unless_ended(pid, || look(pid, arguments, modules.clone())) {
-                Ok(Some(Some((row, place)))) => worker.tell(&Seen::Row(Box::new(row), place))?,
+                Ok(Some(Some((row, place)))) => worker.send(&Seen::Row(Box::new(row), place))?,
                 Ok(_) => {}
                 Err(error) => {
                     let mut skipped = Skipped::one(pid, &error);
                     let hint = skipped.hint.take();
-                    worker.tell(&Seen::Skipped(skipped, hint))?;
+                    worker.send(&Seen::Skipped(skipped, hint))?;
                 }
             }
         }

@@ -16,8 +16,8 @@ use std::time::Duration;
 use otelctx_reader::remote::stop;
 
 use self::finding::Answer;
-use super::apart;
 use super::seconds::seconds;
+use super::worker;
 use crate::Status;
 use crate::error::Error;
 use crate::output::json;
@@ -58,9 +58,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let pid = number
         .parse()
         .map_err(|_| Error::NoProcessId(number.into()))?;
-    apart::one(pid, arguments.deadline, |worker| {
+    worker::one(pid, arguments.deadline, |worker| {
         let answer = stop::on_own_thread(|| process::check(pid, arguments.deadline))??;
-        worker.rest();
+        worker.end();
         tell(&answer, arguments.json, &terminal)
     })
 }

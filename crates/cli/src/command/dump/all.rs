@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::live::Looking;
 use super::{explain, json};
 use crate::Status;
-use crate::command::apart::{self, Heard, Worker};
 use crate::command::retry::unless_ended;
 use crate::command::same_memory::{Place, SameMemory};
+use crate::command::worker::{self, Received, Worker};
 use crate::error::{Error, not_permitted};
 use crate::output::json::write_line;
 use crate::output::terminal;
@@ -53,7 +53,7 @@ pub(super) fn run(
     let mut pids = process::processes()?;
     pids.sort_unstable();
     let mut tally = Tally::default();
-    apart::each(
+    worker::each(
         &pids,
         timeout,
         |worker, pids| {
@@ -77,7 +77,7 @@ pub(super) fn run(
 }
 
 impl Tally {
-    fn hear(&mut self, heard: Heard<Told>) {
+    fn hear(&mut self, heard: Received<Told>) {
         match heard {
             Ok(Told::NotPermitted(hint)) => {
                 self.not_permitted += 1;
@@ -106,7 +106,7 @@ fn write_all(
     let mut same = SameMemory::default();
     let modules = FileCache::default();
     for &pid in pids {
-        worker.look_at(pid);
+        worker.begin(pid);
         let dumped = unless_ended(pid, || {
             let looking = Looking::begin(pid, options.clone(), timeout, modules.clone())?;
             if matches!(looking.context(), ContextState::Absent) {
@@ -114,7 +114,7 @@ fn write_all(
             }
             stop::on_own_thread(|| looking.finish(snapshots.as_mut()))?.map(Some)
         });
-        worker.rest();
+        worker.end();
         match dumped {
             // It publishes nothing, or has ended.
             Ok(None | Some(None)) => continue,
@@ -123,15 +123,15 @@ fn write_all(
                     report.shares_memory_with = same.known(pid, Place::of(context));
                 }
                 if report.has_problem() {
-                    worker.tell(&Told::Problem)?;
+                    worker.send(&Told::Problem)?;
                 }
                 write_line(&json::of(&report), out)?;
                 explain(&report);
             }
             Err(error) => match not_permitted(&error) {
-                Some(hint) => worker.tell(&Told::NotPermitted(hint.into()))?,
+                Some(hint) => worker.send(&Told::NotPermitted(hint.into()))?,
                 None => {
-                    worker.tell(&Told::Problem)?;
+                    worker.send(&Told::Problem)?;
                     let error = error.to_string();
                     write_line(&Failed { pid, error }, out)?;
                 }
