@@ -107,9 +107,9 @@ pub fn run(setup: &Setup) -> ExitCode {
         Command::Ps(arguments) => ps::run(&arguments),
         Command::Dump(arguments) => dump::run(&arguments, setup),
         Command::Check(arguments) => check::run(&arguments),
-        Command::Record(arguments) => record::run(&arguments),
+        Command::Record(arguments) => record::run(&arguments, setup),
         Command::Report(arguments) => report::run(&arguments),
-        Command::Top(arguments) => top::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments, setup),
         Command::DemoService(arguments) => demo::service::run(&arguments),
     };
     ExitCode::from(end(done))

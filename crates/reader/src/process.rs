@@ -265,7 +265,8 @@ impl Process {
     }
 
     /// The process as it is now, if its memory was opened before.
-    pub(crate) fn as_target(&self) -> Option<LiveProcess<'_>> {
+    #[must_use]
+    pub fn as_target(&self) -> Option<LiveProcess<'_>> {
         let target = LiveProcess::new(&self.target, self.memory.as_ref()?)
             .with_deadline(self.options.deadline)
             .with_maps_as_text(self.options.maps_as_text);
@@ -341,7 +342,8 @@ impl Process {
         })
     }
 
-    /// Whether the same libraries are loaded as when the variable was last resolved. A library that
+    /// Whether the same libraries are loaded as when the variable was last resolved and runtimes were
+    /// last probed. A library that
     /// is unloaded while threads are being read may leave other data where its variable was: after
     /// reading several threads, check this, and read again if it returns false.
     ///
@@ -349,10 +351,12 @@ impl Process {
     /// When the process cannot be inspected.
     pub fn modules_unchanged(&self) -> Result<bool, Error> {
         let layout = self.layout()?;
-        Ok(self
-            .variables
-            .as_ref()
-            .is_none_or(|(known, resolution)| *known == layout && self.are_registered(resolution)))
+        let runtimes = self.runtimes.as_ref();
+        let variables = self.variables.as_ref();
+        Ok(runtimes.is_none_or(|(known, _)| *known == layout)
+            && variables.is_none_or(|(known, resolution)| {
+                *known == layout && self.are_registered(resolution)
+            }))
     }
 
     /// Whether the dynamic linker's entries for the modules of these variables are unchanged: a module

@@ -79,7 +79,7 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
 
     /// The step of the kernel program that reads its threads while they are sampled. `None` if there is
     /// none: then only the ptrace sampler sees what the runtime knows.
-    fn kernel_step(&self) -> Option<KernelStep> {
+    fn kernel_step(&self) -> Option<&KernelStep> {
         None
     }
 

@@ -59,6 +59,8 @@ pub struct Counts {
     pub missing_stacks: u64,
     /// Samples to which a runtime's step could not add its part.
     pub incomplete_steps: u64,
+    /// Samples whose native context and that of a language runtime have other ids.
+    pub context_conflicts: u64,
     /// Attributes that were skipped because their key is in no key map.
     pub unknown_keys: u64,
     /// Attributes that were skipped because their value is not UTF-8.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use otelctx_reader::runtime::Runtimes;
 use otelctx_sample::format::record;
 
 /// Which processes are sampled.
@@ -36,6 +37,8 @@ pub struct Options {
     pub any_schema: bool,
     /// Use ptrace even where eBPF is available.
     pub without_ebpf: bool,
+    /// The language runtimes to read beside native contexts. None by default.
+    pub runtimes: Runtimes,
     /// The programs for the kernel, if not those of this crate: with steps of runtimes that it does not
     /// ship. Made by `cargo xtask bpf` from the same sources.
     pub kernel_object: Option<KernelObject>,
@@ -67,6 +70,7 @@ impl Options {
             max_record: record::RECOMMENDED_SIZE,
             any_schema: false,
             without_ebpf: false,
+            runtimes: Runtimes::default(),
             kernel_object: None,
             ring: None,
         }

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
-use otelctx_sample::{Catalog, Counts, Event, Found, Frame, ReadStep, Sample};
+use otelctx_sample::{Catalog, Counts, Event, Found, Frame, ReadStep, Sample, StackId};
 use otelctx_track::stat::has_ended;
 use otelctx_track::{Budget, Change, ThreadStatus, Tracked, Tracker};
+use reader::runtime::{RuntimeReading, choose};
 
 use crate::code::BuildIds;
 use crate::process::SampledProcess;
@@ -41,6 +42,8 @@ pub(crate) struct Observation<'a> {
     pub(crate) comm: &'a str,
     /// [`Found::NotPublished`] if the observer knows nothing of the process.
     pub(crate) context: Found<Record<'a>>,
+    /// What language runtimes say of the thread.
+    pub(crate) runtimes: Vec<RuntimeReading>,
     pub(crate) user_stack: &'a [Frame],
     pub(crate) kernel_stack: &'a [Frame],
 }
@@ -108,7 +111,8 @@ impl Processes {
         self.tracker.poll(pid, &mut |_| {});
     }
 
-    /// Scans all processes of the machine, as far as there is time, and returns those that publish.
+    /// Scans all processes of the machine, as far as there is time, and returns those that publish or
+    /// have a runtime.
     /// The others are tracked when they are sampled: their descriptors are better used for others.
     pub(crate) fn find_publishers(&mut self) -> Result<Vec<i32>, reader::Error> {
         let end = Instant::now() + FIRST_SCAN;
@@ -122,12 +126,31 @@ impl Processes {
             }
             self.scan(pid);
             let tracked = self.tracker.get(pid);
-            match tracked.map(|tracked| tracked.process.threads()) {
-                Some(ThreadStatus::Readable(_) | ThreadStatus::Unreadable) => publishers.push(pid),
-                _ => drop(self.tracker.remove(pid)),
+            let publishes = tracked.is_some_and(|Tracked { process, .. }| {
+                let status = process.threads();
+                matches!(status, ThreadStatus::Readable(_) | ThreadStatus::Unreadable)
+                    || !process.runtimes().is_empty()
+            });
+            if publishes {
+                publishers.push(pid);
+            } else {
+                self.tracker.remove(pid);
             }
         }
         Ok(publishers)
+    }
+
+    /// What the kernel step of this name added to a sample of a process. `None` if the runtime does not
+    /// know the thread, or is not in the process any more.
+    pub(crate) fn decode(&mut self, pid: i32, step: &str, part: &[u8]) -> Option<RuntimeReading> {
+        let process = &self.tracker.get(pid)?.process;
+        let present = process.runtimes().iter().find_map(|present| {
+            let runtime = present.process.as_ref().ok()?;
+            (runtime.kernel_step()?.name == step).then_some((present.name, runtime))
+        });
+        let ((name, runtime), target) = (present?, process.reader()?.as_target()?);
+        let thread = runtime.decode(&target, part).transpose()?;
+        Some(RuntimeReading { name, thread })
     }
 
     pub(crate) fn remove(&mut self, pid: i32) {
@@ -191,6 +214,11 @@ impl Processes {
         let tracked = self.tracker.get_or_add(seen.pid);
         let process = tracked.data.id(&tracked.process, catalog, seen.comm);
         let found = found(tracked, seen.context, &mut self.counts, catalog);
+        let (found, user_stack) = if seen.runtimes.is_empty() {
+            (found, catalog.stack(seen.user_stack))
+        } else {
+            with_runtimes(found, seen, &mut self.counts, catalog)
+        };
         self.counts.add(found);
         if let Some(reader) = tracked.process.reader() {
             let build_ids = &mut self.build_ids;
@@ -214,10 +242,36 @@ impl Processes {
             thread: catalog.thread(process, seen.tid, seen.comm),
             event: Event::OnCpu,
             found,
-            user_stack: catalog.stack(seen.user_stack),
+            user_stack,
             kernel_stack: catalog.stack(seen.kernel_stack),
         }
     }
+}
+
+/// The context and the stack of a thread that runtimes know.
+fn with_runtimes(
+    native: Found,
+    seen: &Observation<'_>,
+    counts: &mut Counts,
+    catalog: &mut Catalog,
+) -> (Found, StackId) {
+    let native = native.and_then(|id| Found::Attached(catalog.context_facts(id).clone()));
+    let chosen = choose(native, &seen.runtimes);
+    counts.context_conflicts += u64::from(chosen.is_conflict);
+    let found = chosen
+        .context
+        .and_then(|context| Found::Attached(catalog.context(&context)));
+    let mut stack = seen.user_stack.to_vec();
+    for reading in &seen.runtimes {
+        match &reading.thread {
+            Ok(thread) => {
+                counts.truncated_stacks += u64::from(thread.stack.is_truncated);
+                stack = thread.stack.clone().in_native(stack);
+            }
+            Err(_) => counts.incomplete_steps += 1,
+        }
+    }
+    (found, catalog.stack(&stack))
 }
 
 /// The outcome of reading a thread's context, with the context in the catalog.
@@ -293,6 +347,7 @@ mod tests {
             tid: pid,
             comm: "sleep",
             context: Found::NotPublished,
+            runtimes: Vec::new(),
             user_stack: &[],
             kernel_stack: &[],
         }

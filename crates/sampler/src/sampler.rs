@@ -54,6 +54,7 @@ impl Sampler {
         let mut reader_options = reader::Options::default();
         reader_options.max_record = options.max_record;
         reader_options.any_schema = options.any_schema;
+        reader_options.runtimes = options.runtimes.clone();
         let scan_timeout = (options.targets == Targets::All).then_some(SCAN_TIMEOUT);
         let refusal = if options.without_ebpf {
             Refusal::NotWanted

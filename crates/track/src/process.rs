@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use otelctx_reader as reader;
 use reader::remote;
+use reader::runtime::Present;
 use reader::{
     Broken, ContextState, Error, FileCache, Poll, ProcessContext, ThreadSupport, ThreadVariables,
     Unreadable,
@@ -28,6 +29,8 @@ pub struct TrackedProcess {
     last_scan: Option<(Instant, Duration)>,
     context: ContextStatus,
     threads: ThreadStatus,
+    /// The language runtimes that it has.
+    runtimes: Arc<[Present]>,
     /// A change that [`TrackedProcess::refresh_context`] found.
     unreported: Option<Change>,
     /// For processes that are polled on request.
@@ -125,6 +128,7 @@ impl TrackedProcess {
             last_scan: None,
             context: ContextStatus::Absent,
             threads: ThreadStatus::NotPublished,
+            runtimes: Arc::default(),
             unreported: None,
             backoff: Backoff::new(Instant::now()),
             ticket: None,
@@ -163,6 +167,13 @@ impl TrackedProcess {
     #[must_use]
     pub fn threads(&self) -> &ThreadStatus {
         &self.threads
+    }
+
+    /// The language runtimes that it has, of those that [`Options::reader`] names. Always empty with
+    /// [`Options::threads`] off.
+    #[must_use]
+    pub fn runtimes(&self) -> &Arc<[Present]> {
+        &self.runtimes
     }
 
     /// Whether the process still exists. A zombie does.
@@ -212,6 +223,7 @@ impl TrackedProcess {
         self.unreported = None;
         self.context = ContextStatus::Absent;
         self.threads = ThreadStatus::Unknown;
+        self.runtimes = Arc::default();
         self.backoff = Backoff::new(Instant::now());
     }
 
@@ -234,6 +246,7 @@ impl TrackedProcess {
         let presence = self.poll_context(now, options, report);
         if presence == Presence::Present && options.threads {
             self.poll_threads(report);
+            self.poll_runtimes(report);
         }
         if let Some(reader) = &mut self.reader {
             reader.set_deadline(None);
@@ -356,6 +369,24 @@ impl TrackedProcess {
         let is_same = status.is_same(&self.threads);
         self.threads = status;
         if !is_same {
+            report(Change::Threads);
+        }
+    }
+
+    /// Finds out which runtimes it has. Where that can't be told this time, it has those of the last
+    /// time.
+    fn poll_runtimes(&mut self, report: &mut dyn FnMut(Change)) {
+        let runtimes = match &mut self.reader {
+            Some(reader) if self.sizes.total > 0 => reader.runtimes(),
+            _ => Ok(Arc::default()),
+        };
+        let Ok(runtimes) = runtimes else {
+            return;
+        };
+        let are_same = Arc::ptr_eq(&runtimes, &self.runtimes)
+            || runtimes.is_empty() && self.runtimes.is_empty();
+        self.runtimes = runtimes;
+        if !are_same {
             report(Change::Threads);
         }
     }

@@ -41,10 +41,8 @@ pub(super) struct Loaded {
     lost: PerCpuArray<MapData, u64>,
     pub(super) clocks: Clocks,
     /// What runtimes' steps are told of processes.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no runtime is registered yet"))]
     pub(super) configurations: HashMap<MapData, StepKey, StepConfiguration>,
     /// The number of each runtime's step, by its name.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no runtime is registered yet"))]
     pub(super) steps: BTreeMap<String, u32>,
     /// An array without a descriptor forgets its programs.
     _step_programs: ProgramArray<MapData>,
@@ -69,10 +67,10 @@ impl Loaded {
         let ring = rate.next_power_of_two().clamp(SMALLEST_RING, LARGEST_RING);
         let ring = options.ring.unwrap_or(ring as u32);
         let object = options.kernel_object.map_or(OBJECT, |object| object.0);
-        // The kernel takes the memory at once; the programs that are shipped have no step yet.
-        let configurations = match options.kernel_object {
-            Some(_) => MAX_CONFIGURATIONS,
-            None => 1,
+        // The kernel takes the memory at once.
+        let configurations = match options.runtimes.is_empty() {
+            false => MAX_CONFIGURATIONS,
+            true => 1,
         };
         let flag = |on: bool| u32::from(on);
         let whole_machine = flag(options.targets == Targets::All);

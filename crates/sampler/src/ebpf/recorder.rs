@@ -1,16 +1,19 @@
 //! From the program's events to samples.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
+use aya::maps::{HashMap, MapData};
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, Found, Frame, Sample};
 use otelctx_track::ThreadStatus;
 
-use super::abi::{self, EventHead, Target, flag, kind, part, step_outcome};
+use super::abi::{
+    self, EventHead, StepConfiguration, StepKey, Target, flag, kind, part, step_outcome,
+};
 use super::load::{Loaded, Lost};
-use super::targets::{places_of, target};
+use super::targets::{numbers, places_of, steps_of, target};
 use crate::process::check_target;
 use crate::processes::{Observation, Processes, Record};
 use crate::refusal::Refusal;
@@ -96,27 +99,40 @@ impl Recorder {
     }
 
     fn forget(&mut self, pid: i32) {
+        let pid = pid as u32;
         // It may have been removed by the program.
-        let _ = self.loaded.targets.remove(&(pid as u32));
+        let _ = self.loaded.targets.remove(&pid);
+        forget_steps(&mut self.loaded.configurations, &self.loaded.steps, pid);
     }
 
-    /// Tells the program where the threads of a process keep their contexts.
+    /// Tells the program where the threads of a process keep their contexts, and the steps what they
+    /// have to know of it.
     fn configure(&mut self, pid: i32) {
         let Some(tracked) = self.processes.get_mut(pid) else {
             return;
         };
         self.serial = self.serial.wrapping_add(1).max(1);
-        let target = target(self.serial, &places_of(tracked.process.threads()));
+        let mut target = target(self.serial, &places_of(tracked.process.threads()));
+        let mut steps = steps_of(tracked.process.runtimes(), &self.loaded.steps);
+        // Where the map is full the process stays without steps.
+        let configurations = &mut self.loaded.configurations;
+        steps.retain(|(step, configuration)| {
+            let (pid, step) = (pid as u32, *step);
+            let inserted = configurations.insert(StepKey { pid, step }, configuration, 0);
+            inserted.is_ok()
+        });
+        target.steps = numbers(&steps);
+        let is_empty = target.places == 0 && target.steps == 0;
         if let ThreadStatus::Readable(variables) = tracked.process.threads() {
             tracked.data.keys.set(self.serial, variables.keys.clone());
         }
-        if target.places == 0 && self.whole_machine {
+        if is_empty && self.whole_machine {
             self.forget(pid);
             return;
         }
         self.insert(pid, target);
         let tracked = self.processes.get_mut(pid);
-        if target.places > 0 && tracked.is_some_and(|it| !it.process.has_same_modules()) {
+        if !is_empty && tracked.is_some_and(|it| !it.process.has_same_modules()) {
             // It has executed another program, loads a library at this moment, or has ended.
             if self.whole_machine {
                 self.forget(pid);
@@ -138,8 +154,9 @@ impl Recorder {
             match head.kind {
                 kind::ON_CPU => {
                     self.seen.insert(head.cpu);
-                    let stacks = &mut self.stacks;
-                    on_sample(sample(&mut self.processes, stacks, &head, parts, catalog));
+                    let (stacks, steps) = (&mut self.stacks, &self.loaded.steps);
+                    let processes = &mut self.processes;
+                    on_sample(sample(processes, stacks, steps, &head, parts, catalog));
                 }
                 // One that ended at once has left an event of that, too.
                 kind::FORK => drop(self.processes.add(head.pid as i32)),
@@ -149,6 +166,8 @@ impl Recorder {
                     self.processes.remove(head.pid as i32);
                     // It may have been inserted after the process had ended.
                     let _ = self.loaded.targets.remove(&head.pid);
+                    let configurations = &mut self.loaded.configurations;
+                    forget_steps(configurations, &self.loaded.steps, head.pid);
                 }
                 _ => {}
             }
@@ -219,10 +238,23 @@ impl Recorder {
     }
 }
 
+/// Removes what steps were told of a process.
+fn forget_steps(
+    configurations: &mut HashMap<MapData, StepKey, StepConfiguration>,
+    steps: &BTreeMap<String, u32>,
+    pid: u32,
+) {
+    for &step in steps.values() {
+        // Most processes have none.
+        let _ = configurations.remove(&StepKey { pid, step });
+    }
+}
+
 /// Makes a sample of an event.
 fn sample(
     processes: &mut Processes,
     [user_stack, kernel_stack]: &mut [Vec<Frame>; 2],
+    steps: &BTreeMap<String, u32>,
     head: &EventHead,
     parts: abi::Parts<'_>,
     catalog: &mut Catalog,
@@ -231,12 +263,21 @@ fn sample(
     user_stack.clear();
     kernel_stack.clear();
     let mut incomplete = false;
+    let mut runtimes = Vec::new();
     for part in parts {
         match part.kind {
             part::RECORD => record = Some(part.bytes),
             part::USER_STACK => read_stack(user_stack, part.bytes),
             part::KERNEL_STACK => read_stack(kernel_stack, part.bytes),
-            kind => incomplete |= kind >= part::STEP && part.outcome != step_outcome::DONE,
+            kind if kind < part::STEP => {}
+            kind if part.outcome == step_outcome::DONE => {
+                let number = u32::from(kind - part::STEP);
+                let step = steps.iter().find(|(_, known)| **known == number);
+                let decoded =
+                    step.and_then(|(name, _)| processes.decode(head.pid as i32, name, part.bytes));
+                runtimes.extend(decoded);
+            }
+            _ => incomplete = true,
         }
     }
     processes.counts.incomplete_steps += u64::from(incomplete);
@@ -255,6 +296,7 @@ fn sample(
         tid: head.tid as i32,
         comm: &comm,
         context,
+        runtimes,
         user_stack,
         kernel_stack,
     };

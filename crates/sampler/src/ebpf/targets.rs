@@ -1,9 +1,12 @@
 //! What the program in the kernel is told of a process: where its threads keep their contexts.
 
+use std::collections::BTreeMap;
+
 use otelctx_reader::remote::tls;
+use otelctx_reader::runtime::Present;
 use otelctx_track::ThreadStatus;
 
-use super::abi::{MAX_PLACES, Place, Target, storage};
+use super::abi::{MAX_PLACES, Place, StepConfiguration, Target, storage};
 
 /// The entry of a process in the program's map.
 pub(super) fn target(serial: u32, places: &[Place]) -> Target {
@@ -16,6 +19,32 @@ pub(super) fn target(serial: u32, places: &[Place]) -> Target {
         *to = *from;
     }
     target
+}
+
+/// Steps that a target can name: `steps` in `target.h` has a byte for each.
+const MAX_STEPS: usize = size_of::<u32>();
+
+/// The steps of the runtimes of a process, by their numbers, with what they are told. A runtime whose
+/// step is not loaded is left to the ptrace sampler.
+pub(super) fn steps_of(
+    runtimes: &[Present],
+    numbers: &BTreeMap<String, u32>,
+) -> Vec<(u32, StepConfiguration)> {
+    let step = |present: &Present| {
+        let step = present.process.as_ref().ok()?.kernel_step()?;
+        let number = *numbers.get(step.name)?;
+        let mut configuration = [0; size_of::<StepConfiguration>()];
+        let room = configuration.get_mut(..step.configuration.len())?;
+        room.copy_from_slice(&step.configuration);
+        Some((number, configuration))
+    };
+    runtimes.iter().filter_map(step).take(MAX_STEPS).collect()
+}
+
+/// The numbers of steps as a target has them: the first lowest.
+pub(super) fn numbers(steps: &[(u32, StepConfiguration)]) -> u32 {
+    let numbers = steps.iter().rev().map(|(number, _)| number);
+    numbers.fold(0, |all, number| all << 8 | number)
 }
 
 /// Where the threads of a process keep their contexts; empty if they can't be read.

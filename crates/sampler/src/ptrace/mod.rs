@@ -22,6 +22,7 @@ use otelctx_sample::{Catalog, Counts, Found, Sample};
 use otelctx_track::ThreadStatus;
 use reader::remote::stop::on_own_thread;
 use reader::remote::{Error as RemoteError, Process, Stopped};
+use reader::runtime::RuntimeReading;
 
 use crate::process::check_target;
 use crate::processes::{Observation, Processes, Record};
@@ -87,6 +88,7 @@ struct Taken {
     serial: u32,
     /// The bytes of the record.
     context: Found<Vec<u8>>,
+    runtimes: Vec<RuntimeReading>,
     stack: Option<Stack>,
 }
 
@@ -146,22 +148,32 @@ impl Recorder {
         let Some(tracked) = self.processes.get_mut(pid) else {
             return;
         };
-        let configuration = match tracked.process.threads() {
-            ThreadStatus::Readable(variables) => {
-                self.serial = self.serial.wrapping_add(1).max(1);
-                let (serial, variables) = (self.serial, variables.clone());
-                tracked.data.keys.set(serial, variables.keys.clone());
-                Some(Configuration { serial, variables })
-            }
+        let runtimes = tracked.process.runtimes().clone();
+        let variables = match tracked.process.threads() {
+            ThreadStatus::Readable(variables) => Some(variables.clone()),
             _ => None,
         };
-        self.shared.configure(pid, configuration);
+        if variables.is_none() && runtimes.is_empty() {
+            self.shared.configure(pid, None);
+            return;
+        }
+        self.serial = self.serial.wrapping_add(1).max(1);
+        let serial = self.serial;
+        if let Some(variables) = &variables {
+            tracked.data.keys.set(serial, variables.keys.clone());
+        }
+        let configuration = Configuration {
+            serial,
+            variables,
+            runtimes,
+        };
+        self.shared.configure(pid, Some(configuration));
     }
 
     pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
         for _ in 0..QUEUE {
             match self.messages.try_recv() {
-                Ok(Message::Sample(taken)) => on_sample(self.sample(&taken, catalog)),
+                Ok(Message::Sample(taken)) => on_sample(self.sample(taken, catalog)),
                 Ok(Message::Exec(pid)) => self.processes.exec(pid),
                 Ok(Message::Exited(pid)) => self.processes.exiting(pid),
                 Err(_) => break,
@@ -182,7 +194,7 @@ impl Recorder {
         }
     }
 
-    fn sample(&mut self, taken: &Taken, catalog: &mut Catalog) -> Sample {
+    fn sample(&mut self, taken: Taken, catalog: &mut Catalog) -> Sample {
         let counts = &mut self.processes.counts;
         let stack = taken.stack.as_ref();
         counts.missing_stacks += u64::from(stack.is_none());
@@ -198,6 +210,7 @@ impl Recorder {
                 let bytes = bytes.as_slice();
                 Found::Attached(Record { serial, bytes })
             }),
+            runtimes: taken.runtimes,
             user_stack: stack.map_or(&[], |stack| &stack.frames),
             kernel_stack: &[],
         };

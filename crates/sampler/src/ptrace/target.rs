@@ -1,6 +1,7 @@
 //! One process that is sampled with ptrace: its threads, and what each of them is owed.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
@@ -8,7 +9,8 @@ use otelctx_reader as reader;
 use otelctx_reader::ThreadVariables;
 use otelctx_sample::{Found, ReadStep};
 use otelctx_track::stat::Stat;
-use reader::remote::{Error, Memory, MemoryError, Process, ProcessMemory, Stopped};
+use reader::remote::{Error, LiveProcess, Memory, MemoryError, Process, ProcessMemory, Stopped};
+use reader::runtime::{Present, RuntimeReading, ThreadView, read_thread};
 
 use super::account::{Account, Ended};
 use super::stack::{Stack, walk};
@@ -18,7 +20,9 @@ use crate::monotonic;
 #[derive(Debug)]
 pub(super) struct Configuration {
     pub(super) serial: u32,
-    pub(super) variables: ThreadVariables,
+    /// `None` if the process publishes no native contexts.
+    pub(super) variables: Option<ThreadVariables>,
+    pub(super) runtimes: Arc<[Present]>,
 }
 
 /// A process that is sampled.
@@ -51,6 +55,7 @@ pub(super) struct Reading {
     pub(super) time: u64,
     pub(super) comm: String,
     pub(super) context: Found<Vec<u8>>,
+    pub(super) runtimes: Vec<RuntimeReading>,
     /// `None` if the memory can't be read.
     pub(super) stack: Option<Stack>,
 }
@@ -180,12 +185,19 @@ impl Target {
             _ if !what.user_stacks => Some(Stack::default()),
             _ => None,
         };
-        let context = match (configuration, memory) {
+        let thread_pointer = stopped.thread_pointer();
+        let runtimes = match (configuration, memory) {
+            (Some(Configuration { runtimes, .. }), Some(memory)) if !runtimes.is_empty() => {
+                let target = LiveProcess::new(&self.process, memory);
+                read_thread(&target, runtimes, ThreadView::new(tid, thread_pointer))
+            }
+            _ => Vec::new(),
+        };
+        let variables = configuration.and_then(|it| it.variables.as_ref());
+        let context = match (variables, memory) {
             (None, _) => Found::NotPublished,
             (_, None) => Found::Unreadable(ReadStep::Memory),
-            (Some(configuration), Some(memory)) => {
-                let thread_pointer = stopped.thread_pointer();
-                let variables = &configuration.variables;
+            (Some(variables), Some(memory)) => {
                 let read = variables.read(memory, tid, thread_pointer, &mut record);
                 let is_current = variables.are_current(memory);
                 drop(stopped);
@@ -207,6 +219,7 @@ impl Target {
             time,
             comm: name.to_string_lossy().into_owned(),
             context,
+            runtimes,
             stack,
         })
     }

@@ -187,6 +187,7 @@ impl Worker {
             time,
             comm,
             context,
+            runtimes,
             stack,
         } = reading;
         self.send(Message::Sample(Taken {
@@ -197,6 +198,7 @@ impl Worker {
             comm,
             serial: configuration.map_or(0, |it| it.serial),
             context,
+            runtimes,
             stack,
         }));
     }

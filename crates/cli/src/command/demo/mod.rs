@@ -16,11 +16,11 @@ use otelctx_symbolize::Symbols;
 use super::record::output;
 use super::record::session::{Plan, Session};
 use super::seconds::seconds;
-use crate::Status;
 use crate::error::Error;
 use crate::interrupt;
 use crate::output::json;
 use crate::output::terminal::{self, Terminal};
+use crate::{Setup, Status};
 
 use files::Files;
 use report::Report;
@@ -75,6 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         frequency: FREQUENCY,
         ptrace_frequency: FREQUENCY_STOPPING,
         without_ebpf: false,
+        setup: Setup::default(),
         duration: Some(arguments.duration),
     })?;
     let method = session.method().clone();

@@ -24,7 +24,7 @@ use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, escape};
-use crate::{Status, interrupt};
+use crate::{Setup, Status, interrupt};
 
 use empty_recording::Before;
 use send::Collector;
@@ -96,7 +96,7 @@ Examples:
   otelctx report profile.otlp                        show the recording as tables";
 
 /// Runs the command.
-pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     output::check(&arguments.output)?;
     let targets = match arguments.all {
         true => Targets::All,
@@ -104,7 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     };
     let collector = Collector::of(&arguments.send)?;
     interrupt::catch().map_err(Error::Interrupt)?;
-    let (mut recorded, method, child) = record(arguments, targets)?;
+    let (mut recorded, method, child) = record(arguments, targets, setup)?;
     let before = Before::of(&recorded, arguments);
     arguments.filter.keep(&mut recorded);
     let summary = Summary::of(&recorded, method);
@@ -170,6 +170,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
 fn record(
     arguments: &Arguments,
     targets: Targets,
+    setup: &Setup,
 ) -> Result<(Recording, Method, Option<Child>), Error> {
     let cannot_start = child::cannot_start(&arguments.command);
     let program = child::program(&arguments.command);
@@ -183,6 +184,7 @@ fn record(
         frequency: arguments.frequency,
         ptrace_frequency: arguments.frequency,
         without_ebpf: arguments.ptrace,
+        setup: setup.clone(),
         duration: arguments.duration,
     })?;
     let method = session.method().clone();

@@ -9,8 +9,8 @@ use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets, monotonic};
 
 use super::progress::Progress;
 use crate::error::Error;
-use crate::interrupt;
 use crate::output::terminal;
+use crate::{Setup, interrupt};
 
 /// What to sample, and how.
 #[derive(Debug)]
@@ -22,6 +22,7 @@ pub(in crate::command) struct Plan {
     pub(in crate::command) ptrace_frequency: u32,
     /// Use ptrace even where eBPF is permitted.
     pub(in crate::command) without_ebpf: bool,
+    pub(in crate::command) setup: Setup,
     /// `None`: until something else ends the recording.
     pub(in crate::command) duration: Option<Duration>,
 }
@@ -43,6 +44,8 @@ impl Session {
         let mut options = Options::new(plan.targets);
         options.frequency = plan.frequency;
         options.without_ebpf = plan.without_ebpf;
+        options.runtimes = plan.setup.runtimes;
+        options.kernel_object = plan.setup.kernel_object;
         let mut sampler = Sampler::start(&options)?;
         let method = sampler.method().clone();
         if let Method::Ptrace(why) = &method {

@@ -137,6 +137,11 @@ fn missing(counts: &Counts) -> Vec<String> {
         "sample without a runtime's part",
         "samples without a runtime's part",
     );
+    add(
+        counts.context_conflicts,
+        "sample whose native context and runtime's context differ",
+        "samples whose native context and runtime's context differ",
+    );
     missing
 }
 
@@ -168,6 +173,7 @@ struct CountsJson {
     truncated_stacks: u64,
     missing_stacks: u64,
     incomplete_steps: u64,
+    context_conflicts: u64,
 }
 
 impl CountsJson {
@@ -185,6 +191,7 @@ impl CountsJson {
             truncated_stacks: counts.truncated_stacks,
             missing_stacks: counts.missing_stacks,
             incomplete_steps: counts.incomplete_steps,
+            context_conflicts: counts.context_conflicts,
         }
     }
 }
@@ -235,10 +242,12 @@ mod tests {
         counts.truncated_stacks = 6;
         counts.missing_stacks = 7;
         counts.incomplete_steps = 8;
+        counts.context_conflicts = 9;
         let second = "  missing: 1,002 unreadable contexts (variable: 1,000, record: 2), \
             1 invalid record, 3 truncated records, 4 skipped attributes with an unknown key, \
             5 skipped attributes that are not UTF-8, 6 truncated stacks, \
-            7 samples without their stacks, 8 samples without a runtime's part";
+            7 samples without their stacks, 8 samples without a runtime's part, \
+            9 samples whose native context and runtime's context differ";
         assert_eq!(
             summary(counts).text(),
             format!("{first}, 7 lost\n{second}\n")
@@ -256,6 +265,7 @@ mod tests {
         (counts.truncated_records, counts.unknown_keys) = (20, 21);
         (counts.not_utf8, counts.truncated_stacks) = (22, 23);
         (counts.missing_stacks, counts.incomplete_steps) = (24, 25);
+        counts.context_conflicts = 26;
         let json = serde_json::to_value(summary(counts).json(&[], None)).unwrap();
         let expected = serde_json::json!({
             "samples": 1234, "with_context": 1200, "processes": 1,
@@ -268,6 +278,7 @@ mod tests {
                 },
                 "lost": 5, "truncated_records": 20, "unknown_keys": 21, "not_utf8": 22,
                 "truncated_stacks": 23, "missing_stacks": 24, "incomplete_steps": 25,
+                "context_conflicts": 26,
             },
             "files": [], "sent": null,
         });

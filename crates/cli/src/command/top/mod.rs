@@ -24,7 +24,7 @@ use crate::command::filter::{self, Filter, NONE};
 use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::terminal;
-use crate::{Status, interrupt};
+use crate::{Setup, Status, interrupt};
 
 use columns::Share;
 use feed::Feed;
@@ -142,7 +142,7 @@ impl Plan {
 }
 
 /// Runs the command.
-pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     let pids = filter::processes(&arguments.pid)?;
     interrupt::catch().map_err(Error::Interrupt)?;
     let cannot_start = child::cannot_start(&arguments.command);
@@ -155,6 +155,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let mut options = otelctx_sampler::Options::new(targets);
     options.frequency = arguments.frequency;
     options.without_ebpf = arguments.ptrace;
+    options.runtimes = setup.runtimes.clone();
+    options.kernel_object = setup.kernel_object;
     let sampler = Sampler::start(&options)?;
     let stopping = match sampler.method() {
         Method::Ptrace(why) => Some(why.to_string()),
