@@ -1,0 +1,236 @@
+//! Threads that sleep are read without being stopped: what is read is never torn, and their time-outs
+//! pass as if nobody had read them.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::{Compiler, Target};
+use otelctx_reader::remote::threads::{Protocol, ThreadFiles, ThreadPointers};
+use otelctx_reader::remote::{self, FileCache, LiveProcess, Memory, tls};
+use otelctx_reader::{Error, Found, Process, Reading, StopReason};
+
+fn start(source: &str, flags: &[&str], arguments: &[&str]) -> Option<Target> {
+    let flags = [&["-rdynamic"], flags].concat();
+    let program = Compiler::gcc().program(&[source, "variable.c", "publish.c"], &flags)?;
+    Some(Target::spawn(Command::new(program).args(arguments)))
+}
+
+/// The ids of a program's sleepers, in their order.
+fn sleepers(target: &Target) -> Vec<i32> {
+    let ids = target.lines.iter().filter_map(|line| {
+        let id = line.strip_prefix("sleeper ")?.split(' ').next()?;
+        id.parse().ok()
+    });
+    ids.collect()
+}
+
+/// Reads every thread.
+fn read(process: &mut Process) -> BTreeMap<i32, Reading> {
+    let threads = process.threads().unwrap();
+    threads
+        .iter()
+        .map(|thread| (thread.tid(), thread.read()))
+        .collect()
+}
+
+/// How often each thread has been put on a CPU, and taken off one.
+fn switches(target: &Target, tids: &[i32]) -> Vec<(String, Vec<String>)> {
+    let of = |tid: &i32| {
+        let file = |name: &str| {
+            std::fs::read_to_string(format!("/proc/{}/task/{tid}/{name}", target.pid())).unwrap()
+        };
+        let switches = file("status")
+            .lines()
+            .filter(|line| line.contains("ctxt"))
+            .map(String::from)
+            .collect();
+        (file("schedstat"), switches)
+    };
+    tids.iter().map(of).collect()
+}
+
+/// Waits until each of the threads sleeps.
+fn wait_until_asleep(target: &Target, tids: &[i32]) {
+    let process = remote::Process::open(target.pid()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    for tid in tids {
+        while process.thread_state(*tid).unwrap() != 'S' {
+            assert!(Instant::now() < deadline, "thread {tid} does not sleep");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_thousand_sleepers_are_not_disturbed() {
+    let Some(target) = start("idle.c", &[], &["workers=1000"]) else {
+        return;
+    };
+    let tids = sleepers(&target);
+    assert_eq!(tids.len(), 1000);
+    wait_until_asleep(&target, &tids);
+    let before = switches(&target, &tids);
+    let mut process = Process::open(target.pid()).unwrap();
+    // The second time with what is known from the first.
+    for _ in 0..2 {
+        let readings = read(&mut process);
+        for tid in &tids {
+            let Reading { outcome, stop, .. } = &readings[tid];
+            assert_eq!(*stop, None);
+            let context = outcome.as_ref().unwrap().attached().unwrap();
+            assert_eq!(context.span_id.to_string(), "2222222222222222");
+        }
+    }
+    assert_eq!(switches(&target, &tids), before);
+}
+
+#[test]
+fn only_the_thread_that_runs_is_stopped() {
+    let Some(target) = start("idle.c", &[], &["workers=10", "spinning"]) else {
+        return;
+    };
+    let tids = sleepers(&target);
+    let (busy, asleep) = tids.split_last().unwrap();
+    wait_until_asleep(&target, asleep);
+    let before = switches(&target, asleep);
+    let readings = read(&mut Process::open(target.pid()).unwrap());
+    assert_eq!(readings[busy].stop, Some(StopReason::Running));
+    for tid in &tids {
+        assert!(matches!(readings[tid].outcome, Ok(Found::Attached(_))));
+        assert_eq!(readings[tid].stop.is_some(), tid == busy);
+    }
+    assert_eq!(switches(&target, asleep), before);
+}
+
+/// The C library does not list them. Reading them takes a stop, which would lengthen their sleep.
+#[test]
+fn a_sleep_with_a_time_out_is_not_lengthened_for_an_unknown_thread_pointer() {
+    let Some(target) = start("idle.c", &[], &["workers=5", "own=2"]) else {
+        return;
+    };
+    let tids = sleepers(&target);
+    wait_until_asleep(&target, &tids);
+    let before = switches(&target, &tids);
+    let readings = read(&mut Process::open(target.pid()).unwrap());
+    for (index, tid) in tids.iter().enumerate() {
+        let Reading { outcome, stop, .. } = &readings[tid];
+        assert_eq!(*stop, None);
+        match outcome {
+            Err(Error::WouldLengthen { tid: at }) if index < 2 => assert_eq!(at, tid),
+            Ok(Found::Attached(_)) if index >= 2 => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(switches(&target, &tids), before);
+}
+
+/// A record that was being written when it was read has two different numbers.
+fn reads_nothing_torn(protocol: Protocol) {
+    let Some(target) = start("torn.c", &[], &["3"]) else {
+        return;
+    };
+    let process = remote::Process::open(target.pid()).unwrap();
+    let memory = process.memory().unwrap();
+    let live = LiveProcess::new(&process, &memory);
+    let resolution = tls::resolve(&live, &FileCache::new(), otelctx_reader::SYMBOL).unwrap();
+    let pointers = ThreadPointers::find(&resolution.threads, &live, target.pid(), 5);
+    let threads = sleepers(&target).into_iter().map(|tid| {
+        let files = ThreadFiles::open_for(&process, tid, protocol);
+        let pointer = pointers.get(tid).unwrap().address;
+        let slot = resolution.variables[0]
+            .address(&memory, pointer)
+            .unwrap()
+            .unwrap();
+        (files, memory.read_u64(slot).unwrap())
+    });
+    let threads: Vec<_> = threads.collect();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let (mut accepted, mut refused) = (0_u64, 0_u64);
+    while Instant::now() < deadline {
+        for (files, record) in &threads {
+            let Ok(files) = files else {
+                return eprintln!("skipped: the kernel does not count how often a thread runs");
+            };
+            let read = files.read_asleep(|| {
+                let mut words = [0; 24];
+                memory.read(*record, &mut words).unwrap();
+                words
+            });
+            let Some(words) = read.unwrap() else {
+                refused += 1;
+                continue;
+            };
+            accepted += 1;
+            let (first, rest) = words.split_at(8);
+            assert!(
+                rest.chunks(8).all(|word| word == first),
+                "{protocol:?}: torn after {accepted} were accepted: {words:?}"
+            );
+        }
+    }
+    println!("{protocol:?}: {accepted} accepted, none torn; {refused} refused");
+    assert!(
+        accepted > 100 && refused > 100,
+        "{accepted} accepted, {refused} refused"
+    );
+}
+
+#[test]
+fn a_record_that_is_rewritten_between_sleeps_is_never_torn() {
+    reads_nothing_torn(Protocol::Schedstat);
+    reads_nothing_torn(Protocol::Status);
+}
+
+/// What each call came to since the last report: rounds, and ends other than its time-out.
+fn report(target: &mut Target) -> BTreeMap<String, (i32, i32)> {
+    target.lines.clear();
+    target.command("report");
+    let results = target.lines.iter().filter_map(|line| {
+        let words: Vec<&str> = line.strip_prefix("result ")?.split(' ').collect();
+        let [call, rounds, failures] = words[..] else {
+            panic!("{line}")
+        };
+        Some((
+            call.to_owned(),
+            (rounds.parse().ok()?, failures.parse().ok()?),
+        ))
+    });
+    results.collect()
+}
+
+/// 14 dumps a second, each by a process opened anew, as the command does it.
+#[test]
+fn time_outs_pass_as_without_a_reader() {
+    let flags = ["-DMILLISECONDS=500"];
+    let (Some(mut read_target), Some(mut other)) = (
+        start("sleepers.c", &flags, &[]),
+        start("sleepers.c", &flags, &[]),
+    ) else {
+        return;
+    };
+    report(&mut read_target);
+    report(&mut other);
+    let mut stops = 0;
+    for _ in 0..14 * 6 {
+        let readings = read(&mut Process::open(read_target.pid()).unwrap());
+        for (tid, reading) in &readings {
+            assert!(
+                matches!(reading.outcome, Ok(Found::Detached)),
+                "{tid}: {reading:?}"
+            );
+            stops += usize::from(reading.stop.is_some());
+        }
+        std::thread::sleep(Duration::from_millis(1000 / 14));
+    }
+    let (with, without) = (report(&mut read_target), report(&mut other));
+    println!("{stops} stops; with a reader {with:?}, without {without:?}");
+    for (call, (rounds, failures)) in &with {
+        assert_eq!(*failures, 0, "{call}");
+        let difference = rounds - without[call].0;
+        assert!(
+            difference.abs() <= 1,
+            "{call}: {with:?}, without: {without:?}"
+        );
+    }
+}
