@@ -202,7 +202,7 @@ impl Error {
                 "check the FUSE or network file server that its mapped files come from".into(),
             ),
             Self::Sampler(otelctx_sampler::Error::Snapshot(_)) => Some(
-                "it needs Linux 5.18; without --no-stop each thread is stopped for a few microseconds"
+                "it needs Linux 5.18; without --no-stop threads that run are stopped for a few microseconds"
                     .into(),
             ),
             Self::OutputExists(_) => Some("the demo overwrites nothing: give another directory".into()),

@@ -54,5 +54,5 @@ pub use otelctx_sample::{Found, ReadStep};
 pub use process::{Options, Poll, Process, Threads};
 pub use process_context::{Broken, ContextState, ProcessContext};
 pub use thread_context::{
-    Reading, SYMBOL, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
+    Reading, SYMBOL, StopReason, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
 };

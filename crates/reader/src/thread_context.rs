@@ -153,8 +153,20 @@ impl fmt::Display for Unreadable {
 pub struct Reading {
     /// What was found.
     pub outcome: Result<Found<Context>, Error>,
-    /// Whether the thread was stopped for it.
-    pub stopped: bool,
+    /// Why the thread was stopped for it, if it was.
+    pub stop: Option<StopReason>,
+}
+
+/// Why a thread was stopped to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StopReason {
+    /// It was running.
+    Running,
+    /// It was not seen running, but its thread pointer cannot be found without a stop.
+    ThreadPointer,
+    /// A language runtime is read with it.
+    Runtime,
 }
 
 /// A thread of a [`Process`].
@@ -244,16 +256,16 @@ impl<'p> Thread<'p> {
     /// ([`Error::WouldLengthen`]).
     #[must_use]
     pub fn read(&self) -> Reading {
-        let mut stopped = false;
-        let outcome = self.read_noting(&mut stopped);
-        Reading { outcome, stopped }
+        let mut stop = None;
+        let outcome = self.read_noting(&mut stop);
+        Reading { outcome, stop }
     }
 
-    fn read_noting(&self, was_stopped: &mut bool) -> Result<Found<Context>, Error> {
+    fn read_noting(&self, stop: &mut Option<StopReason>) -> Result<Found<Context>, Error> {
         let variables = self.variables()?;
         let mut record = self.buffer();
         let sleeping = self.process.sleeping();
-        match sleeping.read(self.process, variables, self.tid, &mut record) {
+        let reason = match sleeping.read(self.process, variables, self.tid, &mut record) {
             Asleep::Read(size) => {
                 return Ok(self.decode(variables, size?.map(|size| &record[..size])));
             }
@@ -262,12 +274,13 @@ impl<'p> Thread<'p> {
             {
                 return Err(Error::WouldLengthen { tid: self.tid });
             }
+            Asleep::Unknown(_) => StopReason::ThreadPointer,
             // A thread that ran a moment ago has not slept for long: its time-out, if it sleeps by
             // now, has hardly begun.
-            Asleep::Ran | Asleep::Unknown(_) => {}
-        }
+            Asleep::Ran => StopReason::Running,
+        };
         for _ in 0..MAX_TRIES {
-            match self.stop_and_read(was_stopped) {
+            match self.stop_and_read(&mut || *stop = Some(reason)) {
                 // A thread that still exists has not ended.
                 Err(Error::Remote(remote::Error::NoSuchThread { .. })) if self.is_there() => {}
                 outcome => return outcome,
@@ -276,10 +289,10 @@ impl<'p> Thread<'p> {
         Err(Error::NotStopped { tid: self.tid })
     }
 
-    fn stop_and_read(&self, was_stopped: &mut bool) -> Result<Found<Context>, Error> {
+    fn stop_and_read(&self, on_stop: &mut dyn FnMut()) -> Result<Found<Context>, Error> {
         let variables = self.variables()?;
         let mut stopped = self.stop()?;
-        *was_stopped = true;
+        on_stop();
         let read = stopped.read(variables);
         let thread_pointer = stopped.thread_pointer();
         let StoppedThread {

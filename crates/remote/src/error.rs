@@ -47,6 +47,17 @@ pub enum Error {
         /// The `TracerPid` that the kernel reports.
         tracer: i32,
     },
+    /// The thread is a worker that the kernel started in the process, for io_uring. It executes no code
+    /// of the process and cannot be traced.
+    #[error(
+        "thread {tid} of process {pid} is a worker of the kernel's io_uring, which has no context"
+    )]
+    KernelWorker {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+    },
     /// The thread did not stop in time. It is left running.
     #[error(
         "thread {tid} of process {pid} did not stop within {} ms: the kernel reports state {state} \

@@ -9,6 +9,7 @@ mod all;
 mod tracee;
 
 use std::cell::RefCell;
+use std::io::Read;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
@@ -258,6 +259,7 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
             pid,
             reason: "it is a kernel thread, which has no thread pointer",
         },
+        Errno::EPERM if is_kernel_worker(process, tid) => Error::KernelWorker { pid, tid },
         Errno::EPERM | Errno::EACCES => Error::NotPermitted {
             pid,
             action: "stop a thread",
@@ -268,6 +270,28 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
             source: errno.into(),
         },
     }
+}
+
+/// Whether the kernel started the thread for io_uring: PF_IO_WORKER or PF_USER_WORKER
+/// (<linux/sched.h>) among the flags, field 9 of its `stat`.
+fn is_kernel_worker(process: &Process, tid: i32) -> bool {
+    const PF_IO_WORKER: u32 = 0x10;
+    const PF_USER_WORKER: u32 = 0x4000;
+    let mut stat = String::new();
+    let file = process.open_entry(&format!("task/{tid}/stat"));
+    if file
+        .and_then(|mut file| file.read_to_string(&mut stat))
+        .is_err()
+    {
+        return false;
+    }
+    // Behind the name, which may hold anything, the state is the third field.
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    let flags = fields
+        .split_whitespace()
+        .nth(6)
+        .and_then(|flags| flags.parse().ok());
+    flags.is_some_and(|flags: u32| flags & (PF_IO_WORKER | PF_USER_WORKER) != 0)
 }
 
 /// Runs `work` on a new OS thread and returns its result.

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::{env, thread};
 
@@ -382,12 +382,12 @@ fn vm_child() {
         "parent",
         vec![schema("tls_v1"), keys(&["a", "b"])],
     ));
-    let child = child_in_same_memory(0);
+    let child = child_in_same_memory();
     println!("child: {child}");
     ready();
 }
 
-fn child_in_same_memory(more_flags: libc::c_int) -> libc::pid_t {
+fn child_in_same_memory() -> libc::pid_t {
     extern "C" fn wait(_: *mut libc::c_void) -> libc::c_int {
         // SAFETY: these take no pointers.
         unsafe {
@@ -399,11 +399,49 @@ fn child_in_same_memory(more_flags: libc::c_int) -> libc::pid_t {
     }
     // Aligned for any architecture, and never freed.
     let stack = Vec::leak(vec![0_u128; 4096]).as_mut_ptr_range().end;
-    let flags = libc::CLONE_VM | libc::SIGCHLD | more_flags;
+    let flags = libc::CLONE_VM | libc::SIGCHLD;
     // SAFETY: the child only waits, on a stack of its own.
     let child = unsafe { libc::clone(wait, stack.cast(), flags, std::ptr::null_mut()) };
     assert!(child > 0);
     child
+}
+
+/// Set when threads of [`start_stuck_thread`] are to go to sleep.
+static ALL_THERE: AtomicBool = AtomicBool::new(false);
+
+/// A thread that goes into an uninterruptible sleep, as the caller of vfork() does while it waits for
+/// its child. clone() makes it without the C library, which therefore does not list it: only a stop
+/// would tell its thread pointer.
+fn start_stuck_thread() -> libc::pid_t {
+    extern "C" fn sleep(stack: *mut libc::c_void) -> libc::c_int {
+        extern "C" fn wait(_: *mut libc::c_void) -> libc::c_int {
+            // SAFETY: these take no pointers.
+            unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                loop {
+                    libc::pause();
+                }
+            }
+        }
+        while !ALL_THERE.load(Ordering::Acquire) {
+            std::hint::spin_loop();
+        }
+        // It has the thread-local storage of its creator, which it must not use.
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        // SAFETY: the child only waits, on a stack of its own.
+        unsafe { libc::clone(wait, stack, flags, std::ptr::null_mut()) }
+    }
+    let stack = || Vec::leak(vec![0_u128; 4096]).as_mut_ptr_range().end;
+    let flags = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM;
+    // SAFETY: the thread does nothing but spin and clone, on a stack of its own.
+    let thread = unsafe { libc::clone(sleep, stack().cast(), flags, stack().cast()) };
+    assert!(thread > 0);
+    thread
 }
 
 /// A thread in an uninterruptible sleep, and three created after it.
@@ -412,20 +450,14 @@ fn stuck() {
         .service_name("stuck")
         .publish()
         .unwrap();
-    let (sender, all_there) = std::sync::mpsc::channel();
-    thread::spawn(move || {
-        println!("stuck: {}", gettid());
-        all_there.recv().unwrap();
-        // As vfork() waits for its child.
-        child_in_same_memory(libc::CLONE_VFORK);
-    });
+    println!("stuck: {}", start_stuck_thread());
     for number in 1..=3 {
         worker(&format!("worker-{number}"), move |stay| {
             attach_number(number);
             stay();
         });
     }
-    sender.send(()).unwrap();
+    ALL_THERE.store(true, Ordering::Release);
     ready();
 }
 
@@ -435,8 +467,9 @@ fn all_stuck() {
         .service_name("all stuck")
         .publish()
         .unwrap();
+    ALL_THERE.store(true, Ordering::Release);
     for _ in 0..STUCK {
-        thread::spawn(|| child_in_same_memory(libc::CLONE_VFORK));
+        start_stuck_thread();
     }
     let is_stuck = |task: &std::io::Result<std::fs::DirEntry>| {
         let stat = std::fs::read_to_string(task.as_ref().unwrap().path().join("stat"));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use otelctx_reader::{Error, Process, Thread, Threads};
 
 use super::partial::{Partial, PartialReason, ThreadOutcome};
+use super::retry::{Again, settle};
 
 /// The time that is given to look at one process.
 #[derive(Clone, Copy, Debug)]
@@ -40,13 +41,14 @@ impl Deadline {
         Instant::now() >= self.end
     }
 
-    /// Has `look` look at one thread of `process` after the other until the deadline, and returns
-    /// what that came to if these were not all.
+    /// Has `look` read one thread of `process` after the other until the deadline, and once more
+    /// those whose record was invalid: if it still is, they have none attached. Returns how many were
+    /// read, and why if these were not all.
     pub(super) fn threads(
         &self,
         process: &mut Process,
         mut look: impl FnMut(&Thread<'_>) -> ThreadOutcome,
-    ) -> Result<Option<Partial>, Error> {
+    ) -> Result<(usize, Option<Partial>), Error> {
         // The list has no end while a process creates threads as fast as they are listed.
         let Threads {
             threads,
@@ -55,13 +57,18 @@ impl Deadline {
         } = process.threads_while(|| Instant::now() < self.half)?;
         let (mut read, mut ended) = (0, 0);
         let mut is_late = !is_complete;
-        for thread in &threads {
+        let mut invalid = Vec::new();
+        for (index, thread) in threads.iter().enumerate() {
             let seen = match self.has_passed() {
                 true => ThreadOutcome::Late,
                 false => look(thread),
             };
             match seen {
                 ThreadOutcome::Read => read += 1,
+                ThreadOutcome::Invalid { .. } => {
+                    read += 1;
+                    invalid.push(index);
+                }
                 ThreadOutcome::Ended => ended += 1,
                 ThreadOutcome::Late => {
                     is_late = true;
@@ -69,12 +76,18 @@ impl Deadline {
                 }
             }
         }
+        settle(&mut invalid, self.end, |index| {
+            match look(&threads[index]) {
+                ThreadOutcome::Invalid { asleep } => Again::Invalid { asleep },
+                _ => Again::Settled,
+            }
+        });
         let mut of = threads.len() - ended;
         if !is_complete {
             of = of.max(thread_count(process));
         }
         let why = PartialReason::Deadline(self.timeout);
-        Ok(is_late.then_some(Partial { read, of, why }))
+        Ok((read, is_late.then_some(Partial { read, of, why })))
     }
 
     /// For when all the time went before the first thread.
@@ -106,7 +119,8 @@ mod tests {
         let end = now + timeout;
         let mut seen = |half| {
             let deadline = Deadline { timeout, half, end };
-            deadline.threads(&mut own, |_| ThreadOutcome::Read).unwrap()
+            let read = deadline.threads(&mut own, |_| ThreadOutcome::Read);
+            read.unwrap().1
         };
         let partial = seen(now).unwrap();
         assert_eq!((partial.read, partial.of > 0), (0, true));

@@ -28,7 +28,8 @@ use crate::{Setup, Status};
 
 /// Show the context of a process and of each of its threads
 ///
-/// Each thread is stopped for a few microseconds while its record is read, unless --no-stop is given.
+/// A thread that sleeps is read as it is. One that runs is stopped for a few microseconds, unless
+/// --no-stop is given.
 /// Also reads core files (docs/core-files.md).
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "all", "core"]), after_help = "\

@@ -82,6 +82,11 @@ impl PartialJson {
 pub(super) enum ThreadOutcome {
     /// An answer, or that there is none.
     Read,
+    /// A record that is being rewritten, or was detached that way.
+    Invalid {
+        /// The thread sleeps.
+        asleep: bool,
+    },
     /// The thread has ended.
     Ended,
     /// There was no time left to stop it.
@@ -99,6 +104,8 @@ impl ThreadOutcome {
             Error::Remote(remote::Error::StopTimeout { timeout, .. }) if *timeout < whole => {
                 Self::Late
             }
+            // A worker of the kernel has no context.
+            Error::Remote(remote::Error::KernelWorker { .. }) => Self::Ended,
             error if is_gone(error) => Self::Ended,
             _ => Self::Read,
         }

@@ -1,40 +1,76 @@
-//! Looking again where the first look came at a bad moment.
+//! Reading again where the first attempt came at a bad moment.
 
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use otelctx_reader::{Error, Found, remote};
+use otelctx_reader::{Error, Reading, Thread, remote};
 
 use crate::error::is_gone;
 
-/// Waits before further looks. Whoever looks at a thread has it for some microseconds only.
+/// Waits before a thread that another reader has stopped is read again. That takes some microseconds.
 const WAITS: [Duration; 4] = [
     Duration::from_micros(200),
     Duration::from_millis(1),
     Duration::from_millis(3),
     Duration::from_millis(10),
 ];
+/// Waits before invalid records are read again, all of them together. One that is being rewritten is
+/// valid again after less than a microsecond, unless its thread lost its CPU in the middle.
+const WAITS_FOR_VALID: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
 
-/// Does `look`, and again if another reader had the thread just then, or if `again` says so of the
-/// answer. The last answer counts.
-pub(super) fn retry_while<T>(
-    mut look: impl FnMut() -> Result<T, Error>,
-    again: impl Fn(&T) -> bool,
-) -> Result<T, Error> {
+/// Reads a thread, and again while another reader has it stopped.
+pub(super) fn read_thread(thread: &Thread<'_>) -> Reading {
     for wait in WAITS {
-        match look() {
-            Ok(answer) if again(&answer) => {}
-            Err(Error::Remote(remote::Error::AlreadyTraced { .. })) => {}
-            answer => return answer,
+        let reading = thread.read();
+        match &reading.outcome {
+            Err(Error::Remote(remote::Error::AlreadyTraced { .. })) => sleep(wait),
+            _ => return reading,
         }
-        sleep(wait);
     }
-    look()
+    thread.read()
 }
 
-/// Whether a record was being rewritten just then.
-pub(super) fn is_rewritten<C>(outcome: &Found<C>) -> bool {
-    matches!(outcome, Found::Invalid)
+/// What reading a thread again came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Again {
+    /// It is no longer invalid.
+    Settled,
+    /// It still is. A thread that sleeps does not write.
+    Invalid {
+        /// The thread sleeps.
+        asleep: bool,
+    },
+}
+
+/// Reads the threads again whose records were invalid, until `deadline`. Afterwards `invalid` has those
+/// that still are: their threads detached them that way. Returns false if there was no time to find
+/// that out.
+pub(super) fn settle(
+    invalid: &mut Vec<usize>,
+    deadline: Instant,
+    mut read: impl FnMut(usize) -> Again,
+) -> bool {
+    let mut detached = Vec::new();
+    for wait in WAITS_FOR_VALID {
+        if invalid.is_empty() {
+            break;
+        }
+        if Instant::now() + wait >= deadline {
+            invalid.append(&mut detached);
+            return false;
+        }
+        sleep(wait);
+        invalid.retain(|index| match read(*index) {
+            Again::Settled => false,
+            Again::Invalid { asleep: false } => true,
+            Again::Invalid { asleep: true } => {
+                detached.push(*index);
+                false
+            }
+        });
+    }
+    invalid.append(&mut detached);
+    true
 }
 
 /// Looks that find no process where there is one.

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use otelctx_fixtures::RaisedLimits;
+use otelctx_fixtures::{Compiler, RaisedLimits, Target as ProgramTarget};
 use serde_json::Value;
 
 use crate::run::{Answer, command, otelctx, temporary, under_strace};
@@ -275,9 +275,9 @@ fn a_deadline_also_ends_the_wait_for_a_thread() {
     assert_none_is_stopped(&target);
 }
 
-/// As the kernel sees it: whom the command lets go before it takes the next.
+/// As the kernel sees it: which threads the command traces.
 #[test]
-fn threads_are_stopped_one_at_a_time() {
+fn threads_that_sleep_are_not_stopped() {
     let target = crowd(1000);
     let file = temporary("stops");
     let dump = dump(&target, &["--json", "--deadline", "60"]);
@@ -287,26 +287,56 @@ fn threads_are_stopped_one_at_a_time() {
     let answer = Answer::of(strace.output().unwrap()).expect(0).json();
     let calls = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
-    let mut held = None;
-    let mut stopped = 0;
-    for line in calls.lines() {
-        // `4711 ptrace(PTRACE_SEIZE, 4712, NULL, 0) = 0`
-        let (_, call) = line.split_once("ptrace(PTRACE_").unwrap();
-        let (request, arguments) = call.split_once(", ").unwrap();
-        let tid = arguments.split([',', ')']).next().unwrap().to_owned();
-        assert!(line.ends_with("= 0") || request == "GETREGSET", "{line}");
-        match request {
-            "SEIZE" => assert_eq!(held.replace(tid), None, "{line}"),
-            "DETACH" => {
-                assert_eq!(held.take(), Some(tid), "{line}");
-                stopped += 1;
-            }
-            _ => assert_eq!(held, Some(tid), "{line}"),
-        }
-    }
-    assert_eq!(held, None);
-    assert_eq!(stopped, answer["threads"].as_array().unwrap().len());
+    assert!(!calls.contains("ptrace("), "{calls}");
+    assert_eq!(answer["threads_stopped"], 0);
     assert_eq!(members(&answer), (1..=1000).collect());
+}
+
+/// A publisher that detaches by the record's `valid` field, in all threads but one.
+#[test]
+fn records_that_stay_invalid_are_detached() {
+    let sources = ["idle.c", "variable.c", "publish.c"];
+    let Some(program) = Compiler::gcc().program(&sources, &["-rdynamic"]) else {
+        return;
+    };
+    for (kind, stopped) in [("sleeping", 0), ("spinning", 1)] {
+        let mut command = Command::new(&program);
+        let target = ProgramTarget::spawn(command.args(["workers=232", "invalid", kind]));
+        let sleepers = target.lines.iter().filter(|it| it.starts_with("sleeper "));
+        let ids: Vec<u64> = sleepers.map(|it| it[8..].parse().unwrap()).collect();
+        let pid = target.pid().to_string();
+        let file = temporary("invalid");
+        let dump = crate::run::command(&["dump", &pid, "--json"]);
+        let Some(mut strace) = under_strace(&dump, "trace=ptrace", &file) else {
+            return;
+        };
+        let answer = Answer::of(strace.output().unwrap()).expect(0).json();
+        let calls = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(calls.matches("PTRACE_SEIZE").count(), stopped, "{calls}");
+        assert_eq!(answer["threads_stopped"], stopped);
+        let threads = answer["threads"].as_array().unwrap();
+        assert_eq!(threads.len(), 233);
+        for thread in threads {
+            assert_eq!(thread.get("invalid"), None, "{thread}");
+            let is_last = thread["tid"] == ids[231];
+            assert_eq!(thread["context"].is_object(), is_last, "{thread}");
+            assert!(is_last || thread["context"].is_null(), "{thread}");
+        }
+        let checked = otelctx(&["check", &pid, "--json"]).json();
+        let text = text_of(&checked, "threads").unwrap();
+        assert!(
+            text.ends_with("contexts of its 233 threads; 1 attached now"),
+            "{text}"
+        );
+        let text = crate::run::command(&["dump", &pid]).output().unwrap();
+        let text = Answer::of(text).expect(0).stdout;
+        let line = match stopped {
+            0 => "  read      233 threads, none stopped\n",
+            _ => "  read      233 threads, 1 stopped (it was running)\n",
+        };
+        assert!(text.contains(line), "{text}");
+    }
 }
 
 /// The list of its threads need not have an end.

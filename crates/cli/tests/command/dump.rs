@@ -115,6 +115,7 @@ fn text_has_it_in_columns() {
             program()
         )
     );
+    assert_eq!(lines.next().unwrap(), "  read      5 threads, none stopped");
     assert_eq!(lines.next().unwrap(), "");
     let head = lines.next().unwrap();
     let rows: Vec<&str> = lines.collect();

@@ -33,7 +33,10 @@ fn what_is_read_without_stopping_is_what_is_read_of_stopped_threads() {
         let mut stopped = otelctx(&["dump", &pid, "--json"]).expect(0).json();
         let object = running.as_object_mut().unwrap();
         assert_eq!(object.remove("stopped"), Some(Value::Bool(false)));
-        assert_eq!(stopped.as_object_mut().unwrap().remove("stopped"), None);
+        assert_eq!(object.remove("threads_stopped"), Some(0.into()));
+        let other = stopped.as_object_mut().unwrap();
+        assert_eq!(other.remove("stopped"), None);
+        assert!(other.remove("threads_stopped").is_some());
         assert!(!running["threads"].as_array().unwrap().is_empty());
         assert_eq!(running, stopped);
         let text = no_stop(&[&pid]).unwrap().expect(0).stdout;
@@ -45,14 +48,17 @@ fn what_is_read_without_stopping_is_what_is_read_of_stopped_threads() {
         let mut lines = all.stdout.lines();
         let own = lines.find(|line| line.starts_with(&format!("{{\"pid\":{pid},")));
         let mut own: Value = serde_json::from_str(own.unwrap()).unwrap();
-        own.as_object_mut().unwrap().remove("stopped").unwrap();
+        let own_fields = own.as_object_mut().unwrap();
+        own_fields.remove("stopped").unwrap();
+        own_fields.remove("threads_stopped").unwrap();
         assert_eq!(own, stopped);
     }
 }
 
 #[test]
 fn no_thread_is_traced() {
-    let target = Target::start("shop");
+    // Its threads run.
+    let target = Target::start("busy");
     let pid = target.pid().to_string();
     if no_stop(&[&pid]).is_none() {
         return;
@@ -115,7 +121,7 @@ fn where_ebpf_is_refused_nothing_is_stopped_instead() {
             "{answer:?}"
         );
         assert!(
-            lines[1].starts_with("  it takes Linux 5.18; without --no-stop "),
+            lines[1].starts_with("  it needs Linux 5.18; without --no-stop "),
             "{answer:?}"
         );
     }

@@ -123,10 +123,13 @@ impl Thread<'_> {
         let variables = self.variables()?;
         let size = self.process().options().max_record;
         let mut buffer = vec![0; size.clamp(record::HEADER_SIZE, record::MAX_SIZE)];
-        let Some(memory) = self.process().open_memory() else {
-            return Ok(Found::Detached);
-        };
-        let size = variables.read(memory, self.tid(), thread_pointer, &mut buffer)?;
+        let size = match self.process().open_memory() {
+            Some(memory) => variables.read(memory, self.tid(), thread_pointer, &mut buffer),
+            None => {
+                let memory = self.process().target().memory()?;
+                variables.read(&memory, self.tid(), thread_pointer, &mut buffer)
+            }
+        }?;
         Ok(self.decode(variables, size.map(|size| &buffer[..size])))
     }
 }

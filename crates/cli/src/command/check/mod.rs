@@ -26,7 +26,7 @@ use crate::output::terminal::{self, Terminal};
 /// Check whether readers can find a program's contexts, and how to fix it if not
 ///
 /// Takes a program or library in any language, or a running process. For a process it also reads what
-/// is published; each thread is stopped for a few microseconds. The exit status is 1 if a reader would
+/// is published; threads that run are stopped for a few microseconds. The exit status is 1 if a reader would
 /// fail.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

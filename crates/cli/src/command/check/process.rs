@@ -1,5 +1,6 @@
 //! A running process: what it publishes, and whether a reader can follow it to each thread.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,7 +13,8 @@ use otelctx_reader::remote::module::{Machine, Module, Symbol};
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::remote::{Access, Storage};
 use otelctx_reader::{
-    Error as ReaderError, Options, Process, SYMBOL, ThreadSupport, ThreadVariables, Unreadable,
+    Error as ReaderError, Found, Options, Process, SYMBOL, ThreadSupport, ThreadVariables,
+    Unreadable,
 };
 
 use super::finding::{Answer, Finding};
@@ -22,7 +24,7 @@ use super::{access, context, file};
 use crate::command::deadline::Deadline;
 use crate::command::ids::process_of;
 use crate::command::partial::{Partial, ThreadOutcome};
-use crate::command::retry::{is_rewritten, retry_while};
+use crate::command::retry::read_thread;
 use crate::error::Error;
 use crate::output::text::{self, count};
 
@@ -295,10 +297,17 @@ fn threads(
 ) -> Result<Vec<Finding>, ReaderError> {
     let mut attached = 0;
     let mut failed = Vec::new();
-    let left_out = deadline.threads(process, |thread| {
-        match retry_while(|| thread.context(), is_rewritten) {
+    let mut stopped_threads = HashSet::new();
+    let (read, left_out) = deadline.threads(process, |thread| {
+        let reading = read_thread(thread);
+        if reading.stop.is_some() {
+            stopped_threads.insert(thread.tid());
+        }
+        match reading.outcome {
+            Ok(Found::Invalid) => ThreadOutcome::Invalid {
+                asleep: reading.stop.is_none(),
+            },
             Ok(outcome) => {
-                *stopped += 1;
                 attached += usize::from(outcome.attached().is_some());
                 ThreadOutcome::Read
             }
@@ -311,6 +320,7 @@ fn threads(
             }
         }
     })?;
+    *stopped = stopped_threads.len();
     let mut findings = Vec::new();
     if let Some(error) = failed.first() {
         findings.push(Finding::problem(
@@ -320,8 +330,8 @@ fn threads(
                 count(failed.len(), "thread", "threads")
             ),
         ));
-    } else if *stopped > 0 || left_out.is_none() {
-        findings.extend(readable(troubled, *stopped, attached, left_out.is_some()));
+    } else if read > 0 || left_out.is_none() {
+        findings.extend(readable(troubled, read, attached, left_out.is_some()));
     }
     findings.extend(left_out.as_ref().map(partial));
     Ok(findings)

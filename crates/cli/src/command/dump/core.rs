@@ -79,6 +79,7 @@ pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Re
         detected: None,
         looks,
         runtimes,
+        kernel_workers: 0,
         support: Ok(Arc::new(support)),
         partial,
     })

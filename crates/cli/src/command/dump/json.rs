@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::core::CoreReport;
-use super::report::{Look, NOT_VALID, Report, Support};
+use super::report::{Look, Report, Support};
 use super::runtimes::{RuntimesJson, TasksJson, ThreadRuntimesJson};
 use crate::command::partial::PartialJson;
 use crate::output::json::{AttributeMap, OrError};
@@ -47,12 +47,18 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         }),
         thread_context,
         stopped: !report.running,
+        threads_stopped: report.stopped_threads().map(|(stopped, _)| stopped),
+        kernel_workers: report.kernel_workers,
         partial: report.partial.as_ref().map(PartialJson::of),
         runtimes: (!report.runtimes.present.is_empty()).then_some(RuntimesJson(&report.runtimes)),
         context_conflicts: (conflicts > 0).then_some(conflicts),
         threads: ThreadsJson(report),
         tasks: (!report.runtimes.tasks.is_empty()).then_some(TasksJson(&report.runtimes.tasks)),
     }
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 fn lossy(name: &OsStr) -> String {
@@ -78,6 +84,10 @@ struct DumpJson<'r> {
     /// Only told when they were not.
     #[serde(skip_serializing_if = "bool::clone")]
     stopped: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threads_stopped: Option<usize>,
+    #[serde(skip_serializing_if = "is_zero")]
+    kernel_workers: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     partial: Option<PartialJson>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -210,6 +220,8 @@ struct ThreadJson<'r> {
     tid: i32,
     name: Option<String>,
     context: Option<OrError<ContextJson<'r>>>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    invalid: bool,
     #[serde(flatten)]
     runtimes: ThreadRuntimesJson<'r>,
 }
@@ -219,7 +231,6 @@ impl<'r> ThreadJson<'r> {
         let context = match &look.outcome {
             None => unreadable.map(|why| OrError::error(&why)),
             Some(Ok(Found::Attached(context))) => Some(OrError::Value(ContextJson::of(context))),
-            Some(Ok(Found::Invalid)) => Some(OrError::error(&NOT_VALID)),
             Some(Ok(_)) => None,
             Some(Err(error)) => Some(OrError::error(error)),
         };
@@ -227,6 +238,7 @@ impl<'r> ThreadJson<'r> {
             tid: look.tid,
             name: look.name.as_deref().map(lossy),
             context,
+            invalid: look.is_invalid(),
             runtimes: ThreadRuntimesJson::of(report, look),
         }
     }

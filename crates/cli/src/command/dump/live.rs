@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_reader::{
-    ContextState, Error, FileCache, Found, Options, Process, Thread, ThreadSupport, Threads,
+    ContextState, Error, FileCache, Found, Options, Process, Thread, ThreadSupport, Threads, remote,
 };
 use otelctx_sampler::{Snapshots, ThreadSnapshot};
 
@@ -13,7 +13,7 @@ use super::report::{Look, MOST_CONTEXTS, Report};
 use super::runtimes::{self, Runtimes};
 use crate::command::deadline::thread_count;
 use crate::command::partial::{Partial, PartialReason};
-use crate::command::retry::{is_rewritten, retry_while};
+use crate::command::retry::{Again, read_thread, settle};
 use crate::error::is_gone;
 
 /// Of the time that is given, the part in which threads are read: 9 of 10. The rest is for finding
@@ -79,8 +79,12 @@ impl Looking {
             ContextState::Published(_) => None,
             _ => Some(self.process.detected()?),
         };
+        let mut kernel_workers = 0;
         let (support, looks, runtimes, partial) = match self.settled(&mut snapshots) {
-            Ok(seen) => (Ok(seen.support), seen.looks, seen.runtimes, seen.partial),
+            Ok(seen) => {
+                kernel_workers = seen.kernel_workers;
+                (Ok(seen.support), seen.looks, seen.runtimes, seen.partial)
+            }
             Err(error @ Error::Deadline { .. }) => {
                 let partial = self.none_read();
                 (Err(error), Vec::new(), Runtimes::default(), Some(partial))
@@ -101,6 +105,7 @@ impl Looking {
             support,
             looks,
             runtimes,
+            kernel_workers,
             partial,
         })
     }
@@ -162,9 +167,15 @@ impl Looking {
             }
             _ => None,
         };
-        let mut looks = Vec::new();
+        let read = |thread| match &runtimes {
+            Some(runtimes) => runtimes.look(thread),
+            None => look(thread, is_readable),
+        };
+        let mut looks: Vec<Look> = Vec::new();
+        // The thread that each look is of, and which looks found an invalid record.
+        let (mut read_threads, mut invalid) = (Vec::new(), Vec::new());
         let mut kept = 0;
-        let mut ended = 0;
+        let (mut ended, mut kernel_workers) = (0, 0);
         let mut why = (!is_complete).then_some(late);
         for thread in &threads {
             if Instant::now() >= until.threads {
@@ -175,20 +186,38 @@ impl Looking {
                 why = Some(PartialReason::Memory(MOST_CONTEXTS));
                 break;
             }
-            let look = match &runtimes {
-                Some(runtimes) => runtimes.look(thread),
-                None => look(thread, is_readable),
-            };
-            match look {
-                Some(look) => {
+            match read(thread) {
+                Looked::At(look) => {
                     kept += look.size();
+                    if look.is_invalid() {
+                        invalid.push(looks.len());
+                    }
                     looks.push(look);
+                    read_threads.push(thread);
                 }
-                None => ended += 1,
+                Looked::Ended => ended += 1,
+                Looked::KernelWorker => kernel_workers += 1,
+            }
+        }
+        let is_settled = settle(&mut invalid, until.threads, |index| {
+            let Looked::At(look) = read(read_threads[index]) else {
+                return Again::Settled;
+            };
+            let (is_invalid, asleep) = (look.is_invalid(), look.stop.is_none());
+            let stop = looks[index].stop.or(look.stop);
+            looks[index] = Look { stop, ..look };
+            match is_invalid {
+                true => Again::Invalid { asleep },
+                false => Again::Settled,
+            }
+        });
+        if is_settled {
+            for index in invalid {
+                looks[index].outcome = Some(Ok(Found::Detached));
             }
         }
         let runtimes = runtimes.map(|reader| reader.finish(&looks));
-        let mut of = threads.len() - ended;
+        let mut of = threads.len() - ended - kernel_workers;
         if !is_complete {
             of = of.max(thread_count(&self.process));
         }
@@ -198,6 +227,7 @@ impl Looking {
             support,
             looks,
             runtimes: runtimes.unwrap_or_default(),
+            kernel_workers,
             partial,
         })
     }
@@ -208,6 +238,8 @@ struct ThreadOutcome {
     support: Arc<ThreadSupport>,
     looks: Vec<Look>,
     runtimes: Runtimes,
+    /// Threads that were skipped: workers of the kernel's io_uring.
+    kernel_workers: usize,
     partial: Option<Partial>,
 }
 
@@ -264,6 +296,7 @@ fn snapshot(
         support,
         looks,
         runtimes: Runtimes::default(),
+        kernel_workers: 0,
         partial: (read < of).then_some(Partial { read, of, why }),
     })
 }
@@ -281,15 +314,31 @@ fn of_snapshot(thread: ThreadSnapshot) -> Look {
     }
 }
 
-/// Looks at a thread; again if its context was being rewritten. `None` if it has ended.
-fn look(thread: &Thread<'_>, is_readable: bool) -> Option<Look> {
+/// What reading one thread came to.
+pub(super) enum Looked {
+    At(Look),
+    Ended,
+    KernelWorker,
+}
+
+/// Reads a thread.
+fn look(thread: &Thread<'_>, is_readable: bool) -> Looked {
+    let mut stop = None;
     let (name, outcome) = match thread.name() {
-        Ok(name) => {
-            let outcome = is_readable.then(|| retry_while(|| thread.context(), is_rewritten));
-            (Some(name), outcome)
+        Ok(name) if is_readable => {
+            let reading = read_thread(thread);
+            stop = reading.stop;
+            (Some(name), Some(reading.outcome))
         }
+        Ok(name) => (Some(name), None),
         Err(error) => (None, Some(Err(error))),
     };
-    let has_ended = matches!(&outcome, Some(Err(error)) if is_gone(error));
-    (!has_ended).then(|| Look::new(thread.tid(), name, outcome))
+    match &outcome {
+        Some(Err(error)) if is_gone(error) => Looked::Ended,
+        Some(Err(Error::Remote(remote::Error::KernelWorker { .. }))) => Looked::KernelWorker,
+        _ => Looked::At(Look {
+            stop,
+            ..Look::new(thread.tid(), name, outcome)
+        }),
+    }
 }

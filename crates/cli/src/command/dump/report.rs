@@ -6,7 +6,8 @@ use std::sync::Arc;
 use otelctx_reader::format::record::Context;
 use otelctx_reader::runtime::RuntimeReading;
 use otelctx_reader::{
-    Broken, ContextState, Detected, Error, Found, ThreadSupport, ThreadVariables, Unreadable,
+    Broken, ContextState, Detected, Error, Found, StopReason, ThreadSupport, ThreadVariables,
+    Unreadable,
 };
 
 use super::core::CoreReport;
@@ -40,6 +41,8 @@ pub(super) struct Report {
     pub(super) support: Result<Arc<ThreadSupport>, Error>,
     pub(super) looks: Vec<Look>,
     pub(super) runtimes: Runtimes,
+    /// Threads that were skipped: workers of the kernel's io_uring, which have no context.
+    pub(super) kernel_workers: usize,
     /// Not all threads are in `looks`.
     pub(super) partial: Option<Partial>,
 }
@@ -52,6 +55,8 @@ pub(super) struct Look {
     pub(super) name: Option<OsString>,
     /// `None` where no thread has a context that could be read.
     pub(super) outcome: Option<Result<Found<Context>, String>>,
+    /// Whether it was stopped to be read, and why.
+    pub(super) stop: Option<StopReason>,
     /// Another source has a context with other ids.
     pub(super) is_conflict: bool,
     /// What language runtimes say of it.
@@ -59,6 +64,11 @@ pub(super) struct Look {
 }
 
 impl Look {
+    /// Whether a record is attached whose `valid` field is not 1.
+    pub(super) fn is_invalid(&self) -> bool {
+        matches!(self.outcome, Some(Ok(Found::Invalid)))
+    }
+
     /// A thread with its native context, and what was read of that.
     pub(super) fn new(
         tid: i32,
@@ -69,6 +79,7 @@ impl Look {
             tid,
             name,
             outcome: outcome.map(|outcome| outcome.map_err(|error| error.to_string())),
+            stop: None,
             is_conflict: false,
             runtimes: Vec::new(),
         }
@@ -96,9 +107,6 @@ impl Look {
     }
 }
 
-/// PartialReason a record that is attached was not read.
-pub(super) const NOT_VALID: &str = "the record is marked as not valid: it is being rewritten";
-
 impl Report {
     /// Whether something is published that can't be read, or was not. That nothing is published is
     /// no problem.
@@ -111,10 +119,18 @@ impl Report {
                 Support::Readable(_) => self
                     .looks
                     .iter()
-                    .any(|look| matches!(look.outcome, Some(Err(_) | Ok(Found::Invalid)))),
+                    .any(|look| matches!(look.outcome, Some(Err(_)))),
                 Support::Unpublished => false,
                 Support::Unreadable(_) | Support::Unknown(_) => true,
             }
+    }
+
+    /// How many threads were stopped to be read, and how many of them were running; `None` for a core
+    /// file.
+    pub(super) fn stopped_threads(&self) -> Option<(usize, usize)> {
+        let stops = || self.looks.iter().filter_map(|look| look.stop);
+        let running = stops().filter(|stop| *stop == StopReason::Running).count();
+        self.core.is_none().then(|| (stops().count(), running))
     }
 
     /// Modules of a process that may have a variable, too, and could not be looked into. Those of a

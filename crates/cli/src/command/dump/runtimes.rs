@@ -11,11 +11,12 @@ use otelctx_reader::runtime::{
     Present, RuntimeReading, RuntimeThread, Scope, Task, TaskReading, ThreadState, scope,
 };
 use otelctx_reader::sample::NamedFrame;
-use otelctx_reader::{Error, Found, Process, Thread};
+use otelctx_reader::{Error, Found, Process, StopReason, Thread, remote};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::json::ContextJson;
+use super::live::Looked;
 use super::report::{Look, Report};
 use crate::error::is_gone;
 use crate::output::attributes::pairs;
@@ -58,8 +59,8 @@ impl<'p> Reader<'p> {
         })
     }
 
-    /// Reads a thread. `None` if it has ended.
-    pub(super) fn look(&self, thread: &Thread<'_>) -> Option<Look> {
+    /// Reads a thread.
+    pub(super) fn look(&self, thread: &Thread<'_>) -> Looked {
         let stopped = self.stopped.as_ref();
         let stopped = stopped.and_then(|process| process.thread(thread.tid()));
         let state = thread.name().and_then(|name| {
@@ -67,15 +68,13 @@ impl<'p> Reader<'p> {
             Ok((name, state))
         });
         match state {
-            Ok((name, state)) => Some(look(thread.tid(), Some(name), state)),
-            Err(error) if is_gone(&error) => None,
-            Err(error) => Some(Look {
-                tid: thread.tid(),
-                name: None,
-                outcome: Some(Err(error.to_string())),
-                is_conflict: false,
-                runtimes: Vec::new(),
+            Ok((name, state)) => Looked::At(Look {
+                stop: Some(StopReason::Runtime),
+                ..look(thread.tid(), Some(name), state)
             }),
+            Err(error) if is_gone(&error) => Looked::Ended,
+            Err(Error::Remote(remote::Error::KernelWorker { .. })) => Looked::KernelWorker,
+            Err(error) => Looked::At(Look::new(thread.tid(), None, Some(Err(error)))),
         }
     }
 
@@ -118,6 +117,7 @@ pub(super) fn look(tid: i32, name: Option<std::ffi::OsString>, state: ThreadStat
         name,
         outcome: Some(outcome),
         is_conflict,
+        stop: None,
         runtimes: state.runtimes,
     }
 }

@@ -7,7 +7,7 @@ use otelctx_reader::format::record::{Context, Skipped};
 use otelctx_reader::{ContextState, Found, SYMBOL, ThreadVariables, Unreadable};
 
 use super::core::CoreReport;
-use super::report::{NOT_VALID, Report, Support};
+use super::report::{Report, Support};
 use super::runtimes;
 use crate::output::attributes::{language, pairs, string};
 use crate::output::table::{Align, Table};
@@ -23,6 +23,9 @@ const MOST_MISSING: usize = 8;
 /// Of threads that were not stopped.
 const WHILE_THEY_RAN: &str =
     "while the threads ran: each record twice, and shown where both were the same";
+
+/// Of a thread whose record is not valid, where a second read was not possible.
+const INVALID: &str = "invalid: being rewritten, or detached";
 
 /// Starts what is said of all threads.
 const THREADS: &str = "  threads   ";
@@ -80,6 +83,10 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
     text += &runtimes::head(&report.runtimes, terminal);
     if let (true, Support::Readable(_)) = (report.running, report.support()) {
         text += &terminal.sentence("  read      ", WHILE_THEY_RAN);
+    } else if let (Support::Readable(_), Some(stopped)) =
+        (report.support(), report.stopped_threads())
+    {
+        text += &terminal.sentence("  read      ", &read(report, stopped));
     }
     let unreadable = report.unreadable_modules();
     for (module, why) in unreadable.iter().take(MOST_MISSING) {
@@ -95,6 +102,25 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
         text += &terminal.sentence("  partial   ", &partial.sentence());
     }
     text
+}
+
+/// How many threads were read, and how many of them were stopped for it.
+fn read(report: &Report, (stopped, running): (usize, usize)) -> String {
+    let threads = count(report.looks.len(), "thread", "threads");
+    let stopped = match (stopped, running) {
+        (0, _) => "none stopped".to_owned(),
+        (1, 1) => "1 stopped (it was running)".to_owned(),
+        _ if stopped == running => format!("{stopped} stopped (they were running)"),
+        _ => format!("{stopped} stopped ({running} of them running)"),
+    };
+    let skipped = match report.kernel_workers {
+        0 => String::new(),
+        skipped => format!(
+            "; {} of io_uring skipped",
+            count(skipped, "kernel worker", "kernel workers")
+        ),
+    };
+    format!("{threads}, {stopped}{skipped}")
 }
 
 /// How the threads' contexts are reached, or why there are none.
@@ -202,7 +228,7 @@ fn table(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Resul
     let rows = report.looks.iter().map(|look| {
         let [trace, span, attributes] = match &look.outcome {
             Some(Ok(Found::Attached(context))) => context_cells(context),
-            Some(Ok(Found::Invalid)) => word(NOT_VALID),
+            Some(Ok(Found::Invalid)) => word(INVALID),
             Some(Ok(_)) | None => word("none attached"),
             Some(Err(error)) => word(&format!("unreadable: {}", escape(&error.to_string()))),
         };

@@ -1,11 +1,11 @@
 //! What is told of one process.
 
-use otelctx_reader::{Broken, Error, Process, ProcessContext, ThreadSupport};
+use otelctx_reader::{Broken, Error, Found, Process, ProcessContext, ThreadSupport};
 use serde::{Deserialize, Serialize};
 
 use crate::command::deadline::Deadline;
 use crate::command::partial::{PartialJson, ThreadOutcome};
-use crate::command::retry::{is_rewritten, retry_while};
+use crate::command::retry::read_thread;
 use crate::error::MORE_TIME;
 use crate::output::attributes::{language, string};
 use crate::output::table::Align;
@@ -102,7 +102,7 @@ impl Row {
         }
     }
 
-    /// Counts the threads that work on a trace, until the deadline. Stops each for a moment.
+    /// Counts the threads that work on a trace, until the deadline. Stops for a moment those that run.
     pub(super) fn count_traces(
         &mut self,
         process: &mut Process,
@@ -113,7 +113,11 @@ impl Row {
         }
         let mut with_trace = 0;
         let partial = deadline.threads(process, |thread| {
-            match retry_while(|| thread.context(), is_rewritten) {
+            let reading = read_thread(thread);
+            match reading.outcome {
+                Ok(Found::Invalid) => ThreadOutcome::Invalid {
+                    asleep: reading.stop.is_none(),
+                },
                 Ok(outcome) => {
                     let context = outcome.attached();
                     let works = context.is_some_and(|context| !context.trace_id.is_zero());
@@ -125,7 +129,7 @@ impl Row {
         });
         let partial = match partial {
             Err(Error::Deadline { .. }) => Some(deadline.none_read(process)),
-            partial => partial?,
+            partial => partial?.1,
         };
         self.threads_with_trace = Some(with_trace);
         self.partial = partial

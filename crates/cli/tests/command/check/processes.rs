@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use otelctx_fixtures::{Compiler, Target as Fixture};
+use otelctx_reader::remote::stop::on_own_thread;
 use otelctx_reader::remote::{Process, Stopped};
 
 use super::{assert_findings, check, compile, finding, findings, program, text};
@@ -37,7 +38,7 @@ fn a_process_that_publishes_everything() {
     assert_eq!(subject["pid"], target.pid());
     assert_eq!(subject["executable"], own.to_str().unwrap());
     assert_eq!(subject["state"], "sleeping");
-    assert_eq!(subject["threads_stopped"], 5);
+    assert_eq!(subject["threads_stopped"], 0);
     assert_eq!(finding(&answer, "storage")["module"], own.to_str().unwrap());
 }
 
@@ -178,12 +179,28 @@ fn a_process_that_is_stopped_or_traced() {
     }
     kill(pid, Signal::SIGCONT).unwrap();
 
+    // A thread that another tracer has stopped can be read as it is.
     let stopped = Stopped::stop(&process, target.pid(), Duration::from_secs(60)).unwrap();
     let answer = check(target.pid().to_string());
     stopped.resume().unwrap();
+    assert_eq!(answer.status, 0);
+    assert!(findings(&answer).contains(&READ.to_owned()));
+
+    let target = Target::start("busy");
+    let pid = target.pid();
+    let threads = Process::open(pid).unwrap().threads().unwrap();
+    let thread = threads.iter().find(|it| it.name == "at work").unwrap().tid;
+    // The thread runs on, and is traced until the OS thread ends that traces it.
+    let answer = on_own_thread(|| {
+        // SAFETY: takes numbers only.
+        let traced = unsafe { nix::libc::ptrace(nix::libc::PTRACE_SEIZE, thread, 0, 0) };
+        assert_eq!(traced, 0);
+        check(pid.to_string())
+    });
+    let answer = answer.unwrap();
     assert_eq!(answer.status, 1);
     let expected = format!(
-        "1 thread can't be read: thread {pid} of process {pid} is already traced by process "
+        "1 thread can't be read: thread {thread} of process {pid} is already traced by process "
     );
     assert!(
         text(&answer, "threads").starts_with(&expected),
