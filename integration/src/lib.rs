@@ -43,7 +43,9 @@ pub fn checksum(number: i64, filler: &str) -> i64 {
     hash as i64
 }
 
-/// The README's programs compile, and run where they can.
+/// The programs in READMEs compile, and run where they can.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
+#[doc = include_str!("../../crates/otelctx/README.md")]
+#[doc = include_str!("../../crates/reader/README.md")]
 pub struct Readme;
