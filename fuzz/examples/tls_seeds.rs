@@ -19,16 +19,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, Target};
+use otelctx_reader::SYMBOL as NAME;
 use otelctx_remote::mappings::Walk;
 use otelctx_remote::module::Machine;
 use otelctx_remote::tls::resolve;
 use otelctx_remote::{
-    Access, Device, Error, FileCache, Mapping, Memory, MemoryError, Module,
-    Process, Stopped,
+    Access, Device, Error, FileCache, Mapping, Memory, MemoryError, Module, Process, Stopped,
 };
 use synthetic::{AARCH64, FILE, FILES, MAPPINGS, PIECE, SEPARATOR, Synthetic, THREAD};
 
-const NAME: &str = "otel_thread_ctx_v1";
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of a file that are kept or dropped together.
 const GRAIN: usize = 16;
@@ -49,10 +48,7 @@ type Seed = (String, Vec<u8>);
 /// Where each thread has each of the variables.
 type Addresses = Vec<Vec<Option<u64>>>;
 
-fn addresses(
-    target: &dyn otelctx_remote::Target,
-    threads: &[u64],
-) -> (Addresses, Vec<OsString>) {
+fn addresses(target: &dyn otelctx_remote::Target, threads: &[u64]) -> (Addresses, Vec<OsString>) {
     let resolution = resolve(target, &FileCache::new(), NAME).expect("a resolution");
     let variables = resolution.variables.iter().map(|variable| {
         let address = |thread: &u64| variable.address(target, *thread).expect("an address");
@@ -174,7 +170,9 @@ impl otelctx_remote::Target for Recorder<'_> {
         if self.deleted {
             return Err(None);
         }
-        self.process.mapped_file(range, name, device, inode).ok_or(None)
+        self.process
+            .mapped_file(range, name, device, inode)
+            .ok_or(None)
     }
 
     fn machine(&self) -> Machine {

@@ -12,10 +12,9 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use otelctx_reader::SYMBOL as NAME;
 use otelctx_remote::Module;
 use otelctx_remote::module::Symbol;
-
-const NAME: &str = "otel_thread_ctx_v1";
 
 /// A file that costs no disk, and its path.
 static FILE: LazyLock<(File, PathBuf)> = LazyLock::new(|| {

@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use std::process::Command;
 
 use otelctx_fixtures::{Compiler, Target, large_library};
+use otelctx_reader::SYMBOL as NAME;
 use otelctx_remote::mappings::{self, Walk};
 use otelctx_remote::module::{Machine, Module};
 use otelctx_remote::tls::resolve;
@@ -15,8 +16,6 @@ use otelctx_remote::{
 };
 
 use crate::row::Report;
-
-const NAME: &str = "otel_thread_ctx_v1";
 
 pub(crate) fn run(report: &mut Report) {
     report.group("resolve");

@@ -14,6 +14,7 @@ use opentelemetry_proto::tonic::profiles::v1development::{
     Function, KeyValueAndUnit, Line, Location, Mapping, Profile, ProfilesData, ProfilesDictionary,
     Sample, ValueType,
 };
+use otelctx_sample::format::THREADLOCAL;
 use prost::Message;
 
 /// The maximum number of reported violations: a broken file can have one for each entry.
@@ -199,7 +200,7 @@ impl Check<'_> {
             self.require(seen.insert(key), || {
                 format!("resource {index} has {key} twice")
             });
-            self.require(!key.starts_with("threadlocal."), || {
+            self.require(!key.starts_with(THREADLOCAL), || {
                 format!("resource {index} has {key}, which is no telemetry")
             });
         }

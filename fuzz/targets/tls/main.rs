@@ -11,11 +11,10 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use nix::time::{ClockId, clock_gettime};
+use otelctx_reader::SYMBOL as NAME;
 use otelctx_remote::tls::{Resolution, resolve};
 use otelctx_remote::{FileCache, Storage};
 use synthetic::Synthetic;
-
-const NAME: &str = "otel_thread_ctx_v1";
 
 /// Limit on CPU time of one resolution, in a build that is several times slower than the command.
 const MAX_TIME: Duration = Duration::from_secs(1);

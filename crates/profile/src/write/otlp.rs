@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value};
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use opentelemetry_proto::tonic::resource::v1::Resource;
+use otelctx_sample::format::THREADLOCAL;
 use otelctx_sample::format::process_context::Value;
 use otelctx_sample::{Event, ProcessFacts, ProcessId, Sample};
 use prost::Message;
@@ -20,9 +21,6 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 
 use crate::{Group, Kind, Options, Profile};
 use tables::{Entries, Tables};
-
-/// The prefix of attributes that describe how contexts are shared. They are never telemetry.
-const MECHANISM: &str = "threadlocal.";
 
 /// Field numbers of the messages that are written piece by piece.
 mod field {
@@ -182,7 +180,8 @@ fn resource(profile: &Profile, process: ProcessId) -> Resource {
         .resource
         .iter()
         .map(|(key, value)| (key.as_str(), any_value(value)))
-        .filter(|(key, _)| !key.starts_with(MECHANISM));
+        // They describe how contexts are shared, which is not telemetry.
+        .filter(|(key, _)| !key.starts_with(THREADLOCAL));
     for (key, value) in published.chain(detected(facts)) {
         // What the process publishes goes before what the recorder detected; each key stands once.
         if !key.is_empty() && attributes.iter().all(|attribute| attribute.key != key) {
