@@ -2,7 +2,6 @@
 
 mod find;
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +9,9 @@ use std::time::{Duration, Instant};
 use otelctx_format::{KeyMap, record};
 use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
-use remote::{FileCache, LiveProcess, Memory, MemoryError, ProcessMemory, tls};
+use remote::{
+    CodeLayout, FileCache, LiveProcess, Memory, MemoryError, ProcessMemory, Target as _, tls,
+};
 
 pub use self::find::Poll;
 use crate::process_context::{Found, HeaderBytes, Polled};
@@ -75,9 +76,9 @@ pub struct Process {
     found: Option<Found>,
     /// Addresses of contexts that could not be read, with their headers where those could be.
     broken: Vec<(u64, Option<HeaderBytes>)>,
-    variables: Option<(Layout, Arc<tls::Resolution>)>,
+    variables: Option<Arc<tls::Resolution>>,
     sleeping: SleepingThreads,
-    runtimes: Option<(Layout, Arc<[Present]>)>,
+    runtimes: Option<(CodeLayout, Arc<[Present]>)>,
 }
 
 /// Threads of a process: [`Process::threads_while`].
@@ -91,10 +92,6 @@ pub struct Threads<'p> {
     /// Whether the list is complete.
     pub is_complete: bool,
 }
-
-/// Tells two sets of loaded modules apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout(u64);
 
 impl Process {
     /// Opens a process with the default [`Options`]; resolves nothing yet.
@@ -213,28 +210,28 @@ impl Process {
     fn resolve(&mut self) -> Result<Arc<tls::Resolution>, Error> {
         // May forget what is known of a program that runs no more.
         self.memory()?;
-        let layout = self.layout()?;
-        if let Some((known, resolution)) = &self.variables
-            && *known == layout
+        if let Some(resolution) = &self.variables
             && is_settled(resolution)
-            && self.are_registered(resolution)
+            && self.modules_unchanged()?
         {
             return Ok(resolution.clone());
         }
         if self.is_late() {
             return Err(self.late("resolve the variable of its threads"));
         }
-        let memory = self.memory.as_ref().expect("memory was just opened");
-        let target = LiveProcess::new(&self.target, memory)
-            .with_deadline(self.options.deadline)
-            .with_maps_as_text(self.options.maps_as_text);
+        let Some(target) = self.as_target() else {
+            return Err(remote::Error::NoSuchProcess {
+                pid: self.target.pid(),
+            }
+            .into());
+        };
         let resolution = match tls::resolve(&target, &self.files, SYMBOL) {
             Err(remote::Error::Deadline { .. }) => {
                 return Err(self.late("resolve the variable of its threads"));
             }
             resolution => Arc::new(resolution?),
         };
-        self.variables = Some((layout, resolution.clone()));
+        self.variables = Some(resolution.clone());
         Ok(resolution)
     }
 
@@ -249,13 +246,13 @@ impl Process {
         }
         // May forget what is known of a program that runs no more.
         self.memory()?;
-        let layout = self.layout()?;
+        let target = self.as_target().expect("memory was just opened");
+        let layout = self.layout(&target)?;
         if let Some((known, present)) = &self.runtimes
             && *known == layout
         {
             return Ok(present.clone());
         }
-        let target = self.as_target().expect("memory was just opened");
         let present = match self.options.runtimes.probe(&target, &self.files) {
             Err(remote::Error::Deadline { .. }) => return Err(self.late("look for runtimes")),
             present => Arc::from(present?),
@@ -264,25 +261,31 @@ impl Process {
         Ok(present)
     }
 
-    /// The process as it is now, if its memory was opened before.
+    /// The process as a [`Target`](remote::Target), up to [`Options::deadline`], with the memory of
+    /// the program that ran when its context or its threads were last read. `None` if neither was.
     #[must_use]
     pub fn as_target(&self) -> Option<LiveProcess<'_>> {
-        let target = LiveProcess::new(&self.target, self.memory.as_ref()?)
-            .with_deadline(self.options.deadline)
-            .with_maps_as_text(self.options.maps_as_text);
-        Some(target)
+        let target = LiveProcess::new(&self.target, self.memory.as_ref()?);
+        let options = &self.options;
+        Some(
+            target
+                .with_deadline(options.deadline)
+                .with_maps_as_text(options.maps_as_text),
+        )
     }
 
-    /// Which code is mapped where: changes with every dlopen, dlclose and exec.
-    fn layout(&self) -> Result<Layout, Error> {
-        let mut hasher = DefaultHasher::new();
-        let scan = self
-            .target
-            .code_mappings(self.scan_options(), &mut |mapping| {
-                (mapping.start, mapping.end, mapping.device, mapping.inode).hash(&mut hasher);
-            });
-        self.complete(scan?)?;
-        Ok(Layout(hasher.finish()))
+    /// The cache of files that its modules are read through.
+    #[must_use]
+    pub fn files(&self) -> &FileCache {
+        &self.files
+    }
+
+    /// Which code is mapped where.
+    fn layout(&self, target: &LiveProcess<'_>) -> Result<CodeLayout, Error> {
+        match target.code_layout() {
+            Err(remote::Error::Deadline { .. }) => Err(self.late("scan its mappings")),
+            layout => Ok(layout?),
+        }
     }
 
     /// How its mappings are scanned.
@@ -319,8 +322,21 @@ impl Process {
     ///
     /// # Errors
     /// See [`Self::threads`].
-    pub fn threads_while(&mut self, mut go_on: impl FnMut() -> bool) -> Result<Threads<'_>, Error> {
-        let support = Arc::new(self.thread_support()?);
+    pub fn threads_while(&mut self, go_on: impl FnMut() -> bool) -> Result<Threads<'_>, Error> {
+        let context = self.context()?;
+        self.threads_of(&context, go_on)
+    }
+
+    /// [`Self::threads_while`] for a process context that was just read, which is not read again.
+    ///
+    /// # Errors
+    /// See [`Self::threads`].
+    pub fn threads_of(
+        &mut self,
+        context: &ContextState,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Result<Threads<'_>, Error> {
+        let support = Arc::new(self.thread_support_of(context)?);
         let process = &*self;
         let mut threads = Vec::new();
         let mut is_complete = true;
@@ -350,13 +366,17 @@ impl Process {
     /// # Errors
     /// When the process cannot be inspected.
     pub fn modules_unchanged(&self) -> Result<bool, Error> {
-        let layout = self.layout()?;
-        let runtimes = self.runtimes.as_ref();
         let variables = self.variables.as_ref();
-        Ok(runtimes.is_none_or(|(known, _)| *known == layout)
-            && variables.is_none_or(|(known, resolution)| {
-                *known == layout && self.are_registered(resolution)
-            }))
+        let runtimes = self.runtimes.as_ref().map(|(layout, _)| *layout);
+        let known = variables.and_then(|it| it.layout).into_iter();
+        let mut known = known.chain(runtimes).peekable();
+        // Nothing was resolved, or the program that it was resolved for has gone.
+        let (Some(_), Some(target)) = (known.peek(), self.as_target()) else {
+            return Ok(true);
+        };
+        let layout = self.layout(&target)?;
+        let is_registered = || variables.is_none_or(|it| self.are_registered(it));
+        Ok(known.all(|known| known == layout) && is_registered())
     }
 
     /// Whether the dynamic linker's entries for the modules of these variables are unchanged: a module

@@ -252,7 +252,8 @@ fn more_mappings_than_allowed_are_an_error_in_every_look() {
         |error| matches!(error, Error::TooManyMappings { pid: of, limit: 3 } if of == pid);
     assert!(refused(process.context().unwrap_err()));
     assert!(refused(process.threads().map(|_| ()).unwrap_err()));
-    assert!(refused(process.modules_unchanged().unwrap_err()));
+    // Nothing was resolved that could have changed.
+    assert!(process.modules_unchanged().unwrap());
 }
 
 #[test]

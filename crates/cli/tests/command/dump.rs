@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::run::otelctx;
+use crate::run::{Answer, Scratch, command, otelctx, under_strace};
 use crate::target::{self, SPAN, TRACE, Target};
 
 /// Path of the program that targets run.
@@ -365,4 +365,31 @@ fn a_path_with_a_line_break_is_shown_as_it_is() {
     assert_eq!(json["thread_context"]["module"], path);
     let shown = format!(" in {}, local-exec", path.replace('\n', "\\n"));
     assert!(text.contains(&shown), "{text}");
+}
+
+/// Once to find the context, once to resolve the variable, once to confirm after the threads were
+/// read; and of a process that publishes nothing once.
+#[test]
+fn the_mappings_are_walked_no_more_often_than_needed() {
+    let scratch = Scratch::new("walks");
+    let log = scratch.folder().join("strace");
+    for (kind, walks) in [("shop", 3), ("silent", 1)] {
+        let target = Target::start(kind);
+        let pid = target.pid().to_string();
+        for no_stop in [&[][..], &["--no-stop"]] {
+            let dump = command(&[&["dump", &pid], no_stop].concat());
+            let Some(mut strace) = under_strace(&dump, "trace=openat", &log) else {
+                return;
+            };
+            let answer = Answer::of(strace.output().unwrap());
+            if answer.status == 2 && answer.stderr.contains("eBPF") {
+                eprintln!("skipped: {}", answer.stderr.trim_end());
+                continue;
+            }
+            answer.expect(0);
+            let calls = std::fs::read_to_string(&log).unwrap();
+            let opened = calls.lines().filter(|line| line.contains("\"maps\""));
+            assert_eq!(opened.count(), walks, "{kind} {no_stop:?}: {calls}");
+        }
+    }
 }

@@ -88,7 +88,41 @@ pub struct Search<'a> {
 #[derive(Debug)]
 enum Rest {
     Found(Vec<NamedMapping>),
-    NotYet(File),
+    /// What is still to be scanned: all of an open `/proc/PID/maps` but what was visited.
+    NotYet(File, Visited),
+}
+
+/// Maximum number of ranges remembered of a scan: 1 MiB of them. Mappings beyond are visited twice.
+const MAX_RANGES: usize = 64 * 1024;
+
+/// Address ranges whose mappings were visited, in address order. Neighbours are one range.
+#[derive(Debug, Default)]
+struct Visited(Vec<(u64, u64)>);
+
+impl Visited {
+    fn add(&mut self, mapping: &Mapping<'_>) {
+        let is_full = self.0.len() >= MAX_RANGES;
+        match self.0.last_mut() {
+            Some((_, end)) if *end == mapping.start => *end = mapping.end,
+            _ if is_full => {}
+            _ => self.0.push((mapping.start, mapping.end)),
+        }
+    }
+
+    /// The first address from `address` on that was not visited. `next` is the index of the first
+    /// range that may hold it; addresses have to ascend.
+    fn skip(&self, address: u64, next: &mut usize) -> u64 {
+        while let Some((start, end)) = self.0.get(*next) {
+            if *end <= address {
+                *next += 1;
+            } else if *start <= address {
+                return *end;
+            } else {
+                break;
+            }
+        }
+        address
+    }
 }
 
 impl<'a> Search<'a> {
@@ -100,6 +134,7 @@ impl<'a> Search<'a> {
         let only = flags::FILE_BACKED | flags::READABLE | flags::WRITABLE;
         let mut query = Query::new(&maps);
         let mut found = Vec::new();
+        let mut visited = Visited::default();
         let (mut address, mut seen) = (0, 0);
         loop {
             if is_clock_check_due(&mut seen) && filter.options.is_past_deadline() {
@@ -113,6 +148,7 @@ impl<'a> Search<'a> {
                         filter.keep(&named, &mut found);
                     }
                     address = mapping.end;
+                    visited.add(&mapping);
                 }
                 Ok(_) => break,
                 // An older kernel, or one that does not permit it.
@@ -125,7 +161,7 @@ impl<'a> Search<'a> {
         Ok(Scan::Complete(Self {
             filter,
             writable_files: found,
-            rest: Rest::NotYet(maps),
+            rest: Rest::NotYet(maps, visited),
         }))
     }
 
@@ -153,11 +189,12 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Finds the others: mappings without a file, or not writable.
+    /// Finds the others: mappings without a file, or not writable. What was visited at first is
+    /// skipped, so that no mapping is visited twice.
     pub(crate) fn others(self) -> io::Result<Scan<Vec<NamedMapping>>> {
-        let maps = match self.rest {
+        let (maps, visited) = match self.rest {
             Rest::Found(found) => return Ok(Scan::Complete(found)),
-            Rest::NotYet(maps) => maps,
+            Rest::NotYet(maps, visited) => (maps, visited),
         };
         let only = if anonymous_memory_has_names() {
             flags::READABLE
@@ -166,7 +203,7 @@ impl<'a> Search<'a> {
         };
         let mut query = Query::new(&maps);
         let mut found = Vec::new();
-        let (mut address, mut seen) = (0, 0);
+        let (mut address, mut seen, mut range) = (0, 0, 0);
         // Fetching an unneeded name is expensive for a file, a second query is expensive for
         // anonymous memory. Neighbours are mostly of one kind.
         let mut with_name = false;
@@ -174,6 +211,7 @@ impl<'a> Search<'a> {
             if is_clock_check_due(&mut seen) && self.filter.options.is_past_deadline() {
                 return Ok(Scan::DeadlinePassed);
             }
+            address = visited.skip(address, &mut range);
             let next = if with_name {
                 query.next_named(address, only)?
             } else {
@@ -359,6 +397,20 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
             });
         }
         (starts, lines.seen)
+    }
+
+    #[test]
+    fn what_was_visited_is_skipped() {
+        let mut visited = Visited::default();
+        for (start, end) in [(0x1000, 0x2000), (0x2000, 0x3000), (0x5000, 0x6000)] {
+            let line = format!("{start:x}-{end:x} rw-p 0 00:01 7 /memfd:B");
+            visited.add(&Mapping::parse(line.as_bytes()).unwrap());
+        }
+        assert_eq!(visited.0, [(0x1000, 0x3000), (0x5000, 0x6000)]);
+        let mut range = 0;
+        let skipped = [0, 0x1000, 0x3000, 0x4000, 0x5800, 0x7000]
+            .map(|address| visited.skip(address, &mut range));
+        assert_eq!(skipped, [0, 0x3000, 0x3000, 0x4000, 0x6000, 0x7000]);
     }
 
     /// A line that was cut is visited whatever is in it.

@@ -9,7 +9,7 @@ use aya::{Btf, Ebpf, EbpfLoader};
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
 use otelctx_sample::{Found, ReadStep};
-use reader::{ThreadSupport, ThreadVariables};
+use reader::ThreadVariables;
 
 use super::abi::{self, EventHead, RECORD_LIMIT, Wanted, part};
 use super::load::{find, is_first_namespace, map};
@@ -80,30 +80,19 @@ impl Snapshots {
         Ok(Self { programs, wanted })
     }
 
-    /// Reads the context of each thread of a process, in the order of their ids.
+    /// Reads the context of each thread of a process, in the order of their ids, from the variables
+    /// that [`reader::Process::thread_support`] has found. A library that is unloaded meanwhile may
+    /// leave other data in their place: see [`reader::Process::modules_unchanged`].
     ///
     /// # Errors
     /// When the process has no readable contexts, or can't be looked at.
-    pub fn threads(&mut self, process: &mut reader::Process) -> Result<Vec<ThreadSnapshot>, Error> {
-        let mut read = self.read(process)?;
-        for _ in 1..TRIES {
-            // What was there may be another's memory by now.
-            if process.modules_unchanged()? {
-                break;
-            }
-            read = self.read(process)?;
-        }
-        Ok(read)
-    }
-
-    fn read(&mut self, process: &mut reader::Process) -> Result<Vec<ThreadSnapshot>, Error> {
+    pub fn threads(
+        &mut self,
+        process: &mut reader::Process,
+        variables: &ThreadVariables,
+    ) -> Result<Vec<ThreadSnapshot>, Error> {
         let pid = process.target().pid();
-        let mut variables = match process.thread_support()? {
-            ThreadSupport::Readable(variables) => variables,
-            ThreadSupport::Unreadable(why) => {
-                return Err(reader::Error::Unreadable { pid, why }.into());
-            }
-        };
+        let mut variables = variables.clone();
         let wanted = Wanted {
             pid: pid as u32,
             reserved: 0,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_reader::{
-    ContextState, Error, FileCache, Found, Options, Process, Thread, ThreadSupport, Threads, remote,
+    ContextState, Error, FileCache, Found, Options, Process, Thread, ThreadSupport,
+    ThreadVariables, Threads, remote,
 };
 use otelctx_sampler::{Snapshots, ThreadSnapshot};
 
@@ -19,6 +20,8 @@ use crate::error::is_gone;
 /// Of the time that is given, the part in which threads are read: 9 of 10. The rest is for finding
 /// out whether libraries went meanwhile, and for writing.
 const FOR_THREADS: f64 = 0.9;
+/// Times that the threads are read where libraries were unloaded meanwhile each time.
+const MAX_READS: usize = 3;
 /// How long finding that out may take beyond it all: without an answer nothing that was read counts.
 const FOR_MODULES: f64 = 0.1;
 /// Of that time, the part that may be spent on listing the threads.
@@ -113,18 +116,28 @@ impl Looking {
     /// The threads; again if a library went meanwhile, which may have left others' data where its
     /// variable was.
     fn settled(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<ThreadOutcome, Error> {
-        let seen = self.look_at_threads(snapshots)?;
+        let mut seen = self.look_at_threads(snapshots)?;
+        let mut reads = 1;
+        while !self.are_modules_unchanged()? {
+            if reads == MAX_READS || Instant::now() >= self.until.threads {
+                return Ok(seen.forget(PartialReason::Modules(self.timeout)));
+            }
+            self.process.set_deadline(Some(self.until.threads));
+            self.context = self.process.context()?;
+            seen = self.look_at_threads(snapshots)?;
+            reads += 1;
+        }
+        Ok(seen)
+    }
+
+    /// Whether the modules stayed the same while the threads were read; not, if there was no time to
+    /// find out.
+    fn are_modules_unchanged(&mut self) -> Result<bool, Error> {
         self.process.set_deadline(Some(self.until.end));
         match self.process.modules_unchanged() {
-            Ok(false) if Instant::now() < self.until.threads => {
-                self.process.set_deadline(Some(self.until.threads));
-                self.look_at_threads(snapshots)
-            }
-            Ok(false) | Err(Error::Deadline { .. }) => {
-                Ok(seen.forget(PartialReason::Modules(self.timeout)))
-            }
-            // Also if it can't be told because the process has ended: what was read of it stands.
-            Ok(true) | Err(_) => Ok(seen),
+            Err(Error::Deadline { .. }) => Ok(false),
+            // Also if the process has ended: what was read of it stands.
+            unchanged => Ok(unchanged.unwrap_or(true)),
         }
     }
 
@@ -153,12 +166,16 @@ impl Looking {
             threads,
             is_complete,
             ..
-        } = self.process.threads_while(|| Instant::now() < until.list)?;
+        } = self
+            .process
+            .threads_of(&self.context, || Instant::now() < until.list)?;
         let late = PartialReason::Deadline(self.timeout);
         let is_readable = matches!(*support, ThreadSupport::Readable(_));
-        if let (true, Some(snapshots)) = (is_readable, snapshots.as_deref_mut()) {
-            let names = names(&threads);
-            return snapshot(&mut self.process, support, names, snapshots);
+        if let (ThreadSupport::Readable(variables), Some(snapshots)) =
+            (&*support, snapshots.as_deref_mut())
+        {
+            let (names, variables) = (names(&threads), variables.clone());
+            return snapshot(&mut self.process, support, &variables, names, snapshots);
         }
         let runtimes = match threads.first() {
             Some(thread) if !present.is_empty() => {
@@ -266,10 +283,11 @@ fn names(threads: &[Thread<'_>]) -> Vec<(i32, OsString)> {
 fn snapshot(
     process: &mut Process,
     support: Arc<ThreadSupport>,
+    variables: &ThreadVariables,
     names: Vec<(i32, OsString)>,
     snapshots: &mut Snapshots,
 ) -> Result<ThreadOutcome, Error> {
-    let all: Vec<Look> = match snapshots.threads(process) {
+    let all: Vec<Look> = match snapshots.threads(process, variables) {
         Ok(threads) => threads.into_iter().map(of_snapshot).collect(),
         Err(otelctx_sampler::Error::Reader(error)) => return Err(error),
         Err(otelctx_sampler::Error::Remote(error)) => return Err(error.into()),
