@@ -169,6 +169,14 @@ impl<'a> Record<'a> {
             };
             let Ok(value) = core::str::from_utf8(value) else {
                 context.skipped.not_utf8 += 1;
+                // The last occurrence counts: an earlier value is out of date.
+                let stale = core::mem::take(&mut position[usize::from(key)]);
+                if let Some(stale) = usize::from(stale).checked_sub(1) {
+                    context.attributes.remove(stale);
+                    for behind in &mut position {
+                        *behind -= u16::from(usize::from(*behind) > stale);
+                    }
+                }
                 continue;
             };
             match usize::from(position[usize::from(key)]).checked_sub(1) {
@@ -363,6 +371,25 @@ mod tests {
             decode(&bytes[..27]),
             Err(RecordError::TooShort { size: 27 })
         );
+    }
+
+    #[test]
+    fn a_last_value_that_is_not_utf8_leaves_no_earlier_one() {
+        let keys = KeyMap::new(["a", "b", "c"]).unwrap();
+        let resolved = |entries: &[u8]| {
+            let context = decode(&record(entries)).unwrap().resolve(&keys);
+            assert_eq!(context.skipped.not_utf8, 1);
+            context.attributes
+        };
+        let own = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            let pair = |(name, value): &(&str, &str)| ((*name).into(), (*value).into());
+            pairs.iter().map(pair).collect()
+        };
+        let stale = [0, 1, b'x', 1, 1, b'y', 0, 1, 0xff, 1, 1, b'z', 2, 1, b'w'];
+        assert_eq!(resolved(&stale), own(&[("b", "z"), ("c", "w")]));
+        let restored = [0, 1, b'x', 1, 1, b'y', 0, 1, 0xff, 0, 1, b'z'];
+        assert_eq!(resolved(&restored), own(&[("b", "y"), ("a", "z")]));
+        assert_eq!(resolved(&[0, 1, 0xff, 0, 1, b'z']), own(&[("a", "z")]));
     }
 
     #[test]
