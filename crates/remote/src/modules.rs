@@ -210,7 +210,7 @@ impl Modules {
 
     /// The C library of the process, if one of its modules is a known one.
     pub fn c_library(&self) -> Option<CLibrary> {
-        self.loaded.iter().find_map(|module| module.file.library)
+        c_library(self.loaded.iter().map(|module| &*module.file))
     }
 
     /// The first module that defines `name`, and the symbol's address in the process, see
@@ -226,6 +226,17 @@ impl Modules {
     pub fn named(&self, name: &OsStr) -> Option<&LoadedModule> {
         self.loaded.iter().find(|module| module.name == name)
     }
+}
+
+/// The C library that manages the thread-local storage of a process with these modules: glibc where its
+/// dynamic linker is loaded, whatever else is.
+pub(crate) fn c_library<'a>(
+    modules: impl Iterator<Item = &'a ModuleFile> + Clone,
+) -> Option<CLibrary> {
+    if modules.clone().any(|it| it.glibc.rtld_global.is_some()) {
+        return Some(CLibrary::Glibc);
+    }
+    modules.clone().find_map(|module| module.library)
 }
 
 /// The name of facts that depend on nothing but the file.

@@ -96,7 +96,7 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
         mut unreadable,
         layout,
     } = modules::tls_modules(target, cache, name)?;
-    let library = loaded.iter().find_map(|loaded| loaded.module.library);
+    let library = modules::c_library(loaded.iter().map(|loaded| &*loaded.module.file));
     let tls_modules = glibc_tls_modules(target, &loaded, &mut unreadable);
 
     let mut left_out = 0;
@@ -213,7 +213,9 @@ fn variable(
             offset: definition.offset,
             generation: generation.filter(|_| library == CLibrary::Glibc),
         },
-        (None, Some(_), None) => return Err("the C library of the process is not known"),
+        (None, Some(_), None) => {
+            return Err("the C library of the process is not known: it is neither glibc nor musl");
+        }
         (None, None, _) => {
             return Err("nothing in the process tells yet where the variable is");
         }

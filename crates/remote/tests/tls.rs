@@ -102,6 +102,22 @@ fn linked_library() {
     }
 }
 
+/// bionic names itself so, and libhybris loads it beside glibc. It is none of the C libraries that are
+/// known, and the process's own is glibc.
+#[test]
+fn a_library_with_the_name_of_musl_beside_glibc() {
+    let flags = ["-mtls-dialect=gnu2", "-Wl,-soname,libc.so"];
+    let Some(library) = Compiler::gcc().library(&["variable.c"], &flags) else {
+        return;
+    };
+    let Some(program) = loader() else { return };
+    let mut command = Command::new(&program);
+    command.arg(format!("lib={}", library.display()));
+    command.env(NO_SURPLUS.0, NO_SURPLUS.1);
+    let target = Target::spawn(&mut command);
+    assert_found(&target, &library, Access::Tlsdesc, Storage::Dynamic);
+}
+
 const MODELS: &[(&[&str], Access)] = &[
     (&["-mtls-dialect=gnu2"], Access::Tlsdesc),
     (&["-mtls-dialect=gnu"], Access::GeneralDynamic),

@@ -18,18 +18,17 @@ pub enum CLibrary {
 }
 
 impl CLibrary {
-    /// Recognises a C library by the name it gives itself, or, for musl, which has none unless a
-    /// distribution gives it one, by a function that its dynamic linker looks up in itself.
+    /// Recognises glibc by the name it gives itself, and musl by a function that its dynamic linker
+    /// looks up in itself: musl has no name unless a distribution gives it one, and other C libraries
+    /// (bionic, by way of libhybris beside glibc) have the same.
     pub(crate) fn recognise(
         elf: &Elf<'_>,
         soname: Option<&[u8]>,
     ) -> Result<Option<Self>, ElfError> {
         match soname {
             Some(glibc::SONAME) => Ok(Some(CLibrary::Glibc)),
-            Some(musl::SONAME) => Ok(Some(CLibrary::Musl)),
-            Some(soname) if soname.starts_with(musl::SONAME_PREFIX) => Ok(Some(CLibrary::Musl)),
-            Some(_) => Ok(None),
-            None => Ok(elf
+            Some(soname) if !musl::is_name(soname) => Ok(None),
+            _ => Ok(elf
                 .dynamic_symbol(musl::DYNAMIC_LINKER)?
                 .is_some_and(|symbol| symbol.defined)
                 .then_some(CLibrary::Musl)),
@@ -63,8 +62,26 @@ impl CLibrary {
 
 #[cfg(test)]
 mod tests {
+    use otelctx_fixtures::Compiler;
+
     use super::*;
     use crate::memory::Image;
+    use crate::module::Module;
+
+    /// bionic's libc.so has the name that musl's may have; only musl's is musl.
+    #[test]
+    fn a_name_alone_is_no_musl() {
+        for name in ["libc.so", "libc.musl-x86_64.so.1"] {
+            let soname = format!("-Wl,-soname,{name}");
+            let flags = ["-mtls-dialect=gnu2", &soname];
+            let Some(library) = Compiler::gcc().library(&["variable.c"], &flags) else {
+                return;
+            };
+            let module = Module::open(&library, "x").unwrap();
+            assert_eq!(module.soname.as_deref(), Some(name.as_bytes()));
+            assert_eq!(module.library, None);
+        }
+    }
 
     const THREAD: u64 = 0x7f22_0000_0000;
     const VECTOR: u64 = 0x7f22_0000_1000;

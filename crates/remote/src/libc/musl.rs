@@ -8,9 +8,14 @@ use crate::memory::MemoryError;
 /// The last stage of its dynamic linker (`ldso/dynlink.c`), which the stage before finds by name.
 pub(crate) const DYNAMIC_LINKER: &[u8] = b"__dls3";
 /// The name of musl's `libc.so`, where it gives itself one.
-pub(crate) const SONAME: &[u8] = b"libc.so";
+const SONAME: &[u8] = b"libc.so";
 /// What Alpine Linux makes of it.
-pub(crate) const SONAME_PREFIX: &[u8] = b"libc.musl-";
+const SONAME_PREFIX: &[u8] = b"libc.musl-";
+
+/// Whether musl may have this name. Others may, too.
+pub(crate) fn is_name(soname: &[u8]) -> bool {
+    soname == SONAME || soname.starts_with(SONAME_PREFIX)
+}
 
 /// Where the thread pointer's structure keeps the vector: `struct pthread` begins at the thread
 /// pointer on x86-64 and ends at it on aarch64 (`TLS_ABOVE_TP`).

@@ -3,7 +3,7 @@
 use crate::elf::{Elf, ElfError};
 use crate::libc::CLibrary;
 use crate::machine::Machine;
-use crate::modules::Loaded;
+use crate::modules::{Loaded, c_library};
 
 /// What the names of glibc's own descriptions of its structures begin with (`nptl_db/structs.def`).
 const PREFIX: &[u8] = b"_thread_db_";
@@ -121,6 +121,7 @@ impl ThreadLists {
     pub(crate) fn of(loaded: &[Loaded], machine: Machine) -> Self {
         let mut lists = Self {
             machine: Some(machine),
+            library: c_library(loaded.iter().map(|loaded| &*loaded.module.file)),
             ..Self::default()
         };
         let rtld_global = loaded.iter().find_map(|loaded| {
@@ -129,8 +130,10 @@ impl ThreadLists {
         });
         for loaded in loaded {
             let module = &loaded.module;
-            if module.library.is_some() && lists.library.is_none() {
-                lists.library = module.library;
+            if module.library.is_some()
+                && module.library == lists.library
+                && lists.library_range.is_none()
+            {
                 let start = loaded.bias.wrapping_add(module.first_load.address);
                 lists.library_range = Some((start, loaded.bias.wrapping_add(module.end)));
             }
