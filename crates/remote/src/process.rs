@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use nix::dir::Dir;
@@ -23,7 +23,9 @@ use nix::sys::stat::Mode;
 use crate::mappings::{self, Mapping, Walk};
 use crate::memory::ProcessMemory;
 
-use crate::file::is_mapped_file;
+use crate::elf::Source;
+use crate::file::FileBytes;
+use crate::file_cache::{MAX_READ, read_within};
 use crate::permission;
 use crate::{Device, Error};
 pub use sizes::{Sizes, SizesFile};
@@ -287,7 +289,8 @@ impl Process {
     /// Tried in turn: `map_files` (the very file, also when deleted or replaced; wants
     /// CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), the path below the process's root, the plain
     /// path (a process in a chroot shows its paths as seen from outside). A path may lead to
-    /// another file by now, so device and inode decide.
+    /// another file by now, so device and inode decide; where a file system has other
+    /// device numbers in stat(2) than in `/proc/PID/maps`, inode and build-id.
     pub fn mapped_file(
         &self,
         (start, end): (u64, u64),
@@ -295,10 +298,17 @@ impl Process {
         device: Device,
         inode: u64,
     ) -> Option<File> {
+        let is_mapped = |file: &File| match file.metadata() {
+            Ok(found) if found.ino() != inode => false,
+            Ok(found) if Device::from_stat(found.dev()) == device => true,
+            Ok(_) => self.has_build_id_of(file, start),
+            Err(_) => false,
+        };
+        // The mapping may have been replaced since.
         let map_files = format!("map_files/{start:x}-{end:x}");
-        let very_file = self.open_regular(Path::new(&map_files), |_| true);
-        if very_file.is_some() {
-            return very_file;
+        let mapped = self.open_regular(Path::new(&map_files), is_mapped);
+        if mapped.is_some() {
+            return mapped;
         }
         let relative = OsStr::from_bytes(name.strip_prefix(b"/")?);
         let root = format!("{}root", self.task_prefix());
@@ -308,7 +318,26 @@ impl Process {
         ];
         paths
             .iter()
-            .find_map(|path| self.open_regular(path, |file| is_mapped_file(file, device, inode)))
+            .find_map(|path| self.open_regular(path, is_mapped))
+    }
+
+    /// Whether the module whose header is loaded at `start` has the build-id of this file, opened with
+    /// O_PATH. Decides where the file system has other device numbers in stat(2) than in
+    /// `/proc/PID/maps` (btrfs, some overlayfs).
+    fn has_build_id_of(&self, file: &File, start: u64) -> bool {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let file = open(path.as_str(), flags, Mode::empty()).map(File::from);
+        let (Ok(file), Ok(memory)) = (file, self.memory()) else {
+            return false;
+        };
+        let id = |source| {
+            let (id, _) = read_within(MAX_READ, source, |elf| elf.build_id());
+            id.ok().flatten().flatten()
+        };
+        let bytes = FileBytes(&file);
+        let of_file = id(Source::File(&bytes));
+        of_file.is_some() && of_file == id(Source::Loaded(&memory, start))
     }
 
     /// Opens a file if it is a regular one and `is_wanted`.
@@ -427,7 +456,7 @@ fn is_gone(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::fs::PermissionsExt;
 
     use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
