@@ -131,7 +131,10 @@ impl fmt::Display for Unreadable {
             }
             Self::KeyMap(error) => error.fmt(f),
             Self::NotFound { unreadable } if unreadable.is_empty() => {
-                write!(f, "{SYMBOL} is not exported by any module")
+                write!(
+                    f,
+                    "{SYMBOL} is not exported by any module: the library that defines it may not be loaded yet"
+                )
             }
             Self::NotFound { unreadable } => {
                 let (module, reason) = &unreadable[0];

@@ -121,6 +121,10 @@ impl Report {
                     .iter()
                     .any(|look| matches!(look.outcome, Some(Err(_)))),
                 Support::Unpublished => false,
+                // A library with the variable may be loaded later: nothing that there is was missed.
+                Support::Unreadable(Unreadable::NotFound { unreadable }) => {
+                    self.forced || !unreadable.is_empty()
+                }
                 Support::Unreadable(_) | Support::Unknown(_) => true,
             }
     }
