@@ -34,7 +34,7 @@ kill $service
 /// What [`COMMAND`] prints.
 pub(crate) const COMMAND_OUTPUT: [&str; 6] = [
     "matrix: ",
-    "every one readable",
+    " being rewritten, 0 unreadable; ",
     "http.route=",
     "local-exec",
     "otelctx report /tmp/profile.otlp",

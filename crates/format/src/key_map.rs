@@ -19,6 +19,9 @@ pub const KEY_MAP: &str = "threadlocal.attribute_key_map";
 /// How many keys there can be: an index is one byte.
 pub const MAX_KEYS: usize = 256;
 
+/// The thread-local symbol of the schema for Node.js, exported by an addon.
+pub const NODEJS_SYMBOL: &str = "otel_thread_ctx_nodejs_v1";
+
 /// How a process's threads (or other units of execution) carry their context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -60,6 +63,13 @@ impl Schema {
             Value::String(name) => Some(Self::from_name(name)),
             _ => None,
         }
+    }
+
+    /// Whether a Node.js addon publishes through [`NODEJS_SYMBOL`]: `nodejs_v1_dev`, to become
+    /// `nodejs_v1`.
+    #[must_use]
+    pub fn is_nodejs(&self) -> bool {
+        matches!(self.as_str(), "nodejs_v1_dev" | "nodejs_v1")
     }
 
     /// Whether threads point `otel_thread_ctx_v1` at a record.

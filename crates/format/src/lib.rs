@@ -45,4 +45,6 @@ pub mod process_context;
 pub mod record;
 
 pub use ids::{hexadecimal, ParseIdError, SpanId, TraceFlags, TraceId};
-pub use key_map::{KeyMap, KeyMapError, Schema, KEY_MAP, MAX_KEYS, SCHEMA_VERSION, THREADLOCAL};
+pub use key_map::{
+    KeyMap, KeyMapError, Schema, KEY_MAP, MAX_KEYS, NODEJS_SYMBOL, SCHEMA_VERSION, THREADLOCAL,
+};

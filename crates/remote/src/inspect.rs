@@ -94,6 +94,9 @@ pub struct Inspection {
     pub stripped: bool,
     /// The libraries that it asks for (DT_NEEDED).
     pub needed: Vec<String>,
+    /// The directories that it has the dynamic linker search for them, separated by colons:
+    /// DT_RUNPATH, or DT_RPATH where it has none. `$ORIGIN` is its own directory.
+    pub search_path: Option<String>,
     /// What compilers and linkers wrote into `.comment`.
     pub made_by: Vec<String>,
     /// Entries of that name in `.dynsym`.
@@ -215,6 +218,7 @@ impl Inspection {
             machine,
             stripped: table(elf::SHT_SYMTAB).is_none(),
             needed: elf.needed(MAX_NEEDED)?,
+            search_path: elf.search_path()?,
             made_by: made_by(elf, &sections)?,
             dynamic: Vec::new(),
             local: Vec::new(),

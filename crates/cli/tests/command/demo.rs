@@ -143,7 +143,7 @@ fn text_says_what_is_recorded_what_was_seen_and_how_to_open_it() {
         "  /checkout ",
         "  COSTLIEST TRACES ",
         "  THREAD ",
-        " every one readable, ",
+        " being rewritten, 0 unreadable; ",
         "The recording is in otelctx-demo,",
         " report otelctx-demo/profile.otlp\n",
         " go tool pprof -http=: otelctx-demo/profile.pb.gz\n",
@@ -225,7 +225,7 @@ fn an_interrupted_demo_shows_what_it_has_seen() {
     stdout.read_to_string(&mut text).unwrap();
     assert_eq!(demo.wait().unwrap().code(), Some(0));
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 5);
-    for expected in ["  ROUTE ", "  THREAD ", " every one readable, "] {
+    for expected in ["  ROUTE ", "  THREAD ", " being rewritten, 0 unreadable; "] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
     assert_ends(service);

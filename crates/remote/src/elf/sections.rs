@@ -1,7 +1,9 @@
 //! Sections: what linkers leave for debuggers and each other, and programs run without.
 
 use object::LittleEndian as LE;
-use object::elf::{self, Dyn64, Rela64, SectionHeader64, SectionType, Sym64, SymbolType};
+use object::elf::{
+    self, Dyn64, DynamicTag, Rela64, SectionHeader64, SectionType, Sym64, SymbolType,
+};
 
 use super::ElfError::Malformed;
 use super::{
@@ -15,6 +17,8 @@ const MAX_SECTIONS: u64 = 1 << 18;
 const MAX_STRINGS: u64 = 1 << 29;
 /// Places in one string table that spell the name; linkers share them.
 const MAX_SPELLINGS: usize = 64;
+/// Maximum size of a library's name or search path, in bytes: PATH_MAX.
+const MAX_STRING: u64 = 4096;
 /// Symbols of that name in one table: every object file may have one of its own.
 const MAX_NAMESAKES: usize = 1024;
 
@@ -156,6 +160,25 @@ impl Elf<'_> {
     /// # Errors
     /// When the dynamic table or a name cannot be read.
     pub fn needed(&self, most: usize) -> Result<Vec<String>, ElfError> {
+        self.dynamic_strings(elf::DT_NEEDED, most)
+    }
+
+    /// The directories that it has the dynamic linker search for libraries, separated by colons:
+    /// DT_RUNPATH, or DT_RPATH where it has none.
+    ///
+    /// # Errors
+    /// When the dynamic table or the string cannot be read.
+    pub fn search_path(&self) -> Result<Option<String>, ElfError> {
+        for tag in [elf::DT_RUNPATH, elf::DT_RPATH] {
+            if let Some(path) = self.dynamic_strings(tag, 1)?.pop() {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The strings of the dynamic section's entries with this tag, at most `most` of them.
+    fn dynamic_strings(&self, tag: DynamicTag, most: usize) -> Result<Vec<String>, ElfError> {
         let Some(dynamic) = self.dynamic else {
             return Ok(Vec::new());
         };
@@ -166,12 +189,13 @@ impl Elf<'_> {
             .read_vec(dynamic.offset, size, size as usize)?;
         let entries = structs::<Dyn64<LE>>(&bytes[..bytes.len() - bytes.len() % entry as usize]);
         let mut names = Vec::new();
-        for entry in entries
-            .iter()
-            .filter(|it| it.d_tag.get(LE) == elf::DT_NEEDED)
-        {
+        for entry in entries.iter().filter(|it| it.d_tag.get(LE) == tag) {
             let offset = entry.d_val.get(LE);
-            let length = self.table.strings_size.saturating_sub(offset).min(256);
+            let length = self
+                .table
+                .strings_size
+                .saturating_sub(offset)
+                .min(MAX_STRING);
             let mut name = vec![0; length as usize];
             self.read_at(self.table.strings.saturating_add(offset), &mut name)?;
             names.push(text(&name));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use otelctx_reader::format::process_context::{HEADER_SIZE, Header, Problem};
-use otelctx_reader::format::{KEY_MAP, KeyMapError, SCHEMA_VERSION, Schema};
+use otelctx_reader::format::{KEY_MAP, KeyMapError, NODEJS_SYMBOL, SCHEMA_VERSION, Schema};
 use otelctx_reader::remote::Memory;
 use otelctx_reader::{Broken, ContextState, Options, Process, ProcessContext};
 
@@ -153,6 +153,14 @@ fn schema(schema: Option<&Schema>) -> Finding {
         Some(schema) if schema.is_thread_local_record() => {
             Finding::ok("schema", format!("its schema is {schema}"))
         }
+        Some(schema) if schema.is_nodejs() => Finding::note(
+            "nodejs-schema",
+            format!(
+                "its schema is {schema}: contexts of Node.js, published through {NODEJS_SYMBOL}; this \
+                 version of otelctx does not read them yet"
+            ),
+        )
+        .hint("A reader with support for Node.js shows them."),
         Some(schema) => Finding::problem(
             "unsupported-schema",
             format!("its schema is {schema}, which this reader does not support"),

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use otelctx_reader::SYMBOL;
 use otelctx_reader::remote::inspect::{Contents, Inspection, Kind};
-use otelctx_reader::remote::module::Machine;
+use otelctx_reader::remote::module::{Machine, Symbol};
 
 use super::finding::{Answer, Finding};
+use super::needed::Libraries;
 use super::subject::{self, Subject};
 use super::{access, fix, unlinked, variable};
 use crate::error::{Error, NotLinked};
@@ -24,7 +25,7 @@ pub(super) fn check(path: &Path) -> Result<Answer, Error> {
             Kind::Unknown => return Err(not_linked(NotLinked::Unknown)),
             Kind::Object => (Subject::file(&inspection), unlinked::object(&inspection)),
             _ => {
-                let findings = linked(&inspection, "", path);
+                let findings = with_libraries(&inspection, path);
                 (Subject::file(&inspection), findings)
             }
         },
@@ -43,6 +44,35 @@ pub(super) fn check(path: &Path) -> Result<Answer, Error> {
         Contents::Other(other) => return Err(not_linked(NotLinked::Other(other))),
     };
     Ok(Answer::new(path.to_string_lossy(), subject, findings))
+}
+
+/// Findings about a program or shared library, and about the library that has the variable in its place.
+fn with_libraries(inspection: &Inspection, path: &Path) -> Vec<Finding> {
+    let Some(module) = &inspection.module else {
+        return Vec::new();
+    };
+    let is_elsewhere = match module.symbol {
+        Symbol::Undefined => true,
+        Symbol::Absent => !inspection.local.iter().any(|it| it.defined),
+        _ => false,
+    };
+    if !is_elsewhere || inspection.needed.is_empty() {
+        return linked(inspection, "", path);
+    }
+    let libraries = Libraries::of(path, inspection);
+    let mut findings = linked(inspection, "", path);
+    findings.retain(|it| !["absent", "defined-elsewhere"].contains(&it.id));
+    let uses = module.symbol == Symbol::Undefined;
+    findings.insert(
+        0,
+        variable::elsewhere(uses, inspection.stripped, &libraries),
+    );
+    if let Some((path, found)) = &libraries.defining {
+        let name = path.to_string_lossy();
+        let of_library = linked(found, &format!(" in {name}"), path);
+        findings.extend(of_library.into_iter().map(|it| it.module(&name)));
+    }
+    findings
 }
 
 /// What a program or shared library says. `place` follows a noun.

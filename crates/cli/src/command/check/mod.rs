@@ -5,6 +5,7 @@ mod context;
 mod file;
 mod finding;
 mod fix;
+mod needed;
 mod process;
 mod subject;
 mod unlinked;

@@ -7,14 +7,15 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::time::Duration;
 
+use otelctx_reader::format::Schema;
 use otelctx_reader::remote::inspect::{Contents, Inspection};
 use otelctx_reader::remote::mappings::{Scan, ScanOptions};
 use otelctx_reader::remote::module::{Machine, Module, Symbol};
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::remote::{Access, Storage};
 use otelctx_reader::{
-    Error as ReaderError, Found, Options, Process, SYMBOL, ThreadSupport, ThreadVariables,
-    Unreadable,
+    ContextState, Error as ReaderError, Found, Options, Process, SYMBOL, ThreadSupport,
+    ThreadVariables, Unreadable,
 };
 
 use super::finding::{Answer, Finding};
@@ -49,11 +50,24 @@ pub(super) fn check(id: i32, timeout: Duration) -> Result<Answer, Error> {
     let status = process.target().status()?;
     let state = process.context()?;
     let mut findings = context::findings(&process, &state, &deadline);
+    let schema = match &state {
+        ContextState::Published(context) => context.schema.as_ref(),
+        _ => None,
+    };
     let mut stopped = 0;
     if is_32_bit(&process) {
         findings.push(file::thirty_two_bits());
+    } else if schema.is_some_and(Schema::is_nodejs) {
+        // Its threads publish through another symbol.
     } else {
-        match look_at_threads(&mut process, &mut findings, &deadline, &mut stopped) {
+        let announced = schema.is_some_and(Schema::is_thread_local_record);
+        match check_threads(
+            &mut process,
+            announced,
+            &mut findings,
+            &deadline,
+            &mut stopped,
+        ) {
             Err(ReaderError::Deadline { .. }) => {
                 findings.push(partial(&deadline.none_read(&process)));
             }
@@ -75,9 +89,10 @@ pub(super) fn check(id: i32, timeout: Duration) -> Result<Answer, Error> {
     Ok(Answer::new(id.to_string(), subject, findings))
 }
 
-/// Adds what is found of the threads' contexts.
-fn look_at_threads(
+/// Adds findings about the threads' contexts. `announced`: the process context says that they exist.
+fn check_threads(
     process: &mut Process,
+    announced: bool,
     findings: &mut Vec<Finding>,
     deadline: &Deadline,
     stopped: &mut usize,
@@ -91,7 +106,7 @@ fn look_at_threads(
         ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
             let (other, mut left_out) = (other_thing(process, deadline)?, unreadable);
             left_out.retain(|(module, _)| Some(module) != other.as_ref());
-            findings.push(not_found(other.as_deref(), left_out.is_empty()));
+            findings.push(not_found(other.as_deref(), left_out.is_empty(), announced));
             findings.extend(modules(&left_out));
         }
         ThreadSupport::Unreadable(why) => {
@@ -255,21 +270,32 @@ fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString
     Ok(None)
 }
 
-/// No variable was found; `other` defines another thing by its name. `all_read`: every module could be
-/// looked into.
-fn not_found(other: Option<&OsStr>, all_read: bool) -> Finding {
+/// No module has the variable. `other` is one that defines something else of that name; `all_read`:
+/// every module could be inspected.
+fn not_found(other: Option<&OsStr>, all_read: bool, announced: bool) -> Finding {
     if let Some(module) = other {
         let module = module.to_string_lossy();
         return variable::not_thread_local(true, &format!(" in {module}")).module(&module);
     }
     if !all_read {
         // One of the others may have it.
-        let text = format!("no module that could be looked into exports {SYMBOL}");
+        let text = format!("no module that could be inspected exports {SYMBOL}");
         return Finding::problem("absent", text)
-            .hint("What follows says which could not, and why.");
+            .hint("The findings below say which could not, and why.");
+    }
+    if announced {
+        // Publishers may announce the schema before they load the library that has the variable.
+        let text = format!(
+            "no module of the process exports {SYMBOL} yet: its threads have no context until one is \
+             loaded"
+        );
+        return Finding::note("not-loaded", text).hint(
+            "If it is loaded already, it may have been stripped of a variable that is not exported: \
+             check that file as it was before.",
+        );
     }
     variable::absent(format!("no module of the process exports {SYMBOL}"))
-        .hint("Stripping removes one that is not exported: check the file from before that.")
+        .hint("Stripping removes a variable that is not exported: check the file as it was before.")
 }
 
 /// Modules that were left out.

@@ -7,8 +7,12 @@ use otelctx_reader::remote::module::{Machine, Module, Symbol};
 
 use super::finding::Finding;
 use super::fix;
+use super::needed::Libraries;
 use super::subject;
 use crate::output::text::count;
+
+/// Maximum number of libraries to name in one sentence.
+const MAX_NAMED: usize = 6;
 
 /// The size of the variable: a pointer of a 64-bit process.
 const SIZE: u64 = 8;
@@ -36,13 +40,10 @@ pub(super) fn of_file(
             findings.push(not_exported(inspection, place, target));
             findings.extend(wrong_size(place, size));
         }
-        Symbol::Undefined => findings.push(
-            Finding::note(
-                "defined-elsewhere",
-                format!("it uses {SYMBOL}, which a library defines"),
-            )
-            .hint(elsewhere(inspection)),
-        ),
+        Symbol::Undefined => findings.push(Finding::note(
+            "defined-elsewhere",
+            format!("it uses {SYMBOL}, which a library defines"),
+        )),
         Symbol::NotThreadLocal => findings.push(not_thread_local(true, place)),
         Symbol::Absent if inspection.local.iter().any(|it| it.defined) => {
             findings.push(not_thread_local(false, place));
@@ -227,20 +228,59 @@ pub(super) fn not_thread_local(exported: bool, place: &str) -> Finding {
     .fix(fix::declare())
 }
 
-/// Nothing of that name in a file.
+/// A file without the variable.
 fn absent_from(inspection: &Inspection) -> Finding {
-    let finding = match inspection.stripped {
+    match inspection.stripped {
         true => absent(format!(
             "it exports no {SYMBOL}, and is stripped of any other: its threads publish no context"
         )),
         false => absent(format!(
             "it has no {SYMBOL}: its threads publish no context"
         )),
-    };
-    match inspection.needed.is_empty() {
-        true => finding,
-        false => finding.hint(elsewhere(inspection)),
     }
+}
+
+/// A file that leaves the variable to the libraries that it needs. `uses`: its own code refers to it.
+pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Finding {
+    let own = match (uses, stripped) {
+        (true, _) => format!("it uses {SYMBOL} and does not define it"),
+        (false, true) => format!("it exports no {SYMBOL}, and is stripped of any other"),
+        (false, false) => format!("it has no {SYMBOL}"),
+    };
+    if let Some((path, _)) = &libraries.defining {
+        let text = format!("{own}: the definition is in {}", path.display());
+        return Finding::note("defined-elsewhere", text);
+    }
+    let inspected = match libraries.inspected {
+        0 => String::new(),
+        number => format!(
+            ", and {} that it needs {}",
+            count(number, "library", "libraries"),
+            match number {
+                1 => "does not have it either",
+                _ => "do not have it either",
+            }
+        ),
+    };
+    if libraries.missing.is_empty() {
+        return absent(format!("{own}{inspected}: its threads publish no context"));
+    }
+    let missing = &libraries.missing;
+    let more = match missing.len().saturating_sub(MAX_NAMED) {
+        0 => String::new(),
+        more => format!(" and {}", count(more, "other", "others")),
+    };
+    let named = &missing[..missing.len().min(MAX_NAMED)];
+    let named = named.join(", ") + &more;
+    let finding = match uses {
+        // Else it would not start.
+        true => Finding::note("defined-elsewhere", format!("{own}{inspected}")),
+        false => absent(format!("{own}{inspected}")),
+    };
+    finding.hint(format!(
+        "Not inspected, because not found here: {named}. If one of these has it, check that, or the \
+         process that runs."
+    ))
 }
 
 /// Nothing of that name.
@@ -248,21 +288,6 @@ pub(super) fn absent(text: String) -> Finding {
     Finding::problem("absent", text).hint(
         "A Rust program gets it from the crate otelctx, others from a publisher for their language.",
     )
-}
-
-fn elsewhere(inspection: &Inspection) -> String {
-    let needed = &inspection.needed;
-    let libraries = match needed.len() {
-        0 => "one of its libraries".to_owned(),
-        1 => needed[0].clone(),
-        2..=6 => format!("one of {}", needed.join(", ")),
-        more => format!(
-            "one of {}, {}",
-            needed[..5].join(", "),
-            count(more - 5, "other", "others")
-        ),
-    };
-    format!("If {libraries} has it, check that, or the process that runs.")
 }
 
 /// A definition that is not one pointer.

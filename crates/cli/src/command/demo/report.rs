@@ -23,6 +23,10 @@ pub(super) struct Report {
     pub(super) period_ns: u64,
     pub(super) samples: usize,
     pub(super) with_trace: usize,
+    /// Samples of threads without a record: detached, or not publishing yet.
+    pub(super) detached: u64,
+    /// Samples of threads whose record was being rewritten.
+    pub(super) invalid: u64,
     pub(super) unreadable: u64,
     pub(super) lost: u64,
     pub(super) cpu_ms: f64,
@@ -194,6 +198,8 @@ impl Report {
             period_ns,
             samples,
             with_trace,
+            detached: recorded.counts.detached + recorded.counts.not_published,
+            invalid: recorded.counts.invalid,
             unreadable: recorded.counts.unreadable_samples(),
             lost: recorded.counts.lost,
             cpu_ms: milliseconds(samples),

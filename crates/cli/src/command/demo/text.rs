@@ -41,23 +41,21 @@ pub(super) fn render(report: &Report, terminal: &Terminal) -> String {
     text.push('\n');
     text += &threads(&report.threads, terminal);
     text.push('\n');
-    let readable = match report.unreadable {
-        0 => "every one readable".to_owned(),
-        unreadable => format!("{} of them unreadable", grouped(unreadable as usize)),
-    };
     let how = match report.method {
-        "ebpf" => "eBPF took them, and stopped nothing.",
-        _ => "Each stopped its thread for a moment.",
+        "ebpf" => "Sampled with eBPF; no thread was stopped.",
+        _ => "Sampled with ptrace; each sample stopped its thread briefly.",
     };
-    let lost = match report.lost {
-        0 => "none lost".to_owned(),
-        lost => format!("{} lost, the machine was busy", grouped(lost as usize)),
-    };
+    let number = |samples: u64| grouped(samples as usize);
     let samples = format!(
-        "{} samples in {:.1} s, {readable}, {} with a trace; {lost}. {how}",
+        "{} samples in {:.1} s: {} with a trace, {} detached, {} being rewritten, {} unreadable; {} \
+         lost. {how}",
         grouped(report.samples),
         report.seconds,
         grouped(report.with_trace),
+        number(report.detached),
+        number(report.invalid),
+        number(report.unreadable),
+        number(report.lost),
     );
     text += &terminal.sentence("", &samples);
     // A short look may miss it.

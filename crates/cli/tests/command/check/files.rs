@@ -8,7 +8,7 @@ use otelctx_fixtures::Compiler;
 
 use super::truth::compare;
 use super::{assert_findings, check, compile, finding, object, program, source, text};
-use crate::run::{Answer, command, otelctx};
+use crate::run::{Answer, Scratch, command, otelctx};
 
 const LINKERS: [&str; 4] = ["bfd", "lld", "gold", "mold"];
 const EXPORT: &str = "-Wl,--export-dynamic-symbol=otel_thread_ctx_v1";
@@ -391,7 +391,12 @@ fn symbols_that_are_not_as_they_should_be() {
     let unused = compile("unused", "__thread void *otel_thread_ctx_v1;", &[]);
     assert_findings(&check(unused.unwrap()), &["ok exported", "note no-access"]);
     let without = compile("without", "int f(void) { return 0; }", &[]).unwrap();
-    assert_findings(&check(without), &["problem absent"]);
+    let answer = check(without);
+    assert_findings(&answer, &["problem absent"]);
+    assert_eq!(
+        text(&answer, "absent"),
+        "it has no otel_thread_ctx_v1: its threads publish no context"
+    );
 
     let program = "static __thread void *volatile otel_thread_ctx_v1; int main(void) { otel_thread_ctx_v1 = 0; return 0; }";
     let program = Compiler::gcc().program(
@@ -414,15 +419,74 @@ fn a_program_that_leaves_the_variable_to_a_library() {
         return;
     };
     let answer = check(program);
-    assert_findings(
-        &answer,
-        &["note defined-elsewhere", "ok access initial-exec"],
+    let findings = [
+        "note defined-elsewhere",
+        "ok access initial-exec",
+        "ok exported",
+        "ok access tlsdesc",
+    ];
+    assert_findings(&answer, &findings);
+    let library = library.display().to_string();
+    assert_eq!(
+        text(&answer, "defined-elsewhere"),
+        format!(
+            "it uses otel_thread_ctx_v1 and does not define it: the definition is in {library}"
+        )
     );
-    let hint = finding(&answer, "defined-elsewhere")["hint"].clone();
+    assert_eq!(finding(&answer, "exported")["module"], library);
+}
+
+/// Found as the dynamic linker finds it: by the program's DT_RUNPATH, which names the library's directory.
+#[test]
+fn a_needed_library_that_the_program_itself_does_not_refer_to() {
+    let scratch = Scratch::new("check-needed");
+    let copy = scratch.path("libhas-variable.so");
+    let Some(library) = Compiler::gcc().library(&["variable.c"], &["-mtls-dialect=gnu2"]) else {
+        return;
+    };
+    std::fs::copy(library, &copy).unwrap();
+    let flags = [
+        "-Wl,--no-as-needed".to_owned(),
+        format!("-L{}", scratch.folder().display()),
+        "-l:libhas-variable.so".to_owned(),
+        "-Wl,--enable-new-dtags,-rpath,$ORIGIN".to_owned(),
+    ];
+    let built = Compiler::gcc().program(&["threads.c"], &flags).unwrap();
+    let program = scratch.path("program");
+    std::fs::copy(&built, &program).unwrap();
+    std::fs::remove_file(built).unwrap();
+    let answer = check(&program);
+    let findings = ["note defined-elsewhere", "ok exported", "ok access tlsdesc"];
+    assert_findings(&answer, &findings);
+    let copy = std::fs::canonicalize(copy).unwrap();
+    assert_eq!(
+        text(&answer, "defined-elsewhere"),
+        format!(
+            "it has no otel_thread_ctx_v1: the definition is in {}",
+            copy.display()
+        )
+    );
+    let other = Compiler::gcc().program(&["threads.c"], &["-ldl"]).unwrap();
+    let answer = check(other);
+    assert_findings(&answer, &["problem absent"]);
+    let absent = text(&answer, "absent");
     assert!(
-        hint.as_str()
-            .unwrap()
-            .contains(&library.display().to_string()),
+        absent.ends_with(" either: its threads publish no context"),
+        "{absent}"
+    );
+    // A library that is not found is named, and nothing is claimed about it.
+    std::fs::remove_file(copy).unwrap();
+    let answer = check(&program);
+    assert_findings(&answer, &["problem absent"]);
+    let absent = finding(&answer, "absent");
+    let claims = absent["text"]
+        .as_str()
+        .unwrap()
+        .contains("publish no context");
+    assert!(!claims, "{absent}");
+    let hint = absent["hint"].as_str().unwrap();
+    assert!(
+        hint.contains("not found here: libhas-variable.so. "),
         "{hint}"
     );
 }

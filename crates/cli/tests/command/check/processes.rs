@@ -38,6 +38,7 @@ fn a_process_that_publishes_everything() {
     assert_eq!(subject["pid"], target.pid());
     assert_eq!(subject["executable"], own.to_str().unwrap());
     assert_eq!(subject["state"], "sleeping");
+    // All of them sleep.
     assert_eq!(subject["threads_stopped"], 0);
     assert_eq!(finding(&answer, "storage")["module"], own.to_str().unwrap());
 }
@@ -423,6 +424,47 @@ fn a_library_that_was_removed_is_checked_by_what_is_loaded() {
     }
 }
 
+/// Publishers may announce it before they load the library that has it.
+#[test]
+fn a_schema_is_announced_before_the_variable_is_loaded() {
+    let sources = ["threads.c", "publish.c"];
+    let Some(program) = Compiler::gcc().program(&sources, &["-ldl"]) else {
+        return;
+    };
+    let target = Fixture::spawn(Command::new(program).arg("workers=0"));
+    let answer = check(target.pid().to_string());
+    let findings = [
+        "ok process-context",
+        "ok schema",
+        "ok key-map",
+        "note not-loaded",
+    ];
+    assert_findings(&answer, &findings);
+    assert_eq!(answer.status, 0);
+}
+
+#[test]
+fn the_schema_of_node_js_is_named_and_not_held_against_the_other_symbol() {
+    let sources = ["threads.c", "publish.c"];
+    for schema in ["nodejs_v1_dev", "nodejs_v1"] {
+        let flags = [format!("-DSCHEMA=\"{schema}\"")];
+        let Some(program) = Compiler::gcc().program(&sources, &flags) else {
+            return;
+        };
+        let target = Fixture::spawn(Command::new(program).arg("workers=0"));
+        let answer = check(target.pid().to_string());
+        let findings = ["ok process-context", "note nodejs-schema", "ok key-map"];
+        assert_findings(&answer, &findings);
+        assert_eq!(
+            text(&answer, "nodejs-schema"),
+            format!(
+                "its schema is {schema}: contexts of Node.js, published through \
+                 otel_thread_ctx_nodejs_v1; this version of otelctx does not read them yet"
+            )
+        );
+    }
+}
+
 /// With glibc 2.31 (`cargo xtask setup` fetches it), in a program that has not loaded libpthread: the
 /// library has the variable, and nothing tells which blocks of threads are its own.
 #[test]
@@ -452,7 +494,7 @@ fn a_module_that_has_the_variable_and_can_not_be_read() {
     let answer = check(target.pid().to_string());
     assert_eq!(
         text(&answer, "absent"),
-        "no module that could be looked into exports otel_thread_ctx_v1"
+        "no module that could be inspected exports otel_thread_ctx_v1"
     );
     let unreadable = finding(&answer, "unreadable-module");
     assert_eq!(unreadable["module"], library.to_str().unwrap());

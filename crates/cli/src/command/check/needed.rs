@@ -1,0 +1,179 @@
+//! The libraries that a program or library needs, found as the dynamic linker would: ld.so(8).
+
+use std::collections::VecDeque;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use otelctx_reader::SYMBOL;
+use otelctx_reader::remote::inspect::{Contents, Inspection};
+use otelctx_reader::remote::module::Machine;
+
+/// Maximum number of libraries to inspect. A large desktop program needs some 200.
+const MAX_LIBRARIES: usize = 512;
+/// Maximum size of a configuration file, in bytes, and how deep they include each other.
+const MAX_CONFIGURATION: usize = 1 << 16;
+const MAX_INCLUDES: usize = 4;
+/// The configuration of the dynamic linker of glibc: ldconfig(8).
+const CONFIGURATION: &str = "/etc/ld.so.conf";
+
+/// The libraries that a file needs, itself and through other libraries.
+#[derive(Debug, Default)]
+pub(super) struct Libraries {
+    /// The first that defines the variable, in the order in which the dynamic linker searches.
+    pub(super) defining: Option<(PathBuf, Box<Inspection>)>,
+    /// How many were inspected.
+    pub(super) inspected: usize,
+    /// Names of those that were not found or could not be read.
+    pub(super) missing: Vec<String>,
+}
+
+impl Libraries {
+    /// Inspects the libraries that the file at `path` needs, breadth first, until one defines the
+    /// variable.
+    pub(super) fn of(path: &Path, inspection: &Inspection) -> Self {
+        let mut libraries = Self::default();
+        let Some(system) = System::of(inspection.machine) else {
+            libraries.missing.clone_from(&inspection.needed);
+            return libraries;
+        };
+        let mut names: Vec<String> = Vec::new();
+        let mut queue: VecDeque<(String, Vec<PathBuf>)> = VecDeque::new();
+        let mut add = |queue: &mut VecDeque<_>, path: &Path, inspection: &Inspection| {
+            let folders = own_folders(path, inspection.search_path.as_deref());
+            for name in &inspection.needed {
+                if names.len() < MAX_LIBRARIES && !names.contains(name) {
+                    names.push(name.clone());
+                    queue.push_back((name.clone(), folders.clone()));
+                }
+            }
+        };
+        add(&mut queue, path, inspection);
+        while let Some((name, folders)) = queue.pop_front() {
+            let Some((path, found)) = system.find(&name, &folders, inspection.machine) else {
+                libraries.missing.push(name);
+                continue;
+            };
+            libraries.inspected += 1;
+            let module = found.module.as_ref();
+            if module.is_some_and(|module| module.symbol.definition().is_some()) {
+                libraries.defining = Some((path, found));
+                return libraries;
+            }
+            add(&mut queue, &path, &found);
+        }
+        libraries
+    }
+}
+
+/// The directories that a file itself names, DT_RUNPATH or DT_RPATH. `$ORIGIN` is its own; what other
+/// variables stand for only the dynamic linker knows.
+fn own_folders(path: &Path, search_path: Option<&str>) -> Vec<PathBuf> {
+    let origin = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let origin = origin.parent().unwrap_or(Path::new("/")).to_string_lossy();
+    let folders = search_path.unwrap_or_default().split(':');
+    folders
+        .map(|folder| {
+            folder
+                .replace("${ORIGIN}", &origin)
+                .replace("$ORIGIN", &origin)
+        })
+        .filter(|folder| !folder.is_empty() && !folder.contains('$'))
+        .map(PathBuf::from)
+        .collect()
+}
+
+/// The directories that this machine adds.
+struct System {
+    /// LD_LIBRARY_PATH, which comes before a file's own.
+    before: Vec<PathBuf>,
+    after: Vec<PathBuf>,
+}
+
+impl System {
+    fn of(machine: Machine) -> Option<Self> {
+        let triplet = match machine {
+            Machine::X86_64 => "x86_64-linux-gnu",
+            Machine::Aarch64 => "aarch64-linux-gnu",
+            Machine::Other(_) => return None,
+        };
+        let variable = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let before = env::split_paths(&variable).filter(|path| !path.as_os_str().is_empty());
+        let mut after = Vec::new();
+        configured(Path::new(CONFIGURATION), MAX_INCLUDES, &mut after);
+        for root in ["/lib", "/usr/lib"] {
+            after.push(Path::new(root).join(triplet));
+            after.push(format!("{root}64").into());
+            after.push(root.into());
+        }
+        // The default of musl's dynamic linker, ldso/dynlink.c.
+        after.push("/usr/local/lib".into());
+        Some(Self {
+            before: before.collect(),
+            after,
+        })
+    }
+
+    /// The library of this name for this machine: those for others are passed over, as the dynamic
+    /// linker does.
+    fn find(
+        &self,
+        name: &str,
+        own: &[PathBuf],
+        machine: Machine,
+    ) -> Option<(PathBuf, Box<Inspection>)> {
+        let read = |path: PathBuf| match Contents::open(&path, SYMBOL) {
+            Ok(Contents::Elf(found)) if found.machine == machine => Some((path, found)),
+            _ => None,
+        };
+        if name.contains('/') {
+            return read(name.into());
+        }
+        let folders = self.before.iter().chain(own).chain(&self.after);
+        folders.map(|folder| folder.join(name)).find_map(read)
+    }
+}
+
+/// Adds the directories of a configuration file, and of those that it includes: ldconfig(8). Only
+/// patterns such as `/etc/ld.so.conf.d/*.conf` are known, which is what distributions have.
+fn configured(path: &Path, depth: usize, folders: &mut Vec<PathBuf>) {
+    let text = match fs::read_to_string(path) {
+        Ok(text) if text.len() <= MAX_CONFIGURATION => text,
+        _ => return,
+    };
+    for line in text.lines() {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        let Some(pattern) = line.strip_prefix("include ") else {
+            folders.extend((line.starts_with('/')).then(|| line.into()));
+            continue;
+        };
+        let Some((folder, "*.conf")) = pattern.trim().rsplit_once('/') else {
+            continue;
+        };
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        files.retain(|file| file.extension().is_some_and(|it| it == "conf"));
+        files.sort();
+        if depth > 0 {
+            files
+                .iter()
+                .for_each(|file| configured(file, depth - 1, folders));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_names_directories_relative_to_its_own() {
+        let folders = own_folders(
+            Path::new("/no/such/bin/app"),
+            Some("$ORIGIN/../lib:/opt/lib::$LIB/x:${ORIGIN}"),
+        );
+        let expected = ["/no/such/bin/../lib", "/opt/lib", "/no/such/bin"];
+        assert_eq!(folders, expected.map(PathBuf::from));
+        assert!(own_folders(Path::new("app"), None).is_empty());
+    }
+}
