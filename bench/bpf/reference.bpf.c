@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* The calls that nobody can do without who looks at a thread, its record and its stack, and nothing
- * else: what the sampler's program is measured against. Needs Linux 5.11. `cargo xtask bpf` builds it.
+/* The helper calls that sampling a thread, its record and its stack needs, and no others: the
+ * reference for the sampler's program. Needs Linux 5.11. `cargo xtask bpf` builds it.
  */
 #include <linux/bpf.h>
 
@@ -34,7 +34,7 @@ volatile const __u64 offset = 0;      /* of the slot, from the thread pointer */
 volatile const __u32 record_size = 0; /* bytes, 640 at most */
 volatile const __u32 stacks = 0;
 
-/* The process that is looked at is in here. */
+/* The processes to sample. */
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, 16384);

@@ -117,7 +117,7 @@ pub(crate) fn shown(text: &str) -> String {
     shown
 }
 
-/// Control characters, and those that change the order of others.
+/// Control characters, and characters that change the order of others.
 fn is_disguise(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use crate::{Endpoint, Error};
 
-/// What a protocol is spoken over.
+/// The stream below a protocol.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}

@@ -21,7 +21,7 @@ use crate::answer::{ANSWER_SIZE, Again, Answer, Failure, retry_info, shown};
 use crate::connect::{Connector, Stream};
 use crate::exporter::NAME;
 use crate::http1::again_if_unreachable;
-use crate::{Error, Protocol, spoken};
+use crate::{Error, Protocol, other_protocol};
 
 /// The method of the service in `profiles_service.proto`.
 const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
@@ -77,7 +77,7 @@ impl Grpc {
         let other = if status.message().starts_with(NO_GRPC) {
             Some(reason(&status))
         } else if status.source().is_some() {
-            spoken::otherwise(&self.connector).await
+            other_protocol::detect(&self.connector).await
         } else {
             None
         };

@@ -17,7 +17,7 @@ use prost::Message;
 use crate::answer::{ANSWER_SIZE, Again, Answer, Failure, Status, shown};
 use crate::connect::Connector;
 use crate::exporter::NAME;
-use crate::{Error, Protocol, spoken};
+use crate::{Error, Protocol, other_protocol};
 
 const PROTOBUF: &str = "application/x-protobuf";
 const JSON: &str = "application/json";
@@ -131,7 +131,7 @@ impl Http {
     }
 
     async fn broken(&self, why: &hyper::Error) -> Failure {
-        if let Some(other) = spoken::otherwise(&self.connector).await {
+        if let Some(other) = other_protocol::detect(&self.connector).await {
             return self.wrong(other);
         }
         if why.is_parse() {

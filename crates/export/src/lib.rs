@@ -28,7 +28,7 @@ mod error;
 mod exporter;
 mod grpc;
 mod http1;
-mod spoken;
+mod other_protocol;
 
 pub use endpoint::{Endpoint, Protocol};
 pub use error::{Error, Failed};

@@ -17,7 +17,7 @@ use shop::context;
 
 const UPSTREAM: &str = "process.context.label.";
 
-/// One look at thread `thread` of process `process` for each context, and one without.
+/// One sample of thread `thread` of process `process` for each context, and one without.
 fn profile(process: ProcessFacts, thread: &str, contexts: &[Context]) -> Profile {
     let mut recording = shop::recording();
     let process = recording.catalog.add_process(process);

@@ -66,7 +66,7 @@ fn messages_of_any_size_have_each_sample_once() {
     assert_eq!(messages(&profile, usize::MAX), [one]);
 }
 
-/// More looks at one stack of one thread in one span than a message holds, and others around them.
+/// More samples of one stack of one thread in one span than a message holds, and others around them.
 fn busy() -> Recording {
     let mut recording = shop::recording();
     let mut samples = Vec::new();

@@ -257,7 +257,7 @@ impl FirefoxProfiler<'_> {
             .args(arguments)
             .args(["--session", "shop"])
             .env("PROFILER_CLI_SESSION_DIR", &self.directory.0)
-            // It would look for symbols in the network.
+            // It would download symbols.
             .env("PROFILER_CLI_NO_SYMBOLICATE", "1")
             .output()
             .unwrap();
@@ -289,11 +289,11 @@ fn the_firefox_profiler_shows_threads_functions_and_spans() {
     };
     let _ = profiler.ask(&["load", profile.to_str().unwrap()]);
     // It may not have begun to listen yet.
-    let patience = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let meta = loop {
         match profiler.ask(&["profile", "meta", "--json"]) {
             Ok(meta) => break meta,
-            Err(why) => assert!(Instant::now() < patience, "{why}"),
+            Err(why) => assert!(Instant::now() < deadline, "{why}"),
         }
         std::thread::sleep(Duration::from_millis(200));
     };

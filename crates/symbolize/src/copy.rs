@@ -1,4 +1,4 @@
-//! A copy of a target's file, which the target can't change.
+//! A copy of a target's file, which the target cannot change.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -13,15 +13,15 @@ use object::endian::Endianness;
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Object, ObjectSection, ObjectSegment, ReadCache};
 
-/// The most that is copied of a file, in bytes: 4 GiB.
+/// The largest file that is copied, in bytes: 4 GiB.
 const LARGEST: u64 = 4 << 30;
-/// What is copied of a file's beginning in any case, in bytes: its headers lie there.
+/// Bytes at a file's start that are always copied: its headers.
 const HEAD: u64 = 1 << 16;
-/// The most that is read of a section of names, in bytes.
+/// The largest section of names that is read, in bytes.
 const LARGEST_NAMES: u64 = 1 << 20;
 
-/// Sections that name another file: the target's choice, which must not be followed. And one that is
-/// compressed in a way that is not decoded: it would stand in the way of what is.
+/// Sections that name another file, which the target chooses and which must not be opened. And one that
+/// is compressed in an unknown way, which would keep the others from being decoded.
 const HIDDEN: [&[u8]; 4] = [
     b".gnu_debuglink\0",
     b".gnu_debugaltlink\0",
@@ -29,11 +29,11 @@ const HIDDEN: [&[u8]; 4] = [
     b".gnu_debugdata\0",
 ];
 
-/// A copy of an ELF file that has no name and goes away with this value.
+/// A copy of an ELF file without a name, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Copy {
     file: File,
-    /// What is loaded from where: the file's offset, its size there, the address.
+    /// Loaded segments: offset in the file, size in the file, address.
     segments: Vec<(u64, u64, u64)>,
     /// Addresses of each section: its first, and behind its last.
     sections: Vec<(u64, u64)>,
@@ -42,12 +42,11 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
-    /// Copies of `original` all but what is loaded as code and data. An error if it is no 64-bit ELF
-    /// file, or too large.
+    /// Copies `original` without its code and data. Fails if it is not a 64-bit ELF file, or too large.
     pub(crate) fn of(original: &File) -> io::Result<Self> {
         let size = original.metadata()?.len();
         let file = nameless()?;
-        // What is not copied reads as zeroes, and takes no room.
+        // Bytes that are not copied read as zeroes and take no space.
         file.set_len(size)?;
         let mut copied = 0;
         let mut take = |offset: u64, length: u64| {
@@ -84,7 +83,7 @@ impl Copy {
                 }
             }
         }
-        // From here on, what counts is the copy.
+        // From here on, only the copy is read.
         let cache = ReadCache::new(&file);
         let elf = ElfFile64::<Endianness, _>::parse(&cache).map_err(malformed)?;
         let segments = elf.segments().map(|segment| {
@@ -127,7 +126,7 @@ impl Copy {
         Ok(())
     }
 
-    /// A path that leads to it, in this process.
+    /// Its path, for this process only.
     pub(crate) fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
     }
@@ -139,7 +138,7 @@ impl Copy {
         sections.any(|section| has(section, one) && has(section, other))
     }
 
-    /// The address that the file gives to what stands at `offset`.
+    /// The address of the byte at `offset`.
     pub(crate) fn address(&self, offset: u64) -> Option<u64> {
         self.segments.iter().find_map(|(start, size, address)| {
             let within = offset.checked_sub(*start)?;
@@ -159,7 +158,7 @@ pub(crate) fn nameless() -> io::Result<File> {
     on_disk.or_else(|_| Ok(memfd_create(c"otelctx", MFdFlags::MFD_CLOEXEC)?.into()))
 }
 
-/// Where the names of sections are: offset and size.
+/// Offset and size of the names of sections.
 fn section_names<'d, R: object::ReadRef<'d>>(
     elf: &ElfFile64<'d, Endianness, R>,
 ) -> Option<(u64, u64)> {

@@ -1,18 +1,20 @@
-//! Opening the very file of a module, and what identifies it.
+//! Opens the file of a module, and identifies it.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
+use object::elf::{self, FileHeader64};
+use object::read::elf::NoteIterator;
 use otelctx_profile::{Identity, SymbolQuery};
 use otelctx_remote::{Device, Process, module};
 use sha2::{Digest, Sha256};
 
-/// What the head-tail hash takes of each end of a file, in bytes (OpenTelemetry semantic
+/// Bytes of each end of a file in the head-tail hash (OpenTelemetry semantic
 /// conventions, `process.executable.build_id.htlhash`).
 const END: u64 = 4096;
-/// Where the kernel shows its notes, among them its build id.
+/// The kernel's notes, among them its build-id.
 const KERNEL_NOTES: &str = "/sys/kernel/notes";
 
 /// The file of a module: from a process that has it mapped if it still runs, else by its path.
@@ -27,7 +29,7 @@ pub(crate) fn open(query: SymbolQuery<'_>) -> Option<File> {
         let range = query.mapping.map(|mapping| (mapping.start, mapping.end))?;
         let target = Process::open(process.pid).ok()?;
         let file = target.mapped_file(range, module.path.as_bytes(), device, module.inode);
-        // Another process may have this id by now.
+        // Another process may have this ID now.
         file.filter(|file| {
             file.metadata()
                 .is_ok_and(|found| found.ino() == module.inode)
@@ -36,7 +38,7 @@ pub(crate) fn open(query: SymbolQuery<'_>) -> Option<File> {
     mapped().or_else(|| module::open_mapped(Path::new(&module.path), device, module.inode))
 }
 
-/// What identifies a module.
+/// The identity of a module.
 pub(crate) fn of(query: SymbolQuery<'_>) -> Identity {
     if query.module.is_kernel() {
         return Identity {
@@ -77,18 +79,14 @@ fn head_tail_hash(file: &File) -> io::Result<[u8; 16]> {
 
 /// The descriptor of NT_GNU_BUILD_ID among the kernel's notes (elf(5), "Notes").
 fn kernel_build_id() -> Option<Vec<u8>> {
-    const NT_GNU_BUILD_ID: u32 = 3;
-    let notes = std::fs::read(KERNEL_NOTES).ok()?;
-    let mut rest = &notes[..];
-    loop {
-        let (header, body) = rest.split_at_checked(12)?;
-        let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| header[at + byte]));
-        let padded = |size: u32| (size as usize).next_multiple_of(4);
-        let (name, body) = body.split_at_checked(padded(word(0)))?;
-        let (descriptor, following) = body.split_at_checked(padded(word(4)))?;
-        if word(8) == NT_GNU_BUILD_ID && name == b"GNU\0" {
-            return Some(descriptor.get(..word(4) as usize)?.to_vec());
+    let bytes = std::fs::read(KERNEL_NOTES).ok()?;
+    let endian = object::NativeEndian;
+    let notes = NoteIterator::<FileHeader64<object::NativeEndian>>::new(endian, 4, &bytes);
+    let mut notes = notes.ok()?;
+    while let Some(note) = notes.next().ok()? {
+        if note.n_type(endian) == elf::NT_GNU_BUILD_ID && note.name() == elf::ELF_NOTE_GNU {
+            return Some(note.desc().to_vec());
         }
-        rest = following;
     }
+    None
 }

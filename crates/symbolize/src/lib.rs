@@ -1,12 +1,12 @@
 //! Names of functions: from the symbols and the DWARF of files, from separate debug files
 //! (`/usr/lib/debug`, by build id and by debug link), and from the kernel.
 //!
-//! What is a target's is not trusted: its files are never mapped, because it could cut them short
-//! meanwhile, but copied first; they are decoded in a child process with bounded time and memory; and
-//! no path that stands in them is followed, but looked for below `/usr/lib/debug` alone.
+//! A target's files are not trusted. They are copied and never mapped, because the target could
+//! truncate them; a worker process with limits on time and memory decodes them; paths inside them are
+//! searched below `/usr/lib/debug` only.
 //!
-//! Names are demangled (Rust, C++), and functions that were inlined at an address are told one by
-//! one. The decoding itself is `blazesym`'s.
+//! Names are demangled (Rust, C++), and functions that were inlined at an address are listed one by
+//! one. `blazesym` does the decoding.
 
 mod answer;
 mod copy;
@@ -28,8 +28,8 @@ use copy::Copy;
 
 /// Names functions for a profile.
 ///
-/// Cheap to make. A module is looked at when it is asked for, in a child process; what identifies the
-/// last one is kept, because that is asked for next.
+/// Cheap to create. A module is decoded when it is asked for, in a worker process; the identity of the
+/// last one is kept, because it is asked for next.
 #[derive(Clone, Debug)]
 pub struct Symbols {
     debug_directories: Vec<PathBuf>,
@@ -47,7 +47,7 @@ impl Default for Symbols {
     }
 }
 
-/// A file that is there and whose functions have no names all the same.
+/// A file that exists and whose functions could not be named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The file's path as its process sees it.
@@ -60,51 +60,53 @@ pub struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureReason {
-    /// Its debug information or its symbols are malformed, or packed in a way that is not decoded.
+    /// Its debug information or symbols are malformed, or compressed in an unknown way.
     Malformed,
     /// Decoding took too much memory, or was nested too deeply.
     TooLarge,
     /// Decoding took too long.
     TooLong,
-    /// There could be no process to decode it in.
+    /// The worker process could not be started.
     NoProcess,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let reason = match self.reason {
-            FailureReason::Malformed => "its symbols are malformed, or packed in an unknown way",
+            FailureReason::Malformed => {
+                "its symbols are malformed, or compressed in an unknown way"
+            }
             FailureReason::TooLarge => "decoding its symbols took too much memory",
             FailureReason::TooLong => "decoding its symbols took too long",
-            FailureReason::NoProcess => "there could be no process to decode it in",
+            FailureReason::NoProcess => "the worker process could not be started",
         };
         write!(f, "{}: no function names: {reason}", self.path)
     }
 }
 
 impl Symbols {
-    /// All symbols that can be had.
+    /// Symbols of files, separate debug files and the kernel.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Also looks for separate debug files below `directory`, before the usual ones: by build id
-    /// in its `.build-id`, by debug link in the directory that mirrors the module's. What lies
-    /// there is trusted, and must not change meanwhile.
+    /// Also searches `directory` for separate debug files, before the usual ones: by build-id in its
+    /// `.build-id`, by debug link in the directory that mirrors the module's. Files there are trusted,
+    /// and must not change meanwhile.
     #[must_use]
     pub fn debug_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.debug_directories.insert(0, directory.into());
         self
     }
 
-    /// The files whose names were lost, in the order in which they were asked for.
+    /// The files whose functions could not be named, in the order in which they were asked for.
     #[must_use]
     pub fn failures(&self) -> &[Failure] {
         &self.failures
     }
 
-    /// What a child finds out about the file of a module.
+    /// The file of a module, decoded in a worker process.
     fn of_file(&mut self, query: SymbolQuery<'_>, offsets: &[u64]) -> Answer {
         let debug_directories = &self.debug_directories;
         let child = |with_dwarf| {
@@ -133,7 +135,7 @@ impl Symbols {
             path: query.module.path.clone(),
             reason,
         }));
-        // The symbols may be sound where the DWARF is not.
+        // The symbols may be well formed where the DWARF is not.
         let answer = answer.or_else(|_| child(false));
         let mut answer = answer.unwrap_or_else(|_| Answer {
             identity: Identity {
@@ -195,7 +197,7 @@ fn in_copy(
     offsets: &[u64],
     with_dwarf: bool,
 ) -> Option<(Vec<Vec<Function>>, bool)> {
-    // Where a debug file has what it describes is in the module's own program headers.
+    // Addresses in a debug file follow the module's own program headers.
     let (known, addresses): (Vec<usize>, Vec<u64>) = offsets
         .iter()
         .enumerate()
@@ -211,7 +213,7 @@ fn in_copy(
     );
     let is_sound = matches!(found, Some((_, false)));
     let mut named = found.map_or_else(|| vec![Vec::new(); addresses.len()], |(named, _)| named);
-    // A symbol may have a name where the DWARF has none, or is broken.
+    // A symbol may have a name where the DWARF has none, or is malformed.
     let has_none = |(index, found): (usize, &Vec<_>)| found.is_empty().then_some(index);
     let without: Vec<usize> = named.iter().enumerate().filter_map(has_none).collect();
     if !without.is_empty() {
@@ -237,7 +239,7 @@ fn symbolize(
     addresses: Input<&[u64]>,
     reaches: impl Fn(u64, u64) -> bool,
 ) -> Option<(Vec<Vec<Function>>, bool)> {
-    // What one has parsed it keeps: so one for each module.
+    // It caches what it has parsed: one for each module.
     let symbolizer = Symbolizer::builder().enable_auto_reload(false).build();
     let (Input::AbsAddr(all) | Input::VirtOffset(all) | Input::FileOffset(all)) = addresses;
     if let Ok(found) = symbolizer.symbolize(source, addresses) {
@@ -245,7 +247,7 @@ fn symbolize(
         let found = found.map(|(found, address)| functions(found, *address, &reaches));
         return Some((found.collect(), false));
     }
-    // What is broken may be at one of the addresses only.
+    // Only one of the addresses may be affected.
     let one = |address: &u64| {
         let input = addresses.map(|_| *address);
         let found = symbolizer.symbolize_single(source, input).ok()?;
@@ -282,7 +284,7 @@ fn functions(
         .map(|function| named(&function.name, function.code_info.as_ref()))
         .collect();
     functions.push(named(name, code_info.as_deref()));
-    // DWARF may tell of a function without its name.
+    // DWARF may describe a function without a name.
     functions.retain(|function| !function.name.is_empty());
     functions
 }

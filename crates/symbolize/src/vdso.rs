@@ -1,5 +1,5 @@
-//! The library that the kernel puts into each process (vdso(7)). It is the same in all of one
-//! architecture, so this process's own tells the names.
+//! The library that the kernel maps into each process (vdso(7)). It is the same in all processes of one
+//! architecture, so the names are read from this process's own.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,9 +8,9 @@ use otelctx_profile::{Function, SymbolQuery};
 
 use crate::copy::{Copy, nameless};
 
-/// What the kernel calls the mapping.
+/// The name of its mapping.
 const NAME: &str = "[vdso]";
-/// The most that is read of it, in bytes. It has a few pages.
+/// Limit on its size, in bytes. It has a few pages.
 const LARGEST: u64 = 1 << 20;
 
 /// The functions at addresses of a process's vdso; `None` if it is not mapped there.
@@ -29,7 +29,7 @@ pub(crate) fn functions(query: SymbolQuery<'_>, addresses: &[u64]) -> Option<Vec
     Some(functions)
 }
 
-/// This process's own.
+/// The vDSO of this process.
 fn own() -> Option<Vec<u8>> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| line.ends_with(NAME))?;

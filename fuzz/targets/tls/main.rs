@@ -18,7 +18,7 @@ use synthetic::Synthetic;
 
 /// Limit on CPU time of one resolution, in a build that is several times slower than the command.
 const MAX_TIME: Duration = Duration::from_secs(1);
-/// Bytes allocated at a time, above those that the process itself takes.
+/// Limit on bytes allocated at a time, without those of the process itself.
 const MAX_MEMORY: usize = 64 << 20;
 /// Limit on memory reads of one resolution: every slot of the dynamic linker's list of modules, and
 /// the tables of 64 KiB of input.

@@ -7,7 +7,7 @@ use otelctx_reader::format::process_context::{HEADER_SIZE, Header, Payload, Valu
 use otelctx_reader::format::record::{self, HEADER_SIZE as HEADER};
 use otelctx_reader::format::{KEY_MAP, SCHEMA_VERSION, TraceFlags};
 
-/// Makes the mapping that readers look for and writes `header` into it; returns its address.
+/// Makes the mapping that readers search for and writes `header` into it; returns its address.
 fn publish(header: &[u8; HEADER_SIZE]) -> usize {
     // SAFETY: a fresh mapping of 4096 bytes, of which the first 32 are written.
     unsafe {

@@ -1,5 +1,5 @@
-//! What is spoken at an endpoint, where OTLP's protocol broke the connection: another protocol than
-//! the one that was chosen is the most frequent mistake, and its symptoms depend on who writes first.
+//! Detects another protocol at an endpoint whose connection broke: it is the most frequent mistake, and
+//! its symptoms depend on which side writes first.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use crate::Protocol;
 use crate::answer::shown;
 use crate::connect::Connector;
 
-/// What a client says first in HTTP/2 (RFC 9113, section 3.4): the preface and an empty SETTINGS frame.
+/// What a client sends first in HTTP/2 (RFC 9113, section 3.4): the preface and an empty SETTINGS frame.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// The bytes of a frame's head: length, type, flags and stream (section 4.1).
 const FRAME_HEAD: usize = 9;
 /// The type of a SETTINGS frame, which is the first of each side (section 6.5).
 const SETTINGS: u8 = 4;
-/// How long a greeting is waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long to wait for a greeting.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What else than the protocol of the endpoint is spoken there, in words; none if that can't be told.
-pub(crate) async fn otherwise(connector: &Connector) -> Option<String> {
+/// Describes the other protocol of an endpoint; `None` if it cannot be determined.
+pub(crate) async fn detect(connector: &Connector) -> Option<String> {
     let protocol = connector.endpoint().protocol();
-    let greeting = time::timeout(PATIENCE, greeting(connector, protocol));
+    let greeting = time::timeout(GREETING_TIMEOUT, greeting(connector, protocol));
     let greeting = greeting.await.ok()??;
     let is_http2 = greeting[3] == SETTINGS && greeting[5..] == [0; 4];
     let start = shown(&String::from_utf8_lossy(&greeting));
