@@ -25,7 +25,7 @@ use crate::{aarch64, bpf, collector, debian, kernels, musl};
 
 /// Debian package, a file of it, and what is not tested without it. The file is a program on the
 /// search path, or an absolute path. Packages are checked one by one: a machine may have any of them.
-const PACKAGES: [(&str, &str, &str); 24] = [
+const PACKAGES: [(&str, &str, &str); 25] = [
     ("gcc", "gcc", "C fixtures"),
     ("clang", "clang", "C fixtures built by clang, eBPF objects"),
     ("libbpf-dev", bpf::HEADER, "eBPF objects"),
@@ -40,6 +40,7 @@ const PACKAGES: [(&str, &str, &str); 24] = [
     ("libcap2-bin", "capsh", "missing capabilities"),
     ("util-linux", "setpriv", "tests without root"),
     ("gdb", "gdb", "comparison with gdb"),
+    ("btrfs-progs", "mkfs.btrfs", "mapped files on btrfs"),
     (
         "strace",
         "strace",

@@ -5,8 +5,14 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 use otelctx_fixtures::{Compiler, Target};
-use otelctx_remote::{Error, Memory, MemoryError, Module, Process};
+use otelctx_remote::{
+    Device, Error, FileCache, LiveProcess, LoadedModule, Memory, MemoryError, Module, Modules,
+    Process,
+};
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 fn program() -> Option<std::path::PathBuf> {
     let flags = ["-DLINKED", "-rdynamic"];
@@ -215,4 +221,110 @@ fn what_is_no_regular_file_is_not_read() {
         matches!(error, Err(Error::NotRegularFile { .. })),
         "{error:?}"
     );
+}
+
+/// The module of a library in a process that has loaded it.
+fn loaded(target: &Target, library: &Path) -> LoadedModule {
+    let process = Process::open(target.pid()).unwrap();
+    let memory = process.memory().unwrap();
+    let live = LiveProcess::new(&process, &memory);
+    let modules = Modules::read(&live, &FileCache::new()).unwrap();
+    modules.named(library.as_os_str()).unwrap().clone()
+}
+
+/// map_files opens whatever is mapped there by now, and a path whatever lies there: device and inode
+/// decide, or inode and build-id.
+#[test]
+fn a_file_is_a_mapping_s_by_device_and_inode_or_by_inode_and_build_id() {
+    for (build_id, by_build_id) in [("-Wl,--build-id", true), ("-Wl,--build-id=none", false)] {
+        let Some(library) = Compiler::gcc().library(&["variable.c"], &[build_id]) else {
+            return;
+        };
+        let Some(program) = Compiler::gcc().program(&["threads.c"], &["-ldl"]) else {
+            return;
+        };
+        let argument = format!("lib={}", library.display());
+        let target = Target::spawn(Command::new(&program).arg(argument));
+        let module = loaded(&target, &library);
+        let process = Process::open(target.pid()).unwrap();
+        let opened = |device, inode| {
+            let range = (module.start, module.end);
+            let name = library.as_os_str().as_bytes();
+            process.mapped_file(range, name, device, inode).is_some()
+        };
+        let elsewhere = Device {
+            major: module.device.major + 1,
+            ..module.device
+        };
+        assert!(opened(module.device, module.inode));
+        assert!(!opened(module.device, module.inode + 1));
+        assert_eq!(opened(elsewhere, module.inode), by_build_id, "{build_id}");
+        assert!(!opened(elsewhere, module.inode + 1));
+    }
+}
+
+/// A file system that is unmounted when this is dropped.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+        let _ = std::fs::remove_dir_all(self.0.parent().unwrap());
+    }
+}
+
+/// A new btrfs on a loop device; `None`, with a line, where that takes a right or a tool that is not
+/// there.
+fn btrfs() -> Option<Mounted> {
+    let directory = std::env::temp_dir().join(format!("otelctx-btrfs-{}", std::process::id()));
+    let (image, mounted) = (directory.join("image"), directory.join("mounted"));
+    std::fs::create_dir_all(&mounted).unwrap();
+    let mounted = Mounted(mounted);
+    let file = std::fs::File::create(&image).unwrap();
+    // btrfs needs 109 MiB at the least; the file is sparse.
+    file.set_len(256 << 20).unwrap();
+    for (program, arguments) in [
+        ("mkfs.btrfs", vec!["-q".as_ref(), image.as_os_str()]),
+        (
+            "mount",
+            vec![
+                "-o".as_ref(),
+                "loop".as_ref(),
+                image.as_os_str(),
+                mounted.0.as_os_str(),
+            ],
+        ),
+    ] {
+        let run = Command::new(program).args(arguments).output();
+        if !run.as_ref().is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: {program} of a btrfs: {run:?}");
+            return None;
+        }
+    }
+    Some(mounted)
+}
+
+/// Its stat(2) gives each subvolume a device number of its own, which no mapping shows.
+#[test]
+fn a_file_on_btrfs_is_known_by_inode_and_build_id() {
+    let Some(library) = Compiler::gcc().library(&["variable.c"], &["-Wl,--build-id"]) else {
+        return;
+    };
+    let Some(program) = Compiler::gcc().program(&["threads.c"], &["-ldl"]) else {
+        return;
+    };
+    let Some(mounted) = btrfs() else { return };
+    let copy = mounted.0.join("library.so");
+    std::fs::copy(&library, &copy).unwrap();
+    let argument = format!("lib={}", copy.display());
+    let target = Target::spawn(Command::new(&program).arg(argument));
+    let module = loaded(&target, &copy);
+    let metadata = std::fs::metadata(&copy).unwrap();
+    assert_ne!(Device::from_stat(metadata.dev()), module.device);
+    assert_eq!(metadata.ino(), module.inode);
+    let process = Process::open(target.pid()).unwrap();
+    let name = copy.as_os_str().as_bytes();
+    let range = (module.start, module.end);
+    let file = process.mapped_file(range, name, module.device, module.inode);
+    assert_eq!(file.unwrap().metadata().unwrap().ino(), module.inode);
 }
