@@ -1,5 +1,8 @@
 //! `otelctx dump`: exact values.
 
+use std::process::Command;
+
+use otelctx_fixtures::{Compiler, Target as Fixture};
 use serde_json::{Value, json};
 
 use crate::run::{Answer, Scratch, command, otelctx, under_strace};
@@ -392,4 +395,25 @@ fn the_mappings_are_walked_no_more_often_than_needed() {
             assert_eq!(opened.count(), walks, "{kind} {no_stop:?}: {calls}");
         }
     }
+}
+
+/// As the C reference's own example: the library that has the variable is not loaded yet.
+#[test]
+fn an_announced_variable_that_no_module_has_yet_is_no_failure() {
+    let Some(program) = Compiler::gcc().program::<&str>(&["signals.c", "publish.c"], &[]) else {
+        return;
+    };
+    let target = Fixture::spawn(&mut Command::new(program));
+    let pid = target.pid().to_string();
+    let answer = otelctx(&["dump", &pid, "--json"]).expect(0).json();
+    assert_eq!(
+        answer["process_context"]["resource"]["service.name"],
+        "fixture"
+    );
+    let text = otelctx(&["dump", &pid]).expect(0).stdout;
+    let said = "otel_thread_ctx_v1 is not exported by any module: the library that defines it may \
+                not be loaded yet";
+    assert!(text.contains(said), "{text}");
+    // What is asked for by force has to be there.
+    otelctx(&["dump", &pid, "--force"]).expect(1);
 }
