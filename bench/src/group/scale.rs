@@ -77,7 +77,7 @@ fn many_mappings(report: &mut Report) -> Result<(), String> {
             format!("60,000 {name} mappings, no context"),
             pair,
             "ms",
-            None,
+            1.1,
         );
     }
     Ok(())
