@@ -254,11 +254,20 @@ impl Process {
             return Ok(present.clone());
         }
         let present = match self.options.runtimes.probe(&target, &self.files) {
-            Err(remote::Error::Deadline { .. }) => return Err(self.late("look for runtimes")),
+            Err(remote::Error::Deadline { .. }) => return Err(self.late("probe for runtimes")),
             present => Arc::from(present?),
         };
         self.runtimes = Some((layout, Arc::clone(&present)));
+        if !present.is_empty() {
+            // For the C library's list of threads, by which sleeping ones are read without a stop.
+            let _ = self.resolve();
+        }
         Ok(present)
+    }
+
+    /// What was last resolved of its variables.
+    pub(crate) fn resolution(&self) -> Option<&tls::Resolution> {
+        self.variables.as_deref()
     }
 
     /// The process as a [`Target`](remote::Target), up to [`Options::deadline`], with the memory of

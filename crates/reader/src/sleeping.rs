@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 
 use otelctx_remote as remote;
 use remote::threads::{Call, ThreadFiles, ThreadPointer, ThreadPointers, max_kept};
-use remote::{LiveProcess, Memory};
+use remote::tls::Resolution;
+use remote::{LiveProcess, Memory, ProcessMemory};
 
-use crate::thread_context::ThreadVariables;
-use crate::{Error, Process};
+use crate::Process;
 
 /// Attempts to read a thread before it has to be stopped. One that ran during all of them is busy.
 const MAX_TRIES: usize = 3;
@@ -47,9 +47,9 @@ struct Known {
 
 /// How an attempt to read a thread without a stop ended.
 #[derive(Debug)]
-pub(crate) enum Asleep {
-    /// With the size of the record, see [`ThreadVariables::read`].
-    Read(Result<Option<usize>, Error>),
+pub(crate) enum Asleep<T> {
+    /// It slept all the time.
+    Read(T),
     /// It ran each time.
     Ran,
     /// It cannot be read that way. If it sleeps: in this call.
@@ -76,14 +76,15 @@ impl SleepingThreads {
         state.walks_left = MAX_WALKS;
     }
 
-    /// Reads the record of thread `tid` into `buffer` if the thread sleeps.
-    pub(crate) fn read(
+    /// Calls `read` with the memory and the thread pointer of thread `tid` if the thread sleeps. What
+    /// it returns counts if the thread slept until then, else it is called again.
+    pub(crate) fn read<T>(
         &self,
         process: &Process,
-        variables: &ThreadVariables,
+        resolution: &Resolution,
         tid: i32,
-        buffer: &mut [u8],
-    ) -> Asleep {
+        mut read: impl FnMut(&ProcessMemory, u64) -> T,
+    ) -> Asleep<T> {
         let Some(memory) = process.open_memory() else {
             return Asleep::Unknown(None);
         };
@@ -97,19 +98,19 @@ impl SleepingThreads {
             let Some(files) = &known.files else {
                 break;
             };
-            let listed = state.pointer(process, variables, inner);
-            if variables.resolution.unplaced || listed.is_none() && unconfirmed.is_none() {
+            let listed = state.pointer(process, resolution, inner);
+            if resolution.unplaced || listed.is_none() && unconfirmed.is_none() {
                 asleep = Asleep::Unknown(files.call().unwrap_or(None));
                 break;
             }
-            let read = files.read_asleep(|| {
+            let result = files.read_asleep(|| {
                 let address = match listed {
                     Some(pointer) => pointer.is_of(memory, inner).then_some(pointer.address)?,
                     None => unconfirmed?,
                 };
-                Some(variables.read(memory, tid, address, buffer))
+                Some(read(memory, address))
             });
-            match read {
+            match result {
                 Ok(Some(Some(result))) => {
                     asleep = Asleep::Read(result);
                     break;
@@ -192,7 +193,7 @@ impl State {
     fn pointer(
         &mut self,
         process: &Process,
-        variables: &ThreadVariables,
+        resolution: &Resolution,
         inner: i32,
     ) -> Option<ThreadPointer> {
         if let Some(pointer) = self.pointers.get(inner) {
@@ -207,7 +208,7 @@ impl State {
             Some(true) => *target.status().ok()?.namespace_pids.last()?,
             _ => target.pid(),
         };
-        let lists = &variables.resolution.threads;
+        let lists = &resolution.threads;
         let target = LiveProcess::new(target, process.open_memory()?);
         self.pointers = ThreadPointers::find(lists, &target, leader, self.listed);
         self.pointers.get(inner)

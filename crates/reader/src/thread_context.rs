@@ -240,7 +240,7 @@ impl<'p> Thread<'p> {
     }
 
     /// Room for its record.
-    fn buffer(&self) -> Vec<u8> {
+    pub(crate) fn buffer(&self) -> Vec<u8> {
         let size = self.process.options().max_record;
         vec![0; size.clamp(record::HEADER_SIZE, record::MAX_SIZE)]
     }
@@ -268,19 +268,15 @@ impl<'p> Thread<'p> {
         let variables = self.variables()?;
         let mut record = self.buffer();
         let sleeping = self.process.sleeping();
-        let reason = match sleeping.read(self.process, variables, self.tid, &mut record) {
+        let resolution = &variables.resolution;
+        let asleep = sleeping.read(self.process, resolution, self.tid, |memory, pointer| {
+            variables.read(memory, self.tid, pointer, &mut record)
+        });
+        let reason = match asleep {
             Asleep::Read(size) => {
                 return Ok(self.decode(variables, size?.map(|size| &record[..size])));
             }
-            Asleep::Unknown(Some(call))
-                if call.is_lengthened_by_a_stop(self.process.target().pid()) =>
-            {
-                return Err(Error::WouldLengthen { tid: self.tid });
-            }
-            Asleep::Unknown(_) => StopReason::ThreadPointer,
-            // A thread that ran a moment ago has not slept for long: its time-out, if it sleeps by
-            // now, has hardly begun.
-            Asleep::Ran => StopReason::Running,
+            asleep => self.stop_reason(&asleep)?,
         };
         for _ in 0..MAX_TRIES {
             match self.stop_and_read(&mut || *stop = Some(reason)) {
@@ -290,6 +286,24 @@ impl<'p> Thread<'p> {
             }
         }
         Err(Error::NotStopped { tid: self.tid })
+    }
+
+    /// Why the thread has to be stopped, after an attempt to read it asleep.
+    ///
+    /// # Errors
+    /// When that would lengthen a time-out.
+    pub(crate) fn stop_reason<T>(&self, asleep: &Asleep<T>) -> Result<StopReason, Error> {
+        match asleep {
+            Asleep::Unknown(Some(call))
+                if call.is_lengthened_by_a_stop(self.process.target().pid()) =>
+            {
+                Err(Error::WouldLengthen { tid: self.tid })
+            }
+            Asleep::Unknown(_) => Ok(StopReason::ThreadPointer),
+            // A thread that ran a moment ago has not slept for long: its time-out, if it sleeps by
+            // now, has hardly begun.
+            Asleep::Read(_) | Asleep::Ran => Ok(StopReason::Running),
+        }
     }
 
     fn stop_and_read(&self, on_stop: &mut dyn FnMut()) -> Result<Found<Context>, Error> {

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use otelctx_format::record::{self, Context};
+use otelctx_format::record::Context;
 use otelctx_remote::core_file::CoreThread;
 use otelctx_remote::{FileCache, Stopped, Target};
 use otelctx_sample::Found;
 
 use super::{Chosen, Present, RuntimeError, RuntimeReading, Scope, Task, ThreadView, choose};
-use crate::{Core, Error, Process, Thread, ThreadSupport};
+use crate::sleeping::Asleep;
+use crate::{Core, Error, Process, StopReason, Thread, ThreadSupport};
 
 /// What was read of a thread at one moment.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub struct ThreadState {
     pub native: Result<Found<Context>, Error>,
     /// What runtimes say.
     pub runtimes: Vec<RuntimeReading>,
+    /// Why the thread was stopped; `None` if it was not.
+    pub stop: Option<StopReason>,
 }
 
 impl ThreadState {
@@ -91,46 +94,58 @@ impl Process {
 
 impl Thread<'_> {
     /// Reads the native context of the thread and what runtimes know of it. `stopped` is the thread,
-    /// if it was stopped already; else it is stopped for this.
+    /// if it was stopped already. Else it is read as by [`Thread::read`]: a thread that sleeps is not
+    /// stopped.
     ///
     /// # Errors
-    /// When it can't be stopped.
+    /// When it has to be stopped, and can't be.
     pub fn state(
         &self,
         runtimes: &[Present],
         stopped: Option<&Stopped>,
     ) -> Result<ThreadState, Error> {
-        let own;
-        let stopped = match stopped {
-            Some(stopped) => stopped,
+        let (process, tid) = (self.process(), self.tid());
+        let target = process.as_target();
+        let variables = self.variables();
+        let mut record = self.buffer();
+        let mut read = |pointer: u64| {
+            let Some(target) = &target else {
+                return (Ok(None), Vec::new());
+            };
+            let native = match &variables {
+                Ok(variables) => variables.read(target, tid, pointer, &mut record),
+                Err(_) => Ok(None),
+            };
+            let view = ThreadView::new(tid, pointer);
+            (native, super::read_thread(target, runtimes, view))
+        };
+        let ((native, runtimes), stop) = match stopped {
+            Some(stopped) => (read(stopped.thread_pointer()), Some(StopReason::Runtime)),
             None => {
-                let timeout = self.process().options().stop_timeout;
-                own = Stopped::stop(self.process().target(), self.tid(), timeout)?;
-                &own
+                let asleep = process.resolution().map(|resolution| {
+                    let sleeping = process.sleeping();
+                    sleeping.read(process, resolution, tid, |_, pointer| read(pointer))
+                });
+                match asleep.unwrap_or(Asleep::Unknown(None)) {
+                    Asleep::Read(found) => (found, None),
+                    asleep => {
+                        let reason = self.stop_reason(&asleep)?;
+                        (read(self.stop()?.thread_pointer()), Some(reason))
+                    }
+                }
             }
         };
-        let pointer = stopped.thread_pointer();
-        let readings = self.process().as_target().map_or_else(Vec::new, |target| {
-            super::read_thread(&target, runtimes, ThreadView::new(self.tid(), pointer))
-        });
-        Ok(ThreadState {
-            native: not_published(self.native_context(pointer)),
-            runtimes: readings,
-        })
-    }
-
-    fn native_context(&self, thread_pointer: u64) -> Result<Found<Context>, Error> {
-        let variables = self.variables()?;
-        let size = self.process().options().max_record;
-        let mut buffer = vec![0; size.clamp(record::HEADER_SIZE, record::MAX_SIZE)];
-        let size = match self.process().open_memory() {
-            Some(memory) => variables.read(memory, self.tid(), thread_pointer, &mut buffer),
-            None => {
-                let memory = self.process().target().memory()?;
-                variables.read(&memory, self.tid(), thread_pointer, &mut buffer)
+        let native = match variables {
+            Ok(variables) => {
+                native.map(|size| self.decode(variables, size.map(|size| &record[..size])))
             }
-        }?;
-        Ok(self.decode(variables, size.map(|size| &buffer[..size])))
+            Err(error) => Err(error),
+        };
+        Ok(ThreadState {
+            native: not_published(native),
+            runtimes,
+            stop,
+        })
     }
 }
 
@@ -159,6 +174,7 @@ impl Core {
             runtimes: view.map_or_else(Vec::new, |view| {
                 super::read_thread(self.target(), runtimes, view)
             }),
+            stop: None,
         }
     }
 

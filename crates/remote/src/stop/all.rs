@@ -1,6 +1,6 @@
 //! Stopping all threads of a process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::Stopped;
@@ -28,19 +28,19 @@ impl StoppedProcess {
             threads: BTreeMap::new(),
             running: Vec::new(),
         };
+        let mut known = BTreeSet::new();
         for _ in 0..MAX_LISTINGS {
             let mut is_new = false;
             for tid in process.thread_ids()? {
-                let is_known = stopped.running.iter().any(|(running, _)| *running == tid);
-                if is_known || stopped.threads.contains_key(&tid) {
+                if !known.insert(tid) {
                     continue;
                 }
                 is_new = true;
                 let left = deadline.saturating_duration_since(Instant::now());
                 match Stopped::stop(process, tid, timeout.min(left)) {
                     Ok(thread) => drop(stopped.threads.insert(tid, thread)),
-                    // It has ended.
-                    Err(Error::NoSuchThread { .. }) => {}
+                    // It has ended, or the kernel runs it: it executes none of the process's code.
+                    Err(Error::NoSuchThread { .. } | Error::KernelWorker { .. }) => {}
                     Err(error) => stopped.running.push((tid, error)),
                 }
             }

@@ -8,10 +8,11 @@ use otelctx_reader::format::process_context::Attributes;
 use otelctx_reader::format::record::Context;
 use otelctx_reader::remote::stop::StoppedProcess;
 use otelctx_reader::runtime::{
-    Present, RuntimeReading, RuntimeThread, Scope, Task, TaskReading, ThreadState, scope,
+    Present, RuntimeError, RuntimeReading, RuntimeThread, Scope, Task, TaskReading, ThreadState,
+    scope,
 };
 use otelctx_reader::sample::NamedFrame;
-use otelctx_reader::{Error, Found, Process, StopReason, Thread, remote};
+use otelctx_reader::{Error, Found, Process, Thread, remote};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
@@ -68,10 +69,7 @@ impl<'p> Reader<'p> {
             Ok((name, state))
         });
         match state {
-            Ok((name, state)) => Looked::At(Look {
-                stop: Some(StopReason::Runtime),
-                ..look(thread.tid(), Some(name), state)
-            }),
+            Ok((name, state)) => Looked::At(look(thread.tid(), Some(name), state)),
             Err(error) if is_gone(&error) => Looked::Ended,
             Err(Error::Remote(remote::Error::KernelWorker { .. })) => Looked::KernelWorker,
             Err(error) => Looked::At(Look::new(thread.tid(), None, Some(Err(error)))),
@@ -80,10 +78,18 @@ impl<'p> Reader<'p> {
 
     /// Reads the tasks and resumes the process.
     pub(super) fn finish(self, looks: &[Look]) -> Runtimes {
-        let is_stopped = |stopped: &StoppedProcess| stopped.running().is_empty();
-        let tasks = match &self.stopped {
-            Some(stopped) if is_stopped(stopped) => self.process.tasks(&self.present),
-            _ => Vec::new(),
+        let running = self.stopped.as_ref().map(StoppedProcess::running);
+        let tasks = match running {
+            None => Vec::new(),
+            Some([]) => self.process.tasks(&self.present),
+            Some([(_, why), ..]) => {
+                let failed = |present: &Present| TaskReading {
+                    name: present.name,
+                    tasks: Err(RuntimeError::new(why.to_string())),
+                };
+                let readable = self.present.iter().filter(|it| it.process.is_ok());
+                readable.map(failed).collect()
+            }
         };
         Runtimes::of(self.present, tasks, looks)
     }
@@ -117,7 +123,7 @@ pub(super) fn look(tid: i32, name: Option<std::ffi::OsString>, state: ThreadStat
         name,
         outcome: Some(outcome),
         is_conflict,
-        stop: None,
+        stop: state.stop,
         runtimes: state.runtimes,
     }
 }
