@@ -84,7 +84,7 @@ fn files(report: &Report) -> String {
         return "\n".to_owned();
     };
     let directory = escape(&directory.to_string_lossy());
-    let mut text = format!("\nThe recording is in {directory}, for whichever you have at hand:\n");
+    let mut text = format!("\nThe recording is in {directory}, in several formats:\n");
     for file in &report.files {
         let name = file.path.rsplit('/').next().unwrap_or(&file.path);
         text += &format!("  {name:15}  {}\n", escape(&file.open));
