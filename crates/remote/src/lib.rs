@@ -67,7 +67,7 @@ mod error;
 mod file;
 mod file_cache;
 pub mod inspect;
-mod libc;
+pub mod libc;
 mod machine;
 pub mod mappings;
 pub mod memory;

@@ -13,7 +13,7 @@ use crate::memory::MemoryError;
 /// The name that glibc's libc.so gives itself.
 pub(crate) const SONAME: &[u8] = b"libc.so.6";
 /// The name of its library of threads, which was merged into libc.so in 2.34.
-const THREADS_SONAME: &[u8] = b"libpthread.so.0";
+pub(crate) const THREADS_SONAME: &[u8] = b"libpthread.so.0";
 /// What the names of those symbols begin with.
 const PREFIX: &str = "_thread_db_";
 /// The longest that is read has 48 bytes.

@@ -1,7 +1,12 @@
-//! What differs between C libraries.
+//! What differs between C libraries, and what they keep of threads.
 
 pub(crate) mod glibc;
+mod keys;
 pub(crate) mod musl;
+mod thread_db;
+
+pub use keys::PthreadKeys;
+pub use thread_db::{Field, ThreadDb};
 
 use crate::Memory;
 use crate::elf::{Elf, ElfError};

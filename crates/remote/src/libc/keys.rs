@@ -1,0 +1,144 @@
+//! Thread-specific data: what `pthread_getspecific` would return in another process's thread.
+
+use super::CLibrary;
+use super::thread_db::ThreadDb;
+use crate::Error;
+use crate::machine::Machine;
+use crate::memory::{Memory, MemoryError};
+use crate::modules::Modules;
+use crate::target::Target;
+
+/// Keys of one block of the two-level table in glibc's `struct pthread` (PTHREAD_KEY_2NDLEVEL_SIZE in
+/// nptl/descr.h).
+const KEYS_PER_BLOCK: u64 = 32;
+/// PTHREAD_KEYS_MAX of glibc, 1,024, and of musl, 128 (<limits.h>).
+const GLIBC_KEYS: u32 = 1024;
+const MUSL_KEYS: u32 = 128;
+
+/// Where the threads of a process keep their values of `pthread_setspecific`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PthreadKeys(Layout);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    Glibc {
+        /// Bytes from the `struct pthread` up to the thread pointer.
+        below: u64,
+        /// In `struct pthread`, of the pointers to blocks of keys.
+        specific: u64,
+        /// In such a block, of its entries.
+        entries: u64,
+        entry_size: u64,
+        entry_sequence: u64,
+        entry_data: u64,
+        /// Address of the process's `__pthread_keys`, and its elements.
+        keys: u64,
+        key_size: u64,
+        key_sequence: u64,
+    },
+    Musl {
+        /// From the thread pointer to the pointer to the values.
+        values: i64,
+    },
+}
+
+impl PthreadKeys {
+    /// Of a process; `None` if its C library is not known, or does not say where.
+    ///
+    /// # Errors
+    /// [`Error::Elf`] when the module that should say cannot be read.
+    pub fn of(target: &dyn Target, modules: &Modules) -> Result<Option<Self>, Error> {
+        if modules.c_library() == Some(CLibrary::Musl) {
+            // `tsd` in `struct pthread` (src/internal/pthread_impl.h), which begins at the thread
+            // pointer on x86-64 and ends at it on aarch64, 200 bytes long.
+            let values = match target.machine() {
+                Machine::X86_64 => 0x80,
+                Machine::Aarch64 => -88,
+                Machine::Other(_) => return Ok(None),
+            };
+            return Ok(Some(Self(Layout::Musl { values })));
+        }
+        let Some(table) = ThreadDb::of(target, modules)? else {
+            return Ok(None);
+        };
+        let keys = modules.address_of(target, "__pthread_keys");
+        let layout = || {
+            Some(Layout::Glibc {
+                below: match target.machine() {
+                    Machine::X86_64 => 0,
+                    _ => table.size_of("pthread")?,
+                },
+                specific: table.offset("pthread_specific")?,
+                entries: table.offset("pthread_key_data_level2_data")?,
+                entry_size: table.size_of("pthread_key_data")?,
+                entry_sequence: table.offset("pthread_key_data_seq")?,
+                entry_data: table.offset("pthread_key_data_data")?,
+                keys: keys?.1,
+                key_size: table.size_of("pthread_key_struct")?,
+                key_sequence: table.offset("pthread_key_struct_seq")?,
+            })
+        };
+        Ok(layout().map(Self))
+    }
+
+    /// The value that a thread has for `key`, by its thread pointer. `None` where
+    /// `pthread_getspecific` returns null: also for a value that was left from a key of that number
+    /// which was deleted, and for a number that no key has.
+    ///
+    /// # Errors
+    /// When the memory cannot be read.
+    pub fn get(
+        &self,
+        memory: &dyn Memory,
+        thread_pointer: u64,
+        key: u32,
+    ) -> Result<Option<u64>, MemoryError> {
+        let not_null = |value: u64| (value != 0).then_some(value);
+        let number = u64::from(key);
+        match self.0 {
+            Layout::Musl { values } => {
+                if key >= MUSL_KEYS {
+                    return Ok(None);
+                }
+                match memory.read_u64(thread_pointer.wrapping_add_signed(values))? {
+                    // No key was used yet.
+                    0 => Ok(None),
+                    values => Ok(not_null(memory.read_u64(values.wrapping_add(8 * number))?)),
+                }
+            }
+            Layout::Glibc {
+                below,
+                specific,
+                entries,
+                entry_size,
+                entry_sequence,
+                entry_data,
+                keys,
+                key_size,
+                key_sequence,
+            } => {
+                if key >= GLIBC_KEYS {
+                    return Ok(None);
+                }
+                let pointers = thread_pointer.wrapping_sub(below).wrapping_add(specific);
+                let block = pointers.wrapping_add(8 * (number / KEYS_PER_BLOCK));
+                let block = memory.read_u64(block)?;
+                if block == 0 {
+                    return Ok(None);
+                }
+                let entry = block
+                    .wrapping_add(entries)
+                    .wrapping_add((number % KEYS_PER_BLOCK).wrapping_mul(entry_size));
+                let key = keys.wrapping_add(number.wrapping_mul(key_size));
+                // nptl/pthread_getspecific.c: a key that was deleted and created again has another
+                // sequence number.
+                let current = memory.read_u64(key.wrapping_add(key_sequence))?;
+                let sequence = memory.read_u64(entry.wrapping_add(entry_sequence))?;
+                if current != sequence {
+                    return Ok(None);
+                }
+                Ok(not_null(memory.read_u64(entry.wrapping_add(entry_data))?))
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What glibc says about its own structures, for debuggers: the `_thread_db_*` table.
+//!
+//! Source: `nptl_db/structs.def` and `nptl/libpthread_db.h`. libc.so exports the table since 2.34;
+//! before, it is in the `.symtab` of libpthread.so, as it is in that of a static program.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{CLibrary, glibc};
+use crate::Error;
+use crate::elf::{Elf, ElfError};
+use crate::modules::Modules;
+use crate::target::Target;
+
+/// What the names of the table begin with.
+const PREFIX: &str = "_thread_db_";
+/// The longest name behind the prefix that is read; the longest there is has 48 bytes.
+const MAX_NAME: usize = 64;
+/// What the names of sizes begin with, behind [`PREFIX`].
+const SIZE_OF: &str = "sizeof_";
+
+/// The names of the table that libc.so is asked for, which has no way to list them.
+const NAMES: [&str; 32] = [
+    "dtv_dtv",
+    "dtv_slotinfo_gen",
+    "dtv_slotinfo_list_len",
+    "dtv_slotinfo_list_next",
+    "dtv_slotinfo_list_slotinfo",
+    "dtv_slotinfo_map",
+    "dtv_t_counter",
+    "dtv_t_pointer_val",
+    "link_map_l_tls_modid",
+    "link_map_l_tls_offset",
+    "list_t_next",
+    "list_t_prev",
+    "pthread_dtvp",
+    "pthread_key_data_data",
+    "pthread_key_data_level2_data",
+    "pthread_key_data_seq",
+    "pthread_key_struct_destr",
+    "pthread_key_struct_seq",
+    "pthread_list",
+    "pthread_specific",
+    "pthread_start_routine",
+    "pthread_tid",
+    "rtld_global__dl_stack_used",
+    "rtld_global__dl_stack_user",
+    "rtld_global__dl_tls_dtv_slotinfo_list",
+    "sizeof_dtv_slotinfo",
+    "sizeof_dtv_slotinfo_list",
+    "sizeof_list_t",
+    "sizeof_pthread",
+    "sizeof_pthread_key_data",
+    "sizeof_pthread_key_data_level2",
+    "sizeof_pthread_key_struct",
+];
+
+/// A field of a structure (DB_STRUCT_FIELD in `nptl_db/db_info.c`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    /// Its size, or that of an element of an array, in bits.
+    pub bits: u32,
+    /// Elements of an array; 1 for anything else, 0 for an array without a fixed length.
+    pub count: u32,
+    /// Its offset in the structure, in bytes.
+    pub offset: u32,
+}
+
+/// The `_thread_db_*` table of one glibc.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ThreadDb {
+    fields: BTreeMap<String, Field>,
+    sizes: BTreeMap<String, u32>,
+}
+
+impl ThreadDb {
+    /// The table of a process's glibc; `None` if none of its modules has it. Read once a file.
+    ///
+    /// # Errors
+    /// [`Error::Elf`] when the module that should have it cannot be read.
+    pub fn of(target: &dyn Target, modules: &Modules) -> Result<Option<Arc<Self>>, Error> {
+        for module in &modules.loaded {
+            let file = &module.file;
+            let is_static = file.executable && !file.interpreter;
+            let is_threads = file.soname.as_deref() == Some(glibc::THREADS_SONAME);
+            if file.library != Some(CLibrary::Glibc) && !is_threads && !is_static {
+                continue;
+            }
+            let table = module.fact(target, "", Self::read)?;
+            if !table.fields.is_empty() {
+                return Ok(Some(table));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A field, by structure and name as the table has them: `pthread_tid`, `list_t_next`.
+    pub fn field(&self, name: &str) -> Option<Field> {
+        self.fields.get(name).copied()
+    }
+
+    /// The offset of a field in bytes, see [`Self::field`].
+    pub fn offset(&self, name: &str) -> Option<u64> {
+        self.field(name).map(|field| field.offset.into())
+    }
+
+    /// The size of a structure in bytes: `pthread`, `pthread_key_data`.
+    pub fn size_of(&self, name: &str) -> Option<u64> {
+        self.sizes.get(name).copied().map(u64::from)
+    }
+
+    fn read(elf: &Elf<'_>) -> Result<Self, ElfError> {
+        let mut found = Vec::new();
+        for name in NAMES {
+            let symbol = elf.dynamic_symbol([PREFIX, name].concat().as_bytes())?;
+            if let Some(symbol) = symbol.filter(|symbol| symbol.defined) {
+                found.push((name.to_owned(), symbol.value));
+            }
+        }
+        if found.is_empty() {
+            let named =
+                |(name, value): (Vec<u8>, u64)| Some((String::from_utf8(name).ok()?, value));
+            let all = elf.static_objects(PREFIX.as_bytes(), MAX_NAME)?;
+            found = all.into_iter().filter_map(named).collect();
+        }
+        let mut table = Self::default();
+        for (name, at) in found {
+            let word = |index: u64| elf.read_u32(at.wrapping_add(4 * index));
+            if let Some(structure) = name.strip_prefix(SIZE_OF) {
+                table.sizes.insert(structure.to_owned(), word(0)?);
+            } else if NAMES.contains(&name.as_str()) {
+                let [bits, count, offset] = [word(0)?, word(1)?, word(2)?];
+                let field = Field {
+                    bits,
+                    count,
+                    offset,
+                };
+                table.fields.insert(name, field);
+            }
+        }
+        Ok(table)
+    }
+}
