@@ -1,10 +1,12 @@
-//! A file that is there whole or not at all.
+//! Writes files atomically: a file is complete or does not appear.
 //!
-//! It is filled without a name (`O_TMPFILE`) and linked to its place when it is whole. Under a name of
-//! its own it is seen where that can't be: for a moment where another file has the place, which is
-//! taken over by renaming only, and for as long as it is written where the file system has no nameless
-//! files. A process that is killed then leaves it behind. It is locked for as long as somebody writes
-//! it (`flock`), and by that the next writer of the same path knows what it may remove.
+//! The content goes into a file without a name (`O_TMPFILE`), which is linked to its path when it is
+//! complete. It has a temporary name only briefly, where a file at the path is replaced, because only
+//! rename(2) replaces files; and while it is written, where the file system has no unnamed files. A
+//! writer that is killed then leaves it behind. Its lock (`flock`) tells the next writer of the same
+//! path whether it can be removed.
+//!
+//! The crate `tempfile` writes to a named file from the start: a killed writer would always leave one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -61,11 +63,11 @@ pub enum Error {
     },
 }
 
-/// Writes `path` by `content`. Whatever happens, also if this process is killed, `path` holds what
-/// it held before or all of the new content. Only where this process is killed a file
-/// `.NAME.PID` can be left in the same directory, see above; the next call for `path` removes it.
+/// Writes `content` to `path`. Whatever happens, also if this process is killed, `path` has its earlier
+/// content or all of the new one. If this process is killed, a file `.NAME.PID` can be left in the same
+/// directory, see above; the next call for `path` removes it.
 ///
-/// What is no regular file (a pipe, a terminal) is written to as it stands.
+/// A file that is not regular (a pipe, a terminal) is written to directly.
 pub(crate) fn write(
     path: &Path,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -84,7 +86,7 @@ fn try_write(
     if existing.as_ref().is_some_and(|found| !found.is_file()) {
         return fill(&OpenOptions::new().write(true).open(path)?, content);
     }
-    // A link's target is what is to be written, not the link.
+    // A symbolic link stays, and its target is replaced.
     let path = &if existing.is_some() {
         path.canonicalize()?
     } else {
@@ -107,7 +109,7 @@ fn try_write(
             };
             match link(path) {
                 Ok(()) => Ok(()),
-                // A name is not taken over by linking, only by renaming.
+                // Linking does not replace a file, renaming does.
                 Err(Errno::EEXIST) => {
                     let other = beside(path);
                     link(&other)?;
@@ -160,7 +162,7 @@ fn directory(path: &Path) -> &Path {
     }
 }
 
-/// A file without a name: it goes away with its last descriptor.
+/// A file without a name, which disappears with its last descriptor.
 fn nameless(directory: &Path) -> io::Result<File> {
     OpenOptions::new()
         .write(true)
@@ -168,14 +170,14 @@ fn nameless(directory: &Path) -> io::Result<File> {
         .open(directory)
 }
 
-/// Some file systems (overlay before Linux 6.3, NFS, FUSE) have no such files. `EISDIR` is what a kernel
-/// says that does not know the flag (open(2)).
+/// Some file systems (overlay before Linux 6.3, NFS, FUSE) have no unnamed files. A kernel that does not
+/// know the flag returns `EISDIR` (open(2)).
 fn has_no_nameless_files(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EOPNOTSUPP | Errno::EISDIR))
 }
 
-/// A file beside `path`, and its own path.
+/// A new file beside `path`, with its path.
 fn named(path: &Path) -> io::Result<(PathBuf, Locked)> {
     clear(path);
     let other = beside(path);
@@ -186,18 +188,18 @@ fn named(path: &Path) -> io::Result<(PathBuf, Locked)> {
     Ok((other, Locked::new(file)))
 }
 
-/// A name of this process's own in the same directory.
+/// A path in the same directory with this process's ID.
 fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!("{}{}", head(path), std::process::id()))
 }
 
-/// What stands before the process's id in the names of files beside `path`.
+/// The start of the names of files beside `path`, before the process ID.
 fn head(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     format!(".{name}.")
 }
 
-/// Removes what writers of `path` have left that were killed. It is none of its matters if that fails.
+/// Removes files that killed writers of `path` have left. Failures are ignored.
 fn clear(path: &Path) {
     let head = head(path);
     for entry in fs::read_dir(directory(path))
@@ -214,9 +216,9 @@ fn clear(path: &Path) {
     }
 }
 
-/// Whether a file is this user's, and nobody writes it any more.
+/// Whether a file belongs to this user and has no writer.
 fn is_abandoned(path: &Path) -> bool {
-    // Anything may go by that name where others may make files: a link, a pipe without a writer.
+    // Where others may create files, that name can be anything: a link, a pipe without a writer.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new()
         .read(true)
@@ -229,7 +231,7 @@ fn is_abandoned(path: &Path) -> bool {
 
 const LOCK: FlockArg = FlockArg::LockExclusiveNonblock;
 
-/// A file that is locked while this process has it, where its file system knows locks.
+/// A file that is locked while it is open, where its file system has locks.
 enum Locked {
     With(Flock<File>),
     Without(File),

@@ -18,12 +18,17 @@ use crate::Error;
 use crate::attributes::UPSTREAM_PREFIX;
 use crate::messages::Messages;
 use crate::rules::{self, entry};
-use crate::worker::{self, Failure};
+use crate::worker::{self, Failure, Limits};
 
 /// The name for samples without the attribute.
 pub const NO_ATTRIBUTE: &str = "(none)";
 /// The largest file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 30;
+/// The report of 4.2 million traces takes half a GiB of output.
+const LIMITS: Limits = Limits {
+    memory: 4 << 30,
+    output: 1 << 30,
+};
 /// The name for a function whose file is unknown, too.
 const UNKNOWN: &str = "[unknown]";
 
@@ -93,10 +98,9 @@ fn file_too_large(path: &Path) -> Error {
     too_large(path, format!("it has more than {} MiB", MAX_FILE >> 20))
 }
 
-/// Decodes and sums up a file in a worker process that takes at most `memory` bytes, the file's
-/// included: two bytes of a file can stand for a message of a hundred, and the file may be hostile.
-fn sum_up(bytes: &[u8], path: &Path, by: &str, memory: u64) -> Result<Report, Error> {
-    let output = worker::run(memory, |pipe| {
+/// Decodes and sums up a file in a worker process, whose memory includes the file: two bytes of a file can stand for a message of a hundred, and the file may be hostile.
+fn sum_up(bytes: &[u8], path: &Path, by: &str, limits: Limits) -> Result<Report, Error> {
+    let output = worker::run(limits, |pipe| {
         let decoded = Messages::new(bytes)
             .map(|message| ProfilesData::decode(message?).map_err(|error| error.to_string()));
         let report = decoded.collect::<Result<Vec<_>, _>>().and_then(|data| {
@@ -108,10 +112,10 @@ fn sum_up(bytes: &[u8], path: &Path, by: &str, memory: u64) -> Result<Report, Er
         Ok(serde_json::to_writer(pipe, &report)?)
     });
     let died = || {
-        let limit = memory >> 20;
+        let limit = limits.memory >> 20;
         too_large(
             path,
-            format!("decoding it takes more than {limit} MiB of memory"),
+            format!("decoding it takes more than {limit} MiB of memory, or a minute of CPU time"),
         )
     };
     let output = output.map_err(|failure| match failure {
@@ -193,7 +197,7 @@ impl Report {
         if let Some(other) = first.and_then(other_format) {
             return Err(malformed(other.to_owned()));
         }
-        sum_up(&bytes, path, by, worker::MEMORY)
+        sum_up(&bytes, path, by, LIMITS)
     }
 
     /// Adds up `data`, which must break no rule ([`rules::violations`]).
@@ -437,13 +441,17 @@ mod tests {
             file = [head, file].concat();
         }
         let path = Path::new("a.otlp");
-        let error = sum_up(&file, path, "http.route", 128 << 20).unwrap_err();
+        let small = Limits {
+            memory: 128 << 20,
+            ..LIMITS
+        };
+        let error = sum_up(&file, path, "http.route", small).unwrap_err();
         assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
         let expected =
             "a.otlp: too large to be read: decoding it takes more than 128 MiB of memory";
         assert!(error.to_string().starts_with(expected), "{error}");
         // With more memory it is found to lack a dictionary.
-        let error = sum_up(&file, path, "http.route", worker::MEMORY).unwrap_err();
+        let error = sum_up(&file, path, "http.route", LIMITS).unwrap_err();
         assert!(matches!(error, Error::Malformed { .. }), "{error:?}");
     }
 }

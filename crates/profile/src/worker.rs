@@ -18,17 +18,31 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, dup2_stderr, fork, getpid, getppid};
 
-/// Default limit on the memory of a worker, in bytes, with what it inherits: 4 GiB. `chrome` with all
-/// its DWARF takes a quarter of that.
-pub const MEMORY: u64 = 4 << 30;
+/// Limits of a worker.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Memory in bytes, with what it inherits. `chrome` with all its DWARF takes a quarter of the
+    /// default, 4 GiB.
+    pub memory: u64,
+    /// Bytes of output. 256 MiB by default.
+    pub output: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory: 4 << 30,
+            output: 256 << 20,
+        }
+    }
+}
+
 /// Limit on the CPU time of a worker, in seconds.
 const CPU_SECONDS: u64 = 60;
 /// Time after which a worker is killed; it may have to wait for a CPU.
 const TIMEOUT: Duration = Duration::from_secs(180);
 /// How long to wait for the end of a worker that was killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Limit on the output of a worker, in bytes: 256 MiB.
-const MAX_OUTPUT: u64 = 256 << 20;
 
 /// Why a worker returned nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +52,7 @@ pub enum Failure {
     Died,
     /// It took longer than 180 s.
     TimedOut,
-    /// Its output exceeded 256 MiB.
+    /// Its output exceeded its limit.
     OutputTooLarge,
     /// It could not be started.
     NotStarted,
@@ -69,7 +83,7 @@ pub fn start(work: impl FnOnce() -> i32) -> io::Result<i32> {
     }
 }
 
-/// Runs `work` in a worker process with at most `memory` bytes, and returns what it writes.
+/// Runs `work` in a worker process with these limits, and returns what it writes.
 ///
 /// `work` must take no lock that another thread of this process may hold; if it waits for one, the
 /// worker times out.
@@ -78,12 +92,12 @@ pub fn start(work: impl FnOnce() -> i32) -> io::Result<i32> {
 ///
 /// Why there is no output, or not all of it.
 pub fn run(
-    memory: u64,
+    limits: Limits,
     work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<Vec<u8>, Failure> {
     let (output, pipe) = io::pipe().map_err(|_| Failure::NotStarted)?;
     let child = start(|| {
-        confine(memory);
+        confine(limits.memory);
         // Printing a panic takes locks that another thread may have held at the fork.
         std::panic::set_hook(Box::new(|_| {}));
         let mut pipe = io::BufWriter::new(pipe);
@@ -93,7 +107,7 @@ pub fn run(
         i32::from(!matches!(catch_unwind(work), Ok(Ok(()))))
     });
     let child = child.map(Pid::from_raw).map_err(|_| Failure::NotStarted)?;
-    let output = read_output(output);
+    let output = read_output(output, limits.output);
     if output.is_err() {
         let _ = kill(child, Signal::SIGKILL);
     }
@@ -118,8 +132,8 @@ fn confine(memory: u64) {
     }
 }
 
-/// Reads from `pipe` until it is closed.
-fn read_output(mut pipe: PipeReader) -> Result<Vec<u8>, Failure> {
+/// Reads from `pipe` until it is closed, at most `limit` bytes.
+fn read_output(mut pipe: PipeReader, limit: u64) -> Result<Vec<u8>, Failure> {
     let end = Instant::now() + TIMEOUT;
     let mut output = Vec::new();
     let mut chunk = vec![0; 1 << 16];
@@ -138,7 +152,7 @@ fn read_output(mut pipe: PipeReader) -> Result<Vec<u8>, Failure> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return Err(Failure::NotStarted),
         }
-        if output.len() as u64 > MAX_OUTPUT {
+        if output.len() as u64 > limit {
             return Err(Failure::OutputTooLarge);
         }
     }
@@ -176,9 +190,10 @@ mod tests {
                 pipe.write_all(&chunk)?;
             }
         };
-        assert_eq!(run(MEMORY, endless), Err(Failure::OutputTooLarge));
+        let limits = Limits::default();
+        assert_eq!(run(limits, endless), Err(Failure::OutputTooLarge));
         // Of this test's workers none is left; others run in other tests.
-        let one = run(MEMORY, |pipe| {
+        let one = run(limits, |pipe| {
             pipe.write_all(&getpid().as_raw().to_ne_bytes())
         });
         let pid = i32::from_ne_bytes(one.unwrap().try_into().unwrap());
@@ -187,8 +202,18 @@ mod tests {
 
     #[test]
     fn a_worker_that_allocates_too_much_or_panics_dies_alone() {
+        let limits = Limits::default();
         let allocating = |pipe: &mut dyn Write| pipe.write_all(&vec![1; 512 << 20]);
-        assert_eq!(run(256 << 20, allocating), Err(Failure::Died));
-        assert_eq!(run(MEMORY, |_| panic!("decoder")), Err(Failure::Died));
+        assert_eq!(
+            run(
+                Limits {
+                    memory: 256 << 20,
+                    ..limits
+                },
+                allocating,
+            ),
+            Err(Failure::Died)
+        );
+        assert_eq!(run(limits, |_| panic!("decoder")), Err(Failure::Died));
     }
 }

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use otelctx_profile::sample::Module;
-use otelctx_profile::worker::{self, Failure as WorkerFailure};
+use otelctx_profile::worker::{self, Failure as WorkerFailure, Limits};
 use otelctx_profile::{Function, Identity, SymbolQuery};
 
 use answer::Answer;
@@ -110,7 +110,7 @@ impl Symbols {
     fn of_file(&mut self, query: SymbolQuery<'_>, offsets: &[u64]) -> Answer {
         let debug_directories = &self.debug_directories;
         let child = |with_dwarf| {
-            let bytes = worker::run(worker::MEMORY, |pipe| {
+            let bytes = worker::run(Limits::default(), |pipe| {
                 let identity = identity::of(query);
                 let found = in_file(query, offsets, debug_directories, with_dwarf);
                 let (functions, is_broken) = found.unwrap_or_default();
