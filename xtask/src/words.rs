@@ -67,33 +67,34 @@ const NAMES: [&str; 10] = [
 ];
 
 /// Where a rule does not hold: a path's start, the words, and why.
-const ALLOWED: [(&str, &str, &str); 1] = [(
-    "xtask/src/words.rs",
-    "",
-    "the rules themselves, and their tests",
-)];
+const ALLOWED: [(&str, &str, &str); 3] = [
+    (
+        "xtask/src/words.rs",
+        "",
+        "the rules themselves, and their tests",
+    ),
+    (
+        "CHANGELOG.md",
+        "mend",
+        "the former name of a field and a method",
+    ),
+    ("CHANGELOG.md", "looked at", "the former name of a field"),
+];
 
-/// Paths that are checked. Everything else has not been revised yet.
-const CHECKED: &[&str] = &[
-    ".ci/",
-    "ARCHITECTURE.md",
-    "SECURITY.md",
-    "docs/check.md",
-    "CONTRIBUTING.md",
-    "Cargo.toml",
-    "README.md",
-    "bench/",
-    "conformance/",
-    "crates/build/",
-    "crates/export/",
-    "crates/symbolize/",
-    "fixtures/",
-    "fuzz/Cargo.toml",
-    "fuzz/README.md",
-    "fuzz/examples/",
-    "fuzz/targets/",
-    "integration/",
-    "xtask/",
+/// Paths that are not checked: not revised yet, or not prose.
+const UNCHECKED: &[&str] = &[
+    "Cargo.lock",
+    "LICENSE",
+    "crates/format/",
+    "crates/otelctx/",
+    "crates/profile/",
+    "crates/reader/",
+    "crates/remote/",
+    "crates/sample/",
+    "crates/sampler/",
+    "crates/track/",
+    "fuzz/Cargo.lock",
+    "fuzz/corpus/",
 ];
 
 /// Checks every tracked file.
@@ -108,8 +109,8 @@ fn check() -> Result<Outcome, String> {
             .args(["ls-files", "-z"]),
     )?;
     let paths = listed.split('\0').filter(|path| {
-        let is_checked = |start: &&str| path.starts_with(*start);
-        CHECKED.iter().any(is_checked)
+        let is_unchecked = |start: &&str| path.starts_with(*start);
+        !path.is_empty() && !UNCHECKED.iter().any(is_unchecked)
     });
     let mut findings = Vec::new();
     let mut files = 0;

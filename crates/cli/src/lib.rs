@@ -92,7 +92,7 @@ impl Status {
 pub struct Setup {
     /// The language runtimes that it reads.
     pub runtimes: Runtimes,
-    /// The sampler's programs for the kernel, if not those that are shipped: with the steps of these
+    /// The sampler's eBPF programs, if not the shipped ones: with the steps of these
     /// runtimes.
     pub kernel_object: Option<KernelObject>,
 }

@@ -1,4 +1,4 @@
-//! Core files made to exhaust whoever reads them: `dump --core` ends, in little memory, and says what it
+//! Core files made to exhaust their reader: `dump --core` ends, in little memory, and says what it
 //! left out.
 //!
 //! A test program of its own: the kernel counts the memory of the program that starts a command as

@@ -7,7 +7,7 @@ use otelctx_reader::{Error, Process, Thread, Threads};
 use super::partial::{Partial, PartialReason, ThreadOutcome};
 use super::retry::{Again, settle};
 
-/// The time that is given to look at one process.
+/// The time allowed for one process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     timeout: Duration,
@@ -16,7 +16,7 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// One that is so far away.
+    /// A deadline this far away.
     pub(super) fn after(timeout: Duration) -> Self {
         let start = Instant::now();
         Self {
@@ -26,12 +26,12 @@ impl Deadline {
         }
     }
 
-    /// When it is.
+    /// The time of the deadline.
     pub(super) fn end(&self) -> Instant {
         self.end
     }
 
-    /// Until when something may go on that has no end, or is not worth it all.
+    /// Half of the time: the limit for work that may never end, or that is optional.
     pub(super) fn half(&self) -> Instant {
         self.half
     }
@@ -90,7 +90,7 @@ impl Deadline {
         Ok((read, is_late.then_some(Partial { read, of, why })))
     }
 
-    /// For when all the time went before the first thread.
+    /// The partial answer when the deadline passed before the first thread.
     pub(super) fn none_read(&self, process: &Process) -> Partial {
         Partial {
             read: 0,
@@ -100,7 +100,7 @@ impl Deadline {
     }
 }
 
-/// How many threads the kernel counts, 0 if the process has ended.
+/// The number of threads by the kernel's count, 0 if the process has ended.
 pub(super) fn thread_count(process: &Process) -> usize {
     let status = process.target().status();
     status.map_or(0, |status| status.threads)

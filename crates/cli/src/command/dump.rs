@@ -147,7 +147,7 @@ fn explain(report: &Report) {
     }
 }
 
-/// Looks at the process that `id` names, by itself or by one of its threads.
+/// Dumps the process with this id, or with a thread of this id.
 fn one(
     id: i32,
     options: Options,

@@ -8,22 +8,22 @@ use serde::{Deserialize, Serialize};
 use crate::error::{MORE_TIME, is_gone};
 use crate::output::text::grouped;
 
-/// The end came before every thread was looked at.
+/// Not all threads were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Partial {
-    /// Threads that were looked at.
+    /// Threads that were read.
     pub(super) read: usize,
-    /// Threads that there are, without those that have ended since.
+    /// All threads, except threads that have ended since.
     pub(super) of: usize,
     pub(super) why: PartialReason,
 }
 
-/// What ended a look at the threads.
+/// Why not all threads were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartialReason {
     /// `--deadline`.
     Deadline(Duration),
-    /// So many bytes of contexts.
+    /// The contexts exceed this size, in bytes.
     Memory(usize),
     /// Libraries came or went while the threads were read, or that could not be told, and no time
     /// was left to read them again: none of the answers can be relied on.
@@ -77,7 +77,7 @@ impl PartialJson {
     }
 }
 
-/// What a look at a thread came to.
+/// The outcome of reading one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThreadOutcome {
     /// An answer, or that there is none.
@@ -94,7 +94,7 @@ pub(super) enum ThreadOutcome {
 }
 
 impl ThreadOutcome {
-    /// By the error of a look at `thread`.
+    /// The outcome for an error from reading `thread`.
     pub(super) fn of(error: &Error, thread: &Thread<'_>) -> Self {
         let whole = thread.process().options().stop_timeout;
         match error {

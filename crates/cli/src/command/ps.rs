@@ -105,9 +105,9 @@ fn gather(arguments: &Arguments) -> Result<Listing, Error> {
     pids.sort_unstable();
     let mut listing = Listing::default();
     let mut same = SameMemory::default();
-    let look_at_all = |worker: &Worker, pids: &[i32]| look_at_all(worker, pids, arguments);
+    let inspect_all = |worker: &Worker, pids: &[i32]| inspect_all(worker, pids, arguments);
     let deadline = arguments.deadline;
-    worker::each(&pids, deadline, look_at_all, |heard| match heard {
+    worker::each(&pids, deadline, inspect_all, |heard| match heard {
         Ok(Seen::Row(row, place)) => {
             let known = place.and_then(|place| same.known(row.pid, place));
             let mut rows = listing.processes.iter_mut();
@@ -134,7 +134,7 @@ enum Seen {
     Skipped(Skipped, Option<String>),
 }
 
-fn look_at_all(worker: &Worker, pids: &[i32], arguments: &Arguments) -> io::Result<()> {
+fn inspect_all(worker: &Worker, pids: &[i32], arguments: &Arguments) -> io::Result<()> {
     let modules = FileCache::default();
     let looked = stop::on_own_thread(|| {
         for &pid in pids {

@@ -5,7 +5,7 @@ use otelctx_reader::format::{THREADLOCAL, hexadecimal};
 
 use super::terminal::escape;
 
-/// `key=value` for each, without those that only describe the mechanism.
+/// `key=value` for each attribute, except the ones that only describe the mechanism.
 pub(crate) fn pairs(attributes: &Attributes) -> Vec<String> {
     attributes
         .iter()

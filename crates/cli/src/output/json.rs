@@ -29,7 +29,7 @@ pub(crate) fn write_line(answer: &impl Serialize, out: &mut dyn Write) -> io::Re
     out.write_all(b"\n")
 }
 
-/// Escapes control characters that JSON itself would let through (DEL, C1, those that turn the
+/// Escapes control characters that JSON itself would let through (DEL, C1, and what changes the
 /// direction of text): the value may end up on a terminal. To be written to in whole characters,
 /// as `serde_json` does.
 struct Harmless<'w>(&'w mut dyn Write);

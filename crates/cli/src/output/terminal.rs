@@ -29,7 +29,7 @@ pub(crate) enum Style {
 }
 
 impl Terminal {
-    /// Looks at standard output.
+    /// Standard output.
     pub(crate) fn of_stdout() -> Self {
         let is_terminal = io::stdout().is_terminal();
         let set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());

@@ -41,7 +41,7 @@ fn run_measured(mut command: Command) -> (Answer, u64) {
         let children = children.split_whitespace().map(|it| it.parse().unwrap());
         most = most.max(children.chain([id]).map(peak_of).sum());
     }
-    assert!(most > 0, "it ended before it could be looked at");
+    assert!(most > 0, "it ended before it could be measured");
     let mut output = child.wait_with_output().unwrap();
     output.stdout = written;
     (Answer::of(output), most)

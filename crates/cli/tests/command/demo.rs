@@ -17,7 +17,7 @@ use crate::run::{Answer, Scratch, command, otelctx};
 use crate::unprivileged::Copy;
 
 /// On the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Whether the process has ended; that nobody has waited for it yet does not count.
 fn has_ended(pid: i32) -> bool {
@@ -27,7 +27,7 @@ fn has_ended(pid: i32) -> bool {
 }
 
 fn assert_ends(pid: i32) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !has_ended(pid) {
         if Instant::now() >= deadline {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);

@@ -45,7 +45,7 @@ const NEVER_FAIL: [&str; 6] = [
 /// Runs of one test; [`every_fault`] has all that there are.
 const SOME: usize = 250;
 /// A command that runs for longer hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// So that no run is late on a machine that is busy.
 const DEADLINE: &str = "30";
@@ -136,7 +136,7 @@ impl Subject {
         strace.args(inject.map(|it| format!("--inject={it}")));
         let mut tracer = strace.spawn().unwrap();
         wait_until("strace", || {
-            // Another test's recorder may look at the process just then: strace gives up.
+            // Another test's recorder may trace the process just then: strace gives up.
             if tracer.try_wait().unwrap().is_some() {
                 tracer = strace.spawn().unwrap();
             }
@@ -291,7 +291,7 @@ enum Ending {
 /// Waits for the end of the command. If a signal ended it, the status is that signal's number,
 /// negative.
 fn finish(mut child: Child) -> Answer {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
             let _ = child.kill();
@@ -327,7 +327,7 @@ fn field(task: u32, name: &str) -> String {
 }
 
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "{what}");
         sleep(Duration::from_micros(200));

@@ -17,7 +17,7 @@ use crate::run::{Scratch, command, deny, deny_nameless_files, otelctx};
 use crate::target::Target;
 
 /// Whatever has to come has come by then, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// How often each moment is tried: with and without files to replace, with and without nameless ones.
 const ROUNDS: u32 = 4;
 /// What is written, in this order.
@@ -86,7 +86,7 @@ fn exists((tells_next, id): (libc::c_long, u32)) -> bool {
 fn comes_true(mut is_it: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !is_it() {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             return false;
         }
         std::thread::sleep(Duration::from_micros(200));
@@ -211,7 +211,7 @@ struct Had {
     /// How often a thread was seen to be traced.
     traced: usize,
     children: usize,
-    /// Files beside those that were asked for.
+    /// Files other than the requested ones.
     left: usize,
 }
 
@@ -339,7 +339,7 @@ fn rounds(by_ptrace: bool) {
         }
     }
     eprintln!("{all:?}");
-    // Or nothing was looked for at all.
+    // Or the test has checked nothing.
     assert_eq!(all.held > 0, !by_ptrace, "{all:?}");
     assert_eq!(all.traced > 0, by_ptrace, "{all:?}");
     assert!(all.children > 0, "{all:?}");

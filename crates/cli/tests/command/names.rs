@@ -1,5 +1,5 @@
 //! Every name that a context's mapping can have, on kernels that name anonymous memory
-//! (`CONFIG_ANON_VMA_NAME`) and on those that do not; asked for one by one (`PROCMAP_QUERY`) and as
+//! (`CONFIG_ANON_VMA_NAME`) and on kernels that do not; asked for one by one (`PROCMAP_QUERY`) and as
 //! text. `cargo xtask kernels` runs this under each kind of kernel.
 
 use std::io::Write;
@@ -82,7 +82,7 @@ fn sandboxed(denied: &[libc::c_long]) -> Option<String> {
         }
     });
     let found = found(target.pid());
-    // Whoever can't be found has been told so.
+    // A publisher that cannot be found was told so.
     assert_eq!(target.number("invisible") == 1, found.is_none());
     found
 }

@@ -238,10 +238,10 @@ fn a_command_is_recorded_from_its_first_instruction_to_its_end() {
     );
 }
 
-/// Of a program that spends as long in its first function as in the rest, and has no other: whoever looked
-/// on a moment late would have less of the first. By ptrace it is tried in `otelctx-sampler`.
+/// The program spends as long in its first function as in the rest: a sampler that started a moment late
+/// would have fewer samples of the first. The tests of `otelctx-sampler` have the same with ptrace.
 #[test]
-fn a_command_is_looked_at_before_its_first_instruction() {
+fn a_command_is_sampled_from_its_first_instruction() {
     if !geteuid().is_root() {
         eprintln!("skipped: needs root");
         return;

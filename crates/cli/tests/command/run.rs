@@ -193,7 +193,7 @@ pub(crate) fn deny_nameless_files(command: &mut Command) {
     deny_calls(command, libc::SYS_openat, THIRD, has_bit, libc::EOPNOTSUPP);
 }
 
-/// `decide` looks at an argument: it goes on to the next statement, or skips that.
+/// `decide` tests an argument: it continues with the next statement, or skips it.
 fn deny_calls(
     command: &mut Command,
     call: libc::c_long,

@@ -93,7 +93,7 @@ impl Session {
         parser.screen().rows(0, width).collect()
     }
 
-    /// Waits until the screen has what is looked for.
+    /// Waits until `found` accepts the screen.
     fn wait(&self, what: &str, found: impl Fn(&[String]) -> bool) -> Vec<String> {
         let end = Instant::now() + Duration::from_secs(60);
         loop {
@@ -300,7 +300,7 @@ fn it_ends_when_the_terminal_goes_away() {
 }
 
 #[test]
-fn a_program_is_looked_at_from_its_start_and_ended_with_the_view() {
+fn a_command_is_sampled_from_its_start_and_terminated_with_the_view() {
     let scratch = Scratch::new("top-command");
     let ready = scratch.path("ready");
     let program = format!(
@@ -434,7 +434,7 @@ fn without_a_terminal_it_prints_a_picture_each_interval() {
 }
 
 #[test]
-fn it_ends_with_what_it_looks_at_and_says_what_it_can_not_look_at() {
+fn it_ends_with_its_targets_and_says_what_it_cannot_inspect() {
     let target = Target::start("busy");
     let pid = target.pid().to_string();
     let mut child = command(&["top", "-p", &pid, "-i", "0.2"])

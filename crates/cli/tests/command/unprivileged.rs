@@ -103,7 +103,7 @@ fn refused_processes_are_counted_in_one_message() {
 }
 
 #[test]
-fn what_all_may_not_look_at_is_counted() {
+fn processes_that_dump_all_may_not_inspect_are_counted() {
     if !init_is_foreign() {
         return;
     }

@@ -108,7 +108,7 @@ fn everything_that_happens_to_a_process_is_told_once() {
     changing.send("exec");
     let (mut event, mut service) = watch.told(pid);
     if event == "withdrawn" {
-        // It was looked at between the exec and its publishing.
+        // It was polled between the exec and its publishing.
         assert_eq!(service, "again");
         (event, service) = watch.told(pid);
     }
@@ -233,7 +233,7 @@ fn a_poll_is_one_system_call_a_process() {
     std::fs::remove_file(&file).unwrap();
 }
 
-/// Whether a poll looked at each target by one read and nothing else.
+/// Whether a poll made one read of each target and nothing else.
 fn is_quiet(poll: &str, targets: &[Target]) -> bool {
     targets.iter().all(|target| {
         let own = format!("</proc/{}/", target.pid());

@@ -23,7 +23,7 @@ use elf_file::ElfFile;
 /// The most memory that a command may use, in KiB.
 const MEMORY: i64 = 64 << 10;
 /// What takes longer hangs. The bound is 2 s; timings decide nothing here, and are printed.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// So that no command is late on a machine that is busy.
 const DEADLINE: &str = "60";
 
@@ -316,7 +316,7 @@ fn look(row: &Row, programs: &Programs) -> Result<(), String> {
     ];
     let runs = runs.map(|arguments| {
         let mut run = run(arguments);
-        // Somebody else on this machine looks at all threads, too.
+        // Another process on this machine may be stopping threads, too.
         while run.answer.stdout.contains("is already traced by process ") {
             run = self::run(arguments);
         }
@@ -345,7 +345,7 @@ fn look(row: &Row, programs: &Programs) -> Result<(), String> {
     println!("{:24} {}", "", measured.join(", "));
 
     for run in &runs {
-        if run.took > PATIENCE || run.peak > MEMORY || run.answer.stderr.contains("panicked") {
+        if run.took > TIMEOUT || run.peak > MEMORY || run.answer.stderr.contains("panicked") {
             return Err(format!("{run:?}"));
         }
     }
@@ -409,7 +409,7 @@ fn run(arguments: &[&str]) -> Run {
         loop {
             // SAFETY: both pointers are to values that live through the call.
             match unsafe { libc::wait4(id, &raw mut status, libc::WNOHANG, &raw mut usage) } {
-                0 if !killed && start.elapsed() > PATIENCE => {
+                0 if !killed && start.elapsed() > TIMEOUT => {
                     killed = true;
                     let _ = child.kill();
                 }
@@ -515,7 +515,7 @@ fn length_of(text: &str, belongs: impl Fn(char) -> bool) -> usize {
     text.find(|it| !belongs(it)).unwrap_or(text.len())
 }
 
-/// Somebody else may be looking at all threads of the machine, and stop each for a moment: only a
+/// Another process may be inspecting all threads of the machine, and stop each one briefly: only a
 /// stop that stays is one.
 fn none_stopped(target: &Target) -> Result<(), String> {
     let stopped = || {
@@ -529,7 +529,7 @@ fn none_stopped(target: &Target) -> Result<(), String> {
     };
     let start = Instant::now();
     while let Some(status) = stopped() {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             return Err(status);
         }
         std::thread::sleep(Duration::from_millis(1));

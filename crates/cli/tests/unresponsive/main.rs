@@ -2,7 +2,7 @@
 //! file that they show does so: every command ends, says which process it is, and has the others'
 //! answers.
 //!
-//! A test program of its own: other tests look at all processes, too, and would wait.
+//! A test program of its own: other tests inspect all processes, too, and would wait.
 
 mod server;
 
@@ -17,7 +17,7 @@ use serde_json::Value;
 use server::Server;
 
 /// What takes longer hangs: such a command waits for 2 s.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs commands at the same time; `None` if one of them hangs.
 fn run(commands: &[&[&str]]) -> Option<Vec<Output>> {
@@ -29,7 +29,7 @@ fn run(commands: &[&[&str]]) -> Option<Vec<Output>> {
         receiver
     });
     let outputs: Vec<_> = outputs.collect();
-    let outputs = outputs.iter().map(|it| it.recv_timeout(PATIENCE).ok());
+    let outputs = outputs.iter().map(|it| it.recv_timeout(TIMEOUT).ok());
     outputs.collect()
 }
 
@@ -90,7 +90,7 @@ fn a_page_that_never_comes_keeps_no_command() {
         &["check", of_payload],
         &["ps", "--json"],
     ]);
-    // Not before `ps` has ended: whoever waits for the page of a record may keep others from all of
+    // Not before `ps` has ended: a process that waits for the page of a record may block others from all of
     // that process's memory, which is locked meanwhile.
     let all = run(&[&["dump", "--all"]]);
     // Nothing that waits for a page ends before: not the targets either, when they are killed.

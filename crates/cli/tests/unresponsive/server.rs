@@ -32,7 +32,7 @@ const PAGE: u64 = 4096;
 /// Bytes of the file.
 const SIZE: u64 = 64 * PAGE;
 
-/// The mounted file system. When it is dropped, whoever waits for its file gets an error.
+/// The mounted file system. When it is dropped, processes that wait for its file get an error.
 pub(crate) struct Server {
     folder: PathBuf,
     end: Arc<AtomicBool>,

@@ -24,7 +24,7 @@ pub(super) struct Libraries {
     pub(super) defining: Option<(PathBuf, Box<Inspection>)>,
     /// How many were inspected.
     pub(super) inspected: usize,
-    /// Names of those that were not found or could not be read.
+    /// Names of the libraries that were not found or could not be read.
     pub(super) missing: Vec<String>,
 }
 
@@ -134,7 +134,7 @@ impl System {
     }
 }
 
-/// Adds the directories of a configuration file, and of those that it includes: ldconfig(8). Only
+/// Adds the directories of a configuration file and of the files that it includes: ldconfig(8). Only
 /// patterns such as `/etc/ld.so.conf.d/*.conf` are known, which is what distributions have.
 fn configured(path: &Path, depth: usize, folders: &mut Vec<PathBuf>) {
     let text = match fs::read_to_string(path) {

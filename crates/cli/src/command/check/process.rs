@@ -153,7 +153,7 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
             Finding::note(
                 "several-variables",
                 format!(
-                    "{} modules use a {SYMBOL} of their own; readers look at each",
+                    "{} modules use a {SYMBOL} of their own; readers read each of them",
                     resolution.variables.len()
                 ),
             )
@@ -363,7 +363,7 @@ fn threads(
     Ok(findings)
 }
 
-/// That so many threads can be read, of which so many have a record attached.
+/// Says how many threads were read, and how many of them have a record attached.
 fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> Vec<Finding> {
     let found = match troubled {
         true => "but for that, a reader would find",

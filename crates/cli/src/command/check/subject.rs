@@ -1,4 +1,4 @@
-//! What a check went by.
+//! The subject of a check: a file, a static library or a process.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::output::text::count;
 
-/// What was looked at: a person may have meant another file, and a process is not its program.
+/// What was inspected: the user may have meant another file, and a process is not its program.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Subject {
@@ -79,7 +79,7 @@ pub(super) fn machine(machine: Machine) -> String {
     match machine {
         Machine::X86_64 => "x86-64".into(),
         Machine::Aarch64 => "aarch64".into(),
-        // System V ABI, "Machine Information": those that Debian is built for.
+        // System V ABI, "Machine Information": the architectures of Debian.
         Machine::Other(number) => match number {
             3 => "i386".into(),
             8 => "mips".into(),
@@ -104,7 +104,7 @@ pub(super) fn state(letter: char) -> &'static str {
         'D' => "in an uninterruptible sleep",
         'T' => "stopped by a signal",
         't' => "stopped by a tracer",
-        // The first thread, while others go on: otherwise there would be nothing to look at.
+        // Other threads still run: a process without any has no memory to inspect.
         'Z' => "its first thread has ended",
         _ => "in an unknown state",
     }

@@ -16,7 +16,7 @@ const BESIDE_BAR: usize = 50;
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 /// Work outside of requests.
 const NO_ROUTE: &str = "(none)";
-/// Of the costliest traces, so many are shown of all routes, and then one of each other route.
+/// The number of costliest traces to show, before one of each other route.
 const TRACES: usize = 3;
 
 /// The service is gone when this is read.

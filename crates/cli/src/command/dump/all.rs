@@ -29,7 +29,7 @@ struct Failed {
 /// What the child tells of a process, beside the line that it writes.
 #[derive(Debug, Serialize, Deserialize)]
 enum Told {
-    /// It could not be looked at; what would permit it.
+    /// It could not be inspected; the hint says what would permit it.
     NotPermitted(String),
     /// Something of it can't be read.
     Problem,

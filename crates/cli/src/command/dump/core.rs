@@ -25,7 +25,7 @@ pub(super) struct CoreReport {
     pub(super) missing: Vec<String>,
 }
 
-/// Looks at everything in the core file at `path`.
+/// Reads everything in the core file at `path`.
 pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Report, Error> {
     // Listed, because a file in its place would do for nothing.
     std::fs::read_dir(sysroot).map_err(|why| Error::Sysroot {

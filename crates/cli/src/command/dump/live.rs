@@ -27,7 +27,7 @@ const FOR_MODULES: f64 = 0.1;
 /// Of that time, the part that may be spent on listing the threads.
 const FOR_LIST: f64 = 0.5;
 
-/// A process whose own context has been looked at, and its threads not yet.
+/// A process whose process context has been read, but not its threads yet.
 #[derive(Debug)]
 pub(super) struct Looking {
     process: Process,
@@ -45,7 +45,7 @@ struct Until {
 }
 
 impl Looking {
-    /// Begins to look at process `pid`, for `timeout` at the most. `modules` is what is known of
+    /// Starts inspecting process `pid`, for at most `timeout`. `modules` has what is known about
     /// files from other processes.
     pub(super) fn begin(
         pid: i32,
@@ -75,7 +75,7 @@ impl Looking {
         &self.context
     }
 
-    /// Looks at the rest, by `snapshots` where no thread shall be stopped. To be called on a thread of
+    /// Reads the threads, through `snapshots` if no thread may be stopped. To be called on a thread of
     /// its own, because it stops threads otherwise.
     pub(super) fn finish(mut self, mut snapshots: Option<&mut Snapshots>) -> Result<Report, Error> {
         let detected = match self.context {
@@ -116,7 +116,7 @@ impl Looking {
     /// The threads; again if a library went meanwhile, which may have left others' data where its
     /// variable was.
     fn settled(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<ThreadOutcome, Error> {
-        let mut seen = self.look_at_threads(snapshots)?;
+        let mut seen = self.read_threads(snapshots)?;
         let mut reads = 1;
         while !self.are_modules_unchanged()? {
             if reads == MAX_READS || Instant::now() >= self.until.threads {
@@ -124,7 +124,7 @@ impl Looking {
             }
             self.process.set_deadline(Some(self.until.threads));
             self.context = self.process.context()?;
-            seen = self.look_at_threads(snapshots)?;
+            seen = self.read_threads(snapshots)?;
             reads += 1;
         }
         Ok(seen)
@@ -151,7 +151,7 @@ impl Looking {
     }
 
     /// What each thread works on. One that ends meanwhile is left out.
-    fn look_at_threads(
+    fn read_threads(
         &mut self,
         snapshots: &mut Option<&mut Snapshots>,
     ) -> Result<ThreadOutcome, Error> {

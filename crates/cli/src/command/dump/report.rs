@@ -1,4 +1,4 @@
-//! What one look at a process found.
+//! The result of inspecting one process.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::runtimes::{self, Runtimes};
 use crate::command::partial::Partial;
 
 /// The most that contexts of threads may take here, in bytes. 30,000 threads with three attributes
-/// each take half of it; whoever makes records that take more is not to fill this machine's memory.
+/// each take half of it; larger records must not fill this machine's memory.
 pub(super) const MOST_CONTEXTS: usize = 24 << 20;
 
 /// Everything that was found.

@@ -102,7 +102,7 @@ impl Row {
         }
     }
 
-    /// Counts the threads that work on a trace, until the deadline. Stops for a moment those that run.
+    /// Counts the threads that have a trace, until the deadline. Running threads are stopped briefly.
     pub(super) fn count_traces(
         &mut self,
         process: &mut Process,

@@ -33,7 +33,7 @@ struct Line<'a> {
 enum What<'a> {
     /// The process, as it is or was last seen.
     Row(&'a Row),
-    /// One that can't be looked at.
+    /// A process that cannot be inspected.
     Failed { pid: i32, error: String },
 }
 
@@ -112,7 +112,7 @@ impl Watching {
                 std::mem::take(&mut self.skipped).report(self.max_mappings);
                 self.is_first = false;
             }
-            // Polls keep their pace whatever they take; those that are missed are left out.
+            // Polls keep their pace however long they take; missed polls are skipped.
             next = (next + interval).max(Instant::now());
             if !interrupt::wait(next - Instant::now())? {
                 return Ok(Ok(()));
@@ -162,7 +162,7 @@ impl Watching {
         }
     }
 
-    /// Those that one has no right to look at are counted, for there are many.
+    /// Processes that may not be inspected are only counted: there are many.
     fn failed(&mut self, pid: i32, error: &ReaderError) -> Option<(&'static str, Told)> {
         if is_gone(error) {
             // It has ended since. If it was shown, the next poll says so.

@@ -156,7 +156,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     for error in &failed {
         terminal::complain(&error.to_string(), error.hint().as_deref());
     }
-    // Only now: whoever does not wait for a command that does not end loses nothing.
+    // Last: a user who interrupts a command that does not end loses nothing.
     let status = child.map_or(Status::Done, |child| Status::Ended(child::status(child)));
     printed?;
     Ok(if failed.is_empty() {

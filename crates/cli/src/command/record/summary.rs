@@ -21,7 +21,7 @@ pub(super) struct Summary {
     duration_ns: u64,
     period_ns: u64,
     method: Method,
-    /// Of all samples, those that a filter dropped included.
+    /// Counts of all samples, including the ones that a filter dropped.
     counts: Counts,
 }
 

@@ -13,7 +13,7 @@ use crate::output::attributes;
 /// Things of a kind that a catalog has before a new one is begun: 20,000 stacks of 127 frames take
 /// 20 MB.
 const MOST_OF_A_KIND: usize = 20_000;
-/// Distinct frames count as one of a kind per so many: 80,000 that a runtime has named take about
+/// Number of distinct frames that count as one of a kind: 80,000 that a runtime has named take about
 /// 24 MB.
 const FRAMES_OF_A_STACK: usize = 4;
 /// Of the processes' resources, in bytes.

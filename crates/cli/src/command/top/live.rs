@@ -45,7 +45,7 @@ pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
             .map_err(Error::Output)?;
         // Until there is something else to draw.
         while !changed {
-            // A picture that is held stays when there is nothing left to look at.
+            // A paused view stays after all targets have ended.
             let is_over = plan.is_over() || !state.paused && plan.have_targets_ended(feed);
             if interrupt::is_caught() || is_over {
                 return Ok(());

@@ -111,17 +111,17 @@ struct Plan {
     attribute: Option<String>,
     interval: Duration,
     deadline: Option<Instant>,
-    /// Nanoseconds of a processor's time between two looks at it.
+    /// CPU time that one sample stands for, in nanoseconds.
     period: u64,
     processors: usize,
     /// Why threads are stopped to sample them, if they are.
     stopping: Option<String>,
-    /// The program that is looked at, where it was started for that.
+    /// The command, if one was started.
     child: Option<Child>,
 }
 
 impl Plan {
-    /// Whether all has ended that was to be looked at. What a command leaves behind is not waited for.
+    /// Whether all targets have ended. Processes that a command leaves behind do not count.
     fn have_targets_ended(&self, feed: &Feed<'_>) -> bool {
         match &self.child {
             Some(child) => child::has_ended(child),

@@ -13,7 +13,7 @@ use super::window::Stacks;
 
 /// Addresses whose names are kept.
 const MOST: usize = 1 << 16;
-/// Looking up symbols takes at most one part in so many of a processor's time.
+/// Symbolizing takes at most one part in this many of a CPU's time.
 const PAUSES: u32 = 10;
 
 /// An address in the kernel, or in a file.
@@ -152,7 +152,7 @@ impl Names {
         }
     }
 
-    /// Takes the names that have been found out, and asks for those that are wanted. Whether any
+    /// Takes the names that were resolved, and requests the names that are missing. Whether any
     /// came.
     pub(super) fn update(&mut self, catalog: &Catalog, generation: u32) -> bool {
         if generation != self.generation {

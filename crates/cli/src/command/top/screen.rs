@@ -130,10 +130,10 @@ impl Screen {
     }
 
     /// Waits so long for a key or another size.
-    pub(super) fn input(&self, patience: Duration) -> io::Result<Input> {
-        for patience in [Duration::ZERO, patience] {
+    pub(super) fn input(&self, timeout: Duration) -> io::Result<Input> {
+        for timeout in [Duration::ZERO, timeout] {
             // crossterm reads a terminal that has gone away for ever, and never finds anything.
-            if !self.is_there(patience)? {
+            if !self.is_there(timeout)? {
                 return Ok(Input::Gone);
             }
             if event::poll(Duration::ZERO)? {
@@ -144,15 +144,15 @@ impl Screen {
     }
 
     /// Waits until there is something to read, or so long. Whether the terminal is still there.
-    fn is_there(&self, patience: Duration) -> io::Result<bool> {
+    fn is_there(&self, timeout: Duration) -> io::Result<bool> {
         let stdin = io::stdin();
         let keyboard: BorrowedFd<'_> = match &self.keyboard {
             Some(file) => file.as_fd(),
             None => stdin.as_fd(),
         };
         let mut polled = [PollFd::new(keyboard, PollFlags::POLLIN)];
-        let patience = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
-        match poll(&mut polled, patience) {
+        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+        match poll(&mut polled, timeout) {
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -225,7 +225,7 @@ mod tests {
     const PANIC: &str = "OTELCTX_TEST_PANIC_ON_A_SCREEN";
 
     #[test]
-    #[ignore = "the process that another test looks at"]
+    #[ignore = "the process that another test inspects"]
     fn panics() {
         if std::env::var_os(PANIC).is_some() {
             let _screen = Screen::enter().unwrap();

@@ -64,7 +64,7 @@ impl State {
         }
     }
 
-    /// Does what a key is for, where so many rows are shown at once.
+    /// Handles a key. `page` is the number of rows on the screen.
     pub(super) fn key(&mut self, key: KeyEvent, rows: &[Row], page: usize) -> Action {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {

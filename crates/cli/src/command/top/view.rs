@@ -14,7 +14,7 @@ use crate::output::text::{count, grouped};
 /// What there is to show.
 #[derive(Debug)]
 pub(super) struct Shown {
-    /// Those that the filter takes, in order.
+    /// The rows that match the filter, in order.
     pub(super) rows: Vec<Row>,
     /// By the chosen attribute, the most first; empty if no context has it.
     pub(super) values: Vec<(String, u64)>,

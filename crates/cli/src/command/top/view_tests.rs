@@ -9,7 +9,7 @@ use super::*;
 
 const ROUTE: &str = "http.route";
 
-/// Ten seconds of a shop: 99 looks a second, of which 500 met a thread of it.
+/// Ten seconds of a shop: 99 samples per second, of which 500 met a thread of it.
 fn window() -> Window {
     let mut window = Window::new(0, 0);
     let worker = |tid| {

@@ -46,7 +46,7 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    /// What stands for those that are not told apart.
+    /// Stands for everything that is not told apart.
     fn others() -> Self {
         Self {
             process: Process {
@@ -207,7 +207,7 @@ impl Slice {
 pub(super) struct Window {
     /// How long, in nanoseconds; 0 for the last slice alone.
     length: u64,
-    /// Those that have ended.
+    /// The slices that have ended.
     slices: VecDeque<Slice>,
     /// What they come to, as [`MOST_IN_ALL`] is counted.
     size: usize,
@@ -271,7 +271,7 @@ impl Window {
         }
     }
 
-    /// Ends the slice, in which so many samples were lost, and forgets what is too old.
+    /// Ends the slice, in which `lost` samples were lost, and forgets what is too old.
     pub(super) fn close(&mut self, now: u64, lost: u64) {
         let mut slice = std::mem::replace(&mut self.current, Slice::from(now));
         (slice.end, slice.lost) = (now.max(slice.start), lost);

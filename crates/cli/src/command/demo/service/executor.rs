@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Tasks that can go on, and those that wait for a time.
+/// Tasks that are ready, and tasks that wait for a time.
 #[derive(Default)]
 pub(super) struct Executor {
     ready: Mutex<VecDeque<Arc<Task>>>,

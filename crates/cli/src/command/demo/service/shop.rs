@@ -25,7 +25,7 @@ fn span_id() -> SpanId {
     SpanId::from_bytes(fastrand::u64(1..).to_be_bytes())
 }
 
-/// Somebody who shops: looks at the cart, and sometimes buys.
+/// A customer: views the cart, and sometimes buys.
 pub(super) async fn client(executor: Arc<Executor>) {
     loop {
         executor.sleep(about(15.0)).await;
