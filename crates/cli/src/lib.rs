@@ -6,6 +6,7 @@ mod command;
 mod error;
 mod interrupt;
 mod output;
+mod suspend;
 
 use std::process::ExitCode;
 
@@ -102,6 +103,9 @@ pub struct Setup {
 #[must_use]
 pub fn run(setup: &Setup) -> ExitCode {
     interrupt::reset_sigchld();
+    if let Err(why) = suspend::catch() {
+        return ExitCode::from(end(Err(error::Error::Interrupt(why))));
+    }
     let done = match Arguments::parse().command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Ps(arguments) => ps::run(&arguments),

@@ -6,6 +6,7 @@
 //! with its full time-out.
 
 mod all;
+pub mod suspend;
 mod tracee;
 
 use std::cell::RefCell;
@@ -19,6 +20,7 @@ pub use crate::arch::Registers;
 use crate::{Error, Process, permission};
 pub use all::StoppedProcess;
 
+use suspend::Traced;
 use tracee::{MAX_PAUSE, Outcome, Poll, Stop};
 
 /// Longer time-outs are shortened to this one: an hour. Some that a caller can name do not fit into
@@ -30,7 +32,7 @@ const DEATH_TIMEOUT: Duration = Duration::from_millis(100);
 thread_local! {
     /// Threads (process, thread) that this OS thread still traces without a [`Stopped`]: they did
     /// not stop in time, or are dying.
-    static LATE: RefCell<Vec<(i32, i32)>> = const { RefCell::new(Vec::new()) };
+    static LATE: RefCell<Vec<(i32, i32, Traced)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A stopped thread. Dropping this resumes it.
@@ -43,6 +45,7 @@ pub struct Stopped {
     stop: Stop,
     registers: Registers,
     resumed: bool,
+    traced: Option<Traced>,
     /// Not `Send`, not `Sync`.
     bound: PhantomData<*const ()>,
 }
@@ -70,6 +73,7 @@ impl Stopped {
         deadline: Instant,
     ) -> Result<Self, Error> {
         let pid = process.pid();
+        let traced = Traced::new();
         // EPERM also means that the thread is ending, or is being killed by an exec in another
         // thread, and /proc may show neither a moment later: only a refusal that lasts is one.
         tracee::seize(tid)
@@ -85,7 +89,7 @@ impl Stopped {
         let _ = tracee::interrupt(tid);
         match tracee::wait_for_stop(pid, tid, deadline) {
             Outcome::Stopped(stop) => {
-                let stopped = Self::new(pid, tid, stop)?;
+                let stopped = Self::new(pid, tid, stop, traced)?;
                 if belongs {
                     Ok(stopped)
                 } else {
@@ -94,11 +98,11 @@ impl Stopped {
             }
             Outcome::Gone => Err(Error::NoSuchThread { pid, tid }),
             Outcome::Executed(stop) => {
-                drop(Self::new(pid, pid, stop));
+                drop(Self::new(pid, pid, stop, traced));
                 Err(Error::NoSuchThread { pid, tid })
             }
             Outcome::Late(tid) => {
-                LATE.with_borrow_mut(|late| late.push((pid, tid)));
+                LATE.with_borrow_mut(|late| late.push((pid, tid, traced)));
                 match process.thread_state(tid) {
                     Ok('Z' | 'X') | Err(_) => Err(Error::NoSuchThread { pid, tid }),
                     Ok(state) => Err(Error::StopTimeout {
@@ -113,7 +117,7 @@ impl Stopped {
     }
 
     /// Reads the registers of a thread that has stopped. On an error it is resumed.
-    fn new(pid: i32, tid: i32, stop: Stop) -> Result<Self, Error> {
+    fn new(pid: i32, tid: i32, stop: Stop, traced: Traced) -> Result<Self, Error> {
         let registers = Registers::read(tid);
         let stopped = Stopped {
             pid,
@@ -121,6 +125,7 @@ impl Stopped {
             stop,
             registers: registers.unwrap_or_default(),
             resumed: false,
+            traced: Some(traced),
             bound: PhantomData,
         };
         match registers {
@@ -183,7 +188,9 @@ impl Stopped {
                 let _ = tracee::detach(self.tid, stop.signal);
             }
             Outcome::Late(tid) => {
-                LATE.with_borrow_mut(|late| late.push((self.pid, tid)));
+                if let Some(traced) = self.traced.take() {
+                    LATE.with_borrow_mut(|late| late.push((self.pid, tid, traced)));
+                }
             }
         }
         false
@@ -200,12 +207,12 @@ impl Drop for Stopped {
 /// a long time calls this regularly: a thread that stops late stands still until then.
 pub fn resume_late() {
     let waiting = LATE.with_borrow_mut(std::mem::take);
-    for (pid, tid) in waiting {
+    for (pid, tid, traced) in waiting {
         match tracee::poll(pid, tid) {
-            Poll::Stopped(stop) => drop(Stopped::new(pid, tid, stop)),
+            Poll::Stopped(stop) => drop(Stopped::new(pid, tid, stop, traced)),
             Poll::Gone => {}
             Poll::Running => {
-                LATE.with_borrow_mut(|late| late.push((pid, tid)));
+                LATE.with_borrow_mut(|late| late.push((pid, tid, traced)));
             }
         }
     }

@@ -29,6 +29,7 @@ use serde::de::DeserializeOwned;
 use crate::Status;
 use crate::error::Error;
 use crate::output::terminal;
+use crate::suspend;
 
 /// Interval between checks of a worker, in milliseconds.
 const PERIOD: u8 = 100;
@@ -152,8 +153,11 @@ fn run(
         (Source::Output, output),
         (Source::Errors, errors),
     ]);
+    let mut blocked = Some(suspend::block());
     let started = start(|| {
         readers = None;
+        suspend::be_worker();
+        blocked = None;
         let redirected = dup2_stdout(&stdout).and_then(|()| dup2_stderr(&stderr));
         drop((stdout, stderr));
         let status = match redirected.is_ok() {
@@ -164,6 +168,8 @@ fn run(
         status.into()
     });
     let child = started.map(Pid::from_raw).map_err(Error::StartWorker)?;
+    let _suspended_together = suspend::with_worker(child);
+    drop(blocked);
     let readers = readers.unwrap_or_default();
     match follow(child, inspected, deadline + GRACE, readers, receive) {
         Ok(None) => Ok(End::Status(status_of(child))),

@@ -19,6 +19,7 @@ mod record_faults;
 mod refused;
 mod run;
 mod send;
+mod suspended;
 mod target;
 mod terminal;
 mod top;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event};
 use ratatui::crossterm::terminal::{
@@ -20,6 +20,8 @@ use ratatui::crossterm::{execute, queue};
 use ratatui::layout::Rect;
 use ratatui::prelude::CrosstermBackend;
 use ratatui::{TerminalOptions, Viewport};
+
+use crate::suspend;
 
 type Terminal = ratatui::Terminal<CrosstermBackend<io::Stdout>>;
 
@@ -183,9 +185,7 @@ impl Screen {
     /// Gives the terminal back, stops, and takes it again when it goes on.
     pub(super) fn suspend(&mut self) -> io::Result<()> {
         give_back();
-        handle(Signal::SIGTSTP, SigHandler::SigDfl)?;
-        raise(Signal::SIGTSTP)?;
-        handle(Signal::SIGTSTP, SigHandler::Handler(note))?;
+        suspend::suspend(Signal::SIGTSTP);
         CONTINUED.store(false, Ordering::Relaxed);
         self.take()
     }

@@ -1,0 +1,166 @@
+//! Ctrl-Z: this process is suspended only while it has no thread of a target stopped.
+//!
+//! The default action of SIGTSTP would suspend it in the middle of a stop, and the target's thread would
+//! stand still until somebody continues the job. SIGSTOP cannot be caught and still does that.
+
+use std::io;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal};
+use nix::sys::signal::{kill, pthread_sigmask, raise, sigaction};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+use otelctx_reader::remote::stop::suspend;
+
+/// What suspends a job: Ctrl-Z, and reading from or writing to the terminal in the background.
+const SIGNALS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
+/// How long to wait for the worker process to be suspended. It has a thread of a target stopped for less,
+/// unless a page of that target never comes.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often is checked whether that has happened.
+const PERIOD: Duration = Duration::from_millis(1);
+
+/// The signal to suspend this process with.
+static SIGNAL: AtomicI32 = AtomicI32::new(libc::SIGTSTP);
+/// The worker process that stops threads for this one, [`NO_WORKER`], or [`IS_WORKER`].
+static WORKER: AtomicI32 = AtomicI32::new(NO_WORKER);
+const NO_WORKER: i32 = 0;
+/// This is the worker process of another.
+const IS_WORKER: i32 = -1;
+
+/// Catches the signals that suspend a job. An ignored signal, as without job control, stays ignored.
+pub(crate) fn catch() -> io::Result<()> {
+    suspend::set_action(suspend_now);
+    let caught = SigAction::new(SigHandler::Handler(handle), SaFlags::SA_RESTART, all());
+    for signal in SIGNALS {
+        // SAFETY: the handler calls only what is async-signal-safe: system calls and atomics.
+        let before = unsafe { sigaction(signal, &caught) }?;
+        if matches!(before.handler(), SigHandler::SigIgn) {
+            // SAFETY: it was in place before.
+            unsafe { sigaction(signal, &before) }?;
+        }
+    }
+    Ok(())
+}
+
+fn all() -> SigSet {
+    let mut all = SigSet::empty();
+    SIGNALS.iter().for_each(|signal| all.add(*signal));
+    all
+}
+
+/// Blocks the signals while a worker process is started, until both know which of them they are.
+#[must_use]
+pub(crate) fn block() -> Blocked {
+    let mut before = SigSet::empty();
+    let blocked = pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&all()), Some(&mut before));
+    Blocked(blocked.is_ok().then_some(before))
+}
+
+/// See [`block`].
+pub(crate) struct Blocked(Option<SigSet>);
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(before), None);
+        }
+    }
+}
+
+/// Suspends this process with `signal` once it has no thread stopped, and returns when it continues.
+pub(crate) fn suspend(signal: Signal) {
+    SIGNAL.store(signal as libc::c_int, Ordering::SeqCst);
+    suspend::request();
+    while suspend::is_requested() {
+        sleep(PERIOD);
+    }
+}
+
+/// Says which worker process stops threads for this one, until the result is dropped.
+#[must_use]
+pub(crate) fn with_worker(worker: Pid) -> ForgetWorker {
+    WORKER.store(worker.as_raw(), Ordering::SeqCst);
+    ForgetWorker(())
+}
+
+/// See [`with_worker`].
+pub(crate) struct ForgetWorker(());
+
+impl Drop for ForgetWorker {
+    fn drop(&mut self) {
+        WORKER.store(NO_WORKER, Ordering::SeqCst);
+    }
+}
+
+/// In the worker process: its parent continues it.
+pub(crate) fn be_worker() {
+    WORKER.store(IS_WORKER, Ordering::SeqCst);
+}
+
+extern "C" fn handle(signal: libc::c_int) {
+    let errno = Errno::last_raw();
+    SIGNAL.store(signal, Ordering::SeqCst);
+    suspend::request();
+    Errno::set_raw(errno);
+}
+
+/// Suspends the worker, and then this process. Returns when both continue.
+fn suspend_now() {
+    let Ok(signal) = Signal::try_from(SIGNAL.load(Ordering::SeqCst)) else {
+        return;
+    };
+    let worker = match WORKER.load(Ordering::SeqCst) {
+        IS_WORKER => {
+            // Not by the default action, so that the same signal, once from the terminal and once
+            // from the parent, suspends it once.
+            let _ = raise(Signal::SIGSTOP);
+            return;
+        }
+        worker => Some(Pid::from_raw(worker)).filter(|_| worker != NO_WORKER),
+    };
+    if let Some(worker) = worker {
+        let _ = kill(worker, signal);
+        wait_until_suspended(worker);
+    }
+    take_default_action(signal);
+    if let Some(worker) = worker {
+        let _ = kill(worker, Signal::SIGCONT);
+    }
+}
+
+/// The kernel ignores the signal where nobody could continue the process (an orphaned process group).
+fn take_default_action(signal: Signal) {
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    // SAFETY: the default runs no code.
+    let Ok(before) = (unsafe { sigaction(signal, &default) }) else {
+        return;
+    };
+    let mut set = SigSet::empty();
+    set.add(signal);
+    let mut mask = SigSet::empty();
+    // In the handler the signal is blocked.
+    let unblocked = pthread_sigmask(SigmaskHow::SIG_UNBLOCK, Some(&set), Some(&mut mask));
+    let _ = raise(signal);
+    if unblocked.is_ok() {
+        let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&mask), None);
+    }
+    // SAFETY: it was in place before.
+    let _ = unsafe { sigaction(signal, &before) };
+}
+
+fn wait_until_suspended(worker: Pid) {
+    let flags =
+        WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    let attempts = WORKER_TIMEOUT.as_millis() / PERIOD.as_millis();
+    for _ in 0..attempts {
+        match waitid(Id::Pid(worker), flags) {
+            Ok(WaitStatus::StillAlive) => sleep(PERIOD),
+            _ => return,
+        }
+    }
+}
