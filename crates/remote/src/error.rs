@@ -16,6 +16,16 @@ pub enum Error {
         /// The process asked for.
         pid: i32,
     },
+    /// `/proc` is that of another PID namespace, where numbers belong to other processes: one would be read
+    /// and another one stopped.
+    #[error(
+        "process {pid} can't be inspected: /proc shows another PID namespace than that of this process; \
+         mount /proc anew in it, as `unshare --mount-proc` does"
+    )]
+    OtherPidNamespace {
+        /// The process asked for.
+        pid: i32,
+    },
     /// The thread does not exist (any more), or another id was given than one of the process.
     #[error("thread {tid} of process {pid} does not exist, or has exited")]
     NoSuchThread {

@@ -14,6 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
@@ -78,6 +79,9 @@ fn numbers(directory: &mut Dir) -> impl Iterator<Item = Result<i32, Errno>> {
 impl Process {
     /// Opens the process; reads nothing yet.
     pub fn open(pid: i32) -> Result<Self, Error> {
+        if !is_own_proc() {
+            return Err(Error::OtherPidNamespace { pid });
+        }
         let path = PathBuf::from(format!("/proc/{pid}"));
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         match open(&path, flags, Mode::empty()) {
@@ -444,6 +448,17 @@ impl Process {
             },
         }
     }
+}
+
+/// Whether `/proc` shows the PID namespace that this process is in. If not, its numbers are those of other
+/// processes to ptrace(2) and kill(2). Asked once.
+fn is_own_proc() -> bool {
+    static IS_OWN: OnceLock<bool> = OnceLock::new();
+    *IS_OWN.get_or_init(|| match std::fs::read_link("/proc/self") {
+        Ok(own) => own.as_os_str() == std::process::id().to_string().as_str(),
+        // There is none at all.
+        Err(_) => true,
+    })
 }
 
 fn is_gone(error: &io::Error) -> bool {

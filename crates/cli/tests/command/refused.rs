@@ -295,3 +295,39 @@ fn where_ptrace_is_refused_too_it_ends() {
         assert_eq!(scratch.names(), [""; 0]);
     }
 }
+
+/// Its numbers are those of other processes: one would be read, and another one stopped.
+#[test]
+fn a_proc_of_another_pid_namespace_is_refused() {
+    let target = Target::start("shop");
+    let pid = target.pid().to_string();
+    let inside = |proc: &[&str], arguments: &[&str]| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--pid", "--fork"]).args(proc);
+        // SAFETY: geteuid takes nothing.
+        if unsafe { nix::libc::geteuid() } != 0 {
+            unshare.arg("--map-root-user");
+        }
+        let command = command(arguments);
+        let output = unshare
+            .arg(command.get_program())
+            .args(command.get_args())
+            .output();
+        Answer::of(output.unwrap())
+    };
+    // Where that is not permitted, nothing can be tried.
+    if inside(&["--mount-proc"], &["--version"]).status != 0 {
+        return eprintln!("skipped: no PID namespace (unshare)");
+    }
+    for arguments in [&["dump", &pid][..], &["dump", "1"], &["check", &pid]] {
+        let answer = inside(&[], arguments).expect(2);
+        assert!(
+            answer.stderr.contains("/proc shows another PID namespace"),
+            "{answer:?}"
+        );
+        assert_eq!(answer.stdout, "");
+    }
+    // In a /proc of its own it is the process, and finds no other.
+    let answer = inside(&["--mount-proc"], &["dump", &pid]).expect(2);
+    assert!(answer.stderr.contains("does not exist"), "{answer:?}");
+}
