@@ -31,9 +31,12 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Its name: the key of what it says in JSON, and the kind of its frames. Lower case: `cpython`.
     fn name(&self) -> &'static str;
 
-    /// Looks for the runtime among the modules of a process. `None` if it is not there. Most processes
-    /// do not have it: this goes by the names of modules and symbols first, which are kept for each
-    /// file ([`LoadedModule::fact`](otelctx_remote::LoadedModule::fact)).
+    /// Whether a module whose file has this name may be the runtime: `libpython3.12.so.1.0`. Most
+    /// processes have no such module, and none of their files is opened.
+    fn is_candidate(&self, file_name: &[u8]) -> bool;
+
+    /// Finds the runtime among those modules of a process that are candidates. `None` if it is not
+    /// there. This goes by symbols first, which are kept for each file ([`LoadedModule::fact`](otelctx_remote::LoadedModule::fact)).
     ///
     /// # Errors
     /// When it is there and can't be read: an unknown version, or a structure that makes no sense.
@@ -266,7 +269,14 @@ impl Runtimes {
         if self.is_empty() {
             return Ok(Vec::new());
         }
-        let modules = Modules::read(target, files)?;
+        let is_candidate = |name: &[u8]| {
+            let name = file_name(name);
+            self.0.iter().any(|runtime| runtime.is_candidate(name))
+        };
+        let modules = Modules::read_named(target, files, &is_candidate)?;
+        if modules.loaded.is_empty() {
+            return Ok(Vec::new());
+        }
         let present = |runtime: &Arc<dyn Runtime>| {
             let process = runtime.probe(target, &modules).transpose()?;
             Some(Present {
@@ -276,6 +286,12 @@ impl Runtimes {
         };
         Ok(self.0.iter().filter_map(present).collect())
     }
+}
+
+/// The last part of a path, as the kernel writes it for a mapping.
+fn file_name(path: &[u8]) -> &[u8] {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    name.strip_suffix(b" (deleted)").unwrap_or(name)
 }
 
 impl PartialEq for Runtimes {

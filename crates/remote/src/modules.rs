@@ -193,14 +193,26 @@ impl Modules {
     /// # Errors
     /// When the mappings cannot be read, or the target's deadline has passed.
     pub fn read(target: &dyn Target, cache: &FileCache) -> Result<Self, Error> {
+        Self::read_named(target, cache, &|_| true)
+    }
+
+    /// The same for those modules only whose mappings have a name that `wanted` accepts, as the kernel
+    /// wrote it. The files of the others are not opened.
+    ///
+    /// # Errors
+    /// See [`Modules::read`].
+    pub fn read_named(
+        target: &dyn Target,
+        cache: &FileCache,
+        wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Self, Error> {
         let mut loaded = Vec::new();
         let read = |facts: &FileFacts, source: Source<'_>| {
             let known = facts.known(FILE).map(|fact| (fact, 0));
             known.unwrap_or_else(|| facts.compute(FILE, source, ModuleFile::of))
         };
-        let (unreadable, layout) = visit(MAX_COST, target, cache, read, |module, file| {
-            loaded.push(module.at(file));
-        })?;
+        let keep = |module: Place, file| loaded.push(module.at(file));
+        let (unreadable, layout) = visit(MAX_COST, target, cache, wanted, read, keep)?;
         Ok(Modules {
             loaded,
             unreadable,
@@ -301,14 +313,22 @@ fn tls_modules_within(
             Module::of(elf, file, name)
         })
     };
-    let (unreadable, layout) = visit(limit, target, cache, read, |place, module: Arc<Module>| {
-        let Place { run, bias, .. } = place;
-        loaded.push(Loaded {
-            module,
-            bias,
-            name: OsString::from_vec(run.name),
-        });
-    })?;
+    let all = &|_: &[u8]| true;
+    let (unreadable, layout) = visit(
+        limit,
+        target,
+        cache,
+        all,
+        read,
+        |place, module: Arc<Module>| {
+            let Place { run, bias, .. } = place;
+            loaded.push(Loaded {
+                module,
+                bias,
+                name: OsString::from_vec(run.name),
+            });
+        },
+    )?;
     Ok(TlsModules {
         loaded,
         unreadable,
@@ -427,12 +447,13 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     Ok((runs, left_out, layout.finish()))
 }
 
-/// Calls `keep` with each module of the process and a fact of its file, which `read` gets or computes
+/// Calls `keep` with each module of the process of a wanted name and a fact of its file, which `read` gets or computes
 /// with its cost. Returns the modules that could not be read, and the layout.
 fn visit<T: AsRef<ModuleFile>>(
     limit: u64,
     target: &dyn Target,
     cache: &FileCache,
+    wanted: &dyn Fn(&[u8]) -> bool,
     read: impl Fn(&FileFacts, Source<'_>) -> (Fact<T>, u64),
     mut keep: impl FnMut(Place, Arc<T>),
 ) -> Result<(Vec<(OsString, String)>, CodeLayout), Error> {
@@ -444,6 +465,9 @@ fn visit<T: AsRef<ModuleFile>>(
         deadline.is_some_and(|deadline| Instant::now() >= deadline)
     };
     for run in runs {
+        if !wanted(&run.name) {
+            continue;
+        }
         if is_late() {
             return Err(deadline_passed(target));
         }
