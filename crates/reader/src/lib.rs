@@ -11,6 +11,9 @@
 //!
 //! What it is not for: reading the context of one's own thread, and sampling at high rates.
 //!
+//! Language runtimes plug in by the trait [`runtime::Runtime`]: their frames, contexts and tasks come
+//! beside native contexts. This crate has none of its own.
+//!
 //! "Publishes nothing" and "publishes something unreadable" are different answers everywhere:
 //! [`ContextState`], [`ThreadSupport`]. Everything that comes from the process is untrusted:
 //! bounded before it is used, and reported when it makes no sense.
