@@ -159,7 +159,7 @@ impl<'a> Record<'a> {
             skipped: Skipped::default(),
         };
         // Where each key stands in `attributes` plus one; a record can hold 32,767 entries, so
-        // looking for repeats must not be quadratic.
+        // searching for repeats must not be quadratic.
         let mut position = [0_u16; crate::MAX_KEYS];
         let mut entries = self.entries();
         for Entry { key, value } in entries.by_ref() {

@@ -7,7 +7,7 @@ use fastrand::Rng;
 use messages::{assert_decoders_agree, assert_encoders_agree};
 use otelctx_format::process_context::{Attributes, Payload, Value};
 
-// Miri is some hundred times slower, and looks for something else.
+// Miri is some hundred times slower, and checks something else.
 const CASES: u64 = if cfg!(miri) { 50 } else { 50_000 };
 
 fn for_each_case(mut check: impl FnMut(&mut Rng)) {

@@ -681,7 +681,7 @@ fn a_key_is_used_once_it_is_published() {
         assert_eq!(attributes(), [(0, "value".to_owned())]);
         drop(guard);
 
-        // Positions stay what they are, whoever asks, also without a context.
+        // Positions stay the same for every caller, also without a context.
         assert_eq!(Key::new("early").register(), Ok(()));
         drop(process);
         assert_eq!(record(1).with(&EARLY, "value").attributes_size(), 7);

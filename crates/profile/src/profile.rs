@@ -82,7 +82,7 @@ type Key = (
 );
 
 /// For each context, by index, the first one that every format writes the same: the two may differ in
-/// flags, in the order of attributes, and in those that [`attributes`] drops. A context without ids
+/// flags, in the order of attributes, and in the ones that [`attributes`] drops. A context without ids
 /// and attributes counts as none.
 fn distinct_contexts(catalog: &Catalog) -> Vec<Option<ContextId>> {
     let mut first: HashMap<_, ContextId, foldhash::fast::RandomState> = HashMap::default();

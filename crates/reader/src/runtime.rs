@@ -2,7 +2,7 @@
 //!
 //! A native program has one stack a thread and its context in one thread-local variable. A runtime has
 //! frames that no debugger sees, threads that move between those of the kernel, and contexts in places
-//! of its own. Each [`Runtime`] is a crate that knows one of them. The command registers those that it
+//! of its own. Each [`Runtime`] is a crate that knows one of them. The command registers the ones that it
 //! ships in a [`Runtimes`]; a program that embeds the reader registers the ones that it wants.
 //!
 //! `docs/runtimes.md` walks through one.
@@ -321,8 +321,8 @@ pub struct RuntimeReading {
     pub thread: Result<RuntimeThread, RuntimeError>,
 }
 
-/// What the runtimes of a process say of a thread that is stopped, or one of a core file. Those that
-/// do not know the thread, and those that can't be read, say nothing.
+/// What the runtimes of a process say of a thread that is stopped, or one of a core file. Runtimes
+/// that do not know the thread, or cannot be read, say nothing.
 pub fn read_thread(
     target: &dyn Target,
     runtimes: &[Present],

@@ -429,7 +429,7 @@ impl ThreadVariables {
         fallback
     }
 
-    /// Whether the modules of the variables are still those that were resolved, as far as the dynamic
+    /// Whether the modules of the variables are still the resolved ones, as far as the dynamic
     /// linker tells (glibc): one that was unloaded may have left its place to others. False while a
     /// process is read that has executed another program.
     #[must_use]
@@ -544,7 +544,7 @@ mod tests {
     use super::*;
     use otelctx_remote::memory::Image;
 
-    /// The bytes of a record with so many bytes of attributes.
+    /// The bytes of a record with this many bytes of attributes.
     fn record(attributes: u16) -> Vec<u8> {
         let mut bytes = vec![0xa5; record::HEADER_SIZE + usize::from(attributes)];
         bytes[record::offset::ATTRIBUTES_SIZE..record::HEADER_SIZE]

@@ -10,7 +10,7 @@ use otelctx_reader::{ContextState, Options, Process};
 
 const MAPPINGS: u64 = 2_000_000;
 
-/// Has the reader below look at these processes, in its own way.
+/// The processes for the reader below, which reads them in its own way.
 const PIDS: &str = "OTELCTX_TEST_PIDS";
 
 fn start() -> Option<Target> {
@@ -72,7 +72,7 @@ fn bytes_read() -> Option<u64> {
     Some(bytes.parse().unwrap())
 }
 
-/// The variable is looked for in what is mapped of files: where the kernel skips the rest by itself
+/// The variable is searched for in mapped files: where the kernel skips the rest by itself
 /// (PROCMAP_QUERY), none of it is read.
 #[test]
 fn the_variable_is_found_without_the_text_of_the_mappings() {
@@ -98,7 +98,7 @@ fn the_variable_is_found_without_the_text_of_the_mappings() {
     if between - before >= text {
         return eprintln!("skipped: this kernel has no PROCMAP_QUERY");
     }
-    // No module has it: it is looked for each time.
+    // No module has it: it is searched for each time.
     process.thread_support().unwrap();
     let read = bytes_read().unwrap() - between;
     assert!(read < text / 8, "{read} bytes of {text}");

@@ -53,7 +53,7 @@ pub enum Contents {
     Archive {
         /// How many members it has.
         count: usize,
-        /// Those that know the variable or can't be read.
+        /// The members that know the variable or cannot be read.
         members: Vec<Member>,
     },
     /// No ELF file at all.

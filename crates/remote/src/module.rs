@@ -281,7 +281,7 @@ pub fn build_id(file: &File) -> Option<Vec<u8>> {
         .ok()?
 }
 
-/// The relocations that concern the variable: those that name it, and, for a definition, those
+/// The relocations that concern the variable: the ones that name it, and, for a definition, those
 /// without symbol that mean its place in the module's own block.
 fn relocations(
     elf: &Elf<'_>,

@@ -177,9 +177,9 @@ impl LoadedModule {
 /// The modules that a process has loaded.
 #[derive(Debug)]
 pub struct Modules {
-    /// Those that could be read, in address order.
+    /// The modules that could be read, in address order.
     pub loaded: Vec<LoadedModule>,
-    /// Those that could not, with the reason.
+    /// The modules that could not, with the reason.
     pub unreadable: Vec<(OsString, String)>,
     /// Which code was mapped when they were read: compare with [`Target::code_layout`] to find out
     /// whether modules were loaded or unloaded since.

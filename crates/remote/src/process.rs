@@ -126,7 +126,7 @@ impl Process {
             .map_err(|errno| self.error("exe", "read the executable's name", errno.into()))
     }
 
-    /// Its threads, in the order of `/proc/PID/task`, without those that exit meanwhile. Like
+    /// Its threads, in the order of `/proc/PID/task`, without threads that exit meanwhile. Like
     /// [`Self::thread_ids`], without end while a process creates threads as fast as they are listed.
     pub fn threads(&self) -> Result<Vec<Thread>, Error> {
         let mut threads = Vec::new();

@@ -69,10 +69,10 @@ pub enum Place {
     },
 }
 
-/// What looking for the variable in a process came to.
+/// The result of resolving the variable in a process.
 #[derive(Debug, Clone, Default)]
 pub struct Resolution {
-    /// The definitions that the process uses; those that code is bound to come first.
+    /// The definitions that the process uses; definitions that code is bound to come first.
     pub variables: Vec<TlsVariable>,
     /// Modules that define it while the process uses another module's.
     pub bound_elsewhere: Vec<OsString>,
@@ -86,7 +86,7 @@ pub struct Resolution {
     pub layout: Option<CodeLayout>,
 }
 
-/// Looks for the thread-local variable `name`, 8 bytes, in all modules of the process.
+/// Resolves the thread-local variable `name`, 8 bytes, in all modules of the process.
 ///
 /// The result holds until the process loads or unloads a module, or executes another program.
 /// Needs no stopped thread.

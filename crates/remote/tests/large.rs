@@ -20,7 +20,7 @@ use otelctx_remote::{
 const NAME: &str = "otel_thread_ctx_v1";
 const MIB: u64 = 1 << 20;
 
-/// Bytes that this thread has read from files so far, and those that reading this took. `None` if
+/// Bytes that this thread has read from files so far, and the bytes that reading this took. `None` if
 /// the kernel does not count (CONFIG_TASK_IO_ACCOUNTING).
 fn read_so_far() -> Option<(u64, u64)> {
     let text = fs::read_to_string("/proc/thread-self/io").ok()?;

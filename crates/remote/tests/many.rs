@@ -22,7 +22,7 @@ struct Many {
 }
 
 impl Many {
-    /// With this many modules, whose names have so many bytes.
+    /// With this many modules, whose names have this many bytes.
     fn new(library: &File, modules: u64, name: usize) -> Self {
         let name = "n".repeat(name);
         let mut mappings = String::new();

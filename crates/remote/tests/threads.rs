@@ -1,4 +1,4 @@
-//! Thread pointers that are found without a stop are those that a stop tells, and what is read while
+//! Thread pointers that are found without a stop are the ones that a stop shows, and what is read while
 //! a thread sleeps is never torn.
 
 use std::path::PathBuf;

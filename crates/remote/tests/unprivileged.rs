@@ -141,7 +141,7 @@ fn processes_of_ones_own() {
         let truth = worker.attached.as_ref().unwrap();
         let words = format!("{} {} {}", worker.tid, truth.slot, truth.record);
         as_nobody(
-            "looks_at_its_own",
+            "inspects_its_own",
             target.pid(),
             &[("OTELCTX_TEST_TRUTH", words)],
         );
@@ -151,7 +151,7 @@ fn processes_of_ones_own() {
 }
 
 #[test]
-fn looks_at_its_own() {
+fn inspects_its_own() {
     let (Some(pid), Ok(truth)) = (pid_for_nobody(), std::env::var("OTELCTX_TEST_TRUTH")) else {
         return;
     };

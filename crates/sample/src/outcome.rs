@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::ContextId;
 
-/// The outcome of reading a thread's context. A sample has the context's id; whoever reads one
+/// The outcome of reading a thread's context. A sample has the context's id; a caller that reads one
 /// thread by itself has the context (`Found<Context>`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

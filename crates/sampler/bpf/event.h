@@ -15,7 +15,7 @@ enum event_kind {
     EVENT_EXIT = 4,   /* the last thread of a process ends */
 };
 
-/* What the look for a context came to. */
+/* The outcome of searching a context. */
 enum outcome {
     OUTCOME_NONE = 0,     /* nothing is known of the process, or it publishes nothing */
     OUTCOME_ATTACHED = 1, /* a part has the record */

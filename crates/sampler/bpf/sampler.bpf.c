@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Looks at whatever thread runs when a processor's clock ticks: what it works on, and its stack.
+/* Samples the thread that runs when a CPU's clock ticks: what it works on, and its stack.
  *
  * Attached to one perf event (PERF_COUNT_SW_CPU_CLOCK) a processor. The thread is interrupted while
  * this runs, so nothing of its own changes meanwhile. Needs Linux 5.10. `cargo xtask bpf` builds it.

@@ -47,7 +47,7 @@ struct scratch {
     __u8 again[sizeof(struct part_head) + RECORD_ROOM];
 };
 
-/* One run at a time: whoever loads the program reads it from one descriptor. */
+/* One run at a time: its loader reads it from one descriptor. */
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(max_entries, 1);

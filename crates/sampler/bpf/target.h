@@ -11,7 +11,7 @@ enum storage {
     STORAGE_MUSL = 3,   /* in a block of musl's */
 };
 
-/* Definitions of the variable that are looked at in one process. */
+/* Definitions of the variable that are read in one process. */
 #define MAX_PLACES 4
 
 struct place {

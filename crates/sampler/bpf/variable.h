@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /* From a thread's pointer to the record of its context. The conditions are those of
- * crates/remote/src/{tls.rs,libc}. Whoever includes this says how a program reads the process:
+ * crates/remote/src/{tls.rs,libc}. The including file says how a program reads the process:
  *
  *     static int read_user(void *to, __u32 size, __u64 from, void *task);
  */

@@ -1,4 +1,4 @@
-//! Looks at one process for some seconds: `cargo run --release -p otelctx-sampler --example record
+//! Samples one process for a few seconds: `cargo run --release -p otelctx-sampler --example record
 //! PID [SECONDS]`. Prints one line a sample: thread, trace, route, depth of its stacks.
 
 use std::time::{Duration, Instant};

@@ -6,7 +6,7 @@
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A process could not be looked at.
+    /// A process could not be inspected.
     #[error(transparent)]
     Reader(#[from] otelctx_reader::Error),
     /// The list of processes could not be read.

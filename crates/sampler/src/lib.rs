@@ -1,4 +1,4 @@
-//! Looks at running threads at intervals, and says for each look what the thread was working on:
+//! Samples running threads, and says for each sample what the thread was working on:
 //! its OpenTelemetry context, and its stacks.
 //!
 //! What it does for you: where the kernel permits eBPF, a program on each processor's clock reads

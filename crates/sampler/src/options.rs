@@ -8,7 +8,7 @@ use otelctx_sample::format::record;
 /// Which processes are sampled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
-    /// Every process of the machine, including those that start later.
+    /// Every process of the machine, including ones that start later.
     All,
     /// These processes, and those they start if [`Options::children`] is set.
     Processes(Vec<i32>),

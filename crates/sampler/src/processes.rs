@@ -111,7 +111,7 @@ impl Processes {
         self.tracker.poll(pid, &mut |_| {});
     }
 
-    /// Scans all processes of the machine, as far as there is time, and returns those that publish or
+    /// Scans all processes of the machine, as far as there is time, and returns the ones that publish or
     /// have a runtime.
     /// The others are tracked when they are sampled: their descriptors are better used for others.
     pub(crate) fn find_publishers(&mut self) -> Result<Vec<i32>, reader::Error> {
@@ -171,7 +171,7 @@ impl Processes {
         }
     }
 
-    /// Events of processes were lost: polls all of them soon, and removes those that are gone.
+    /// Events of processes were lost: polls all of them soon, and removes the ones that have exited.
     pub(crate) fn request_all(&mut self) {
         self.tracker.request_all_now();
     }
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(second.thread, first.thread);
         assert_eq!(catalog.processes().len(), 1);
         drop(child);
-        // Whoever has its id now is another.
+        // The process with its id now is another one.
         processes.sample(&observation(pid), &mut catalog);
         assert_eq!(catalog.processes().len(), 2);
     }

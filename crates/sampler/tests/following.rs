@@ -14,7 +14,7 @@ use otelctx_sampler::sample::{Catalog, Found, Frame, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Whatever is to happen has happened by then, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Recording {
     sampler: Sampler,
@@ -54,7 +54,7 @@ impl Recording {
     /// Waits for a sample of which this is true.
     fn wait_for(&mut self, what: &str, is_it: impl Fn(&Sample, &Catalog) -> bool) -> Sample {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < TIMEOUT {
             for sample in self.drain() {
                 if is_it(&sample, &self.catalog) {
                     return sample;
@@ -68,7 +68,7 @@ impl Recording {
         let start = Instant::now();
         while self.sampler.has_targets() {
             self.drain();
-            assert!(start.elapsed() < PATIENCE);
+            assert!(start.elapsed() < TIMEOUT);
         }
     }
 
@@ -254,7 +254,7 @@ fn a_library_that_is_closed() {
     let only = threads.find(|thread| thread.name == "worker-0").unwrap();
     let start = Instant::now();
     let mut seen = false;
-    while start.elapsed() < PATIENCE && !(seen && start.elapsed() > Duration::from_millis(300)) {
+    while start.elapsed() < TIMEOUT && !(seen && start.elapsed() > Duration::from_millis(300)) {
         for sample in recording.drain() {
             if sample.time < done {
                 continue;

@@ -12,7 +12,7 @@ use otelctx_sampler::sample::{Catalog, Sample};
 use otelctx_sampler::{Error, INTERVAL, Method, Options, Sampler, Targets};
 
 /// Whatever is to happen has happened by then, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Of a processor, as many as a tick of the kernel's clock takes.
 const FREQUENCY: u32 = 100;
@@ -58,7 +58,7 @@ fn zombie(pid: i32) -> u64 {
         if state == "Z" {
             return ticks;
         }
-        assert!(begin.elapsed() < PATIENCE, "{state}");
+        assert!(begin.elapsed() < TIMEOUT, "{state}");
         std::thread::sleep(INTERVAL);
     }
 }
@@ -75,7 +75,7 @@ fn all_that_a_process_runs_is_sampled_or_counted_as_lost() {
         let (mut catalog, begin) = (Catalog::new(), Instant::now());
         // Nobody waits for it.
         while sampler.has_targets() {
-            assert!(begin.elapsed() < PATIENCE, "{method}");
+            assert!(begin.elapsed() < TIMEOUT, "{method}");
             std::thread::sleep(INTERVAL);
             sampler.drain(&mut catalog, &mut |_| {});
         }
@@ -110,7 +110,7 @@ fn of_a_targets_children_those_are_sampled_that_it_starts_meanwhile() {
         let (mut catalog, mut pids) = (Catalog::new(), HashSet::new());
         let begin = Instant::now();
         while pids.is_subset(&HashSet::from([parent])) {
-            assert!(begin.elapsed() < PATIENCE, "{}", sampler.method());
+            assert!(begin.elapsed() < TIMEOUT, "{}", sampler.method());
             std::thread::sleep(INTERVAL);
             let mut samples = Vec::new();
             sampler.drain(&mut catalog, &mut |sample| samples.push(sample));

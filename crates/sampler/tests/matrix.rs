@@ -15,7 +15,7 @@ use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 /// Programs that run at the same time.
 const BATCH: usize = 8;
 /// A batch of programs has been sampled by then, also in an emulated machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[test]
 fn every_kind_of_program() {
@@ -103,6 +103,6 @@ fn compare(mut sampler: Sampler, rows: &[Row], targets: &[Target]) {
             let missing = threads().filter(|(_, thread)| waiting.contains(&thread.tid));
             missing.map(|(row, _)| &row.name).collect::<Vec<_>>()
         };
-        assert!(begin.elapsed() < PATIENCE, "no samples: {:?}", missing());
+        assert!(begin.elapsed() < TIMEOUT, "no samples: {:?}", missing());
     }
 }

@@ -26,7 +26,7 @@ fn measure(without_ebpf: bool) -> (u32, usize) {
 }
 /// The record of a thread that was just rewriting it.
 const BEING_WRITTEN: Found = Found::Invalid;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Builds and starts a program. `None` where its compiler is not installed.
 fn start(way: &SpanProgram, log: &Path) -> Option<Target> {
@@ -76,7 +76,7 @@ fn hold(way: &SpanProgram, index: usize, without_ebpf: bool) {
     }
     let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
     let start = Instant::now();
-    while start.elapsed() < TIME || samples.len() < enough && start.elapsed() < PATIENCE {
+    while start.elapsed() < TIME || samples.len() < enough && start.elapsed() < TIMEOUT {
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
     }

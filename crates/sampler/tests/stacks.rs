@@ -12,15 +12,15 @@ use otelctx_sampler::sample::{Catalog, Counts, Frame, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Whatever is to happen has happened by then, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The most frames that are kept.
 const MOST: usize = 127;
-/// Neither function of `spin.c` has more bytes, and each begins where so many would end.
+/// Neither function of `spin.c` has more bytes, and each begins where that many would end.
 const FUNCTION: u64 = 256;
 /// Frames of 24 bytes.
 const ODD: u32 = 24;
 
-/// Samples a program until so many of its other threads' stacks were looked at. `None`, with a line,
+/// Samples a program until enough of its other threads' stacks were compared. `None`, with a line,
 /// where the kernel does not let us use eBPF.
 fn look(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Counts> {
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
@@ -32,9 +32,9 @@ fn look(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Count
     })?;
     let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
     let begin = Instant::now();
-    let mut looked_at = 0;
-    while looked_at < 20 {
-        assert!(begin.elapsed() < PATIENCE, "{what}: {looked_at}");
+    let mut compared = 0;
+    while compared < 20 {
+        assert!(begin.elapsed() < TIMEOUT, "{what}: {compared}");
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
         for sample in samples.drain(..) {
@@ -45,7 +45,7 @@ fn look(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Count
                 let frames = catalog.frames(sample.user_stack);
                 let addresses: Vec<u64> = frames.filter_map(Frame::address).collect();
                 at(&addresses);
-                looked_at += 1;
+                compared += 1;
             }
         }
     }

@@ -169,7 +169,7 @@ impl TrackedProcess {
         &self.threads
     }
 
-    /// The language runtimes that it has, of those that [`Options::reader`] names. Always empty with
+    /// The language runtimes that it has, among the ones that [`Options::reader`] names. Always empty with
     /// [`Options::threads`] off.
     #[must_use]
     pub fn runtimes(&self) -> &Arc<[Present]> {

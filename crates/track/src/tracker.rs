@@ -28,8 +28,8 @@ pub struct Options {
     pub reader: reader::Options,
     /// Whether to find out whether the contexts of their threads can be read. Default: false.
     pub threads: bool,
-    /// Skip the scan of a process without a context while it maps as much memory as before. Whoever
-    /// begins to publish maps memory for it, so that this misses only memory that was mapped
+    /// Skip the scan of a process without a context while it maps as much memory as before. A process
+    /// that starts to publish maps memory for it, so that this misses only memory that was mapped
     /// before, or that replaces memory of the same size; [`Options::rescan_interval`] finds it.
     /// Default: true.
     pub trust_sizes: bool,
@@ -108,7 +108,7 @@ impl Budget {
 /// that runs and changes nothing is polled every 2 s, one that does not run is not polled at all.
 /// When many are due, the one that has been due longest comes first.
 ///
-/// Memory is bounded by the number of processes that exist: those that have ended are removed by
+/// Memory is bounded by the number of processes that exist: processes that have ended are removed by
 /// [`Tracker::poll_due`].
 #[derive(Debug)]
 pub struct Tracker<T> {

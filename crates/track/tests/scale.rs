@@ -7,7 +7,7 @@ use std::time::Duration;
 use otelctx_fixtures::{Compiler, Target, system_calls};
 use otelctx_track::Watch;
 
-/// Has the program below poll these processes, so many times.
+/// The processes for the program below to poll, and how often.
 const PIDS: &str = "OTELCTX_TEST_PIDS";
 const POLLS: &str = "OTELCTX_TEST_POLLS";
 

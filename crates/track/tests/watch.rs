@@ -50,7 +50,7 @@ impl Watched {
     }
 
     /// What the first poll tells that has something to tell, once the target has done this: on a
-    /// machine that is slow just now, a process is not looked at each time.
+    /// machine that is slow just now, a process is not scanned each time.
     fn after(&mut self, command: &str) -> Vec<String> {
         self.target.command(command);
         self.told()
@@ -172,7 +172,7 @@ fn one_that_is_gone_from_the_listing_has_ended() {
 }
 
 #[test]
-fn a_second_context_shows_when_it_is_looked_for() {
+fn a_second_context_shows_when_it_is_searched() {
     let Some(target) = start() else { return };
     let mut watch = Watch::default().rescan_interval(Duration::ZERO);
     let mut it = Watched { target, watch };

@@ -1,6 +1,6 @@
 //! What a strict reader would reject.
 //!
-//! Looked for in the values, so that programs which publish do not carry a decoder.
+//! Searched for in the values, so that programs which publish do not carry a decoder.
 
 use otelctx_format::process_context::{Attributes, Value, MAX_DEPTH, MAX_VALUES};
 use otelctx_format::MAX_KEYS;

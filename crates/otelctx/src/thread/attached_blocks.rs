@@ -33,7 +33,7 @@ pub(super) struct AttachedBlocks {
     /// How many of `blocks` may be used: none before the thread's end is prepared, and none while
     /// there is an overflow.
     limit: usize,
-    /// Those that do not fit into `blocks`; null when all do.
+    /// The blocks that do not fit into `blocks`; null when all do.
     overflow: *mut Vec<*mut u8>,
     generation: u32,
 }

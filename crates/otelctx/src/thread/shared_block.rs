@@ -91,7 +91,7 @@ pub(super) unsafe fn retain(block: *mut u8) {
     // SAFETY: as the caller promises.
     let before = unsafe { (*header(block)).references.fetch_add(1, Ordering::Relaxed) };
     if before > isize::MAX as usize {
-        // As for `Arc`: so many handles were forgotten that counting further would overflow.
+        // As for `Arc`: counting further would overflow, after that number of forgotten handles.
         std::process::abort();
     }
 }

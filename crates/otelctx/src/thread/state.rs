@@ -21,7 +21,7 @@ pub(crate) struct State {
     /// The record that [`super::ThreadRecord`] rewrites; null until it is first needed.
     pub(super) in_place: *mut u8,
     /// The same, unless something was cut or left out since it was last replaced: null then, so
-    /// that replacing it looks at one word.
+    /// that replacing it reads one word.
     pub(super) in_place_whole: *mut u8,
     pub(super) exit: Exit,
     /// Null unless guards were dropped out of order.
@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub(super) free_shared: FreeBlocks,
     /// The block that [`super::swap_current`] has attached, with its reference; null for none.
     pub(super) current: *mut u8,
-    /// The slot, once the thread's end is prepared, so that swapping looks at one word; null again
+    /// The slot, once the thread's end is prepared, so that swapping reads one word; null again
     /// after the end.
     pub(super) swap_slot: *mut *mut u8,
 }

@@ -127,7 +127,7 @@ fn an_update_is_read_and_noticed() {
 }
 
 #[test]
-fn an_update_takes_another_look_at_the_others() {
+fn an_update_reads_the_others_once_more() {
     let at = |address| Place { address, ..place() };
     let mut image = published("shop");
     image
@@ -271,7 +271,7 @@ fn of_several_places_the_first_that_validates_counts() {
     assert_eq!(found.context.others, [0x2000]);
     assert!(matches!(read_first(&[], &image, LIMIT), Ok(None)));
 
-    // Of those that do not, the one that is a context tells more than the ones that are none.
+    // Of the others, the one that is a context tells more than the ones that are none.
     image.map(HEADER, header(7, &[0; 99]).encode());
     let why = read_first(&places[..3], &image, LIMIT).unwrap_err();
     assert!(matches!(why, Broken::PayloadUnreadable(_)), "{why:?}");

@@ -116,7 +116,7 @@ impl Machine {
         }
     }
 
-    /// Bytes of the longest trace that [`Self::find_relaxed`] looks for.
+    /// Bytes of the longest trace that [`Self::find_relaxed`] searches for.
     pub(crate) fn longest_trace(self) -> usize {
         match self {
             Machine::Aarch64 => aarch64::relaxation::LONGEST,

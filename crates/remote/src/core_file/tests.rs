@@ -269,7 +269,7 @@ fn names_that_follow_themselves_are_kept_once() {
 }
 
 #[test]
-fn notes_that_are_not_looked_at_are_told() {
+fn notes_that_are_not_read_are_reported() {
     let thread = note(b"CORE\0", NT_PRSTATUS, &status(336, 7, 11));
     let whole = [&thread[..], &files(&[], b"")].concat();
     let missing = |bytes: &[u8]| open(bytes).unwrap().missing().to_vec();

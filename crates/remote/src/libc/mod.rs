@@ -109,7 +109,7 @@ mod tests {
             memory.map_u64(VECTOR + 3 * b, &[0x5000]);
             let block = |module| library.block(&memory, machine, THREAD, module, Some(3));
             assert_eq!(block(3), Ok(Some(0x5000)), "{library:?} {machine:?}");
-            // The length is looked at before the entry, which is not mapped.
+            // The length is checked before the entry, which is not mapped.
             assert_eq!(block(4), Ok(None), "{library:?} {machine:?}");
         }
     }

@@ -84,7 +84,7 @@ impl<'f> Query<'f> {
         Ok(self.ask(address, wanted, 0)?.map(|(mapping, _)| mapping))
     }
 
-    /// The same with its name, which is empty if it is longer than those that are asked for.
+    /// The same with its name, which is empty if it is longer than the requested maximum.
     pub(crate) fn next_named(
         &mut self,
         address: u64,

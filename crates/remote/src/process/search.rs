@@ -24,7 +24,7 @@ impl Process {
         self.read_maps(|maps| Search::begin(maps, filter), is_nothing)
     }
 
-    /// Continues a search with all other mappings: those without a file, and those that are not
+    /// Continues a search with all other mappings: mappings without a file, and ones that are not
     /// writable.
     pub fn search_others(&self, search: Search<'_>) -> Result<Scan<Vec<NamedMapping>>, Error> {
         search
@@ -111,7 +111,7 @@ impl Process {
 enum Files {
     /// Executable ones, without their names.
     Code,
-    /// All, those that are executable with their names.
+    /// All, the executable ones with their names.
     All,
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Stopped;
 use crate::{Error, Process};
 
-/// Listings of the threads: those that were created while others were being stopped are in the next.
+/// Listings of the threads: threads that were created while others were being stopped are in the next.
 /// A thread that is stopped creates none.
 const MAX_LISTINGS: usize = 16;
 

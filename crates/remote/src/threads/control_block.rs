@@ -9,7 +9,7 @@ use crate::modules::{Loaded, c_library};
 const PREFIX: &[u8] = b"_thread_db_";
 /// The longest of these that is read has 36 bytes.
 const MAX_NAME: usize = 64;
-/// glibc's two lists of threads, by the symbols of a static program: those that use a stack of the
+/// glibc's two lists of threads, by the symbols of a static program: threads that use a stack of the
 /// application (the first thread among them), and those with a stack of glibc's.
 const STATIC_LISTS: [&[u8]; 2] = [b"_dl_stack_user", b"_dl_stack_used"];
 

@@ -1,4 +1,4 @@
-//! The threads of a process, read without stopping those that sleep.
+//! The threads of a process, read without stopping the sleeping ones.
 //!
 //! - [`ThreadFiles::read_asleep`] reads a thread's memory while the thread sleeps, and notices if it
 //!   ran meanwhile;

@@ -8,7 +8,7 @@ use crate::machine::Machine;
 use crate::target::Target;
 use crate::{Memory, MemoryError};
 
-/// Bytes around the head of one of glibc's lists in which the other head is looked for, in a static
+/// Bytes around the head of one of glibc's lists in which the other head is searched for, in a static
 /// program without symbols.
 const HEADS_APART: u64 = 512;
 
@@ -52,7 +52,7 @@ enum Shape {
 }
 
 impl ThreadPointers {
-    /// Walks the lists. `leader` is the id of the process's first thread, which a scan looks for where
+    /// Walks the lists. `leader` is the id of the process's first thread, which a scan searches for where
     /// nothing leads to the lists. `threads` is how many threads there are about: the walk ends some
     /// way above.
     ///

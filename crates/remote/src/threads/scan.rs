@@ -87,7 +87,7 @@ impl Scan<'_> {
         None
     }
 
-    /// Looks for a block in what was read from `start`.
+    /// Searches for a block in what was read from `start`.
     fn words(&self, start: u64, size: usize) -> Option<(Block, u64)> {
         let words = self.buffer[..size]
             .chunks_exact(8)

@@ -47,7 +47,7 @@ pub struct ThreadFiles {
 }
 
 impl ThreadFiles {
-    /// Opens those that are needed: two, or three where the kernel keeps no `schedstat`. Reading
+    /// Opens the files that are needed: two, or three where the kernel keeps no `schedstat`. Reading
     /// them takes the right to trace the process.
     pub fn open(process: &Process, tid: i32) -> io::Result<Self> {
         let open = |name: &str| process.open_entry(&format!("task/{tid}/{name}"));
@@ -65,7 +65,7 @@ impl ThreadFiles {
         })
     }
 
-    /// Opens those that `protocol` needs, for tests of one protocol.
+    /// Opens the files that `protocol` needs, for tests of one protocol.
     #[doc(hidden)]
     pub fn open_for(process: &Process, tid: i32, protocol: Protocol) -> io::Result<Self> {
         let open = |name: &str| process.open_entry(&format!("task/{tid}/{name}"));
@@ -140,7 +140,7 @@ impl ThreadFiles {
     }
 }
 
-/// How many threads' files a process may keep open: so many that they take half of what the soft limit
+/// How many threads' files a process may keep open: as many as take half of what the soft limit
 /// allows (RLIMIT_NOFILE), at two files a thread.
 pub fn max_kept() -> usize {
     let mut limit = libc::rlimit {

@@ -76,7 +76,7 @@ pub(super) fn definition<'a>(
     };
     let known = tls_modules.iter().find(|known| known.bias == loaded.bias);
     // glibc numbers the executable 1 (elf/rtld.c, `rtld_main`); a library that can be run looks
-    // like one to whoever sees the file alone.
+    // like one to a reader of the file alone.
     let executable = module.executable && known.is_none_or(|known| known.id == 1);
     let block = if executable {
         module.machine.executable_block(&tls)

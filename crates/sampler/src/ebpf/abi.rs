@@ -5,7 +5,7 @@
 use aya::Pod;
 use otelctx_sample::{Found, ReadStep};
 
-/// Definitions of the variable that are looked at in one process.
+/// Definitions of the variable that are read in one process.
 pub(crate) const MAX_PLACES: usize = 4;
 /// The most of a record that is read, in bytes, its header included.
 pub(crate) const RECORD_LIMIT: usize = 4096;
@@ -207,7 +207,7 @@ impl Plain for PartHead {}
 
 fn take<T: Plain>(bytes: &[u8]) -> Option<(T, &[u8])> {
     let (head, rest) = bytes.split_at_checked(size_of::<T>())?;
-    // SAFETY: so many bytes are there, the read needs no alignment, and any of them are a T.
+    // SAFETY: that number of bytes is there, the read needs no alignment, and any of them are a T.
     let value = unsafe { head.as_ptr().cast::<T>().read_unaligned() };
     Some((value, rest))
 }

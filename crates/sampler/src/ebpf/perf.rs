@@ -64,7 +64,7 @@ impl Clocks {
     }
 
     /// Starts a clock on each of the processors that has none that runs: the kernel takes an event
-    /// away with its processor, and does not bring it back. Those that have ticked since this was
+    /// away with its processor, and does not bring it back. Events that have ticked since this was
     /// called last are not asked: that interrupts their processor. What can't be started now can be
     /// when this is called again.
     pub(super) fn follow<S: BuildHasher>(

@@ -85,7 +85,7 @@ impl Snapshots {
     /// leave other data in their place: see [`reader::Process::modules_unchanged`].
     ///
     /// # Errors
-    /// When the process has no readable contexts, or can't be looked at.
+    /// When the process has no readable contexts, or cannot be inspected.
     pub fn threads(
         &mut self,
         process: &mut reader::Process,

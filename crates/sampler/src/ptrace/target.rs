@@ -99,7 +99,7 @@ impl Target {
         self.process.exists() && !stat.is_zombie()
     }
 
-    /// Notes what its threads have run, and adds those that are owed a sample and run. Returns how
+    /// Notes what its threads have run, and adds the running ones that are owed a sample. Returns how
     /// many samples are lost.
     pub(super) fn note_run_times(
         &mut self,

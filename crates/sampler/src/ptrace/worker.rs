@@ -1,4 +1,4 @@
-//! The thread that stops others: at each tick those that run, one after another.
+//! The thread that stops others: at each tick the running ones, one after another.
 //!
 //! ptrace binds a stopped thread to the OS thread that stopped it. A tracer that dies lets its
 //! tracees run on.

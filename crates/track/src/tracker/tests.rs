@@ -62,7 +62,7 @@ fn a_process_that_ends_unnoticed_is_removed() {
     assert!(tracker.is_empty());
 }
 
-/// With a hash map's order, whoever came late in it was never polled.
+/// With a hash map's order, a process that came late in it was never polled.
 #[test]
 fn no_process_waits_while_others_are_polled_twice() {
     let children: Vec<Sleeper> = (0..40).map(|_| Sleeper::start()).collect();

@@ -77,7 +77,7 @@ impl Registers {
     }
 
     /// Has the kernel call again on the thread's way out of the stop, unless a signal with a
-    /// handler is on its way to it: then EINTR is the right answer. The kernel looks at the result
+    /// handler is on its way to it: then EINTR is the right answer. The kernel checks the result
     /// after the stop (arch/x86/kernel/signal.c, `arch_do_signal_or_restart` and `handle_signal`),
     /// so that it decides, without a race, and puts back the call's number and the instruction
     /// pointer itself.

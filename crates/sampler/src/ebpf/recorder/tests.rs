@@ -9,7 +9,7 @@ use super::*;
 use crate::KernelObject;
 
 /// Whatever is to happen has happened by then, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// `None`, with a line, where eBPF is not permitted.
 fn start(options: &Options) -> Option<Recorder> {
@@ -54,7 +54,7 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
     let begin = Instant::now();
     let (mut with_record, mut incomplete) = (false, 0);
     while !with_record {
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(20));
         while let Some(item) = recorder.loaded.events.next() {
             let (head, parts) = abi::event(&item).unwrap();
@@ -97,7 +97,7 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
     assert_eq!(recorder.counts().incomplete_steps, 0);
     let mut samples = 0;
     while samples == 0 {
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
         recorder.drain(&mut Catalog::new(), &mut |_| samples += 1);
     }
     assert_eq!(
@@ -121,7 +121,7 @@ fn each_sample_that_finds_the_ring_full_is_counted() {
     };
     let begin = Instant::now();
     while recorder.loaded.lost().samples < 10 {
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(20));
     }
     recorder.stop();
@@ -150,7 +150,7 @@ fn a_processor_that_comes_back_is_sampled() {
     let begin = Instant::now();
     let mut found = false;
     while !found {
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(20));
         recorder.drain(&mut catalog, &mut |sample| found |= sample.time > stopped);
     }
@@ -185,7 +185,7 @@ fn a_processor_that_was_away_is_sampled_again() {
     let mut catalog = Catalog::new();
     let mut found = false;
     while !found {
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(20));
         recorder.drain(&mut catalog, &mut |sample| {
             found |= sample.cpu == cpu && sample.time > back;
