@@ -131,9 +131,15 @@ impl<'a> Search<'a> {
         if filter.options.reads_text() {
             return Self::in_text(maps, filter);
         }
-        let only = flags::FILE_BACKED | flags::READABLE | flags::WRITABLE;
+        // Where anonymous memory has no names, one walk finds all: a second one would take the kernel
+        // through every mapping again.
+        let in_one_walk = !anonymous_memory_has_names();
+        let only = match in_one_walk {
+            true => flags::FILE_BACKED | flags::READABLE,
+            false => flags::FILE_BACKED | flags::READABLE | flags::WRITABLE,
+        };
         let mut query = Query::new(&maps);
-        let mut found = Vec::new();
+        let (mut found, mut others) = (Vec::new(), Vec::new());
         let mut visited = Visited::default();
         let (mut address, mut seen) = (0, 0);
         loop {
@@ -145,10 +151,16 @@ impl<'a> Search<'a> {
                     if filter.is_possible(&mapping)
                         && let Some(named) = query.next_named(mapping.start, only)?
                     {
-                        filter.keep(&named, &mut found);
+                        let to = match is_writable_file(&named) {
+                            true => &mut found,
+                            false => &mut others,
+                        };
+                        filter.keep(&named, to);
                     }
                     address = mapping.end;
-                    visited.add(&mapping);
+                    if !in_one_walk {
+                        visited.add(&mapping);
+                    }
                 }
                 Ok(_) => break,
                 // An older kernel, or one that does not permit it.
@@ -161,7 +173,10 @@ impl<'a> Search<'a> {
         Ok(Scan::Complete(Self {
             filter,
             writable_files: found,
-            rest: Rest::NotYet(maps, visited),
+            rest: match in_one_walk {
+                true => Rest::Found(others),
+                false => Rest::NotYet(maps, visited),
+            },
         }))
     }
 
@@ -196,11 +211,7 @@ impl<'a> Search<'a> {
             Rest::Found(found) => return Ok(Scan::Complete(found)),
             Rest::NotYet(maps, visited) => (maps, visited),
         };
-        let only = if anonymous_memory_has_names() {
-            flags::READABLE
-        } else {
-            flags::READABLE | flags::FILE_BACKED
-        };
+        let only = flags::READABLE;
         let mut query = Query::new(&maps);
         let mut found = Vec::new();
         let (mut address, mut seen, mut range) = (0, 0, 0);
