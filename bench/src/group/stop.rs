@@ -1,8 +1,10 @@
-//! How long a thread is stopped while `otelctx dump` reads its context, against a bare stop:
-//! PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_GETREGSET of the general registers, PTRACE_DETACH.
+//! How long a thread is stopped while its context is read, against a bare stop: PTRACE_SEIZE,
+//! PTRACE_INTERRUPT, PTRACE_GETREGSET of the general registers, PTRACE_DETACH. And how long reading a
+//! sleeping thread takes without a stop, against all of a bare stop.
 
 use std::ffi::c_void;
 use std::io::Error;
+use std::time::Instant;
 
 use otelctx_reader::{Process, Thread};
 use otelctx_remote::stop::on_own_thread;
@@ -14,9 +16,16 @@ use crate::stopped_time;
 
 /// Stops of each side.
 const STOPS: usize = 10_000;
+/// Sleeping threads that are read, and how often all of them.
+const SLEEPERS: usize = 1000;
+const ROUNDS: usize = 20;
 
 pub(crate) fn run(report: &mut Report) {
     report.group("stop");
+    let measured = on_own_thread(|| measure_sleepers(report));
+    if let Err(why) = measured.unwrap_or_else(|error| Err(error.to_string())) {
+        report.failed("sleeping threads", &why);
+    }
     for thread in ["sleeping", "polling", "busy"] {
         let target = match Role::start(&["workers"]) {
             Ok(target) => target,
@@ -30,6 +39,63 @@ pub(crate) fn run(report: &mut Report) {
     }
 }
 
+/// Reads many sleeping threads with their files kept open, and stops each.
+fn measure_sleepers(report: &mut Report) -> Result<(), String> {
+    // Two descriptors a thread, of a quarter of the limit.
+    let limit = libc::rlimit {
+        rlim_cur: 8 * SLEEPERS as u64,
+        rlim_max: 8 * SLEEPERS as u64,
+    };
+    // SAFETY: the structure lives through the call.
+    let is_raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } == 0;
+    if !is_raised {
+        report.skipped("sleeping threads", "too few descriptors are allowed");
+        return Ok(());
+    }
+    let target = Role::start(&["threads", &SLEEPERS.to_string()])?;
+    let mut process = Process::open(target.pid()).map_err(|error| error.to_string())?;
+    let (mut rounds, mut stopped) = (Rounds::default(), 0);
+    // The first one opens the files.
+    for round in 0..=ROUNDS {
+        let start = Instant::now();
+        let threads = process.threads().map_err(|error| error.to_string())?;
+        let readings: Vec<_> = threads.iter().map(Thread::read).collect();
+        let ours = start.elapsed();
+        stopped += readings.iter().filter(|it| it.stop.is_some()).count();
+        let attached = readings.iter().filter(|it| {
+            let outcome = it.outcome.as_ref();
+            outcome.is_ok_and(|outcome| outcome.attached().is_some())
+        });
+        if attached.count() != SLEEPERS {
+            return Err("not every thread was read".to_owned());
+        }
+        let start = Instant::now();
+        for thread in &threads {
+            bare_stop(thread.tid()).map_err(|error| error.to_string())?;
+        }
+        let bare = start.elapsed();
+        let each = |time: std::time::Duration| time.as_nanos() as f64 / threads.len() as f64;
+        if round > 0 {
+            rounds.push(each(ours), each(bare));
+        }
+    }
+    stopped_time::take();
+    let pair = rounds.medians(1e3);
+    report.pair(
+        format!("{SLEEPERS} sleeping threads, each"),
+        pair,
+        "µs",
+        0.15,
+    );
+    report.alone(
+        "sleeping threads that were stopped",
+        stopped as f64,
+        "threads",
+        0.0,
+    );
+    Ok(())
+}
+
 fn measure(report: &mut Report, target: &Role, name: &str) -> Result<(), String> {
     let tid = target.number(&format!("{name} "))? as i32;
     let mut process = Process::open(target.pid()).map_err(|error| error.to_string())?;
@@ -41,7 +107,7 @@ fn measure(report: &mut Report, target: &Role, name: &str) -> Result<(), String>
     let mut rounds = Rounds::default();
     let mut failures = 0;
     while rounds.len() < STOPS {
-        match stops(thread) {
+        match stops(thread, name == "busy") {
             Ok([ours, bare]) => rounds.push(ours, bare),
             // Another process may be tracing it.
             Err(_) if failures < STOPS / 100 => failures += 1,
@@ -57,10 +123,15 @@ fn measure(report: &mut Report, target: &Role, name: &str) -> Result<(), String>
     Ok(())
 }
 
-/// Stops a thread as `dump` does, then with a bare stop; returns how long each took, in nanoseconds.
-fn stops(thread: &Thread<'_>) -> Result<[f64; 2], String> {
+/// Stops a thread and reads it, then with a bare stop; returns how long each took, in nanoseconds. `dump`
+/// stops a thread that runs; one that sleeps only where its thread pointer is not known.
+fn stops(thread: &Thread<'_>, is_running: bool) -> Result<[f64; 2], String> {
     let stopped_time = || stopped_time::take().ok_or("the thread was not stopped");
-    let outcome = thread.context().map_err(|error| error.to_string())?;
+    let outcome = match is_running {
+        true => thread.context(),
+        false => thread.stop().and_then(|mut stopped| stopped.context()),
+    };
+    let outcome = outcome.map_err(|error| error.to_string())?;
     let ours = stopped_time()?;
     let context = outcome.attached().ok_or("the thread has no context")?;
     if context.attributes.len() != 2 {
