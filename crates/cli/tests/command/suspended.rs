@@ -13,7 +13,7 @@ use crate::target::Target;
 
 const TRIES: u64 = 40;
 
-/// State letters of the threads of a process, without those that have ended.
+/// State letters of the threads of a process, except threads that have exited.
 fn states(pid: i32) -> Vec<(i32, char)> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
         .into_iter()
@@ -59,7 +59,7 @@ fn is_suspended(child: &mut Child) -> bool {
     false
 }
 
-/// No thread of the target stands still, and those that computed go on.
+/// No thread of the target stands still, and the computing ones go on.
 fn assert_runs(target: &Target) {
     let pid = target.pid();
     let busy: Vec<i32> = states(pid)
