@@ -26,6 +26,11 @@ pub struct Limits {
     pub memory: u64,
     /// Bytes of output. 256 MiB by default.
     pub output: u64,
+    /// CPU time in seconds. 60 by default.
+    pub cpu: u64,
+    /// Time in seconds after which the worker is killed; it may have to wait for a CPU. 180 by
+    /// default.
+    pub timeout: u64,
 }
 
 impl Default for Limits {
@@ -33,14 +38,12 @@ impl Default for Limits {
         Self {
             memory: 4 << 30,
             output: 256 << 20,
+            cpu: 60,
+            timeout: 180,
         }
     }
 }
 
-/// Limit on the CPU time of a worker, in seconds.
-const CPU_SECONDS: u64 = 60;
-/// Time after which a worker is killed; it may have to wait for a CPU.
-const TIMEOUT: Duration = Duration::from_secs(180);
 /// How long to wait for the end of a worker that was killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -50,7 +53,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 pub enum Failure {
     /// It exceeded its memory or CPU time, overflowed its stack, or the decoder panicked.
     Died,
-    /// It took longer than 180 s.
+    /// It took too long.
     TimedOut,
     /// Its output exceeded its limit.
     OutputTooLarge,
@@ -97,7 +100,7 @@ pub fn run(
 ) -> Result<Vec<u8>, Failure> {
     let (output, pipe) = io::pipe().map_err(|_| Failure::NotStarted)?;
     let child = start(|| {
-        confine(limits.memory);
+        confine(limits);
         // Printing a panic takes locks that another thread may have held at the fork.
         std::panic::set_hook(Box::new(|_| {}));
         let mut pipe = io::BufWriter::new(pipe);
@@ -107,7 +110,7 @@ pub fn run(
         i32::from(!matches!(catch_unwind(work), Ok(Ok(()))))
     });
     let child = child.map(Pid::from_raw).map_err(|_| Failure::NotStarted)?;
-    let output = read_output(output, limits.output);
+    let output = read_output(output, limits);
     if output.is_err() {
         let _ = kill(child, Signal::SIGKILL);
     }
@@ -116,13 +119,13 @@ pub fn run(
 }
 
 /// Sets the limits of this process. Where one cannot be set, a lower one is in place.
-fn confine(memory: u64) {
-    let limits = [
-        (Resource::RLIMIT_DATA, memory),
-        (Resource::RLIMIT_CPU, CPU_SECONDS),
+fn confine(limits: Limits) {
+    let resources = [
+        (Resource::RLIMIT_DATA, limits.memory),
+        (Resource::RLIMIT_CPU, limits.cpu),
         (Resource::RLIMIT_CORE, 0),
     ];
-    for (resource, limit) in limits {
+    for (resource, limit) in resources {
         let _ = setrlimit(resource, limit, limit);
     }
     let _ = set_dumpable(false);
@@ -132,9 +135,9 @@ fn confine(memory: u64) {
     }
 }
 
-/// Reads from `pipe` until it is closed, at most `limit` bytes.
-fn read_output(mut pipe: PipeReader, limit: u64) -> Result<Vec<u8>, Failure> {
-    let end = Instant::now() + TIMEOUT;
+/// Reads from `pipe` until it is closed, within the limits on time and output.
+fn read_output(mut pipe: PipeReader, limits: Limits) -> Result<Vec<u8>, Failure> {
+    let end = Instant::now() + Duration::from_secs(limits.timeout);
     let mut output = Vec::new();
     let mut chunk = vec![0; 1 << 16];
     loop {
@@ -152,7 +155,7 @@ fn read_output(mut pipe: PipeReader, limit: u64) -> Result<Vec<u8>, Failure> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return Err(Failure::NotStarted),
         }
-        if output.len() as u64 > limit {
+        if output.len() as u64 > limits.output {
             return Err(Failure::OutputTooLarge);
         }
     }
