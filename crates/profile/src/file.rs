@@ -155,7 +155,26 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
     })
 }
 
-fn directory(path: &Path) -> &Path {
+/// A file in a directory that has no name, to be written and read.
+pub(crate) fn unlinked(directory: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    let nameless = options
+        .clone()
+        .custom_flags(OFlag::O_TMPFILE.bits())
+        .open(directory);
+    match nameless {
+        Err(error) if has_no_nameless_files(&error) => {
+            let path = directory.join(format!(".otelctx.{}", std::process::id()));
+            let file = options.create_new(true).open(&path)?;
+            fs::remove_file(&path)?;
+            Ok(file)
+        }
+        file => file,
+    }
+}
+
+pub(crate) fn directory(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

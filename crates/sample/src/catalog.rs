@@ -77,13 +77,26 @@ pub struct Catalog {
     /// The frames of the stack that is being looked up, kept for the next.
     frame_ids: Vec<FrameId>,
     modules: IndexSet<Module, RandomState>,
+    /// Bytes of everything but the processes, whose entries may change.
+    bytes: usize,
 }
+
+/// What an entry takes in a table and its index, beside its contents: an estimate, in bytes.
+const ENTRY: usize = 48;
 
 impl Catalog {
     /// Creates an empty catalog.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// How much memory the catalog takes, in bytes: an estimate, within a factor of two. Whoever samples
+    /// for long begins a new catalog when this has grown too large.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        let processes = self.processes.iter().map(ProcessFacts::memory);
+        self.bytes + processes.sum::<usize>()
     }
 
     /// Adds a process, always as a new entry: the caller tracks which processes it has added.
@@ -126,6 +139,7 @@ impl Catalog {
                     tid,
                     name: name.to_owned(),
                 });
+                self.bytes += 2 * ENTRY + name.len();
                 *new.insert(ThreadId::from_index(self.threads.len() - 1))
             }
         }
@@ -153,7 +167,12 @@ impl Catalog {
     pub fn context(&mut self, context: &Context) -> ContextId {
         let index = match self.contexts.get_index_of(&Borrowed(context)) {
             Some(index) => index,
-            None => self.contexts.insert_full(Hashed(context.clone())).0,
+            None => {
+                let text = context.attributes.iter();
+                let text = text.map(|(name, value)| ENTRY + name.len() + value.len());
+                self.bytes += 2 * ENTRY + text.sum::<usize>();
+                self.contexts.insert_full(Hashed(context.clone())).0
+            }
         };
         ContextId::from_index(index)
     }
@@ -176,7 +195,10 @@ impl Catalog {
     fn frame(&mut self, frame: &Frame) -> FrameId {
         let index = match self.frames.get_index_of(frame) {
             Some(index) => index,
-            None => self.frames.insert_full(frame.clone()).0,
+            None => {
+                self.bytes += ENTRY + frame.text_size();
+                self.frames.insert_full(frame.clone()).0
+            }
         };
         FrameId::from_index(index)
     }
@@ -185,6 +207,11 @@ impl Catalog {
     #[must_use]
     pub fn frame_facts(&self, id: FrameId) -> &Frame {
         &self.frames[id.index()]
+    }
+
+    /// All frames, in the order of their ids.
+    pub fn all_frames(&self) -> impl ExactSizeIterator<Item = &Frame> {
+        self.frames.iter()
     }
 
     /// The number of distinct frames.
@@ -200,7 +227,10 @@ impl Catalog {
         ids.extend(frames.iter().map(|frame| self.frame(frame)));
         let index = match self.stacks.get_index_of(&ids[..]) {
             Some(index) => index,
-            None => self.stacks.insert_full(ids[..].into()).0,
+            None => {
+                self.bytes += ENTRY + size_of_val(&ids[..]);
+                self.stacks.insert_full(ids[..].into()).0
+            }
         };
         self.frame_ids = ids;
         StackId::from_index(index)
@@ -230,6 +260,11 @@ impl Catalog {
             .map(|frame| self.frame_facts(*frame))
     }
 
+    /// All stacks, in the order of their ids.
+    pub fn stacks(&self) -> impl ExactSizeIterator<Item = &[FrameId]> {
+        self.stacks.iter().map(|stack| &stack[..])
+    }
+
     /// The number of distinct stacks.
     #[must_use]
     pub fn stack_count(&self) -> usize {
@@ -238,7 +273,10 @@ impl Catalog {
 
     /// The id of a module, added if new.
     pub fn module(&mut self, module: Module) -> ModuleId {
-        ModuleId::from_index(self.modules.insert_full(module).0)
+        let size = ENTRY + module.path.len() + module.build_id.len();
+        let (index, is_new) = self.modules.insert_full(module);
+        self.bytes += if is_new { size } else { 0 };
+        ModuleId::from_index(index)
     }
 
     /// The module with this id.

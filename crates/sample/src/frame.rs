@@ -48,6 +48,17 @@ impl Frame {
         }
     }
 
+    /// Bytes of text that it has beside itself.
+    pub(crate) fn text_size(&self) -> usize {
+        match self {
+            Self::Native { .. } => 0,
+            Self::Named(named) => {
+                let texts = [&named.function, &named.qualified_name, &named.file];
+                size_of::<NamedFrame>() + texts.map(String::len).iter().sum::<usize>()
+            }
+        }
+    }
+
     /// The sampled address of a native frame.
     #[must_use]
     pub fn address(&self) -> Option<u64> {

@@ -4,6 +4,21 @@ use otelctx_format::process_context::Value;
 
 use crate::ModuleId;
 
+/// How much memory a value takes, in bytes: an estimate.
+fn value_memory(value: &Value) -> usize {
+    let beside = match value {
+        Value::String(text) => text.len(),
+        Value::Bytes(bytes) => bytes.len(),
+        Value::Array(values) => values.iter().map(value_memory).sum(),
+        Value::Map(entries) => entries
+            .iter()
+            .map(|(name, value)| name.len() + value_memory(value))
+            .sum(),
+        _ => 0,
+    };
+    2 * size_of::<Value>() + beside
+}
+
 /// A process while it runs one program: after an exec it is another entry.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProcessFacts {
@@ -28,6 +43,14 @@ pub struct ProcessFacts {
 }
 
 impl ProcessFacts {
+    /// How much memory this takes, in bytes: an estimate.
+    pub(crate) fn memory(&self) -> usize {
+        let texts = self.comm.len() + self.executable.len();
+        let resource = self.resource.iter();
+        let resource = resource.map(|(name, value)| name.len() + value_memory(value));
+        size_of::<Self>() + texts + size_of_val(&self.mappings[..]) + resource.sum::<usize>()
+    }
+
     /// The file name of its executable; empty if unknown.
     #[must_use]
     pub fn executable_name(&self) -> &str {

@@ -1,0 +1,307 @@
+//! How samples and catalogs stand in the spool.
+//!
+//! Numbers are little-endian, text and lists have their length before them. Nobody but the process
+//! that wrote it ever reads a spool.
+
+use std::io;
+
+use otelctx_sample::format::process_context::Payload;
+use otelctx_sample::format::record::Context;
+use otelctx_sample::format::{SpanId, TraceFlags, TraceId};
+use otelctx_sample::{
+    Catalog, Event, Found, Frame, FrameKind, Module, NamedFrame, ProcessFacts, ReadStep, Sample,
+};
+
+/// A sample takes this many bytes.
+pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + 8 + 1 + 4 + 4 + 4;
+/// The time off-CPU of a sample that was taken on a CPU.
+const ON_CPU: u64 = u64::MAX;
+
+/// A sample by the positions that its entries have in their catalog.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) time: u64,
+    pub(super) cpu: u32,
+    pub(super) thread: usize,
+    pub(super) event: Event,
+    /// With the context's position.
+    pub(super) found: Found<usize>,
+    pub(super) user_stack: usize,
+    pub(super) kernel_stack: usize,
+}
+
+mod outcome {
+    pub(super) const ATTACHED: u8 = 0;
+    pub(super) const DETACHED: u8 = 1;
+    pub(super) const NOT_PUBLISHED: u8 = 2;
+    pub(super) const INVALID: u8 = 3;
+    /// And the step.
+    pub(super) const UNREADABLE: u8 = 4;
+}
+
+/// Adds a sample.
+pub(super) fn write_sample(out: &mut Vec<u8>, sample: &Sample) {
+    let off_cpu = match sample.event {
+        Event::OffCpu { nanoseconds } => nanoseconds.min(ON_CPU - 1),
+        _ => ON_CPU,
+    };
+    let (outcome, context) = match sample.found {
+        Found::Attached(id) => (outcome::ATTACHED, id.index()),
+        Found::Detached => (outcome::DETACHED, 0),
+        Found::Invalid => (outcome::INVALID, 0),
+        Found::Unreadable(step) => (outcome::UNREADABLE + step as u8, 0),
+        _ => (outcome::NOT_PUBLISHED, 0),
+    };
+    out.extend(sample.time.to_le_bytes());
+    out.extend(sample.cpu.to_le_bytes());
+    number(out, sample.thread.index());
+    out.extend(off_cpu.to_le_bytes());
+    out.push(outcome);
+    number(out, context);
+    number(out, sample.user_stack.index());
+    number(out, sample.kernel_stack.index());
+}
+
+/// Reads a sample.
+pub(super) fn read_sample(bytes: &mut &[u8]) -> io::Result<Entry> {
+    let time = take_u64(bytes)?;
+    let cpu = take_u32(bytes)?;
+    let thread = take_number(bytes)?;
+    let event = match take_u64(bytes)? {
+        ON_CPU => Event::OnCpu,
+        nanoseconds => Event::OffCpu { nanoseconds },
+    };
+    let (outcome, context) = (take::<1>(bytes)?[0], take_number(bytes)?);
+    let found = match outcome {
+        outcome::ATTACHED => Found::Attached(context),
+        outcome::DETACHED => Found::Detached,
+        outcome::NOT_PUBLISHED => Found::NotPublished,
+        outcome::INVALID => Found::Invalid,
+        step => {
+            let step = usize::from(step - outcome::UNREADABLE);
+            Found::Unreadable(*ReadStep::ALL.get(step).ok_or_else(damaged)?)
+        }
+    };
+    Ok(Entry {
+        time,
+        cpu,
+        thread,
+        event,
+        found,
+        user_stack: take_number(bytes)?,
+        kernel_stack: take_number(bytes)?,
+    })
+}
+
+/// Adds a catalog. `kinds` are the kinds of named frames, which have no other name than themselves.
+pub(super) fn write_catalog(out: &mut Vec<u8>, catalog: &Catalog, kinds: &mut Vec<FrameKind>) {
+    number(out, catalog.modules().len());
+    for (_, module) in catalog.modules() {
+        text(out, &module.path);
+        block(out, &module.build_id);
+        out.extend(module.device.to_le_bytes());
+        out.extend(module.inode.to_le_bytes());
+    }
+    number(out, catalog.processes().len());
+    for (_, facts) in catalog.processes() {
+        write_process(out, facts);
+    }
+    number(out, catalog.threads().len());
+    for (_, facts) in catalog.threads() {
+        number(out, facts.process.index());
+        out.extend(facts.tid.to_le_bytes());
+        text(out, &facts.name);
+    }
+    number(out, catalog.contexts().len());
+    for (_, context) in catalog.contexts() {
+        out.extend(context.trace_id.to_bytes());
+        out.extend(context.span_id.to_bytes());
+        out.push(context.trace_flags.0);
+        number(out, context.attributes.len());
+        for (name, value) in &context.attributes {
+            text(out, name);
+            text(out, value);
+        }
+    }
+    number(out, catalog.frame_count());
+    for frame in catalog.all_frames() {
+        write_frame(out, frame, kinds);
+    }
+    number(out, catalog.stack_count());
+    for stack in catalog.stacks() {
+        number(out, stack.len());
+        for frame in stack {
+            number(out, frame.index());
+        }
+    }
+}
+
+fn write_process(out: &mut Vec<u8>, facts: &ProcessFacts) {
+    out.extend(facts.pid.to_le_bytes());
+    out.extend(facts.start_ticks.to_le_bytes());
+    text(out, &facts.comm);
+    text(out, &facts.executable);
+    text(out, facts.container_id.as_deref().unwrap_or_default());
+    let mut payload = Payload::default();
+    payload.resource.clone_from(&facts.resource);
+    block(out, &payload.encode());
+    out.push(u8::from(facts.published));
+    number(out, facts.mappings.len());
+    for mapping in &facts.mappings {
+        for value in [mapping.start, mapping.end, mapping.offset, mapping.since] {
+            out.extend(value.to_le_bytes());
+        }
+        number(out, mapping.module.index());
+    }
+}
+
+fn write_frame(out: &mut Vec<u8>, frame: &Frame, kinds: &mut Vec<FrameKind>) {
+    match frame {
+        Frame::Native {
+            address,
+            is_return_address,
+        } => {
+            out.push(u8::from(*is_return_address));
+            out.extend(address.to_le_bytes());
+        }
+        Frame::Named(named) => {
+            let at = kinds.iter().position(|kind| *kind == named.kind);
+            let at = at.unwrap_or_else(|| {
+                kinds.push(named.kind);
+                kinds.len() - 1
+            });
+            out.push(2);
+            number(out, at);
+            text(out, &named.function);
+            text(out, &named.qualified_name);
+            text(out, &named.file);
+            out.extend(named.line.to_le_bytes());
+        }
+    }
+}
+
+/// Reads the modules of a catalog.
+pub(super) fn read_module(bytes: &mut &[u8]) -> io::Result<Module> {
+    Ok(Module {
+        path: take_text(bytes)?,
+        build_id: take_block(bytes)?.to_vec(),
+        device: take_u64(bytes)?,
+        inode: take_u64(bytes)?,
+    })
+}
+
+/// A process, its mappings with the positions of their modules.
+pub(super) struct Process {
+    pub(super) facts: ProcessFacts,
+    /// Start, end, offset, since; module.
+    pub(super) mappings: Vec<([u64; 4], usize)>,
+}
+
+pub(super) fn read_process(bytes: &mut &[u8]) -> io::Result<Process> {
+    let mut facts = ProcessFacts {
+        pid: take_u32(bytes)?.cast_signed(),
+        start_ticks: take_u64(bytes)?,
+        comm: take_text(bytes)?,
+        executable: take_text(bytes)?,
+        ..ProcessFacts::default()
+    };
+    facts.container_id = Some(take_text(bytes)?).filter(|id| !id.is_empty());
+    let payload = Payload::decode(take_block(bytes)?);
+    facts.resource = payload.map_err(|_| damaged())?.resource;
+    facts.published = take::<1>(bytes)?[0] != 0;
+    let mut mappings = Vec::new();
+    for _ in 0..take_number(bytes)? {
+        let mut values = [0; 4];
+        for value in &mut values {
+            *value = take_u64(bytes)?;
+        }
+        mappings.push((values, take_number(bytes)?));
+    }
+    Ok(Process { facts, mappings })
+}
+
+pub(super) fn read_context(bytes: &mut &[u8]) -> io::Result<Context> {
+    let mut context = Context::default();
+    context.trace_id = TraceId::from_bytes(take(bytes)?);
+    context.span_id = SpanId::from_bytes(take(bytes)?);
+    context.trace_flags = TraceFlags(take::<1>(bytes)?[0]);
+    for _ in 0..take_number(bytes)? {
+        let name = take_text(bytes)?;
+        context.attributes.push((name, take_text(bytes)?));
+    }
+    Ok(context)
+}
+
+pub(super) fn read_frame(bytes: &mut &[u8], kinds: &[FrameKind]) -> io::Result<Frame> {
+    let kind = take::<1>(bytes)?[0];
+    if kind < 2 {
+        return Ok(Frame::Native {
+            address: take_u64(bytes)?,
+            is_return_address: kind != 0,
+        });
+    }
+    let kind = kinds.get(take_number(bytes)?).ok_or_else(damaged)?;
+    Ok(Frame::from(NamedFrame {
+        kind: *kind,
+        function: take_text(bytes)?,
+        qualified_name: take_text(bytes)?,
+        file: take_text(bytes)?,
+        line: take_u32(bytes)?,
+    }))
+}
+
+/// Reads the thread's process, id and name.
+pub(super) fn read_thread(bytes: &mut &[u8]) -> io::Result<(usize, i32, String)> {
+    let process = take_number(bytes)?;
+    let tid = take_u32(bytes)?.cast_signed();
+    Ok((process, tid, take_text(bytes)?))
+}
+
+/// A catalog holds fewer than 2^32 entries of a kind.
+fn number(out: &mut Vec<u8>, number: usize) {
+    out.extend((number as u32).to_le_bytes());
+}
+
+fn block(out: &mut Vec<u8>, bytes: &[u8]) {
+    number(out, bytes.len());
+    out.extend(bytes);
+}
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    block(out, text.as_bytes());
+}
+
+/// Something else has written to the file.
+pub(super) fn damaged() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the spool file was changed")
+}
+
+fn take<const N: usize>(bytes: &mut &[u8]) -> io::Result<[u8; N]> {
+    let (first, rest) = bytes.split_first_chunk::<N>().ok_or_else(damaged)?;
+    *bytes = rest;
+    Ok(*first)
+}
+
+fn take_u32(bytes: &mut &[u8]) -> io::Result<u32> {
+    take(bytes).map(u32::from_le_bytes)
+}
+
+fn take_u64(bytes: &mut &[u8]) -> io::Result<u64> {
+    take(bytes).map(u64::from_le_bytes)
+}
+
+pub(super) fn take_number(bytes: &mut &[u8]) -> io::Result<usize> {
+    take_u32(bytes).map(|number| number as usize)
+}
+
+fn take_block<'b>(bytes: &mut &'b [u8]) -> io::Result<&'b [u8]> {
+    let length = take_number(bytes)?;
+    let (block, rest) = bytes.split_at_checked(length).ok_or_else(damaged)?;
+    *bytes = rest;
+    Ok(block)
+}
+
+fn take_text(bytes: &mut &[u8]) -> io::Result<String> {
+    let block = take_block(bytes)?.to_vec();
+    String::from_utf8(block).map_err(|_| damaged())
+}
