@@ -64,6 +64,12 @@ pub(crate) enum Error {
     /// A profile could not be written or read.
     #[error(transparent)]
     Profile(#[from] otelctx_profile::Error),
+    /// The file that samples go to while a recording runs could not be created or read.
+    #[error("cannot keep samples in a file: {0}")]
+    Spool(#[source] io::Error),
+    /// There was no room for samples any more.
+    #[error("the recording ended early, because samples cannot be kept: {0}")]
+    SpoolFull(#[source] io::Error),
     /// The collector cannot be used.
     #[error(transparent)]
     Export(#[from] otelctx_export::Error),

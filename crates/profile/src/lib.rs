@@ -34,4 +34,4 @@ pub use profile::{Group, Kind, Profile};
 pub use recording::{Clock, Recording};
 pub use spool::{Parts, Spool};
 pub use symbol::{Function, Identity, NoSymbols, SymbolQuery, Symbolizer};
-pub use write::{Format, Options, OtlpMessages};
+pub use write::{Aggregate, Format, Options, OtlpMessages};

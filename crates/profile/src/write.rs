@@ -1,18 +1,22 @@
 //! The output formats.
 
+mod aggregate;
 mod firefox;
 mod flame_graph;
 mod folded;
 mod otlp;
 mod pprof;
 
+pub use aggregate::Aggregate;
 pub use otlp::OtlpMessages;
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
-use otelctx_sample::ProcessId;
 use otelctx_sample::format::process_context::Value;
+use otelctx_sample::{ProcessFacts, ProcessId};
 
 use crate::{Error, Place, Profile, file};
 
@@ -55,6 +59,39 @@ impl Format {
     }
 }
 
+impl Format {
+    /// The file of a part of a recording: part 1 has `path` itself, part 2 of `a/b.pb.gz` has
+    /// `a/b.2.pb.gz`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ending`] where [`Format::from_path`] gives it.
+    pub fn part_path(path: &Path, part: usize) -> Result<PathBuf, Error> {
+        let format = Self::from_path(path)?;
+        if part < 2 {
+            return Ok(path.to_owned());
+        }
+        let ending = match format {
+            Self::Otlp => ".otlp",
+            Self::Pprof => ".pb.gz",
+            Self::Firefox => ".json.gz",
+            Self::FlameGraph => ".svg",
+            Self::Folded => ".folded",
+        };
+        let mut name = path.file_name().unwrap_or_default().as_bytes().to_vec();
+        name.truncate(name.len() - ending.len());
+        name.extend(format!(".{part}{ending}").into_bytes());
+        Ok(path.with_file_name(OsStr::from_bytes(&name)))
+    }
+
+    /// Whether a file of this format is made of all parts of a recording together ([`Aggregate`]).
+    /// Of the others each part makes a file.
+    #[must_use]
+    pub fn is_aggregate(self) -> bool {
+        matches!(self, Self::FlameGraph | Self::Folded)
+    }
+}
+
 /// Options for the content of files.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -94,9 +131,15 @@ impl Profile {
             Format::Otlp => otlp::write(self, options, writer),
             Format::Pprof => pprof::write(self, writer),
             Format::Firefox => firefox::write(self, options, writer),
-            Format::FlameGraph => flame_graph::write(self, options, writer),
-            Format::Folded => folded::write(self, options, writer),
+            Format::FlameGraph => flame_graph::write(&self.aggregate(options), writer),
+            Format::Folded => self.aggregate(options).write_folded(writer),
         }
+    }
+
+    fn aggregate(&self, options: &Options) -> Aggregate {
+        let mut stacks = Aggregate::new(options);
+        stacks.add(self);
+        stacks
     }
 }
 
@@ -118,7 +161,11 @@ fn subject(profile: &Profile) -> String {
     let [id] = processes[..] else {
         return format!("{} processes", processes.len());
     };
-    let process = profile.process(id);
+    name_of(profile.process(id))
+}
+
+/// The service of a process, or its command, and its id.
+fn name_of(process: &ProcessFacts) -> String {
     let service = process
         .resource
         .iter()

@@ -1,5 +1,7 @@
 //! One sample of one thread, and the counters of a recording.
 
+use std::ops::AddAssign;
+
 use otelctx_format::record::Skipped;
 
 use crate::{Found, ReadStep, StackId, ThreadId};
@@ -68,6 +70,25 @@ pub struct Counts {
     /// Records of which only the first attributes were read: the rest was beyond the limit, or
     /// malformed.
     pub truncated_records: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        for (number, other) in self.unreadable.iter_mut().zip(other.unreadable) {
+            *number += other;
+        }
+        self.attached += other.attached;
+        self.detached += other.detached;
+        self.not_published += other.not_published;
+        self.invalid += other.invalid;
+        self.lost += other.lost;
+        self.truncated_records += other.truncated_records;
+        self.unknown_keys += other.unknown_keys;
+        self.not_utf8 += other.not_utf8;
+        self.truncated_stacks += other.truncated_stacks;
+        self.missing_stacks += other.missing_stacks;
+        self.incomplete_steps += other.incomplete_steps;
+    }
 }
 
 impl Counts {

@@ -15,6 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use otelctx_sample::{Catalog, Counts, FrameKind, Sample};
 
 use crate::{Clock, Recording, file};
@@ -78,23 +79,21 @@ struct Segment {
 
 impl Spool {
     /// A spool beside `path`, or where that is no place for files, in the current directory or the one
-    /// for temporary files.
+    /// for temporary files; in memory if no file can be made in any of them.
     ///
     /// # Errors
-    /// When no file can be made in any of them.
+    /// When there is no room in memory either.
     pub fn beside(path: &Path) -> io::Result<Self> {
         let is_file = path.metadata().is_ok_and(|found| found.is_file());
         let is_new = path.symlink_metadata().is_err();
         let beside = (is_file || is_new).then(|| file::directory(path).to_owned());
         let places = [Some(".".into()), Some(std::env::temp_dir())];
-        let mut failed = None;
-        for place in beside.into_iter().chain(places.into_iter().flatten()) {
-            match file::unlinked(&place) {
-                Ok(file) => return Ok(Self::with(file, LIMITS)),
-                Err(error) => failed = failed.or(Some(error)),
-            }
-        }
-        Err(failed.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+        let mut places = beside.into_iter().chain(places.into_iter().flatten());
+        let file = match places.find_map(|place| file::unlinked(&place).ok()) {
+            Some(file) => file,
+            None => memfd_create(c"otelctx-spool", MFdFlags::MFD_CLOEXEC)?.into(),
+        };
+        Ok(Self::with(file, LIMITS))
     }
 
     fn with(file: File, limits: Limits) -> Self {

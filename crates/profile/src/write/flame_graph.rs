@@ -1,31 +1,26 @@
 //! A flame graph.
 
 use std::io::{self, Write};
+use std::num::NonZeroU64;
 
 use inferno::flamegraph;
 
+use super::Aggregate;
 use super::folded;
-use crate::{Options, Profile};
+use crate::Clock;
 
-pub(super) fn write(
-    profile: &Profile,
-    options: &Options,
-    writer: &mut dyn Write,
-) -> io::Result<()> {
-    let lines = folded::lines(profile, options);
-    let samples = lines.values().sum();
-    let lines: Vec<String> = lines
-        .into_iter()
+pub(super) fn write(stacks: &Aggregate, writer: &mut dyn Write) -> io::Result<()> {
+    let samples = stacks.lines().map(|(_, count)| count).sum();
+    let lines: Vec<String> = stacks
+        .lines()
         .map(|(stack, count)| format!("{stack} {count}"))
         .collect();
     let mut chosen = flamegraph::Options::default();
-    let what = super::subject(profile);
-    let title = match &options.by {
-        Some(name) => format!("{what}: CPU by {name}"),
-        None => format!("{what}: CPU"),
-    };
+    let title = stacks.title();
     chosen.title = title.chars().map(folded::in_a_line).collect();
-    chosen.subtitle = Some(subtitle(profile, samples));
+    chosen.subtitle = stacks
+        .clock
+        .map(|clock| subtitle(clock, stacks.period, samples));
     chosen.count_name = "samples".to_owned();
     // Each function has the same colour in every graph.
     chosen.hash = true;
@@ -37,10 +32,9 @@ pub(super) fn write(
 }
 
 /// The number of samples, their frequency, and the time of the recording.
-fn subtitle(profile: &Profile, samples: usize) -> String {
-    let clock = profile.clock();
+fn subtitle(clock: Clock, period: NonZeroU64, samples: usize) -> String {
     let seconds = clock.duration() as f64 / 1e9;
-    let frequency = (1e9 / profile.period().get() as f64).round();
+    let frequency = (1e9 / period.get() as f64).round();
     let start = utc(clock.unix(clock.start) / 1_000_000_000);
     format!("{samples} samples at {frequency} Hz, {seconds:.1} s from {start} UTC")
 }

@@ -1,30 +1,19 @@
 //! Folded stacks: one per line, frames from the root separated by `;`, and the number of samples.
 
-use std::collections::BTreeMap;
-use std::io::{self, Write};
-
 use crate::attributes::attribute;
 use crate::{Kind, Location, Options, Place, Profile};
-
-pub(super) fn write(
-    profile: &Profile,
-    options: &Options,
-    writer: &mut dyn Write,
-) -> io::Result<()> {
-    for (stack, count) in lines(profile, options) {
-        writeln!(writer, "{stack} {count}")?;
-    }
-    Ok(())
-}
 
 /// The root of samples without the attribute.
 const WITHOUT: &str = "(none)";
 
-/// Each on-CPU stack with its count, sorted. The first frames are the requested attribute, the
-/// process and the thread.
-pub(super) fn lines(profile: &Profile, options: &Options) -> BTreeMap<String, usize> {
-    let mut lines = BTreeMap::new();
-    for group in profile.groups().filter(|group| group.kind == Kind::OnCpu) {
+/// Each on-CPU stack with its count. The first frames are the requested attribute, the process and
+/// the thread.
+pub(super) fn stacks<'p>(
+    profile: &'p Profile,
+    options: &'p Options,
+) -> impl Iterator<Item = (String, usize)> + 'p {
+    let groups = profile.groups().filter(|group| group.kind == Kind::OnCpu);
+    groups.map(|group| {
         let mut stack = String::new();
         if let Some(name) = &options.by {
             let context = group.context.map(|context| profile.context(context));
@@ -39,9 +28,8 @@ pub(super) fn lines(profile: &Profile, options: &Options) -> BTreeMap<String, us
             });
         }
         end_without_count(&mut stack);
-        *lines.entry(stack).or_default() += group.samples.len();
-    }
-    lines
+        (stack, group.samples.len())
+    })
 }
 
 /// Visits the names of a location's functions, outermost first; if it has none, the name of its

@@ -6,6 +6,7 @@ mod report;
 pub(crate) mod service;
 mod text;
 
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -76,10 +77,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         ptrace_frequency: FREQUENCY_STOPPING,
         without_ebpf: false,
         setup: Setup::default(),
+        beside: PathBuf::new(),
         duration: Some(arguments.duration),
     })?;
     let method = session.method().clone();
-    let recorded = session.run(|sampler| !sampler.has_targets());
+    let mut recorded = session.run(|sampler| !sampler.has_targets());
+    if let Some(error) = recorded.failure {
+        return Err(Error::SpoolFull(error));
+    }
+    // So short a recording has one part.
+    let recorded = match recorded.parts.next() {
+        Some(Ok(recorded)) => recorded,
+        Some(Err(error)) => return Err(Error::Spool(error)),
+        None => return Err(Error::Spool(io::ErrorKind::UnexpectedEof.into())),
+    };
     let pid = service.pid();
     let mut report = Report::of(pid, &method, &recorded);
     // The service is still there while its functions are named: it may have been started from a file

@@ -21,6 +21,7 @@ pub(super) struct Explanation {
 }
 
 /// Facts about a recording before it was filtered.
+#[derive(Default)]
 pub(super) struct Before {
     samples: usize,
     counts: Counts,
@@ -31,25 +32,21 @@ pub(super) struct Before {
 }
 
 impl Before {
-    pub(super) fn of(recording: &Recording, arguments: &Arguments) -> Self {
-        let mut services = BTreeSet::new();
-        let mut values = BTreeSet::new();
-        for (_, facts) in recording.catalog.processes() {
+    /// Adds a part of the recording.
+    pub(super) fn add(&mut self, part: &Recording, arguments: &Arguments) {
+        for (_, facts) in part.catalog.processes() {
             let service = string(&facts.resource, "service.name");
-            services.extend(service.map(str::to_owned));
+            self.services.extend(service.map(str::to_owned));
             let asked = arguments.filter.resource.first();
             let found = facts
                 .resource
                 .iter()
                 .find(|(key, _)| asked.is_some_and(|(name, _)| name == key));
-            values.extend(found.map(|(_, value)| attributes::text(value)));
+            let value = found.map(|(_, value)| attributes::text(value));
+            self.values.extend(value);
         }
-        Self {
-            samples: recording.samples.len(),
-            counts: recording.counts,
-            services,
-            values,
-        }
+        self.samples += part.samples.len();
+        self.counts += part.counts;
     }
 
     /// Why no samples, or none with a trace, are left.
@@ -129,25 +126,42 @@ impl Before {
     }
 }
 
-/// Explains that no recorded context has the attribute of `--by`.
-pub(super) fn lacking(asked: Option<&str>, recording: &Recording) -> Option<Explanation> {
-    let asked = asked.filter(|name| *name != NONE)?;
-    let mut contexts = HashSet::new();
-    contexts.extend(recording.samples.iter().filter_map(|it| match it.found {
-        Found::Attached(context) => Some(context),
-        _ => None,
-    }));
-    let attributes = |id: &ContextId| &recording.catalog.context_facts(*id).attributes;
-    let keys = contexts.iter().flat_map(attributes).map(|(key, _)| key);
-    let keys: BTreeSet<String> = keys.cloned().collect();
-    let lacks = !contexts.is_empty() && !keys.contains(asked);
-    lacks.then(|| Explanation {
-        message: format!("no sample has the attribute {}", argument(asked)),
-        hint: match keys.is_empty() {
-            true => "no sample has any attribute: record without --by".to_owned(),
-            false => format!("recorded attributes: {}", list(&keys)),
-        },
-    })
+/// The attributes of a recording's contexts.
+#[derive(Default)]
+pub(super) struct Contexts {
+    any: bool,
+    attributes: BTreeSet<String>,
+}
+
+impl Contexts {
+    /// Adds a part of the recording.
+    pub(super) fn add(&mut self, part: &Recording) {
+        let mut contexts = HashSet::new();
+        contexts.extend(part.samples.iter().filter_map(|it| match it.found {
+            Found::Attached(context) => Some(context),
+            _ => None,
+        }));
+        self.any |= !contexts.is_empty();
+        let attributes = |id: &ContextId| &part.catalog.context_facts(*id).attributes;
+        for (key, _) in contexts.iter().flat_map(attributes) {
+            if !self.attributes.contains(key) {
+                self.attributes.insert(key.clone());
+            }
+        }
+    }
+
+    /// Explains that no recorded context has the attribute of `--by`.
+    pub(super) fn lacking(&self, asked: Option<&str>) -> Option<Explanation> {
+        let asked = asked.filter(|name| *name != NONE)?;
+        let lacks = self.any && !self.attributes.contains(asked);
+        lacks.then(|| Explanation {
+            message: format!("no sample has the attribute {}", argument(asked)),
+            hint: match self.attributes.is_empty() {
+                true => "no sample has any attribute: record without --by".to_owned(),
+                false => format!("recorded attributes: {}", list(&self.attributes)),
+            },
+        })
+    }
 }
 
 /// The first few names.

@@ -14,7 +14,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use clap::builder::ArgPredicate;
-use otelctx_profile::{Options, Profile, Recording};
+use otelctx_profile::{Options, Profile};
 use otelctx_sampler::{Method, Targets};
 use otelctx_symbolize::Symbols;
 
@@ -26,9 +26,10 @@ use crate::output::json;
 use crate::output::terminal::{self, escape};
 use crate::{Setup, Status, interrupt};
 
-use empty_recording::Before;
-use send::Collector;
-use session::{Plan, Session};
+use empty_recording::{Before, Contexts};
+use output::Outputs;
+use send::{Collector, Delivery};
+use session::{Plan, Recorded, Session};
 use summary::Summary;
 
 /// Sample processes and write a profile with the trace on every sample
@@ -104,42 +105,65 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     };
     let collector = Collector::of(&arguments.send)?;
     interrupt::catch().map_err(Error::Interrupt)?;
-    let (mut recorded, method, child) = record(arguments, targets, setup)?;
-    let before = Before::of(&recorded, arguments);
-    arguments.filter.keep(&mut recorded);
-    let summary = Summary::of(&recorded, method);
-    let explanation = before
-        .explanation(recorded.samples.len(), arguments)
-        .or_else(|| empty_recording::lacking(arguments.by.as_deref(), &recorded));
+    let (recorded, method, child) = record(arguments, targets, setup)?;
+    let mut before = Before::default();
+    let mut contexts = Contexts::default();
+    let mut summary = Summary::new(method);
     let mut symbols = arguments
         .debug_dir
         .iter()
         .fold(Symbols::new(), Symbols::debug_directory);
-    let profile = Profile::new(recorded, &mut symbols);
+    let mut outputs: Option<Outputs> = None;
+    let mut collector = collector;
+    let mut sent: Option<Delivery> = None;
+    let mut failed: Vec<Error> = recorded.failure.map(Error::SpoolFull).into_iter().collect();
+    for part in recorded.parts {
+        let mut part = match part {
+            Ok(part) => part,
+            Err(error) => {
+                failed.push(Error::Spool(error));
+                break;
+            }
+        };
+        before.add(&part, arguments);
+        arguments.filter.keep(&mut part);
+        contexts.add(&part);
+        summary.add(&part);
+        let profile = Profile::new(part, &mut symbols);
+        let outputs = outputs.get_or_insert_with(|| {
+            let mut options = Options::default();
+            options.by = output::root(arguments.by.as_deref(), &profile);
+            options
+                .attribute_prefix
+                .clone_from(&arguments.attribute_prefix);
+            Outputs::new(options, &arguments.output)
+        });
+        outputs.add(&profile);
+        if let Some(collector) = &mut collector {
+            match collector.send(&profile, outputs.options()) {
+                Ok(delivery) => match &mut sent {
+                    Some(sent) => sent.add(&delivery),
+                    None => sent = Some(delivery),
+                },
+                Err(error) => {
+                    failed.push(error);
+                    if arguments.output.is_empty() {
+                        outputs.add_file(&profile, &send::kept());
+                    }
+                }
+            }
+        }
+    }
     for failure in symbols.failures() {
         let failure = failure.to_string();
         // Nobody may be there to read it.
         let _ = writeln!(io::stderr(), "{}", escape(&failure));
     }
-    let mut options = Options::default();
-    options.by = output::root(arguments.by.as_deref(), &profile);
-    options
-        .attribute_prefix
-        .clone_from(&arguments.attribute_prefix);
-    let (mut written, mut failed) = output::write(&profile, &options, &arguments.output);
-    let mut sent = None;
-    match collector.map(|mut collector| collector.send(&profile, &options)) {
-        None => {}
-        Some(Ok(delivery)) => sent = Some(delivery),
-        Some(Err(error)) => {
-            failed.push(error);
-            if arguments.output.is_empty() {
-                let (kept, lost) = output::write(&profile, &options, &[send::kept()]);
-                written.extend(kept);
-                failed.extend(lost);
-            }
-        }
-    }
+    let (written, not_written) = outputs.map(Outputs::finish).unwrap_or_default();
+    failed.extend(not_written);
+    let explanation = before
+        .explanation(summary.samples(), arguments)
+        .or_else(|| contexts.lacking(arguments.by.as_deref()));
     let text = if arguments.json {
         json::render(&summary.json(&written, sent.as_ref()))
     } else {
@@ -171,7 +195,7 @@ fn record(
     arguments: &Arguments,
     targets: Targets,
     setup: &Setup,
-) -> Result<(Recording, Method, Option<Child>), Error> {
+) -> Result<(Recorded, Method, Option<Child>), Error> {
     let cannot_start = child::cannot_start(&arguments.command);
     let program = child::program(&arguments.command);
     let waiting = program.map(Waiting::start).transpose();
@@ -185,6 +209,7 @@ fn record(
         ptrace_frequency: arguments.frequency,
         without_ebpf: arguments.ptrace,
         setup: setup.clone(),
+        beside: arguments.output.first().cloned().unwrap_or_default(),
         duration: arguments.duration,
     })?;
     let method = session.method().clone();

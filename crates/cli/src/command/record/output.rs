@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use otelctx_profile::{Format, Options, Profile, check_writable};
+use otelctx_profile::{Aggregate, Format, Options, Profile, check_writable};
 
 use crate::command::filter::{NONE, ROUTE};
 use crate::error::Error;
@@ -34,21 +34,99 @@ pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option
     }
 }
 
-/// Writes all files, also those after one that can't be written. What was written, and how to open
-/// it; and why others were not.
+/// The files of a recording, written part by part. One that cannot be written does not keep the others
+/// from being written.
+pub(in crate::command) struct Outputs {
+    options: Options,
+    paths: Vec<PathBuf>,
+    parts: usize,
+    /// For the formats that make one file of all parts.
+    stacks: Option<Aggregate>,
+    /// With the position of its path among those that were asked for.
+    written: Vec<(usize, Written)>,
+    failed: Vec<Error>,
+}
+
+impl Outputs {
+    /// Nothing is written yet.
+    pub(in crate::command) fn new(options: Options, paths: &[PathBuf]) -> Self {
+        let is_aggregate = |path: &PathBuf| Format::from_path(path).is_ok_and(Format::is_aggregate);
+        Self {
+            parts: 0,
+            stacks: paths
+                .iter()
+                .any(is_aggregate)
+                .then(|| Aggregate::new(&options)),
+            options,
+            paths: paths.to_vec(),
+            written: Vec::new(),
+            failed: Vec::new(),
+        }
+    }
+
+    pub(in crate::command) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Writes the files of a part.
+    pub(in crate::command) fn add(&mut self, part: &Profile) {
+        self.parts += 1;
+        if let Some(stacks) = &mut self.stacks {
+            stacks.add(part);
+        }
+        for (index, path) in self.paths.clone().into_iter().enumerate() {
+            if !Format::from_path(&path).is_ok_and(Format::is_aggregate) {
+                let written = self.write(part, &path);
+                self.note(index, written);
+            }
+        }
+    }
+
+    /// Writes a file that was not asked for.
+    pub(in crate::command) fn add_file(&mut self, part: &Profile, path: &Path) {
+        let written = self.write(part, path);
+        self.note(self.paths.len(), written);
+    }
+
+    /// The file has the part's number in its name if it is not the first.
+    fn write(&self, part: &Profile, path: &Path) -> Result<PathBuf, otelctx_profile::Error> {
+        let path = Format::part_path(path, self.parts)?;
+        part.write_file(&path, &self.options)?;
+        Ok(path)
+    }
+
+    fn note(&mut self, index: usize, written: Result<PathBuf, otelctx_profile::Error>) {
+        match written {
+            Ok(path) => self.written.push((index, Written::new(&path))),
+            Err(error) => self.failed.push(error.into()),
+        }
+    }
+
+    /// Writes the files that are made of all parts. Returns which were written, in the order in which
+    /// they were asked for, and why others were not.
+    pub(in crate::command) fn finish(mut self) -> (Vec<Written>, Vec<Error>) {
+        if let Some(stacks) = self.stacks.take() {
+            for (index, path) in self.paths.clone().into_iter().enumerate() {
+                if Format::from_path(&path).is_ok_and(Format::is_aggregate) {
+                    self.note(index, stacks.write_file(&path).map(|()| path));
+                }
+            }
+        }
+        self.written.sort_by_key(|(index, _)| *index);
+        let written = self.written.into_iter().map(|(_, written)| written);
+        (written.collect(), self.failed)
+    }
+}
+
+/// Writes all files of a recording that has one part.
 pub(in crate::command) fn write(
     profile: &Profile,
     options: &Options,
     paths: &[PathBuf],
 ) -> (Vec<Written>, Vec<Error>) {
-    let (mut written, mut failed) = (Vec::new(), Vec::new());
-    for path in paths {
-        match profile.write_file(path, options) {
-            Ok(()) => written.push(Written::new(path)),
-            Err(error) => failed.push(error.into()),
-        }
-    }
-    (written, failed)
+    let mut outputs = Outputs::new(options.clone(), paths);
+    outputs.add(profile);
+    outputs.finish()
 }
 
 /// A file that was written.

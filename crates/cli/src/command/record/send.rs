@@ -69,6 +69,12 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
+    /// Adds what it took of another part.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+    }
+
     /// The same in one line.
     pub(super) fn line(&self) -> String {
         let url = escape(&self.url);

@@ -1,10 +1,12 @@
 //! One recording, from start to end.
 
+use std::io;
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use otelctx_profile::sample::{Catalog, Sample};
-use otelctx_profile::{Clock, Recording};
+use otelctx_profile::sample::Catalog;
+use otelctx_profile::{Clock, Parts, Spool};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets, monotonic};
 
 use super::progress::Progress;
@@ -23,6 +25,8 @@ pub(in crate::command) struct Plan {
     /// Use ptrace even where eBPF is permitted.
     pub(in crate::command) without_ebpf: bool,
     pub(in crate::command) setup: Setup,
+    /// Samples spool to a file beside this one.
+    pub(in crate::command) beside: PathBuf,
     /// `None`: until something else ends the recording.
     pub(in crate::command) duration: Option<Duration>,
 }
@@ -30,6 +34,7 @@ pub(in crate::command) struct Plan {
 /// A sampler that has started.
 pub(in crate::command) struct Session {
     sampler: Sampler,
+    spool: Spool,
     method: Method,
     period: NonZeroU64,
     duration: Option<Duration>,
@@ -41,6 +46,7 @@ pub(in crate::command) struct Session {
 impl Session {
     /// Starts sampling, and warns if threads have to be stopped for it.
     pub(in crate::command) fn start(plan: Plan) -> Result<Self, Error> {
+        let spool = Spool::beside(&plan.beside).map_err(Error::Spool)?;
         let mut options = Options::new(plan.targets);
         options.frequency = plan.frequency;
         options.without_ebpf = plan.without_ebpf;
@@ -66,6 +72,7 @@ impl Session {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(Self {
             sampler,
+            spool,
             method,
             period: NonZeroU64::new(period).unwrap_or(NonZeroU64::MIN),
             duration: plan.duration,
@@ -79,10 +86,11 @@ impl Session {
         &self.method
     }
 
-    /// Samples until `has_ended`, the duration has passed, or a signal arrives.
-    pub(in crate::command) fn run(mut self, has_ended: impl Fn(&Sampler) -> bool) -> Recording {
+    /// Samples until `has_ended`, the duration has passed, a signal arrives, or there is no room for
+    /// samples any more.
+    pub(in crate::command) fn run(mut self, has_ended: impl Fn(&Sampler) -> bool) -> Recorded {
         let mut catalog = Catalog::new();
-        let mut samples: Vec<Sample> = Vec::new();
+        let mut failure = None;
         let since = Duration::from_nanos(monotonic().saturating_sub(self.start));
         let left = |duration: Duration| duration.saturating_sub(since);
         let deadline = self
@@ -95,25 +103,43 @@ impl Session {
                 break;
             }
             std::thread::sleep(left.map_or(INTERVAL, |left| left.min(INTERVAL)));
+            let spool = &mut self.spool;
             self.sampler
-                .drain(&mut catalog, &mut |sample| samples.push(sample));
+                .drain(&mut catalog, &mut |sample| spool.push(&sample));
+            match self.spool.write(&mut catalog) {
+                Ok(false) => {}
+                Ok(true) => self.sampler.reset_catalog(),
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
+            }
             progress.show(&self.sampler.counts());
             if has_ended(&self.sampler) {
                 break;
             }
         }
         progress.clear();
-        let stopped = self.sampler.stop(&mut catalog, &mut |it| samples.push(it));
-        Recording {
-            catalog,
-            samples,
-            clock: Clock {
-                start: self.start,
-                end: monotonic(),
-                start_unix: u64::try_from(self.start_unix.as_nanos()).unwrap_or(u64::MAX),
-            },
-            period: self.period,
-            counts: stopped,
+        let spool = &mut self.spool;
+        let counts = self
+            .sampler
+            .stop(&mut catalog, &mut |sample| spool.push(&sample));
+        let clock = Clock {
+            start: self.start,
+            end: monotonic(),
+            start_unix: u64::try_from(self.start_unix.as_nanos()).unwrap_or(u64::MAX),
+        };
+        Recorded {
+            parts: self.spool.finish(catalog, clock, self.period, counts),
+            failure,
         }
     }
+}
+
+/// What was recorded.
+pub(in crate::command) struct Recorded {
+    /// The recording, at least one part.
+    pub(in crate::command) parts: Parts,
+    /// Why the recording ended early, if it did.
+    pub(in crate::command) failure: Option<io::Error>,
 }

@@ -17,7 +17,8 @@ pub(super) struct Summary {
     samples: usize,
     /// Samples that have a context.
     attached: usize,
-    processes: usize,
+    /// By id, start and program.
+    processes: HashSet<(i32, u64, String)>,
     duration_ns: u64,
     period_ns: u64,
     method: Method,
@@ -26,19 +27,41 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    pub(super) fn of(recording: &Recording, method: Method) -> Self {
-        let process = |it: &Sample| recording.catalog.thread_facts(it.thread).process;
-        let processes: HashSet<ProcessId> = recording.samples.iter().map(process).collect();
-        let is_attached = |it: &&Sample| matches!(it.found, Found::Attached(_));
+    /// Nothing was recorded yet.
+    pub(super) fn new(method: Method) -> Self {
         Self {
-            samples: recording.samples.len(),
-            attached: recording.samples.iter().filter(is_attached).count(),
-            processes: processes.len(),
-            duration_ns: recording.clock.duration(),
-            period_ns: recording.period.get(),
+            samples: 0,
+            attached: 0,
+            processes: HashSet::new(),
+            duration_ns: 0,
+            period_ns: 0,
             method,
-            counts: recording.counts,
+            counts: Counts::default(),
         }
+    }
+
+    /// Adds a part of the recording.
+    pub(super) fn add(&mut self, part: &Recording) {
+        let is_attached = |it: &&Sample| matches!(it.found, Found::Attached(_));
+        self.samples += part.samples.len();
+        self.attached += part.samples.iter().filter(is_attached).count();
+        let process = |it: &Sample| part.catalog.thread_facts(it.thread).process;
+        let processes: HashSet<ProcessId> = part.samples.iter().map(process).collect();
+        for id in processes {
+            let facts = part.catalog.process(id);
+            // The program tells a process from what it was before an exec.
+            let executable = facts.executable.clone();
+            let process = (facts.pid, facts.start_ticks, executable);
+            self.processes.insert(process);
+        }
+        self.duration_ns += part.clock.duration();
+        self.period_ns = part.period.get();
+        self.counts += part.counts;
+    }
+
+    /// How many samples there are.
+    pub(super) fn samples(&self) -> usize {
+        self.samples
     }
 
     /// One line, and another one if anything is missing.
@@ -46,7 +69,7 @@ impl Summary {
         let mut text = format!(
             "{} of {} in {:.1} s: {} with a trace context, {} lost\n",
             number_of(self.samples as u64, "sample", "samples"),
-            count(self.processes, "process", "processes"),
+            count(self.processes.len(), "process", "processes"),
             self.duration_ns as f64 / 1e9,
             grouped(self.attached),
             grouped(self.counts.lost as usize),
@@ -67,7 +90,7 @@ impl Summary {
         SummaryJson {
             samples: self.samples,
             with_context: self.attached,
-            processes: self.processes,
+            processes: self.processes.len(),
             duration_ns: self.duration_ns,
             period_ns: self.period_ns,
             method: match self.method {
@@ -217,7 +240,7 @@ mod tests {
         Summary {
             samples: 1234,
             attached: 1200,
-            processes: 1,
+            processes: HashSet::from([(7, 7, String::new())]),
             duration_ns: 5_040_000_000,
             period_ns: 1_000_000,
             method: Method::Ebpf,
