@@ -70,7 +70,7 @@ fn a_line_on_the_terminal_counts_and_goes() {
     });
     // What is said otherwise stays.
     let (_, last) = on_terminal(&["record", "-p", &pid, "-d", "0.3", "-o", &path, "--ptrace"]);
-    assert!(last.contains("threads are stopped"), "{last}");
+    assert!(last.contains("stops threads briefly"), "{last}");
     assert!(!last.contains(LINE), "{last}");
 }
 
