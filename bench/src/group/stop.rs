@@ -107,7 +107,7 @@ fn measure(report: &mut Report, target: &Role, name: &str) -> Result<(), String>
     let mut rounds = Rounds::default();
     let mut failures = 0;
     while rounds.len() < STOPS {
-        match stops(thread, name == "busy") {
+        match stops(thread) {
             Ok([ours, bare]) => rounds.push(ours, bare),
             // Another process may be tracing it.
             Err(_) if failures < STOPS / 100 => failures += 1,
@@ -123,14 +123,11 @@ fn measure(report: &mut Report, target: &Role, name: &str) -> Result<(), String>
     Ok(())
 }
 
-/// Stops a thread and reads it, then with a bare stop; returns how long each took, in nanoseconds. `dump`
-/// stops a thread that runs; one that sleeps only where its thread pointer is not known.
-fn stops(thread: &Thread<'_>, is_running: bool) -> Result<[f64; 2], String> {
+/// Stops a thread and reads it, then with a bare stop; returns how long each took, in nanoseconds. Stopped
+/// explicitly: a thread that was just resumed and waits for a CPU can be read without a stop.
+fn stops(thread: &Thread<'_>) -> Result<[f64; 2], String> {
     let stopped_time = || stopped_time::take().ok_or("the thread was not stopped");
-    let outcome = match is_running {
-        true => thread.context(),
-        false => thread.stop().and_then(|mut stopped| stopped.context()),
-    };
+    let outcome = thread.stop().and_then(|mut stopped| stopped.context());
     let outcome = outcome.map_err(|error| error.to_string())?;
     let ours = stopped_time()?;
     let context = outcome.attached().ok_or("the thread has no context")?;
