@@ -91,8 +91,8 @@ impl Catalog {
         Self::default()
     }
 
-    /// How much memory the catalog takes, in bytes: an estimate, within a factor of two. Whoever samples
-    /// for long begins a new catalog when this has grown too large.
+    /// Estimates the memory of the catalog, in bytes, within a factor of two. A long recording starts a
+    /// new catalog when this has grown too large.
     #[must_use]
     pub fn memory(&self) -> usize {
         let processes = self.processes.iter().map(ProcessFacts::memory);

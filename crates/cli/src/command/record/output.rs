@@ -42,7 +42,7 @@ pub(in crate::command) struct Outputs {
     parts: usize,
     /// For the formats that make one file of all parts.
     stacks: Option<Aggregate>,
-    /// With the position of its path among those that were asked for.
+    /// Files written so far, each with the position of its path on the command line.
     written: Vec<(usize, Written)>,
     failed: Vec<Error>,
 }
