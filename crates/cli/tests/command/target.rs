@@ -12,8 +12,8 @@ use crate::run::with_default_signals;
 mod shared;
 pub(crate) use shared::{EVIL, SPAN, STUCK, TRACE};
 
-/// Path of the program. Cargo builds it with the tests of the package, but not for `--test command`
-/// alone: add `--example target` there.
+/// Path of the program. `cargo test -p otelctx-cli` builds it, but not with `--test command`: run
+/// `cargo build -p otelctx-cli --example target` first.
 pub(crate) fn program() -> PathBuf {
     let tests = env::current_exe().unwrap();
     // target/PROFILE/deps/command-HASH
@@ -21,7 +21,7 @@ pub(crate) fn program() -> PathBuf {
     let program = folder.join("examples/target");
     assert!(
         program.is_file(),
-        "{program:?} is missing: `--example target` builds it"
+        "{program:?} is missing: run `cargo build -p otelctx-cli --example target`"
     );
     program
 }
