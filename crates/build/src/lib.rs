@@ -21,21 +21,29 @@ mod linker;
 
 use std::env;
 use std::fmt;
-use std::process::Command;
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use linker::Linker;
+use linker::{Attempt, Linker};
 
-/// What the linker is told.
+/// What the linker is told: lld, mold and gold know it, and GNU ld since binutils 2.35.
 const ARGUMENT: &str = "-Wl,--export-dynamic-symbol=otel_thread_ctx_v1";
+
+/// What an older GNU ld reads from a file.
+const DYNAMIC_LIST: &str = "{ otel_thread_ctx_v1; };\n";
 
 /// Has the linker export the symbol from this package's executables. Call it from the build
 /// script.
 ///
-/// Where that is impossible it prints a warning, and the program is built all the same: it works,
-/// and its thread contexts are not visible. Nothing is done for targets other than Linux.
+/// It links an empty program the way rustc will link the package, and goes by that: which linker
+/// it is, and which option it knows.
+///
+/// Where exporting is impossible it prints a warning, and the program is built all the same: it
+/// works, and its thread contexts are not visible. Nothing is done for targets other than Linux.
 pub fn export() {
     let target = Target::from_environment();
-    match target.argument() {
+    let directory = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
+    match target.argument(&directory, |argument| Attempt::new(&directory, argument)) {
         Ok(Some(argument)) => println!("cargo:rustc-link-arg={argument}"),
         Ok(None) => {}
         Err(refusal) => println!("cargo:warning={refusal}"),
@@ -43,25 +51,13 @@ pub fn export() {
 }
 
 /// What Cargo tells a build script about the target.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Target {
     linux: bool,
     /// The C library is linked statically.
     crt_static: bool,
     /// `-C relocation-model=static`: no position-independent executable.
     not_pie: bool,
-    linker: Linker,
-}
-
-/// The 95 of rustc 1.95.0; 0 when rustc does not tell.
-fn rustc_minor_version() -> u32 {
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let output = Command::new(rustc).arg("--version").output();
-    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let minor = text
-        .ok()
-        .and_then(|text| text.split('.').nth(1)?.parse().ok());
-    minor.unwrap_or(0)
 }
 
 /// Why the symbol cannot be exported.
@@ -79,31 +75,39 @@ impl Target {
         let flags = variable("CARGO_ENCODED_RUSTFLAGS");
         let features = variable("CARGO_CFG_TARGET_FEATURE");
         let not_pie = linker::options(&flags).any(|option| option == "relocation-model=static");
-        let default = Linker::default_of(&variable("TARGET"), rustc_minor_version());
         Self {
             linux: variable("CARGO_CFG_TARGET_OS") == "linux",
             crt_static: features.split(',').any(|feature| feature == "crt-static"),
             not_pie,
-            linker: Linker::of(&flags, &variable("RUSTC_LINKER"), default),
         }
     }
 
-    /// What to tell the linker, if anything.
-    fn argument(&self) -> Result<Option<&'static str>, Refusal> {
-        match self {
-            Self { linux: false, .. } => Ok(None),
-            Self {
-                crt_static: true,
-                not_pie: true,
-                ..
-            } => Err(Refusal::Static),
-            Self {
-                crt_static: true,
-                linker: Linker::Gnu,
-                ..
-            } => Err(Refusal::StaticPie),
-            _ => Ok(Some(ARGUMENT)),
+    /// What to tell the linker, if anything. `link` tries an argument; a file that an argument
+    /// names is written to the directory.
+    fn argument(
+        self,
+        directory: &Path,
+        link: impl Fn(&str) -> Attempt,
+    ) -> Result<Option<String>, Refusal> {
+        if !self.linux {
+            return Ok(None);
         }
+        if self.crt_static && self.not_pie {
+            return Err(Refusal::Static);
+        }
+        let attempt = link(ARGUMENT);
+        if self.crt_static && attempt.linker == Linker::Gnu {
+            return Err(Refusal::StaticPie);
+        }
+        if !attempt.linked {
+            let file = directory.join("otelctx.dynamic-list");
+            let argument = format!("-Wl,--dynamic-list={}", file.display());
+            if fs::write(&file, DYNAMIC_LIST).is_ok() && link(&argument).linked {
+                return Ok(Some(argument));
+            }
+        }
+        // Also when nothing could be linked: the package may have what it takes.
+        Ok(Some(ARGUMENT.to_owned()))
     }
 }
 
@@ -130,40 +134,61 @@ impl fmt::Display for Refusal {
 mod tests {
     use super::*;
 
-    fn target(crt_static: bool, not_pie: bool, linker: Linker) -> Target {
+    fn target(crt_static: bool, not_pie: bool) -> Target {
         Target {
             linux: true,
             crt_static,
             not_pie,
-            linker,
         }
     }
 
+    /// What is told to a linker that knows the options that start so.
+    fn argument(target: Target, linker: Linker, known: &[&str]) -> Result<Option<String>, Refusal> {
+        target.argument(&env::temp_dir(), |argument| Attempt {
+            linker,
+            linked: known.iter().any(|option| argument.starts_with(option)),
+        })
+    }
+
     #[test]
-    fn dynamic_executables_get_the_argument_whatever_the_linker() {
+    fn dynamic_executables_get_the_argument_that_the_linker_knows() {
+        let dynamic = target(false, false);
+        let new = ["-Wl,--export-dynamic-symbol=", "-Wl,--dynamic-list="];
         for linker in [Linker::Gnu, Linker::LldOrMold] {
-            assert_eq!(target(false, false, linker).argument(), Ok(Some(ARGUMENT)));
+            assert_eq!(
+                argument(dynamic, linker, &new),
+                Ok(Some(ARGUMENT.to_owned()))
+            );
         }
+        let old = argument(dynamic, Linker::Gnu, &new[1..]);
+        let old = old.unwrap().unwrap();
+        let file = old.strip_prefix("-Wl,--dynamic-list=").unwrap();
+        assert_eq!(fs::read_to_string(file).unwrap(), DYNAMIC_LIST);
+        // Nothing can be linked, for example for want of the target's libraries.
+        assert_eq!(
+            argument(dynamic, Linker::Gnu, &[]),
+            Ok(Some(ARGUMENT.to_owned()))
+        );
         let other = Target {
             linux: false,
-            ..target(false, false, Linker::Gnu)
+            ..dynamic
         };
-        assert_eq!(other.argument(), Ok(None));
+        assert_eq!(argument(other, Linker::Gnu, &new), Ok(None));
     }
 
     #[test]
     fn static_executables_are_refused_where_they_would_crash_or_have_no_table() {
-        let argument = |target: Target| target.argument();
+        let new = ["-Wl,--export-dynamic-symbol="];
         assert_eq!(
-            argument(target(true, false, Linker::Gnu)),
+            argument(target(true, false), Linker::Gnu, &new),
             Err(Refusal::StaticPie)
         );
         assert_eq!(
-            argument(target(true, false, Linker::LldOrMold)),
-            Ok(Some(ARGUMENT))
+            argument(target(true, false), Linker::LldOrMold, &new),
+            Ok(Some(ARGUMENT.to_owned()))
         );
         assert_eq!(
-            argument(target(true, true, Linker::LldOrMold)),
+            argument(target(true, true), Linker::LldOrMold, &new),
             Err(Refusal::Static)
         );
     }

@@ -1,4 +1,10 @@
-//! Which linker rustc will use.
+//! Which linker rustc uses and what it understands, learnt by linking a program that does nothing.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::Command;
 
 /// The linkers, by what a static-pie executable may export with them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -9,44 +15,81 @@ pub(crate) enum Linker {
     LldOrMold,
 }
 
-impl Linker {
-    /// What rustc 1.`minor_version` uses for a target unless told otherwise: its own lld on x86-64
-    /// since 1.90.
-    pub(crate) fn default_of(target: &str, minor_version: u32) -> Self {
-        match target {
-            "x86_64-unknown-linux-gnu" if minor_version >= 90 => Self::LldOrMold,
-            _ => Self::Gnu,
-        }
+/// What came of linking with an argument.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attempt {
+    pub(crate) linker: Linker,
+    /// Whether the linker took the argument.
+    pub(crate) linked: bool,
+}
+
+impl Attempt {
+    /// Has rustc link an empty program in this directory for the target and with the flags of the
+    /// build script's environment, and with this linker argument.
+    pub(crate) fn new(directory: &Path, argument: &str) -> Self {
+        Self::in_directory(directory, argument).unwrap_or(Self {
+            linker: Linker::Gnu,
+            linked: false,
+        })
     }
 
-    /// The linker that these flags (`CARGO_ENCODED_RUSTFLAGS`) and this `RUSTC_LINKER` choose. The
-    /// last flag wins, as in rustc.
-    pub(crate) fn of(flags: &str, linker: &str, default: Self) -> Self {
-        let chosen = options(flags)
-            .filter_map(|option| {
-                let (name, value) = option.split_once('=')?;
-                match name {
-                    "linker" => Some(value),
-                    "link-arg" | "link-args" => value.split_once("-fuse-ld=").map(|(_, ld)| ld),
-                    "linker-features" => Some(match value {
-                        "-lld" => "ld.bfd",
-                        "+lld" => "lld",
-                        _ => return None,
-                    }),
-                    _ => None,
-                }
+    fn in_directory(directory: &Path, argument: &str) -> io::Result<Self> {
+        let source = directory.join("otelctx_empty.rs");
+        fs::write(&source, "fn main() {}\n")?;
+        let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+        rustc
+            .args(["--crate-type=bin", "--print=link-args", "--cap-lints=allow"])
+            .arg("-o")
+            .arg(directory.join("otelctx_empty"));
+        if let Ok(target) = env::var("TARGET") {
+            rustc.args(["--target", &target]);
+        }
+        // What Cargo's configuration says; the flags come later, so they win, as with Cargo.
+        if let Some(linker) = env::var_os("RUSTC_LINKER") {
+            let mut option = std::ffi::OsString::from("-Clinker=");
+            option.push(linker);
+            rustc.arg(option);
+        }
+        let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+        rustc.args(flags.split('\x1f').filter(|flag| !flag.is_empty()));
+        rustc.arg(format!("-Clink-arg={argument}")).arg(&source);
+        let output = rustc.output()?;
+        let printed = String::from_utf8_lossy(&output.stdout);
+        Ok(Self {
+            linker: Linker::of(&printed),
+            linked: output.status.success(),
+        })
+    }
+}
+
+impl Linker {
+    /// The linker that a command runs, as rustc prints it. The last `-fuse-ld` wins, as with the C
+    /// compilers. What they run without one is not known: `cc` is taken to run GNU ld.
+    fn of(link_args: &str) -> Self {
+        let mut arguments = arguments(link_args);
+        let program = arguments.next().unwrap_or_default();
+        let chosen = arguments
+            .filter_map(|argument| {
+                ["-fuse-ld=", "--ld-path="]
+                    .iter()
+                    .find_map(|option| argument.strip_prefix(option))
             })
             .last();
-        let named = |name: &str| ["lld", "mold"].iter().any(|known| name.contains(known));
-        match chosen {
-            Some(name) if named(name) => Self::LldOrMold,
-            // `-C linker=clang` does not say which linker clang runs.
-            Some(_) => Self::Gnu,
-            None if named(linker) => Self::LldOrMold,
-            None if linker.is_empty() => default,
-            None => Self::Gnu,
+        let path = Path::new(chosen.unwrap_or(program));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        match ["lld", "mold"].iter().any(|known| name.contains(known)) {
+            true => Self::LldOrMold,
+            false => Self::Gnu,
         }
     }
+}
+
+/// The program and its arguments in a line such as `LC_ALL="C" "cc" "-m64"`.
+fn arguments(link_args: &str) -> impl Iterator<Item = &str> {
+    let mut pieces = link_args.split('"');
+    std::iter::from_fn(move || Some((pieces.next()?, pieces.next()?)))
+        .filter(|(before, _)| !before.ends_with('='))
+        .map(|(_, quoted)| quoted)
 }
 
 /// The `-C` options among rustc's flags, as `name` or `name=value`.
@@ -69,27 +112,19 @@ mod tests {
     use Linker::{Gnu, LldOrMold};
 
     #[test]
-    fn the_default_is_that_of_target_and_rustc() {
-        assert_eq!(
-            Linker::default_of("x86_64-unknown-linux-gnu", 95),
-            LldOrMold
-        );
-        assert_eq!(Linker::default_of("x86_64-unknown-linux-gnu", 89), Gnu);
-        assert_eq!(Linker::default_of("aarch64-unknown-linux-gnu", 95), Gnu);
-        assert_eq!(Linker::of("", "", LldOrMold), LldOrMold);
-        assert_eq!(Linker::of("", "x86_64-linux-gnu-gcc", LldOrMold), Gnu);
-    }
-
-    #[test]
-    fn the_last_flag_wins() {
-        let flags = "-C\x1flink-arg=-fuse-ld=bfd\x1f-Clink-arg=-fuse-ld=mold";
-        assert_eq!(Linker::of(flags, "", Gnu), LldOrMold);
-        assert_eq!(Linker::of("-Clink-arg=-fuse-ld=bfd", "", LldOrMold), Gnu);
-        assert_eq!(Linker::of("-Clinker-features=-lld", "", LldOrMold), Gnu);
-        assert_eq!(
-            Linker::of("--codegen=linker=/usr/bin/mold", "", Gnu),
-            LldOrMold
-        );
+    fn the_linker_is_the_one_that_the_command_names_last() {
+        for (line, expected) in [
+            (r#"LC_ALL="C" PATH="/mold/bin" "cc" "-m64""#, Gnu),
+            (r#"LC_ALL="C" "cc" "-B/x/gcc-ld" "-fuse-ld=lld""#, LldOrMold),
+            (r#""cc" "-fuse-ld=lld" "-fuse-ld=bfd""#, Gnu),
+            (r#""cc" "-fuse-ld=bfd" "-fuse-ld=mold""#, LldOrMold),
+            (r#""clang" "--ld-path=/opt/bin/ld.lld""#, LldOrMold),
+            (r#""/a dir/rust-lld" "-flavor" "gnu""#, LldOrMold),
+            (r#""/mold/bin/cc" "-o" "lld""#, Gnu),
+            ("", Gnu),
+        ] {
+            assert_eq!(Linker::of(line), expected, "{line}");
+        }
     }
 
     #[test]

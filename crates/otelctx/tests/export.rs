@@ -136,6 +136,49 @@ fn a_static_executable_runs_and_says_what_it_lacks() {
 }
 
 #[test]
+fn the_helper_asks_rustc_which_linker_it_uses() {
+    if !have_cargo() {
+        return;
+    }
+    // A distribution's toolchain: of a version that has its own lld, but built without.
+    let package = program("other-toolchain");
+    let rustc = package.script("rustc", "exec rustc \"$@\" -Clinker-features=-lld");
+    let (file, messages) = package.build(
+        "other-toolchain",
+        &["--target", "x86_64-unknown-linux-gnu"],
+        &[
+            ("RUSTFLAGS", "-Ctarget-feature=+crt-static"),
+            ("RUSTC", &rustc),
+            HELPER,
+        ],
+    );
+    assert!(
+        messages.contains("crashes before main when GNU ld has linked it"),
+        "{messages}"
+    );
+    assert!(!exports(&file));
+    run(&file, &[]);
+}
+
+#[test]
+fn the_helper_gives_an_old_gnu_ld_a_dynamic_list() {
+    if !have_cargo() || !have("ld.bfd") {
+        return;
+    }
+    let package = program("old-binutils");
+    let linker = package.script(
+        "cc",
+        "case \"$*\" in *--export-dynamic-symbol*)\n  \
+         echo \"ld: unrecognized option '--export-dynamic-symbol'\" >&2; exit 1\nesac\n\
+         exec cc -fuse-ld=bfd \"$@\"",
+    );
+    let flags = format!("-Clinker={linker} -Clinker-features=-lld");
+    let (file, _) = package.build("old-binutils", &[], &[("RUSTFLAGS", &flags), HELPER]);
+    assert!(exports(&file));
+    assert_eq!(run(&file, &[]), "exported\n");
+}
+
+#[test]
 fn libraries_for_other_languages_export_the_variable() {
     if !have_cargo() {
         return;

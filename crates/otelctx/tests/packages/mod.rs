@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -40,6 +41,14 @@ impl Package {
         let path = self.directory.join(file);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
+    }
+
+    /// Writes a shell script that can be run, and returns its path.
+    pub(crate) fn script(&self, file: &str, text: &str) -> String {
+        self.write(file, &format!("#!/bin/sh\n{text}\n"));
+        let path = self.directory.join(file);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path.into_os_string().into_string().unwrap()
     }
 
     pub(crate) fn directory(&self) -> &Path {
