@@ -32,8 +32,8 @@ pub struct Attached<'a> {
 impl<'a> Attached<'a> {
     #[inline(always)]
     pub(super) fn new(record: &'a mut Record) -> Self {
+        let record = record.mark_attached();
         let slot = arch::slot();
-        record.mark_attached();
         let block = record.block();
         // SAFETY: the slot is this thread's, and so is the record, which is Send no more than
         // the guard is; its memory stays a record until the thread ends.
@@ -64,6 +64,7 @@ unsafe fn detach_out_of_order(record: &mut Record, previous: *mut u8) {
             out_of_order::add_gap(state, block, GapOwner::Pool(class), previous);
         }
     }
+    record.mark_detached();
 }
 
 impl Drop for Attached<'_> {
@@ -71,10 +72,11 @@ impl Drop for Attached<'_> {
     fn drop(&mut self) {
         // SAFETY: the guard is this thread's, and it is dropped once.
         unsafe {
-            if !state::detach(self.slot, self.block, self.previous) {
+            if state::detach(self.slot, self.block, self.previous) {
+                self.record.mark_detached();
+            } else {
                 detach_out_of_order(self.record, self.previous);
             }
-            self.record.mark_detached();
         }
     }
 }

@@ -261,13 +261,19 @@ impl Record {
 
     /// Notes that a guard is about to attach the record. A block is restored by one guard at most:
     /// when the last guard was forgotten, the record moves to another one.
+    ///
+    /// Returns the record: the usual way need not keep it in a register that a call preserves, which
+    /// would have to be saved first.
     #[inline(always)]
-    pub(super) fn mark_attached(&mut self) {
-        if self.is_attached() {
-            self.leave_forgotten_block();
-        }
+    pub(super) fn mark_attached(&mut self) -> &mut Self {
+        let record = if self.is_attached() {
+            self.leave_forgotten_block()
+        } else {
+            self
+        };
         // SAFETY: as above.
-        unsafe { self.note(1).write(1) };
+        unsafe { record.note(1).write(1) };
+        record
     }
 
     #[inline(always)]
@@ -284,13 +290,14 @@ impl Record {
 
     #[cold]
     #[inline(never)]
-    fn leave_forgotten_block(&mut self) {
+    fn leave_forgotten_block(&mut self) -> &mut Self {
         let (state, block) = (arch::state(), self.block());
         // SAFETY: the state is this thread's, and the block is not this record's any more.
         unsafe {
             self.leave_block(state);
             pool::forget(state, block);
         }
+        self
     }
 
     /// Gives the block back.
