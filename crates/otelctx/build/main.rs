@@ -12,6 +12,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let version = env::var("CARGO_PKG_VERSION")?;
     println!("cargo:rustc-env=OTELCTX_TAG={}", tag(&version, &out));
 
+    // A static library links nothing itself: whoever links it would be asked for a file that only
+    // this build directory has.
+    if env::var_os("CARGO_FEATURE_LINK_EXPORT").is_none() {
+        return Ok(());
+    }
     // With crt-static there is no dynamic linker to satisfy the stub's reference: rust-lld links
     // it silently and the program crashes before main.
     let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();

@@ -80,6 +80,14 @@
 //!   attached one before, and nothing else. A shared record that the thread may have attached
 //!   already, or as its seventh, allocates.
 //!
+//! # Features
+//!
+//! - `link-export` (default): executables linked with lld or gold export the thread-local variable
+//!   without linker flags. A stub library does that, which rustc finds in the build directory. Turn
+//!   it off for a static library (`crate-type = ["staticlib"]`) that another build system links:
+//!   there, `--print native-static-libs` would name the stub, and the program needs
+//!   `-Wl,--export-dynamic-symbol=otel_thread_ctx_v1` instead.
+//!
 //! # Platforms
 //!
 //! Linux on x86-64 and aarch64, glibc and musl. Other Linux architectures publish the process context

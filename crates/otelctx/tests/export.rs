@@ -222,6 +222,59 @@ pub extern "C" fn is_exported() -> bool {
 }
 
 #[test]
+fn a_static_library_needs_nothing_that_only_its_build_has() {
+    if !have_cargo() || !have("cc") {
+        return;
+    }
+    let manifest = format!(
+        "[lib]\ncrate-type = [\"staticlib\"]\n[dependencies.otelctx]\npath = {OTELCTX:?}\n\
+         default-features = false\n[features]\nlink-export = [\"otelctx/link-export\"]\n"
+    );
+    let library = r#"
+#[no_mangle]
+pub extern "C" fn attach_for_ever() {
+    std::mem::forget(Box::leak(Box::new(otelctx::Record::new([1; 16], [2; 8]))).attach());
+}
+#[no_mangle]
+pub extern "C" fn is_exported() -> bool {
+    otelctx::is_exported().is_ok()
+}
+"#;
+    let main = "#include <stdbool.h>\nvoid attach_for_ever(void);\nbool is_exported(void);\n\
+                int main(void) { attach_for_ever(); return is_exported() ? 0 : 1; }\n";
+    let files = [("src/lib.rs", library), ("main.c", main)];
+    let package = Package::new("static-library", &manifest, &files);
+    let print = ("RUSTFLAGS", "--print=native-static-libs");
+    let libraries = |features: &[&str]| {
+        let (file, messages) = package.build("libstatic_library.a", features, &[print]);
+        let line = messages
+            .lines()
+            .find_map(|line| line.split_once("native-static-libs: "))
+            .unwrap_or_else(|| panic!("{messages}"));
+        (file, line.1.to_owned())
+    };
+    let (_, with) = libraries(&["--features", "link-export"]);
+    assert!(with.contains("-lotelctx_export"), "{with}");
+    let (file, without) = libraries(&[]);
+    assert!(!without.contains("otelctx"), "{without}");
+
+    let program = package.directory().join("program");
+    let output = std::process::Command::new("cc")
+        .arg("-o")
+        .arg(&program)
+        .arg(package.directory().join("main.c"))
+        .arg(file)
+        .args(without.split_whitespace())
+        .arg("-Wl,--export-dynamic-symbol=otel_thread_ctx_v1")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    assert!(exports(&program));
+    run(&program, &[]);
+}
+
+#[test]
 fn the_stub_holds_an_undefined_reference_and_nothing_else() {
     for (arch, expected) in [
         ("x86_64", object::Architecture::X86_64),
