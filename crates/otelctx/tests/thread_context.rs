@@ -14,7 +14,7 @@ use std::thread;
 use common::{attached, attributes, bytes, in_own_process, number, slot};
 use otelctx::{
     append_current, current, swap_current, thread_record, thread_slot, Key, KeyError,
-    ProcessContext, Record, SharedRecord, TraceFlags,
+    ProcessContext, PublishError, Record, SharedRecord, TraceFlags,
 };
 
 fn record(number: u8) -> Record {
@@ -689,6 +689,51 @@ fn a_key_is_used_once_it_is_published() {
 }
 
 #[test]
+fn keys_can_be_made_at_run_time() {
+    in_own_process("keys_can_be_made_at_run_time", || {
+        static KNOWN: Key = Key::new("known");
+        let early = Key::from_string("early".to_owned()).unwrap();
+        assert_eq!((early.name(), early.index()), ("early", None));
+
+        let _process = ProcessContext::new()
+            .max_payload_size(300)
+            .publish()
+            .unwrap();
+        KNOWN.register().unwrap();
+        assert_eq!(early.index(), Some(0));
+        assert_eq!(KNOWN.index(), Some(1));
+        // One name is one key, however it was made, and its memory is kept once.
+        let known = Key::from_string("known".to_owned()).unwrap();
+        assert_eq!(known.index(), Some(1));
+        assert_eq!(known.name().as_ptr(), KNOWN.name().as_ptr());
+
+        let shared = record(1).with(&early, "a").with(&known, "b").share();
+        let guard = shared.attach();
+        assert_eq!(attributes(), [(0, "a".to_owned()), (1, "b".to_owned())]);
+        drop(guard);
+
+        // What does not fit gets no position, and its name comes back.
+        let long = "n".repeat(300);
+        match Key::from_string(long.clone()) {
+            Err(KeyError::Update { name, error }) => {
+                assert_eq!(name, long);
+                assert!(matches!(error, PublishError::TooLarge { limit: 300, .. }));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(Key::new("next").register(), Ok(()));
+        assert_eq!(
+            Key::from_string("next".to_owned()).unwrap().index(),
+            Some(2)
+        );
+        assert!(matches!(
+            Key::from_string(String::new()),
+            Err(KeyError::Empty)
+        ));
+    });
+}
+
+#[test]
 fn there_is_room_for_256_keys_and_a_clear_error_above() {
     in_own_process("there_is_room_for_256_keys_and_a_clear_error_above", || {
         let _process = ProcessContext::new()
@@ -716,7 +761,17 @@ fn there_is_room_for_256_keys_and_a_clear_error_above() {
         let one_more = Key::new("one more");
         assert_eq!(
             one_more.register(),
-            Err(KeyError::Full { name: "one more" })
+            Err(KeyError::Full {
+                name: "one more".to_owned()
+            })
+        );
+        match Key::from_string("and another".to_owned()) {
+            Err(KeyError::Full { name }) => assert_eq!(name, "and another"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(
+            Key::from_string("key 255".to_owned()).unwrap().index(),
+            last.index()
         );
         let without = Record::new([1; 16], [1; 8]).with(&one_more, "x");
         assert!(without.is_truncated());

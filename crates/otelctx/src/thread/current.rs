@@ -7,7 +7,7 @@ use super::attached_blocks::AttachedBlocks;
 use super::attributes::Attributes;
 use super::bytes::{copy, is_valid, set_used, used};
 use super::in_place::thread_record;
-use super::keys::{registered_names, Key};
+use super::keys::{published_names, Key};
 use super::out_of_order;
 use super::pool::{self, SIZES};
 use super::shared::SharedRecord;
@@ -192,6 +192,6 @@ pub fn current() -> Option<Context> {
         }
         std::slice::from_raw_parts(attached, HEADER_SIZE + used(attached))
     };
-    let keys = KeyMap::new(registered_names()).ok()?;
+    let keys = KeyMap::new(published_names()).ok()?;
     Some(record::decode(bytes).ok()?.resolve(&keys))
 }

@@ -3,6 +3,7 @@
 //! The registry only grows. A position is used in a record only once a process context that
 //! lists it has been published completely (OTEP 4947, "Process-level reference data").
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ptr;
 use std::slice;
@@ -45,6 +46,30 @@ impl Key {
         }
     }
 
+    /// A key whose name is known at run time only, registered.
+    ///
+    /// The name is kept for as long as the process runs, once however many keys are made of it. It
+    /// takes one of the 256 places, so don't make keys of what a request contains.
+    ///
+    /// ```
+    /// # fn configured() -> Vec<String> { vec!["tenant.id".into()] }
+    /// for name in configured() {
+    ///     let key = otelctx::Key::from_string(name)?;
+    ///     // ...
+    /// }
+    /// # Ok::<(), otelctx::KeyError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`KeyError`], when the name cannot be registered; nothing is kept then.
+    pub fn from_string(name: String) -> Result<Self, KeyError> {
+        let (position, name) = register(name.into())?;
+        Ok(Self {
+            name,
+            state: AtomicU32::new(position as u32 + 1 + LAST_USABLE),
+        })
+    }
+
     /// The name.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -57,13 +82,9 @@ impl Key {
     /// # Errors
     /// [`KeyError`]; using the key does nothing then, except to mark records as truncated.
     pub fn register(&self) -> Result<(), KeyError> {
-        if self.name.is_empty() {
-            self.state.store(REFUSED, Ordering::Relaxed);
-            return Err(KeyError::Empty);
-        }
-        let registered = register(self.name);
+        let registered = register(self.name.into());
         let state = match registered {
-            Ok(index) => index as u32 + 1 + LAST_USABLE,
+            Ok((position, _)) => position as u32 + 1 + LAST_USABLE,
             Err(_) => REFUSED,
         };
         // Another thread may have gone further meanwhile; it starts from here again then.
@@ -71,9 +92,14 @@ impl Key {
         registered.map(|_| ())
     }
 
-    /// The position that stands for the key in a record, when readers know it.
+    /// The byte that stands for the key in a record, for runtimes that [write the bytes
+    /// themselves](crate::ThreadRecord::as_raw). It does not change for as long as the process runs.
+    ///
+    /// `None` while no process context was published with the name, and when the name could not be
+    /// [registered](Self::register).
     #[inline]
-    pub(super) fn index(&self) -> Option<u8> {
+    #[must_use]
+    pub fn index(&self) -> Option<u8> {
         let state = self.state.load(Ordering::Acquire);
         if state.wrapping_sub(1) < LAST_USABLE {
             return Some((state - 1) as u8);
@@ -113,12 +139,12 @@ pub enum KeyError {
     /// 256 other names are registered.
     Full {
         /// The name there is no room for.
-        name: &'static str,
+        name: String,
     },
     /// The process context could not be updated with the name.
     Update {
         /// The name.
-        name: &'static str,
+        name: String,
         /// What failed.
         error: PublishError,
     },
@@ -167,9 +193,18 @@ static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 /// How many of them a process context has been published with.
 static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
 
-/// The registered names, in the order of their positions.
+/// The registered names, in the order of their positions. For who holds the lock: the last one may
+/// be taken back.
 pub(crate) fn registered_names() -> impl Iterator<Item = &'static str> {
-    let count = REGISTERED.load(Ordering::Acquire);
+    first_names(REGISTERED.load(Ordering::Acquire))
+}
+
+/// The names that a process context has been published with, in the order of their positions.
+pub(super) fn published_names() -> impl Iterator<Item = &'static str> {
+    first_names(PUBLISHED.load(Ordering::Acquire))
+}
+
+fn first_names(count: usize) -> impl Iterator<Item = &'static str> {
     NAMES[..count].iter().map(|name| {
         let address = name.address.load(Ordering::Relaxed);
         let length = name.length.load(Ordering::Relaxed);
@@ -184,15 +219,28 @@ pub(crate) fn mark_published(count: usize) {
     PUBLISHED.fetch_max(count, Ordering::Release);
 }
 
-/// The position of a name, new or known.
-fn register(name: &'static str) -> Result<usize, KeyError> {
+/// The position of a name, new or known, and the name as it is registered.
+fn register(name: Cow<'static, str>) -> Result<(usize, &'static str), KeyError> {
+    if name.is_empty() {
+        return Err(KeyError::Empty);
+    }
     let mut owner = platform::lock();
-    if let Some(known) = registered_names().position(|known| known == name) {
+    let known = registered_names()
+        .enumerate()
+        .find(|(_, known)| *known == name);
+    if let Some(known) = known {
         return Ok(known);
     }
     let index = REGISTERED.load(Ordering::Relaxed);
     let Some(entry) = NAMES.get(index) else {
-        return Err(KeyError::Full { name });
+        return Err(KeyError::Full {
+            name: name.into_owned(),
+        });
+    };
+    let owned = matches!(name, Cow::Owned(_));
+    let name: &'static str = match name {
+        Cow::Borrowed(name) => name,
+        Cow::Owned(name) => Box::leak(name.into_boxed_str()),
     };
     entry
         .address
@@ -202,7 +250,13 @@ fn register(name: &'static str) -> Result<usize, KeyError> {
     if let Err(error) = owner.publish_keys() {
         // Nobody has seen the position: the next key may have it.
         REGISTERED.store(index, Ordering::Release);
-        return Err(KeyError::Update { name, error });
+        let copy = name.to_owned();
+        if owned {
+            // SAFETY: it was leaked above, and only who holds the lock looks at names that are
+            // not published.
+            drop(unsafe { Box::from_raw(ptr::from_ref(name).cast_mut()) });
+        }
+        return Err(KeyError::Update { name: copy, error });
     }
-    Ok(index)
+    Ok((index, name))
 }
