@@ -13,6 +13,9 @@ use crate::workspace::{APPLICATION_CRATES, cargo, root};
 
 /// The minimum that the application crates state in their `rust-version`.
 const APPLICATIONS: &str = "1.82";
+/// A Linux target without 64-bit atomics, where the publisher compiles to no-ops as well. rustup's
+/// current Rust has its standard library after `rustup target add`.
+const WITHOUT_ATOMIC_U64: &str = "powerpc-unknown-linux-gnu";
 /// The minimum of the tools (`rust-version` of the workspace).
 const TOOLS: &str = "1.88";
 
@@ -46,6 +49,16 @@ fn compile() -> Result<Outcome, String> {
             }
         }
         Err(why) => missing.push(format!("application crates, aarch64 and non-Linux: {why}")),
+    }
+    if has_target(WITHOUT_ATOMIC_U64) {
+        check(
+            Path::new("rustc"),
+            &application_crates(),
+            Some(WITHOUT_ATOMIC_U64),
+        )?;
+        done.push(WITHOUT_ATOMIC_U64.to_owned());
+    } else {
+        missing.push(format!("rustup has no {WITHOUT_ATOMIC_U64}"));
     }
     missing
         .iter()
@@ -87,6 +100,12 @@ fn rustup(toolchain: &str) -> Option<PathBuf> {
     list.lines().find(|line| line.starts_with(toolchain))?;
     let path = report::output(Command::new("rustup").args(which)).ok()?;
     Some(path.trim().into())
+}
+
+/// Whether rustup's current Rust has the standard library of a target.
+fn has_target(target: &str) -> bool {
+    let list = report::output(Command::new("rustup").args(["target", "list", "--installed"]));
+    list.is_ok_and(|list| list.lines().any(|line| line == target))
 }
 
 fn version(rustc: &Path) -> Result<String, String> {

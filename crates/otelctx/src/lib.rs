@@ -91,7 +91,8 @@
 //! # Platforms
 //!
 //! Linux on x86-64 and aarch64, glibc and musl. Other Linux architectures publish the process context
-//! only. On other systems everything succeeds and nobody sees anything. There are no features.
+//! only, and those without 64-bit atomics (32-bit MIPS and PowerPC, ARMv5) nothing. There and on other
+//! systems everything succeeds and nobody sees anything.
 //! Executables and `cdylib`s may depend on this crate, a Rust `dylib` may not: programs that use
 //! the crate through one fail to link.
 

@@ -3,10 +3,10 @@
 mod check;
 mod detect;
 mod error;
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", target_has_atomic = "64")))]
 #[path = "unobserved.rs"]
 pub(crate) mod platform;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", target_has_atomic = "64"))]
 #[path = "linux/mod.rs"]
 pub(crate) mod platform;
 

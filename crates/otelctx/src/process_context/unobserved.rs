@@ -1,4 +1,5 @@
-//! Targets without a way to publish: everything succeeds, and nobody can see it.
+//! Targets without a way to publish: everything succeeds, and nobody can see it. Linux is among them
+//! where there are no 64-bit atomics, because the timestamp that readers go by is one.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
