@@ -4,6 +4,7 @@ use std::process::Command;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use otelctx_fixtures::{Compiler, Target as Program};
+use otelctx_reader::remote::stop::on_own_thread;
 use otelctx_track::stat::Stat;
 
 use super::super::target::run_time;
@@ -21,15 +22,22 @@ fn crowd() -> Option<Program> {
     Some(Program::spawn(Command::new(program).arg(threads)))
 }
 
-fn worker(program: &Program) -> (Worker, Receiver<Message>, Arc<Shared>) {
-    let mut options = Options::new(Targets::Processes(vec![program.pid()]));
+/// Runs a test of a worker on an OS thread of its own. One that did not stop in time stays traced until
+/// that thread ends, and a program cannot be waited for while one of its ended threads is traced.
+fn tracing(program: &Program, test: impl FnOnce(i32) + Send) {
+    let pid = program.pid();
+    on_own_thread(|| test(pid)).unwrap();
+}
+
+fn worker(pid: i32) -> (Worker, Receiver<Message>, Arc<Shared>) {
+    let mut options = Options::new(Targets::Processes(vec![pid]));
     options.frequency = 999;
     let (sender, messages) = sync_channel(1024);
     let shared = Arc::new(Shared::default());
     let mut worker = Worker::new(&options, 640, sender, shared.clone());
     // All that its threads have ever run counts.
     worker.start = 0;
-    worker.add(Process::open(program.pid()).unwrap());
+    worker.add(Process::open(pid).unwrap());
     (worker, messages, shared)
 }
 
@@ -76,47 +84,50 @@ fn freeze(pid: i32) -> Vec<i32> {
 #[test]
 fn what_is_not_sampled_is_counted_as_lost() {
     let Some(program) = crowd() else { return };
-    let (mut worker, messages, shared) = worker(&program);
-    let found = tick_until(&mut worker, &messages, 2);
-    let threads = freeze(program.pid());
-    assert_eq!(threads.len(), THREADS + 1);
-    worker.close();
-    let total: u64 = threads
-        .iter()
-        .map(|tid| run_time(program.pid(), *tid).unwrap())
-        .sum();
-    let lost = shared.lost.load(Ordering::Relaxed);
-    assert_eq!(found as u64 + lost, total / worker.period);
+    tracing(&program, |pid| {
+        let (mut worker, messages, shared) = worker(pid);
+        let found = tick_until(&mut worker, &messages, 2);
+        let threads = freeze(pid);
+        assert_eq!(threads.len(), THREADS + 1);
+        worker.close();
+        let total: u64 = threads.iter().map(|tid| run_time(pid, *tid).unwrap()).sum();
+        let lost = shared.lost.load(Ordering::Relaxed);
+        assert_eq!(found as u64 + lost, total / worker.period);
+    });
 }
 
 #[test]
 fn no_thread_is_stopped_after_the_end() {
     let Some(program) = crowd() else { return };
-    let (mut worker, messages, shared) = worker(&program);
-    tick_until(&mut worker, &messages, 1);
-    shared.stop.store(true, Ordering::Relaxed);
-    for _ in 0..5 {
-        std::thread::sleep(Duration::from_millis(10));
-        worker.tick();
-    }
-    assert_eq!(samples(&messages), 0);
+    tracing(&program, |pid| {
+        let (mut worker, messages, shared) = worker(pid);
+        tick_until(&mut worker, &messages, 1);
+        shared.stop.store(true, Ordering::Relaxed);
+        for _ in 0..5 {
+            std::thread::sleep(Duration::from_millis(10));
+            worker.tick();
+        }
+        assert_eq!(samples(&messages), 0);
+    });
 }
 
 #[test]
 fn no_thread_is_stopped_beyond_the_budget_of_a_tick() {
     let Some(program) = crowd() else { return };
-    let (mut worker, messages, shared) = worker(&program);
-    worker.budget = Duration::ZERO;
-    let start = Instant::now();
-    // More than each of them can be owed.
-    while shared.lost.load(Ordering::Relaxed) == 0 {
-        assert!(start.elapsed() < TIMEOUT);
-        std::thread::sleep(Duration::from_millis(10));
-        worker.tick();
-    }
-    assert_eq!(samples(&messages), 0);
-    worker.budget = TICK_BUDGET;
-    tick_until(&mut worker, &messages, 1);
+    tracing(&program, |pid| {
+        let (mut worker, messages, shared) = worker(pid);
+        worker.budget = Duration::ZERO;
+        let start = Instant::now();
+        // More than each of them can be owed.
+        while shared.lost.load(Ordering::Relaxed) == 0 {
+            assert!(start.elapsed() < TIMEOUT);
+            std::thread::sleep(Duration::from_millis(10));
+            worker.tick();
+        }
+        assert_eq!(samples(&messages), 0);
+        worker.budget = TICK_BUDGET;
+        tick_until(&mut worker, &messages, 1);
+    });
 }
 
 /// What such a thread ran was forgotten, tick after tick.
@@ -124,28 +135,29 @@ fn no_thread_is_stopped_beyond_the_budget_of_a_tick() {
 fn a_thread_that_another_process_traces_is_lost_and_counted() {
     let program =
         Program::spawn(Command::new("sh").args(["-c", "echo ready; while :; do :; done"]));
-    let pid = program.pid();
-    let (mut worker, messages, shared) = worker(&program);
-    tick_until(&mut worker, &messages, 1);
-    // It is traced until the thread ends, and runs on.
-    let (seized, ended) = (sync_channel(1), sync_channel::<()>(1));
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            // SAFETY: numbers only.
-            let seize = || unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) };
-            seized.0.send(seize()).unwrap();
-            // Fails when the test has come to its end.
-            let _ = ended.1.recv();
+    tracing(&program, |pid| {
+        let (mut worker, messages, shared) = worker(pid);
+        tick_until(&mut worker, &messages, 1);
+        // It is traced until the thread ends, and runs on.
+        let (seized, ended) = (sync_channel(1), sync_channel::<()>(1));
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                // SAFETY: numbers only.
+                let seize = || unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) };
+                seized.0.send(seize()).unwrap();
+                // Fails when the test has come to its end.
+                let _ = ended.1.recv();
+            });
+            assert_eq!(seized.1.recv().unwrap(), 0);
+            let start = Instant::now();
+            while shared.lost.load(Ordering::Relaxed) < 5 {
+                assert!(start.elapsed() < TIMEOUT);
+                std::thread::sleep(Duration::from_millis(10));
+                worker.tick();
+            }
+            assert_eq!(samples(&messages), 0);
+            drop(ended.0);
         });
-        assert_eq!(seized.1.recv().unwrap(), 0);
-        let start = Instant::now();
-        while shared.lost.load(Ordering::Relaxed) < 5 {
-            assert!(start.elapsed() < TIMEOUT);
-            std::thread::sleep(Duration::from_millis(10));
-            worker.tick();
-        }
-        assert_eq!(samples(&messages), 0);
-        drop(ended.0);
+        tick_until(&mut worker, &messages, 1);
     });
-    tick_until(&mut worker, &messages, 1);
 }
