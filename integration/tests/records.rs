@@ -95,7 +95,8 @@ fn records_are_read_only_under_a_schema_that_announces_them() {
 #[test]
 fn the_last_of_repeated_keys_wins_and_skipped_entries_are_counted() {
     let (_target, mut process) = hostile("record-with-repeats");
-    let skipped = assert_attached(&mut process, &[("a", "z"), ("b", "y")]);
+    // The last value of `b` is not UTF-8: the earlier one does not stand in for it.
+    let skipped = assert_attached(&mut process, &[("a", "z")]);
     assert_eq!((skipped.unknown_key, skipped.not_utf8), (1, 1));
     assert_eq!(skipped.incomplete_bytes, 0);
 }

@@ -388,6 +388,31 @@ impl Process {
         Ok(known.all(|known| known == layout) && is_registered())
     }
 
+    /// Whether the variables of its threads still resolve to where they were, although
+    /// [`Self::modules_unchanged`] returned false: a process that maps code all the time loads no
+    /// module by that. Always false for a process with a language runtime, whose place is not compared.
+    ///
+    /// # Errors
+    /// When the process cannot be inspected.
+    pub fn variables_unchanged(&self) -> Result<bool, Error> {
+        let has_runtime = self
+            .runtimes
+            .as_ref()
+            .is_some_and(|(_, present)| !present.is_empty());
+        let (Some(known), Some(target), false) = (&self.variables, self.as_target(), has_runtime)
+        else {
+            return Ok(false);
+        };
+        let now = match tls::resolve(&target, &self.files, SYMBOL) {
+            Err(remote::Error::Deadline { .. }) => {
+                return Err(self.late("resolve the variable of its threads"));
+            }
+            now => now?,
+        };
+        let is_same = now.variables == known.variables && now.unplaced == known.unplaced;
+        Ok(is_same && self.are_registered(known))
+    }
+
     /// Whether the dynamic linker's entries for the modules of these variables are unchanged: a module
     /// that was unloaded and loaded again at the same address has other storage.
     fn are_registered(&self, resolution: &tls::Resolution) -> bool {

@@ -134,7 +134,11 @@ impl Looking {
     /// find out.
     fn are_modules_unchanged(&mut self) -> Result<bool, Error> {
         self.process.set_deadline(Some(self.until.end));
-        match self.process.modules_unchanged() {
+        let unchanged = match self.process.modules_unchanged() {
+            Ok(false) => self.process.variables_unchanged(),
+            unchanged => unchanged,
+        };
+        match unchanged {
             Err(Error::Deadline { .. }) => Ok(false),
             // Also if the process has ended: what was read of it stands.
             unchanged => Ok(unchanged.unwrap_or(true)),
