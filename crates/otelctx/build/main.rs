@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let version = env::var("CARGO_PKG_VERSION")?;
     println!("cargo:rustc-env=OTELCTX_TAG={}", tag(&version, &out));
 
-    // A static library links nothing itself: whoever links it would be asked for a file that only
+    // A static library links nothing itself: the linker of the final program would be given the name of a file that only
     // this build directory has.
     if env::var_os("CARGO_FEATURE_LINK_EXPORT").is_none() {
         return Ok(());

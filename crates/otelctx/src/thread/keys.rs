@@ -252,8 +252,8 @@ fn register(name: Cow<'static, str>) -> Result<(usize, &'static str), KeyError> 
         REGISTERED.store(index, Ordering::Release);
         let copy = name.to_owned();
         if owned {
-            // SAFETY: it was leaked above, and only who holds the lock looks at names that are
-            // not published.
+            // SAFETY: it was leaked above, and names that are not published are used under
+            // the lock only.
             drop(unsafe { Box::from_raw(ptr::from_ref(name).cast_mut()) });
         }
         return Err(KeyError::Update { name: copy, error });
