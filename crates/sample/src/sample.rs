@@ -74,20 +74,37 @@ pub struct Counts {
 
 impl AddAssign for Counts {
     fn add_assign(&mut self, other: Self) {
-        for (number, other) in self.unreadable.iter_mut().zip(other.unreadable) {
+        // Every field is named, so that a new one cannot be forgotten.
+        let Self {
+            attached,
+            detached,
+            not_published,
+            invalid,
+            unreadable,
+            lost,
+            truncated_stacks,
+            missing_stacks,
+            incomplete_steps,
+            context_conflicts,
+            unknown_keys,
+            not_utf8,
+            truncated_records,
+        } = other;
+        for (number, other) in self.unreadable.iter_mut().zip(unreadable) {
             *number += other;
         }
-        self.attached += other.attached;
-        self.detached += other.detached;
-        self.not_published += other.not_published;
-        self.invalid += other.invalid;
-        self.lost += other.lost;
-        self.truncated_records += other.truncated_records;
-        self.unknown_keys += other.unknown_keys;
-        self.not_utf8 += other.not_utf8;
-        self.truncated_stacks += other.truncated_stacks;
-        self.missing_stacks += other.missing_stacks;
-        self.incomplete_steps += other.incomplete_steps;
+        self.attached += attached;
+        self.detached += detached;
+        self.not_published += not_published;
+        self.invalid += invalid;
+        self.lost += lost;
+        self.truncated_stacks += truncated_stacks;
+        self.missing_stacks += missing_stacks;
+        self.incomplete_steps += incomplete_steps;
+        self.context_conflicts += context_conflicts;
+        self.unknown_keys += unknown_keys;
+        self.not_utf8 += not_utf8;
+        self.truncated_records += truncated_records;
     }
 }
 
