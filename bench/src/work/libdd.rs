@@ -68,7 +68,7 @@ fn update_attributes(count: u64) {
 
 /// What it replaces is what the round before attached, and is dropped: one exchange a record, its
 /// cheapest way.
-fn build(count: u64) {
+pub(crate) fn build(count: u64) {
     for _ in 0..count {
         let input = black_box(&INPUT);
         let record = OwnedThreadContext::new(

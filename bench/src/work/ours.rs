@@ -2,7 +2,9 @@
 
 use std::hint::black_box;
 
-use otelctx::{Key, ProcessContext, Record, SpanId, TraceFlags, thread_record};
+use otelctx::{
+    Key, ProcessContext, Record, SharedRecord, SpanId, TraceFlags, swap_current, thread_record,
+};
 
 use super::input::INPUT;
 
@@ -83,6 +85,43 @@ fn update_all(count: u64) {
         });
     }
     thread_record().detach();
+}
+
+fn shared() -> SharedRecord {
+    let input = black_box(&INPUT);
+    Record::new(input.trace_id, input.span_id)
+        .flags(TraceFlags(input.flags))
+        .with(&ROUTE, input.route)
+        .with(&USER, input.user)
+        .share()
+}
+
+/// The thread owns what it shows: out, and in again.
+#[allow(dead_code)]
+pub(crate) fn swap_out_and_in(count: u64) {
+    swap_current(Some(shared()));
+    for _ in 0..count {
+        let record = swap_current(black_box(None));
+        swap_current(black_box(record));
+    }
+    swap_current(None);
+}
+
+/// By a guard that keeps the record alive.
+#[allow(dead_code)]
+pub(crate) fn attach_detach_shared(count: u64) {
+    let record = shared();
+    for _ in 0..count {
+        drop(black_box(&record).attach());
+    }
+}
+
+#[allow(dead_code)]
+pub(crate) fn share_attach_drop(count: u64) {
+    for _ in 0..count {
+        let record = black_box(shared());
+        drop(record.attach());
+    }
 }
 
 fn build(count: u64) {

@@ -13,7 +13,7 @@ use std::ptr;
 use super::out_of_order;
 use super::shared::SharedRecord;
 use super::shared_block::{self, release, retain};
-use super::state::{self, prepare_exit, State};
+use super::state::{self, prepare_shared_exit, State};
 
 /// How many records fit into the list before it is moved to the heap: scopes are rarely nested
 /// deeper.
@@ -89,7 +89,7 @@ impl AttachedBlocks {
     unsafe fn add_slowly(state: *mut State, mut block: *mut u8) -> (*mut u8, u32) {
         // SAFETY: as the caller promises.
         unsafe {
-            prepare_exit(state);
+            prepare_shared_exit(state);
             let this = &raw mut (*state).shared;
             let slot = state::slot(state);
             if (*this).overflow.is_null() {
@@ -205,34 +205,31 @@ impl AttachedBlocks {
             out_of_order::clear(state);
             let this = &raw mut (*state).shared;
             (*this).generation = (*this).generation.wrapping_add(1);
-            for block in Self::take_all(state) {
-                release(|| state, block);
-            }
+            Self::take_all(state, |block| release(|| state, block));
         }
     }
 
-    /// Takes all blocks out; their references are the caller's.
+    /// Takes all blocks out; their references are those of `each`.
     ///
     /// # Safety
     /// `state` is the calling thread's.
-    unsafe fn take_all(state: *mut State) -> Vec<*mut u8> {
+    unsafe fn take_all(state: *mut State, each: impl Fn(*mut u8)) {
         // SAFETY: as the caller promises; `overflow` is null or came from Box.
         unsafe {
             let this = &raw mut (*state).shared;
-            let mut all: Vec<_> = (0..(*this).count)
-                .map(|at| Self::place(this, at).read())
-                .collect();
-            // From here on a handler adds its own at the start.
-            (&raw mut (*this).count).write_volatile(0);
-            for at in 0..all.len() {
-                Self::place(this, at).write_volatile(ptr::null_mut());
+            while (*this).count > 0 {
+                let last = (*this).count - 1;
+                let place = Self::place(this, last);
+                let block = place.read();
+                place.write_volatile(ptr::null_mut());
+                (&raw mut (*this).count).write_volatile(last);
+                each(block);
             }
             let overflow = std::mem::replace(&mut (*this).overflow, ptr::null_mut());
             if !overflow.is_null() {
-                all.append(&mut Box::from_raw(overflow));
                 (*this).limit = INLINE;
+                Box::from_raw(overflow).into_iter().for_each(each);
             }
-            all
         }
     }
 
@@ -245,7 +242,7 @@ impl AttachedBlocks {
         // SAFETY: as the caller promises.
         unsafe {
             if !state::slot(state).read_volatile().is_null() {
-                Self::take_all(state);
+                Self::take_all(state, |_| ());
             }
             Self::clear(state);
         }

@@ -12,7 +12,7 @@ use super::out_of_order;
 use super::pool::{self, SIZES};
 use super::shared::SharedRecord;
 use super::shared_block::{self, release};
-use super::state::{self, exit_has_begun, is_attached_shared, prepare_exit, State};
+use super::state::{self, exit_has_begun, is_attached_shared, prepare_shared_exit, State};
 use crate::arch;
 
 /// Makes `record` what the calling thread is working on, and returns what an earlier call has made
@@ -70,7 +70,7 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
             }
             return None;
         }
-        prepare_exit(state);
+        prepare_shared_exit(state);
         let slot = state::slot(state);
         (*state).swap_slot = slot;
         // A guard would take the record for its own one.

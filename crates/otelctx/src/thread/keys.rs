@@ -3,7 +3,6 @@
 //! The registry only grows. A position is used in a record only once a process context that
 //! lists it has been published completely (OTEP 4947, "Process-level reference data").
 
-use std::borrow::Cow;
 use std::fmt;
 use std::ptr;
 use std::slice;
@@ -63,7 +62,13 @@ impl Key {
     /// # Errors
     /// [`KeyError`], when the name cannot be registered; nothing is kept then.
     pub fn from_string(name: String) -> Result<Self, KeyError> {
-        let (position, name) = register(name.into())?;
+        let (position, name) = register(
+            &name,
+            |name| Box::leak(name.into()),
+            // SAFETY: it was leaked above, and names that are not published are used under
+            // the lock only.
+            |name| drop(unsafe { Box::from_raw(ptr::from_ref(name).cast_mut()) }),
+        )?;
         Ok(Self {
             name,
             state: AtomicU32::new(position as u32 + 1 + LAST_USABLE),
@@ -82,7 +87,7 @@ impl Key {
     /// # Errors
     /// [`KeyError`]; using the key does nothing then, except to mark records as truncated.
     pub fn register(&self) -> Result<(), KeyError> {
-        let registered = register(self.name.into());
+        let registered = register(self.name, |_| self.name, |_| ());
         let state = match registered {
             Ok((position, _)) => position as u32 + 1 + LAST_USABLE,
             Err(_) => REFUSED,
@@ -219,8 +224,13 @@ pub(crate) fn mark_published(count: usize) {
     PUBLISHED.fetch_max(count, Ordering::Release);
 }
 
-/// The position of a name, new or known, and the name as it is registered.
-fn register(name: Cow<'static, str>) -> Result<(usize, &'static str), KeyError> {
+/// The position of a name, new or known, and the name as it is registered: what `intern` makes of
+/// it when it is new. `discard` takes that back.
+fn register(
+    name: &str,
+    intern: impl FnOnce(&str) -> &'static str,
+    discard: impl FnOnce(&'static str),
+) -> Result<(usize, &'static str), KeyError> {
     if name.is_empty() {
         return Err(KeyError::Empty);
     }
@@ -233,30 +243,22 @@ fn register(name: Cow<'static, str>) -> Result<(usize, &'static str), KeyError> 
     }
     let index = REGISTERED.load(Ordering::Relaxed);
     let Some(entry) = NAMES.get(index) else {
-        return Err(KeyError::Full {
-            name: name.into_owned(),
-        });
+        return Err(KeyError::Full { name: name.into() });
     };
-    let owned = matches!(name, Cow::Owned(_));
-    let name: &'static str = match name {
-        Cow::Borrowed(name) => name,
-        Cow::Owned(name) => Box::leak(name.into_boxed_str()),
-    };
+    let interned = intern(name);
     entry
         .address
-        .store(name.as_ptr().cast_mut(), Ordering::Relaxed);
-    entry.length.store(name.len(), Ordering::Relaxed);
+        .store(interned.as_ptr().cast_mut(), Ordering::Relaxed);
+    entry.length.store(interned.len(), Ordering::Relaxed);
     REGISTERED.store(index + 1, Ordering::Release);
     if let Err(error) = owner.publish_keys() {
         // Nobody has seen the position: the next key may have it.
         REGISTERED.store(index, Ordering::Release);
-        let copy = name.to_owned();
-        if owned {
-            // SAFETY: it was leaked above, and names that are not published are used under
-            // the lock only.
-            drop(unsafe { Box::from_raw(ptr::from_ref(name).cast_mut()) });
-        }
-        return Err(KeyError::Update { name: copy, error });
+        discard(interned);
+        return Err(KeyError::Update {
+            name: name.into(),
+            error,
+        });
     }
-    Ok((index, name))
+    Ok((index, interned))
 }

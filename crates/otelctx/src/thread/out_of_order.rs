@@ -12,7 +12,6 @@
 //! A shared record to which an attribute was added has a copy in the slot for the same reason:
 //! its guard takes the slow way, and restores what it has replaced.
 
-use super::attached_blocks::AttachedBlocks;
 use super::bytes;
 use super::pool;
 use super::shared_block;
@@ -32,6 +31,7 @@ pub(super) struct OutOfOrder {
 }
 
 /// A guard that was dropped early.
+#[derive(Clone, Copy)]
 struct Gap {
     /// What its record was: a guard still has this as its `previous`.
     block: *mut u8,
@@ -45,8 +45,9 @@ struct Gap {
 pub(super) enum GapOwner {
     /// Into the thread's pool, with this size class.
     Pool(usize),
-    /// Out of the list of attached blocks, which keeps the shared record alive until then.
-    Shared,
+    /// To this function, which takes it out of the list of attached blocks: the list keeps the
+    /// shared record alive until then.
+    Shared(unsafe fn(*mut State, *mut u8)),
 }
 
 /// A record that is or was in the slot in place of another one with the same bytes.
@@ -216,12 +217,13 @@ impl OutOfOrder {
 impl Gap {
     /// # Safety
     /// `state` is the calling thread's; no guard has the block as its `previous` any more.
-    unsafe fn close(self, state: *mut State) {
+    #[inline(never)]
+    unsafe fn close(&self, state: *mut State) {
         // SAFETY: as the caller promises.
         unsafe {
             match self.owner {
                 GapOwner::Pool(class) => pool::put(state, self.block, class),
-                GapOwner::Shared => AttachedBlocks::remove(state, self.block),
+                GapOwner::Shared(remove) => remove(state, self.block),
             }
         }
     }
@@ -309,6 +311,7 @@ pub(super) unsafe fn forget_record(state: *mut State, record: *mut u8) {
 ///
 /// # Safety
 /// `state` is the calling thread's.
+#[inline(never)]
 pub(super) unsafe fn clear(state: *mut State) {
     // SAFETY: as the caller promises; `out_of_order` is null or came from Box.
     unsafe {
@@ -317,10 +320,10 @@ pub(super) unsafe fn clear(state: *mut State) {
         }
         let this = Box::from_raw((*state).out_of_order);
         (*state).out_of_order = ptr::null_mut();
-        for gap in this.gaps {
+        for gap in &this.gaps {
             gap.close(state);
         }
-        for copy in this.copies {
+        for copy in &this.copies {
             pool::put(state, copy.block, copy.class);
         }
     }

@@ -10,9 +10,10 @@ use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::{offset, RECOMMENDED_SIZE};
 
-use super::attached_blocks::AttachedBlocks;
 use super::out_of_order;
-use super::state::{clear_slot, exit_has_begun, forget_record, prepare_exit, slot, State};
+use super::state::{
+    clear_slot, end_shared, exit_has_begun, forget_record, prepare_exit, slot, State,
+};
 
 /// Records are aligned to a cache line; the format demands 2 (OTEP 4947).
 pub(super) const ALIGN: usize = 64;
@@ -120,10 +121,7 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
 unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
     // SAFETY: as the caller promises.
     unsafe {
-        if slot(state).read_volatile().is_null() {
-            out_of_order::clear(state);
-            release_forgotten(state);
-        }
+        release_unreachable(state);
         let block = (*state).pool.free[class];
         if block.is_null() {
             return add_chunk(state, class);
@@ -205,11 +203,24 @@ pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
         set_next_free(block, (*pool).forgotten);
         (*pool).forgotten = block;
         (*pool).forgotten_count += 1;
-        let full = (*pool).forgotten_count == MAX_FORGOTTEN;
-        if full {
+        if (*pool).forgotten_count == MAX_FORGOTTEN {
             clear_slot(state);
+            out_of_order::clear(state);
+            release_forgotten(state);
         }
-        if full || slot(state).read_volatile().is_null() {
+        release_unreachable(state);
+    }
+}
+
+/// When the slot is empty, no guard restores anything: makes the forgotten blocks free.
+///
+/// # Safety
+/// `state` is the calling thread's.
+#[inline(never)]
+unsafe fn release_unreachable(state: *mut State) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if slot(state).read_volatile().is_null() {
             out_of_order::clear(state);
             release_forgotten(state);
         }
@@ -220,6 +231,7 @@ pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
 ///
 /// # Safety
 /// `state` is the calling thread's.
+#[inline(never)]
 pub(super) unsafe fn release_forgotten(state: *mut State) {
     // SAFETY: as the caller promises; the blocks are of the pool.
     unsafe {
@@ -287,7 +299,7 @@ pub(super) unsafe fn free_if_unused(state: *mut State) {
             return;
         }
         clear_slot(state);
-        AttachedBlocks::clear_at_exit(state);
+        end_shared(state);
         let mut chunk = (*state).pool.chunks;
         (*state).pool.chunks = ptr::null_mut();
         (*state).pool.free = [ptr::null_mut(); SIZES.len()];

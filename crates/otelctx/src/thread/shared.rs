@@ -219,7 +219,12 @@ impl AttachedShared<'_> {
             } else if out_of_order::detach(state, block, previous) {
                 AttachedBlocks::remove(state, block);
             } else {
-                out_of_order::add_gap(state, block, GapOwner::Shared, previous);
+                out_of_order::add_gap(
+                    state,
+                    block,
+                    GapOwner::Shared(AttachedBlocks::remove),
+                    previous,
+                );
             }
         }
     }

@@ -14,7 +14,7 @@ use std::ptr;
 use std::sync::atomic::{fence, AtomicPtr, AtomicUsize, Ordering};
 
 use super::pool::{invalidate, ALIGN, SIZES};
-use super::state::{exit_has_begun, prepare_exit, State};
+use super::state::{exit_has_begun, prepare_shared_exit, State};
 
 /// What lies before the bytes of a shared record.
 #[repr(C, align(64))]
@@ -168,7 +168,7 @@ unsafe fn free_slowly(state: *mut State, block: *mut u8, class: usize) {
         if exit_has_begun(state) {
             return give_back(block, class);
         }
-        prepare_exit(state);
+        prepare_shared_exit(state);
         let own = &raw mut (*state).free_shared;
         let full = std::mem::replace(&mut (*own).first[class], block);
         (*own).count[class] = 1;
@@ -238,7 +238,7 @@ unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
         (*own).first[class] = next(block).load(Ordering::Relaxed);
         (*own).count[class] = kept;
         if kept > 0 {
-            prepare_exit(state);
+            prepare_shared_exit(state);
         }
         block
     }

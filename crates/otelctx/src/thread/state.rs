@@ -31,6 +31,9 @@ pub(crate) struct State {
     pub(super) free_shared: FreeBlocks,
     /// The block that [`super::swap_current`] has attached, with its reference; null for none.
     pub(super) current: *mut u8,
+    /// Releases what the thread has of shared records; null unless it has used any, so that a
+    /// program which never does is not linked with it.
+    pub(super) end_shared: Option<unsafe fn(*mut State)>,
     /// The slot, once the thread's end is prepared, so that swapping reads one word; null again
     /// after the end.
     pub(super) swap_slot: *mut *mut u8,
@@ -59,6 +62,7 @@ impl State {
         shared: AttachedBlocks::NONE,
         free_shared: FreeBlocks::NONE,
         current: ptr::null_mut(),
+        end_shared: None,
         swap_slot: ptr::null_mut(),
     };
 }
@@ -195,6 +199,41 @@ unsafe fn begin_exit(state: *mut State) {
         }
         clear_slot(state);
         pool::release_forgotten(state);
+        end_shared(state);
+        pool::free_if_unused(state);
+    }
+}
+
+/// [`prepare_exit`] for a thread that has something of shared records.
+///
+/// # Safety
+/// `state` is the calling thread's.
+pub(super) unsafe fn prepare_shared_exit(state: *mut State) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        (*state).end_shared = Some(end_shared_records);
+        prepare_exit(state);
+    }
+}
+
+/// Releases what the thread has of shared records. Its slot was [cleared](clear_slot).
+///
+/// # Safety
+/// `state` is the calling thread's, and the thread ends.
+pub(super) unsafe fn end_shared(state: *mut State) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if let Some(end_shared) = (*state).end_shared {
+            end_shared(state);
+        }
+    }
+}
+
+/// # Safety
+/// That of [`end_shared`].
+unsafe fn end_shared_records(state: *mut State) {
+    // SAFETY: as the caller promises.
+    unsafe {
         let current = std::mem::replace(&mut (*state).current, ptr::null_mut());
         // Another publisher whose record is in the slot may restore what it has replaced.
         if !current.is_null() && slot(state).read_volatile().is_null() {
@@ -202,7 +241,6 @@ unsafe fn begin_exit(state: *mut State) {
         }
         AttachedBlocks::clear_at_exit(state);
         shared_block::give_back_all(state);
-        pool::free_if_unused(state);
     }
 }
 
@@ -210,6 +248,7 @@ unsafe fn begin_exit(state: *mut State) {
 ///
 /// # Safety
 /// `state` is the calling thread's.
+#[inline(never)]
 pub(super) unsafe fn clear_slot(state: *mut State) {
     // SAFETY: as the caller promises.
     unsafe {

@@ -1,9 +1,8 @@
 //! A process context that another publisher made in this process.
 
-use std::fs::File;
-use std::io::{self, Read};
-
 use otelctx_format::process_context::{Header, HEADER_SIZE};
+
+use super::errno;
 
 /// How the names of mappings that may hold a context start (OTEP 4719, "Reading").
 const NAMES: [&str; 3] = [
@@ -15,40 +14,69 @@ const NAMES: [&str; 3] = [
 /// How many times to read a context that is being updated, one millisecond apart.
 const MAX_READS: u32 = 5;
 
-/// The line of `/proc/self/maps` that shows a valid context, when there is one. Call it only
-/// while this copy of the crate has none.
+/// The line of `/proc/self/maps` that shows a valid context, when there is one.
 ///
 /// Where `/proc` is not mounted nothing is found: then readers in the same place find nothing
-/// either.
+/// either. The kernel returns at most 4 KiB at a time, and each line is short-lived: however many
+/// mappings there are, this takes 8 KiB of the stack and no lock.
 pub(super) fn find() -> Option<String> {
-    let maps = maps().ok()?;
-    let line = maps
-        .split(|byte| *byte == b'\n')
-        .find(|line| is_context(line))?;
-    Some(String::from_utf8_lossy(line).into_owned())
+    // SAFETY: the path is a C string, and the file is closed below.
+    unsafe {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        let file = libc::open(c"/proc/self/maps".as_ptr(), flags);
+        if file < 0 {
+            return None;
+        }
+        let found = find_in(file);
+        libc::close(file);
+        found
+    }
 }
 
-/// `/proc/self/maps`, in the pieces of 4 KiB that the kernel gives.
-fn maps() -> io::Result<Vec<u8>> {
-    let mut file = File::open("/proc/self/maps")?;
-    let mut maps = Vec::new();
-    let mut piece = [0; 4096];
+fn find_in(file: libc::c_int) -> Option<String> {
+    let mut buffer = [0_u8; 8192];
+    let mut used = 0;
     loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(maps),
-            size => maps.extend_from_slice(&piece[..size]),
+        let free = &mut buffer[used..];
+        // SAFETY: the buffer has that many bytes.
+        let size = unsafe { libc::read(file, free.as_mut_ptr().cast(), free.len()) };
+        let Ok(size @ 1..) = usize::try_from(size) else {
+            if size < 0 && errno() == libc::EINTR {
+                continue;
+            }
+            return None;
+        };
+        used += size;
+        let mut start = 0;
+        while let Some(end) = find_byte(&buffer[start..used], b'\n') {
+            let line = &buffer[start..start + end];
+            if is_context(line) {
+                return Some(String::from_utf8_lossy(line).into_owned());
+            }
+            start += end + 1;
+        }
+        buffer.copy_within(start..used, 0);
+        used -= start;
+        if used == buffer.len() {
+            // No line is that long: a path has at most 4,096 bytes.
+            used = 0;
         }
     }
+}
+
+/// By the C library's function, which is small here and fast.
+fn find_byte(bytes: &[u8], byte: u8) -> Option<usize> {
+    // SAFETY: it reads within the slice, and returns null or an address in it.
+    let found = unsafe { libc::memchr(bytes.as_ptr().cast(), byte.into(), bytes.len()) };
+    (!found.is_null()).then(|| found as usize - bytes.as_ptr() as usize)
 }
 
 /// Whether a line of `/proc/self/maps` (proc_pid_maps(5)) shows a valid context.
 fn is_context(line: &[u8]) -> bool {
     // Behind addresses, permissions, offset, device, inode and spaces; the numbers have no such
     // character.
-    let name = line
-        .iter()
-        .position(|byte| b"/[".contains(byte))
-        .map_or(&[][..], |at| &line[at..]);
+    let at = find_byte(line, b'/').or_else(|| find_byte(line, b'['));
+    let name = at.map_or(&[][..], |at| &line[at..]);
     if !NAMES.iter().any(|start| name.starts_with(start.as_bytes())) {
         return false;
     }
@@ -58,7 +86,7 @@ fn is_context(line: &[u8]) -> bool {
         match read(address).map(|bytes| Header::decode(&bytes)) {
             // Unmapped meanwhile.
             Err(libc::EFAULT) => return false,
-            // Nobody but a publisher gives a mapping this name.
+            // Only a publisher gives a mapping this name.
             Err(_) => return true,
             Ok(Err(_)) => return false,
             Ok(Ok(header)) if header.monotonic_published_at_ns != 0 => return true,
@@ -88,6 +116,6 @@ fn read(address: usize) -> Result<[u8; HEADER_SIZE], i32> {
     if count == HEADER_SIZE as isize {
         Ok(bytes)
     } else {
-        Err(super::errno())
+        Err(errno())
     }
 }

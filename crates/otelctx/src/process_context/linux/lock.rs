@@ -5,14 +5,18 @@
 //! child finds the lock free, also when another thread of its parent held it, and knows that it
 //! has published nothing, also when it has its parent's pid in a new PID namespace.
 
-use std::hint;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::thread;
 
 use super::errno;
 use super::mapping::page_size;
 use crate::process_context::PublishError;
+
+// What the word of the lock says.
+const FREE: u32 = 0;
+const LOCKED: u32 = 1;
+/// Locked, and a thread may sleep until it is free.
+const AWAITED: u32 = 2;
 
 /// The page; all zeroes at first, and in a forked child.
 #[repr(C)]
@@ -41,25 +45,21 @@ pub(super) struct Locked {
 }
 
 impl Locked {
-    /// Waits for the lock. It is held for microseconds, or for as long as it takes to read one's
-    /// own mappings.
+    /// Waits for the lock. It is held for microseconds: never while the process's mappings are
+    /// read.
     pub(super) fn acquire() -> Self {
         let shared = shared();
         let problem = ptr::eq(shared, &FALLBACK).then(|| PublishError::System {
             call: "mmap or madvise(MADV_WIPEONFORK)",
             errno: FALLBACK_ERRNO.load(Ordering::Relaxed),
         });
-        let mut tries = 0_u32;
-        while shared
-            .locked
-            .compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed)
+        let locked = &shared.locked;
+        if locked
+            .compare_exchange(FREE, LOCKED, Ordering::Acquire, Ordering::Relaxed)
             .is_err()
         {
-            tries += 1;
-            if tries < 64 {
-                hint::spin_loop();
-            } else {
-                thread::yield_now();
+            while locked.swap(AWAITED, Ordering::Acquire) != FREE {
+                futex(locked, libc::FUTEX_WAIT, AWAITED);
             }
         }
         Self { shared, problem }
@@ -67,8 +67,26 @@ impl Locked {
 }
 
 impl Drop for Locked {
+    #[inline(never)]
     fn drop(&mut self) {
-        self.shared.locked.store(0, Ordering::Release);
+        if self.shared.locked.swap(FREE, Ordering::Release) == AWAITED {
+            futex(&self.shared.locked, libc::FUTEX_WAKE, 1);
+        }
+    }
+}
+
+/// futex(2): sleeps while the word has this value, or wakes so many that sleep. It returns early
+/// for a signal, and where a sandbox forbids it: callers read the word again.
+fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
+    // SAFETY: the word lives through the call, and there is no time-out.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            operation | libc::FUTEX_PRIVATE_FLAG,
+            value,
+            ptr::null::<libc::timespec>(),
+        );
     }
 }
 

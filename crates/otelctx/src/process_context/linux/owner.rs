@@ -35,6 +35,7 @@ static LAST_TIMESTAMP: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct Owner(Locked);
 
 /// Waits for the lock. Not for signal handlers.
+#[inline(never)]
 pub(crate) fn lock() -> Owner {
     Owner(Locked::acquire())
 }
@@ -58,12 +59,10 @@ impl Owner {
         publication.show(payload)
     }
 
+    #[inline(never)]
     fn publish(&self, mut context: ProcessContext) -> Result<u64, PublishError> {
         if let Some(problem) = &self.0.problem {
             return Err(problem.clone());
-        }
-        if let Some(mapping) = foreign::find() {
-            return Err(PublishError::Foreign { mapping });
         }
         let instance_id = identify(&mut context, None)?;
         let payload = context.encode_checked()?;
@@ -102,10 +101,24 @@ impl Publication {
 /// Publishes; returns the number of the publication.
 pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
-    if owner.publication().is_some() {
-        return Err(PublishError::AlreadyPublished);
+    loop {
+        if owner.publication().is_some() {
+            return Err(PublishError::AlreadyPublished);
+        }
+        let count = COUNT.load(Ordering::Relaxed);
+        drop(owner);
+        // Reading one's own mappings may take long, and registering a key takes the lock.
+        let found = foreign::find();
+        owner = lock();
+        match found {
+            None if owner.publication().is_none() => return owner.publish(context),
+            Some(mapping) if count == COUNT.load(Ordering::Relaxed) => {
+                return Err(PublishError::Foreign { mapping });
+            }
+            // This copy of the crate has published meanwhile: that may be what was found.
+            _ => {}
+        }
     }
-    owner.publish(context)
 }
 
 /// Replaces publication `id`; in a forked child, publishes. Returns the number of the publication.
@@ -113,7 +126,8 @@ pub(crate) fn update(id: u64, mut context: ProcessContext) -> Result<u64, Publis
     let mut owner = lock();
     let current = owner.0.shared.current.load(Ordering::Relaxed);
     let Some(publication) = owner.publication() else {
-        return owner.publish(context);
+        drop(owner);
+        return publish(context);
     };
     if current != id {
         return Err(PublishError::NotPublished);
