@@ -75,7 +75,7 @@ impl Drop for Locked {
     }
 }
 
-/// futex(2): sleeps while the word has this value, or wakes so many that sleep. It returns early
+/// futex(2): sleeps while the word has this value, or wakes up to that many sleepers. It returns early
 /// for a signal, and where a sandbox forbids it: callers read the word again.
 fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
     // SAFETY: the word lives through the call, and there is no time-out.
