@@ -15,6 +15,12 @@ use remote::process::{Sizes, SizesFile};
 use crate::schedule::{Backoff, wait_after};
 use crate::{Change, Options};
 
+/// A poll that takes longer than [`Options::scan_timeout`] allows is given up, and gets this many times the
+/// time the next time: a busy machine is slow for every process, and none may be left unread for that.
+const TIMEOUT_FACTOR: u32 = 4;
+/// The most time that it gets. Others wait meanwhile, once in 50 times that long.
+const MAX_SCAN_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// A process that is polled for changes until it has ended.
 #[derive(Debug)]
 pub struct TrackedProcess {
@@ -27,6 +33,8 @@ pub struct TrackedProcess {
     needs_scan: bool,
     /// When its mappings were last scanned, and how long that took.
     last_scan: Option<(Instant, Duration)>,
+    /// What a poll may take at least, after polls that took too long.
+    min_timeout: Duration,
     context: ContextStatus,
     threads: ThreadStatus,
     /// The language runtimes that it has.
@@ -126,6 +134,7 @@ impl TrackedProcess {
             sizes: Sizes::default(),
             needs_scan: true,
             last_scan: None,
+            min_timeout: Duration::ZERO,
             context: ContextStatus::Absent,
             threads: ThreadStatus::NotPublished,
             runtimes: Arc::default(),
@@ -241,8 +250,8 @@ impl TrackedProcess {
         if let Some(change) = self.unreported.take() {
             report(change);
         }
-        let deadline = options.scan_timeout.map(|timeout| now + timeout);
-        reader.set_deadline(deadline);
+        let timeout = options.scan_timeout.map(|it| it.max(self.min_timeout));
+        reader.set_deadline(timeout.map(|timeout| now + timeout));
         let presence = self.poll_context(now, options, report);
         if presence == Presence::Present && options.threads {
             self.poll_threads(report);
@@ -250,6 +259,10 @@ impl TrackedProcess {
         }
         if let Some(reader) = &mut self.reader {
             reader.set_deadline(None);
+        }
+        if let Some(timeout) = timeout.filter(|timeout| now.elapsed() >= *timeout) {
+            self.min_timeout = (timeout * TIMEOUT_FACTOR).min(MAX_SCAN_TIMEOUT);
+            self.needs_scan = true;
         }
         presence
     }

@@ -35,7 +35,8 @@ pub struct Options {
     pub trust_sizes: bool,
     /// How often to scan a process although nothing seems to have changed. Default: 30 s.
     pub rescan_interval: Duration,
-    /// How long the scan of one process may take. Default: no limit.
+    /// How long the scan of one process may take. One that takes longer is given up; the next one of that
+    /// process may take four times as long, up to 1 s. Default: no limit.
     pub scan_timeout: Option<Duration>,
 }
 

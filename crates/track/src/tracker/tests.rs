@@ -203,3 +203,47 @@ fn another_program_has_nothing_of_the_one_before() {
     assert!(process.context().is_none());
     assert!(matches!(process.threads(), ThreadStatus::Unknown));
 }
+
+/// As on a machine so busy that no scan ends in the time that it has at first.
+#[test]
+fn a_process_that_takes_longer_than_a_scan_may_is_read_all_the_same() {
+    let sources = ["threads.c", "variable.c", "publish.c"];
+    let flags = ["-DLINKED", "-rdynamic"];
+    let gcc = Compiler::gcc();
+    let (Some(threads), Some(mappings)) = (
+        gcc.program(&sources, &flags),
+        gcc.program::<&str>(&["mappings.c"], &[]),
+    ) else {
+        return;
+    };
+    let threads = Target::spawn(&mut Command::new(threads));
+    let mut mappings = Target::spawn(&mut Command::new(mappings));
+    mappings.command("map memory 60000");
+    mappings.command("publish shop");
+    let mut tracker: Tracker<()> = Tracker::new(Options {
+        scan_timeout: Some(Duration::from_nanos(1)),
+        ..with_threads()
+    });
+    for target in [&threads, &mappings] {
+        let pid = target.pid();
+        tracker.add(pid).unwrap();
+        let mut changes = Vec::new();
+        tracker.poll(pid, &mut |event| changes.push(event.change));
+        assert!(
+            matches!(changes[0], Change::Failed(Error::Deadline { .. })),
+            "{changes:?}"
+        );
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            assert!(Instant::now() < deadline, "{pid} is never read");
+            std::thread::sleep(Duration::from_millis(1));
+            tracker.poll(pid, &mut |_| {});
+            let process = &tracker.get(pid).unwrap().process;
+            let is_readable = matches!(process.threads(), ThreadStatus::Readable(_));
+            // The second program has no threads to read.
+            if process.context().is_some() && (is_readable || pid == mappings.pid()) {
+                break;
+            }
+        }
+    }
+}
