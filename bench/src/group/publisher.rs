@@ -15,7 +15,8 @@ pub(crate) fn run(report: &mut Report) {
         let pair = pair::compare(ours::WORKS[index], libdd::WORKS[index]);
         report.pair(name, pair, "ns", bound);
     }
-    let shared: [(&str, fn(u64), fn(u64), f64); 3] = [
+    type Work = fn(u64);
+    let shared: [(&str, Work, Work, f64); 3] = [
         (
             "swap a shared record out and in, to attach + detach",
             ours::swap_out_and_in,
