@@ -1,4 +1,4 @@
-//! Without a terminal: a table, or a line of JSON, each interval.
+//! Without a terminal: prints a table or a line of JSON every interval.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -19,7 +19,7 @@ use crate::output::{clock, json};
 /// How long a table waits for names.
 const LONGEST_SEARCH: Duration = Duration::from_secs(10);
 
-/// Prints what came in each interval.
+/// Prints the samples of each interval.
 pub(super) fn run(
     feed: &mut Feed<'_>,
     plan: &Plan,
@@ -63,7 +63,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The rows, with the names of functions as far as they can be found out soon.
+/// The rows, with the names of functions that are resolved in time.
 fn rows_with_names(feed: &mut Feed<'_>, names: &mut Names, by: &By, attribute: &str) -> Vec<Row> {
     let end = Instant::now() + LONGEST_SEARCH;
     loop {
@@ -76,7 +76,7 @@ fn rows_with_names(feed: &mut Feed<'_>, names: &mut Names, by: &By, attribute: &
         }
         while names.is_waiting() && Instant::now() < end {
             std::thread::sleep(INTERVAL);
-            // What comes meanwhile counts in the next interval.
+            // Samples that arrive meanwhile count in the next interval.
             feed.drain();
             names.update(&feed.catalog, feed.generation);
         }
@@ -103,12 +103,12 @@ fn table(
         "{}  CPU {} % of {} % · {} in {:.1} s{lost}\n",
         clock::local(SystemTime::now()),
         share.percent(window.samples()),
-        plan.processors * 100,
+        plan.cpus * 100,
         count(window.samples() as usize, "sample", "samples"),
         window.wall() as f64 / 1e9,
     );
     let mut columns = columns(rows, by, attribute, share);
-    // A picture is for the eye, and this is to be searched.
+    // Bars are for terminals; this output may be searched.
     columns.retain(|column| !column.head.is_empty());
     if let Some(width) = terminal.width() {
         columns = fit(columns, width);
@@ -121,24 +121,24 @@ fn table(
     text + "\n"
 }
 
-/// docs/json.md
+/// One line of JSON, see docs/json.md.
 #[derive(Serialize)]
-struct Picture<'r> {
+struct Report<'r> {
     time: String,
     wall_ns: u64,
     period_ns: u64,
-    processors: usize,
+    cpus: usize,
     method: &'static str,
     samples: u64,
     with_context: u64,
     lost: u64,
     by: &'static str,
     attribute: Option<&'r str>,
-    rows: Vec<RowOf<'r>>,
+    rows: Vec<ReportRow<'r>>,
 }
 
 #[derive(Serialize)]
-struct RowOf<'r> {
+struct ReportRow<'r> {
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     why_no_name: Option<&'static str>,
@@ -168,11 +168,11 @@ fn line_of_json(
     let attached = window
         .cells()
         .filter(|(cell, _)| cell.work.context().is_some());
-    let picture = Picture {
+    let report = Report {
         time: clock::utc(SystemTime::now()),
         wall_ns: window.wall(),
         period_ns: share.period,
-        processors: plan.processors,
+        cpus: plan.cpus,
         method: if plan.stopping.is_some() {
             "ptrace"
         } else {
@@ -195,19 +195,19 @@ fn line_of_json(
             .collect(),
     };
     let mut line = Vec::new();
-    json::write_line(&picture, &mut line).map_err(Error::Output)?;
+    json::write_line(&report, &mut line).map_err(Error::Output)?;
     Ok(String::from_utf8_lossy(&line).into_owned())
 }
 
-fn row_of(row: &Row, cpu: f64) -> RowOf<'_> {
+fn row_of(row: &Row, cpu: f64) -> ReportRow<'_> {
     let why_no_name = match row.key {
         Key::Nothing => Some("none"),
-        Key::Unread => Some("unread"),
+        Key::Unreadable => Some("unreadable"),
         Key::Others => Some("others"),
         _ => None,
     };
     let (thread, context) = (&row.thread, row.context());
-    RowOf {
+    ReportRow {
         name: why_no_name.is_none().then(|| row.name()),
         why_no_name,
         samples: row.samples,

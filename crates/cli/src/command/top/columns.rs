@@ -6,16 +6,16 @@ use super::rows::{By, Row};
 use crate::output::table::Align;
 use crate::output::terminal::{cut, escape};
 
-/// Between two columns.
+/// Spaces between two columns.
 const GAP: usize = 2;
 /// The widest column, where there is no limit to the line: see `output::table`.
 const WIDEST: usize = 160;
-/// What texts are cut to, in columns: at first, and at last.
+/// Widths that texts are cut to: first, and if that is not enough.
 const GOOD: usize = 12;
 const NARROW: usize = 8;
 /// From here on a column is expendable before others are cut to less than [`GOOD`].
 const EXTRA: u8 = 6;
-/// How long the bar of a whole processor is.
+/// Length of the longest bar.
 const BAR: usize = 10;
 
 /// One column.
@@ -23,28 +23,28 @@ const BAR: usize = 10;
 pub(super) struct Column {
     pub(super) head: String,
     pub(super) align: Align,
-    /// Safe to show, one a row.
+    /// Escaped for a terminal, one per row.
     pub(super) cells: Vec<String>,
-    /// As many columns of the terminal.
+    /// In terminal columns.
     pub(super) width: usize,
-    /// What it is cut to before one of [`EXTRA`] or more is left out, and what afterwards.
+    /// Widths that it may be cut to before and after the columns of at least [`EXTRA`] are dropped.
     good: usize,
     least: usize,
-    /// Who goes first where there is no room.
+    /// The column with the largest value is dropped first; 0 is never dropped.
     expendable: u8,
 }
 
-/// What one sample stands for, as a part of one processor's time in the window.
+/// Converts samples to a share of one CPU's time in the window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Share {
-    /// Nanoseconds.
+    /// CPU time per sample, in nanoseconds.
     pub(super) period: u64,
-    /// Nanoseconds.
+    /// Length of the window, in nanoseconds.
     pub(super) wall: u64,
 }
 
 impl Share {
-    /// 1 for a processor that was busy all the time.
+    /// 1 for one CPU, fully used.
     pub(super) fn of(self, samples: u64) -> f64 {
         samples as f64 * self.period as f64 / self.wall.max(1) as f64
     }
@@ -54,7 +54,7 @@ impl Share {
     }
 }
 
-/// The columns that tell what rows are, the most important ones first to last on the line.
+/// The columns for rows grouped by `by`, in their order on the line.
 pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> Vec<Column> {
     let text = |head: &str, expendable, cell: &dyn Fn(&Row) -> String| {
         column(head, Align::Left, expendable, rows, cell)
@@ -73,7 +73,7 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
             row.value.clone().unwrap_or_default()
         })
     };
-    // Half an id can't be searched for.
+    // A truncated ID cannot be searched.
     let whole = |column: Column| Column {
         good: column.width,
         ..column
@@ -205,8 +205,8 @@ fn bar(samples: u64, most: u64) -> String {
     bar
 }
 
-/// Cuts columns and leaves some out until they fit in `width`. What is not expendable stays even
-/// where it does not fit.
+/// Narrows and drops columns until they fit in `width`. Columns that are not expendable stay even if they
+/// do not fit.
 pub(super) fn fit(mut columns: Vec<Column>, width: usize) -> Vec<Column> {
     let sum = |columns: &[Column], width_of: &dyn Fn(&Column) -> usize| {
         let gaps = GAP * columns.len().saturating_sub(1);
@@ -236,7 +236,7 @@ pub(super) fn fit(mut columns: Vec<Column>, width: usize) -> Vec<Column> {
     columns
 }
 
-/// The text of a line: `row`, or the heads; cut to the columns' widths or as it is.
+/// The text of `row`, or of the headings, cut to the columns' widths if `may_cut`.
 pub(super) fn line(columns: &[Column], row: Option<usize>, may_cut: bool) -> String {
     let mut line = String::new();
     for (index, column) in columns.iter().enumerate() {

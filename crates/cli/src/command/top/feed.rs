@@ -10,37 +10,38 @@ use super::window::{Cell, Context, Process, Shared, Stacks, Thread, Window, Work
 use crate::command::filter::Filter;
 use crate::output::attributes;
 
-/// Things of a kind that a catalog has before a new one is begun: 20,000 stacks of 127 frames take
+/// Maximum number of entries of one kind before the catalog is replaced: 20,000 stacks of 127 frames take
 /// 20 MB.
 const MOST_OF_A_KIND: usize = 20_000;
 /// Number of distinct frames that count as one of a kind: 80,000 that a runtime has named take about
 /// 24 MB.
 const FRAMES_OF_A_STACK: usize = 4;
-/// Of the processes' resources, in bytes.
+/// Maximum size of the processes' resources in the catalog, in bytes.
 const MOST_RESOURCES: usize = 16 << 20;
-/// The longest name that is kept of a process, in characters.
+/// Maximum length of a process's name, in characters.
 const LONGEST_NAME: usize = 256;
-/// What the specification calls a service that has no name.
+/// Start of the specification's name for a service without a name.
 const UNKNOWN_SERVICE: &str = "unknown_service";
 
-/// What the samples go through.
+/// Moves samples from the sampler into a window.
 pub(super) struct Feed<'c> {
     sampler: Sampler,
     filter: &'c Filter,
     pub(super) catalog: Catalog,
-    /// What comes while a picture is held goes here: the other one has the picture's stacks.
+    /// Takes new samples while the view is paused, as the other catalog has the stacks in view.
     aside: Option<Catalog>,
-    /// Which catalog that is, counted from 0.
+    /// The catalog's number, counted from 0.
     pub(super) generation: u32,
-    /// How large a catalog may be before a new one is begun.
+    /// See [`MOST_OF_A_KIND`].
     most: usize,
     pub(super) window: Window,
-    /// Lost until the slice began.
+    /// Samples lost before the slice began.
     lost: u64,
     known: Known,
 }
 
-/// What was asked of the catalog in this slice. A process may tell more of itself later.
+/// Entries of the catalog that were used in this slice. Looked up anew in each slice, because a process may
+/// publish more later.
 #[derive(Default)]
 struct Known {
     threads: HashMap<ThreadId, Shared<Thread>>,
@@ -48,7 +49,7 @@ struct Known {
 }
 
 impl<'c> Feed<'c> {
-    /// Of a window of `length` nanoseconds.
+    /// With a window of `length` nanoseconds.
     pub(super) fn new(sampler: Sampler, filter: &'c Filter, length: u64) -> Self {
         Self {
             sampler,
@@ -67,7 +68,7 @@ impl<'c> Feed<'c> {
         self.sampler.has_targets()
     }
 
-    /// Takes what has come.
+    /// Takes the samples that have arrived.
     pub(super) fn drain(&mut self) {
         let mut samples = Vec::new();
         self.sampler
@@ -82,7 +83,7 @@ impl<'c> Feed<'c> {
         }
     }
 
-    /// Takes what has come, and forgets it. [`Feed::restart`] goes on with what comes.
+    /// Takes the samples that have arrived and discards them. [`Feed::restart`] starts counting again.
     pub(super) fn skip(&mut self) {
         let aside = match &mut self.aside {
             Some(aside) => {
@@ -97,7 +98,7 @@ impl<'c> Feed<'c> {
         self.sampler.drain(aside, &mut |_| {});
     }
 
-    /// Takes what has come, and ends the slice.
+    /// Takes the samples that have arrived, and ends the slice.
     pub(super) fn close(&mut self) {
         self.drain();
         let lost = self.sampler.counts().lost;
@@ -106,8 +107,8 @@ impl<'c> Feed<'c> {
         self.known = Known::default();
     }
 
-    /// Begins a new catalog where this one has grown too large: the stacks of what was shown until now
-    /// are known no more.
+    /// Replaces the catalog if it has grown too large. The stacks of earlier slices cannot be named after
+    /// that.
     pub(super) fn renew(&mut self) {
         if renew(&mut self.sampler, &mut self.catalog, &mut self.most) {
             self.generation += 1;
@@ -115,7 +116,7 @@ impl<'c> Feed<'c> {
         }
     }
 
-    /// Forgets what has come until now.
+    /// Discards all samples up to now.
     pub(super) fn restart(&mut self) {
         self.skip();
         self.catalog = self.aside.take().unwrap_or_default();
@@ -126,7 +127,7 @@ impl<'c> Feed<'c> {
     }
 }
 
-/// Replaces a catalog that has more than `most` of a kind. Whether it had.
+/// Replaces a catalog that has more than `most` entries of a kind. Returns whether it did.
 fn renew(sampler: &mut Sampler, catalog: &mut Catalog, most: &mut usize) -> bool {
     let size = size(catalog);
     if size <= *most {
@@ -134,12 +135,12 @@ fn renew(sampler: &mut Sampler, catalog: &mut Catalog, most: &mut usize) -> bool
     }
     sampler.reset_catalog();
     *catalog = Catalog::new();
-    // What lives may be more than that by itself.
+    // Entries in use alone may exceed the limit.
     *most = MOST_OF_A_KIND.max(size.min(2 * *most));
     true
 }
 
-/// How much a catalog has of what it has most of.
+/// The size of a catalog: its largest number of entries of one kind.
 fn size(catalog: &Catalog) -> usize {
     let processes = catalog.processes().map(|(_, facts)| facts);
     let mappings: usize = processes.map(|facts| 1 + facts.mappings.len()).sum();
@@ -184,7 +185,7 @@ impl Known {
                 Work::Attached(known.clone())
             }
             Found::Detached | Found::NotPublished => Work::Nothing,
-            _ => Work::Unread,
+            _ => Work::Unreadable,
         };
         Cell {
             thread: thread.clone(),
@@ -207,7 +208,7 @@ fn context_of(context: &record::Context) -> Context {
     }
 }
 
-/// A process by its service, unless that has no name.
+/// A process, named after its service if that has a name.
 fn process(facts: &ProcessFacts) -> Process {
     let service = attributes::string(&facts.resource, "service.name");
     let service = service.filter(|name| facts.published || !name.starts_with(UNKNOWN_SERVICE));
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_picture_keeps_its_stacks_and_what_comes_meanwhile_is_bounded() {
+    fn a_paused_view_keeps_its_stacks_and_new_samples_are_bounded() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn();
         let child = child.as_mut().unwrap();
         let mut options = Options::new(Targets::Processes(vec![child.id() as i32]));

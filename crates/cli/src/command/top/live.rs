@@ -1,4 +1,4 @@
-//! The view on a terminal: look, show, heed keys.
+//! The view on a terminal: takes samples, draws, handles keys.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,12 @@ use crate::error::Error;
 use crate::interrupt;
 use crate::output::terminal::Terminal;
 
-/// The first picture comes sooner than the others.
+/// The first view comes sooner than the others.
 const FIRST: Duration = Duration::from_millis(250);
-/// Frames of a stack that are shown.
+/// Maximum number of frames shown of a stack.
 const FRAMES: usize = 12;
 
-/// Shows what comes until the user has seen enough.
+/// Shows the view until the user quits or the targets have ended.
 pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
     let colours = Terminal::of_stdout().colours();
     let mut state = State::new(plan.by.clone(), String::new());
@@ -35,7 +35,6 @@ pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
         if changed && !state.paused {
             feed.restart();
         }
-        // Whatever is drawn is what the rows are now.
         let area = screen.area().map_err(Error::Output)?;
         state.scroll(view::page(area, &state, &shown), shown.rows.len());
         screen
@@ -43,7 +42,7 @@ pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
                 view::draw(frame.buffer_mut(), area, &state, &shown, colours);
             })
             .map_err(Error::Output)?;
-        // Until there is something else to draw.
+        // Waits until there is something new to draw.
         while !changed {
             // A paused view stays after all targets have ended.
             let is_over = plan.is_over() || !state.paused && plan.have_targets_ended(feed);
@@ -107,11 +106,11 @@ pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
     }
 }
 
-/// What there is to show by now.
+/// What to show now.
 fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> Shown {
     let window = &feed.window;
     state.keys = attribute_keys(window);
-    // What is chosen stays to be chosen, also while nothing has it.
+    // The selected attribute stays available even if no context has it at the moment.
     for key in [plan.attribute.as_ref(), Some(&state.attribute)] {
         if let Some(key) = key.filter(|key| !key.is_empty() && !state.keys.contains(*key)) {
             state.keys.insert(0, key.clone());
@@ -141,7 +140,7 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
     Shown {
         values: samples_by_value(window, &state.attribute),
         share: plan.share(window),
-        processors: plan.processors,
+        cpus: plan.cpus,
         samples: window.samples(),
         attached: attached.map(|(_, samples)| samples).sum(),
         lost: window.lost(),

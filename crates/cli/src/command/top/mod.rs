@@ -1,4 +1,4 @@
-//! `otelctx top`: what threads work on right now, and what that takes of the processors.
+//! `otelctx top`: what threads are working on and how much CPU they use, live.
 
 mod batch;
 mod columns;
@@ -93,7 +93,7 @@ Examples:
   otelctx top -- ./app --option value     a command, from its first instruction
   otelctx top --json --iterations 1       one table, for a script";
 
-/// What rows stand for.
+/// What rows are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Group {
     Thread,
@@ -104,16 +104,16 @@ enum Group {
     Function,
 }
 
-/// How it was asked for.
+/// The arguments, resolved.
 struct Plan {
     by: By,
-    /// The one that was asked for; an empty one for none.
+    /// The requested attribute; empty for none.
     attribute: Option<String>,
     interval: Duration,
     deadline: Option<Instant>,
     /// CPU time that one sample stands for, in nanoseconds.
     period: u64,
-    processors: usize,
+    cpus: usize,
     /// Why threads are stopped to sample them, if they are.
     stopping: Option<String>,
     /// The command, if one was started.
@@ -181,7 +181,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         interval: arguments.interval,
         deadline: arguments.duration.map(|duration| Instant::now() + duration),
         period: 1_000_000_000 / u64::from(arguments.frequency),
-        processors: processors(),
+        cpus: online_cpus(),
         stopping,
         child: child.map_err(cannot_start)?,
     };
@@ -204,7 +204,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         batch::run(&mut feed, &plan, arguments.json, arguments.iterations)
     };
     let have_ended = plan.have_targets_ended(&feed) && !interrupt::is_caught();
-    // Threads that it has stopped go on before anybody waits for one.
+    // Resumes stopped threads before anything waits for one.
     drop(feed);
     let status = plan.child.map(|child| {
         child::end(&child);
@@ -225,8 +225,8 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     }
 }
 
-/// Starts a program, which waits before its first instruction. Neither does it take the keys, nor write
-/// where the view is.
+/// Starts a program that waits before its first instruction. It gets no terminal: the keys and the screen
+/// are the view's.
 fn start(command: &[OsString]) -> io::Result<Option<Waiting>> {
     let silent = |mut program: Command| {
         program.stdin(Stdio::null()).stdout(Stdio::null());
@@ -237,7 +237,7 @@ fn start(command: &[OsString]) -> io::Result<Option<Waiting>> {
     program.map(Waiting::start).transpose()
 }
 
-/// That these have ended, so that nobody takes it for a failure.
+/// Says why the command ends, so that it is not mistaken for a failure.
 fn ended(pids: &[i32]) -> String {
     match pids {
         [pid] => format!("process {pid} has ended"),
@@ -248,16 +248,16 @@ fn ended(pids: &[i32]) -> String {
     }
 }
 
-/// What shares are of on a terminal: long enough not to jump, short enough to be now.
+/// Default window on a terminal: long enough for steady shares, short enough to be current.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// Processors that are in use.
-fn processors() -> usize {
+/// The number of CPUs online.
+fn online_cpus() -> usize {
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN);
     online.ok().flatten().map_or(1, |number| number as usize)
 }
 
-/// The attribute that is shown: the one that was asked for, or the usual one, or the first there is.
+/// The attribute to show: the requested one, else the first key seen, which is the route if there is one.
 fn attribute(plan: &Plan, seen: &[String]) -> String {
     match &plan.attribute {
         Some(given) => given.clone(),
@@ -265,7 +265,7 @@ fn attribute(plan: &Plan, seen: &[String]) -> String {
     }
 }
 
-/// What each value of an attribute has of the window, the most first.
+/// The number of samples of each value of an attribute, in descending order.
 fn samples_by_value(window: &Window, attribute: &str) -> Vec<(String, u64)> {
     let mut values: HashMap<&str, u64> = HashMap::new();
     for (cell, samples) in window.cells() {

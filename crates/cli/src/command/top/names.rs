@@ -1,4 +1,4 @@
-//! Names of functions, found out beside the view: a large program's symbols take a while.
+//! Names of functions, resolved in the background: the symbols of a large program take a while.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,10 +11,10 @@ use otelctx_symbolize::Symbols;
 use super::rows::Key;
 use super::window::Stacks;
 
-/// Addresses whose names are kept.
-const MOST: usize = 1 << 16;
-/// Symbolizing takes at most one part in this many of a CPU's time.
-const PAUSES: u32 = 10;
+/// Maximum number of addresses whose names are kept.
+const MAX_ADDRESSES: usize = 1 << 16;
+/// Symbolizing takes at most 1/[`IDLE_FACTOR`] of one CPU.
+const IDLE_FACTOR: u32 = 10;
 
 /// An address in the kernel, or in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,7 +24,7 @@ struct Spot {
     address: u64,
 }
 
-/// What is asked about one module.
+/// A request about one module.
 struct Question {
     module: Module,
     process: ProcessFacts,
@@ -38,11 +38,11 @@ struct Answer {
     took: Duration,
 }
 
-/// What is known of addresses of one catalog.
+/// The names of addresses in one catalog.
 pub(super) struct Names {
     generation: u32,
     known: HashMap<Spot, Option<String>>,
-    /// What is not known, and a mapping that each lies in.
+    /// Addresses without a name so far, each with a mapping that it is in.
     wanted: HashMap<Spot, (ProcessId, Option<Mapping>)>,
     questions: Sender<(u32, Vec<Question>)>,
     answers: Receiver<Answer>,
@@ -83,7 +83,7 @@ impl Names {
         }
     }
 
-    /// The innermost function. Those of an earlier catalog are not told apart any more.
+    /// The innermost function. Functions of an earlier catalog are counted together.
     pub(super) fn leaf(&mut self, catalog: &Catalog, stacks: &Stacks) -> Key {
         if stacks.catalog != self.generation {
             return Key::Others;
@@ -92,7 +92,7 @@ impl Names {
         innermost.map_or(Key::Nothing, Key::Function)
     }
 
-    /// The innermost frames: a function's name, or that of the file as long as that is not known.
+    /// The innermost frames: names of functions, or of their files until the former are resolved.
     pub(super) fn frames(
         &mut self,
         catalog: &Catalog,
@@ -141,7 +141,7 @@ impl Names {
             return name.clone();
         }
         if !self.known.contains_key(&spot)
-            && self.wanted.len() < MOST
+            && self.wanted.len() < MAX_ADDRESSES
             && let Some(process) = process.or_else(|| catalog.processes().next().map(|it| it.0))
         {
             self.wanted.insert(spot, (process, mapping.copied()));
@@ -152,8 +152,8 @@ impl Names {
         }
     }
 
-    /// Takes the names that were resolved, and requests the names that are missing. Whether any
-    /// came.
+    /// Takes the names that were resolved, and requests those that are missing. Returns whether there were
+    /// new ones.
     pub(super) fn update(&mut self, catalog: &Catalog, generation: u32) -> bool {
         if generation != self.generation {
             self.generation = generation;
@@ -163,11 +163,11 @@ impl Names {
         let mut new = false;
         while let Ok(answer) = self.answers.try_recv() {
             self.waiting = false;
-            self.next = Instant::now() + answer.took * PAUSES;
+            self.next = Instant::now() + answer.took * IDLE_FACTOR;
             if answer.generation != generation {
                 continue;
             }
-            if self.known.len() + answer.names.len() > MOST {
+            if self.known.len() + answer.names.len() > MAX_ADDRESSES {
                 self.known.clear();
             }
             for (spot, name) in answer.names {
@@ -182,17 +182,17 @@ impl Names {
         new
     }
 
-    /// Asks without a pause the next time.
+    /// Sends the next request without a delay.
     pub(super) fn hurry(&mut self) {
         self.next = Instant::now();
     }
 
-    /// Whether names are still being found out.
+    /// Whether names are still being resolved.
     pub(super) fn is_waiting(&self) -> bool {
         self.waiting
     }
 
-    /// What is wanted, by module.
+    /// The requests, by module.
     fn questions(&mut self, catalog: &Catalog) -> Vec<Question> {
         let mut by_module: HashMap<Option<ModuleId>, Question> = HashMap::new();
         for (spot, (process, mapping)) in self.wanted.drain() {
@@ -214,7 +214,7 @@ impl Names {
     }
 }
 
-/// What stands for a function of a file as long as its name is not known.
+/// Stands for a function until its name is resolved.
 fn file(module: &Module) -> String {
     let name = module.path.rsplit('/').next().unwrap_or_default();
     match name.starts_with('[') {
@@ -265,7 +265,7 @@ mod tests {
         let mut names = Names::new();
         let leaf = Key::Function("Shop.checkout".into());
         assert_eq!(names.leaf(&catalog, &stacks), leaf);
-        // Of memory in which nothing is mapped, the address of the call.
+        // For an address in no mapping, the address itself.
         assert_eq!(
             names.frames(&catalog, &stacks, 9),
             ["Shop.checkout", "0x10"]

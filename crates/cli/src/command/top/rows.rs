@@ -1,4 +1,4 @@
-//! The window, added up by what a user wants to know.
+//! The window's samples, grouped into rows.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -8,7 +8,7 @@ use otelctx_reader::format::hexadecimal;
 use super::window::{Context, OTHERS, Process, Shared, Stacks, Thread, Window, Work};
 use crate::command::filter::ROUTE;
 
-/// What is added up.
+/// What rows are grouped by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum By {
     Thread,
@@ -22,18 +22,18 @@ pub(super) enum By {
 /// What the samples of a row have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Key {
-    /// Process, its start, thread.
+    /// Process, its start time, thread.
     Thread(i32, u64, i32),
     Value(String),
     Trace([u8; 16]),
-    /// Process, its start.
+    /// Process, its start time.
     Process(i32, u64),
     Function(String),
-    /// They have no such thing.
+    /// They have no context, or no such attribute.
     Nothing,
-    /// It could not be read.
-    Unread,
-    /// They are not told apart.
+    /// Their context could not be read.
+    Unreadable,
+    /// They are counted together, see [`Thread::others`].
     Others,
 }
 
@@ -66,22 +66,22 @@ impl Sort {
     }
 }
 
-/// Samples that have something in common.
+/// Samples with the same key.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) key: Key,
     pub(super) samples: u64,
-    /// What most of its samples are of.
+    /// The thread with most of the row's samples.
     pub(super) thread: Shared<Thread>,
     pub(super) work: Work,
     /// The value of the chosen attribute that most of its samples have, if any has one.
     pub(super) value: Option<String>,
-    /// Different ones.
+    /// Numbers of distinct ones.
     pub(super) threads: usize,
     pub(super) processes: usize,
     pub(super) traces: usize,
     pub(super) spans: usize,
-    /// By stacks, the most first.
+    /// Samples by stacks, in descending order.
     pub(super) stacks: Vec<(Stacks, u64)>,
 }
 
@@ -90,7 +90,7 @@ impl Row {
         self.work.context()
     }
 
-    /// What it is called.
+    /// The name that is shown.
     pub(super) fn name(&self) -> String {
         match &self.key {
             Key::Thread(..) => self.thread.name.clone(),
@@ -98,7 +98,7 @@ impl Row {
             Key::Value(text) | Key::Function(text) => text.clone(),
             Key::Trace(id) => hexadecimal(id),
             Key::Nothing => "(none)".into(),
-            Key::Unread => "(unread)".into(),
+            Key::Unreadable => "(unreadable)".into(),
             Key::Others => OTHERS.into(),
         }
     }
@@ -140,7 +140,7 @@ pub(super) fn rows(
     rows
 }
 
-/// Orders rows: the largest number first, or by name from A on.
+/// Sorts rows: largest number first, or by name.
 pub(super) fn sort(rows: &mut [Row], sort: Sort, reversed: bool) {
     let name = |row: &Row| (row.name(), row.key.clone());
     match sort {
@@ -159,8 +159,7 @@ pub(super) fn sort(rows: &mut [Row], sort: Sort, reversed: bool) {
     }
 }
 
-/// Every attribute key in the window: the one that tells requests apart first, the others in the
-/// order of the alphabet.
+/// Every attribute key in the window: the route first, then in alphabetical order.
 pub(super) fn attribute_keys(window: &Window) -> Vec<String> {
     let contexts = window.cells().filter_map(|(cell, _)| cell.work.context());
     let keys: HashSet<&str> = contexts
@@ -193,12 +192,12 @@ fn work_key(work: &Work, key: impl FnOnce(&Context) -> Option<Key>) -> Key {
     match work {
         Work::Attached(context) => key(context).unwrap_or(Key::Nothing),
         Work::Nothing => Key::Nothing,
-        Work::Unread => Key::Unread,
+        Work::Unreadable => Key::Unreadable,
         Work::Others => Key::Others,
     }
 }
 
-/// What a row is made of.
+/// A row in the making.
 #[derive(Default)]
 struct Group {
     samples: u64,
@@ -229,7 +228,7 @@ impl Group {
             .keys()
             .map(|it| thread_key(it))
             .collect::<HashSet<_>>();
-        // Of equal ones always the same, for the eye's sake.
+        // Ties are broken by a fixed order, so that the view is steady.
         let order_of_work = |work: &Work| {
             let context = work.context();
             (
@@ -245,7 +244,7 @@ impl Group {
             key,
             samples: self.samples,
             thread: most(self.threads.into_iter(), order).expect("a group has a sample"),
-            // A context, if there is any: that nothing is attached shows in the counts.
+            // A context, if there is any: the counts show the rest.
             work: most(
                 self.works
                     .iter()
@@ -265,7 +264,7 @@ impl Group {
     }
 }
 
-/// What most samples have; of equal ones the last in an order.
+/// The item with the most samples; of several, the last in `order`.
 fn most<T, O: Ord>(of: impl Iterator<Item = (T, u64)>, order: impl Fn(&T) -> O) -> Option<T> {
     of.max_by_key(|(thing, samples)| (*samples, order(thing)))
         .map(|(thing, _)| thing)
@@ -296,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn every_sample_is_in_one_row_by_whatever_it_is_added_up() {
+    fn every_sample_is_in_one_row_whatever_rows_are_grouped_by() {
         let row = |name: &str, samples, threads, traces, value: &str| {
             let value = (!value.is_empty()).then(|| value.to_owned());
             (name.to_owned(), samples, threads, traces, value)
@@ -335,7 +334,7 @@ mod tests {
                 row("(none)", 1, 1, 0, ""),
             ]
         );
-        // Of none of them the stack is kept.
+        // None of these samples has a stack.
         assert_eq!(summary(&By::Function), [row("(others)", 15, 4, 3, "/a")]);
         assert_eq!(attribute_keys(&window()), ["http.route"]);
     }

@@ -1,4 +1,4 @@
-//! The terminal while the view has it, and how it is given back.
+//! The terminal while the view uses it, and how it is restored.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -25,21 +25,21 @@ use crate::suspend;
 
 type Terminal = ratatui::Terminal<CrosstermBackend<io::Stdout>>;
 
-/// The terminal, in the hands of the view until this is dropped.
+/// The terminal, used by the view until this is dropped.
 pub(super) struct Screen {
-    /// `None` at the end.
+    /// `None` once it was dropped.
     terminal: Option<Terminal>,
     area: Rect,
-    /// Where keys come from if not from standard input.
+    /// Source of keys if standard input is not the terminal.
     keyboard: Option<File>,
 }
 
-/// What came of waiting for a key.
+/// Outcome of waiting for a key.
 #[derive(Debug)]
 pub(super) enum Input {
     Nothing,
     Came(Event),
-    /// The terminal is there no more.
+    /// The terminal is gone.
     Gone,
 }
 
@@ -48,8 +48,8 @@ fn area() -> io::Result<Rect> {
     Ok(Rect::new(0, 0, width, height))
 }
 
-/// What is drawn to a screen of this size. Were it left to find out the size, it would ask the
-/// terminal for its cursor at each change, and fail where that does not answer.
+/// A backend with a given size. If ratatui determined the size itself, it would query the terminal for its
+/// cursor at each change, and fail if the terminal does not respond.
 fn empty(area: Rect) -> io::Result<Terminal> {
     let options = TerminalOptions {
         viewport: Viewport::Fixed(area),
@@ -57,9 +57,9 @@ fn empty(area: Rect) -> io::Result<Terminal> {
     Terminal::with_options(CrosstermBackend::new(io::stdout()), options)
 }
 
-/// Somebody asks to stop as a job of the shell.
+/// A signal asked to suspend this job.
 static STOP: AtomicBool = AtomicBool::new(false);
-/// It goes on after a stop, perhaps one that could not be noticed.
+/// The job continued, perhaps after SIGSTOP, which cannot be caught.
 static CONTINUED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note(signal: libc::c_int) {
@@ -77,7 +77,7 @@ fn handle(signal: Signal, handler: SigHandler) -> io::Result<()> {
 }
 
 impl Screen {
-    /// Takes the terminal.
+    /// Switches the terminal to the view.
     pub(super) fn enter() -> io::Result<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
@@ -94,7 +94,7 @@ impl Screen {
         let mut screen = Self {
             terminal: Some(empty(area)?),
             area,
-            // As crossterm does it.
+            // As crossterm does.
             keyboard: match io::stdin().is_terminal() {
                 true => None,
                 false => Some(File::open("/dev/tty")?),
@@ -110,14 +110,14 @@ impl Screen {
         self.clear()
     }
 
-    /// Begins with nothing on a screen that may have another size now.
+    /// Clears the screen, whose size may have changed.
     fn clear(&mut self) -> io::Result<()> {
         self.area = area()?;
         self.terminal = Some(empty(self.area)?);
         execute!(io::stdout(), Clear(ClearType::All))
     }
 
-    /// How large it is now.
+    /// The current size.
     pub(super) fn area(&mut self) -> io::Result<Rect> {
         if area()? != self.area {
             self.clear()?;
@@ -125,16 +125,16 @@ impl Screen {
         Ok(self.area)
     }
 
-    /// Writes what `draw` changes.
+    /// Draws, and writes only the cells that changed.
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut ratatui::Frame<'_>)) -> io::Result<()> {
         let drawn = self.terminal.as_mut().map(|terminal| terminal.draw(draw));
         drawn.transpose().map(drop)
     }
 
-    /// Waits so long for a key or another size.
+    /// Waits at most this long for a key or a change of size.
     pub(super) fn input(&self, timeout: Duration) -> io::Result<Input> {
         for timeout in [Duration::ZERO, timeout] {
-            // crossterm reads a terminal that has gone away for ever, and never finds anything.
+            // On a terminal that is gone, crossterm would read for ever.
             if !self.is_there(timeout)? {
                 return Ok(Input::Gone);
             }
@@ -145,7 +145,7 @@ impl Screen {
         Ok(Input::Nothing)
     }
 
-    /// Waits until there is something to read, or so long. Whether the terminal is still there.
+    /// Waits at most this long for something to read. Returns whether the terminal is still there.
     fn is_there(&self, timeout: Duration) -> io::Result<bool> {
         let stdin = io::stdin();
         let keyboard: BorrowedFd<'_> = match &self.keyboard {
@@ -162,12 +162,12 @@ impl Screen {
         Ok(!polled[0].revents().is_some_and(|it| it.intersects(gone)))
     }
 
-    /// Whether there is something to do for [`Screen::job_control`].
+    /// Whether [`Screen::job_control`] has something to do.
     pub(super) fn wants_attention(&self) -> bool {
         STOP.load(Ordering::Relaxed) || CONTINUED.load(Ordering::Relaxed)
     }
 
-    /// Stops, as a job of the shell, if somebody has asked for it. Whether it goes on after a stop.
+    /// Suspends this job if a signal asked for it. Returns whether it continued after a stop.
     pub(super) fn job_control(&mut self) -> io::Result<bool> {
         if STOP.swap(false, Ordering::Relaxed) {
             self.suspend()?;
@@ -175,14 +175,14 @@ impl Screen {
         }
         let continued = CONTINUED.swap(false, Ordering::Relaxed);
         if continued {
-            // The shell may have used the terminal since: what was there before is no longer so.
+            // The shell may have changed the terminal meanwhile.
             disable_raw_mode()?;
             self.take()?;
         }
         Ok(continued)
     }
 
-    /// Gives the terminal back, stops, and takes it again when it goes on.
+    /// Restores the terminal, suspends this job, and switches back to the view when it continues.
     pub(super) fn suspend(&mut self) -> io::Result<()> {
         give_back();
         suspend::suspend(Signal::SIGTSTP);
@@ -191,7 +191,7 @@ impl Screen {
     }
 }
 
-/// Gives the terminal back as it was. One that has gone away can't be told.
+/// Restores the terminal. Errors are ignored, because the terminal may be gone.
 fn give_back() {
     let mut stdout = io::stdout();
     let _ = queue!(stdout, LeaveAlternateScreen, Show);
@@ -202,8 +202,8 @@ fn give_back() {
 impl Drop for Screen {
     fn drop(&mut self) {
         give_back();
-        // It would show the cursor once more, and panic where neither that nor a word about it can be
-        // written.
+        // Its `Drop` shows the cursor once more, and panics if it can write neither that nor an error
+        // message.
         std::mem::forget(self.terminal.take());
     }
 }
@@ -221,7 +221,7 @@ mod tests {
 
     use super::Screen;
 
-    /// Says to this program, started once more, that it is to panic.
+    /// Tells the child, which runs this test program again, to panic.
     const PANIC: &str = "OTELCTX_TEST_PANIC_ON_A_SCREEN";
 
     #[test]
@@ -258,8 +258,8 @@ mod tests {
         drop(command);
         let output = child.wait_with_output().unwrap();
         assert!(!output.status.success());
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert!(told.contains("for a test"), "{told}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains("for a test"), "{message}");
         assert_eq!(tcgetattr(&pty.slave).unwrap(), before);
         drop(pty.slave);
         let mut shown = Vec::new();

@@ -1,45 +1,45 @@
-//! What the user has chosen, and what keys do to it.
+//! The state of the view, and what keys do to it.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::rows::{By, Key, Row, Sort};
 
-/// The longest filter, in characters.
+/// Maximum length of a filter, in characters.
 const LONGEST_FILTER: usize = 100;
 
-/// What the user has chosen.
+/// What the user has selected.
 #[derive(Clone, Debug)]
 pub(super) struct State {
     pub(super) by: By,
-    /// Shown beside, and the one of [`By::Attribute`]; empty for none.
+    /// The attribute in its own column, and of [`By::Attribute`]; empty for none.
     pub(super) attribute: String,
-    /// Whether that is the user's filter.
+    /// Whether the user selected the attribute.
     pub(super) is_chosen: bool,
-    /// Attributes that rows can be added up by.
+    /// Attributes that rows can be grouped by.
     pub(super) keys: Vec<String>,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
     pub(super) paused: bool,
     pub(super) filter: String,
-    /// Whether keys go to the filter.
+    /// Whether keys edit the filter.
     pub(super) typing: bool,
     pub(super) details: bool,
     pub(super) help: bool,
-    /// The row that was chosen.
+    /// The selected row.
     selected: Option<Key>,
-    /// Where it is, or was.
+    /// Its index, or its last one.
     pub(super) at: Option<usize>,
-    /// The first row that is shown.
+    /// Index of the first row on the screen.
     pub(super) top: usize,
 }
 
-/// What else a key has asked for.
+/// What to do after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Rows may be others or in another order.
+    /// Compute the rows again.
     Show,
     Quit,
-    /// To be stopped as a job of the shell.
+    /// Suspend this job.
     Suspend,
     Pause,
 }
@@ -130,7 +130,7 @@ impl State {
         }
     }
 
-    /// Leaves what was entered last; at last the program.
+    /// Closes what was opened last; quits if nothing is open.
     fn back(&mut self) -> Action {
         if self.details {
             self.details = false;
@@ -144,7 +144,7 @@ impl State {
         Action::Show
     }
 
-    /// Adds up by the next: thread, each attribute, trace, process, function.
+    /// Groups by the next of: thread, each attribute, trace, process, function.
     fn group(&mut self, step: isize) {
         let mut all = vec![By::Thread];
         all.extend(self.keys.iter().cloned().map(By::Attribute));
@@ -174,8 +174,8 @@ impl State {
         self.at = self.selected.is_some().then_some(at);
     }
 
-    /// Finds the chosen row among new ones. One that is gone leaves its place to another, unless
-    /// its details are shown.
+    /// Finds the selected row among new ones. If it is gone, the row in its place is selected, unless the
+    /// details are shown.
     pub(super) fn follow(&mut self, rows: &[Row]) {
         let Some(selected) = &self.selected else {
             return;
@@ -187,7 +187,7 @@ impl State {
         }
     }
 
-    /// Moves the first row so that the chosen one is among `page` rows.
+    /// Scrolls so that the selected row is on the page.
     pub(super) fn scroll(&mut self, page: usize, rows: usize) {
         if let Some(at) = self.at {
             self.top = self.top.clamp((at + 1).saturating_sub(page), at);
@@ -195,7 +195,7 @@ impl State {
         self.top = self.top.min(rows.saturating_sub(page));
     }
 
-    /// Whether a row has the filter's text in what it shows.
+    /// Whether a row contains the filter's text.
     pub(super) fn takes(&self, row: &Row) -> bool {
         if self.filter.is_empty() {
             return true;

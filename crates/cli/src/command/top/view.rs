@@ -16,24 +16,24 @@ use crate::output::text::{count, grouped};
 pub(super) struct Shown {
     /// The rows that match the filter, in order.
     pub(super) rows: Vec<Row>,
-    /// By the chosen attribute, the most first; empty if no context has it.
+    /// Samples by value of the selected attribute, in descending order; empty if no context has it.
     pub(super) values: Vec<(String, u64)>,
     pub(super) share: Share,
-    pub(super) processors: usize,
+    pub(super) cpus: usize,
     pub(super) samples: u64,
     /// Samples with a context.
     pub(super) attached: u64,
     pub(super) lost: u64,
     /// Why threads are stopped to sample them, if they are.
     pub(super) stopping: Option<String>,
-    /// Innermost frames of the chosen row's most frequent stack, and how many samples have it.
+    /// Innermost frames of the selected row's most frequent stack, and its number of samples.
     pub(super) stack: Option<(Vec<String>, u64)>,
 }
 
-/// Where each part is.
+/// Positions of the parts of the screen.
 struct Layout {
     head: u16,
-    /// First row of the table, and how many.
+    /// First row of the table, and number of rows.
     rows: (u16, u16),
     details: (u16, u16),
     /// Why threads are stopped.
@@ -48,7 +48,7 @@ impl Layout {
         let mut bottom = keys.unwrap_or(height);
         let stopping = (shown.stopping.is_some() && height > 6).then(|| bottom - 1);
         bottom = stopping.unwrap_or(bottom);
-        // The values have their own line where there is room, and are not shown already.
+        // The values have their own line if there is room and the rows do not show them already.
         let head = match height {
             0..=1 => 0,
             2..=5 => 1,
@@ -67,13 +67,13 @@ impl Layout {
     }
 }
 
-/// How many rows the table has.
+/// The number of rows of the table.
 pub(super) fn page(area: Rect, state: &State, shown: &Shown) -> usize {
     let details = details(state, shown).len();
     Layout::new(area, state, shown, details).rows.1.into()
 }
 
-/// Draws everything. What comes from targets has been made safe to show.
+/// Draws everything. Texts from targets have been escaped.
 pub(super) fn draw(buffer: &mut Buffer, area: Rect, state: &State, shown: &Shown, colours: bool) {
     let details = details(state, shown);
     let layout = Layout::new(area, state, shown, details.len());
@@ -165,16 +165,16 @@ impl Paint<'_> {
         }
         if shown.rows.is_empty() {
             let text = match state.filter.is_empty() {
-                true if shown.share.wall == 0 => "looking …",
+                true if shown.share.wall == 0 => "sampling …",
                 true => "nothing ran in this window",
-                false => "nothing has the filter's text",
+                false => "no row matches the filter",
             };
             if height > 0 {
                 self.text(first, text, Style::new());
             }
             return;
         }
-        // The bar is the column without a head.
+        // The bar is the column without a heading.
         let bar = columns.iter().position(|column| column.head.is_empty());
         let bar = bar.map(|at| {
             let before = columns[..at].iter().map(|column| column.width + 2);
@@ -227,18 +227,18 @@ impl Paint<'_> {
 const HELP: [&str; 14] = [
     "g Tab  by thread, each attribute,",
     "       trace, process, function; G back",
-    "s r    order by the next; reverse",
-    "↑↓ kj  choose a row; PgUp PgDn Home End",
-    "Enter  its details, whole ids, a stack",
-    "/      only rows that have a text",
-    "space  hold the picture",
+    "s r    sort by the next; reverse",
+    "↑↓ kj  select a row; PgUp PgDn Home End",
+    "Enter  its details: full IDs, a stack",
+    "/      show only rows with a text",
+    "space  pause the view",
     "Esc    back; q, Ctrl-C quit",
     "",
-    "CPU %  100 is one processor all the time",
-    "TRACE  where a row has several things,",
-    "       the one with the most samples",
-    "TRACES how many were met, not how many",
-    "       there were",
+    "CPU %  100 is one CPU, fully used",
+    "TRACE  of several, the one with the most",
+    "       samples; likewise other columns",
+    "TRACES those sampled, which can be fewer",
+    "       than there were",
 ];
 
 fn lost(shown: &Shown) -> String {
@@ -254,7 +254,7 @@ fn summary(state: &State, shown: &Shown) -> String {
     parts.push(format!(
         "CPU {} % of {} %",
         shown.share.percent(shown.samples),
-        shown.processors * 100
+        shown.cpus * 100
     ));
     if shown.lost > 0 {
         parts.push(lost(shown));
@@ -269,12 +269,12 @@ fn summary(state: &State, shown: &Shown) -> String {
     parts.join(" · ")
 }
 
-/// The second: what most of the time goes to.
+/// The second line: the values with the most CPU time.
 fn values(state: &State, shown: &Shown, width: usize) -> String {
     if shown.values.is_empty() {
         return match (shown.samples, shown.attached) {
             (0, _) => String::new(),
-            (_, 0) => "no context was attached: `otelctx ps` shows who publishes".into(),
+            (_, 0) => "no context was attached: `otelctx ps` lists processes that publish".into(),
             _ if state.attribute.is_empty() => String::new(),
             _ => format!("no context has {}", escape(&state.attribute)),
         };
@@ -332,13 +332,13 @@ fn keys(state: &State, width: usize) -> String {
     text
 }
 
-/// All there is to know of the chosen row.
+/// The details of the selected row.
 fn details(state: &State, shown: &Shown) -> Vec<String> {
     if !state.details {
         return Vec::new();
     }
     let Some(row) = state.at.and_then(|at| shown.rows.get(at)) else {
-        return vec!["the chosen row has not run lately".into()];
+        return vec!["the selected row has no samples in this window".into()];
     };
     let several = |number: usize, many: &str| match number {
         0 | 1 => String::new(),

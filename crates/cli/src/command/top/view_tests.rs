@@ -43,7 +43,7 @@ fn shown_of(window: &Window, state: &State) -> Shown {
             period: 10_000_000,
             wall: window.wall(),
         },
-        processors: 2,
+        cpus: 2,
         samples: window.samples(),
         attached: window.samples() * 9 / 10,
         lost: 0,
@@ -276,19 +276,19 @@ fn nothing_to_see_is_said() {
     let mut state = state();
     let mut window = Window::new(0, 0);
     let lines = screen(60, 8, &state, &shown_of(&window, &state));
-    assert_eq!(lines[3], "looking …");
+    assert_eq!(lines[3], "sampling …");
     window.close(1_000_000_000, 0);
     let lines = screen(60, 8, &state, &shown_of(&window, &state));
     assert_eq!(lines[3], "nothing ran in this window");
     state.filter = "x".into();
     let lines = screen(60, 8, &state, &shown_of(&window, &state));
-    assert_eq!(lines[3], "nothing has the filter's text");
+    assert_eq!(lines[3], "no row matches the filter");
     add(&mut window, thread(1, 2), None, 1);
     window.close(2_000_000_000, 0);
     let mut shown = shown_of(&window, &state);
     (shown.attached, shown.values) = (0, Vec::new());
     assert_eq!(
         screen(80, 8, &state, &shown)[1],
-        "no context was attached: `otelctx ps` shows who publishes"
+        "no context was attached: `otelctx ps` lists processes that publish"
     );
 }

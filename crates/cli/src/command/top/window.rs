@@ -1,9 +1,8 @@
-//! What was seen in the last seconds: samples, counted by thread, by what it worked on and by
-//! stack, in slices of time.
+//! The samples of the last seconds, counted by thread, context and stack, in slices of time.
 //!
-//! It takes no more memory the more a target makes up: of a slice, what goes beyond a limit is
-//! counted without its stack, then without its context, and at last as [`Thread::others`]; and where the
-//! slices come to too much, the window is shorter than it was to be.
+//! Memory is bounded whatever targets do: beyond a limit, a slice counts samples without their stacks, then
+//! without their contexts, and finally as [`Thread::others`]. If all slices together become too large, the
+//! window gets shorter.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -13,27 +12,27 @@ use std::rc::Rc;
 use otelctx_profile::sample::StackId;
 use otelctx_reader::format::{SpanId, TraceId};
 
-/// Different things that are counted in a slice with all that is known of them.
-const MOST_WITH_STACKS: usize = 4096;
-/// The same, with those of which the stack is left out.
-const MOST_WITH_CONTEXTS: usize = 6144;
-/// The same, with threads of which nothing else is kept.
-const MOST: usize = 8192;
+/// Maximum number of cells of a slice with thread, context and stack.
+const MAX_WITH_STACKS: usize = 4096;
+/// Maximum number of cells including cells without a stack.
+const MAX_WITH_CONTEXTS: usize = 6144;
+/// Maximum number of cells including cells with only a thread.
+const MAX_CELLS: usize = 8192;
 
-/// Of all slices, each counted as one more: what a window of hours is cut to. A picture goes through all
-/// of it.
-const MOST_IN_ALL: usize = 8 * MOST;
+/// Maximum number of cells of all slices, with one more for each slice. It bounds windows of hours; each
+/// view goes through all cells.
+const MAX_TOTAL_CELLS: usize = 8 * MAX_CELLS;
 
-/// How those are called that are not told apart.
+/// Name of everything that is counted together.
 pub(super) const OTHERS: &str = "(others)";
 
 /// A process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pub(super) pid: i32,
-    /// With the pid, what tells it from a later one.
+    /// Start time, which with the PID identifies the process.
     pub(super) start_ticks: u64,
-    /// The service that it is, or the kernel's name for it.
+    /// The service's name, or the kernel's name of the process.
     pub(super) name: String,
 }
 
@@ -46,7 +45,7 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    /// Stands for everything that is not told apart.
+    /// Stands for everything that is counted together.
     fn others() -> Self {
         Self {
             process: Process {
@@ -63,7 +62,7 @@ impl Thread {
     }
 }
 
-/// What was attached to a thread.
+/// The context that was attached to a thread.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Context {
     pub(super) trace: [u8; 16],
@@ -82,14 +81,14 @@ impl Context {
         (!id.is_zero()).then_some(id)
     }
 
-    /// Of several with one name the last, as in files.
+    /// The last value if the key is repeated, as in files.
     pub(super) fn attribute(&self, key: &str) -> Option<&str> {
         let found = self.attributes.iter().rfind(|(name, _)| name == key);
         found.map(|(_, value)| value.as_str())
     }
 }
 
-/// Something that is there once, and compared by its place.
+/// An interned value, compared by its address.
 #[derive(Debug)]
 pub(super) struct Shared<T>(Rc<T>);
 
@@ -121,7 +120,7 @@ impl<T> Hash for Shared<T> {
     }
 }
 
-/// Each thing once, as long as it is in use.
+/// Keeps each value once, for as long as it is in use.
 #[derive(Debug)]
 struct Interner<T>(HashSet<Rc<T>>);
 
@@ -140,15 +139,15 @@ impl<T: Eq + Hash> Interner<T> {
     }
 }
 
-/// What a thread worked on.
+/// What a thread was working on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Work {
     Attached(Shared<Context>),
-    /// Nothing was attached, or its process publishes nothing.
+    /// Detached, or not published.
     Nothing,
-    /// It could not be read.
-    Unread,
-    /// It is not kept.
+    /// Invalid or unreadable.
+    Unreadable,
+    /// Not kept.
     Others,
 }
 
@@ -161,17 +160,17 @@ impl Work {
     }
 }
 
-/// Where a thread stood: stacks of one catalog.
+/// A thread's stacks, in one catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stacks {
-    /// Which catalog, counted from 0.
+    /// The catalog's number, counted from 0.
     pub(super) catalog: u32,
     pub(super) thread: otelctx_profile::sample::ThreadId,
     pub(super) user: StackId,
     pub(super) kernel: StackId,
 }
 
-/// What samples are told apart by.
+/// Samples that differ in any of this are counted separately.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Cell {
     pub(super) thread: Shared<Thread>,
@@ -179,10 +178,10 @@ pub(super) struct Cell {
     pub(super) stacks: Option<Stacks>,
 }
 
-/// Samples of a span of time.
+/// Samples of a period of time.
 #[derive(Debug)]
 struct Slice {
-    /// When, in nanoseconds.
+    /// Start and end, in nanoseconds.
     start: u64,
     end: u64,
     cells: HashMap<Cell, u64>,
@@ -202,14 +201,14 @@ impl Slice {
     }
 }
 
-/// The last seconds.
+/// The samples of the last seconds.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// How long, in nanoseconds; 0 for the last slice alone.
+    /// Its length, in nanoseconds; 0 for the last slice alone.
     length: u64,
     /// The slices that have ended.
     slices: VecDeque<Slice>,
-    /// What they come to, as [`MOST_IN_ALL`] is counted.
+    /// Their size, as counted for [`MAX_TOTAL_CELLS`].
     size: usize,
     current: Slice,
     threads: Interner<Thread>,
@@ -258,9 +257,9 @@ impl Window {
         };
         let full = cells.len();
         let choices = [
-            (cell, MOST_WITH_STACKS),
-            (without_stacks, MOST_WITH_CONTEXTS),
-            (without_work, MOST),
+            (cell, MAX_WITH_STACKS),
+            (without_stacks, MAX_WITH_CONTEXTS),
+            (without_work, MAX_CELLS),
             (others, usize::MAX),
         ];
         for (cell, most) in choices {
@@ -271,7 +270,7 @@ impl Window {
         }
     }
 
-    /// Ends the slice, in which `lost` samples were lost, and forgets what is too old.
+    /// Ends the slice, in which `lost` samples were lost, and drops slices that are too old.
     pub(super) fn close(&mut self, now: u64, lost: u64) {
         let mut slice = std::mem::replace(&mut self.current, Slice::from(now));
         (slice.end, slice.lost) = (now.max(slice.start), lost);
@@ -280,7 +279,7 @@ impl Window {
         self.slices.push_back(slice);
         while let Some(second) = self.slices.get(1) {
             let rest_covers_it = now.saturating_sub(second.start) >= self.length;
-            if !rest_covers_it && self.size <= MOST_IN_ALL {
+            if !rest_covers_it && self.size <= MAX_TOTAL_CELLS {
                 break;
             }
             self.size -= self.slices.pop_front().as_ref().map_or(0, size);
@@ -289,20 +288,20 @@ impl Window {
         self.contexts.prune();
     }
 
-    /// Forgets everything and begins anew.
+    /// Drops everything and starts again.
     pub(super) fn restart(&mut self, now: u64) {
         self.slices.clear();
         self.size = 0;
         self.current = Slice::from(now);
     }
 
-    /// Everything in it, a cell once a slice.
+    /// All cells; a cell occurs once in each slice.
     pub(super) fn cells(&self) -> impl Iterator<Item = (&Cell, u64)> {
         let cells = self.slices.iter().flat_map(|slice| &slice.cells);
         cells.map(|(cell, count)| (cell, *count))
     }
 
-    /// Its nanoseconds by the clock.
+    /// Its actual length, in nanoseconds.
     pub(super) fn wall(&self) -> u64 {
         let wall = |slice: &Slice| slice.end - slice.start;
         self.slices.iter().map(wall).sum()
@@ -378,7 +377,7 @@ pub(super) mod tests {
         assert_eq!(sum(&window), 28);
         window.restart(2000);
         assert_eq!((window.samples(), window.wall()), (0, 0));
-        // What is not closed yet does not count.
+        // A slice counts only once it has ended.
         add(&mut window, thread(1, 2), None, 1);
         assert_eq!(window.samples(), 0);
     }
@@ -403,17 +402,17 @@ pub(super) mod tests {
                 add(&mut window, thread(1, number as i32 + 1), Some(context), 1);
             }
             window.close(slice * 10, 0);
-            assert!(window.cells().count() <= MOST_IN_ALL);
+            assert!(window.cells().count() <= MAX_TOTAL_CELLS);
         }
         assert_eq!(sum(&window), window.samples());
         assert_eq!(window.samples() / MANY, window.wall() / 10);
         assert!(window.wall() >= 80);
-        // Those with nothing in them count as well.
+        // Empty slices count as well.
         let mut window = Window::new(u64::MAX, 0);
-        for end in 0..2 * MOST_IN_ALL as u64 {
+        for end in 0..2 * MAX_TOTAL_CELLS as u64 {
             window.close(1000 + end, 0);
         }
-        assert_eq!(window.slices.len(), MOST_IN_ALL);
+        assert_eq!(window.slices.len(), MAX_TOTAL_CELLS);
     }
 
     #[test]
@@ -429,11 +428,11 @@ pub(super) mod tests {
                 add(&mut window, thread(7, 10 + tid as i32), None, 1);
             }
             window.close(slice * 10, 0);
-            assert!(window.cells().count() <= window.slices.len() * (MOST + 1));
+            assert!(window.cells().count() <= window.slices.len() * (MAX_CELLS + 1));
         }
         assert_eq!(window.samples(), 2 * 2 * MANY);
         assert_eq!(sum(&window), window.samples());
-        // Of the thread with the many traces nothing went to another thread.
+        // No sample of the thread with many traces was counted for another thread.
         let own = window.cells().filter(|(cell, _)| cell.thread.tid == 2);
         assert_eq!(own.map(|(_, samples)| samples).sum::<u64>(), 2 * MANY);
         let others = window.cells().filter(|(cell, _)| cell.thread.is_others());
