@@ -152,7 +152,7 @@ impl Names {
         }
     }
 
-    /// Takes the names that were resolved, and requests those that are missing. Returns whether there were
+    /// Takes the names that were resolved, and requests the missing ones. Returns whether there were
     /// new ones.
     pub(super) fn update(&mut self, catalog: &Catalog, generation: u32) -> bool {
         if generation != self.generation {
