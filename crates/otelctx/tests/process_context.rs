@@ -167,27 +167,63 @@ fn what_readers_would_reject_is_not_published() {
     });
 }
 
+/// A mapping as another publisher would make it.
+fn foreign_mapping() -> *mut [u8; 32] {
+    // SAFETY: a new mapping.
+    unsafe {
+        let file = libc::memfd_create(c"OTEL_CTX".as_ptr(), 0);
+        libc::ftruncate(file, 4096);
+        let rw = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), 4096, rw, libc::MAP_PRIVATE, file, 0).cast()
+    }
+}
+
+/// A header that is valid, wherever it lies.
+fn foreign_header(payload_address: u64) -> Header {
+    Header {
+        payload_size: 1,
+        monotonic_published_at_ns: 1,
+        payload_address,
+    }
+}
+
+#[test]
+fn a_context_of_somebody_else_is_found_after_the_main_thread_has_ended() {
+    in_own_process(
+        "a_context_of_somebody_else_is_found_after_the_main_thread_has_ended",
+        || {
+            // The child's main thread is this one.
+            in_forked_child(|| {
+                let mapping = foreign_mapping();
+                // SAFETY: the mapping is ours.
+                unsafe { mapping.write(foreign_header(mapping as u64).encode()) };
+                thread::spawn(|| {
+                    while !fs::read("/proc/self/maps").unwrap().is_empty() {
+                        thread::yield_now();
+                    }
+                    let refused = matches!(
+                        ProcessContext::new().service_name("second").publish(),
+                        Err(PublishError::Foreign { .. })
+                    );
+                    // SAFETY: ends the child.
+                    unsafe { libc::_exit(i32::from(!refused)) };
+                });
+                // SAFETY: ends this thread alone.
+                unsafe { libc::syscall(libc::SYS_exit, 1) };
+            });
+        },
+    );
+}
+
 #[test]
 fn a_context_of_somebody_else_is_named() {
     in_own_process("a_context_of_somebody_else_is_named", || {
-        // SAFETY: a mapping as another publisher would make it.
-        let header = unsafe {
-            let file = libc::memfd_create(c"OTEL_CTX".as_ptr(), 0);
-            libc::ftruncate(file, 4096);
-            let rw = libc::PROT_READ | libc::PROT_WRITE;
-            libc::mmap(std::ptr::null_mut(), 4096, rw, libc::MAP_PRIVATE, file, 0)
-                .cast::<[u8; 32]>()
-        };
+        let header = foreign_mapping();
         // Not valid: not a context, however it is named.
         let process = ProcessContext::new().publish().unwrap();
         drop(process);
-        let foreign = Header {
-            payload_size: 1,
-            monotonic_published_at_ns: 1,
-            payload_address: header as u64,
-        };
         // SAFETY: the mapping is ours.
-        unsafe { header.write(foreign.encode()) };
+        unsafe { header.write(foreign_header(header as u64).encode()) };
         let error = ProcessContext::new().publish().unwrap_err();
         let PublishError::Foreign { mapping } = &error else {
             panic!("{error:?}");

@@ -14,7 +14,8 @@ const NAMES: [&str; 3] = [
 /// How many times to read a context that is being updated, one millisecond apart.
 const MAX_READS: u32 = 5;
 
-/// The line of `/proc/self/maps` that shows a valid context, when there is one.
+/// The line of `/proc/thread-self/maps` that shows a valid context, when there is one. (That of
+/// `/proc/self` is empty once the main thread has ended.)
 ///
 /// Where `/proc` is not mounted nothing is found: then readers in the same place find nothing
 /// either. The kernel returns at most 4 KiB at a time, and each line is short-lived: however many
@@ -23,7 +24,7 @@ pub(super) fn find() -> Option<String> {
     // SAFETY: the path is a C string, and the file is closed below.
     unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        let file = libc::open(c"/proc/self/maps".as_ptr(), flags);
+        let file = libc::open(c"/proc/thread-self/maps".as_ptr(), flags);
         if file < 0 {
             return None;
         }
@@ -71,7 +72,7 @@ fn find_byte(bytes: &[u8], byte: u8) -> Option<usize> {
     (!found.is_null()).then(|| found as usize - bytes.as_ptr() as usize)
 }
 
-/// Whether a line of `/proc/self/maps` (proc_pid_maps(5)) shows a valid context.
+/// Whether a line of maps (proc_pid_maps(5)) shows a valid context.
 fn is_context(line: &[u8]) -> bool {
     // Behind addresses, permissions, offset, device, inode and spaces; the numbers have no such
     // character.
