@@ -60,6 +60,8 @@
 //! - **Fits into frameworks.** [`swap_current`] needs no scope, [`SharedRecord::attach_owned`] no
 //!   borrow, [`append_current`] adds what is known late. Sharing a record, attaching it and dropping
 //!   it take no lock.
+//! - **Lets libraries add to it.** [`ProcessContext::modify`] changes what the application has
+//!   published; [`ProcessContext::attributes`] takes an SDK's resource, with its types.
 //! - **Stays harmless when used wrongly.** Guards may be dropped in any order and may be forgotten,
 //!   and a forgotten one never shows the context of another request. A record that another
 //!   publisher attached is never written or freed. A thread that ends frees its records.

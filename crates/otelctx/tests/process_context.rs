@@ -115,6 +115,142 @@ fn a_context_is_published_updated_and_unpublished() {
 }
 
 #[test]
+fn a_second_user_changes_what_is_published() {
+    in_own_process("a_second_user_changes_what_is_published", || {
+        static KEY: Key = Key::new("key");
+        let name =
+            |name: &'static str| ProcessContext::modify(move |context| context.service_name(name));
+        assert_eq!(name("early"), Err(PublishError::NotPublished));
+        let mut process = ProcessContext::detect()
+            .service_name("shop")
+            .attribute("region", "eu")
+            .context_attribute("extra", 7_i64)
+            .publish()
+            .unwrap();
+        let before = payload();
+        ProcessContext::modify(|context| {
+            // The lock is free, and the change is made to what is published with the key.
+            KEY.register().unwrap();
+            context
+                .without_attribute("region")
+                .attribute("job.name", "nightly")
+        })
+        .unwrap();
+        let mut expected = before;
+        expected.resource.retain(|(key, _)| key != "region");
+        expected
+            .resource
+            .push(("job.name".into(), "nightly".into()));
+        expected.attributes[2].1 = vec!["key"].into();
+        assert_eq!(payload(), expected);
+
+        let error = ProcessContext::modify(|context| context.attribute("", 1_i64));
+        assert_eq!(error, Err(PublishError::EmptyKey));
+        assert_eq!(payload(), expected);
+
+        in_forked_child(|| {
+            assert_eq!(name("child"), Err(PublishError::NotPublished));
+            assert_eq!(mappings(), []);
+        });
+
+        // The guard's holder replaces what others have changed.
+        process
+            .update(ProcessContext::new().service_name("new"))
+            .unwrap();
+        assert_eq!(payload().resource, [("service.name".into(), "new".into())]);
+        process.unpublish().unwrap();
+        assert_eq!(name("late"), Err(PublishError::NotPublished));
+        assert_eq!(mappings(), []);
+    });
+}
+
+#[test]
+fn changes_by_many_threads_are_all_kept() {
+    in_own_process("changes_by_many_threads_are_all_kept", || {
+        let _process = ProcessContext::detect().publish().unwrap();
+        thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let name = format!("{thread}-{round}");
+                        let change = |context: ProcessContext| context.attribute(&name, 1_i64);
+                        ProcessContext::modify(change).unwrap();
+                        if round < 10 {
+                            Key::from_string(name).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        let found = payload();
+        for name in (0..4).flat_map(|thread| (0..50).map(move |round| format!("{thread}-{round}")))
+        {
+            let value = found.resource_attribute(&name);
+            assert_eq!(value, Some(&Value::Int(1)), "{name}");
+        }
+        let Some(Value::Array(keys)) = found.attribute("threadlocal.attribute_key_map") else {
+            panic!("{found:?}");
+        };
+        assert_eq!(keys.len(), 40);
+    });
+}
+
+#[test]
+fn attributes_of_an_sdk_keep_their_type() {
+    in_own_process("attributes_of_an_sdk_keep_their_type", || {
+        // As an SDK has them, opentelemetry's for example.
+        enum Typed {
+            Bool(bool),
+            I64(i64),
+            F64(f64),
+            String(Box<str>),
+            Bools(Vec<bool>),
+            I64s(&'static [i64]),
+            Strings(Vec<String>),
+        }
+        let adapt = |value| match value {
+            Typed::Bool(value) => Value::from(value),
+            Typed::I64(value) => value.into(),
+            Typed::F64(value) => value.into(),
+            Typed::String(value) => value.into(),
+            Typed::Bools(values) => values.into(),
+            Typed::I64s(values) => values.iter().copied().collect(),
+            Typed::Strings(values) => values.into(),
+        };
+        let resource = [
+            ("bool", Typed::Bool(false)),
+            ("int", Typed::I64(i64::MIN)),
+            ("double", Typed::F64(-0.5)),
+            ("text", Typed::String("text".into())),
+            ("bools", Typed::Bools(vec![true, false])),
+            ("ints", Typed::I64s(&[1, -1])),
+            ("texts", Typed::Strings(vec!["a".into(), String::new()])),
+            ("none", Typed::Strings(vec![])),
+            ("int", Typed::I64(2)),
+        ];
+        let resource = resource.map(|(key, value)| (key, adapt(value)));
+        let _process = ProcessContext::new().attributes(resource).publish();
+        let text = |text: &str| Value::String(text.into());
+        let expected = [
+            ("bool", Value::Bool(false)),
+            // Set again.
+            ("int", Value::Int(2)),
+            ("double", Value::Double(-0.5)),
+            ("text", text("text")),
+            (
+                "bools",
+                Value::Array(vec![Value::Bool(true), Value::Bool(false)]),
+            ),
+            ("ints", Value::Array(vec![Value::Int(1), Value::Int(-1)])),
+            ("texts", Value::Array(vec![text("a"), text("")])),
+            ("none", Value::Array(vec![])),
+        ];
+        let expected = expected.map(|(key, value)| (key.to_owned(), value));
+        assert_eq!(payload().resource, expected);
+    });
+}
+
+#[test]
 fn the_previous_payload_stays_alive_until_the_next_update() {
     in_own_process(
         "the_previous_payload_stays_alive_until_the_next_update",

@@ -6,6 +6,8 @@
 //! input, which the tests check, except that it refuses what is nested deeper than
 //! [`MAX_DEPTH`] or holds more than [`MAX_VALUES`] values.
 
+use alloc::borrow::Cow;
+use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -56,8 +58,31 @@ macro_rules! value_from {
         }
     )*};
 }
-value_from!(&str => String, String => String, bool => Bool, i64 => Int, i32 => Int, u32 => Int,
-    f64 => Double, Vec<Value> => Array, Vec<u8> => Bytes, Attributes => Map);
+value_from!(&str => String, String => String, Box<str> => String, Cow<'_, str> => String,
+    bool => Bool, i64 => Int, i32 => Int, u32 => Int, f64 => Double, f32 => Double,
+    Vec<u8> => Bytes, &[u8] => Bytes, Attributes => Map);
+
+/// A list: of an SDK's typed arrays, the items keep their type.
+///
+/// ```
+/// use otelctx_format::process_context::Value;
+///
+/// let ports = Value::from(vec![80_i64, 443]);
+/// assert_eq!(ports, Value::Array(vec![Value::Int(80), Value::Int(443)]));
+/// // Borrowed ones, and ones of another type, are collected.
+/// assert_eq!([80_i64, 443].iter().copied().collect::<Value>(), ports);
+/// ```
+impl<T: Into<Value>> From<Vec<T>> for Value {
+    fn from(items: Vec<T>) -> Self {
+        items.into_iter().collect()
+    }
+}
+
+impl<T: Into<Value>> FromIterator<T> for Value {
+    fn from_iter<I: IntoIterator<Item = T>>(items: I) -> Self {
+        Self::Array(items.into_iter().map(Into::into).collect())
+    }
+}
 
 /// What a process says of itself.
 #[derive(Clone, Debug, Default, PartialEq)]

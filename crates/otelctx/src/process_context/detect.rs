@@ -81,7 +81,7 @@ impl Detect {
             for arg in env::args_os() {
                 args.push(Value::from(arg.to_string_lossy().as_ref()));
             }
-            add("process.command_args", args.into());
+            add("process.command_args", Value::Array(args));
         }
         if self.environment {
             context.read_environment();

@@ -14,10 +14,10 @@ pub enum PublishError {
     /// Another publisher in this process has published one: another copy or version of this
     /// crate, or another library.
     Foreign {
-        /// The line of `/proc/self/maps` that shows it.
+        /// The line of `/proc/PID/maps` that shows it.
         mapping: String,
     },
-    /// Another thread or a fork has unpublished it.
+    /// This copy of the crate has published none in this process, or it was unpublished.
     NotPublished,
     /// An attribute has an empty name.
     EmptyKey,
@@ -60,8 +60,8 @@ impl fmt::Display for PublishError {
         let reason = |errno: &i32| io::Error::from_raw_os_error(*errno);
         match self {
             Self::AlreadyPublished => f.write_str(
-                "a process context is published already; a process has one: update it through \
-                 its guard",
+                "a process context is published already; a process has one: change it with \
+                 ProcessContext::modify, or replace it through its guard",
             ),
             Self::Foreign { mapping } => write!(
                 f,
@@ -71,7 +71,7 @@ impl fmt::Display for PublishError {
                 mapping = mapping.escape_debug(),
             ),
             Self::NotPublished => f.write_str(
-                "no process context is published any more under this guard; publish a new one",
+                "this copy of otelctx has no process context published in this process; publish one",
             ),
             Self::EmptyKey => {
                 f.write_str("an attribute has an empty key, which readers reject; give it a name")

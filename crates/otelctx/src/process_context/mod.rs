@@ -78,6 +78,28 @@ impl ProcessContext {
         self
     }
 
+    /// Sets attributes of the resource, for example all that an SDK has. Values keep their type.
+    ///
+    /// ```
+    /// use otelctx::{ProcessContext, Value};
+    ///
+    /// # let sdk = || [("service.name", Value::from("shop")), ("http.ports", vec![80_i64, 443].into())];
+    /// let context = ProcessContext::detect().attributes(sdk());
+    /// ```
+    pub fn attributes<K: Into<String>, V: Into<Value>>(
+        self,
+        attributes: impl IntoIterator<Item = (K, V)>,
+    ) -> Self {
+        let set = |context: Self, (key, value)| context.attribute(key, value);
+        attributes.into_iter().fold(self, set)
+    }
+
+    /// Removes an attribute of the resource.
+    pub fn without_attribute(mut self, key: &str) -> Self {
+        self.payload.resource.retain(|(known, _)| known != key);
+        self
+    }
+
     /// Sets an attribute of the process context itself, which is no part of the resource. Names
     /// that start with `threadlocal.` are the crate's.
     pub fn context_attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
@@ -119,6 +141,38 @@ impl ProcessContext {
         platform::publish(self).map(|id| Published { id })
     }
 
+    /// Changes the context that this copy of the crate has published in this process, without the
+    /// guard: for a library that adds to what the application publishes.
+    ///
+    /// ```
+    /// use otelctx::{ProcessContext, PublishError};
+    ///
+    /// # fn main() -> Result<(), PublishError> {
+    /// # let _application = ProcessContext::new().service_name("shop").publish()?;
+    /// // In a library: a context of its own only where the application has none.
+    /// let own = match ProcessContext::detect().attribute("job.name", "nightly").publish() {
+    ///     Err(PublishError::AlreadyPublished) => {
+    ///         ProcessContext::modify(|context| context.attribute("job.name", "nightly"))?;
+    ///         None
+    ///     }
+    ///     published => Some(published?),
+    /// };
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The change stays until it is changed again, until [`Published::update`] replaces the
+    /// context as a whole, or until the holder of the guard withdraws it. A lock is not held while
+    /// `change` runs. It runs again if the context has changed meanwhile, so that nobody's change
+    /// is lost.
+    ///
+    /// # Errors
+    /// [`PublishError::NotPublished`] if nothing is published, as in a forked child that has not
+    /// published; otherwise those of [`publish`](Self::publish), and the context stays as it was.
+    pub fn modify(mut change: impl FnMut(Self) -> Self) -> Result<(), PublishError> {
+        platform::modify(&mut change)
+    }
+
     /// The payload's bytes: this, and how thread contexts are to be read.
     fn encode(&mut self) -> Vec<u8> {
         let own = self.payload.attributes.len();
@@ -129,7 +183,7 @@ impl ProcessContext {
             }
             let attributes = &mut self.payload.attributes;
             attributes.push((SCHEMA_VERSION.into(), self.schema.as_str().into()));
-            attributes.push((KEY_MAP.into(), keys.into()));
+            attributes.push((KEY_MAP.into(), Value::Array(keys)));
         }
         let bytes = self.payload.encode();
         self.payload.attributes.truncate(own);
@@ -195,7 +249,7 @@ pub struct Published {
 }
 
 impl Published {
-    /// Replaces the published context. Readers see the old one, or the new one, or that it is
+    /// Replaces the published context, with what [`ProcessContext::modify`] has made of it. Readers see the old one, or the new one, or that it is
     /// being updated. In a forked child, publishes it as the child's own.
     ///
     /// # Errors

@@ -38,6 +38,13 @@ pub(crate) fn update(_id: u64, context: ProcessContext) -> Result<u64, PublishEr
     publish(context)
 }
 
+/// Checks the attributes that are set, and no more.
+pub(crate) fn modify(
+    change: &mut dyn FnMut(ProcessContext) -> ProcessContext,
+) -> Result<(), PublishError> {
+    change(ProcessContext::new()).encode_checked().map(drop)
+}
+
 /// Nothing to remove.
 pub(crate) fn unpublish(_id: u64) -> Result<(), PublishError> {
     Ok(())

@@ -5,7 +5,7 @@ mod lock;
 mod mapping;
 mod owner;
 
-pub(crate) use owner::{lock, publish, unpublish, update};
+pub(crate) use owner::{lock, modify, publish, unpublish, update};
 
 use super::PublishError;
 

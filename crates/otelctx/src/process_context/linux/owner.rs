@@ -87,6 +87,15 @@ impl Owner {
 }
 
 impl Publication {
+    /// Shows another context in place of this one.
+    fn replace(&mut self, mut context: ProcessContext) -> Result<(), PublishError> {
+        let instance_id = identify(&mut context, self.instance_id.as_deref())?;
+        let payload = context.encode_checked()?;
+        self.context = context;
+        self.instance_id = instance_id;
+        self.show(payload)
+    }
+
     /// Makes a payload visible, and keys usable that it lists.
     fn show(&mut self, payload: Vec<u8>) -> Result<(), PublishError> {
         let keys = thread::registered_names().count();
@@ -122,7 +131,7 @@ pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
 }
 
 /// Replaces publication `id`; in a forked child, publishes. Returns the number of the publication.
-pub(crate) fn update(id: u64, mut context: ProcessContext) -> Result<u64, PublishError> {
+pub(crate) fn update(id: u64, context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
     let current = owner.0.shared.current.load(Ordering::Relaxed);
     let Some(publication) = owner.publication() else {
@@ -132,12 +141,27 @@ pub(crate) fn update(id: u64, mut context: ProcessContext) -> Result<u64, Publis
     if current != id {
         return Err(PublishError::NotPublished);
     }
-    let instance_id = identify(&mut context, publication.instance_id.as_deref())?;
-    let payload = context.encode_checked()?;
-    publication.context = context;
-    publication.instance_id = instance_id;
-    publication.show(payload)?;
+    publication.replace(context)?;
     Ok(id)
+}
+
+/// Changes what is published. The lock is free while `change` runs, which may register keys.
+pub(crate) fn modify(
+    change: &mut dyn FnMut(ProcessContext) -> ProcessContext,
+) -> Result<(), PublishError> {
+    let mut before = None;
+    loop {
+        let mut owner = lock();
+        let publication = owner.publication().ok_or(PublishError::NotPublished)?;
+        let timestamp = LAST_TIMESTAMP.load(Ordering::Relaxed);
+        match before.take() {
+            Some((seen, context)) if seen == timestamp => return publication.replace(context),
+            _ => {}
+        }
+        let context = publication.context.clone();
+        drop(owner);
+        before = Some((timestamp, change(context)));
+    }
 }
 
 /// Removes publication `id`; does nothing when it is not this process's.
