@@ -65,8 +65,8 @@
 //! - **Stays harmless when used wrongly.** Guards may be dropped in any order and may be forgotten,
 //!   and a forgotten one never shows the context of another request. A record that another
 //!   publisher attached is never written or freed. A thread that ends frees its records.
-//! - **Goes through `fork`.** The child has no process context and may publish its own; its threads'
-//!   records keep their meaning.
+//! - **Goes through `fork`.** The child has no process context and may publish its own, or has one
+//!   at once after [`Published::republish_after_fork`]; its threads' records keep their meaning.
 //! - **Gets along with others.** Several copies or versions of this crate, or this crate and another
 //!   publisher, link into one program and share the thread's variable; the second process context
 //!   is refused.

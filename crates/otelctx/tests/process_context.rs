@@ -424,6 +424,122 @@ fn a_forked_child_publishes_its_own_context() {
     });
 }
 
+/// The resource by name: its order is not the same in a child.
+fn sorted(payload: &Payload) -> Vec<(String, Value)> {
+    let mut resource = payload.resource.clone();
+    resource.sort_by(|(a, _), (b, _)| a.cmp(b));
+    resource
+}
+
+#[test]
+fn forked_children_publish_again_when_that_is_asked_for() {
+    in_own_process(
+        "forked_children_publish_again_when_that_is_asked_for",
+        || {
+            static KEY: Key = Key::new("key");
+            static LATE: Key = Key::new("late");
+            KEY.register().unwrap();
+            // Texts that look like what is written over in the child.
+            let pid = "process.pid\x12\x05\x18\u{7f}";
+            let context = || {
+                ProcessContext::new()
+                    .attribute(pid, pid)
+                    .attribute("id", "________-____-____-____-____________")
+            };
+            let mut process = context().publish().unwrap();
+            process.republish_after_fork().unwrap();
+            let before = payload();
+            in_forked_child(|| assert_eq!(payload(), before));
+
+            process
+                .update(
+                    ProcessContext::detect()
+                        .attribute(pid, pid)
+                        .attribute("id", "________-____-____-____-____________"),
+                )
+                .unwrap();
+            let parents = payload();
+            // What the child of one with these attributes must show.
+            let check = |parents: &Payload| {
+                let own = payload();
+                let id = text(own.resource_attribute("service.instance.id")).to_owned();
+                assert_ne!(id, text(parents.resource_attribute("service.instance.id")));
+                assert_eq!((id.len(), id.as_bytes()[14]), (36, b'4'));
+                let pid = i64::from(std::process::id());
+                let mut expected = parents.clone();
+                for (key, value) in &mut expected.resource {
+                    match &**key {
+                        "process.pid" => *value = pid.into(),
+                        "service.instance.id" => *value = id.as_str().into(),
+                        _ => {}
+                    }
+                }
+                assert_eq!(sorted(&own), sorted(&expected));
+                assert_eq!(own.attributes, expected.attributes);
+                own
+            };
+            in_forked_child(|| {
+                let own = check(&parents);
+                LATE.register().unwrap();
+                let mut expected = own.clone();
+                expected.attributes[1].1 = vec!["key", "late"].into();
+                assert_eq!(payload(), expected);
+                let add = |context: ProcessContext| context.attribute("worker", 1_i64);
+                ProcessContext::modify(add).unwrap();
+                expected.resource.push(("worker".into(), 1_i64.into()));
+                assert_eq!(payload(), expected);
+                in_forked_child(|| {
+                    let grandchilds = check(&expected);
+                    in_forked_child(|| drop(check(&grandchilds)));
+                });
+                assert_eq!(payload(), expected);
+                assert_eq!(
+                    ProcessContext::new().publish().unwrap_err(),
+                    PublishError::AlreadyPublished
+                );
+            });
+            assert_eq!(payload(), parents);
+
+            // One that the program has set stays.
+            process
+                .update(ProcessContext::detect().attribute("service.instance.id", "mine"))
+                .unwrap();
+            let mine = payload();
+            in_forked_child(|| {
+                let id = payload().resource_attribute("service.instance.id").cloned();
+                assert_eq!(id, Some("mine".into()));
+                assert_ne!(
+                    payload().resource_attribute("process.pid"),
+                    mine.resource_attribute("process.pid")
+                );
+                // Whatever the program does with it later, it is no placeholder.
+                let remove =
+                    |context: ProcessContext| context.without_attribute("service.instance.id");
+                ProcessContext::modify(remove).unwrap();
+                check(&mine);
+            });
+
+            // A sandbox: the fork goes on, and the child has no context.
+            in_forked_child(|| {
+                seccomp::deny(&[libc::SYS_madvise]);
+                in_forked_child(|| assert_eq!(mappings(), []));
+            });
+
+            // The inherited guard is that of the child's own context.
+            in_forked_child(|| {
+                process.unpublish().unwrap();
+                assert_eq!(mappings(), []);
+                in_forked_child(|| assert_eq!(mappings(), []));
+                // Another one is not asked to.
+                let mut other = context().publish().unwrap();
+                in_forked_child(|| assert_eq!(mappings(), []));
+                other.republish_after_fork().unwrap();
+                in_forked_child(|| drop(payload()));
+            });
+        },
+    );
+}
+
 #[test]
 fn a_child_with_its_parents_pid_publishes_its_own_context() {
     in_own_process(

@@ -259,6 +259,43 @@ impl Published {
         Ok(())
     }
 
+    /// Has the context published again in every child that this process forks from now on, and in
+    /// their children, so that readers see each worker of a pre-forking server.
+    ///
+    /// When `fork` returns, the child's context is there: as the parent's was, the keys of records
+    /// included, with a random `service.instance.id` of its own and its `process.pid`. An instance id
+    /// that the program has set stays as it is. The guard that a child inherits is that of its own
+    /// context: it may update or drop it, and [`ProcessContext::modify`] works as in the parent.
+    /// A child in which publishing fails has no context, as without this call.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), otelctx::PublishError> {
+    /// let mut process = otelctx::ProcessContext::detect().service_name("shop").publish()?;
+    /// process.republish_after_fork()?;
+    /// for worker in 0..4_i64 {
+    ///     # unsafe fn fork() -> i32 { 0 }
+    ///     if unsafe { fork() } == 0 {
+    ///         otelctx::ProcessContext::modify(|context| context.attribute("worker.id", worker))?;
+    ///         // serve ...
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Handlers of `pthread_atfork` do it in each fork of the process. They encode the context before
+    /// the fork; in the child they only make system calls, and take no memory, so that the fork is
+    /// safe in programs with several threads. `posix_spawn`, `vfork` and `clone` run no such handlers,
+    /// and neither does [`std::process::Command`] where it uses one of them. Programs that call `fork`
+    /// in signal handlers cannot use this.
+    ///
+    /// # Errors
+    /// [`PublishError::NotPublished`] if this guard's context is not published any more, and
+    /// [`PublishError::System`] if there is no memory for the handlers.
+    pub fn republish_after_fork(&mut self) -> Result<(), PublishError> {
+        platform::republish_after_fork(self.id)
+    }
+
     /// Unpublishes, as dropping does, and tells when it failed.
     ///
     /// # Errors

@@ -45,6 +45,11 @@ pub(crate) fn modify(
     change(ProcessContext::new()).encode_checked().map(drop)
 }
 
+/// Nothing to publish.
+pub(crate) fn republish_after_fork(_id: u64) -> Result<(), PublishError> {
+    Ok(())
+}
+
 /// Nothing to remove.
 pub(crate) fn unpublish(_id: u64) -> Result<(), PublishError> {
     Ok(())

@@ -110,7 +110,7 @@ impl Mapping {
     }
 
     /// Tells readers that nothing is published here, and removes the mapping.
-    pub(super) fn withdraw(self) -> Result<(), PublishError> {
+    pub(super) fn withdraw(&self) -> Result<(), PublishError> {
         // SAFETY: the mapping is this one's, and not used any more.
         unsafe {
             let published_at = self

@@ -1,10 +1,13 @@
 //! Publishing on Linux (OTEP 4719).
 
 mod foreign;
+mod fork;
+mod instance_id;
 mod lock;
 mod mapping;
 mod owner;
 
+pub(crate) use fork::republish_after_fork;
 pub(crate) use owner::{lock, modify, publish, unpublish, update};
 
 use super::PublishError;

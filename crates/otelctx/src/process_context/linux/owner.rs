@@ -4,23 +4,21 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use super::foreign;
+use super::instance_id::identify;
 use super::lock::Locked;
 use super::mapping::Mapping;
-use super::system_error;
-use crate::arch::hex;
 use crate::process_context::{ProcessContext, PublishError};
 use crate::thread;
 
-const INSTANCE_ID: &str = "service.instance.id";
-
 /// What is published.
-struct Publication {
-    context: ProcessContext,
-    instance_id: Option<String>,
-    mapping: Mapping,
+pub(super) struct Publication {
+    pub(super) context: ProcessContext,
+    /// The random instance id, if the context asked for one.
+    pub(super) instance_id: Option<String>,
+    pub(super) mapping: Mapping,
     payload: Vec<u8>,
     /// A reader may have read the header before the last update and the payload after it.
-    _previous_payload: Vec<u8>,
+    pub(super) previous_payload: Vec<u8>,
 }
 
 /// The publication. Valid only while [`super::lock::Shared::current`] is not 0: a forked child
@@ -41,11 +39,26 @@ pub(crate) fn lock() -> Owner {
 }
 
 impl Owner {
-    fn publication(&mut self) -> Option<&mut Publication> {
-        if self.0.shared.current.load(Ordering::Relaxed) == 0 {
+    /// Which publication of this process is current; 0 for none.
+    pub(super) fn current(&self) -> u64 {
+        self.0.shared.current.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn publication(&mut self) -> Option<&mut Publication> {
+        if self.current() == 0 {
             return None;
         }
         // SAFETY: made by this process, whole, and the lock is held.
+        unsafe { PUBLICATION.load(Ordering::Relaxed).as_mut() }
+    }
+
+    /// The publication that a forked child has inherited.
+    ///
+    /// # Safety
+    /// The forking thread held the lock: else it may have been in the middle of a change.
+    #[allow(clippy::unused_self)]
+    pub(super) unsafe fn inherited(&self) -> Option<&'static mut Publication> {
+        // SAFETY: whole, as the caller says, and nobody else has it while the lock is held.
         unsafe { PUBLICATION.load(Ordering::Relaxed).as_mut() }
     }
 
@@ -71,18 +84,28 @@ impl Owner {
             instance_id,
             mapping: Mapping::new()?,
             payload: Vec::new(),
-            _previous_payload: Vec::new(),
+            previous_payload: Vec::new(),
         });
-        if let Err(error) = publication.show(payload) {
-            // The first failure is the one to report.
-            let _ = publication.mapping.withdraw();
-            return Err(error);
-        }
         let id = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
+        self.show_first(id, &mut publication, payload)?;
         // In a forked child, this leaks what it inherited.
         PUBLICATION.store(Box::into_raw(publication), Ordering::Relaxed);
-        self.0.shared.current.store(id, Ordering::Release);
         Ok(id)
+    }
+
+    /// Shows the first payload of this process as publication `id`.
+    pub(super) fn show_first(
+        &self,
+        id: u64,
+        publication: &mut Publication,
+        payload: Vec<u8>,
+    ) -> Result<(), PublishError> {
+        publication.show(payload).inspect_err(|_| {
+            // The first failure is the one to report.
+            let _ = publication.mapping.withdraw();
+        })?;
+        self.0.shared.current.store(id, Ordering::Release);
+        Ok(())
     }
 }
 
@@ -100,7 +123,7 @@ impl Publication {
     fn show(&mut self, payload: Vec<u8>) -> Result<(), PublishError> {
         let keys = thread::registered_names().count();
         self.mapping.store(&payload, next_timestamp());
-        self._previous_payload = std::mem::replace(&mut self.payload, payload);
+        self.previous_payload = std::mem::replace(&mut self.payload, payload);
         self.mapping.name()?;
         thread::mark_published(keys);
         Ok(())
@@ -133,7 +156,7 @@ pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
 /// Replaces publication `id`; in a forked child, publishes. Returns the number of the publication.
 pub(crate) fn update(id: u64, context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
-    let current = owner.0.shared.current.load(Ordering::Relaxed);
+    let current = owner.current();
     let Some(publication) = owner.publication() else {
         drop(owner);
         return publish(context);
@@ -167,37 +190,14 @@ pub(crate) fn modify(
 /// Removes publication `id`; does nothing when it is not this process's.
 pub(crate) fn unpublish(id: u64) -> Result<(), PublishError> {
     let owner = lock();
-    let current = &owner.0.shared.current;
-    if current.load(Ordering::Relaxed) != id {
+    if owner.current() != id {
         return Ok(());
     }
-    current.store(0, Ordering::Release);
+    owner.0.shared.current.store(0, Ordering::Release);
     let publication = PUBLICATION.swap(ptr::null_mut(), Ordering::Relaxed);
     // SAFETY: `current` said that this process made it; nobody else has it now.
     let publication = unsafe { Box::from_raw(publication) };
     publication.mapping.withdraw()
-}
-
-/// Gives a context that wants it the instance id of before, or else a random one.
-fn identify(
-    context: &mut ProcessContext,
-    before: Option<&str>,
-) -> Result<Option<String>, PublishError> {
-    if !context.random_instance_id {
-        return Ok(None);
-    }
-    let id = match before {
-        Some(id) => id.to_owned(),
-        None => random_id()?,
-    };
-    // The program may have set one of its own.
-    let payload = &mut context.payload;
-    if payload.resource_attribute(INSTANCE_ID).is_none() {
-        payload
-            .resource
-            .push((INSTANCE_ID.into(), id.as_str().into()));
-    }
-    Ok(Some(id))
 }
 
 /// Nanoseconds of `CLOCK_BOOTTIME`, later than all that were returned before.
@@ -212,27 +212,4 @@ fn next_timestamp() -> u64 {
     let timestamp = now.max(LAST_TIMESTAMP.load(Ordering::Relaxed) + 1);
     LAST_TIMESTAMP.store(timestamp, Ordering::Relaxed);
     timestamp
-}
-
-/// A random UUID (RFC 9562, version 4).
-fn random_id() -> Result<String, PublishError> {
-    let mut bytes = [0_u8; 16];
-    // SAFETY: the buffer is 16 bytes, which the kernel returns whole. The system call itself,
-    // because glibc before 2.25 has no function for it.
-    let read = unsafe { libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), 0) };
-    if read != 16 {
-        return Err(system_error("getrandom"));
-    }
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut id = String::with_capacity(36);
-    for half in bytes.chunks_exact(8) {
-        for digit in hex(half.try_into().expect("8 bytes")) {
-            if [8, 13, 18, 23].contains(&id.len()) {
-                id.push('-');
-            }
-            id.push(char::from(digit));
-        }
-    }
-    Ok(id)
 }

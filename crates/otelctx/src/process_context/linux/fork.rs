@@ -1,0 +1,207 @@
+//! Publishing again in forked children, for servers that fork their workers.
+//!
+//! A child of a program with several threads may do what a signal handler may (fork(2)), because
+//! another thread may have held any lock. So everything is prepared before the fork: the forking
+//! thread takes the lock, which makes what the child inherits whole, and encodes the child's
+//! context. The child itself only makes system calls, and writes its pid and its instance id over
+//! placeholders.
+
+use std::mem;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+use otelctx_format::process_context::Value;
+
+use super::instance_id::{self, INSTANCE_ID};
+use super::mapping::Mapping;
+use super::owner::{lock, Owner, Publication};
+use crate::process_context::{ProcessContext, PublishError, PID};
+
+/// Stands for the child's pid. Pids have at most 22 bits (`PID_MAX_LIMIT` of linux/threads.h), and
+/// this is the largest number whose varint takes 4 bytes.
+const ANY_PID: u32 = (1 << 28) - 1;
+/// How an attribute with that value ends: `AnyValue`, of 5 bytes, with an `int_value`.
+const ANY_PID_ENCODED: &[u8] = b"process.pid\x12\x05\x18\xff\xff\xff\x7f";
+/// Stands for the child's instance id.
+const ANY_ID: &str = "________-____-____-____-____________";
+
+/// Which publication is renewed in children; 0 for none.
+static RENEWED: AtomicU64 = AtomicU64::new(0);
+/// Whether the handlers are registered. They cannot be removed.
+static REGISTERED: AtomicBool = AtomicBool::new(false);
+/// What a fork that is going on has prepared. Used under the lock.
+static PREPARED: AtomicPtr<Prepared> = AtomicPtr::new(ptr::null_mut());
+
+struct Prepared {
+    /// `None` in the child, where the lock is free.
+    owner: Option<Owner>,
+    next: Option<Next>,
+}
+
+/// What the child publishes.
+struct Next {
+    id: u64,
+    context: ProcessContext,
+    instance_id: Option<String>,
+    payload: Vec<u8>,
+    /// Where in the payload [`ANY_PID`] ends, if the context has the pid.
+    pid_end: Option<usize>,
+    /// Where [`ANY_ID`] ends, if the context has an instance id of ours.
+    id_end: Option<usize>,
+}
+
+/// Has publication `id` renewed in every child from now on.
+pub(crate) fn republish_after_fork(id: u64) -> Result<(), PublishError> {
+    if lock().current() != id {
+        return Err(PublishError::NotPublished);
+    }
+    // Without the lock: a fork that is going on holds the C library's lock on the handlers, and waits
+    // for ours.
+    if !REGISTERED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the handlers take no arguments and do not unwind.
+        let error = unsafe { libc::pthread_atfork(Some(prepare), Some(in_parent), Some(in_child)) };
+        if error != 0 {
+            REGISTERED.store(false, Ordering::Relaxed);
+            return Err(PublishError::System {
+                call: "pthread_atfork",
+                errno: error,
+            });
+        }
+    }
+    RENEWED.store(id, Ordering::Relaxed);
+    Ok(())
+}
+
+extern "C" fn prepare() {
+    let mut owner = lock();
+    let id = owner.current();
+    let next = match owner.publication() {
+        Some(publication) if id == RENEWED.load(Ordering::Relaxed) => Next::of(id, publication),
+        _ => None,
+    };
+    replace_prepared(Some(Prepared {
+        owner: Some(owner),
+        next,
+    }));
+}
+
+extern "C" fn in_parent() {
+    // Unlocks.
+    replace_prepared(None);
+}
+
+extern "C" fn in_child() {
+    // SAFETY: made by `prepare`, and this is the only thread.
+    let Some(prepared) = (unsafe { PREPARED.load(Ordering::Relaxed).as_mut() }) else {
+        return;
+    };
+    // It was the parent's lock: in this process nobody holds one.
+    mem::forget(prepared.owner.take());
+    if let Some(next) = &mut prepared.next {
+        // The child has no context then, as without this.
+        let _ = next.publish();
+    }
+}
+
+/// Drops what was prepared before, in a child what its own fork has left.
+fn replace_prepared(prepared: Option<Prepared>) {
+    let new = prepared.map_or(ptr::null_mut(), |prepared| {
+        Box::into_raw(Box::new(prepared))
+    });
+    let old = PREPARED.swap(new, Ordering::Relaxed);
+    if !old.is_null() {
+        // SAFETY: made above, and taken out by the holder of the lock.
+        drop(unsafe { Box::from_raw(old) });
+    }
+}
+
+impl Next {
+    fn of(id: u64, publication: &Publication) -> Option<Self> {
+        let mut context = publication.context.clone();
+        let resource = &mut context.payload.resource;
+        // What is written over goes first, where nothing of the program's own can be taken for it.
+        let mut take_to_front = |name: &str, old: Value, new: Value| {
+            let at = resource
+                .iter()
+                .position(|(key, value)| key == name && *value == old);
+            if let Some(at) = at {
+                resource.remove(at);
+                resource.insert(0, (name.into(), new));
+            }
+            at.is_some()
+        };
+        let has_pid = take_to_front(PID, std::process::id().into(), ANY_PID.into());
+        let old_id = publication.instance_id.as_deref();
+        // One that the program has set stays.
+        let has_id = old_id.is_some_and(|id| take_to_front(INSTANCE_ID, id.into(), ANY_ID.into()));
+        let payload = context.encode();
+        context.check_size(payload.len()).ok()?;
+        let end_of = |bytes: &[u8]| {
+            let at = payload.windows(bytes.len()).position(|at| at == bytes);
+            at.map(|at| at + bytes.len())
+        };
+        Some(Self {
+            id,
+            instance_id: old_id.map(|_| ANY_ID.to_owned()),
+            pid_end: has_pid.then(|| end_of(ANY_PID_ENCODED)).flatten(),
+            id_end: has_id.then(|| end_of(ANY_ID.as_bytes())).flatten(),
+            context,
+            payload,
+        })
+    }
+
+    /// Publishes in the child. Allocates and frees nothing: what the child does not need any more
+    /// ends up in `self`, for the next fork to drop.
+    fn publish(&mut self) -> Result<(), PublishError> {
+        let owner = lock();
+        // SAFETY: the forking thread held the lock.
+        let Some(publication) = (unsafe { owner.inherited() }) else {
+            return Ok(());
+        };
+        let pid = std::process::id();
+        if let Some(end) = self.pid_end {
+            // 4 bytes of 7 bits each, and one that says that more follow in all but the last.
+            let mut rest = pid;
+            for byte in &mut self.payload[end - 4..end - 1] {
+                *byte = rest as u8 | 0x80;
+                rest >>= 7;
+            }
+            self.payload[end - 1] = rest as u8;
+        }
+        if let Some(own) = &mut self.instance_id {
+            let id = instance_id::random()?;
+            if let Some(end) = self.id_end {
+                self.payload[end - id.len()..end].copy_from_slice(&id);
+            }
+            write_over(own, id);
+            for (key, value) in &mut self.context.payload.resource {
+                match value {
+                    Value::String(text) if key == INSTANCE_ID && text == ANY_ID => {
+                        write_over(text, id)
+                    }
+                    _ => {}
+                }
+            }
+        }
+        for (key, value) in &mut self.context.payload.resource {
+            match value {
+                Value::Int(number) if key == PID && *number == i64::from(ANY_PID) => {
+                    *number = pid.into();
+                }
+                _ => {}
+            }
+        }
+        mem::swap(&mut publication.context, &mut self.context);
+        mem::swap(&mut publication.instance_id, &mut self.instance_id);
+        let oldest = mem::take(&mut publication.previous_payload);
+        let payload = mem::replace(&mut self.payload, oldest);
+        publication.mapping = Mapping::new()?;
+        owner.show_first(self.id, publication, payload)
+    }
+}
+
+/// Writes ASCII of the same length over a text.
+fn write_over(text: &mut String, ascii: [u8; 36]) {
+    text.clear();
+    text.extend(ascii.map(char::from));
+}

@@ -1,0 +1,56 @@
+//! `service.instance.id`: a random one for each process.
+
+use std::str;
+
+use super::system_error;
+use crate::arch::hex;
+use crate::process_context::{ProcessContext, PublishError};
+
+pub(super) const INSTANCE_ID: &str = "service.instance.id";
+
+/// Gives a context that wants it the instance id of before, or else a random one.
+pub(super) fn identify(
+    context: &mut ProcessContext,
+    before: Option<&str>,
+) -> Result<Option<String>, PublishError> {
+    if !context.random_instance_id {
+        return Ok(None);
+    }
+    let id = match before {
+        Some(id) => id.to_owned(),
+        None => str::from_utf8(&random()?).unwrap_or_default().to_owned(),
+    };
+    // The program may have set one of its own.
+    let payload = &mut context.payload;
+    if payload.resource_attribute(INSTANCE_ID).is_none() {
+        payload
+            .resource
+            .push((INSTANCE_ID.into(), id.as_str().into()));
+    }
+    Ok(Some(id))
+}
+
+/// A random UUID (RFC 9562, version 4) in ASCII. Allocates nothing: forked children call it.
+pub(super) fn random() -> Result<[u8; 36], PublishError> {
+    let mut bytes = [0_u8; 16];
+    // SAFETY: the buffer is 16 bytes, which the kernel returns whole. The system call itself,
+    // because glibc before 2.25 has no function for it.
+    let read = unsafe { libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), 0) };
+    if read != 16 {
+        return Err(system_error("getrandom"));
+    }
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let mut id = [b'-'; 36];
+    let mut at = 0;
+    for half in bytes.chunks_exact(8) {
+        for digit in hex(half.try_into().expect("8 bytes")) {
+            if [8, 13, 18, 23].contains(&at) {
+                at += 1;
+            }
+            id[at] = digit;
+            at += 1;
+        }
+    }
+    Ok(id)
+}
