@@ -270,8 +270,8 @@ pub(crate) fn read_for_ps(pid: i32, modules: &FileCache) -> Result<bool, otelctx
         return Ok(false);
     }
     process.thread_support()?;
-    process.target().comm()?;
-    process.target().thread_ids()?;
+    process.comm()?;
+    process.running()?.thread_ids()?;
     Ok(true)
 }
 

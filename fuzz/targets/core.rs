@@ -6,14 +6,15 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use otelctx_reader::{Core, Options};
-use otelctx_remote::{CoreFile, Memory};
+use otelctx_reader::{Options, Process};
+use otelctx_remote::{CoreFile, Memory, Target};
 
 /// Limit on threads and mappings that are read; more would run the same code.
 const MOST: usize = 64;
@@ -48,7 +49,7 @@ fuzz_target!(|data: &[u8]| {
         return;
     };
     if let Some(cut) = cut {
-        for start in whole.unnamed_mappings().take(MOST) {
+        for start in starts(&whole) {
             let (mut left, mut all) = ([0; 48], [0; 48]);
             if cut.read(start, &mut left).is_ok() {
                 whole
@@ -67,12 +68,25 @@ fuzz_target!(|data: &[u8]| {
 fn inspect(core: CoreFile) {
     let mut options = Options::default();
     options.any_schema = true;
-    let core = Core::with_options(core, options);
+    let mut core = Process::of_target(core, options);
     let context = core.context().expect("cores can be read");
     assert_eq!(core.context().expect("it could be"), context);
-    let support = core.thread_support().expect("cores can be read");
-    for thread in core.target().threads().iter().take(MOST) {
-        let outcome = core.thread_context(&support, thread).ok();
-        assert_eq!(core.thread_context(&support, thread).ok(), outcome);
+    for thread in core.threads().expect("cores can be read").iter().take(MOST) {
+        let outcome = thread.context().ok();
+        assert_eq!(thread.context().ok(), outcome);
     }
+}
+
+/// Where its first mappings start.
+fn starts(core: &CoreFile) -> Vec<u64> {
+    let mut starts = Vec::new();
+    let walk = core.mappings(&mut |mapping| {
+        starts.push(mapping.start);
+        match starts.len() < MOST {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
+    });
+    walk.expect("cores can be read");
+    starts
 }

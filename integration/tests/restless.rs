@@ -102,7 +102,7 @@ fn inspect_and_kill(delay: Duration) {
             std::thread::sleep(delay);
             drop(target);
         });
-        while process.target().exists() {
+        while process.running().unwrap().exists() {
             inspect(&mut process);
         }
     });

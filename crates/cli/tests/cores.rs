@@ -19,8 +19,9 @@ const MOST: u64 = 1 << 19;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 const NT_FILE: u32 = 0x4649_4c45;
-/// `struct elf_prstatus` of x86-64: its size, and where fs base is.
+/// `struct elf_prstatus` of x86-64: its size, and where the thread id and fs base are.
 const STATUS: usize = 336;
+const TID: usize = 32;
 const FS_BASE: usize = 112 + 21 * 8;
 
 /// Runs `dump --core` with its output in `output`; returns its exit status and the most memory that
@@ -170,7 +171,10 @@ fn add_lost_threads(core: &Path, threads: usize) -> usize {
     let end = file.seek(SeekFrom::End(0)).unwrap();
     let mut out = BufWriter::new(&mut file);
     out.write_all(&notes).unwrap();
-    for _ in 0..threads {
+    for number in 0..threads {
+        // Beyond every id of a real thread.
+        let tid = i32::MAX - number as i32;
+        lost[20 + TID..][..4].copy_from_slice(&tid.to_le_bytes());
         out.write_all(&lost).unwrap();
     }
     out.flush().unwrap();

@@ -74,6 +74,12 @@ pub enum Error {
         /// What is missing.
         source: MemoryError,
     },
+    /// Only what was saved of the process can be read.
+    #[error("{name} is no running process")]
+    NotRunning {
+        /// The core file.
+        name: String,
+    },
     /// The core file does not have the thread's registers.
     #[error("thread {tid}: its thread pointer is not in the core")]
     NoThreadPointer {
@@ -106,6 +112,7 @@ impl Error {
             Self::Deadline { .. }
             | Self::NotStopped { .. }
             | Self::WouldLengthen { .. }
+            | Self::NotRunning { .. }
             | Self::NoThreadPointer { .. } => ReadStep::Thread,
             Self::Remote(_) => ReadStep::Memory,
             Self::Variable { .. } => ReadStep::Variable,

@@ -37,7 +37,6 @@
 //! # }
 //! ```
 
-mod core;
 mod detected;
 mod error;
 mod process;
@@ -46,7 +45,6 @@ pub mod runtime;
 mod sleeping;
 mod thread_context;
 
-pub use self::core::Core;
 pub use detected::Detected;
 pub use error::Error;
 pub use otelctx_format as format;

@@ -1,19 +1,20 @@
-//! One running process, and what is cached about it between reads.
+//! One process, and what is cached about it between reads.
 
 mod find;
+mod subject;
 
-use std::ops::ControlFlow;
+use std::ffi::OsString;
+use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_format::{KeyMap, record};
 use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
-use remote::{
-    CodeLayout, FileCache, LiveProcess, Memory, MemoryError, ProcessMemory, Target as _, tls,
-};
+use remote::{CodeLayout, FileCache, Memory, MemoryError, ProcessMemory, Target, tls};
 
 pub use self::find::Poll;
+pub(crate) use self::subject::Subject;
 use crate::process_context::{Found, HeaderBytes, Polled};
 use crate::runtime::{Present, Runtimes};
 use crate::sleeping::SleepingThreads;
@@ -62,16 +63,15 @@ impl Default for Options {
     }
 }
 
-/// A process to read contexts from.
+/// A process to read contexts from: one that runs, or the core file of one that has ended.
 ///
 /// It caches where things are, so that a second read is cheap: one system call when the process
 /// context has not changed. It notices when the process publishes late, updates, loads or unloads
 /// libraries, or executes another program.
 #[derive(Debug)]
 pub struct Process {
-    target: remote::Process,
+    subject: Subject,
     options: Options,
-    memory: Option<ProcessMemory>,
     files: FileCache,
     found: Option<Found>,
     /// Addresses of contexts that could not be read, with their headers where those could be.
@@ -87,7 +87,7 @@ pub struct Process {
 pub struct Threads<'p> {
     /// Whether their contexts can be read, and how.
     pub support: Arc<ThreadSupport>,
-    /// In the order of `/proc/PID/task`.
+    /// In the order of `/proc/PID/task`, or of the core file.
     pub threads: Vec<Thread<'p>>,
     /// Whether the list is complete.
     pub is_complete: bool,
@@ -115,23 +115,72 @@ impl Process {
     /// # Errors
     /// When there is no such process.
     pub fn with_files(pid: i32, options: Options, files: FileCache) -> Result<Self, Error> {
-        Ok(Self {
-            target: remote::Process::open(pid)?,
+        Ok(Self::new(Subject::open(pid)?, options, files))
+    }
+
+    /// Takes a process that does not run: a [`CoreFile`](remote::CoreFile), or an image of one.
+    ///
+    /// ```no_run
+    /// use otelctx_reader::remote::CoreFile;
+    /// use otelctx_reader::{Options, Process};
+    ///
+    /// # fn main() -> Result<(), otelctx_reader::Error> {
+    /// let core = CoreFile::open("core.4711".as_ref(), "/".as_ref())?;
+    /// for missing in core.missing() {
+    ///     eprintln!("{missing}");
+    /// }
+    /// let mut process = Process::of_target(core, Options::default());
+    /// for thread in process.threads()? {
+    ///     if let Some(context) = thread.context()?.attached() {
+    ///         println!("{} was working on trace {}", thread.tid(), context.trace_id);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn of_target(target: impl Target + Send + Sync + 'static, options: Options) -> Self {
+        let subject = Subject::Saved(Box::new(target));
+        Self::new(subject, options, FileCache::default())
+    }
+
+    fn new(subject: Subject, options: Options, files: FileCache) -> Self {
+        Self {
+            subject,
             options,
-            memory: None,
             files,
             found: None,
             broken: Vec::new(),
             variables: None,
             sleeping: SleepingThreads::default(),
             runtimes: None,
-        })
+        }
     }
 
-    /// The process as such: its name, executable, status.
+    /// Its id. `None` if its core file does not tell it.
     #[must_use]
-    pub fn target(&self) -> &remote::Process {
-        &self.target
+    pub fn pid(&self) -> Option<i32> {
+        self.subject.pid()
+    }
+
+    /// Its short name: 15 bytes at most, chosen by it. Empty if its core file does not tell it.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn comm(&self) -> Result<OsString, Error> {
+        self.subject.comm()
+    }
+
+    /// The running process as such: its executable, status, right to be stopped.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] for a core file.
+    pub fn running(&self) -> Result<&remote::Process, Error> {
+        match &self.subject {
+            Subject::Running { process, .. } => Ok(process),
+            Subject::Saved(target) => Err(Error::NotRunning {
+                name: target.name().to_string_lossy().into_owned(),
+            }),
+        }
     }
 
     /// The limits it was opened with.
@@ -153,35 +202,40 @@ impl Process {
     }
 
     fn late(&self, action: &'static str) -> Error {
-        Error::Deadline {
-            pid: self.target.pid(),
-            action,
-        }
+        let pid = self.id();
+        Error::Deadline { pid, action }
+    }
+
+    /// For messages: 0 if it is not known.
+    pub(crate) fn id(&self) -> i32 {
+        self.pid().unwrap_or_default()
     }
 
     /// The memory of the program that runs now.
-    fn memory(&mut self) -> Result<&ProcessMemory, Error> {
-        // Open memory stays that of the program it was opened for. Nothing is mapped at 0: a read
-        // there tells only whether that program still runs.
-        let gone = |memory: &ProcessMemory| {
-            matches!(memory.read(0, &mut [0]), Err(MemoryError::Gone { .. }))
-        };
-        if self.memory.as_ref().is_none_or(gone) {
-            self.variables = None;
-            self.sleeping.clear();
-            self.runtimes = None;
-            self.memory = Some(self.target.memory()?);
+    fn memory(&mut self) -> Result<&dyn Memory, Error> {
+        if let Subject::Running { process, memory } = &mut self.subject {
+            // Open memory stays that of the program it was opened for. Nothing is mapped at 0: a read
+            // there tells only whether that program still runs.
+            let gone = |memory: &ProcessMemory| {
+                matches!(memory.read(0, &mut [0]), Err(MemoryError::Gone { .. }))
+            };
+            if memory.as_ref().is_none_or(gone) {
+                self.variables = None;
+                self.sleeping.clear();
+                self.runtimes = None;
+                *memory = Some(process.memory()?);
+            }
         }
         // The line above filled it.
-        Ok(self.memory.as_ref().expect("memory was just opened"))
+        Ok(self.open_memory().expect("memory was just opened"))
     }
 
     /// Resource attributes that can be detected from outside.
     ///
     /// # Errors
-    /// When the process cannot be inspected.
+    /// When the process cannot be inspected, or does not run.
     pub fn detected(&self) -> Result<Detected, Error> {
-        Detected::of(&self.target)
+        Detected::of(self.running()?)
     }
 
     /// Whether the contexts of its threads can be read, and how. Resolved again when libraries were
@@ -220,17 +274,16 @@ impl Process {
             return Err(self.late("resolve the variable of its threads"));
         }
         let Some(target) = self.as_target() else {
-            return Err(remote::Error::NoSuchProcess {
-                pid: self.target.pid(),
-            }
-            .into());
+            let pid = self.id();
+            return Err(remote::Error::NoSuchProcess { pid }.into());
         };
-        let resolution = match tls::resolve(&target, &self.files, SYMBOL) {
+        let resolution = match tls::resolve(&*target, &self.files, SYMBOL) {
             Err(remote::Error::Deadline { .. }) => {
                 return Err(self.late("resolve the variable of its threads"));
             }
             resolution => Arc::new(resolution?),
         };
+        drop(target);
         self.variables = Some(resolution.clone());
         Ok(resolution)
     }
@@ -247,16 +300,17 @@ impl Process {
         // May forget what is known of a program that runs no more.
         self.memory()?;
         let target = self.as_target().expect("memory was just opened");
-        let layout = self.layout(&target)?;
+        let layout = self.layout(&*target)?;
         if let Some((known, present)) = &self.runtimes
             && *known == layout
         {
             return Ok(present.clone());
         }
-        let present = match self.options.runtimes.probe(&target, &self.files) {
+        let present = match self.options.runtimes.probe(&*target, &self.files) {
             Err(remote::Error::Deadline { .. }) => return Err(self.late("probe for runtimes")),
             present => Arc::from(present?),
         };
+        drop(target);
         self.runtimes = Some((layout, Arc::clone(&present)));
         if !present.is_empty() {
             // For the C library's list of threads, by which sleeping ones are read without a stop.
@@ -273,14 +327,8 @@ impl Process {
     /// The process as a [`Target`](remote::Target), up to [`Options::deadline`], with the memory of
     /// the program that ran when its context or its threads were last read. `None` if neither was.
     #[must_use]
-    pub fn as_target(&self) -> Option<LiveProcess<'_>> {
-        let target = LiveProcess::new(&self.target, self.memory.as_ref()?);
-        let options = &self.options;
-        Some(
-            target
-                .with_deadline(options.deadline)
-                .with_maps_as_text(options.maps_as_text),
-        )
+    pub fn as_target(&self) -> Option<impl Deref<Target = dyn Target + '_>> {
+        self.subject.as_target(&self.options)
     }
 
     /// The cache of files that its modules are read through.
@@ -290,7 +338,7 @@ impl Process {
     }
 
     /// Which code is mapped where.
-    fn layout(&self, target: &LiveProcess<'_>) -> Result<CodeLayout, Error> {
+    fn layout(&self, target: &dyn Target) -> Result<CodeLayout, Error> {
         match target.code_layout() {
             Err(remote::Error::Deadline { .. }) => Err(self.late("scan its mappings")),
             layout => Ok(layout?),
@@ -310,7 +358,7 @@ impl Process {
         match scan {
             Scan::Complete(found) => Ok(found),
             Scan::TooMany => Err(Error::TooManyMappings {
-                pid: self.target.pid(),
+                pid: self.id(),
                 limit: self.options.max_mappings.unwrap_or(u64::MAX),
             }),
             Scan::DeadlinePassed => Err(self.late("scan its mappings")),
@@ -349,7 +397,7 @@ impl Process {
         let process = &*self;
         let mut threads = Vec::new();
         let mut is_complete = true;
-        process.target.visit_thread_ids(&mut |tid| {
+        process.subject.visit_thread_ids(&mut |tid| {
             is_complete = go_on();
             if !is_complete {
                 return ControlFlow::Break(());
@@ -383,7 +431,10 @@ impl Process {
         let (Some(_), Some(target)) = (known.peek(), self.as_target()) else {
             return Ok(true);
         };
-        let layout = self.layout(&target)?;
+        if !target.is_running() {
+            return Ok(true);
+        }
+        let layout = self.layout(&*target)?;
         let is_registered = || variables.is_none_or(|it| self.are_registered(it));
         Ok(known.all(|known| known == layout) && is_registered())
     }
@@ -403,7 +454,7 @@ impl Process {
         else {
             return Ok(false);
         };
-        let now = match tls::resolve(&target, &self.files, SYMBOL) {
+        let now = match tls::resolve(&*target, &self.files, SYMBOL) {
             Err(remote::Error::Deadline { .. }) => {
                 return Err(self.late("resolve the variable of its threads"));
             }
@@ -416,7 +467,7 @@ impl Process {
     /// Whether the dynamic linker's entries for the modules of these variables are unchanged: a module
     /// that was unloaded and loaded again at the same address has other storage.
     fn are_registered(&self, resolution: &tls::Resolution) -> bool {
-        let Some(memory) = &self.memory else {
+        let Some(memory) = self.open_memory() else {
             return false;
         };
         let mut variables = resolution.variables.iter();
@@ -432,8 +483,13 @@ impl Process {
         &self.sleeping
     }
 
-    pub(crate) fn open_memory(&self) -> Option<&ProcessMemory> {
-        self.memory.as_ref()
+    pub(crate) fn open_memory(&self) -> Option<&dyn Memory> {
+        self.subject.memory()
+    }
+
+    /// What is read.
+    pub(crate) fn subject(&self) -> &Subject {
+        &self.subject
     }
 
     /// The key map as it is now, if it has changed since it was last read.
@@ -441,7 +497,7 @@ impl Process {
         match self
             .found
             .as_ref()?
-            .poll(self.memory.as_ref()?, self.options.max_payload)
+            .poll(self.open_memory()?, self.options.max_payload)
         {
             Polled::Changed(found) => found.context.keys.clone().ok().flatten(),
             _ => None,

@@ -177,7 +177,7 @@ impl Found {
         let place = Place {
             name: self.context.mapping.clone(),
             address: self.context.address,
-            in_core: false,
+            is_saved: false,
         };
         match place.read(memory, limit) {
             Ok((header, mut context)) => {
@@ -199,8 +199,8 @@ impl Found {
 pub(crate) struct Place {
     name: String,
     address: u64,
-    /// Trying again is of no use.
-    in_core: bool,
+    /// Of a process that does not run: another try is of no use.
+    is_saved: bool,
 }
 
 impl Place {
@@ -208,16 +208,16 @@ impl Place {
         Self {
             name: String::from_utf8_lossy(&mapping.name).into_owned(),
             address: mapping.start,
-            in_core: false,
+            is_saved: false,
         }
     }
 
-    /// A mapping of a core file, which may have no name: nothing in it changes any more.
-    pub(crate) fn in_core(name: &[u8], address: u64) -> Self {
+    /// A mapping of a process that does not run; a core file may not tell its name.
+    pub(crate) fn saved(name: &[u8], address: u64) -> Self {
         Self {
             name: String::from_utf8_lossy(name).into_owned(),
             address,
-            in_core: true,
+            is_saved: true,
         }
     }
 
@@ -227,7 +227,7 @@ impl Place {
         memory: &dyn Memory,
         limit: usize,
     ) -> Result<(HeaderBytes, ProcessContext), Broken> {
-        if self.in_core {
+        if self.is_saved {
             return self.try_read(memory, limit)?.ok_or(Broken::LeftInUpdate);
         }
         for wait in [None].into_iter().chain(BACK_OFF.map(Some)) {

@@ -6,9 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use otelctx_remote as remote;
 use remote::threads::{Call, ThreadFiles, ThreadPointer, ThreadPointers, max_kept};
 use remote::tls::Resolution;
-use remote::{LiveProcess, Memory, ProcessMemory};
-
-use crate::Process;
+use remote::{LiveProcess, Memory, Process, ProcessMemory};
 
 /// Attempts to read a thread before it has to be stopped. One that ran during all of them is busy.
 const MAX_TRIES: usize = 3;
@@ -76,18 +74,15 @@ impl SleepingThreads {
         state.walks_left = MAX_WALKS;
     }
 
-    /// Calls `read` with the memory and the thread pointer of thread `tid` if the thread sleeps. What
+    /// Calls `read` with the thread pointer of thread `tid` if the thread sleeps. What
     /// it returns counts if the thread slept until then, else it is called again.
     pub(crate) fn read<T>(
         &self,
-        process: &Process,
+        (process, memory): (&Process, &ProcessMemory),
         resolution: &Resolution,
         tid: i32,
-        mut read: impl FnMut(&ProcessMemory, u64) -> T,
+        mut read: impl FnMut(u64) -> T,
     ) -> Asleep<T> {
-        let Some(memory) = process.open_memory() else {
-            return Asleep::Unknown(None);
-        };
         let state = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut known) = state.take(process, tid) else {
             return Asleep::Unknown(None);
@@ -98,7 +93,7 @@ impl SleepingThreads {
             let Some(files) = &known.files else {
                 break;
             };
-            let listed = state.pointer(process, resolution, inner);
+            let listed = state.pointer((process, memory), resolution, inner);
             if resolution.unplaced || listed.is_none() && unconfirmed.is_none() {
                 asleep = Asleep::Unknown(files.call().unwrap_or(None));
                 break;
@@ -108,7 +103,7 @@ impl SleepingThreads {
                     Some(pointer) => pointer.is_of(memory, inner).then_some(pointer.address)?,
                     None => unconfirmed?,
                 };
-                Some(read(memory, address))
+                Some(read(address))
             });
             match result {
                 Ok(Some(Some(result))) => {
@@ -148,14 +143,13 @@ impl SleepingThreads {
 impl Known {
     /// Opens a thread's files. `None` if it has exited, or the kernel does not tell what it does.
     fn open(process: &Process, tid: i32, namespaced: Option<bool>) -> Option<Self> {
-        let target = process.target();
         let inner = match namespaced {
             Some(false) => tid,
-            _ => *target.thread_status(tid).ok()?.namespace_pids.last()?,
+            _ => *process.thread_status(tid).ok()?.namespace_pids.last()?,
         };
         Some(Self {
             inner,
-            files: Some(ThreadFiles::open(target, tid).ok()?),
+            files: Some(ThreadFiles::open(process, tid).ok()?),
             unconfirmed: None,
         })
     }
@@ -165,7 +159,7 @@ impl State {
     /// What is known of a thread, with its files open.
     fn take(&mut self, process: &Process, tid: i32) -> Option<Known> {
         if self.namespaced.is_none() {
-            let status = process.target().status().ok()?;
+            let status = process.status().ok()?;
             self.namespaced = Some(status.namespace_pids.len() > 1);
         }
         match self
@@ -192,7 +186,7 @@ impl State {
     /// The thread pointer by the C library's list, which is walked if it is not known.
     fn pointer(
         &mut self,
-        process: &Process,
+        (process, memory): (&Process, &ProcessMemory),
         resolution: &Resolution,
         inner: i32,
     ) -> Option<ThreadPointer> {
@@ -203,13 +197,12 @@ impl State {
             return None;
         }
         self.walks_left -= 1;
-        let target = process.target();
         let leader = match self.namespaced {
-            Some(true) => *target.status().ok()?.namespace_pids.last()?,
-            _ => target.pid(),
+            Some(true) => *process.status().ok()?.namespace_pids.last()?,
+            _ => process.pid(),
         };
         let lists = &resolution.threads;
-        let target = LiveProcess::new(target, process.open_memory()?);
+        let target = LiveProcess::new(process, memory);
         self.pointers = ThreadPointers::find(lists, &target, leader, self.listed);
         self.pointers.get(inner)
     }

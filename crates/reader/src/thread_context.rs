@@ -12,6 +12,7 @@ use otelctx_sample::Found;
 use remote::tls::{Resolution, TlsVariable};
 use remote::{Memory, MemoryError, Stopped};
 
+use crate::process::Subject;
 use crate::sleeping::Asleep;
 use crate::{Broken, ContextState, Error, Process};
 
@@ -202,12 +203,12 @@ impl<'p> Thread<'p> {
     }
 
     /// Its current name, at most 15 bytes, chosen by the process: escape it before it reaches
-    /// a terminal.
+    /// a terminal. `None` if a core file does not tell it.
     ///
     /// # Errors
     /// When the thread has exited.
-    pub fn name(&self) -> Result<OsString, Error> {
-        Ok(self.process.target().thread_name(self.tid)?)
+    pub fn name(&self) -> Result<Option<OsString>, Error> {
+        self.process.subject().thread_name(self.tid)
     }
 
     /// Stops the thread until the result is dropped. ptrace binds it to the calling OS thread.
@@ -217,6 +218,15 @@ impl<'p> Thread<'p> {
     pub fn stop(&self) -> Result<StoppedThread<'_>, Error> {
         // Everything that can be done before the stop is done before it.
         let record = self.buffer();
+        let stopped = self.stop_within_timeout()?;
+        Ok(StoppedThread {
+            thread: self,
+            stopped,
+            record,
+        })
+    }
+
+    fn stop_within_timeout(&self) -> Result<Stopped, Error> {
         let options = self.process.options();
         let timeout = match options.deadline {
             None => options.stop_timeout,
@@ -224,19 +234,14 @@ impl<'p> Thread<'p> {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return Err(Error::Deadline {
-                        pid: self.process.target().pid(),
+                        pid: self.process.id(),
                         action: "stop a thread",
                     });
                 }
                 left.max(MIN_STOP_TIMEOUT).min(options.stop_timeout)
             }
         };
-        let stopped = Stopped::stop(self.process.target(), self.tid, timeout)?;
-        Ok(StoppedThread {
-            thread: self,
-            stopped,
-            record,
-        })
+        Ok(Stopped::stop(self.process.running()?, self.tid, timeout)?)
     }
 
     /// Room for its record.
@@ -267,22 +272,62 @@ impl<'p> Thread<'p> {
     fn read_noting(&self, stop: &mut Option<StopReason>) -> Result<Found<Context>, Error> {
         let variables = self.variables()?;
         let mut record = self.buffer();
-        let sleeping = self.process.sleeping();
-        let resolution = &variables.resolution;
-        let asleep = sleeping.read(self.process, resolution, self.tid, |memory, pointer| {
+        let size = self.with_pointer(stop, |memory, pointer| {
             variables.read(memory, self.tid, pointer, &mut record)
-        });
-        let reason = match asleep {
-            Asleep::Read(size) => {
-                return Ok(self.decode(variables, size?.map(|size| &record[..size])));
+        })??;
+        Ok(self.decode(variables, size.map(|size| &record[..size])))
+    }
+
+    /// Calls `read` with the memory and the thread pointer while the thread executes nothing: while it
+    /// sleeps, or is stopped, which `stop` then tells. Only the last result counts.
+    ///
+    /// # Errors
+    /// When it has to be stopped, and can't be.
+    pub(crate) fn with_pointer<T>(
+        &self,
+        stop: &mut Option<StopReason>,
+        mut read: impl FnMut(&dyn Memory, u64) -> T,
+    ) -> Result<T, Error> {
+        let (process, memory) = match self.process.subject() {
+            Subject::Running {
+                process,
+                memory: Some(memory),
+            } => (process, memory),
+            Subject::Running { process, .. } => {
+                let pid = process.pid();
+                return Err(remote::Error::NoSuchProcess { pid }.into());
             }
+            Subject::Saved(target) => {
+                let pointer = target.thread(self.tid)?.thread_pointer;
+                let pointer = pointer.ok_or(Error::NoThreadPointer { tid: self.tid })?;
+                return Ok(read(&**target, pointer));
+            }
+        };
+        let sleeping = self.process.sleeping();
+        let asleep = match self.process.resolution() {
+            Some(resolution) => sleeping.read((process, memory), resolution, self.tid, |pointer| {
+                read(memory, pointer)
+            }),
+            None => Asleep::Unknown(None),
+        };
+        let reason = match asleep {
+            Asleep::Read(result) => return Ok(result),
             asleep => self.stop_reason(&asleep)?,
         };
+        let mut read_stopped = || {
+            let stopped = self.stop_within_timeout()?;
+            *stop = Some(reason);
+            let pointer = stopped.thread_pointer();
+            let result = read(memory, pointer);
+            stopped.resume()?;
+            sleeping.learn(memory, self.tid, pointer);
+            Ok(result)
+        };
         for _ in 0..MAX_TRIES {
-            match self.stop_and_read(&mut || *stop = Some(reason)) {
+            match read_stopped() {
                 // A thread that still exists has not ended.
                 Err(Error::Remote(remote::Error::NoSuchThread { .. })) if self.is_there() => {}
-                outcome => return outcome,
+                result => return result,
             }
         }
         Err(Error::NotStopped { tid: self.tid })
@@ -292,11 +337,9 @@ impl<'p> Thread<'p> {
     ///
     /// # Errors
     /// When that would lengthen a time-out.
-    pub(crate) fn stop_reason<T>(&self, asleep: &Asleep<T>) -> Result<StopReason, Error> {
+    fn stop_reason<T>(&self, asleep: &Asleep<T>) -> Result<StopReason, Error> {
         match asleep {
-            Asleep::Unknown(Some(call))
-                if call.is_lengthened_by_a_stop(self.process.target().pid()) =>
-            {
+            Asleep::Unknown(Some(call)) if call.is_lengthened_by_a_stop(self.process.id()) => {
                 Err(Error::WouldLengthen { tid: self.tid })
             }
             Asleep::Unknown(_) => Ok(StopReason::ThreadPointer),
@@ -306,28 +349,13 @@ impl<'p> Thread<'p> {
         }
     }
 
-    fn stop_and_read(&self, on_stop: &mut dyn FnMut()) -> Result<Found<Context>, Error> {
-        let variables = self.variables()?;
-        let mut stopped = self.stop()?;
-        on_stop();
-        let read = stopped.read(variables);
-        let thread_pointer = stopped.thread_pointer();
-        let StoppedThread {
-            stopped, record, ..
-        } = stopped;
-        stopped.resume()?;
-        if let Some(memory) = self.process.open_memory() {
-            let sleeping = self.process.sleeping();
-            sleeping.learn(memory, self.tid, thread_pointer);
-        }
-        Ok(self.decode(variables, read?.map(|size| &record[..size])))
-    }
-
     /// Whether the process still has the thread, and not only its zombie.
     fn is_there(&self) -> bool {
-        match self.process.target().thread_state(self.tid) {
-            Ok(state) => !matches!(state, 'Z' | 'X'),
-            Err(error) => !matches!(error, remote::Error::NoSuchThread { .. }),
+        let process = self.process.running().ok();
+        match process.map(|process| process.thread_state(self.tid)) {
+            Some(Ok(state)) => !matches!(state, 'Z' | 'X'),
+            Some(Err(error)) => !matches!(error, remote::Error::NoSuchThread { .. }),
+            None => false,
         }
     }
 
@@ -335,7 +363,7 @@ impl<'p> Thread<'p> {
         match &*self.support {
             ThreadSupport::Readable(variables) => Ok(variables),
             ThreadSupport::Unreadable(why) => Err(Error::Unreadable {
-                pid: self.process.target().pid(),
+                pid: self.process.id(),
                 why: why.clone(),
             }),
         }
@@ -385,12 +413,11 @@ impl StoppedThread<'_> {
     }
 
     fn read(&mut self, variables: &ThreadVariables) -> Result<Option<usize>, Error> {
-        let process = self.thread.process;
         let (tid, thread_pointer) = (self.thread.tid, self.stopped.thread_pointer());
-        let record = &mut self.record[..];
-        match process.open_memory() {
-            Some(memory) => variables.read(memory, tid, thread_pointer, record),
-            None => variables.read(&process.target().memory()?, tid, thread_pointer, record),
+        // Open since the variables were resolved.
+        match self.thread.process.open_memory() {
+            Some(memory) => variables.read(memory, tid, thread_pointer, &mut self.record),
+            None => Ok(None),
         }
     }
 }

@@ -9,7 +9,9 @@ use otelctx_reader::format::process_context::Value;
 use otelctx_reader::format::record::Context;
 use otelctx_reader::remote::core_file::Missing;
 use otelctx_reader::remote::{Access, CoreFile, Storage};
-use otelctx_reader::{Broken, ContextState, Core, Error, Found, ThreadSupport, Unreadable};
+use otelctx_reader::{
+    Broken, ContextState, Error, Found, Options, Process, ThreadSupport, Unreadable,
+};
 
 const SOURCES: [&str; 4] = ["threads.c", "variable.c", "publish.c", "symbols.c"];
 const LINKED: [&str; 3] = ["-DLINKED", "-rdynamic", "-Wl,--build-id"];
@@ -22,6 +24,39 @@ fn program(flags: &[&str]) -> Option<PathBuf> {
     let mut all = LINKED.to_vec();
     all.extend(flags);
     Compiler::gcc().program(&SOURCES, &all)
+}
+
+/// A core file as a process, and what it lacks as a whole.
+struct Core {
+    process: Process,
+    missing: Vec<Missing>,
+}
+
+impl Core {
+    fn open(path: &Path, root: &Path) -> Result<Self, Error> {
+        let core = CoreFile::open(path, root)?;
+        Ok(Core {
+            missing: core.missing().to_vec(),
+            process: Process::of_target(core, Options::default()),
+        })
+    }
+
+    /// Ids of its threads, and the context of each.
+    fn threads(&mut self) -> Vec<(i32, Result<Found<Context>, Error>)> {
+        let threads = self.process.threads().unwrap();
+        threads.iter().map(|it| (it.tid(), it.context())).collect()
+    }
+
+    /// The context of each of these threads is what the program said.
+    #[track_caller]
+    fn assert_threads(&mut self, threads: &[otelctx_fixtures::Thread]) -> usize {
+        let read = self.threads();
+        for thread in threads {
+            let (_, context) = read.iter().find(|(tid, _)| *tid == thread.tid).unwrap();
+            assert_outcome(thread, context.as_ref().unwrap());
+        }
+        read.len()
+    }
 }
 
 /// A program's cores, and what it said of itself.
@@ -62,11 +97,14 @@ impl Crashed {
     /// Everything in the core is what the program said.
     #[track_caller]
     fn assert_read(&self, path: &Path, root: &Path, module: &Path, how: (Access, Storage)) {
-        let core = Core::open(path, root).unwrap();
-        assert_eq!(core.target().missing(), []);
-        assert_eq!(core.target().pid(), Some(self.target.pid()));
-        assert_published(&core.context().unwrap());
-        let support = core.thread_support().unwrap();
+        let mut core = Core::open(path, root).unwrap();
+        assert_eq!(core.missing, []);
+        assert_eq!(core.process.pid(), Some(self.target.pid()));
+        assert!(
+            matches!(core.process.running(), Err(Error::NotRunning { name }) if Path::new(&name) == path)
+        );
+        assert_published(&core.process.context().unwrap());
+        let support = core.process.thread_support().unwrap();
         let ThreadSupport::Readable(variables) = &support else {
             panic!("{support:?}")
         };
@@ -76,14 +114,9 @@ impl Crashed {
         };
         assert_eq!(Path::new(&variable.module), module);
         assert_eq!((variable.access, variable.storage()), how);
-        let threads = core.target().threads();
-        for thread in &self.target.threads {
-            let found = threads.iter().find(|it| it.tid == thread.tid).unwrap();
-            let outcome = core.thread_context(&support, found).unwrap();
-            assert_outcome(thread, &outcome);
-        }
+        let threads = core.assert_threads(&self.target.threads);
         // Those, main, and the one that reads commands.
-        assert_eq!(threads.len(), self.target.threads.len() + 2);
+        assert_eq!(threads, self.target.threads.len() + 2);
     }
 }
 
@@ -221,18 +254,14 @@ fn files_of_another_machine_are_found_by_build_id() {
         fs::create_dir_all(place.parent().unwrap()).unwrap();
         fs::copy(&copy, &place).unwrap();
         for core in crashed.cores() {
-            let core = Core::open(core, &root).unwrap();
-            let support = core.thread_support().unwrap();
+            let mut core = Core::open(core, &root).unwrap();
+            let support = core.process.thread_support().unwrap();
             let ThreadSupport::Readable(variables) = &support else {
                 panic!("{support:?}")
             };
             let variable = &variables.resolution.variables[0];
             assert_eq!((variable.access, variable.storage()), how);
-            for thread in &crashed.target.threads {
-                let threads = core.target().threads();
-                let found = threads.iter().find(|it| it.tid == thread.tid).unwrap();
-                assert_outcome(thread, &core.thread_context(&support, found).unwrap());
-            }
+            core.assert_threads(&crashed.target.threads);
         }
         fs::remove_dir_all(&root).unwrap();
     }
@@ -257,19 +286,14 @@ fn a_file_of_debug_information_alone_is_not_used() {
     assert_eq!(build_id(&by_name), id);
     if let Some(core) = &crashed.kernel {
         let core = Core::open(core, &root).unwrap();
-        let reason = not_found(&core, &copy);
+        let reason = not_found(core, &copy);
         assert!(reason.contains(&format!("build-id {id}")), "{reason}");
     }
     // Nor does it stand in the way of the program.
     fs::copy(&copy, &by_id).unwrap();
     for core in crashed.cores() {
-        let core = Core::open(core, &root).unwrap();
-        let support = core.thread_support().unwrap();
-        for thread in &crashed.target.threads {
-            let threads = core.target().threads();
-            let found = threads.iter().find(|it| it.tid == thread.tid).unwrap();
-            assert_outcome(thread, &core.thread_context(&support, found).unwrap());
-        }
+        let mut core = Core::open(core, &root).unwrap();
+        core.assert_threads(&crashed.target.threads);
     }
 }
 
@@ -296,9 +320,9 @@ fn a_file_with_another_build_id_is_not_used() {
         }
         // gdb writes the whole of the mapping that has the headers, and with it the symbols.
         if let Some(core) = &crashed.kernel {
-            let core = Core::open(core, directory.path()).unwrap();
-            assert_published(&core.context().unwrap());
-            let reason = not_found(&core, &copy);
+            let mut core = Core::open(core, directory.path()).unwrap();
+            assert_published(&core.process.context().unwrap());
+            let reason = not_found(core, &copy);
             assert!(reason.contains(&format!("build-id {id}")), "{reason}");
             assert!(reason.contains("is not in the core"), "{reason}");
         }
@@ -307,8 +331,8 @@ fn a_file_with_another_build_id_is_not_used() {
 
 /// Why a module was not looked into.
 #[track_caller]
-fn not_found(core: &Core, module: &Path) -> String {
-    let support = core.thread_support().unwrap();
+fn not_found(mut core: Core, module: &Path) -> String {
+    let support = core.process.thread_support().unwrap();
     let ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) = &support else {
         panic!("{support:?}")
     };
@@ -327,7 +351,7 @@ fn a_program_without_build_id_is_not_guessed() {
     let crashed = Crashed::new(&mut Command::new(&program));
     if let Some(core) = &crashed.kernel {
         let core = Core::open(core, Path::new("/")).unwrap();
-        let reason = not_found(&core, &program);
+        let reason = not_found(core, &program);
         assert!(reason.contains("it has no build-id"), "{reason}");
     }
     if let Some(core) = &crashed.gcore {
@@ -376,8 +400,8 @@ fn left_out_memory_is_an_error() {
     let Some((_directory, _, core)) = filtered("0", &program) else {
         return;
     };
-    let core = Core::open(&core, Path::new("/")).unwrap();
-    let context = core.context().unwrap();
+    let mut core = Core::open(&core, Path::new("/")).unwrap();
+    let context = core.process.context().unwrap();
     let ContextState::Broken(Broken::HeaderUnreadable(why)) = context else {
         panic!("{context:?}")
     };
@@ -387,17 +411,16 @@ fn left_out_memory_is_an_error() {
     let Some((_directory, target, core)) = filtered("0x10", &program) else {
         return;
     };
-    let core = Core::open(&core, Path::new("/")).unwrap();
-    assert_published(&core.context().unwrap());
-    let support = core.thread_support().unwrap();
-    for thread in core.target().threads() {
-        let outcome = core.thread_context(&support, thread);
+    let mut core = Core::open(&core, Path::new("/")).unwrap();
+    assert_published(&core.process.context().unwrap());
+    let threads = core.threads();
+    assert_eq!(threads.len(), target.threads.len() + 2);
+    for (_, outcome) in threads {
         let Err(Error::Variable { source, .. }) = &outcome else {
             panic!("{outcome:?}")
         };
         assert!(source.to_string().contains("left out"), "{source}");
     }
-    assert_eq!(core.target().threads().len(), target.threads.len() + 2);
 }
 
 #[test]
@@ -407,34 +430,33 @@ fn a_core_that_the_kernel_cut_short_says_so() {
     let Some(kernel) = &crashed.kernel else {
         return;
     };
-    let core = Core::open(kernel, Path::new("/")).unwrap();
-    let [Missing::CutShort { length, expected }] = core.target().missing() else {
-        panic!("{:?}", core.target().missing())
+    let mut core = Core::open(kernel, Path::new("/")).unwrap();
+    let [Missing::CutShort { length, expected }] = core.missing[..] else {
+        panic!("{:?}", core.missing)
     };
-    assert_eq!(*length, fs::metadata(kernel).unwrap().len());
+    assert_eq!(length, fs::metadata(kernel).unwrap().len());
     assert!(length < expected);
-    assert_cut(&core, &crashed.target);
+    assert_cut(&mut core, &crashed.target);
 }
 
 /// What is told of a core that was cut is right, or an error that names what is missing.
-fn assert_cut(core: &Core, target: &Target) -> usize {
-    let missing = core.target().missing();
-    match core.context().unwrap() {
+fn assert_cut(core: &mut Core, target: &Target) -> usize {
+    let missing = core.missing.clone();
+    match core.process.context().unwrap() {
         ContextState::Published(context) => assert_published(&ContextState::Published(context)),
         ContextState::Broken(why) => assert!(why.to_string().contains("in the core"), "{why}"),
         ContextState::Absent => panic!("{missing:?}"),
     }
-    let support = core.thread_support().unwrap();
-    let threads = core.target().threads();
+    let threads = core.threads();
     let mut read = 0;
     for thread in &target.threads {
-        let Some(found) = threads.iter().find(|it| it.tid == thread.tid) else {
+        let Some((_, outcome)) = threads.iter().find(|(tid, _)| *tid == thread.tid) else {
             assert!(missing.contains(&Missing::Notes), "{missing:?}");
             continue;
         };
-        match core.thread_context(&support, found) {
+        match outcome {
             Ok(outcome) => {
-                assert_outcome(thread, &outcome);
+                assert_outcome(thread, outcome);
                 read += 1;
             }
             Err(Error::Unreadable { why, .. }) => {
@@ -476,11 +498,11 @@ fn a_core_cut_anywhere_is_read_right_or_not_at_all() {
             for size in (0..length.div_ceil(4096)).rev() {
                 core.set_len(size * 4096).unwrap();
                 match Core::open(path, Path::new("/")) {
-                    Ok(core) => {
+                    Ok(mut core) => {
                         opened += 1;
-                        let read = assert_cut(&core, &crashed.target);
+                        let read = assert_cut(&mut core, &crashed.target);
                         // gdb's end with a table of sections, which says nothing new.
-                        if core.target().missing().is_empty() {
+                        if core.missing.is_empty() {
                             assert_eq!(read, crashed.target.threads.len());
                         }
                         all += usize::from(read == crashed.target.threads.len());

@@ -91,7 +91,8 @@ fn the_variable_is_found_without_the_text_of_the_mappings() {
     };
     let reading = ScanOptions::default();
     process
-        .target()
+        .running()
+        .unwrap()
         .code_mappings(reading, &mut |_| {})
         .unwrap();
     let between = bytes_read().unwrap();

@@ -221,11 +221,11 @@ fn a_process_in_namespaces_of_its_own() {
     let mut process = open(pid);
     // The program tells its threads' numbers as its namespace has them.
     let inner = |tid| {
-        let status = process.target().thread_status(tid).unwrap();
+        let status = process.running().unwrap().thread_status(tid).unwrap();
         assert_eq!(status.namespace_pids.len(), 2);
         status.namespace_pids[1]
     };
-    let numbers = process.target().thread_ids().unwrap();
+    let numbers = process.running().unwrap().thread_ids().unwrap();
     let numbers: BTreeMap<i32, i32> = numbers.into_iter().map(|tid| (tid, inner(tid))).collect();
     let read = read(&mut process);
     let read: BTreeMap<_, _> = read

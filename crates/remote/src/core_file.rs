@@ -11,7 +11,6 @@ mod files;
 mod notes;
 mod segments;
 
-use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
@@ -20,6 +19,7 @@ use std::ops::{ControlFlow, Range};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use crate::elf::{Elf, ElfError, Segment, Source};
 use crate::file::{FileBytes, open_regular};
@@ -43,9 +43,11 @@ pub struct CoreFile {
     root: PathBuf,
     segments: Segments,
     notes: Notes,
+    /// Ids of the threads and where each is in the notes, sorted.
+    by_id: Vec<(i32, usize)>,
     missing: Vec<Missing>,
     /// The file that memory was last taken from, by the start of its module.
-    backing: RefCell<Option<(u64, Option<Backing>)>>,
+    backing: Mutex<Option<(u64, Option<Backing>)>>,
 }
 
 /// What a core file lacks as a whole.
@@ -130,6 +132,9 @@ impl CoreFile {
             )));
         }
         let notes = Notes::read(&file, length, &segments.notes, segments.machine);
+        let ids = notes.threads.iter().map(|thread| thread.tid);
+        let mut by_id: Vec<(i32, usize)> = ids.zip(0..).collect();
+        by_id.sort_unstable();
         let mut missing = Vec::new();
         if length < segments.expected_size {
             missing.push(Missing::CutShort {
@@ -149,8 +154,9 @@ impl CoreFile {
             root: root.into(),
             segments,
             notes,
+            by_id,
             missing,
-            backing: RefCell::new(None),
+            backing: Mutex::new(None),
         })
     }
 
@@ -162,16 +168,6 @@ impl CoreFile {
     /// What the core lacks as a whole.
     pub fn missing(&self) -> &[Missing] {
         &self.missing
-    }
-
-    /// The process's id in its own PID namespace.
-    pub fn pid(&self) -> Option<i32> {
-        self.notes.pid
-    }
-
-    /// The process's short name: 15 bytes at most, chosen by it.
-    pub fn comm(&self) -> Option<OsString> {
-        self.notes.comm.clone().map(OsString::from_vec)
     }
 
     /// The name of the executable's file.
@@ -192,19 +188,18 @@ impl CoreFile {
         (first.signal != 0).then_some((first.signal, first.tid))
     }
 
-    /// Names and starts of the mappings of files.
-    pub fn named_mappings(&self) -> impl Iterator<Item = (&[u8], u64)> {
-        let mapped = self.mapped().iter();
-        mapped.map(|mapped| (self.mapped_name(mapped), mapped.start))
-    }
-
-    /// Starts of the writable mappings that no file name is known of.
-    pub fn unnamed_mappings(&self) -> impl Iterator<Item = u64> {
-        let writable = |load: &&Load| load.permissions.read && load.permissions.write;
-        let loads = self.segments.loads.iter().filter(writable);
-        loads
-            .map(|load| load.start)
-            .filter(|start| self.mapped_at(*start).is_none())
+    /// Visits memory that no file name is known of. False to end.
+    fn visit_unnamed(&self, load: &Load, visit: &mut dyn FnMut(&Mapping<'_>) -> bool) -> bool {
+        self.mapped_at(load.start).is_some()
+            || visit(&Mapping {
+                start: load.start,
+                end: load.end(),
+                permissions: load.permissions,
+                offset: 0,
+                device: Device::default(),
+                inode: 0,
+                name: b"",
+            })
     }
 
     fn mapped(&self) -> &[MappedFile] {
@@ -275,7 +270,7 @@ impl CoreFile {
         }
         let index = self.mapped_index(address).ok_or(Omission::LeftOut)?;
         let first = self.first_of_module(index);
-        let mut backing = self.backing.borrow_mut();
+        let mut backing = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
         if backing
             .as_ref()
             .is_none_or(|(start, _)| *start != first.start)
@@ -434,20 +429,31 @@ fn read_all(
 }
 
 impl Target for CoreFile {
-    /// A core has no devices and inodes: the inode is a number that stands for the name.
+    /// A core has no devices and inodes: the inode is a number that stands for the name. Memory that
+    /// it names no file of has neither.
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
     ) -> Result<Walk, Error> {
         let mut walk = Walk::default();
         let mut headers = None;
+        let mut visit = |mapping: &Mapping<'_>| {
+            walk.mappings += 1;
+            walk.stopped = visit(mapping).is_break();
+            !walk.stopped
+        };
+        let mut loads = self.segments.loads.iter().peekable();
         for (index, mapped) in self.mapped().iter().enumerate() {
+            while let Some(load) = loads.next_if(|load| load.start <= mapped.start) {
+                if !self.visit_unnamed(load, &mut visit) {
+                    return Ok(walk);
+                }
+            }
             let permissions = match self.segments.load(mapped.start) {
                 Some(load) => load.permissions,
                 None => self.unmentioned_permissions(index, &mut headers),
             };
-            walk.mappings += 1;
-            let flow = visit(&Mapping {
+            let mapping = Mapping {
                 start: mapped.start,
                 end: mapped.end,
                 permissions,
@@ -455,13 +461,18 @@ impl Target for CoreFile {
                 device: Device::default(),
                 inode: u64::from(mapped.name) + 1,
                 name: self.mapped_name(mapped),
-            });
-            if flow.is_break() {
-                walk.stopped = true;
-                break;
+            };
+            if !visit(&mapping) {
+                return Ok(walk);
             }
         }
+        let _ = loads.all(|load| self.visit_unnamed(load, &mut visit));
         Ok(walk)
+    }
+
+    fn unlisted(&self) -> Option<String> {
+        let is_unnamed = self.missing.contains(&Missing::FileNames);
+        is_unnamed.then(|| Missing::FileNames.to_string())
     }
 
     fn mapped_file(
@@ -486,6 +497,11 @@ impl Target for CoreFile {
         self.notes.pid
     }
 
+    fn comm(&self) -> Result<OsString, Error> {
+        let comm = self.notes.comm.clone().unwrap_or_default();
+        Ok(OsString::from_vec(comm))
+    }
+
     fn thread_ids(&self, visit: &mut dyn FnMut(i32) -> ControlFlow<()>) -> Result<(), Error> {
         let mut threads = self.notes.threads.iter();
         while let Some(thread) = threads.next()
@@ -495,11 +511,12 @@ impl Target for CoreFile {
     }
 
     fn thread(&self, tid: i32) -> Result<ThreadInfo, Error> {
-        let thread = self.notes.threads.iter().find(|thread| thread.tid == tid);
-        let thread = thread.ok_or(Error::NoSuchThread {
-            pid: self.notes.pid.unwrap_or_default(),
-            tid,
-        })?;
+        let at = self.by_id.partition_point(|(other, _)| *other < tid);
+        let Some((_, index)) = self.by_id.get(at).filter(|(found, _)| *found == tid) else {
+            let pid = self.notes.pid.unwrap_or_default();
+            return Err(Error::NoSuchThread { pid, tid });
+        };
+        let thread = &self.notes.threads[*index];
         let mut info = ThreadInfo::new(tid);
         info.thread_pointer = thread.thread_pointer;
         info.registers = thread.registers;

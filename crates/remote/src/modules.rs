@@ -458,7 +458,8 @@ fn visit<T: AsRef<ModuleFile>>(
     mut keep: impl FnMut(Place, Arc<T>),
 ) -> Result<(Vec<(OsString, String)>, CodeLayout), Error> {
     let (runs, mut left_out, layout) = runs(target)?;
-    let mut unreadable = Vec::new();
+    let unlisted = target.unlisted().map(|why| (target.name(), why));
+    let mut unreadable = Vec::from_iter(unlisted);
     let mut total_cost = 0_u64;
     let is_late = || {
         let deadline = target.deadline();

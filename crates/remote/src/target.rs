@@ -56,6 +56,12 @@ pub trait Target: Memory {
         Ok(layout.finish())
     }
 
+    /// Why mappings of files may be missing from the others, as a sentence without a full stop. `None`
+    /// if all are there.
+    fn unlisted(&self) -> Option<String> {
+        None
+    }
+
     /// When to give up reading. Never by default.
     fn deadline(&self) -> Option<Instant> {
         None
@@ -83,6 +89,14 @@ pub trait Target: Memory {
     /// Its process id; for a core file the one that the process itself had. `None` if unknown.
     fn pid(&self) -> Option<i32> {
         None
+    }
+
+    /// Its short name: 15 bytes at most, chosen by it. Empty if unknown.
+    ///
+    /// # Errors
+    /// When it has ended.
+    fn comm(&self) -> Result<OsString, Error> {
+        Ok(OsString::new())
     }
 
     /// Whether it runs: another read may give another result. False for a core file.

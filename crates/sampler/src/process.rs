@@ -1,6 +1,5 @@
 //! One sampled process: what the catalog is told of it.
 
-use otelctx_reader as reader;
 use otelctx_reader::remote;
 use otelctx_sample::{Catalog, ProcessFacts, ProcessId};
 use otelctx_track::stat::has_ended;
@@ -44,7 +43,7 @@ impl SampledProcess {
         if let Some(id) = self.id {
             return id;
         }
-        let target = process.reader().map(reader::Process::target);
+        let target = process.reader().and_then(|it| it.running().ok());
         let known = target.map_or(Facts::default(), Facts::of);
         let id = catalog.add_process(ProcessFacts {
             pid: process.pid(),

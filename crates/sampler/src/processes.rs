@@ -149,7 +149,7 @@ impl Processes {
             (runtime.kernel_step()?.name == step).then_some((present.name, runtime))
         });
         let ((name, runtime), target) = (present?, process.reader()?.as_target()?);
-        let thread = runtime.decode(&target, part).transpose()?;
+        let thread = runtime.decode(&*target, part).transpose()?;
         Some(RuntimeReading { name, thread })
     }
 
@@ -220,16 +220,11 @@ impl Processes {
             with_runtimes(found, seen, &mut self.counts, catalog)
         };
         self.counts.add(found);
-        if let Some(reader) = tracked.process.reader() {
+        let running = tracked.process.reader().map(reader::Process::running);
+        if let Some(Ok(running)) = running {
             let build_ids = &mut self.build_ids;
             let code = &mut tracked.data.code;
-            code.explain(
-                process,
-                reader.target(),
-                seen.user_stack,
-                build_ids,
-                catalog,
-            );
+            code.explain(process, running, seen.user_stack, build_ids, catalog);
         }
         if found == Found::Unreadable(ReadStep::Resolve) {
             self.tracker.request_now(seen.pid);

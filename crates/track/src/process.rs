@@ -110,7 +110,7 @@ impl TrackedProcess {
     /// Opens a process; scans nothing yet.
     pub(crate) fn open(pid: i32, options: &Options, modules: &FileCache) -> Result<Self, Error> {
         let reader = reader::Process::with_files(pid, options.reader.clone(), modules.clone())?;
-        let (sizes_file, sizes) = reader.target().sizes()?;
+        let (sizes_file, sizes) = reader.running()?.sizes()?;
         let mut process = Self {
             reader: Some(reader),
             sizes_file: Some(sizes_file),
@@ -188,9 +188,8 @@ impl TrackedProcess {
     /// Whether the process still exists. A zombie does.
     #[must_use]
     pub fn exists(&self) -> bool {
-        self.reader
-            .as_ref()
-            .is_some_and(|reader| reader.target().exists())
+        let running = self.reader.as_ref().map(reader::Process::running);
+        matches!(running, Some(Ok(process)) if process.exists())
     }
 
     /// Whether the same modules are loaded as when the variables of its threads were resolved.
@@ -318,10 +317,10 @@ impl TrackedProcess {
         let before = self.last_scan.map(|_| self.sizes);
         match self.refresh_sizes() {
             Ok(()) => {}
-            Err(remote::Error::NoSuchProcess { .. }) => return Presence::Gone,
+            Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => return Presence::Gone,
             Err(error) => {
                 self.last_scan = Some((start, start.elapsed()));
-                self.set_failed(error.into(), report);
+                self.set_failed(error, report);
                 return Presence::Present;
             }
         }
@@ -334,7 +333,9 @@ impl TrackedProcess {
             state = match reader.scan_context() {
                 Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => {
                     self.needs_scan = true;
-                    if let Err(remote::Error::NoSuchProcess { .. }) = self.refresh_sizes() {
+                    if let Err(Error::Remote(remote::Error::NoSuchProcess { .. })) =
+                        self.refresh_sizes()
+                    {
                         return Presence::Gone;
                     }
                     None
@@ -428,12 +429,12 @@ impl TrackedProcess {
     }
 
     /// Reads how much is mapped now, through a thread that has memory if there is one.
-    fn refresh_sizes(&mut self) -> Result<(), remote::Error> {
+    fn refresh_sizes(&mut self) -> Result<(), Error> {
         let sizes = self.sizes_file.as_ref().map(SizesFile::read);
         match (sizes, &self.reader) {
             (Some(Ok(sizes)), _) if sizes.total > 0 => self.sizes = sizes,
             (_, Some(reader)) => {
-                let (file, sizes) = reader.target().sizes()?;
+                let (file, sizes) = reader.running()?.sizes()?;
                 (self.sizes_file, self.sizes) = (Some(file), sizes);
             }
             (_, None) => {}

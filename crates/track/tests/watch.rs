@@ -218,7 +218,7 @@ fn the_whole_machine_is_watched() {
     }
     assert_eq!(all, [(pid, "published shop".to_owned())]);
     let process = watch.process(pid).unwrap();
-    assert_eq!(process.target().pid(), pid);
+    assert_eq!(process.pid(), Some(pid));
     drop(target);
     assert_eq!(
         of_target(watch.poll().unwrap(), pid),

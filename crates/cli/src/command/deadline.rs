@@ -102,7 +102,7 @@ impl Deadline {
 
 /// The number of threads by the kernel's count, 0 if the process has ended.
 pub(super) fn thread_count(process: &Process) -> usize {
-    let status = process.target().status();
+    let status = process.running().ok().and_then(|it| it.status().ok());
     status.map_or(0, |status| status.threads)
 }
 

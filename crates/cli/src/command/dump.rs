@@ -3,8 +3,8 @@
 
 mod all;
 mod core;
+mod inspection;
 mod json;
-mod live;
 mod report;
 mod runtimes;
 mod text;
@@ -13,10 +13,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use otelctx_reader::remote::stop;
-use otelctx_reader::{FileCache, Options};
+use otelctx_reader::{Options, Process};
 use otelctx_sampler::Snapshots;
 
-use self::live::Looking;
+use self::inspection::Inspection;
 use self::report::Report;
 use super::ids::{self, process_of};
 use super::seconds::seconds;
@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let terminal = Terminal::of_stdout();
     match (&arguments.core, arguments.pid) {
         (Some(core), _) => {
-            let report = core::gather(core, &arguments.sysroot, options)?;
+            let report = core::dump(core, &arguments.sysroot, options)?;
             tell(&report, arguments.json, &terminal)
         }
         // One of them is required.
@@ -155,8 +155,9 @@ fn one(
     snapshots: Option<&mut Snapshots>,
 ) -> Result<Report, Error> {
     let pid = process_of(id)?;
-    let looking = Looking::begin(pid, options, timeout, FileCache::default())?;
-    let mut report = stop::on_own_thread(|| looking.finish(snapshots))??;
+    let open = |options| Process::with_options(pid, options);
+    let inspection = Inspection::begin(options, timeout, open)?;
+    let mut report = stop::on_own_thread(|| inspection.finish(snapshots))??;
     report.asked_thread = (pid != id).then_some(id);
     Ok(report)
 }

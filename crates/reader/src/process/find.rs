@@ -1,10 +1,12 @@
 //! Finds the process context of a process, and polls it for changes.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use otelctx_remote::Target;
 use otelctx_remote::mappings::{NameFilter, NamedMapping};
 
-use super::Process;
+use super::{Process, Subject};
 use crate::process_context::{self, MAX_PLACES, Place, Polled};
 use crate::{Broken, ContextState, Error, ProcessContext};
 
@@ -60,30 +62,42 @@ impl Process {
     fn find(&mut self) -> Result<ContextState, Error> {
         self.found = None;
         self.broken.clear();
+        let process = match &self.subject {
+            Subject::Running { process, .. } => process,
+            Subject::Saved(target) => {
+                let (places, unreadable) = saved_places(&**target)?;
+                return match self.try_places(&places)? {
+                    ContextState::Absent if unreadable > 0 => {
+                        let mappings = unreadable;
+                        Ok(ContextState::Broken(Broken::NotInCore { mappings }))
+                    }
+                    state => Ok(state),
+                };
+            }
+        };
         let filter = NameFilter {
             names: &process_context::NAMES,
             limit: MAX_PLACES,
             options: self.scan_options(),
         };
-        let mut search = self.complete(self.target.search(filter)?)?;
-        let mut places = std::mem::take(&mut search.writable_files);
+        let mut search = self.complete(process.search(filter)?)?;
+        let mut places = places(std::mem::take(&mut search.writable_files));
         let state = self.try_places(&places)?;
         if matches!(state, ContextState::Published(_)) {
             return Ok(state);
         }
-        let others = self.complete(self.target.search_others(search)?)?;
+        let others = self.complete(self.running()?.search_others(search)?)?;
         if others.is_empty() {
             return Ok(state);
         }
-        places.extend(others);
+        places.extend(self::places(others));
         self.try_places(&places)
     }
 
-    fn try_places(&mut self, places: &[NamedMapping]) -> Result<ContextState, Error> {
+    fn try_places(&mut self, places: &[Place]) -> Result<ContextState, Error> {
         if places.is_empty() {
             return Ok(ContextState::Absent);
         }
-        let places: Vec<_> = places.iter().map(Place::new).collect();
         let max_payload = self.options.max_payload;
         let memory = self.memory()?;
         // Read before the contexts are tried, so that a later change shows at the next poll.
@@ -94,7 +108,7 @@ impl Process {
                 (address, process_context::read_header(memory, address))
             })
             .collect();
-        match process_context::read_first(&places, memory, max_payload) {
+        match process_context::read_first(places, memory, max_payload) {
             Ok(Some(found)) => Ok(ContextState::Published(
                 self.found.insert(found).context.clone(),
             )),
@@ -108,7 +122,7 @@ impl Process {
 
     /// Polls the known addresses and nothing else: one system call for each; normally there is one.
     pub fn poll_context(&mut self) -> Poll {
-        let Some(memory) = &self.memory else {
+        let Some(memory) = self.subject.memory() else {
             return Poll::Unknown;
         };
         if !self.broken.is_empty() {
@@ -137,4 +151,37 @@ impl Process {
             }
         }
     }
+}
+
+fn places(mappings: Vec<NamedMapping>) -> Vec<Place> {
+    mappings.iter().map(Place::new).collect()
+}
+
+/// Every mapping of a process that does not run that may hold a context; and how many more could, which
+/// cannot be read.
+///
+/// A core file names only mappings of files, memfds among them. Where none has the right name,
+/// unnamed memory that starts with the signature is taken for one.
+fn saved_places(target: &dyn Target) -> Result<(Vec<Place>, usize), Error> {
+    let (mut places, mut unnamed) = (Vec::new(), Vec::new());
+    target.mappings(&mut |mapping| {
+        let is_writable = mapping.permissions.read && mapping.permissions.write;
+        if process_context::is_named(mapping.name) && places.len() < MAX_PLACES {
+            places.push(Place::saved(mapping.name, mapping.start));
+        } else if mapping.name.is_empty() && mapping.inode == 0 && is_writable {
+            unnamed.push(mapping.start);
+        }
+        ControlFlow::Continue(())
+    })?;
+    let mut unreadable = 0;
+    if places.is_empty() {
+        for start in unnamed {
+            match process_context::is_signed(target, start) {
+                Some(true) if places.len() < MAX_PLACES => places.push(Place::saved(b"", start)),
+                Some(_) => {}
+                None => unreadable += 1,
+            }
+        }
+    }
+    Ok((places, unreadable))
 }

@@ -39,7 +39,7 @@ fn place() -> Place {
     Place {
         name: "/memfd:OTEL_CTX (deleted)".into(),
         address: HEADER,
-        in_core: false,
+        is_saved: false,
     }
 }
 
@@ -201,7 +201,7 @@ fn an_update_that_does_not_end_is_reported() {
 fn a_core_written_in_the_middle_of_an_update_says_so() {
     let mut image = published("shop");
     image.map(HEADER, header(0, &payload("shop")).encode());
-    let place = Place::in_core(b"/memfd:OTEL_CTX (deleted)", HEADER);
+    let place = Place::saved(b"/memfd:OTEL_CTX (deleted)", HEADER);
     let why = read_first(&[place], &image, LIMIT).unwrap_err();
     assert_eq!(why, Broken::LeftInUpdate);
 }

@@ -1,16 +1,11 @@
-//! Reading threads and tasks with what runtimes know of them: of a running process, and of a core
-//! file.
-
-use std::sync::Arc;
+//! Reading threads and tasks with what runtimes know of them.
 
 use otelctx_format::record::Context;
-use otelctx_remote::core_file::CoreThread;
-use otelctx_remote::{FileCache, Stopped, Target};
+use otelctx_remote::{Memory, Stopped, Target};
 use otelctx_sample::Found;
 
 use super::{Chosen, Present, RuntimeError, RuntimeReading, Scope, Task, ThreadView, choose};
-use crate::sleeping::Asleep;
-use crate::{Core, Error, Process, StopReason, Thread, ThreadSupport};
+use crate::{Error, Process, StopReason, Thread};
 
 /// What was read of a thread at one moment.
 #[derive(Debug)]
@@ -84,11 +79,11 @@ fn not_published(result: Result<Found<Context>, Error>) -> Result<Found<Context>
 }
 
 impl Process {
-    /// The tasks of its runtimes. The process must be stopped.
+    /// The tasks of its runtimes. The process must be stopped if it runs.
     #[must_use]
     pub fn tasks(&self, runtimes: &[Present]) -> Vec<TaskReading> {
         let target = self.as_target();
-        target.map_or_else(Vec::new, |target| tasks(&target, runtimes))
+        target.map_or_else(Vec::new, |target| tasks(&*target, runtimes))
     }
 }
 
@@ -104,36 +99,37 @@ impl Thread<'_> {
         runtimes: &[Present],
         stopped: Option<&Stopped>,
     ) -> Result<ThreadState, Error> {
-        let (process, tid) = (self.process(), self.tid());
-        let target = process.as_target();
+        let target = self.process().as_target();
         let variables = self.variables();
+        let (Some(target), true) = (&target, variables.is_ok() || !runtimes.is_empty()) else {
+            // There is nothing to read.
+            return Ok(ThreadState {
+                native: not_published(variables.map(|_| Found::Detached)),
+                runtimes: Vec::new(),
+                stop: None,
+            });
+        };
         let mut record = self.buffer();
-        let mut read = |pointer: u64| {
-            let Some(target) = &target else {
-                return (Ok(None), Vec::new());
-            };
+        let mut read = |memory: &dyn Memory, pointer: u64| {
             let native = match &variables {
-                Ok(variables) => variables.read(target, tid, pointer, &mut record),
+                Ok(variables) => variables.read(memory, self.tid(), pointer, &mut record),
                 Err(_) => Ok(None),
             };
-            let view = ThreadView::new(tid, pointer);
-            (native, super::read_thread(target, runtimes, view))
+            let view = ThreadView::new(self.tid(), pointer);
+            (native, super::read_thread(&**target, runtimes, view))
         };
-        let ((native, runtimes), stop) = match stopped {
-            Some(stopped) => (read(stopped.thread_pointer()), Some(StopReason::Runtime)),
-            None => {
-                let asleep = process.resolution().map(|resolution| {
-                    let sleeping = process.sleeping();
-                    sleeping.read(process, resolution, tid, |_, pointer| read(pointer))
-                });
-                match asleep.unwrap_or(Asleep::Unknown(None)) {
-                    Asleep::Read(found) => (found, None),
-                    asleep => {
-                        let reason = self.stop_reason(&asleep)?;
-                        (read(self.stop()?.thread_pointer()), Some(reason))
-                    }
-                }
+        let mut stop = None;
+        let read = match stopped {
+            Some(stopped) => {
+                stop = Some(StopReason::Runtime);
+                Ok(read(&**target, stopped.thread_pointer()))
             }
+            None => self.with_pointer(&mut stop, read),
+        };
+        let (native, runtimes) = match read {
+            // What was saved of a thread may lack its registers.
+            Err(error @ Error::NoThreadPointer { .. }) => (Err(error), Vec::new()),
+            read => read?,
         };
         let native = match variables {
             Ok(variables) => {
@@ -146,41 +142,5 @@ impl Thread<'_> {
             runtimes,
             stop,
         })
-    }
-}
-
-impl Core {
-    /// The language runtimes of [`Options::runtimes`](crate::Options::runtimes) that the process had.
-    ///
-    /// # Errors
-    /// When the core cannot be read.
-    pub fn runtimes(&self) -> Result<Arc<[Present]>, Error> {
-        let runtimes = &self.options().runtimes;
-        Ok(runtimes.probe(self.target(), &FileCache::new())?.into())
-    }
-
-    /// Reads the native context of one of its threads and what runtimes know of it.
-    #[must_use]
-    pub fn thread_state(
-        &self,
-        support: &ThreadSupport,
-        runtimes: &[Present],
-        thread: &CoreThread,
-    ) -> ThreadState {
-        let view = |pointer| ThreadView::new(thread.tid, pointer);
-        let view = thread.thread_pointer.map(view);
-        ThreadState {
-            native: not_published(self.thread_context(support, thread)),
-            runtimes: view.map_or_else(Vec::new, |view| {
-                super::read_thread(self.target(), runtimes, view)
-            }),
-            stop: None,
-        }
-    }
-
-    /// The tasks of its runtimes.
-    #[must_use]
-    pub fn tasks(&self, runtimes: &[Present]) -> Vec<TaskReading> {
-        tasks(self.target(), runtimes)
     }
 }

@@ -3,7 +3,7 @@
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::*;
-use crate::CallRegisters;
+use crate::{CallRegisters, FileCache, Modules};
 
 const X86_64: u16 = 62;
 const AARCH64: u16 = 183;
@@ -237,6 +237,41 @@ fn files(mapped: &[[u64; 3]], names: &[u8]) -> Vec<u8> {
     note(b"CORE\0", NT_FILE, &contents)
 }
 
+/// Names and starts of its mappings.
+fn named(core: &CoreFile) -> Vec<(Vec<u8>, u64)> {
+    let mut named = Vec::new();
+    let walk = core.mappings(&mut |mapping| {
+        named.push((mapping.name.to_vec(), mapping.start));
+        ControlFlow::Continue(())
+    });
+    assert_eq!(walk.unwrap().mappings as usize, named.len());
+    named
+}
+
+#[test]
+fn memory_without_a_file_is_a_mapping_without_a_name() {
+    let notes = files(&[[0x2000, 0x3000, 0]], b"/a\0");
+    let size = notes.len() as u64;
+    let headers = [
+        (PT_NOTE, 0, HEADERS + 4 * 56, 0, size, 0),
+        (PT_LOAD, RW, 0, 0x5000, 0, 0x1000),
+        (PT_LOAD, RW, 0, 0x2000, 0, 0x1000),
+        (PT_LOAD, RW, 0, 0x1000, 0, 0x1000),
+    ];
+    let core = open(&core(X86_64, &headers, &notes)).unwrap();
+    let unnamed = |start| (Vec::new(), start);
+    let all = [unnamed(0x1000), (b"/a".to_vec(), 0x2000), unnamed(0x5000)];
+    assert_eq!(named(&core), all);
+    for (index, (_, start)) in all.iter().enumerate() {
+        let walk = core.mappings(&mut |mapping| match mapping.start == *start {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        });
+        let walk = walk.unwrap();
+        assert_eq!((walk.mappings as usize, walk.stopped), (index + 1, true));
+    }
+}
+
 /// The variable could be in one of those without a name.
 #[test]
 fn a_list_of_files_that_breaks_off_is_told() {
@@ -246,8 +281,10 @@ fn a_list_of_files_that_breaks_off_is_told() {
     ];
     let core = open(&with_notes(X86_64, &notes.concat())).unwrap();
     assert_eq!(core.missing(), [Missing::Notes, Missing::FileNames]);
-    let named: Vec<_> = core.named_mappings().collect();
-    assert_eq!(named, [(&b"/a"[..], 0x1000)]);
+    assert_eq!(named(&core), [(b"/a".to_vec(), 0x1000)]);
+    let modules = Modules::read(&core, &FileCache::new()).unwrap();
+    let unreadable = (core.name(), Missing::FileNames.to_string());
+    assert_eq!(modules.unreadable[0], unreadable);
 }
 
 /// A module's mappings follow one another and share a name, of which there is one copy.
@@ -257,8 +294,9 @@ fn names_that_follow_themselves_are_kept_once() {
     let notes = files(&mapped, b"/a\0/a\0\0/b\0/a\0");
     let core = open(&with_notes(X86_64, &notes)).unwrap();
     assert_eq!(core.notes.names, b"/a\0\0/b\0/a\0");
-    let named: Vec<&[u8]> = core.named_mappings().map(|(name, _)| name).collect();
-    assert_eq!(named, [&b"/a"[..], b"/a", b"", b"/b", b"/a"]);
+    let names = named(&core).into_iter().map(|(name, _)| name);
+    let names: Vec<Vec<u8>> = names.collect();
+    assert_eq!(names, [&b"/a"[..], b"/a", b"", b"/b", b"/a"]);
     let mut inodes = Vec::new();
     let walk = core.mappings(&mut |mapping| {
         inodes.push(mapping.inode);

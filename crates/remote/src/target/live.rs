@@ -118,6 +118,10 @@ impl Target for LiveProcess<'_> {
         Some(self.process.pid())
     }
 
+    fn comm(&self) -> Result<OsString, Error> {
+        self.process.comm()
+    }
+
     fn is_running(&self) -> bool {
         true
     }

@@ -91,7 +91,7 @@ impl Snapshots {
         process: &mut reader::Process,
         variables: &ThreadVariables,
     ) -> Result<Vec<ThreadSnapshot>, Error> {
-        let pid = process.target().pid();
+        let pid = process.running()?.pid();
         let mut variables = variables.clone();
         let wanted = Wanted {
             pid: pid as u32,

@@ -170,7 +170,14 @@ fn a_process_that_publishes_in_memory_it_had_before_is_found_all_the_same() {
         }
         let sizes = |tracker: &Tracker<()>| {
             let process = &tracker.get(pid).unwrap().process;
-            process.reader().unwrap().target().sizes().unwrap().1
+            process
+                .reader()
+                .unwrap()
+                .running()
+                .unwrap()
+                .sizes()
+                .unwrap()
+                .1
         };
         let before = sizes(&tracker);
         target.command("publish");

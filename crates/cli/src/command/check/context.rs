@@ -33,7 +33,8 @@ pub(super) fn findings(
 
 /// Nothing is published. A fork inherits nothing, and often is not meant to go without.
 fn absent(process: &Process, deadline: &Deadline) -> Finding {
-    let parent = process.target().status().map_or(0, |status| status.parent);
+    let status = process.running().ok().and_then(|it| it.status().ok());
+    let parent = status.map_or(0, |status| status.parent);
     let mut options = Options::default();
     options.deadline = Some(deadline.half());
     let publishes = Process::with_options(parent, options)
@@ -58,9 +59,11 @@ fn absent(process: &Process, deadline: &Deadline) -> Finding {
 /// How the context lies in memory.
 fn mapping(process: &Process, context: &ProcessContext, deadline: &Deadline) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let Ok(process) = process.running() else {
+        return findings;
+    };
     let mut header = [0; HEADER_SIZE];
     let read = process
-        .target()
         .memory()
         .is_ok_and(|memory| memory.read(context.address, &mut header).is_ok());
     if let Ok(header) = Header::decode(&header)
@@ -80,7 +83,7 @@ fn mapping(process: &Process, context: &ProcessContext, deadline: &Deadline) -> 
         );
     }
     let until = Some(deadline.half());
-    if let Ok(Some(true)) = process.target().is_copied_on_fork(context.address, until) {
+    if let Ok(Some(true)) = process.is_copied_on_fork(context.address, until) {
         findings.push(
             Finding::note(
                 "copied-on-fork",

@@ -47,7 +47,7 @@ pub(super) fn check(id: i32, timeout: Duration) -> Result<Answer, Error> {
     options.any_schema = true;
     let pid = process_of(id)?;
     let mut process = Process::with_options(pid, options)?;
-    let status = process.target().status()?;
+    let status = process.running()?.status()?;
     let state = process.context()?;
     let mut findings = context::findings(&process, &state, &deadline);
     let schema = match &state {
@@ -75,14 +75,17 @@ pub(super) fn check(id: i32, timeout: Duration) -> Result<Answer, Error> {
         }
     }
     let lossy = |text: &OsStr| text.to_string_lossy().into_owned();
-    let target = process.target();
     let subject = Subject::Process {
         pid,
-        comm: target
+        comm: process
             .comm()
             .map_or_else(|_| String::new(), |it| lossy(&it)),
         asked_thread: (pid != id).then_some(id),
-        executable: target.executable().ok().map(|it| lossy(it.as_os_str())),
+        executable: process
+            .running()?
+            .executable()
+            .ok()
+            .map(|it| lossy(it.as_os_str())),
         state: subject::state(status.state),
         threads_stopped: stopped,
     };
@@ -131,7 +134,7 @@ fn partial(partial: &Partial) -> Finding {
 
 /// Whether the program that runs is of 32 bits.
 fn is_32_bit(process: &Process) -> bool {
-    let program = std::fs::File::open(format!("/proc/{}/exe", process.target().pid()));
+    let program = std::fs::File::open(format!("/proc/{}/exe", process.pid().unwrap_or_default()));
     program.is_ok_and(|program| Contents::is_32_bit(&program))
 }
 
@@ -210,7 +213,7 @@ fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) ->
 
 /// Looks into the very file that the process has mapped under this name.
 fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspection, String> {
-    let target = process.target();
+    let target = process.running().map_err(|error| error.to_string())?;
     let mut found = None;
     let looked = target.file_mappings(until(deadline), &mut |mapping| {
         let is_it = mapping.permissions.execute && mapping.name == name.as_bytes();
@@ -239,7 +242,7 @@ fn until(deadline: &Deadline) -> ScanOptions {
 
 /// The module that defines another thing by the variable's name, if there is one.
 fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString>, ReaderError> {
-    let target = process.target();
+    let target = process.running()?;
     let late = || ReaderError::Deadline {
         pid: target.pid(),
         action: "look into its files",

@@ -4,11 +4,11 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use otelctx_reader::remote::{process, stop};
-use otelctx_reader::{ContextState, FileCache, Options};
+use otelctx_reader::{ContextState, FileCache, Options, Process};
 use otelctx_sampler::Snapshots;
 use serde::{Deserialize, Serialize};
 
-use super::live::Looking;
+use super::inspection::Inspection;
 use super::{explain, json};
 use crate::Status;
 use crate::command::retry::unless_ended;
@@ -108,11 +108,12 @@ fn write_all(
     for &pid in pids {
         worker.begin(pid);
         let dumped = unless_ended(pid, || {
-            let looking = Looking::begin(pid, options.clone(), timeout, modules.clone())?;
-            if matches!(looking.context(), ContextState::Absent) {
+            let open = |options| Process::with_files(pid, options, modules.clone());
+            let inspection = Inspection::begin(options.clone(), timeout, open)?;
+            if matches!(inspection.context(), ContextState::Absent) {
                 return Ok(None);
             }
-            stop::on_own_thread(|| looking.finish(snapshots.as_mut()))?.map(Some)
+            stop::on_own_thread(|| inspection.finish(snapshots.as_mut()))?.map(Some)
         });
         worker.end();
         match dumped {

@@ -1,16 +1,16 @@
-//! A process that is no more, by its core file.
+//! What is said of a core file beside its process.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use otelctx_reader::remote::CoreFile;
-use otelctx_reader::{Core, Options, ThreadSupport, Unreadable};
+use otelctx_reader::{Options, Process, Unreadable};
 use serde::Serialize;
 
-use super::report::{Look, MOST_CONTEXTS, Report};
-use super::runtimes::{self, Runtimes};
-use crate::command::partial::{Partial, PartialReason};
+use super::inspection::Inspection;
+use super::report::{Report, Support};
 use crate::error::Error;
 
 /// What is said of a core file, beside what is said of every process.
@@ -25,64 +25,29 @@ pub(super) struct CoreReport {
     pub(super) missing: Vec<String>,
 }
 
+/// For a process that takes all the time it needs: a core file waits for nobody.
+const NO_TIMEOUT: Duration = Duration::from_secs(u32::MAX as u64);
+
 /// Reads everything in the core file at `path`.
-pub(super) fn gather(path: &Path, sysroot: &Path, options: Options) -> Result<Report, Error> {
+pub(super) fn dump(path: &Path, sysroot: &Path, options: Options) -> Result<Report, Error> {
     // Listed, because a file in its place would do for nothing.
     std::fs::read_dir(sysroot).map_err(|why| Error::Sysroot {
         path: sysroot.to_owned(),
         why,
     })?;
-    let forced = options.any_schema;
-    let core = Core::with_options(CoreFile::open(path, sysroot)?, options);
-    let support = core.thread_support()?;
-    let target = core.target();
-    let is_readable = matches!(support, ThreadSupport::Readable(_));
-    let present = core.runtimes()?;
-    let (mut looks, mut kept) = (Vec::new(), 0);
-    for thread in target.threads() {
-        if kept > MOST_CONTEXTS {
-            break;
-        }
-        let look = if present.is_empty() {
-            let outcome = is_readable.then(|| core.thread_context(&support, thread));
-            Look::new(thread.tid, None, outcome)
-        } else {
-            let state = core.thread_state(&support, &present, thread);
-            runtimes::look(thread.tid, None, state)
-        };
-        kept += look.size();
-        looks.push(look);
-    }
-    let (read, of) = (looks.len(), target.threads().len());
-    let partial = (read < of).then_some(Partial {
-        read,
-        of,
-        why: PartialReason::Memory(MOST_CONTEXTS),
+    let core = CoreFile::open(path, sysroot)?;
+    let crash = core.crash();
+    let mut missing: Vec<String> = core.missing().iter().map(ToString::to_string).collect();
+    let open = |options| Ok(Process::of_target(core, options));
+    let mut report = Inspection::begin(options, NO_TIMEOUT, open)?.finish(None)?;
+    missing.extend(unreadable_modules(&report, &missing));
+    report.core = Some(CoreReport {
+        file: path.into(),
+        signal: crash.map(|(signal, _)| signal_name(signal)),
+        crashed_thread: crash.map(|(_, tid)| tid),
+        missing,
     });
-    let tasks = core.tasks(&present);
-    let runtimes = Runtimes::of(present, tasks, &looks);
-    let crash = target.crash();
-    Ok(Report {
-        pid: target.pid(),
-        comm: target.comm().unwrap_or_default(),
-        asked_thread: None,
-        shares_memory_with: None,
-        core: Some(CoreReport {
-            file: path.into(),
-            signal: crash.map(|(signal, _)| signal_name(signal)),
-            crashed_thread: crash.map(|(_, tid)| tid),
-            missing: missing(target, &support),
-        }),
-        forced,
-        running: false,
-        context: core.context()?,
-        detected: None,
-        looks,
-        runtimes,
-        kernel_workers: 0,
-        support: Ok(Arc::new(support)),
-        partial,
-    })
+    Ok(report)
 }
 
 fn signal_name(number: i32) -> String {
@@ -92,20 +57,15 @@ fn signal_name(number: i32) -> String {
     )
 }
 
-/// What the core lacks as a whole, and the modules that could not be looked into.
-fn missing(core: &CoreFile, support: &ThreadSupport) -> Vec<String> {
-    let mut missing: Vec<String> = core.missing().iter().map(ToString::to_string).collect();
-    let modules = match support {
-        ThreadSupport::Readable(variables) => &variables.resolution.unreadable[..],
-        ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => unreadable,
-        ThreadSupport::Unreadable(_) => &[],
+/// The modules that could not be looked into, a sentence each.
+fn unreadable_modules(report: &Report, missing: &[String]) -> Vec<String> {
+    let modules = match report.support() {
+        Support::Readable(variables) => &variables.resolution.unreadable[..],
+        Support::Unreadable(Unreadable::NotFound { unreadable }) => unreadable,
+        _ => &[],
     };
-    // What the whole lacks stands in the way of the search for the variable, too.
-    let said = |why: &String| missing.contains(why);
-    let modules = modules.iter().filter(|(_, why)| !said(why));
-    let modules: Vec<String> = modules
-        .map(|(name, why)| format!("{}: {why}", name.to_string_lossy()))
-        .collect();
-    missing.extend(modules);
-    missing
+    // What the core lacks as a whole stands in the way of the search for the variable, too.
+    let modules = modules.iter().filter(|(_, why)| !missing.contains(why));
+    let sentence = |(name, why): &(OsString, String)| format!("{}: {why}", name.to_string_lossy());
+    modules.map(sentence).collect()
 }

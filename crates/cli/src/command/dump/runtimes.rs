@@ -1,5 +1,6 @@
 //! What language runtimes say of a process, its threads and its tasks.
 
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,8 +17,8 @@ use otelctx_reader::{Error, Found, Process, Thread, remote};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
+use super::inspection::ThreadOutcome;
 use super::json::ContextJson;
-use super::live::Looked;
 use super::report::{Look, Report};
 use crate::error::is_gone;
 use crate::output::attributes::pairs;
@@ -49,9 +50,9 @@ impl<'p> Reader<'p> {
         until: Instant,
     ) -> Result<Self, Error> {
         let timeout = process.options().stop_timeout;
-        let stopped = match scope(&present) {
-            Scope::Process => Some(StoppedProcess::stop(process.target(), timeout, until)?),
-            Scope::Thread => None,
+        let stopped = match (scope(&present), process.running()) {
+            (Scope::Process, Ok(running)) => Some(StoppedProcess::stop(running, timeout, until)?),
+            _ => None,
         };
         Ok(Self {
             process,
@@ -61,7 +62,7 @@ impl<'p> Reader<'p> {
     }
 
     /// Reads a thread.
-    pub(super) fn look(&self, thread: &Thread<'_>) -> Looked {
+    pub(super) fn look(&self, thread: &Thread<'_>) -> ThreadOutcome {
         let stopped = self.stopped.as_ref();
         let stopped = stopped.and_then(|process| process.thread(thread.tid()));
         let state = thread.name().and_then(|name| {
@@ -69,10 +70,10 @@ impl<'p> Reader<'p> {
             Ok((name, state))
         });
         match state {
-            Ok((name, state)) => Looked::At(look(thread.tid(), Some(name), state)),
-            Err(error) if is_gone(&error) => Looked::Ended,
-            Err(Error::Remote(remote::Error::KernelWorker { .. })) => Looked::KernelWorker,
-            Err(error) => Looked::At(Look::new(thread.tid(), None, Some(Err(error)))),
+            Ok((name, state)) => ThreadOutcome::Read(look(thread.tid(), name, state)),
+            Err(error) if is_gone(&error) => ThreadOutcome::Ended,
+            Err(Error::Remote(remote::Error::KernelWorker { .. })) => ThreadOutcome::KernelWorker,
+            Err(error) => ThreadOutcome::Read(Look::new(thread.tid(), None, Some(Err(error)))),
         }
     }
 
@@ -80,8 +81,7 @@ impl<'p> Reader<'p> {
     pub(super) fn finish(self, looks: &[Look]) -> Runtimes {
         let running = self.stopped.as_ref().map(StoppedProcess::running);
         let tasks = match running {
-            None => Vec::new(),
-            Some([]) => self.process.tasks(&self.present),
+            None | Some([]) => self.process.tasks(&self.present),
             Some([(_, why), ..]) => {
                 let failed = |present: &Present| TaskReading {
                     name: present.name,
@@ -96,7 +96,7 @@ impl<'p> Reader<'p> {
 }
 
 impl Runtimes {
-    pub(super) fn of(present: Arc<[Present]>, tasks: Vec<TaskReading>, looks: &[Look]) -> Self {
+    fn of(present: Arc<[Present]>, tasks: Vec<TaskReading>, looks: &[Look]) -> Self {
         Self {
             present,
             tasks,
@@ -113,7 +113,7 @@ impl Runtimes {
 }
 
 /// A thread by what was read of it.
-pub(super) fn look(tid: i32, name: Option<std::ffi::OsString>, state: ThreadState) -> Look {
+fn look(tid: i32, name: Option<OsString>, state: ThreadState) -> Look {
     let (outcome, is_conflict) = match state.choose() {
         Ok(chosen) => (Ok(chosen.context), chosen.is_conflict),
         Err(error) => (Err(error.to_string()), false),

@@ -57,8 +57,8 @@ impl Row {
     ) -> Result<Self, Error> {
         let mut row = Self {
             comm: comm(process)?,
-            threads: process.target().status()?.threads,
-            ..Self::of_context(process.target().pid(), context)
+            threads: process.running()?.status()?.threads,
+            ..Self::of_context(process.running()?.pid(), context)
         };
         match process.thread_support() {
             Ok(ThreadSupport::Readable(threads)) => {
@@ -77,10 +77,10 @@ impl Row {
     pub(super) fn broken(process: &Process, why: &Broken) -> Result<Self, Error> {
         let detected = process.detected()?;
         Ok(Self {
-            pid: process.target().pid(),
+            pid: process.running()?.pid(),
             comm: comm(process)?,
             service: string(&detected.resource, "service.name").map(Into::into),
-            threads: process.target().status()?.threads,
+            threads: process.running()?.status()?.threads,
             unreadable: Some(format!("broken process context: {why}")),
             ..Self::default()
         })
@@ -180,5 +180,5 @@ impl Row {
 }
 
 fn comm(process: &Process) -> Result<String, Error> {
-    Ok(process.target().comm()?.to_string_lossy().into_owned())
+    Ok(process.comm()?.to_string_lossy().into_owned())
 }

@@ -1,12 +1,12 @@
-//! A running process.
+//! Inspecting one process: what it publishes, then its threads.
 
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_reader::{
-    ContextState, Error, FileCache, Found, Options, Process, Thread, ThreadSupport,
-    ThreadVariables, Threads, remote,
+    ContextState, Error, Found, Options, Process, Thread, ThreadSupport, ThreadVariables, Threads,
+    remote,
 };
 use otelctx_sampler::{Snapshots, ThreadSnapshot};
 
@@ -29,7 +29,7 @@ const FOR_LIST: f64 = 0.5;
 
 /// A process whose process context has been read, but not its threads yet.
 #[derive(Debug)]
-pub(super) struct Looking {
+pub(super) struct Inspection {
     process: Process,
     context: ContextState,
     timeout: Duration,
@@ -44,14 +44,12 @@ struct Until {
     end: Instant,
 }
 
-impl Looking {
-    /// Starts inspecting process `pid`, for at most `timeout`. `modules` has what is known about
-    /// files from other processes.
+impl Inspection {
+    /// Reads the context of the process that `open` opens with these options, for at most `timeout`.
     pub(super) fn begin(
-        pid: i32,
         mut options: Options,
         timeout: Duration,
-        modules: FileCache,
+        open: impl FnOnce(Options) -> Result<Process, Error>,
     ) -> Result<Self, Error> {
         let start = Instant::now();
         let until = Until {
@@ -60,7 +58,7 @@ impl Looking {
             end: start + timeout.mul_f64(1.0 + FOR_MODULES),
         };
         options.deadline = Some(until.threads);
-        let mut process = Process::with_files(pid, options, modules)?;
+        let mut process = open(options)?;
         let context = process.context()?;
         Ok(Self {
             process,
@@ -78,8 +76,8 @@ impl Looking {
     /// Reads the threads, through `snapshots` if no thread may be stopped. To be called on a thread of
     /// its own, because it stops threads otherwise.
     pub(super) fn finish(mut self, mut snapshots: Option<&mut Snapshots>) -> Result<Report, Error> {
-        let detected = match self.context {
-            ContextState::Published(_) => None,
+        let detected = match (&self.context, self.process.running()) {
+            (ContextState::Published(_), _) | (_, Err(_)) => None,
             _ => Some(self.process.detected()?),
         };
         let mut kernel_workers = 0;
@@ -94,10 +92,9 @@ impl Looking {
             }
             Err(error) => return Err(error),
         };
-        let target = self.process.target();
         Ok(Report {
-            pid: Some(target.pid()),
-            comm: target.comm()?,
+            pid: self.process.pid(),
+            comm: self.process.comm()?,
             asked_thread: None,
             shares_memory_with: None,
             core: None,
@@ -115,7 +112,7 @@ impl Looking {
 
     /// The threads; again if a library went meanwhile, which may have left others' data where its
     /// variable was.
-    fn settled(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<ThreadOutcome, Error> {
+    fn settled(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<Readings, Error> {
         let mut seen = self.read_threads(snapshots)?;
         let mut reads = 1;
         while !self.are_modules_unchanged()? {
@@ -155,11 +152,9 @@ impl Looking {
     }
 
     /// What each thread works on. One that ends meanwhile is left out.
-    fn read_threads(
-        &mut self,
-        snapshots: &mut Option<&mut Snapshots>,
-    ) -> Result<ThreadOutcome, Error> {
+    fn read_threads(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<Readings, Error> {
         let until = self.until;
+        let may_change = self.process.running().is_ok();
         // Who wants no thread stopped is told nothing of runtimes.
         let present = match snapshots {
             Some(_) => Arc::default(),
@@ -208,20 +203,20 @@ impl Looking {
                 break;
             }
             match read(thread) {
-                Looked::At(look) => {
+                ThreadOutcome::Read(look) => {
                     kept += look.size();
-                    if look.is_invalid() {
+                    if look.is_invalid() && may_change {
                         invalid.push(looks.len());
                     }
                     looks.push(look);
                     read_threads.push(thread);
                 }
-                Looked::Ended => ended += 1,
-                Looked::KernelWorker => kernel_workers += 1,
+                ThreadOutcome::Ended => ended += 1,
+                ThreadOutcome::KernelWorker => kernel_workers += 1,
             }
         }
         let is_settled = settle(&mut invalid, until.threads, |index| {
-            let Looked::At(look) = read(read_threads[index]) else {
+            let ThreadOutcome::Read(look) = read(read_threads[index]) else {
                 return Again::Settled;
             };
             let (is_invalid, asleep) = (look.is_invalid(), look.stop.is_none());
@@ -244,7 +239,7 @@ impl Looking {
         }
         let read = looks.len();
         let partial = why.map(|why| Partial { read, of, why });
-        Ok(ThreadOutcome {
+        Ok(Readings {
             support,
             looks,
             runtimes: runtimes.unwrap_or_default(),
@@ -255,7 +250,7 @@ impl Looking {
 }
 
 /// What was seen of the threads.
-struct ThreadOutcome {
+struct Readings {
     support: Arc<ThreadSupport>,
     looks: Vec<Look>,
     runtimes: Runtimes,
@@ -264,7 +259,7 @@ struct ThreadOutcome {
     partial: Option<Partial>,
 }
 
-impl ThreadOutcome {
+impl Readings {
     /// Keeps nothing of the threads but their number.
     fn forget(mut self, why: PartialReason) -> Self {
         // Without contexts there is nothing that could be wrong.
@@ -279,7 +274,7 @@ impl ThreadOutcome {
 
 /// The threads that a snapshot is to tell of.
 fn names(threads: &[Thread<'_>]) -> Vec<(i32, OsString)> {
-    let named = |thread: &Thread<'_>| Some((thread.tid(), thread.name().ok()?));
+    let named = |thread: &Thread<'_>| Some((thread.tid(), thread.name().ok()??));
     threads.iter().filter_map(named).collect()
 }
 
@@ -290,7 +285,7 @@ fn snapshot(
     variables: &ThreadVariables,
     names: Vec<(i32, OsString)>,
     snapshots: &mut Snapshots,
-) -> Result<ThreadOutcome, Error> {
+) -> Result<Readings, Error> {
     let all: Vec<Look> = match snapshots.threads(process, variables) {
         Ok(threads) => threads.into_iter().map(of_snapshot).collect(),
         Err(otelctx_sampler::Error::Reader(error)) => return Err(error),
@@ -314,7 +309,7 @@ fn snapshot(
     let read = whole.count();
     looks.truncate(read);
     let why = PartialReason::Memory(MOST_CONTEXTS);
-    Ok(ThreadOutcome {
+    Ok(Readings {
         support,
         looks,
         runtimes: Runtimes::default(),
@@ -337,28 +332,28 @@ fn of_snapshot(thread: ThreadSnapshot) -> Look {
 }
 
 /// What reading one thread came to.
-pub(super) enum Looked {
-    At(Look),
+pub(super) enum ThreadOutcome {
+    Read(Look),
     Ended,
     KernelWorker,
 }
 
 /// Reads a thread.
-fn look(thread: &Thread<'_>, is_readable: bool) -> Looked {
+fn look(thread: &Thread<'_>, is_readable: bool) -> ThreadOutcome {
     let mut stop = None;
     let (name, outcome) = match thread.name() {
         Ok(name) if is_readable => {
             let reading = read_thread(thread);
             stop = reading.stop;
-            (Some(name), Some(reading.outcome))
+            (name, Some(reading.outcome))
         }
-        Ok(name) => (Some(name), None),
+        Ok(name) => (name, None),
         Err(error) => (None, Some(Err(error))),
     };
     match &outcome {
-        Some(Err(error)) if is_gone(error) => Looked::Ended,
-        Some(Err(Error::Remote(remote::Error::KernelWorker { .. }))) => Looked::KernelWorker,
-        _ => Looked::At(Look {
+        Some(Err(error)) if is_gone(error) => ThreadOutcome::Ended,
+        Some(Err(Error::Remote(remote::Error::KernelWorker { .. }))) => ThreadOutcome::KernelWorker,
+        _ => ThreadOutcome::Read(Look {
             stop,
             ..Look::new(thread.tid(), name, outcome)
         }),
