@@ -91,8 +91,20 @@ impl Catalog {
         Self::default()
     }
 
+    /// Removes everything. The tables keep their memory, so that the next entries need no more.
+    pub fn clear(&mut self) {
+        self.processes.clear();
+        self.threads.clear();
+        self.thread_ids.clear();
+        self.contexts.clear();
+        self.frames.clear();
+        self.stacks.clear();
+        self.modules.clear();
+        self.bytes = 0;
+    }
+
     /// Estimates the memory of the catalog, in bytes, within a factor of two. A long recording starts a
-    /// new catalog when this has grown too large.
+    /// new catalog when this has grown too large ([`Rotation`](crate::Rotation)).
     #[must_use]
     pub fn memory(&self) -> usize {
         let processes = self.processes.iter().map(ProcessFacts::memory);
@@ -404,6 +416,25 @@ mod tests {
         assert_eq!(catalog.stack_count(), 2);
         // Each address is there as an instruction's and as a return address.
         assert_eq!(catalog.frame_count(), 4);
+    }
+
+    #[test]
+    fn a_catalog_that_was_cleared_is_like_a_new_one() {
+        let mut catalog = Catalog::new();
+        for _ in 0..2 {
+            let process = catalog.add_process(ProcessFacts::default());
+            assert_eq!(catalog.find_thread(process, 7), None);
+            let indices = [
+                process.index(),
+                catalog.thread(process, 7, "main").index(),
+                catalog.context(&context(1, "/a")).index(),
+                catalog.stack(&[named(1), Frame::instruction(1)]).index(),
+                catalog.module(Module::kernel()).index(),
+            ];
+            assert_eq!((indices, catalog.frame_count()), ([0; 5], 2));
+            catalog.clear();
+            assert_eq!(catalog.memory(), 0);
+        }
     }
 
     #[test]

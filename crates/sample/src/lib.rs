@@ -43,6 +43,7 @@ mod catalog;
 mod frame;
 mod outcome;
 mod process;
+mod rotation;
 mod sample;
 
 pub use catalog::{
@@ -52,4 +53,5 @@ pub use frame::{Frame, FrameKind, NamedFrame};
 pub use otelctx_format as format;
 pub use outcome::{Found, ReadStep};
 pub use process::{Mapping, Module, ProcessFacts};
+pub use rotation::Rotation;
 pub use sample::{Counts, Event, Sample};

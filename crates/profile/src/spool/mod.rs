@@ -16,7 +16,7 @@ use std::path::Path;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use otelctx_sample::{Catalog, Counts, FrameKind, Sample};
+use otelctx_sample::{Catalog, Counts, FrameKind, Rotation, Sample};
 
 use crate::{Clock, Recording, file};
 use codec::SAMPLE_SIZE;
@@ -24,10 +24,10 @@ use part::Part;
 
 /// Samples are written when there are this many bytes of them.
 const BUFFER: usize = 256 * 1024;
-/// A catalog that takes more memory than this is replaced, in bytes.
-const MAX_CATALOG: usize = 16 << 20;
-/// But not before it has served this many samples: on a machine where what lives takes more memory by
-/// itself, all of it would be written again and again.
+/// A catalog that takes more memory than this is replaced, in bytes: small beside what the command
+/// takes anyway, so that its memory hardly changes.
+const MAX_CATALOG: usize = 4 << 20;
+/// But not before it has served this many samples: five seconds of two busy CPUs at 999 Hz.
 const MIN_SEGMENT_SAMPLES: u64 = 10_000;
 /// A part is full with this many samples: with all that a profile keeps of each some 400 MB.
 const MAX_PART_SAMPLES: usize = 4_000_000;
@@ -38,15 +38,13 @@ const MAX_PART_CATALOG: usize = 256 << 20;
 /// The limits of a spool.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    catalog: usize,
-    segment_samples: u64,
+    rotation: Rotation,
     part_samples: usize,
     part_catalog: usize,
 }
 
 const LIMITS: Limits = Limits {
-    catalog: MAX_CATALOG,
-    segment_samples: MIN_SEGMENT_SAMPLES,
+    rotation: Rotation::new(MAX_CATALOG, MIN_SEGMENT_SAMPLES),
     part_samples: MAX_PART_SAMPLES,
     part_catalog: MAX_PART_CATALOG,
 };
@@ -65,8 +63,6 @@ pub struct Spool {
     kinds: Vec<FrameKind>,
     limits: Limits,
     len: u64,
-    /// How many samples the catalog in use has served.
-    of_segment: u64,
 }
 
 /// Samples, and behind them their catalog.
@@ -106,7 +102,6 @@ impl Spool {
             kinds: Vec::new(),
             limits,
             len: 0,
-            of_segment: 0,
         }
     }
 
@@ -125,7 +120,7 @@ impl Spool {
     /// Adds a sample. [`Spool::write`] is to be called every now and then.
     pub fn push(&mut self, sample: &Sample) {
         self.len += 1;
-        self.of_segment += 1;
+        self.limits.rotation.count(1);
         codec::write_sample(&mut self.buffer, sample);
     }
 
@@ -139,13 +134,11 @@ impl Spool {
         if self.buffer.len() >= BUFFER {
             self.flush()?;
         }
-        if self.of_segment < self.limits.segment_samples || catalog.memory() <= self.limits.catalog
-        {
+        if !self.limits.rotation.is_due(catalog) {
             return Ok(false);
         }
         self.close_segment(catalog)?;
-        self.of_segment = 0;
-        *catalog = Catalog::new();
+        self.limits.rotation.rotate(catalog);
         Ok(true)
     }
 
@@ -153,21 +146,21 @@ impl Spool {
         self.file.write_all_at(&self.buffer, self.end)?;
         self.end += self.buffer.len() as u64;
         self.buffer.clear();
-        // What came at once does not stay reserved.
-        self.buffer.shrink_to(BUFFER + SAMPLE_SIZE);
         Ok(())
     }
 
     fn close_segment(&mut self, catalog: &Catalog) -> io::Result<()> {
         self.flush()?;
-        let mut bytes = Vec::new();
-        codec::write_catalog(&mut bytes, catalog, &mut self.kinds);
-        self.file.write_all_at(&bytes, self.end)?;
+        codec::write_catalog(&mut self.buffer, catalog, &mut self.kinds);
         let segment = Segment {
             start: self.start,
             catalog: self.end,
-            end: self.end + bytes.len() as u64,
+            end: self.end + self.buffer.len() as u64,
         };
+        let written = self.file.write_all_at(&self.buffer, self.end);
+        // It keeps its memory: the next catalog takes as much.
+        self.buffer.clear();
+        written?;
         self.segments.push(segment);
         (self.start, self.end) = (segment.end, segment.end);
         Ok(())
@@ -194,6 +187,8 @@ impl Spool {
             }),
             kinds: self.kinds,
             limits: self.limits,
+            samples: self.len,
+            whole: clock,
             clock,
             period,
             counts,
@@ -221,6 +216,8 @@ pub struct Parts {
     last: Option<Last>,
     kinds: Vec<FrameKind>,
     limits: Limits,
+    samples: u64,
+    whole: Clock,
     /// From where the next part begins.
     clock: Clock,
     period: NonZeroU64,
@@ -241,6 +238,18 @@ impl Iterator for Parts {
 }
 
 impl Parts {
+    /// How many samples all parts have.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// The time that all parts span.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.whole
+    }
+
     fn read(&mut self) -> io::Result<Recording> {
         let mut part = Part::default();
         let is_full = |part: &Part, limits: &Limits| {

@@ -11,10 +11,11 @@ use super::*;
 
 const PERIOD: NonZeroU64 = NonZeroU64::new(10_000_000).unwrap();
 
+const MAX_SMALL_CATALOG: usize = 4096;
+
 fn small() -> Limits {
     Limits {
-        catalog: 4096,
-        segment_samples: 10,
+        rotation: Rotation::new(MAX_SMALL_CATALOG, 10),
         part_samples: 1000,
         part_catalog: 1 << 20,
     }
@@ -157,7 +158,7 @@ fn all_told(recordings: &[Recording]) -> Vec<String> {
 
 #[test]
 fn what_is_spooled_comes_back() {
-    for limits in [LIMITS, small()] {
+    for (limits, replaced) in [(LIMITS, false), (small(), true)] {
         let (before, recordings) = record(limits, 600);
         assert_eq!(all_told(&recordings), before);
         let [recording] = &recordings[..] else {
@@ -169,7 +170,6 @@ fn what_is_spooled_comes_back() {
         let processes: Vec<_> = recording.catalog.processes().map(|(_, it)| it).collect();
         let pids: Vec<i32> = processes.iter().map(|it| it.pid).collect();
         assert_eq!(pids, [1, 2]);
-        let replaced = limits.catalog == small().catalog;
         assert_eq!(processes[0].published, replaced);
         assert_eq!(processes[0].resource.len(), if replaced { 2 } else { 1 });
         assert_eq!(processes[0].mappings.len(), 1);
@@ -263,6 +263,6 @@ fn memory_is_bounded_while_it_records() {
             known = processes(&mut catalog, true);
         }
     }
-    assert!(most < 3 * small().catalog, "{most}");
+    assert!(most < 3 * MAX_SMALL_CATALOG, "{most}");
     assert!(spool.buffer.capacity() <= 2 * BUFFER);
 }

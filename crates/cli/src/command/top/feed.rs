@@ -3,21 +3,19 @@
 use std::collections::HashMap;
 
 use otelctx_profile::sample::format::record;
-use otelctx_profile::sample::{Catalog, ContextId, Found, ProcessFacts, Sample, ThreadId};
+use otelctx_profile::sample::{
+    Catalog, ContextId, Found, ProcessFacts, Rotation, Sample, ThreadId,
+};
 use otelctx_sampler::{Sampler, monotonic};
 
 use super::window::{Cell, Context, Process, Shared, Stacks, Thread, Window, Work};
 use crate::command::filter::Filter;
 use crate::output::attributes;
 
-/// Maximum number of entries of one kind before the catalog is replaced: 20,000 stacks of 127 frames take
-/// 20 MB.
-const MOST_OF_A_KIND: usize = 20_000;
-/// Number of distinct frames that count as one of a kind: 80,000 that a runtime has named take about
-/// 24 MB.
-const FRAMES_OF_A_STACK: usize = 4;
-/// Maximum size of the processes' resources in the catalog, in bytes.
-const MOST_RESOURCES: usize = 16 << 20;
+/// A catalog that takes more memory than this is replaced, in bytes.
+const MAX_CATALOG: usize = 16 << 20;
+/// But not before it has served this many samples: of 127 new frames each, these take 20 MB.
+const MIN_SAMPLES: u64 = 2_000;
 /// Maximum length of a process's name, in characters.
 const LONGEST_NAME: usize = 256;
 /// Start of the specification's name for a service without a name.
@@ -32,8 +30,7 @@ pub(super) struct Feed<'c> {
     aside: Option<Catalog>,
     /// The catalog's number, counted from 0.
     pub(super) generation: u32,
-    /// See [`MOST_OF_A_KIND`].
-    most: usize,
+    rotation: Rotation,
     pub(super) window: Window,
     /// Samples lost before the slice began.
     lost: u64,
@@ -57,7 +54,7 @@ impl<'c> Feed<'c> {
             catalog: Catalog::new(),
             aside: None,
             generation: 0,
-            most: MOST_OF_A_KIND,
+            rotation: Rotation::new(MAX_CATALOG, MIN_SAMPLES),
             window: Window::new(length, monotonic()),
             lost: 0,
             known: Known::default(),
@@ -73,6 +70,7 @@ impl<'c> Feed<'c> {
         let mut samples = Vec::new();
         self.sampler
             .drain(&mut self.catalog, &mut |sample| samples.push(sample));
+        self.rotation.count(samples.len() as u64);
         for sample in samples {
             if self.filter.keeps(&self.catalog, &sample) {
                 let cell =
@@ -85,17 +83,20 @@ impl<'c> Feed<'c> {
 
     /// Takes the samples that have arrived and discards them. [`Feed::restart`] starts counting again.
     pub(super) fn skip(&mut self) {
+        let rotation = &mut self.rotation;
         let aside = match &mut self.aside {
             Some(aside) => {
-                renew(&mut self.sampler, aside, &mut self.most);
+                renew(&mut self.sampler, aside, rotation);
                 aside
             }
             None => {
                 self.sampler.reset_catalog();
-                self.aside.insert(Catalog::new())
+                let aside = self.aside.insert(Catalog::new());
+                rotation.rotate(aside);
+                aside
             }
         };
-        self.sampler.drain(aside, &mut |_| {});
+        self.sampler.drain(aside, &mut |_| rotation.count(1));
     }
 
     /// Takes the samples that have arrived, and ends the slice.
@@ -110,7 +111,7 @@ impl<'c> Feed<'c> {
     /// Replaces the catalog if it has grown too large. The stacks of earlier slices cannot be named after
     /// that.
     pub(super) fn renew(&mut self) {
-        if renew(&mut self.sampler, &mut self.catalog, &mut self.most) {
+        if renew(&mut self.sampler, &mut self.catalog, &mut self.rotation) {
             self.generation += 1;
             self.known = Known::default();
         }
@@ -127,38 +128,14 @@ impl<'c> Feed<'c> {
     }
 }
 
-/// Replaces a catalog that has more than `most` entries of a kind. Returns whether it did.
-fn renew(sampler: &mut Sampler, catalog: &mut Catalog, most: &mut usize) -> bool {
-    let size = size(catalog);
-    if size <= *most {
-        return false;
+/// Replaces a catalog that has grown too large. Returns whether it did.
+fn renew(sampler: &mut Sampler, catalog: &mut Catalog, rotation: &mut Rotation) -> bool {
+    let is_due = rotation.is_due(catalog);
+    if is_due {
+        sampler.reset_catalog();
+        rotation.rotate(catalog);
     }
-    sampler.reset_catalog();
-    *catalog = Catalog::new();
-    // Entries in use alone may exceed the limit.
-    *most = MOST_OF_A_KIND.max(size.min(2 * *most));
-    true
-}
-
-/// The size of a catalog: its largest number of entries of one kind.
-fn size(catalog: &Catalog) -> usize {
-    let processes = catalog.processes().map(|(_, facts)| facts);
-    let mappings: usize = processes.map(|facts| 1 + facts.mappings.len()).sum();
-    let names = |facts: &ProcessFacts| -> usize {
-        let size = |(name, value): &(String, _)| name.len() + attributes::text(value).len();
-        facts.resource.iter().map(size).sum()
-    };
-    let resources: usize = catalog.processes().map(|(_, facts)| names(facts)).sum();
-    let sizes = [
-        mappings,
-        resources * MOST_OF_A_KIND / MOST_RESOURCES,
-        catalog.threads().len(),
-        catalog.contexts().len(),
-        catalog.stack_count(),
-        catalog.frame_count() / FRAMES_OF_A_STACK,
-        catalog.modules().len(),
-    ];
-    sizes.into_iter().max().unwrap_or(0)
+    is_due
 }
 
 impl Known {
@@ -249,6 +226,9 @@ mod tests {
         assert_eq!(process(&ProcessFacts::default()).name, "");
     }
 
+    /// Stacks that make a catalog too large.
+    const FILLED: usize = 2_000;
+
     #[test]
     fn a_paused_view_keeps_its_stacks_and_new_samples_are_bounded() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn();
@@ -262,39 +242,25 @@ mod tests {
         let mut feed = Feed::new(sampler.unwrap(), &filter, 0);
         feed.catalog.native_stack(&[1]);
         let before = feed.catalog.stack_count();
-        let fill = |catalog: &mut Catalog, most| {
-            for address in 0..=most as u64 {
+        feed.rotation = Rotation::new(100_000, 0);
+        let fill = |catalog: &mut Catalog| {
+            for address in 0..FILLED as u64 {
                 catalog.native_stack(&[address]);
             }
         };
         feed.skip();
-        fill(feed.aside.as_mut().unwrap(), MOST_OF_A_KIND);
+        fill(feed.aside.as_mut().unwrap());
         feed.skip();
-        assert!(feed.aside.as_ref().unwrap().stack_count() < MOST_OF_A_KIND);
+        assert!(feed.aside.as_ref().unwrap().stack_count() < FILLED);
         assert_eq!((feed.catalog.stack_count(), feed.generation), (before, 0));
         feed.restart();
         assert_eq!(feed.generation, 1);
         assert!(feed.aside.is_none() && feed.catalog.stack_count() < before);
-        fill(&mut feed.catalog, feed.most);
+        fill(&mut feed.catalog);
         feed.close();
-        assert!(feed.catalog.stack_count() > MOST_OF_A_KIND, "to be shown");
+        assert!(feed.catalog.stack_count() >= FILLED, "to be shown");
         feed.renew();
         assert_eq!(feed.generation, 2);
         assert!(feed.catalog.stack_count() < before);
-    }
-
-    #[test]
-    fn the_size_of_a_catalog_is_that_of_its_largest_part() {
-        let mut catalog = Catalog::new();
-        assert_eq!(size(&catalog), 0);
-        catalog.add_process(ProcessFacts {
-            resource: vec![("service.name".into(), Value::from("x".repeat(1 << 20)))],
-            ..ProcessFacts::default()
-        });
-        assert_eq!(size(&catalog), MOST_OF_A_KIND / 16);
-        for address in 0..MOST_OF_A_KIND as u64 {
-            catalog.native_stack(&[address]);
-        }
-        assert_eq!(size(&catalog), MOST_OF_A_KIND);
     }
 }
