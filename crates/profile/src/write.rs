@@ -10,13 +10,11 @@ mod pprof;
 pub use aggregate::Aggregate;
 pub use otlp::OtlpMessages;
 
-use std::ffi::OsStr;
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use otelctx_sample::ProcessFacts;
 use otelctx_sample::format::process_context::Value;
-use otelctx_sample::{ProcessFacts, ProcessId};
 
 use crate::{Error, Place, Profile, file};
 
@@ -60,35 +58,26 @@ impl Format {
 }
 
 impl Format {
-    /// The file of a part of a recording: part 1 has `path` itself, part 2 of `a/b.pb.gz` has
-    /// `a/b.2.pb.gz`.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Ending`] where [`Format::from_path`] gives it.
-    pub fn part_path(path: &Path, part: usize) -> Result<PathBuf, Error> {
-        let format = Self::from_path(path)?;
-        if part < 2 {
-            return Ok(path.to_owned());
+    /// The file of a part of a recording, for formats of which each part makes a file: part 1 has
+    /// `path` itself, part 2 of `a/b.otlp` has `a/b.2.otlp`.
+    #[must_use]
+    pub fn part_path(path: &Path, part: usize) -> PathBuf {
+        match (part, path.file_stem(), path.extension()) {
+            (2.., Some(stem), Some(ending)) => {
+                let mut name = stem.to_owned();
+                name.push(format!(".{part}."));
+                name.push(ending);
+                path.with_file_name(name)
+            }
+            _ => path.to_owned(),
         }
-        let ending = match format {
-            Self::Otlp => ".otlp",
-            Self::Pprof => ".pb.gz",
-            Self::Firefox => ".json.gz",
-            Self::FlameGraph => ".svg",
-            Self::Folded => ".folded",
-        };
-        let mut name = path.file_name().unwrap_or_default().as_bytes().to_vec();
-        name.truncate(name.len() - ending.len());
-        name.extend(format!(".{part}{ending}").into_bytes());
-        Ok(path.with_file_name(OsStr::from_bytes(&name)))
     }
 
     /// Whether a file of this format is made of all parts of a recording together ([`Aggregate`]).
-    /// Of the others each part makes a file.
+    /// Of OTLP each part makes a file.
     #[must_use]
     pub fn is_aggregate(self) -> bool {
-        matches!(self, Self::FlameGraph | Self::Folded)
+        self != Self::Otlp
     }
 }
 
@@ -127,19 +116,12 @@ impl Profile {
         options: &Options,
         writer: &mut dyn Write,
     ) -> io::Result<()> {
-        match format {
-            Format::Otlp => otlp::write(self, options, writer),
-            Format::Pprof => pprof::write(self, writer),
-            Format::Firefox => firefox::write(self, options, writer),
-            Format::FlameGraph => flame_graph::write(&self.aggregate(options), writer),
-            Format::Folded => self.aggregate(options).write_folded(writer),
+        if format == Format::Otlp {
+            return otlp::write(self, options, writer);
         }
-    }
-
-    fn aggregate(&self, options: &Options) -> Aggregate {
-        let mut stacks = Aggregate::new(options);
-        stacks.add(self);
-        stacks
+        let mut aggregate = Aggregate::new(options, &[format], self.clock(), self.len() as u64);
+        aggregate.add(self);
+        aggregate.write(format, writer)
     }
 }
 
@@ -151,17 +133,6 @@ fn range(place: Place) -> (u64, u64, u64) {
         Place::Mapped(mapping) => (mapping.start, mapping.end, mapping.offset),
         Place::Unknown | Place::Runtime(_) => (0, 0, 0),
     }
-}
-
-/// The subject of the recording, for a title: the service of a single process, or the number of
-/// processes.
-fn subject(profile: &Profile) -> String {
-    let mut processes: Vec<ProcessId> = profile.groups().map(|group| group.process).collect();
-    processes.dedup();
-    let [id] = processes[..] else {
-        return format!("{} processes", processes.len());
-    };
-    name_of(profile.process(id))
 }
 
 /// The service of a process, or its command, and its id.

@@ -188,8 +188,8 @@ impl Spool {
             kinds: self.kinds,
             limits: self.limits,
             samples: self.len,
-            whole: clock,
             clock,
+            rest: clock,
             period,
             counts,
         }
@@ -217,9 +217,9 @@ pub struct Parts {
     kinds: Vec<FrameKind>,
     limits: Limits,
     samples: u64,
-    whole: Clock,
-    /// From where the next part begins.
     clock: Clock,
+    /// The time of the parts that were not read yet.
+    rest: Clock,
     period: NonZeroU64,
     counts: Counts,
 }
@@ -247,7 +247,7 @@ impl Parts {
     /// The time that all parts span.
     #[must_use]
     pub fn clock(&self) -> Clock {
-        self.whole
+        self.clock
     }
 
     fn read(&mut self) -> io::Result<Recording> {
@@ -271,14 +271,14 @@ impl Parts {
             self.add_samples(&mut part, (segment.start, segment.catalog), &ids)?;
             self.give_back(segment.start, segment.end);
         }
-        let mut clock = self.clock;
+        let mut clock = self.rest;
         if self.last.is_some() {
             // The next part begins where this one ends.
             let newest = part.samples.iter().map(|sample| sample.time).max();
             clock.end = newest.map_or(clock.start, |time| time.saturating_add(1));
             clock.end = clock.end.max(clock.start);
-            self.clock.start_unix = clock.unix(clock.end);
-            self.clock.start = clock.end;
+            self.rest.start_unix = clock.unix(clock.end);
+            self.rest.start = clock.end;
         }
         Ok(Recording {
             catalog: part.catalog,

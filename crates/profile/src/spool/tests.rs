@@ -1,3 +1,5 @@
+mod formats;
+
 use std::fs::OpenOptions;
 
 use otelctx_sample::format::process_context::Value;

@@ -1,66 +1,109 @@
-//! Stacks of a recording added up over its parts, for the formats that know stacks only.
+//! A recording added up over its parts, for the formats that make one file of it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::Path;
 
+use super::firefox::Firefox;
+use super::pprof::Pprof;
 use super::{flame_graph, folded};
 use crate::{Clock, Error, Format, Options, Profile, file};
 
-/// The most text of stacks that is kept, in bytes. Where there is more, further stacks count as
-/// [`OTHER`].
-const MAX_TEXT: usize = 128 << 20;
-/// Stands for all stacks that found no room.
-const OTHER: &str = "(other)";
+/// Room for the text of stacks, in bytes.
+const MAX_STACKS: usize = 128 << 20;
+/// Stands for all stacks, traces or spans that found no room.
+pub(super) const OTHER: &str = "(other)";
 
-/// Stacks of a recording added up over its parts, for flame graphs and folded stacks.
+/// The room that is left for entries of tables.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// In bytes, at the beginning.
+    pub(super) size: usize,
+    left: usize,
+    /// Of that, bytes that are not to be taken now.
+    pub(super) reserved: usize,
+}
+
+impl Room {
+    /// What an entry takes in an index beside its contents: an estimate, in bytes.
+    const ENTRY: usize = 32;
+
+    pub(super) fn new(size: usize) -> Self {
+        Self {
+            size,
+            left: size,
+            reserved: 0,
+        }
+    }
+
+    /// Takes room for an entry of this many bytes, if there is that much.
+    pub(super) fn take(&mut self, bytes: usize) -> bool {
+        let bytes = bytes.saturating_add(Self::ENTRY);
+        let is_enough = self.left.saturating_sub(self.reserved) >= bytes;
+        self.left -= if is_enough { bytes } else { 0 };
+        is_enough
+    }
+}
+
+/// A recording added up over its parts, for the formats that make one file of it
+/// ([`Format::is_aggregate`]). Each format's memory is bounded.
 #[derive(Debug)]
 pub struct Aggregate {
     options: Options,
-    /// Each stack with its samples, in the order of their text.
-    lines: BTreeMap<String, usize>,
-    /// Bytes of their text, and the most there may be.
-    text: usize,
-    max_text: usize,
-    /// Samples whose stacks found no room.
-    others: usize,
+    stacks: Option<Stacks>,
+    pprof: Option<Pprof>,
+    firefox: Option<Firefox>,
     /// By id and start.
     processes: HashSet<(i32, u64)>,
     /// The name of one of them.
     process: String,
-    pub(super) clock: Option<Clock>,
+    pub(super) clock: Clock,
     pub(super) period: NonZeroU64,
 }
 
+/// On-CPU stacks as text.
+#[derive(Debug)]
+struct Stacks {
+    /// Each stack with its samples, in the order of their text.
+    lines: BTreeMap<String, usize>,
+    room: Room,
+    /// Samples whose stacks found no room.
+    others: usize,
+}
+
 impl Aggregate {
-    /// Nothing yet.
+    /// Nothing yet, for files of these formats. `clock` is that of the whole recording, `samples` how
+    /// many samples it has at most: the Firefox Profiler is shown fewer of very many.
     #[must_use]
-    pub fn new(options: &Options) -> Self {
+    pub fn new(options: &Options, formats: &[Format], clock: Clock, samples: u64) -> Self {
+        let wants = |format| formats.contains(&format);
         Self {
             options: options.clone(),
-            lines: BTreeMap::new(),
-            text: 0,
-            max_text: MAX_TEXT,
-            others: 0,
+            stacks: (wants(Format::FlameGraph) || wants(Format::Folded)).then(|| Stacks {
+                lines: BTreeMap::new(),
+                room: Room::new(MAX_STACKS),
+                others: 0,
+            }),
+            pprof: wants(Format::Pprof).then(Pprof::new),
+            firefox: wants(Format::Firefox).then(|| Firefox::new(options, clock, samples)),
             processes: HashSet::new(),
             process: String::new(),
-            clock: None,
+            clock,
             period: NonZeroU64::MIN,
         }
     }
 
-    /// Adds a part of a recording.
+    /// Adds a part of a recording. Parts follow each other in time.
     pub fn add(&mut self, part: &Profile) {
-        for (stack, samples) in folded::stacks(part, &self.options) {
-            match self.lines.get_mut(&stack) {
-                Some(count) => *count += samples,
-                None if self.text + stack.len() > self.max_text => self.others += samples,
-                None => {
-                    self.text += stack.len();
-                    self.lines.insert(stack, samples);
-                }
-            }
+        if let Some(stacks) = &mut self.stacks {
+            stacks.add(part, &self.options);
+        }
+        if let Some(pprof) = &mut self.pprof {
+            pprof.add(part);
+        }
+        if let Some(firefox) = &mut self.firefox {
+            firefox.add(part);
         }
         for group in part.groups() {
             let facts = part.process(group.process);
@@ -68,47 +111,78 @@ impl Aggregate {
                 self.process = super::name_of(facts);
             }
         }
-        let clock = part.clock();
-        let known = self.clock.get_or_insert(clock);
-        known.end = known.end.max(clock.end);
         self.period = part.period();
     }
 
-    /// Writes a flame graph or folded stacks to `path`, whichever its ending asks for.
+    /// Writes `path` in the format of its ending.
     ///
     /// # Errors
     ///
-    /// [`Error::Ending`] for another ending, [`Error::Write`].
-    pub fn write_file(&self, path: &Path) -> Result<(), Error> {
-        match Format::from_path(path)? {
-            Format::FlameGraph => file::write(path, |writer| flame_graph::write(self, writer)),
-            Format::Folded => file::write(path, |writer| self.write_folded(writer)),
-            _ => Err(Error::Ending(path.to_owned())),
+    /// [`Error::Ending`] for a format that this was not made for, [`Error::Write`].
+    pub fn write_file(&mut self, path: &Path) -> Result<(), Error> {
+        let format = Format::from_path(path)?;
+        let is_there = match format {
+            Format::Pprof => self.pprof.is_some(),
+            Format::Firefox => self.firefox.is_some(),
+            Format::FlameGraph | Format::Folded => self.stacks.is_some(),
+            Format::Otlp => false,
+        };
+        if !is_there {
+            return Err(Error::Ending(path.to_owned()));
         }
+        file::write(path, |writer| self.write(format, writer))
     }
 
-    pub(super) fn write_folded(&self, writer: &mut dyn Write) -> io::Result<()> {
-        for (stack, count) in self.lines() {
-            writeln!(writer, "{stack} {count}")?;
+    pub(super) fn write(&mut self, format: Format, writer: &mut dyn Write) -> io::Result<()> {
+        let (title, clock) = (self.subject(), self.clock);
+        match (format, &mut self.pprof, &mut self.firefox) {
+            (Format::Pprof, Some(pprof), _) => pprof.write(clock, self.period.get(), writer),
+            (Format::Firefox, _, Some(firefox)) => firefox.write(&title, writer),
+            (Format::FlameGraph, ..) => flame_graph::write(self, writer),
+            _ => {
+                let mut lines = self.lines();
+                lines.try_for_each(|(stack, count)| writeln!(writer, "{stack} {count}"))
+            }
         }
-        Ok(())
     }
 
     /// Each stack with its samples.
     pub(super) fn lines(&self) -> impl Iterator<Item = (&str, usize)> {
-        let lines = self.lines.iter().map(|(stack, count)| (&stack[..], *count));
-        lines.chain((self.others > 0).then_some((OTHER, self.others)))
+        self.stacks.iter().flat_map(|stacks| {
+            let lines = stacks.lines.iter();
+            let others = (stacks.others > 0).then_some((OTHER, stacks.others));
+            lines
+                .map(|(stack, count)| (&stack[..], *count))
+                .chain(others)
+        })
     }
 
     /// What was recorded: the service if it is one process, else how many there are.
-    pub(super) fn title(&self) -> String {
-        let what = match self.processes.len() {
+    fn subject(&self) -> String {
+        match self.processes.len() {
             1 => self.process.clone(),
             processes => format!("{processes} processes"),
-        };
+        }
+    }
+
+    /// The subject, and what it is divided by.
+    pub(super) fn title(&self) -> String {
+        let subject = self.subject();
         match &self.options.by {
-            Some(name) => format!("{what}: CPU by {name}"),
-            None => format!("{what}: CPU"),
+            Some(name) => format!("{subject}: CPU by {name}"),
+            None => format!("{subject}: CPU"),
+        }
+    }
+}
+
+impl Stacks {
+    fn add(&mut self, part: &Profile, options: &Options) {
+        for (stack, samples) in folded::stacks(part, options) {
+            match self.lines.get_mut(&stack) {
+                Some(count) => *count += samples,
+                None if !self.room.take(stack.len()) => self.others += samples,
+                None => drop(self.lines.insert(stack, samples)),
+            }
         }
     }
 }
@@ -120,6 +194,12 @@ mod tests {
     use crate::{NoSymbols, Recording};
 
     use super::*;
+
+    const CLOCK: Clock = Clock {
+        start: 0,
+        end: 20,
+        start_unix: 0,
+    };
 
     /// A part with one sample of each of these threads.
     fn part(threads: &[&str]) -> Profile {
@@ -143,11 +223,7 @@ mod tests {
         let recording = Recording {
             catalog,
             samples,
-            clock: Clock {
-                start: 0,
-                end: 20,
-                start_unix: 0,
-            },
+            clock: CLOCK,
             period: NonZeroU64::MIN,
             counts: Counts::default(),
         };
@@ -156,12 +232,12 @@ mod tests {
 
     #[test]
     fn parts_are_added_up_and_what_finds_no_room_is_counted() {
-        let mut all = Aggregate::new(&Options::default());
-        all.max_text = "shop;a".len() * 2;
+        let mut all = Aggregate::new(&Options::default(), &[Format::Folded], CLOCK, 5);
+        all.stacks.as_mut().unwrap().room = Room::new(("shop;a".len() + Room::ENTRY) * 2);
         all.add(&part(&["a", "b"]));
         all.add(&part(&["b", "c", "d"]));
         let mut text = Vec::new();
-        all.write_folded(&mut text).unwrap();
+        all.write(Format::Folded, &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert_eq!(text, "shop;a 1\nshop;b 2\n(other) 2\n");
         assert_eq!(all.title(), "shop 7: CPU");

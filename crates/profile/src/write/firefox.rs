@@ -6,64 +6,58 @@ use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use foldhash::fast::RandomState;
 use fxprof_processed_profile as fx;
+use indexmap::IndexMap;
 use otelctx_sample::{ContextId, FrameKind, ThreadId};
 
+use super::aggregate::{OTHER, Room};
 use super::folded::each_frame;
 use crate::attributes::{attribute, attributes};
-use crate::{Kind, LocationIndex, Options, Place, Profile};
+use crate::{Clock, Kind, LocationIndex, Options, Place, Profile};
 
-pub(super) fn write(
-    profile: &Profile,
-    options: &Options,
-    writer: &mut dyn Write,
-) -> io::Result<()> {
-    let mut gzip = GzEncoder::new(writer, Compression::fast());
-    serde_json::to_writer(&mut gzip, &convert(profile, options))?;
-    gzip.finish().map(drop)
+/// Most samples in a file. Of a longer recording each shown sample stands for several of its thread.
+const MAX_SAMPLES: u64 = 4_000_000;
+/// Room for tracks, stacks and the text of spans, in bytes by estimate.
+const MAX_MEMORY: usize = 512 << 20;
+/// What the profile has of a track, beside samples and spans, and of a frame of a stack, in bytes.
+const TRACK: usize = 2048;
+const FRAME: usize = 100;
+
+/// A profile that parts of a recording are added to.
+#[derive(Debug)]
+pub(super) struct Firefox {
+    out: fx::Profile,
+    /// The attribute that names spans.
+    by: Option<String>,
+    categories: Categories,
+    /// By id, start and program.
+    processes: HashMap<(i32, u64, String), fx::ProcessHandle>,
+    /// By process and id.
+    tracks: IndexMap<(fx::ProcessHandle, i32), Track>,
+    strings: HashMap<String, fx::StringHandle>,
+    /// Stacks by thread, callers and the innermost frame.
+    stacks: HashMap<StackKey, fx::StackHandle, RandomState>,
+    room: Room,
+    /// Of the whole recording.
+    clock: Clock,
+    /// How many samples of a thread one stands for.
+    stride: usize,
 }
 
-fn convert(profile: &Profile, options: &Options) -> fx::Profile {
-    let clock = profile.clock();
-    let reference = fx::ReferenceTimestamp::from_duration_since_unix_epoch(Duration::from_nanos(
-        clock.unix(clock.start),
-    ));
-    let interval = fx::SamplingInterval::from_nanos(profile.period().get());
-    let mut out = fx::Profile::new(&super::subject(profile), reference, interval);
-    out.set_symbolicated(true);
-    let categories = Categories::new(&mut out, profile);
-    let mut threads: Vec<(ThreadId, Vec<TrackSample<'_>>)> = Vec::new();
-    for group in profile.groups().filter(|group| group.kind == Kind::OnCpu) {
-        if threads
-            .last()
-            .is_none_or(|(thread, _)| *thread != group.thread)
-        {
-            threads.push((group.thread, Vec::new()));
-        }
-        let (_, samples) = threads.last_mut().expect("one was just added");
-        samples.extend(group.samples.iter().map(|sample| TrackSample {
-            time: sample.time,
-            stack: group.stack,
-            context: group.context,
-        }));
-    }
-    let mut processes = HashMap::new();
-    for (id, mut samples) in threads {
-        let thread = profile.thread(id);
-        let facts = profile.process(thread.process);
-        let start = timestamp(profile, clock.start);
-        let process = *processes
-            .entry(thread.process)
-            .or_insert_with(|| out.add_process(&facts.comm, facts.pid.unsigned_abs(), start));
-        let is_main = thread.tid == facts.pid;
-        let track = out.add_thread(process, thread.tid.unsigned_abs(), start, is_main);
-        out.set_thread_name(track, &thread.name);
-        out.set_thread_show_markers_in_timeline(track, true);
-        samples.sort_unstable_by_key(|sample| sample.time);
-        add_samples(&mut out, profile, track, &samples, &categories);
-        add_spans(&mut out, profile, options, track, &samples, &categories);
-    }
-    out
+type StackKey = (
+    fx::ThreadHandle,
+    Option<fx::StackHandle>,
+    fx::StringHandle,
+    fx::CategoryHandle,
+);
+
+/// A thread's row.
+#[derive(Debug)]
+struct Track {
+    thread: fx::ThreadHandle,
+    /// The span of the last sample, with the first and the last sample's time.
+    span: Option<(SpanMarker, u64, u64)>,
 }
 
 /// A sample in a track.
@@ -73,6 +67,247 @@ struct TrackSample<'p> {
     context: Option<ContextId>,
 }
 
+impl Firefox {
+    /// For a recording of that many samples, in all its parts.
+    pub(super) fn new(options: &Options, clock: Clock, samples: u64) -> Self {
+        let start = Duration::from_nanos(clock.unix(clock.start));
+        let start = fx::ReferenceTimestamp::from_duration_since_unix_epoch(start);
+        let mut out = fx::Profile::new("", start, fx::SamplingInterval::from_nanos(1));
+        out.set_symbolicated(true);
+        Self {
+            categories: Categories::new(&mut out),
+            out,
+            by: options.by.clone(),
+            processes: HashMap::new(),
+            tracks: IndexMap::new(),
+            strings: HashMap::new(),
+            stacks: HashMap::default(),
+            room: Room::new(MAX_MEMORY),
+            clock,
+            stride: samples.div_ceil(MAX_SAMPLES).max(1) as usize,
+        }
+    }
+
+    /// Adds a part of the recording.
+    pub(super) fn add(&mut self, part: &Profile) {
+        let interval = fx::SamplingInterval::from_nanos(part.period().get());
+        self.out.set_interval(interval);
+        let mut threads: Vec<(ThreadId, Vec<TrackSample<'_>>)> = Vec::new();
+        for group in part.groups().filter(|group| group.kind == Kind::OnCpu) {
+            if threads
+                .last()
+                .is_none_or(|(thread, _)| *thread != group.thread)
+            {
+                threads.push((group.thread, Vec::new()));
+            }
+            let (_, samples) = threads.last_mut().expect("one was just added");
+            samples.extend(group.samples.iter().map(|sample| TrackSample {
+                time: sample.time,
+                stack: group.stack,
+                context: group.context,
+            }));
+        }
+        for (thread, mut samples) in threads {
+            samples.sort_unstable_by_key(|sample| sample.time);
+            let track = self.track(part, thread);
+            let row = self.tracks[track].thread;
+            let shown = self.add_samples(part, row, &samples);
+            self.add_spans(part, track, &shown);
+        }
+    }
+
+    /// The position of a thread's track; of a common one for threads that find no room.
+    fn track(&mut self, part: &Profile, id: ThreadId) -> usize {
+        let thread = part.thread(id);
+        let facts = part.process(thread.process);
+        let identity = (facts.pid, facts.start_ticks, facts.executable.clone());
+        let process = self.processes.get(&identity);
+        let known = process.and_then(|process| self.tracks.get_index_of(&(*process, thread.tid)));
+        if let Some(position) = known {
+            let track = self.tracks[position].thread;
+            self.out.set_thread_name(track, &thread.name);
+            return position;
+        }
+        let (identity, comm, tid, name) = match self.room.take(TRACK) {
+            true => (identity, &facts.comm[..], thread.tid, &thread.name[..]),
+            false => ((0, 0, String::new()), OTHER, 0, OTHER),
+        };
+        let start = fx::Timestamp::from_nanos_since_reference(0);
+        let (out, pid) = (&mut self.out, identity.0);
+        let new = || out.add_process(comm, pid.unsigned_abs(), start);
+        let process = *self.processes.entry(identity).or_insert_with(new);
+        let entry = self.tracks.entry((process, tid));
+        let position = entry.index();
+        entry.or_insert_with(|| {
+            let thread = out.add_thread(process, tid.unsigned_abs(), start, tid == pid);
+            out.set_thread_name(thread, name);
+            out.set_thread_show_markers_in_timeline(thread, true);
+            Track { thread, span: None }
+        });
+        position
+    }
+
+    /// Adds samples of a thread, and returns the shown ones.
+    fn add_samples<'s, 'p>(
+        &mut self,
+        part: &Profile,
+        thread: fx::ThreadHandle,
+        samples: &'s [TrackSample<'p>],
+    ) -> Vec<&'s TrackSample<'p>> {
+        let mut known: HashMap<&[LocationIndex], Option<fx::StackHandle>> = HashMap::new();
+        let mut shown = Vec::new();
+        for chunk in samples.chunks(self.stride) {
+            let sample = &chunk[0];
+            let stack = known.entry(sample.stack);
+            let stack = *stack.or_insert_with(|| self.stack(part, thread, sample.stack));
+            let cpu = part.period().get().saturating_mul(chunk.len() as u64);
+            let cpu = fx::CpuDelta::from_nanos(cpu);
+            let weight = i32::try_from(chunk.len()).unwrap_or(i32::MAX);
+            let time = self.timestamp(sample.time);
+            self.out.add_sample(thread, time, stack, cpu, weight);
+            shown.push(sample);
+        }
+        shown
+    }
+
+    /// A stack; one that stands for others if there is no room for it.
+    fn stack(
+        &mut self,
+        part: &Profile,
+        thread: fx::ThreadHandle,
+        stack: &[LocationIndex],
+    ) -> Option<fx::StackHandle> {
+        let (mut last, mut is_whole) = (None, true);
+        for &index in stack.iter().rev() {
+            let location = part.location(index);
+            let category = self.categories.of(&mut self.out, location.place);
+            each_frame(part, location, |name| {
+                let frame = self.frame(thread, last, name, category);
+                is_whole &= frame.is_some();
+                last = frame.or(last);
+            });
+        }
+        if is_whole {
+            return last;
+        }
+        let room = std::mem::replace(&mut self.room, Room::new(usize::MAX));
+        let other = self.frame(thread, None, OTHER, self.categories.user);
+        self.room = room;
+        other
+    }
+
+    /// A frame with its callers; none if there is no room for it.
+    fn frame(
+        &mut self,
+        thread: fx::ThreadHandle,
+        callers: Option<fx::StackHandle>,
+        name: &str,
+        category: fx::CategoryHandle,
+    ) -> Option<fx::StackHandle> {
+        let name = self.string(name)?;
+        let key = (thread, callers, name, category);
+        if let Some(stack) = self.stacks.get(&key) {
+            return Some(*stack);
+        }
+        if !self.room.take(FRAME) {
+            return None;
+        }
+        let info = fx::FrameInfo {
+            frame: fx::Frame::Label(name),
+            category_pair: category.into(),
+            flags: fx::FrameFlags::empty(),
+        };
+        let frame = self.out.intern_frame(thread, info);
+        let stack = self.out.intern_stack(thread, callers, frame);
+        self.stacks.insert(key, stack);
+        Some(stack)
+    }
+
+    /// Text, if there is room for it.
+    fn string(&mut self, text: &str) -> Option<fx::StringHandle> {
+        if let Some(known) = self.strings.get(text) {
+            return Some(*known);
+        }
+        if !self.room.take(2 * text.len()) {
+            return None;
+        }
+        let string = self.out.intern_string(text);
+        self.strings.insert(text.to_owned(), string);
+        Some(string)
+    }
+
+    /// Notes each run of samples of one span. It becomes a marker when another one follows, which may
+    /// be in the next part: from the first sample to the end of the time that the last one stands for.
+    fn add_spans(&mut self, part: &Profile, track: usize, shown: &[&TrackSample<'_>]) {
+        for run in shown.chunk_by(|one, other| one.context == other.context) {
+            let (start, end) = (run[0].time, run[run.len() - 1].time);
+            let period = part.period().get().saturating_mul(self.stride as u64);
+            let end = end.saturating_add(period);
+            let marker = run[0].context.map(|id| self.marker(part, id));
+            match (&mut self.tracks[track].span, marker) {
+                (Some((last, _, until)), Some(marker)) if *last == marker => *until = end,
+                (_, marker) => {
+                    self.end_span(track);
+                    self.tracks[track].span = marker.map(|marker| (marker, start, end));
+                }
+            }
+        }
+    }
+
+    fn marker(&mut self, part: &Profile, id: ContextId) -> SpanMarker {
+        let context = part.context(id);
+        let text = attributes(context).into_iter();
+        let text: Vec<_> = text.map(|(key, value)| format!("{key}={value}")).collect();
+        // Markers of one name share a row of the chart.
+        let name = self.by.as_deref().and_then(|name| attribute(context, name));
+        let texts = [
+            name.unwrap_or("span"),
+            &context.trace_id.to_string(),
+            &context.span_id.to_string(),
+            &text.join(" "),
+        ];
+        let mut strings = texts.map(|text| self.string(text));
+        if strings.contains(&None) {
+            let other = self.out.intern_string(OTHER);
+            strings = [Some(other); 4];
+        }
+        let [name, fields @ ..] = strings.map(|it| it.expect("none is missing"));
+        SpanMarker {
+            category: self.categories.span,
+            name,
+            fields,
+        }
+    }
+
+    /// Adds the marker of a track's last span.
+    fn end_span(&mut self, track: usize) {
+        let track = &mut self.tracks[track];
+        let Some((marker, start, end)) = track.span.take() else {
+            return;
+        };
+        let thread = track.thread;
+        let end = self.timestamp(end.min(self.clock.end));
+        let timing = fx::MarkerTiming::Interval(self.timestamp(start), end);
+        self.out.add_marker(thread, timing, marker);
+    }
+
+    fn timestamp(&self, time: u64) -> fx::Timestamp {
+        fx::Timestamp::from_nanos_since_reference(time.saturating_sub(self.clock.start))
+    }
+
+    /// Writes the file.
+    pub(super) fn write(&mut self, subject: &str, writer: &mut dyn Write) -> io::Result<()> {
+        for track in 0..self.tracks.len() {
+            self.end_span(track);
+        }
+        self.out.set_product(subject);
+        let mut gzip = GzEncoder::new(writer, Compression::fast());
+        serde_json::to_writer(&mut gzip, &self.out)?;
+        gzip.finish().map(drop)
+    }
+}
+
+#[derive(Debug)]
 struct Categories {
     user: fx::CategoryHandle,
     kernel: fx::CategoryHandle,
@@ -82,127 +317,34 @@ struct Categories {
 }
 
 impl Categories {
-    fn new(out: &mut fx::Profile, profile: &Profile) -> Self {
-        let user = out.add_category("User", fx::CategoryColor::Yellow);
-        let kernel = out.add_category("Kernel", fx::CategoryColor::Orange);
-        let span = out.add_category("Span", fx::CategoryColor::Blue);
-        let mut runtimes = HashMap::new();
-        for location in profile.locations() {
-            if let Place::Runtime(kind) = location.place {
-                runtimes
-                    .entry(kind)
-                    .or_insert_with(|| out.add_category(kind.name(), fx::CategoryColor::Green));
-            }
-        }
+    fn new(out: &mut fx::Profile) -> Self {
         Self {
-            user,
-            kernel,
-            span,
-            runtimes,
+            user: out.add_category("User", fx::CategoryColor::Yellow),
+            kernel: out.add_category("Kernel", fx::CategoryColor::Orange),
+            span: out.add_category("Span", fx::CategoryColor::Blue),
+            runtimes: HashMap::new(),
         }
     }
 
-    fn of(&self, place: Place) -> fx::CategoryHandle {
+    fn of(&mut self, out: &mut fx::Profile, place: Place) -> fx::CategoryHandle {
         match place {
             Place::Kernel => self.kernel,
             Place::Mapped(_) | Place::Unknown => self.user,
-            Place::Runtime(kind) => self.runtimes[&kind],
-        }
-    }
-}
-
-fn timestamp(profile: &Profile, time: u64) -> fx::Timestamp {
-    fx::Timestamp::from_nanos_since_reference(time.saturating_sub(profile.clock().start))
-}
-
-fn add_samples(
-    out: &mut fx::Profile,
-    profile: &Profile,
-    track: fx::ThreadHandle,
-    samples: &[TrackSample<'_>],
-    categories: &Categories,
-) {
-    let mut known: HashMap<&[LocationIndex], Option<fx::StackHandle>> = HashMap::new();
-    for sample in samples {
-        let handle = *known.entry(sample.stack).or_insert_with(|| {
-            let mut frames = Vec::new();
-            for &index in sample.stack.iter().rev() {
-                let location = profile.location(index);
-                let category = categories.of(location.place);
-                each_frame(profile, location, |name| {
-                    frames.push(fx::FrameInfo {
-                        frame: fx::Frame::Label(out.intern_string(name)),
-                        category_pair: category.into(),
-                        flags: fx::FrameFlags::empty(),
-                    });
-                });
+            Place::Runtime(kind) => {
+                let new = || out.add_category(kind.name(), fx::CategoryColor::Green);
+                *self.runtimes.entry(kind).or_insert_with(new)
             }
-            out.intern_stack_frames(track, frames.into_iter())
-        });
-        let cpu = fx::CpuDelta::from_nanos(profile.period().get());
-        out.add_sample(track, timestamp(profile, sample.time), handle, cpu, 1);
-    }
-}
-
-/// Adds a marker for each run of samples of one span: from the first sample to one period after the
-/// last.
-fn add_spans(
-    out: &mut fx::Profile,
-    profile: &Profile,
-    options: &Options,
-    track: fx::ThreadHandle,
-    samples: &[TrackSample<'_>],
-    categories: &Categories,
-) {
-    for run in samples.chunk_by(|one, other| one.context == other.context) {
-        let (Some(id), Some(last)) = (run[0].context, run.last()) else {
-            continue;
-        };
-        let end = last.time.saturating_add(profile.period().get());
-        let timing = fx::MarkerTiming::Interval(
-            timestamp(profile, run[0].time),
-            timestamp(profile, end.min(profile.clock().end)),
-        );
-        let marker = SpanMarker::new(out, profile, options, id, categories.span);
-        out.add_marker(track, timing, marker);
+        }
     }
 }
 
 /// A span that a thread worked on.
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct SpanMarker {
     category: fx::CategoryHandle,
     name: fx::StringHandle,
     /// In the order of the schema's fields.
     fields: [fx::StringHandle; 3],
-}
-
-impl SpanMarker {
-    fn new(
-        out: &mut fx::Profile,
-        profile: &Profile,
-        options: &Options,
-        id: ContextId,
-        category: fx::CategoryHandle,
-    ) -> Self {
-        let context = profile.context(id);
-        let text: Vec<_> = attributes(context)
-            .into_iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect();
-        let text = text.join(" ");
-        // Markers of one name share a row of the chart.
-        let by = options.by.as_deref();
-        let name = by.and_then(|name| attribute(context, name));
-        Self {
-            category,
-            name: out.intern_string(name.unwrap_or("span")),
-            fields: [
-                out.intern_string(&context.trace_id.to_string()),
-                out.intern_string(&context.span_id.to_string()),
-                out.intern_string(&text),
-            ],
-        }
-    }
 }
 
 const fn field(key: &'static str, label: &'static str) -> fx::StaticSchemaMarkerField {

@@ -18,9 +18,7 @@ pub(super) fn write(stacks: &Aggregate, writer: &mut dyn Write) -> io::Result<()
     let mut chosen = flamegraph::Options::default();
     let title = stacks.title();
     chosen.title = title.chars().map(folded::in_a_line).collect();
-    chosen.subtitle = stacks
-        .clock
-        .map(|clock| subtitle(clock, stacks.period, samples));
+    chosen.subtitle = Some(subtitle(stacks.clock, stacks.period, samples));
     chosen.count_name = "samples".to_owned();
     // Each function has the same colour in every graph.
     chosen.hash = true;

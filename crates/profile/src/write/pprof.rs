@@ -1,16 +1,25 @@
 //! pprof's `profile.proto` (github.com/google/pprof, proto/profile.proto); only the fields in use.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::hash::Hash;
 use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use foldhash::fast::RandomState;
+use indexmap::{Equivalent, IndexMap, IndexSet};
 use otelctx_sample::format::hexadecimal;
 use prost::Message;
 
+use super::aggregate::{OTHER, Room};
 use crate::attributes::{attributes, beside};
-use crate::{Group, Kind, LocationIndex, Place, Profile};
+use crate::{Clock, Group, Kind, Place, Profile};
+
+/// Room for all that samples have, in bytes by estimate.
+const MAX_MEMORY: usize = 384 << 20;
+/// Of that, the room for samples without ids of traces and spans: where the rest is used up, samples
+/// have [`OTHER`] as their trace.
+const WITHOUT_IDS: usize = 128 << 20;
 
 #[derive(Clone, Copy, PartialEq, Message)]
 struct ValueType {
@@ -20,7 +29,7 @@ struct ValueType {
     unit: i64,
 }
 
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
 struct Label {
     #[prost(int64, tag = "1")]
     key: i64,
@@ -40,7 +49,7 @@ struct Sample {
     labels: Vec<Label>,
 }
 
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
 struct Mapping {
     #[prost(uint64, tag = "1")]
     id: u64,
@@ -64,7 +73,7 @@ struct Mapping {
     has_inline_frames: bool,
 }
 
-#[derive(Clone, PartialEq, Message)]
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
 struct Location {
     #[prost(uint64, tag = "1")]
     id: u64,
@@ -76,7 +85,7 @@ struct Location {
     lines: Vec<Line>,
 }
 
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
 struct Line {
     #[prost(uint64, tag = "1")]
     function_id: u64,
@@ -111,79 +120,328 @@ mod field {
     pub(super) const DEFAULT_SAMPLE_TYPE: u32 = 14;
 }
 
-#[derive(Default)]
-struct Strings {
-    table: Vec<String>,
-    known: HashMap<String, i64, RandomState>,
+/// Entries that are kept once. An id is a position in its table.
+type Table<T> = IndexSet<T, RandomState>;
+
+/// Samples added up over the parts of a recording.
+#[derive(Debug)]
+pub(super) struct Pprof {
+    strings: Table<String>,
+    /// Without ids and flags; and whether a location in it has a function.
+    mappings: IndexMap<Mapping, bool, RandomState>,
+    functions: Table<Function>,
+    locations: Table<Location>,
+    stacks: Table<Vec<u64>>,
+    samples: IndexMap<Key, Values, RandomState>,
+    /// Values of samples that found no room.
+    others: Values,
+    /// Samples by executable.
+    executables: BTreeMap<i64, usize>,
+    room: Room,
 }
 
-impl Strings {
-    fn id(&mut self, text: &str) -> i64 {
-        if let Some(id) = self.known.get(text) {
-            return *id;
+/// Stack and labels.
+type Key = (usize, Box<[Label]>);
+/// Samples, nanoseconds on a CPU and off-CPU.
+type Values = [u64; 3];
+
+impl Pprof {
+    pub(super) fn new() -> Self {
+        Self::bounded(MAX_MEMORY)
+    }
+
+    fn bounded(bytes: usize) -> Self {
+        Self {
+            // String 0 is empty by definition.
+            strings: Table::from_iter([String::new()]),
+            mappings: IndexMap::default(),
+            functions: Table::default(),
+            locations: Table::default(),
+            stacks: Table::default(),
+            samples: IndexMap::default(),
+            others: Values::default(),
+            executables: BTreeMap::new(),
+            room: Room::new(bytes),
         }
-        let id = self.table.len() as i64;
-        self.table.push(text.to_owned());
-        self.known.insert(text.to_owned(), id);
-        id
     }
-}
 
-pub(super) fn write(profile: &Profile, writer: &mut dyn Write) -> io::Result<()> {
-    let mut out = Out {
-        gzip: GzEncoder::new(writer, Compression::fast()),
-        buffer: Vec::new(),
-    };
-    let mut strings = Strings::default();
-    // String 0 is empty by definition.
-    strings.id("");
-    let (samples, count) = (strings.id("samples"), strings.id("count"));
-    let (cpu, off_cpu) = (strings.id("cpu"), strings.id("off_cpu"));
-    let nanoseconds = strings.id("nanoseconds");
-    let value_type = |kind, unit| ValueType { kind, unit };
-    let has_off_cpu = profile.groups().any(|group| group.kind == Kind::OffCpu);
-    out.message(field::SAMPLE_TYPE, &value_type(samples, count))?;
-    out.message(field::SAMPLE_TYPE, &value_type(cpu, nanoseconds))?;
-    if has_off_cpu {
-        out.message(field::SAMPLE_TYPE, &value_type(off_cpu, nanoseconds))?;
+    /// Adds a part of a recording.
+    pub(super) fn add(&mut self, part: &Profile) {
+        self.room.reserved = 0;
+        let locations: Vec<Option<u64>> = part
+            .locations()
+            .iter()
+            .map(|location| self.location(part, location))
+            .collect();
+        for group in part.groups() {
+            let executable = self.string(&part.process(group.process).executable);
+            *self.executables.entry(executable.unwrap_or(0)).or_default() += group.samples.len();
+            let time = group.nanoseconds(part.period());
+            let values = match group.kind {
+                Kind::OnCpu => [group.samples.len() as u64, time, 0],
+                Kind::OffCpu => [0, 0, time],
+            };
+            let mut key = None;
+            for (has_ids, reserved) in [(true, WITHOUT_IDS), (false, 0)] {
+                self.room.reserved = reserved.min(self.room.size / 3);
+                key = key.or_else(|| self.key(part, &group, &locations, has_ids));
+            }
+            let sums = match key {
+                Some(key) => self.samples.entry(key).or_default(),
+                None => &mut self.others,
+            };
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum = sum.saturating_add(value);
+            }
+        }
     }
-    for group in profile.groups() {
-        let time = i64::try_from(group.nanoseconds(profile.period())).unwrap_or(i64::MAX);
-        let mut values = match group.kind {
-            Kind::OnCpu => vec![group.samples.len() as i64, time, 0],
-            Kind::OffCpu => vec![0, 0, time],
-        };
-        values.truncate(if has_off_cpu { 3 } else { 2 });
-        out.message(
-            field::SAMPLE,
-            &Sample {
-                location_ids: group.stack.iter().copied().map(location_id).collect(),
-                values,
-                labels: labels(profile, &group, &mut strings),
-            },
+
+    /// The key of a group of samples; none if there is no room for what it refers to.
+    fn key(
+        &mut self,
+        part: &Profile,
+        group: &Group<'_>,
+        locations: &[Option<u64>],
+        has_ids: bool,
+    ) -> Option<Key> {
+        let stack = group.stack.iter().map(|index| locations[index.index()]);
+        let stack: Vec<u64> = stack.collect::<Option<_>>()?;
+        let stack = intern(
+            &mut self.stacks,
+            &stack,
+            size_of_val(&stack[..]),
+            &mut self.room,
         )?;
+        let labels = self.labels(part, group, has_ids)?;
+        let size = size_of::<(Key, Values)>() + size_of_val(&labels[..]);
+        let key = (stack, labels.into());
+        (self.samples.contains_key(&key) || self.room.take(size)).then_some(key)
     }
-    write_locations(profile, &mut strings, &mut out)?;
-    for text in &strings.table {
-        out.field(|buffer| prost::encoding::string::encode(field::STRING_TABLE, text, buffer))?;
+
+    fn labels(&mut self, part: &Profile, group: &Group<'_>, has_ids: bool) -> Option<Vec<Label>> {
+        let (process, thread) = (part.process(group.process), part.thread(group.thread));
+        let mut labels = Vec::new();
+        let mut text = |key: &str, value: &str| {
+            let (key, text) = (self.string(key)?, self.string(value)?);
+            labels.push(Label {
+                key,
+                text,
+                number: 0,
+            });
+            Some(())
+        };
+        text(PROCESS, &process.comm)?;
+        text(THREAD, &thread.name)?;
+        if let Some(context) = group.context {
+            let context = part.context(context);
+            let (trace, span) = (context.trace_id, context.span_id);
+            if !has_ids {
+                text(TRACE_ID, OTHER)?;
+            }
+            if has_ids && !trace.is_zero() {
+                text(TRACE_ID, &trace.to_string())?;
+            }
+            if has_ids && !span.is_zero() {
+                text(SPAN_ID, &span.to_string())?;
+            }
+            for (name, value) in attributes(context) {
+                text(&beside(&OWN, name), value)?;
+            }
+        }
+        for (key, number) in [(PID, process.pid), (TID, thread.tid)] {
+            labels.push(Label {
+                key: self.string(key)?,
+                text: 0,
+                number: number.into(),
+            });
+        }
+        Some(labels)
     }
-    let clock = profile.clock();
-    let numbers = [
-        (field::TIME_NANOS, clock.unix(clock.start)),
-        (field::DURATION_NANOS, clock.duration()),
-        (field::PERIOD, profile.period().get()),
-        (field::DEFAULT_SAMPLE_TYPE, cpu as u64),
-    ];
-    for (tag, number) in numbers {
-        out.field(|buffer| prost::encoding::uint64::encode(tag, &number, buffer))?;
+
+    fn string(&mut self, text: &str) -> Option<i64> {
+        let index = intern(&mut self.strings, text, text.len(), &mut self.room)?;
+        Some(index as i64)
     }
-    out.message(field::PERIOD_TYPE, &value_type(cpu, nanoseconds))?;
-    out.gzip.finish().map(drop)
+
+    /// The id of a location, from 1.
+    fn location(&mut self, part: &Profile, location: &crate::Location) -> Option<u64> {
+        let mut lines = Vec::new();
+        for function in &location.functions {
+            let name = self.string(&function.name)?;
+            let entry = Function {
+                id: 0,
+                name,
+                system_name: match function.system_name.as_str() {
+                    "" => name,
+                    system_name => self.string(system_name)?,
+                },
+                filename: self.string(&function.file)?,
+            };
+            let index = intern(&mut self.functions, &entry, 0, &mut self.room)?;
+            lines.push(Line {
+                function_id: index as u64 + 1,
+                line: function.line.into(),
+            });
+        }
+        let location = Location {
+            id: 0,
+            mapping_id: self.mapping(part, location.place, !lines.is_empty())?,
+            address: location.address,
+            lines,
+        };
+        let size = size_of_val(&location.lines[..]);
+        let index = intern(&mut self.locations, &location, size, &mut self.room)?;
+        Some(index as u64 + 1)
+    }
+
+    /// The id of a mapping, from 1; 0 where there is none.
+    fn mapping(&mut self, part: &Profile, place: Place, is_named: bool) -> Option<u64> {
+        if matches!(place, Place::Unknown | Place::Runtime(_)) {
+            return Some(0);
+        }
+        let module = part.module_of(place);
+        let path = module.map_or("", |module| &part.catalog().module_facts(module).path);
+        let identity = module.and_then(|module| part.identity(module));
+        let build_id = identity.map_or(String::new(), |identity| hexadecimal(&identity.build_id));
+        let (memory_start, memory_limit, file_offset) = super::range(place);
+        let mapping = Mapping {
+            memory_start,
+            memory_limit,
+            file_offset,
+            filename: self.string(path)?,
+            build_id: self.string(&build_id)?,
+            ..Mapping::default()
+        };
+        if !self.mappings.contains_key(&mapping) && !self.room.take(size_of::<Mapping>()) {
+            return None;
+        }
+        let entry = self.mappings.entry(mapping);
+        let index = entry.index();
+        *entry.or_default() |= is_named;
+        Some(index as u64 + 1)
+    }
+
+    /// Writes the file.
+    pub(super) fn write(
+        &mut self,
+        clock: Clock,
+        period: u64,
+        writer: &mut dyn Write,
+    ) -> io::Result<()> {
+        let mut out = Out {
+            gzip: GzEncoder::new(writer, Compression::fast()),
+            buffer: Vec::new(),
+        };
+        self.room = Room::new(usize::MAX);
+        let mut string = |text| self.string(text).unwrap_or_default();
+        let (samples, count) = (string("samples"), string("count"));
+        let (cpu, off_cpu) = (string("cpu"), string("off_cpu"));
+        let nanoseconds = string("nanoseconds");
+        if self.others != Values::default() {
+            self.add_others();
+        }
+        let value_type = |kind, unit| ValueType { kind, unit };
+        let has_off_cpu = self.samples.values().any(|values| values[2] > 0);
+        out.message(field::SAMPLE_TYPE, &value_type(samples, count))?;
+        out.message(field::SAMPLE_TYPE, &value_type(cpu, nanoseconds))?;
+        if has_off_cpu {
+            out.message(field::SAMPLE_TYPE, &value_type(off_cpu, nanoseconds))?;
+        }
+        for ((stack, labels), values) in &self.samples {
+            let number = |value: &u64| i64::try_from(*value).unwrap_or(i64::MAX);
+            let values = values[..if has_off_cpu { 3 } else { 2 }].iter().map(number);
+            out.message(
+                field::SAMPLE,
+                &Sample {
+                    location_ids: self.stacks[*stack].clone(),
+                    values: values.collect(),
+                    labels: labels.to_vec(),
+                },
+            )?;
+        }
+        self.write_tables(&mut out)?;
+        let numbers = [
+            (field::TIME_NANOS, clock.unix(clock.start)),
+            (field::DURATION_NANOS, clock.duration()),
+            (field::PERIOD, period),
+            (field::DEFAULT_SAMPLE_TYPE, cpu as u64),
+        ];
+        for (tag, number) in numbers {
+            out.field(|buffer| prost::encoding::uint64::encode(tag, &number, buffer))?;
+        }
+        out.message(field::PERIOD_TYPE, &value_type(cpu, nanoseconds))?;
+        out.gzip.finish().map(drop)
+    }
+
+    /// Adds a sample that stands for all that found no room.
+    fn add_others(&mut self) {
+        let name = self.string(OTHER).unwrap_or_default();
+        let function = Function {
+            name,
+            system_name: name,
+            ..Function::default()
+        };
+        let line = Line {
+            function_id: self.functions.insert_full(function).0 as u64 + 1,
+            line: 0,
+        };
+        let location = Location {
+            lines: vec![line],
+            ..Location::default()
+        };
+        let location = self.locations.insert_full(location).0 as u64 + 1;
+        let stack = self.stacks.insert_full(vec![location]).0;
+        let others = std::mem::take(&mut self.others);
+        self.samples.insert((stack, Box::default()), others);
+    }
+
+    fn write_tables(&self, out: &mut Out<'_>) -> io::Result<()> {
+        for (id, location) in (1..).zip(&self.locations) {
+            let location = Location {
+                id,
+                ..location.clone()
+            };
+            out.message(field::LOCATION, &location)?;
+        }
+        // The first mapping is the main program's (profile.proto, Profile.mapping): the executable
+        // with the most samples.
+        let main = self.executables.iter().max_by_key(|(_, samples)| **samples);
+        let main = main.map_or(0, |(executable, _)| *executable);
+        let mut mappings: Vec<_> = (1..).zip(&self.mappings).collect();
+        mappings.sort_by_key(|(_, (mapping, _))| mapping.filename != main);
+        for (id, (mapping, is_named)) in mappings {
+            let mapping = Mapping {
+                id,
+                has_functions: *is_named,
+                has_filenames: *is_named,
+                has_line_numbers: *is_named,
+                has_inline_frames: *is_named,
+                ..*mapping
+            };
+            out.message(field::MAPPING, &mapping)?;
+        }
+        for (id, function) in (1..).zip(&self.functions) {
+            out.message(field::FUNCTION, &Function { id, ..*function })?;
+        }
+        for text in &self.strings {
+            out.field(|buffer| prost::encoding::string::encode(field::STRING_TABLE, text, buffer))?;
+        }
+        Ok(())
+    }
 }
 
-/// Ids start at 1.
-fn location_id(index: LocationIndex) -> u64 {
-    index.index() as u64 + 1
+/// The position of an entry, which is added if it is new and there is room for it and for `size`
+/// bytes outside the table.
+fn intern<T, Q>(table: &mut Table<T>, entry: &Q, size: usize, room: &mut Room) -> Option<usize>
+where
+    T: Hash + Eq,
+    Q: ?Sized + Hash + Equivalent<T> + ToOwned<Owned = T>,
+{
+    if let Some(index) = table.get_index_of(entry) {
+        return Some(index);
+    }
+    let new = || table.insert_full(entry.to_owned()).0;
+    room.take(size_of::<T>() + size).then(new)
 }
 
 /// Keys of labels that are not a record's attributes.
@@ -194,127 +452,6 @@ const TID: &str = "tid";
 const TRACE_ID: &str = "trace_id";
 const SPAN_ID: &str = "span_id";
 const OWN: [&str; 6] = [PROCESS, PID, THREAD, TID, TRACE_ID, SPAN_ID];
-
-fn labels(profile: &Profile, group: &Group<'_>, strings: &mut Strings) -> Vec<Label> {
-    let (process, thread) = (profile.process(group.process), profile.thread(group.thread));
-    let mut labels = Vec::new();
-    let mut text = |key: &str, value: &str| {
-        let (key, text) = (strings.id(key), strings.id(value));
-        labels.push(Label {
-            key,
-            text,
-            number: 0,
-        });
-    };
-    text(PROCESS, &process.comm);
-    text(THREAD, &thread.name);
-    if let Some(context) = group.context {
-        let context = profile.context(context);
-        if !context.trace_id.is_zero() {
-            text(TRACE_ID, &context.trace_id.to_string());
-        }
-        if !context.span_id.is_zero() {
-            text(SPAN_ID, &context.span_id.to_string());
-        }
-        for (name, value) in attributes(context) {
-            text(&beside(&OWN, name), value);
-        }
-    }
-    for (key, number) in [(PID, process.pid), (TID, thread.tid)] {
-        labels.push(Label {
-            key: strings.id(key),
-            text: 0,
-            number: number.into(),
-        });
-    }
-    labels
-}
-
-fn write_locations(profile: &Profile, strings: &mut Strings, out: &mut Out<'_>) -> io::Result<()> {
-    let mut mappings: HashMap<Place, Mapping, RandomState> = HashMap::default();
-    let mut functions: HashMap<Function, u64, RandomState> = HashMap::default();
-    for (index, location) in profile.locations().iter().enumerate() {
-        let mut mapping_id = 0;
-        if !matches!(location.place, Place::Unknown | Place::Runtime(_)) {
-            let id = mappings.len() as u64 + 1;
-            let mapping = mappings
-                .entry(location.place)
-                .or_insert_with(|| mapping(profile, location.place, id, strings));
-            let named = !location.functions.is_empty();
-            mapping.has_functions |= named;
-            mapping.has_filenames |= named;
-            mapping.has_line_numbers |= named;
-            mapping.has_inline_frames |= named;
-            mapping_id = mapping.id;
-        }
-        let mut lines = Vec::new();
-        for function in &location.functions {
-            let entry = Function {
-                id: 0,
-                name: strings.id(&function.name),
-                system_name: strings.id(match function.system_name.as_str() {
-                    "" => &function.name,
-                    name => name,
-                }),
-                filename: strings.id(&function.file),
-            };
-            let next = functions.len() as u64 + 1;
-            lines.push(Line {
-                function_id: *functions.entry(entry).or_insert(next),
-                line: function.line.into(),
-            });
-        }
-        out.message(
-            field::LOCATION,
-            &Location {
-                id: index as u64 + 1,
-                mapping_id,
-                address: location.address,
-                lines,
-            },
-        )?;
-    }
-    // The first mapping is the main program's (profile.proto, Profile.mapping).
-    let main = strings.id(main_program(profile));
-    let mut mappings: Vec<_> = mappings.into_values().collect();
-    mappings.sort_unstable_by_key(|mapping| (mapping.filename != main, mapping.id));
-    for mapping in &mappings {
-        out.message(field::MAPPING, mapping)?;
-    }
-    let mut functions: Vec<_> = functions.into_iter().collect();
-    functions.sort_unstable_by_key(|(_, id)| *id);
-    for (function, id) in functions {
-        out.message(field::FUNCTION, &Function { id, ..function })?;
-    }
-    Ok(())
-}
-
-/// The executable with the most samples.
-fn main_program(profile: &Profile) -> &str {
-    let mut samples: HashMap<_, usize, RandomState> = HashMap::default();
-    for group in profile.groups() {
-        *samples.entry(group.process).or_default() += group.samples.len();
-    }
-    let most = samples.into_iter().max_by_key(|(_, samples)| *samples);
-    most.map_or("", |(process, _)| &profile.process(process).executable)
-}
-
-fn mapping(profile: &Profile, place: Place, id: u64, strings: &mut Strings) -> Mapping {
-    let module = profile.module_of(place);
-    let path = module.map_or("", |module| &profile.catalog().module_facts(module).path);
-    let identity = module.and_then(|module| profile.identity(module));
-    let build_id = identity.map_or(String::new(), |identity| hexadecimal(&identity.build_id));
-    let (memory_start, memory_limit, file_offset) = super::range(place);
-    Mapping {
-        id,
-        memory_start,
-        memory_limit,
-        file_offset,
-        filename: strings.id(path),
-        build_id: strings.id(&build_id),
-        ..Mapping::default()
-    }
-}
 
 /// Writes messages as fields of the enclosing message.
 struct Out<'w> {
@@ -331,5 +468,119 @@ impl Out<'_> {
         self.buffer.clear();
         encode(&mut self.buffer);
         self.gzip.write_all(&self.buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::num::NonZeroU64;
+
+    use flate2::read::GzDecoder;
+    use otelctx_sample::format::record::Context;
+    use otelctx_sample::format::{SpanId, TraceId};
+    use otelctx_sample::{Catalog, Counts, Event, Found, ProcessFacts};
+
+    use crate::{NoSymbols, Recording};
+
+    use super::*;
+
+    #[derive(Clone, PartialEq, Message)]
+    struct Decoded {
+        #[prost(message, repeated, tag = "2")]
+        samples: Vec<Sample>,
+        #[prost(string, repeated, tag = "6")]
+        strings: Vec<String>,
+    }
+
+    const CLOCK: Clock = Clock {
+        start: 0,
+        end: 10_000,
+        start_unix: 0,
+    };
+
+    /// A part with samples at one address, each with a trace of its own.
+    fn part(traces: std::ops::Range<u64>) -> Profile {
+        let mut catalog = Catalog::new();
+        let process = catalog.add_process(ProcessFacts::default());
+        let sample = |trace: u64| {
+            let mut context = Context::default();
+            context.trace_id = TraceId::from_bytes(u128::from(trace + 1).to_be_bytes());
+            context.span_id = SpanId::from_bytes([9; 8]);
+            context.attributes = vec![("http.route".into(), "/cart".into())];
+            otelctx_sample::Sample {
+                time: trace,
+                cpu: 0,
+                thread: catalog.thread(process, 7, "worker"),
+                event: Event::OnCpu,
+                found: Found::Attached(catalog.context(&context)),
+                user_stack: catalog.native_stack(&[77]),
+                kernel_stack: catalog.native_stack(&[]),
+            }
+        };
+        let samples = traces.map(sample).collect();
+        let recording = Recording {
+            catalog,
+            samples,
+            clock: CLOCK,
+            period: NonZeroU64::MIN,
+            counts: Counts::default(),
+        };
+        Profile::new(recording, &mut NoSymbols)
+    }
+
+    /// Samples with their trace, in a file that was made in so much room; and the file itself.
+    fn written(room: usize, parts: [std::ops::Range<u64>; 2]) -> (Vec<(String, i64)>, Decoded) {
+        let mut pprof = Pprof::bounded(room);
+        for range in parts {
+            pprof.add(&part(range));
+        }
+        let mut file = Vec::new();
+        pprof.write(CLOCK, 1, &mut file).unwrap();
+        let mut bytes = Vec::new();
+        GzDecoder::new(&file[..]).read_to_end(&mut bytes).unwrap();
+        let decoded = Decoded::decode(&bytes[..]).unwrap();
+        let string = |id: i64| decoded.strings[id as usize].clone();
+        let trace = |sample: &Sample| {
+            let trace = sample.labels.iter().find(|it| string(it.key) == TRACE_ID);
+            (
+                trace.map_or(String::new(), |it| string(it.text)),
+                sample.values[0],
+            )
+        };
+        (decoded.samples.iter().map(trace).collect(), decoded)
+    }
+
+    #[test]
+    fn samples_that_find_no_room_lose_their_trace_first_and_none_gets_lost() {
+        let (all, _) = written(MAX_MEMORY, [0..500, 300..1000]);
+        assert_eq!(all.len(), 1000);
+        assert_eq!(all.iter().filter(|(_, count)| *count == 2).count(), 200);
+        let (bounded, decoded) = written(100_000, [0..500, 300..1000]);
+        assert!(
+            bounded.len() > 20 && bounded.len() < 300,
+            "{}",
+            bounded.len()
+        );
+        assert_eq!(bounded.iter().map(|(_, count)| count).sum::<i64>(), 1200);
+        let others: Vec<_> = bounded.iter().filter(|(trace, _)| trace == OTHER).collect();
+        assert_eq!(others.len(), 1);
+        // It still says where and on what.
+        let id = |text: &str| decoded.strings.iter().position(|it| it == text).unwrap() as i64;
+        let other = decoded
+            .samples
+            .iter()
+            .find(|it| it.labels.iter().any(|it| it.text == id(OTHER)));
+        let other = other.unwrap();
+        assert_eq!(other.location_ids, decoded.samples[0].location_ids);
+        assert!(other.labels.iter().any(|it| it.text == id("/cart")));
+    }
+
+    #[test]
+    fn without_any_room_a_sample_stands_for_all_others() {
+        let (samples, decoded) = written(0, [0..5, 5..10]);
+        assert_eq!(samples, [(String::new(), 10)]);
+        assert_eq!(decoded.samples[0].location_ids, [1]);
+        assert!(decoded.strings.iter().any(|text| text == OTHER));
     }
 }

@@ -117,6 +117,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let mut collector = collector;
     let mut sent: Option<Delivery> = None;
     let mut failed: Vec<Error> = recorded.failure.map(Error::SpoolFull).into_iter().collect();
+    let (clock, samples) = (recorded.parts.clock(), recorded.parts.samples());
     for part in recorded.parts {
         let mut part = match part {
             Ok(part) => part,
@@ -136,7 +137,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
             options
                 .attribute_prefix
                 .clone_from(&arguments.attribute_prefix);
-            Outputs::new(options, &arguments.output)
+            Outputs::new(options, &arguments.output, clock, samples)
         });
         outputs.add(&profile);
         if let Some(collector) = &mut collector {

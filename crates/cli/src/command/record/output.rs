@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use otelctx_profile::{Aggregate, Format, Options, Profile, check_writable};
+use otelctx_profile::{Aggregate, Clock, Format, Options, Profile, check_writable};
 
 use crate::command::filter::{NONE, ROUTE};
 use crate::error::Error;
@@ -34,29 +34,32 @@ pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option
     }
 }
 
-/// The files of a recording, written part by part. One that cannot be written does not keep the others
+/// The files of a recording, made part by part. One that cannot be written does not keep the others
 /// from being written.
 pub(in crate::command) struct Outputs {
     options: Options,
     paths: Vec<PathBuf>,
     parts: usize,
     /// For the formats that make one file of all parts.
-    stacks: Option<Aggregate>,
+    aggregate: Aggregate,
     /// Files written so far, each with the position of its path on the command line.
     written: Vec<(usize, Written)>,
     failed: Vec<Error>,
 }
 
 impl Outputs {
-    /// Nothing is written yet.
-    pub(in crate::command) fn new(options: Options, paths: &[PathBuf]) -> Self {
-        let is_aggregate = |path: &PathBuf| Format::from_path(path).is_ok_and(Format::is_aggregate);
+    /// Nothing is written yet. The recording has this clock, and at most that many samples.
+    pub(in crate::command) fn new(
+        options: Options,
+        paths: &[PathBuf],
+        clock: Clock,
+        samples: u64,
+    ) -> Self {
+        let formats = paths.iter().filter_map(|path| Format::from_path(path).ok());
+        let formats: Vec<Format> = formats.collect();
         Self {
             parts: 0,
-            stacks: paths
-                .iter()
-                .any(is_aggregate)
-                .then(|| Aggregate::new(&options)),
+            aggregate: Aggregate::new(&options, &formats, clock, samples),
             options,
             paths: paths.to_vec(),
             written: Vec::new(),
@@ -68,36 +71,38 @@ impl Outputs {
         &self.options
     }
 
-    /// Writes the files of a part.
+    /// Adds a part, and writes the files that are of it alone.
     pub(in crate::command) fn add(&mut self, part: &Profile) {
         self.parts += 1;
-        if let Some(stacks) = &mut self.stacks {
-            stacks.add(part);
-        }
-        for (index, path) in self.paths.clone().into_iter().enumerate() {
-            if !Format::from_path(&path).is_ok_and(Format::is_aggregate) {
-                let written = self.write(part, &path);
-                self.note(index, written);
-            }
+        self.aggregate.add(part);
+        for (index, path) in self.paths_of(false) {
+            self.write(index, &path, part);
         }
     }
 
     /// Writes a file that was not asked for.
     pub(in crate::command) fn add_file(&mut self, part: &Profile, path: &Path) {
-        let written = self.write(part, path);
-        self.note(self.paths.len(), written);
+        self.write(self.paths.len(), path, part);
     }
 
     /// The file has the part's number in its name if it is not the first.
-    fn write(&self, part: &Profile, path: &Path) -> Result<PathBuf, otelctx_profile::Error> {
-        let path = Format::part_path(path, self.parts)?;
-        part.write_file(&path, &self.options)?;
-        Ok(path)
+    fn write(&mut self, index: usize, path: &Path, part: &Profile) {
+        let path = Format::part_path(path, self.parts);
+        let written = part.write_file(&path, &self.options);
+        self.note(index, &path, written);
     }
 
-    fn note(&mut self, index: usize, written: Result<PathBuf, otelctx_profile::Error>) {
+    /// The paths of files that are made of all parts, or of the others, each with its position.
+    fn paths_of(&self, aggregate: bool) -> Vec<(usize, PathBuf)> {
+        let is_aggregate = |path: &Path| Format::from_path(path).is_ok_and(Format::is_aggregate);
+        let mut paths: Vec<_> = self.paths.iter().cloned().enumerate().collect();
+        paths.retain(|(_, path)| is_aggregate(path) == aggregate);
+        paths
+    }
+
+    fn note(&mut self, index: usize, path: &Path, written: Result<(), otelctx_profile::Error>) {
         match written {
-            Ok(path) => self.written.push((index, Written::new(&path))),
+            Ok(()) => self.written.push((index, Written::new(path))),
             Err(error) => self.failed.push(error.into()),
         }
     }
@@ -105,12 +110,9 @@ impl Outputs {
     /// Writes the files that are made of all parts. Returns which were written, in the order in which
     /// they were asked for, and why others were not.
     pub(in crate::command) fn finish(mut self) -> (Vec<Written>, Vec<Error>) {
-        if let Some(stacks) = self.stacks.take() {
-            for (index, path) in self.paths.clone().into_iter().enumerate() {
-                if Format::from_path(&path).is_ok_and(Format::is_aggregate) {
-                    self.note(index, stacks.write_file(&path).map(|()| path));
-                }
-            }
+        for (index, path) in self.paths_of(true) {
+            let written = self.aggregate.write_file(&path);
+            self.note(index, &path, written);
         }
         self.written.sort_by_key(|(index, _)| *index);
         let written = self.written.into_iter().map(|(_, written)| written);
@@ -124,7 +126,8 @@ pub(in crate::command) fn write(
     options: &Options,
     paths: &[PathBuf],
 ) -> (Vec<Written>, Vec<Error>) {
-    let mut outputs = Outputs::new(options.clone(), paths);
+    let samples = profile.len() as u64;
+    let mut outputs = Outputs::new(options.clone(), paths, profile.clock(), samples);
     outputs.add(profile);
     outputs.finish()
 }
