@@ -101,7 +101,7 @@ fn shared() -> SharedRecord {
 pub(crate) fn swap_out_and_in(count: u64) {
     swap_current(Some(shared()));
     for _ in 0..count {
-        let record = swap_current(black_box(None));
+        let record = swap_current(None);
         swap_current(black_box(record));
     }
     swap_current(None);

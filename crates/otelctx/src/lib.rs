@@ -63,7 +63,8 @@
 //! - **Lets libraries add to it.** [`ProcessContext::modify`] changes what the application has
 //!   published; [`ProcessContext::attributes`] takes an SDK's resource, with its types.
 //! - **Stays harmless when used wrongly.** Guards may be dropped in any order and may be forgotten,
-//!   and a forgotten one never shows the context of another request. A record that another
+//!   and a forgotten one never shows the context of another request: its record is detached when it
+//!   is dropped. A record that another
 //!   publisher attached is never written or freed. A thread that ends frees its records.
 //! - **Goes through `fork`.** The child has no process context and may publish its own, or has one
 //!   at once after [`Published::republish_after_fork`]; its threads' records keep their meaning.

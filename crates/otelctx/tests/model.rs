@@ -3,7 +3,8 @@
 //! appended, and another publisher.
 //!
 //! After each step the slot must hold nothing to read, or the record of a living holder; and a
-//! record of a holder must be the one that it made, whatever memory was used again since.
+//! record of a holder must be the one that it made, whatever memory was used again since. While no
+//! other publisher has a record attached, the slot must show the latest record that is attached.
 
 #![cfg(all(
     target_os = "linux",
@@ -84,9 +85,15 @@ struct Model {
     living: HashMap<u64, usize>,
     records: Vec<(u64, *mut Record)>,
     handles: Vec<(u64, SharedRecord)>,
-    guards: Vec<(u64, Guard)>,
-    /// Records whose guard was forgotten.
-    forgotten: Vec<(u64, *mut Record)>,
+    /// With the number of the record and that of the attachment.
+    guards: Vec<(u64, Guard, u64)>,
+    /// Records whose guard was forgotten, with the number of the attachment.
+    forgotten: Vec<(u64, *mut Record, u64)>,
+    /// What is attached, by the number of the attachment, and what it shows: the last one is in the
+    /// slot. Without number, what was written without a guard.
+    chain: Vec<(Option<u64>, Option<u64>)>,
+    /// Whether another publisher may have changed the chain.
+    interfered: bool,
     current: Option<u64>,
     in_place: Option<u64>,
     /// The other publisher's record, and what it will restore.
@@ -105,6 +112,15 @@ impl Model {
 
     fn let_go(&mut self, number: u64) {
         *self.living.get_mut(&number).unwrap() -= 1;
+    }
+
+    fn written(&mut self, shown: Option<u64>) {
+        self.chain = shown.map(|_| (None, shown)).into_iter().collect();
+        self.interfered = false;
+    }
+
+    fn detached(&mut self, attachment: u64) {
+        self.chain.retain(|(number, _)| *number != Some(attachment));
     }
 
     fn is_foreign(&self) -> bool {
@@ -126,6 +142,9 @@ impl Model {
 
     fn swap(&mut self, new: Option<(u64, SharedRecord)>) {
         let number = new.as_ref().map(|(number, _)| *number);
+        if number.is_some() || !self.interfered {
+            self.written(number);
+        }
         if number.is_none() && self.is_foreign() {
             // What the other publisher's record lies over is restored after all.
             self.current.into_iter().for_each(|old| self.hold(old));
@@ -150,6 +169,7 @@ impl Model {
     }
 
     fn attach(&mut self) {
+        let attachment = self.number();
         let number = match self.random.below(3) {
             0 => {
                 let (number, record) = match self.records.pop() {
@@ -162,7 +182,8 @@ impl Model {
                 };
                 // SAFETY: the record lives until its guard was dropped or forgotten.
                 let guard = unsafe { (*record).attach() };
-                self.guards.push((number, Guard::Own(guard, record)));
+                self.guards
+                    .push((number, Guard::Own(guard, record), attachment));
                 number
             }
             1 => {
@@ -170,17 +191,19 @@ impl Model {
                 let shared = Box::into_raw(Box::new(shared));
                 // SAFETY: as above.
                 let guard = unsafe { (*shared).attach() };
-                self.guards.push((number, Guard::Shared(guard, shared)));
+                self.guards
+                    .push((number, Guard::Shared(guard, shared), attachment));
                 number
             }
             _ => {
                 let (number, shared) = self.handle();
                 let guard = shared.attach_owned();
-                self.guards.push((number, Guard::Owned(guard)));
+                self.guards.push((number, Guard::Owned(guard), attachment));
                 number
             }
         };
         self.hold(number);
+        self.chain.push((Some(attachment), Some(number)));
         assert_eq!(shown(), Some(number), "what was attached is shown");
     }
 
@@ -193,7 +216,8 @@ impl Model {
             0 => self.random.below(self.guards.len()),
             _ => self.guards.len() - 1,
         };
-        let (number, guard) = self.guards.remove(at);
+        let (number, guard, attachment) = self.guards.remove(at);
+        self.detached(attachment);
         let before = shown();
         if !self.foreign.is_empty() && !matches!(guard, Guard::Own(..)) {
             // A later guard that the other publisher restores does not learn of this: it restores
@@ -219,14 +243,14 @@ impl Model {
     }
 
     fn forget_guard(&mut self) {
-        let Some((number, guard)) = self.guards.pop() else {
+        let Some((number, guard, attachment)) = self.guards.pop() else {
             return;
         };
         // It counts as attached for good, unless its record is dropped.
         match guard {
             Guard::Own(guard, record) => {
                 mem::forget(guard);
-                self.forgotten.push((number, record));
+                self.forgotten.push((number, record, attachment));
             }
             Guard::Shared(guard, shared) => {
                 mem::forget(guard);
@@ -238,13 +262,16 @@ impl Model {
     }
 
     fn drop_record(&mut self) {
-        if let Some((number, record)) = self.forgotten.pop() {
+        if let Some((number, record, attachment)) = self.forgotten.pop() {
+            self.detached(attachment);
             match self.random.below(3) {
                 // Attached again, its guard not forgotten this time.
                 0 => {
                     // SAFETY: as above.
                     let guard = unsafe { (*record).attach() };
-                    return self.guards.push((number, Guard::Own(guard, record)));
+                    self.chain.push((Some(attachment), Some(number)));
+                    let guard = Guard::Own(guard, record);
+                    return self.guards.push((number, guard, attachment));
                 }
                 _ => {
                     // SAFETY: made by attach().
@@ -268,6 +295,9 @@ impl Model {
             self.let_go(old);
         }
         if self.random.below(3) == 0 {
+            if let Some((None, shown)) = self.chain.first_mut() {
+                *shown = self.current.filter(|current| *shown == Some(*current));
+            }
             return thread_record().detach();
         }
         let number = self.number();
@@ -276,6 +306,7 @@ impl Model {
             attributes.add(&FIRST, &number.to_string());
         });
         self.in_place = Some(number);
+        self.written(Some(number));
         self.hold(number);
         assert_eq!(shown(), Some(number));
     }
@@ -318,6 +349,7 @@ impl Model {
                 let record = Box::into_raw(Box::new(Foreign { bytes }));
                 self.foreign.push((record, attached(), shown()));
                 self.hold(number);
+                self.interfered = true;
                 // SAFETY: the slot is this thread's, and the record is never freed.
                 unsafe { slot().write_volatile(record.cast()) };
             }
@@ -342,6 +374,13 @@ impl Model {
         if attached().is_null() {
             // What another publisher would restore after that is not kept.
             self.foreign.clear();
+            if self.interfered {
+                self.written(None);
+            }
+        }
+        if !self.interfered {
+            let latest = self.chain.last().and_then(|(_, shown)| *shown);
+            assert_eq!(shown(), latest, "{:?}", self.chain);
         }
         if let Some(number) = shown() {
             let holders = self.living.get(&number).copied();
@@ -356,7 +395,7 @@ impl Model {
         while !(self.forgotten.is_empty() && self.records.is_empty() && self.handles.is_empty()) {
             self.drop_record();
         }
-        for (_, guard) in self.guards.drain(..) {
+        for (_, guard, _) in self.guards.drain(..) {
             if let Guard::Own(guard, record) = guard {
                 drop(guard);
                 // SAFETY: made by attach().
@@ -387,6 +426,8 @@ fn the_slot_holds_nothing_or_the_record_of_a_living_holder() {
                         handles: Vec::new(),
                         guards: Vec::new(),
                         forgotten: Vec::new(),
+                        chain: Vec::new(),
+                        interfered: false,
                         current: None,
                         in_place: None,
                         foreign: Vec::new(),

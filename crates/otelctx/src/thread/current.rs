@@ -3,16 +3,15 @@
 use otelctx_format::record::{self, Context, ENTRY_HEADER_SIZE, HEADER_SIZE, MAX_VALUE_SIZE};
 use otelctx_format::KeyMap;
 
-use super::attached_blocks::AttachedBlocks;
+use super::attached_blocks::{AttachedBlocks, Entry};
 use super::attributes::Attributes;
 use super::bytes::{copy, is_valid, set_used, used};
 use super::in_place::thread_record;
 use super::keys::{published_names, Key};
-use super::out_of_order;
 use super::pool::{self, SIZES};
 use super::shared::SharedRecord;
-use super::shared_block::{self, release};
-use super::state::{self, exit_has_begun, is_attached_shared, prepare_shared_exit, State};
+use super::shared_block::{release, retain};
+use super::state::{self, exit_has_begun, found_slot, is_own, State};
 use crate::arch;
 
 /// Makes `record` what the calling thread is working on, and returns what an earlier call has made
@@ -43,16 +42,12 @@ pub fn swap_current(record: Option<SharedRecord>) -> Option<SharedRecord> {
     let new = record.map_or(std::ptr::null_mut(), SharedRecord::into_block);
     // SAFETY: the state and the slot are this thread's, which owns one reference to each block.
     unsafe {
-        let (slot, old) = ((*state).swap_slot, (*state).current);
-        if slot.is_null()
-            || slot.read_volatile() != old
-            || !(*state).shared.is_empty()
-            || !(*state).out_of_order.is_null()
-        {
+        let old = (*state).current.block;
+        if !(*state).shared.is_ready_and_empty() || found_slot(state).read() != old {
             return swap_slowly(state, new);
         }
-        (*state).current = new;
-        state::attach(slot, new);
+        (*state).current.block = new;
+        found_slot(state).write_volatile(new);
         (!old.is_null()).then(|| SharedRecord::from_block(old))
     }
 }
@@ -70,31 +65,32 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
             }
             return None;
         }
-        prepare_shared_exit(state);
-        let slot = state::slot(state);
-        (*state).swap_slot = slot;
+        AttachedBlocks::prepare(state);
         // A guard would take the record for its own one.
-        if !new.is_null() && AttachedBlocks::contains(&raw mut (*state).shared, new) {
-            let class = shared_block::class(new);
-            let copy = SharedRecord::copy(new, class, shared_block::is_truncated(new));
+        if AttachedBlocks::find(&raw mut (*state).shared, new).is_some() {
+            let copy = SharedRecord::copy_of(new);
             release(|| state, new);
             new = copy.into_block();
         }
-        let attached = slot.read_volatile();
-        let foreign = !attached.is_null()
-            && pool::class_of(state, attached).is_none()
-            && !is_attached_shared(state, attached);
-        let old = std::mem::replace(&mut (*state).current, std::ptr::null_mut());
-        if foreign && !old.is_null() && !AttachedBlocks::is_attached(state, old) {
-            // The other publisher may restore it: it stays alive.
-            AttachedBlocks::add(state, old);
-        }
-        (*state).current = new;
+        let slot = found_slot(state);
+        let foreign = !is_own(state, slot.read_volatile());
+        let old = std::mem::replace(&mut (*state).current, Entry::NONE);
+        (*state).current.block = new;
         if !foreign || !new.is_null() {
             slot.write_volatile(new);
-            out_of_order::clear(state);
         }
-        (!old.is_null()).then(|| SharedRecord::from_block(old))
+        if old.block.is_null() {
+            return None;
+        }
+        if foreign {
+            // The other publisher may restore it: it stays alive.
+            retain(old.block);
+            let kept = AttachedBlocks::add(state, old.block);
+            (*kept).copy = old.copy;
+        } else if let Some(class) = pool::class_of(state, old.copy) {
+            pool::put(state, old.copy, class);
+        }
+        Some(SharedRecord::from_block(old.block))
     }
 }
 
@@ -109,46 +105,49 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
 /// published.
 pub fn append_current(key: &Key, value: &str) -> bool {
     let state = arch::state();
-    // SAFETY: the state and the slot are this thread's.
-    unsafe {
-        let attached = state::slot(state).read_volatile();
-        let record = out_of_order::original(state, attached).unwrap_or(attached);
-        append_to(state, record, key, value)
-    }
+    // SAFETY: the state is this thread's, and the slot holds a record or null.
+    unsafe { append_to(state, state::slot(state).read_volatile(), key, value) }
 }
 
-/// Adds an attribute to `record` if it, or a copy of it, is in the slot.
+/// Adds an attribute to a shared record that a guard has attached, if the record is in the slot.
 ///
 /// # Safety
 /// `state` is the calling thread's.
-pub(super) unsafe fn append_to(state: *mut State, record: *mut u8, key: &Key, value: &str) -> bool {
+pub(super) unsafe fn append_to_shared(
+    state: *mut State,
+    block: *mut u8,
+    key: &Key,
+    value: &str,
+) -> bool {
     // SAFETY: as the caller promises; the slot holds a record or null.
     unsafe {
-        let slot = state::slot(state);
-        let attached = slot.read_volatile();
-        let original = out_of_order::original(state, attached);
-        if attached.is_null() || original.unwrap_or(attached) != record || !is_valid(attached) {
+        let attached = state::slot(state).read_volatile();
+        !attached.is_null()
+            && holder(state, attached).is_some_and(|holder| (*holder).block == block)
+            && append_to(state, attached, key, value)
+    }
+}
+
+/// Adds an attribute to the record in the slot.
+///
+/// # Safety
+/// `state` is the calling thread's, and `attached` what its slot holds.
+unsafe fn append_to(state: *mut State, attached: *mut u8, key: &Key, value: &str) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if attached.is_null() || !is_valid(attached) {
             return false;
         }
         if attached == (*state).in_place {
             return thread_record().try_append(key, value);
         }
-        if let Some(class) = pool::class_of(state, record) {
-            // A record of this thread, or of a guard that was forgotten.
-            let appended = is_valid(record) && append(record, class, key, value);
-            if appended && original.is_some() {
-                out_of_order::change_copies(state, record);
-            }
-            return appended;
+        let own = pool::class_of(state, attached);
+        if own.is_some_and(|class| append(attached, class, key, value)) {
+            return true;
         }
-        if !is_attached_shared(state, record) {
+        let Some(holder) = holder(state, attached) else {
             return false;
-        }
-        if let (Some(_), Some(class)) = (original, pool::class_of(state, attached)) {
-            if append(attached, class, key, value) {
-                return true;
-            }
-        }
+        };
         let size = used(attached) + ENTRY_HEADER_SIZE + value.len().min(MAX_VALUE_SIZE);
         let class = pool::class_for(size);
         let block = pool::allocate(state, class);
@@ -157,8 +156,27 @@ pub(super) unsafe fn append_to(state: *mut State, record: *mut u8, key: &Key, va
             pool::put(state, block, class);
             return false;
         }
-        out_of_order::replace_by_copy(state, record, block, class);
+        let below = own.map_or((*holder).below, |_| pool::link(attached).read());
+        pool::link(block).write(below);
+        (*holder).copy = block;
+        state::slot(state).write_volatile(block);
+        if let Some(class) = own {
+            pool::put(state, attached, class);
+        }
         true
+    }
+}
+
+/// The entry of the shared record that this is, or is a copy of.
+///
+/// # Safety
+/// `state` is the calling thread's, and `attached` not null.
+unsafe fn holder(state: *mut State, attached: *mut u8) -> Option<*mut Entry> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        AttachedBlocks::entries(&raw mut (*state).shared)
+            .chain([&raw mut (*state).current])
+            .find(|entry| attached == (**entry).block || attached == (**entry).copy)
     }
 }
 

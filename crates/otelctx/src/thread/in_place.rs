@@ -224,6 +224,8 @@ unsafe fn make(state: *mut State) -> *mut u8 {
             // The functions that write the record expect the slot to be found.
             state::slot(state);
             let block = pool::allocate(state, pool::LARGEST);
+            // It is written without a guard: nothing is below it.
+            pool::link(block).write(ptr::null_mut());
             // A record of no trace until it is set: append() may come first.
             write_ids(block, TraceId::ZERO, SpanId::ZERO, TraceFlags::NONE);
             (*state).in_place = block;

@@ -10,15 +10,21 @@ use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::{offset, RECOMMENDED_SIZE};
 
-use super::out_of_order;
-use super::state::{
-    clear_slot, end_shared, exit_has_begun, forget_record, prepare_exit, slot, State,
-};
+use super::chain;
+use super::state::{clear_slot, end_shared, exit_has_begun, prepare_exit, slot, State};
 
-/// Records are aligned to a cache line; the format demands 2 (OTEP 4947).
+/// A cache line. Shared records are aligned to it; the format demands 2 (OTEP 4947).
 pub(super) const ALIGN: usize = 64;
-/// Bytes of a record, header included, by size class.
-pub(super) const SIZES: [usize; 4] = [64, 128, 256, RECOMMENDED_SIZE];
+/// Bytes of a record, header included, by size class. With their [`link`], the smaller ones are whole
+/// cache lines.
+pub(super) const SIZES: [usize; 4] = [
+    64 - LINK_SIZE,
+    128 - LINK_SIZE,
+    256 - LINK_SIZE,
+    RECOMMENDED_SIZE,
+];
+/// Bytes of a [`link`].
+const LINK_SIZE: usize = size_of::<*mut u8>();
 /// The size class of the largest record.
 pub(super) const LARGEST: usize = SIZES.len() - 1;
 
@@ -31,15 +37,28 @@ const CHUNK: Layout = match Layout::from_size_align(CHUNK_SIZE, ALIGN) {
 
 /// Where a free block keeps the address of the next one: among its attributes, of which it has
 /// none.
-const LINK: usize = 32;
-const _: () = assert!(LINK >= offset::ATTRIBUTES && LINK + 8 <= SIZES[0]);
+const NEXT: usize = 32;
+const _: () = assert!(NEXT >= offset::ATTRIBUTES && NEXT + 8 <= SIZES[0]);
+
+/// The [`link`] of a block that was not attached since it was allocated. Nothing has this address.
+pub(super) const NEVER_ATTACHED: *mut u8 = ptr::NonNull::dangling().as_ptr();
+
+/// Where a block has what is below it in the thread's chain: the word before it.
+///
+/// # Safety
+/// `block` came from [`allocate`].
+#[inline(always)]
+pub(super) unsafe fn link(block: *mut u8) -> *mut *mut u8 {
+    // SAFETY: each block has that word before it, at a multiple of 8.
+    unsafe { block.sub(LINK_SIZE).cast() }
+}
 
 /// # Safety
 /// `block` is free.
 #[inline]
 pub(super) unsafe fn next_free(block: *mut u8) -> *mut u8 {
-    // SAFETY: LINK is a multiple of 8 within the smallest block.
-    unsafe { block.add(LINK).cast::<*mut u8>().read() }
+    // SAFETY: NEXT is a multiple of 8 within the smallest block.
+    unsafe { block.add(NEXT).cast::<*mut u8>().read() }
 }
 
 /// # Safety
@@ -47,7 +66,7 @@ pub(super) unsafe fn next_free(block: *mut u8) -> *mut u8 {
 #[inline]
 pub(super) unsafe fn set_next_free(block: *mut u8, next: *mut u8) {
     // SAFETY: as above.
-    unsafe { block.add(LINK).cast::<*mut u8>().write(next) };
+    unsafe { block.add(NEXT).cast::<*mut u8>().write(next) };
 }
 
 /// What a chunk starts with.
@@ -64,7 +83,7 @@ pub(super) struct Pool {
     chunks: *mut ChunkHeader,
     /// Blocks in use, forgotten ones included.
     used: usize,
-    /// Blocks that a later guard may restore, because the guard of their record was forgotten.
+    /// Blocks that another publisher may restore, because its record may be above them.
     forgotten: *mut u8,
     forgotten_count: usize,
 }
@@ -99,7 +118,7 @@ pub(super) fn class_for(attributes: usize) -> usize {
 /// `state` is the calling thread's.
 #[inline]
 pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
-    // SAFETY: as the caller promises; a free block holds the address of the next at LINK.
+    // SAFETY: as the caller promises; a free block holds the address of the next at NEXT.
     unsafe {
         let pool = &raw mut (*state).pool;
         let mut block = (*pool).free[class];
@@ -148,9 +167,11 @@ unsafe fn add_chunk(state: *mut State, class: usize) -> *mut u8 {
         });
         (*pool).chunks = header;
         let mut next = ptr::null_mut();
-        let count = (CHUNK_SIZE - ALIGN) / SIZES[class];
+        let stride = LINK_SIZE + SIZES[class];
+        let count = (CHUNK_SIZE - ALIGN) / stride;
         for block in (0..count).rev() {
-            let block = chunk.add(ALIGN + block * SIZES[class]);
+            let block = chunk.add(ALIGN + LINK_SIZE + block * stride);
+            link(block).write(NEVER_ATTACHED);
             invalidate(block);
             set_next_free(block, next);
             next = block;
@@ -174,7 +195,7 @@ pub(super) unsafe fn invalidate(block: *mut u8) {
     }
 }
 
-/// Gives the block of a record back.
+/// Gives the block of a record back. It is attached still if its guard was forgotten.
 ///
 /// # Safety
 /// `state` is the calling thread's, and the block came from [`allocate`] with this class.
@@ -182,37 +203,56 @@ pub(super) unsafe fn invalidate(block: *mut u8) {
 pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
     // SAFETY: as the caller promises.
     unsafe {
-        forget_record(state, block);
-        put(state, block, class);
+        let attached = slot(state).read_volatile();
+        let below = link(block).read();
+        // A record is in the chain once, so what is in the slot is not below this one as well.
+        if attached.is_null() || below == attached || below == NEVER_ATTACHED {
+            put(state, block, class);
+        } else {
+            release_attached(state, block, class);
+        }
     }
 }
 
-/// Gives back the block of a record whose guard was forgotten. A later guard may restore it, so
-/// nobody gets it while anything is attached: it says that it is not valid.
-///
 /// # Safety
 /// That of [`release`].
+#[cold]
+#[inline(never)]
+unsafe fn release_attached(state: *mut State, block: *mut u8, class: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if chain::unlink(state, block) {
+            put(state, block, class);
+        } else {
+            forget(state, block);
+        }
+    }
+}
+
+/// Gives back a block that another publisher may restore: nobody gets it while anything is attached,
+/// and it says that it is not valid.
+///
+/// # Safety
+/// `state` is the calling thread's, and the block came from [`allocate`].
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
     // SAFETY: as the caller promises.
     unsafe {
         invalidate(block);
-        forget_record(state, block);
         let pool = &raw mut (*state).pool;
         set_next_free(block, (*pool).forgotten);
         (*pool).forgotten = block;
         (*pool).forgotten_count += 1;
         if (*pool).forgotten_count == MAX_FORGOTTEN {
             clear_slot(state);
-            out_of_order::clear(state);
             release_forgotten(state);
         }
         release_unreachable(state);
     }
 }
 
-/// When the slot is empty, no guard restores anything: makes the forgotten blocks free.
+/// When the slot is empty, nobody restores anything: makes the forgotten blocks free.
 ///
 /// # Safety
 /// `state` is the calling thread's.
@@ -221,13 +261,12 @@ unsafe fn release_unreachable(state: *mut State) {
     // SAFETY: as the caller promises.
     unsafe {
         if slot(state).read_volatile().is_null() {
-            out_of_order::clear(state);
             release_forgotten(state);
         }
     }
 }
 
-/// Makes the forgotten blocks free, because no guard restores them any more.
+/// Makes the forgotten blocks free, because nobody restores them any more.
 ///
 /// # Safety
 /// `state` is the calling thread's.
@@ -248,7 +287,7 @@ pub(super) unsafe fn release_forgotten(state: *mut State) {
     }
 }
 
-/// Gives a block back that is not in the slot.
+/// Gives a block back that is not in the chain.
 ///
 /// # Safety
 /// That of [`release`].
@@ -257,6 +296,7 @@ pub(super) unsafe fn put(state: *mut State, block: *mut u8, class: usize) {
     // SAFETY: as the caller promises.
     unsafe {
         invalidate(block);
+        link(block).write(NEVER_ATTACHED);
         let pool = &raw mut (*state).pool;
         set_next_free(block, (*pool).free[class]);
         (*pool).free[class] = block;

@@ -12,7 +12,6 @@ use super::attached::Attached;
 use super::attributes::Attributes;
 use super::bytes::{copy, debug, set_used, shrink, used, validate, write_ids};
 use super::keys::Key;
-use super::out_of_order;
 use super::pool::{self, SIZES};
 use super::scope::InScope;
 use super::shared::SharedRecord;
@@ -26,15 +25,14 @@ use crate::arch;
 pub struct Record {
     /// A pointer, so neither `Send` nor `Sync`.
     block: *mut u8,
-    /// Two bytes: the block's size class and [`TRUNCATED`], and whether a guard has the record
-    /// attached. Two scalars move in registers; a third one would make them go through memory at
-    /// every step of building a record.
-    notes: Cell<u16>,
+    /// The block's size class and [`TRUNCATED`]. Two scalars move in registers; a third one would
+    /// make them go through memory at every step of building a record.
+    notes: Cell<u8>,
 }
 
-/// The bits of the first byte of [`Record::notes`] that are the size class.
+/// The bits of [`Record::notes`] that are the size class.
 const CLASS: u8 = SIZES.len() as u8 - 1;
-/// The bit of the same byte that says that an attribute was cut or skipped.
+/// The bit of [`Record::notes`] that says that an attribute was cut or skipped.
 const TRUNCATED: u8 = SIZES.len() as u8;
 const _: () = assert!(SIZES.len().is_power_of_two());
 
@@ -118,7 +116,6 @@ impl Record {
             let used = attributes.used();
             set_used(self.block(), used);
         }
-        self.changed();
     }
 
     /// How many bytes of attributes there are: a mark for [`shrink_to`](Self::shrink_to).
@@ -133,7 +130,6 @@ impl Record {
     pub fn shrink_to(&self, size: usize) {
         // SAFETY: as for append().
         unsafe { shrink(self.block(), size) };
-        self.changed();
     }
 
     /// Replaces the ids and flags of a record that is not attached.
@@ -161,7 +157,7 @@ impl Record {
     #[inline]
     #[must_use]
     pub fn is_truncated(&self) -> bool {
-        self.first_byte() & TRUNCATED != 0
+        self.notes.get() & TRUNCATED != 0
     }
 
     /// Makes this what the thread is working on, until the guard is dropped: then, what was attached
@@ -218,7 +214,7 @@ impl Record {
     fn from_block(block: *mut u8, class: usize) -> Self {
         Self {
             block,
-            notes: Cell::new(u16::from_ne_bytes([class as u8, 0])),
+            notes: Cell::new(class as u8),
         }
     }
 
@@ -229,118 +225,32 @@ impl Record {
 
     #[inline(always)]
     fn class(&self) -> usize {
-        usize::from(self.first_byte() & CLASS)
+        usize::from(self.notes.get() & CLASS)
     }
 
-    /// Moves to a block that is not attached.
+    /// Moves to a block that was not attached.
     fn move_to(&mut self, block: *mut u8, class: usize) {
         self.block = block;
-        let first = class as u8 | self.first_byte() & TRUNCATED;
-        self.notes.set(u16::from_ne_bytes([first, 0]));
-    }
-
-    /// The two bytes are read and written one by one: a processor does not forward a byte that was
-    /// just stored to a load of both.
-    #[inline(always)]
-    fn note(&self, byte: usize) -> *mut u8 {
-        // SAFETY: the notes have two bytes.
-        unsafe { self.notes.as_ptr().cast::<u8>().add(byte) }
-    }
-
-    #[inline(always)]
-    fn first_byte(&self) -> u8 {
-        // SAFETY: only this thread changes the notes.
-        unsafe { self.note(0).read() }
+        self.notes.set(class as u8 | self.notes.get() & TRUNCATED);
     }
 
     #[inline]
     fn mark_truncated(&self) {
-        // SAFETY: as above.
-        unsafe { self.note(0).write(self.first_byte() | TRUNCATED) };
+        self.notes.set(self.notes.get() | TRUNCATED);
     }
 
-    /// Notes that a guard is about to attach the record. A block is restored by one guard at most:
-    /// when the last guard was forgotten, the record moves to another one.
-    ///
-    /// Returns the record: the usual way need not keep it in a register that a call preserves, which
-    /// would have to be saved first.
-    #[inline(always)]
-    pub(super) fn mark_attached(&mut self) -> &mut Self {
-        let record = if self.is_attached() {
-            self.leave_forgotten_block()
-        } else {
-            self
-        };
-        // SAFETY: as above.
-        unsafe { record.note(1).write(1) };
-        record
-    }
-
-    #[inline(always)]
-    pub(super) fn mark_detached(&self) {
-        // SAFETY: as above.
-        unsafe { self.note(1).write(0) };
-    }
-
-    #[inline(always)]
-    fn is_attached(&self) -> bool {
-        // SAFETY: as above.
-        unsafe { self.note(1).read() != 0 }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn leave_forgotten_block(&mut self) -> &mut Self {
-        let (state, block) = (arch::state(), self.block());
-        // SAFETY: the state is this thread's, and the block is not this record's any more.
-        unsafe {
-            self.leave_block(state);
-            pool::forget(state, block);
-        }
-        self
-    }
-
-    /// Gives the block back.
-    ///
-    /// # Safety
-    /// The record gets another block, or is being dropped.
-    #[inline]
-    unsafe fn release_block(&mut self) {
-        // SAFETY: the block came from this thread's pool with this class: a record stays there.
-        unsafe {
-            if self.is_attached() {
-                pool::forget(arch::state(), self.block());
-            } else {
-                pool::release(arch::state(), self.block(), self.class());
-            }
-        }
-    }
-
-    /// Moves to another block. Returns the size class of the one left, which is the caller's.
+    /// Moves to another block, because the one left may be below another publisher's record.
     ///
     /// # Safety
     /// `state` is the calling thread's.
-    pub(super) unsafe fn leave_block(&mut self, state: *mut State) -> usize {
-        let class = self.class();
+    pub(super) unsafe fn leave_block(&mut self, state: *mut State) {
+        let (left, class) = (self.block(), self.class());
         // SAFETY: the blocks are two of the same size.
         unsafe {
             let block = pool::allocate(state, class);
-            copy(self.block(), block);
-            pool::invalidate(self.block());
+            copy(left, block);
             self.move_to(block, class);
-        }
-        class
-    }
-
-    /// After a change of a record that may be attached.
-    #[inline]
-    fn changed(&self) {
-        let state = arch::state();
-        // SAFETY: the state and the record are this thread's.
-        unsafe {
-            if !(*state).out_of_order.is_null() {
-                out_of_order::change_copies(state, self.block());
-            }
+            pool::forget(state, left);
         }
     }
 
@@ -372,11 +282,11 @@ impl Record {
             return;
         }
         let state = arch::state();
-        // SAFETY: the blocks are two, and the new one is larger.
+        // SAFETY: the blocks are two of this thread's pool, and the new one is larger.
         unsafe {
             let block = pool::allocate(state, class);
             copy(self.block(), block);
-            self.release_block();
+            pool::release(state, self.block(), self.class());
             self.move_to(block, class);
         }
     }
@@ -385,8 +295,8 @@ impl Record {
 impl Drop for Record {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the record is being dropped.
-        unsafe { self.release_block() };
+        // SAFETY: the block came from this thread's pool with this class: a record stays there.
+        unsafe { pool::release(arch::state(), self.block(), self.class()) };
     }
 }
 

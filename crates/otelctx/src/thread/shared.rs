@@ -11,11 +11,10 @@ use super::attached_blocks::AttachedBlocks;
 use super::bytes::{copy, debug};
 use super::current;
 use super::keys::Key;
-use super::out_of_order::{self, GapOwner};
 use super::record::Record;
 use super::scope::InScope;
-use super::shared_block::{self, is_truncated, release, retain};
-use super::state::{self, exit_has_begun, found_slot, State};
+use super::shared_block::{self, is_truncated, release_handle, retain};
+use super::state::{self, exit_has_begun, State};
 use crate::arch;
 
 /// A record that does not change any more: cheap to clone, attached on any thread and dropped on
@@ -39,6 +38,16 @@ impl SharedRecord {
             copy(from, block);
             Self::from_block(block)
         }
+    }
+
+    /// A copy of a shared record.
+    ///
+    /// # Safety
+    /// The block is a shared one with a reference.
+    pub(super) unsafe fn copy_of(block: *mut u8) -> Self {
+        // SAFETY: as the caller promises.
+        let (class, truncated) = unsafe { (shared_block::class(block), is_truncated(block)) };
+        Self::copy(block, class, truncated)
     }
 
     /// Takes over a reference to a block.
@@ -118,8 +127,8 @@ impl Clone for SharedRecord {
 impl Drop for SharedRecord {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the reference is this handle's, and the state this thread's.
-        unsafe { release(arch::state, self.block()) };
+        // SAFETY: the reference is this handle's.
+        unsafe { release_handle(self.block()) };
     }
 }
 
@@ -139,7 +148,6 @@ pub struct AttachedShared<'a> {
     /// The record, or a copy of it: a guard knows its place by its record's address, so what is
     /// attached a second time is a copy.
     block: *mut u8,
-    previous: *mut u8,
     /// That of the thread's list of attached blocks. The list has another one once it was cleared.
     generation: u32,
     record: PhantomData<&'a SharedRecord>,
@@ -152,15 +160,10 @@ impl AttachedShared<'_> {
         // SAFETY: state and slot are this thread's. The list keeps the block alive, and blocks of
         // shared records are never anything else.
         unsafe {
-            let (block, generation) = AttachedBlocks::add(state, block);
-            let previous = match block.is_null() {
-                false => state::attach(found_slot(state), block),
-                true => block,
-            };
+            let (block, generation) = AttachedBlocks::attach(state, block);
             Self {
                 state,
                 block,
-                previous,
                 generation,
                 record: PhantomData,
             }
@@ -177,7 +180,7 @@ impl AttachedShared<'_> {
         // SAFETY: the guard is this thread's.
         unsafe {
             (*self.state).shared.generation() == self.generation
-                && current::append_to(self.state, self.block, key, value)
+                && current::append_to_shared(self.state, self.block, key, value)
         }
     }
 }
@@ -188,44 +191,31 @@ impl Drop for AttachedShared<'_> {
         // SAFETY: the guard is this thread's, and it is dropped once.
         unsafe {
             let state = self.state;
-            if (*state).shared.generation() == self.generation
-                && state::detach(found_slot(state), self.block, self.previous)
+            if (*state).shared.generation() != self.generation
+                || !AttachedBlocks::detach(state, self.block)
             {
-                AttachedBlocks::remove(state, self.block);
-            } else {
-                self.detach_slowly();
+                detach_slowly(state, self.block, self.generation);
             }
         }
     }
 }
 
-impl AttachedShared<'_> {
-    /// # Safety
-    /// The guard is this thread's, and being dropped.
-    #[cold]
-    #[inline(never)]
-    unsafe fn detach_slowly(&mut self) {
-        let (state, block, previous) = (self.state, self.block, self.previous);
-        // SAFETY: as the caller promises.
-        unsafe {
-            if (*state).shared.generation() != self.generation {
-                // The slot was empty then, so no later guard restores this record, and another
-                // publisher does only while the thread ends.
-                let slot = state::slot(state);
-                if exit_has_begun(state) && slot.read_volatile() == block {
-                    // What the guard has replaced may have been freed.
-                    slot.write_volatile(std::ptr::null_mut());
-                }
-            } else if out_of_order::detach(state, block, previous) {
-                AttachedBlocks::remove(state, block);
-            } else {
-                out_of_order::add_gap(
-                    state,
-                    block,
-                    GapOwner::Shared(AttachedBlocks::remove),
-                    previous,
-                );
-            }
+/// # Safety
+/// The block is that of a guard of the calling thread, which is being dropped.
+#[cold]
+#[inline(never)]
+unsafe fn detach_slowly(state: *mut State, block: *mut u8, generation: u32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if (*state).shared.generation() == generation {
+            return AttachedBlocks::detach_out_of_order(state, block);
+        }
+        // The slot was empty when the list was cleared, so no later guard restores this record,
+        // and another publisher does only while the thread ends.
+        let slot = state::slot(state);
+        if exit_has_begun(state) && slot.read_volatile() == block {
+            // What the guard has replaced may have been freed.
+            slot.write_volatile(std::ptr::null_mut());
         }
     }
 }

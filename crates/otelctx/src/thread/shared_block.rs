@@ -13,8 +13,10 @@ use std::alloc::{alloc, handle_alloc_error, Layout};
 use std::ptr;
 use std::sync::atomic::{fence, AtomicPtr, AtomicUsize, Ordering};
 
+use super::attached_blocks::AttachedBlocks;
 use super::pool::{invalidate, ALIGN, SIZES};
 use super::state::{exit_has_begun, prepare_shared_exit, State};
+use crate::arch;
 
 /// What lies before the bytes of a shared record.
 #[repr(C, align(64))]
@@ -102,18 +104,66 @@ pub(super) unsafe fn retain(block: *mut u8) {
 /// `block` is a shared one, and the reference is the caller's.
 #[inline]
 pub(super) unsafe fn release(state: impl FnOnce() -> *mut State, block: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if drop_reference(block) {
+            free(state(), block);
+        }
+    }
+}
+
+/// Drops the reference of a handle: also that of the thread's list of attached blocks, when the
+/// two are all there are and the record is not attached.
+///
+/// # Safety
+/// `block` is a shared one, and the reference is the caller's.
+#[inline(never)]
+pub(super) unsafe fn release_handle(block: *mut u8) {
+    // SAFETY: as the caller promises. Who holds the only two references need not count them down.
+    unsafe {
+        if (*header(block)).references.load(Ordering::Acquire) == 2 {
+            let state = arch::state();
+            if AttachedBlocks::take_idle(state, block) {
+                return free(state, block);
+            }
+        }
+        release(arch::state, block);
+    }
+}
+
+/// Drops a reference. The last one frees the block for all threads, without using the thread's
+/// free blocks.
+///
+/// # Safety
+/// `block` is a shared one, and the reference is the caller's.
+#[inline(never)]
+pub(super) unsafe fn release_to_process(block: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if drop_reference(block) {
+            invalidate(block);
+            next(block).store(ptr::null_mut(), Ordering::Relaxed);
+            give_back(block, class(block));
+        }
+    }
+}
+
+/// Returns whether it was the last one.
+///
+/// # Safety
+/// `block` is a shared one, and the reference is the caller's.
+#[inline]
+unsafe fn drop_reference(block: *mut u8) -> bool {
     // SAFETY: as the caller promises. Who holds the only reference need not count it down: nobody
     // else could add one.
-    unsafe {
-        let references = &(*header(block)).references;
-        if references.load(Ordering::Acquire) != 1 {
-            if references.fetch_sub(1, Ordering::Release) != 1 {
-                return;
-            }
-            fence(Ordering::Acquire);
+    let references = unsafe { &(*header(block)).references };
+    if references.load(Ordering::Acquire) != 1 {
+        if references.fetch_sub(1, Ordering::Release) != 1 {
+            return false;
         }
-        free(state(), block);
+        fence(Ordering::Acquire);
     }
+    true
 }
 
 /// Takes a block with one reference. It says that it is not valid.

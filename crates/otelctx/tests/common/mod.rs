@@ -30,8 +30,8 @@ pub fn bytes() -> Option<Vec<u8>> {
     if record.is_null() {
         return None;
     }
-    assert_eq!(record as usize % 64, 0, "records are aligned to 64 bytes");
-    // SAFETY: whatever is in the slot is a record of at least 64 bytes.
+    assert_eq!(record as usize % 8, 0, "records are aligned to 8 bytes");
+    // SAFETY: whatever is in the slot is a record with a header.
     unsafe {
         if *record.add(24) != 1 {
             return None;
