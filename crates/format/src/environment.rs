@@ -31,16 +31,30 @@ pub fn resource(
     if let Some(name) = name {
         resource.push(("service.name".into(), name.into()));
     }
-    let Some(pairs) = parse(resource_attributes.unwrap_or_default()) else {
-        return Err(MalformedVariable { resource });
-    };
-    for (key, value) in pairs {
-        match resource.iter_mut().find(|(known, _)| *known == key) {
+    let mut pairs = resource_attributes.unwrap_or_default();
+    let mut pairs_left = MAX_PAIRS;
+    while !pairs.is_empty() {
+        let (pair, rest) = split(pairs, b',').unwrap_or((pairs, ""));
+        pairs = rest;
+        let pair = pair.trim_ascii();
+        if pair.is_empty() {
+            continue;
+        }
+        let Some((key, value)) = parse(pair).filter(|_| pairs_left > 0) else {
+            resource.truncate(usize::from(name.is_some()));
+            return Err(MalformedVariable { resource });
+        };
+        pairs_left -= 1;
+        let known = resource.iter_mut().find(|(known, _)| *known == key);
+        let is_name = key == "service.name";
+        match known {
             // Of repeated names the last counts, as in the SDKs; OTEL_SERVICE_NAME stays.
-            Some(_) if key == "service.name" && name.is_some() => {}
+            Some(_) if is_name && name.is_some() => {}
             Some((_, known)) => *known = value.into(),
-            None if key == "service.name" => resource.insert(0, (key, value.into())),
-            None => resource.push((key, value.into())),
+            None => {
+                let at = if is_name { 0 } else { resource.len() };
+                resource.insert(at, (key, value.into()));
+            }
         }
     }
     Ok(resource)
@@ -65,23 +79,20 @@ impl fmt::Display for MalformedVariable {
 
 impl core::error::Error for MalformedVariable {}
 
-/// Loops rather than chains of iterators, here as below: programs that publish carry this code,
-/// and loops are smaller.
-fn parse(text: &str) -> Option<Vec<(String, String)>> {
-    let mut pairs = Vec::new();
-    for pair in text.split(',') {
-        let pair = pair.trim_ascii();
-        if pair.is_empty() {
-            continue;
-        }
-        let (key, value) = pair.split_once('=')?;
-        let key = percent_decode(key.trim_ascii())?;
-        if key.is_empty() || pairs.len() == MAX_PAIRS {
-            return None;
-        }
-        pairs.push((key, percent_decode(value.trim_ascii())?));
+/// What is before and behind the first such byte, an ASCII character. Loops rather than chains of iterators, here as
+/// below: programs that publish carry this code, and loops are smaller.
+fn split(text: &str, separator: u8) -> Option<(&str, &str)> {
+    let at = text.bytes().position(|byte| byte == separator)?;
+    Some((&text[..at], &text[at + 1..]))
+}
+
+fn parse(pair: &str) -> Option<(String, String)> {
+    let (key, value) = split(pair, b'=')?;
+    let key = percent_decode(key.trim_ascii())?;
+    if key.is_empty() {
+        return None;
     }
-    Some(pairs)
+    Some((key, percent_decode(value.trim_ascii())?))
 }
 
 /// Replaces each `%` and two hexadecimal digits by their byte; `None` unless UTF-8 results.

@@ -50,38 +50,38 @@ impl Detect {
         let mut context = ProcessContext::new();
         context.random_instance_id = self.instance_id;
         let resource = &mut context.payload.resource;
-        let mut add = |key: &str, value: Value| resource.push((key.into(), value));
+        let mut add = |key: &str, value: &str| resource.push((key.into(), value.into()));
         let executable = env::current_exe().unwrap_or_default();
-        let name = executable.file_name().map(|name| name.to_string_lossy());
+        let path = executable.to_string_lossy();
+        let name = executable.file_name().unwrap_or_default().to_string_lossy();
         if self.environment {
             let mut unknown = String::from("unknown_service");
-            if let Some(name) = &name {
+            if !name.is_empty() {
                 unknown.push(':');
-                unknown.push_str(name);
+                unknown.push_str(&name);
             }
-            add(SERVICE_NAME, unknown.into());
+            add(SERVICE_NAME, &unknown);
         }
         if self.sdk {
-            add("telemetry.sdk.language", "rust".into());
-            add("telemetry.sdk.name", "otelctx".into());
-            add("telemetry.sdk.version", env!("CARGO_PKG_VERSION").into());
+            add("telemetry.sdk.language", "rust");
+            add("telemetry.sdk.name", "otelctx");
+            add("telemetry.sdk.version", env!("CARGO_PKG_VERSION"));
         }
         if self.process {
+            if !name.is_empty() {
+                add("process.executable.name", &name);
+                add("process.executable.path", &path);
+            }
             let pid = std::process::id();
             context.detected_pid = Some(pid);
-            add(PID, pid.into());
-            if let Some(name) = &name {
-                add("process.executable.name", name.as_ref().into());
-                let path = executable.to_string_lossy();
-                add("process.executable.path", path.as_ref().into());
-            }
+            resource.push((PID.into(), pid.into()));
         }
         if self.command_args {
             let mut args = Vec::new();
             for arg in env::args_os() {
                 args.push(Value::from(arg.to_string_lossy().as_ref()));
             }
-            add("process.command_args", Value::Array(args));
+            resource.push(("process.command_args".into(), Value::Array(args)));
         }
         if self.environment {
             context.read_environment();
@@ -99,10 +99,9 @@ impl ProcessContext {
             .map(|value| value.into_string().unwrap_or_else(|_| "%".into()));
         let resource = match environment::resource(service_name.as_deref(), pairs.as_deref()) {
             Ok(resource) => resource,
-            Err(mut malformed) => {
-                let resource = std::mem::take(&mut malformed.resource);
-                self.malformed_variable = Some(malformed);
-                resource
+            Err(malformed) => {
+                self.malformed_variable = true;
+                malformed.resource
             }
         };
         for (key, value) in resource {

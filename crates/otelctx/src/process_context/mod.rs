@@ -34,7 +34,7 @@ pub struct ProcessContext {
     /// The `process.pid` that was detected.
     detected_pid: Option<u32>,
     max_payload_size: usize,
-    malformed_variable: Option<MalformedVariable>,
+    malformed_variable: bool,
 }
 
 impl Default for ProcessContext {
@@ -52,7 +52,7 @@ impl ProcessContext {
             random_instance_id: false,
             detected_pid: None,
             max_payload_size: MAX_PUBLISHED_SIZE,
-            malformed_variable: None,
+            malformed_variable: false,
         }
     }
 
@@ -124,7 +124,10 @@ impl ProcessContext {
     /// Why `OTEL_RESOURCE_ATTRIBUTES` was ignored, when it was.
     #[must_use]
     pub fn malformed_variable(&self) -> Option<&MalformedVariable> {
-        self.malformed_variable.as_ref()
+        static MALFORMED: MalformedVariable = MalformedVariable {
+            resource: Attributes::new(),
+        };
+        self.malformed_variable.then_some(&MALFORMED)
     }
 
     /// Publishes the context, so that other processes find it, until the guard is dropped.
@@ -209,15 +212,16 @@ impl ProcessContext {
 
     /// A process forked since the detection has another pid.
     fn renew_pid(&mut self) {
-        let Some(detected) = self.detected_pid.map(Value::from) else {
+        let Some(detected) = self.detected_pid else {
             return;
         };
-        let resource = &mut self.payload.resource;
-        if let Some((_, pid)) = resource
-            .iter_mut()
-            .find(|(key, value)| key == PID && *value == detected)
-        {
-            *pid = std::process::id().into();
+        for (key, value) in &mut self.payload.resource {
+            match value {
+                Value::Int(pid) if key == PID && *pid == detected.into() => {
+                    *pid = std::process::id().into();
+                }
+                _ => {}
+            }
         }
     }
 
