@@ -48,4 +48,5 @@ pub fn checksum(number: i64, filler: &str) -> i64 {
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../crates/otelctx/README.md")]
 #[doc = include_str!("../../crates/reader/README.md")]
+#[doc = include_str!("../../docs/publishing.md")]
 pub struct Readme;

@@ -69,8 +69,9 @@
 //! - **Goes through `fork`.** The child has no process context and may publish its own, or has one
 //!   at once after [`Published::republish_after_fork`]; its threads' records keep their meaning.
 //! - **Gets along with others.** Several copies or versions of this crate, or this crate and another
-//!   publisher, link into one program and share the thread's variable; the second process context
-//!   is refused.
+//!   publisher, link into one program and share the thread's variable. Of the copies of this crate,
+//!   the one that publishes last takes over; another publisher's process context is left alone, and
+//!   publishing fails.
 //!
 //! # What stays your job
 //!

@@ -9,6 +9,46 @@ use std::path::Path;
 
 use packages::{exports, have_cargo, run, Package, OTELCTX};
 
+/// Both versions publish, in turns.
+const CONTEXTS: &str = r#"
+/// The line of maps with the one context.
+fn context() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mut lines = maps.lines().filter(|line| line.contains("OTEL_CTX"));
+    let line = lines.next().unwrap();
+    assert_eq!(lines.next(), None);
+    line.to_owned()
+}
+
+fn contexts() {
+    // One process context: the version that is asked later takes over, and keys keep their places.
+    static OWN: otelctx::Key = otelctx::Key::new("own");
+    static KEY: older::Key = older::Key::new("key");
+    static LATE: otelctx::Key = otelctx::Key::new("late");
+    KEY.register().unwrap();
+    OWN.register().unwrap();
+    let mut process = otelctx::ProcessContext::detect().publish().unwrap();
+    let mapping = context();
+    assert_eq!((OWN.index(), KEY.index()), (Some(0), None));
+    // What the older version cannot publish, it does not use.
+    assert!(older::Record::new([6; 16], [6; 8]).with(&KEY, "value").is_truncated());
+    let taken = older::ProcessContext::detect().publish().unwrap();
+    assert_ne!(context(), mapping);
+    assert_eq!((OWN.index(), KEY.index()), (Some(0), Some(1)));
+    let error = process.update(otelctx::ProcessContext::detect());
+    assert_eq!(error, Err(otelctx::PublishError::NotPublished));
+    drop(process);
+    context();
+    assert_eq!(LATE.index(), None);
+    let _process = otelctx::ProcessContext::detect().publish().unwrap();
+    assert_eq!((OWN.index(), LATE.index()), (Some(0), Some(2)));
+    drop(taken);
+    context();
+}
+"#;
+
+const STATIC_MAIN: &str = "fn main() { contexts(); println!(\"together\"); }";
+
 const MAIN: &str = r#"
 use libdd_otel_thread_ctx::linux::OwnedThreadContext;
 
@@ -62,15 +102,7 @@ fn main() {
     otelctx::thread_record().detach();
     assert_eq!(number(), 0);
 
-    // One process context.
-    let process = otelctx::ProcessContext::detect().publish().unwrap();
-    let error = older::ProcessContext::detect().publish().unwrap_err();
-    assert!(matches!(error, older::PublishError::Foreign { .. }), "{error}");
-    // What the older version cannot publish, it does not use.
-    static KEY: older::Key = older::Key::new("key");
-    assert!(older::Record::new([6; 16], [6; 8]).with(&KEY, "value").is_truncated());
-    drop(process);
-    older::ProcessContext::detect().publish().unwrap();
+    contexts();
 
     assert_eq!(otelctx::is_exported(), Ok(()));
     assert_eq!(older::is_exported(), Ok(()));
@@ -101,7 +133,37 @@ fn two_versions_and_another_publisher_share_the_slot() {
          older = {{ package = \"otelctx\", path = \"older\" }}\n\
          libdd-otel-thread-ctx = \"2.0.1\"\n"
     );
-    let package = Package::new("coexisting", &manifest, &[("src/main.rs", MAIN)]);
+    let main = [CONTEXTS, MAIN].concat();
+    let package = with_an_older_version("coexisting", &manifest, &main);
+    for profile in [&[][..], &["--release"]] {
+        let (file, _) = package.build("coexisting", profile, &[]);
+        assert!(exports(&file));
+        assert_eq!(run(&file, &[]), "together\n");
+    }
+}
+
+#[test]
+fn two_versions_in_a_static_program_make_way_for_each_other() {
+    if !have_cargo() {
+        return;
+    }
+    let manifest = format!(
+        "[dependencies]\notelctx.path = {OTELCTX:?}\n\
+         older = {{ package = \"otelctx\", path = \"older\" }}\n"
+    );
+    let main = [CONTEXTS, STATIC_MAIN].concat();
+    let package = with_an_older_version("coexisting-static", &manifest, &main);
+    let target = ["--target", "x86_64-unknown-linux-gnu"];
+    for flags in ["", " -Crelocation-model=static"] {
+        let flags = format!("-Ctarget-feature=+crt-static{flags}");
+        let (file, _) = package.build("coexisting-static", &target, &[("RUSTFLAGS", &flags)]);
+        assert_eq!(run(&file, &[]), "together\n");
+    }
+}
+
+/// A package, and in its directory `older` a copy of this crate with another version.
+fn with_an_older_version(name: &'static str, manifest: &str, main: &str) -> Package {
+    let package = Package::new(name, manifest, &[("src/main.rs", main)]);
     let older = package.directory().join("older");
     for directory in ["src", "build"] {
         copy(&Path::new(OTELCTX).join(directory), &older.join(directory));
@@ -115,9 +177,5 @@ fn two_versions_and_another_publisher_share_the_slot() {
             format!("{OTELCTX}/../format")
         ),
     );
-    for profile in [&[][..], &["--release"]] {
-        let (file, _) = package.build("coexisting", profile, &[]);
-        assert!(exports(&file));
-        assert_eq!(run(&file, &[]), "together\n");
-    }
+    package
 }

@@ -370,6 +370,35 @@ fn a_context_of_somebody_else_is_named() {
         );
         assert!(error.to_string().contains("/memfd:OTEL_CTX (deleted)"));
         assert_eq!(mappings(), [header as usize]);
+
+        // Behind the header, what this crate would put there: nothing that can be read, and nothing
+        // that is a copy of this crate.
+        let behind = header.wrapping_add(1).cast::<u64>();
+        let other = [*b"otelctx_withdrawn, by another...", [0xff; 32]];
+        for address in [
+            8,
+            u64::MAX,
+            other.as_ptr() as u64 + 1,
+            other[1].as_ptr() as u64,
+        ] {
+            // SAFETY: the mapping is ours.
+            unsafe { behind.write(address) };
+            let error = ProcessContext::new().publish().unwrap_err();
+            assert!(matches!(error, PublishError::Foreign { .. }), "{error}");
+        }
+        // A copy that says it has nothing, as one does that was unloaded and loaded again at the
+        // same place.
+        extern "C" fn nothing() -> bool {
+            true
+        }
+        #[repr(C, align(32))]
+        struct Copy([u8; 16], extern "C" fn() -> bool);
+        let copy = Copy(*b"otelctx_withdraw", nothing);
+        // SAFETY: as above.
+        unsafe { behind.write(&raw const copy as u64) };
+        let error = ProcessContext::new().publish().unwrap_err();
+        assert!(matches!(error, PublishError::Foreign { .. }), "{error}");
+        assert_eq!(mappings(), [header as usize]);
     });
 }
 

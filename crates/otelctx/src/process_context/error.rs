@@ -11,8 +11,9 @@ use otelctx_format::process_context::{MAX_DEPTH, MAX_VALUES};
 pub enum PublishError {
     /// This copy of the crate has published one.
     AlreadyPublished,
-    /// Another publisher in this process has published one: another copy or version of this
-    /// crate, or another library.
+    /// Another publisher in this process has published one: another library, or another copy or
+    /// version of this crate that cannot make way, because records of both use the same key indexes
+    /// for different names.
     Foreign {
         /// The line of `/proc/PID/maps` that shows it.
         mapping: String,
@@ -67,7 +68,7 @@ impl fmt::Display for PublishError {
                 f,
                 "something else in this process has published a process context ({mapping}); a \
                  process has one: remove either publisher, or the second copy of otelctx (cargo \
-                 tree -d shows it)",
+                 tree -d shows it) whose keys contradict this one's",
                 mapping = mapping.escape_debug(),
             ),
             Self::NotPublished => f.write_str(

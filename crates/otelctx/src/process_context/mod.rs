@@ -132,12 +132,14 @@ impl ProcessContext {
 
     /// Publishes the context, so that other processes find it, until the guard is dropped.
     ///
-    /// A process has one. After a fork, the child has none and may publish its own.
+    /// A process has one. If another copy or version of this crate has published it, that copy
+    /// withdraws it, and its guard has no effect any more; records keep their meaning. After a fork,
+    /// the child has none and may publish its own.
     ///
     /// On targets other than Linux this does nothing and succeeds.
     ///
     /// # Errors
-    /// When a context is published already, by this copy of the crate or by somebody else; when
+    /// When a context is published already, by this copy of the crate or by another publisher; when
     /// readers would reject this one; when the kernel refuses what makes it visible. Nothing is
     /// published then.
     pub fn publish(self) -> Result<Published, PublishError> {

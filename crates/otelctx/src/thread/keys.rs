@@ -25,14 +25,14 @@ use crate::process_context::{platform, PublishError};
 /// Two keys with the same name are one.
 pub struct Key {
     name: &'static str,
-    /// [`NEW`]; the position + 1 when it may be used; the position + 1 + 256 while it is not
-    /// published; [`REFUSED`].
+    /// [`NEW`]; the position + 1 when it may be used; [`REGISTERED_KEY`] until then, because
+    /// positions that are not published may change; [`REFUSED`].
     state: AtomicU32,
 }
 
 const NEW: u32 = 0;
 const LAST_USABLE: u32 = MAX_KEYS as u32;
-const LAST_REGISTERED: u32 = 2 * MAX_KEYS as u32;
+const REGISTERED_KEY: u32 = LAST_USABLE + 1;
 const REFUSED: u32 = u32::MAX;
 
 impl Key {
@@ -62,7 +62,7 @@ impl Key {
     /// # Errors
     /// [`KeyError`], when the name cannot be registered; nothing is kept then.
     pub fn from_string(name: String) -> Result<Self, KeyError> {
-        let (position, name) = register(
+        let name = register(
             &name,
             |name| Box::leak(name.into()),
             // SAFETY: it was leaked above, and names that are not published are used under
@@ -71,7 +71,7 @@ impl Key {
         )?;
         Ok(Self {
             name,
-            state: AtomicU32::new(position as u32 + 1 + LAST_USABLE),
+            state: AtomicU32::new(REGISTERED_KEY),
         })
     }
 
@@ -89,7 +89,7 @@ impl Key {
     pub fn register(&self) -> Result<(), KeyError> {
         let registered = register(self.name, |_| self.name, |_| ());
         let state = match registered {
-            Ok((position, _)) => position as u32 + 1 + LAST_USABLE,
+            Ok(_) => REGISTERED_KEY,
             Err(_) => REFUSED,
         };
         // Another thread may have gone further meanwhile; it starts from here again then.
@@ -119,12 +119,8 @@ impl Key {
             // An explicit register() tells why; here the record is marked as truncated.
             let _ = self.register();
         }
-        let state = self.state.load(Ordering::Acquire);
-        let position = state.checked_sub(1 + LAST_USABLE)?;
-        if state > LAST_REGISTERED || position as usize >= PUBLISHED.load(Ordering::Acquire) {
-            return None;
-        }
-        self.state.store(position + 1, Ordering::Release);
+        let position = published_names().position(|name| name == self.name)?;
+        self.state.store(position as u32 + 1, Ordering::Release);
         Some(position as u8)
     }
 }
@@ -180,8 +176,10 @@ impl std::error::Error for KeyError {
     }
 }
 
-/// A name in the registry: address and length of a `&'static str`.
-struct Name {
+/// A name in the registry: address and length of a `&'static str`. Other copies of this crate in
+/// the process read it so, whatever their version.
+#[repr(C)]
+pub(crate) struct Name {
     address: AtomicPtr<u8>,
     length: AtomicUsize,
 }
@@ -210,12 +208,74 @@ pub(super) fn published_names() -> impl Iterator<Item = &'static str> {
 }
 
 fn first_names(count: usize) -> impl Iterator<Item = &'static str> {
-    NAMES[..count].iter().map(|name| {
-        let address = name.address.load(Ordering::Relaxed);
-        let length = name.length.load(Ordering::Relaxed);
-        // SAFETY: both came from one `&'static str`, before REGISTERED counted it.
+    // SAFETY: both came from one `&'static str`, before REGISTERED counted it.
+    NAMES[..count].iter().map(|name| unsafe { name.read() })
+}
+
+impl Name {
+    /// # Safety
+    /// The name was written before, and lives as long as the result.
+    unsafe fn read<'a>(&self) -> &'a str {
+        let address = self.address.load(Ordering::Relaxed);
+        let length = self.length.load(Ordering::Relaxed);
+        // SAFETY: as above.
         unsafe { str::from_utf8_unchecked(slice::from_raw_parts(address, length)) }
-    })
+    }
+
+    fn write(&self, name: &'static str) {
+        let address = name.as_ptr().cast_mut();
+        self.address.store(address, Ordering::Relaxed);
+        self.length.store(name.len(), Ordering::Relaxed);
+    }
+}
+
+/// The published names, for another copy of this crate.
+pub(crate) fn published_key_map() -> &'static [Name] {
+    &NAMES[..PUBLISHED.load(Ordering::Acquire)]
+}
+
+/// Makes the key map of another copy of this crate the beginning of this one's, so that its
+/// records keep their meaning. For the holder of the lock. Returns whether the two agree on every
+/// position that both have published, and there is room.
+///
+/// # Safety
+/// The names are readable during the call.
+pub(crate) unsafe fn adopt_key_map(other: &[Name]) -> bool {
+    let published = PUBLISHED.load(Ordering::Relaxed);
+    let mut count = REGISTERED.load(Ordering::Relaxed);
+    // In a process that is forked meanwhile, the others start anew.
+    REGISTERED.store(published, Ordering::Release);
+    let mut agree = true;
+    for (position, name) in other.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        let name = unsafe { name.read() };
+        let known = first_names(count).position(|known| known == name);
+        let from = match known {
+            Some(known) => known,
+            None if count < MAX_KEYS => {
+                NAMES[count].write(Box::leak(name.into()));
+                count += 1;
+                count - 1
+            }
+            None => MAX_KEYS,
+        };
+        if from == position {
+            continue;
+        }
+        if position < published || from < position || from == MAX_KEYS {
+            agree = false;
+            break;
+        }
+        // SAFETY: names of this copy.
+        let moved = unsafe { NAMES[from].read() };
+        for at in (position..from).rev() {
+            // SAFETY: as above.
+            NAMES[at + 1].write(unsafe { NAMES[at].read() });
+        }
+        NAMES[position].write(moved);
+    }
+    REGISTERED.store(count, Ordering::Release);
+    agree
 }
 
 /// Notes that the first `count` names are published. Positions stay what they are for as long as
@@ -224,21 +284,18 @@ pub(crate) fn mark_published(count: usize) {
     PUBLISHED.fetch_max(count, Ordering::Release);
 }
 
-/// The position of a name, new or known, and the name as it is registered: what `intern` makes of
-/// it when it is new. `discard` takes that back.
+/// Registers a name, new or known. Returns what `intern` makes of it when it is new, or else has
+/// made of it; `discard` takes that back.
 fn register(
     name: &str,
     intern: impl FnOnce(&str) -> &'static str,
     discard: impl FnOnce(&'static str),
-) -> Result<(usize, &'static str), KeyError> {
+) -> Result<&'static str, KeyError> {
     if name.is_empty() {
         return Err(KeyError::Empty);
     }
     let mut owner = platform::lock();
-    let known = registered_names()
-        .enumerate()
-        .find(|(_, known)| *known == name);
-    if let Some(known) = known {
+    if let Some(known) = registered_names().find(|known| *known == name) {
         return Ok(known);
     }
     let index = REGISTERED.load(Ordering::Relaxed);
@@ -246,10 +303,7 @@ fn register(
         return Err(KeyError::Full { name: name.into() });
     };
     let interned = intern(name);
-    entry
-        .address
-        .store(interned.as_ptr().cast_mut(), Ordering::Relaxed);
-    entry.length.store(interned.len(), Ordering::Relaxed);
+    entry.write(interned);
     REGISTERED.store(index + 1, Ordering::Release);
     if let Err(error) = owner.publish_keys() {
         // Nobody has seen the position: the next key may have it.
@@ -260,5 +314,5 @@ fn register(
             error,
         });
     }
-    Ok((index, interned))
+    Ok(interned)
 }

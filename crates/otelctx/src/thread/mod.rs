@@ -19,7 +19,7 @@ pub use attached::Attached;
 pub use attributes::Attributes;
 pub use current::{append_current, current, swap_current};
 pub use in_place::{thread_record, thread_slot, ThreadRecord};
-pub(crate) use keys::{mark_published, registered_names};
+pub(crate) use keys::{adopt_key_map, mark_published, published_key_map, registered_names, Name};
 pub use keys::{Key, KeyError};
 pub use record::Record;
 pub use scope::InScope;

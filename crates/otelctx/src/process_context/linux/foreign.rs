@@ -14,13 +14,20 @@ const NAMES: [&str; 3] = [
 /// How many times to read a context that is being updated, one millisecond apart.
 const MAX_READS: u32 = 5;
 
-/// The line of `/proc/thread-self/maps` that shows a valid context, when there is one. (That of
-/// `/proc/self` is empty once the main thread has ended.)
+/// A valid context.
+pub(super) struct Foreign {
+    /// The line of maps that shows it.
+    pub(super) line: String,
+    pub(super) address: usize,
+}
+
+/// Searches `/proc/thread-self/maps` for a valid context. (`/proc/self/maps` is empty once the main
+/// thread has ended.)
 ///
 /// Where `/proc` is not mounted nothing is found: then readers in the same place find nothing
 /// either. The kernel returns at most 4 KiB at a time, and each line is short-lived: however many
 /// mappings there are, this takes 8 KiB of the stack and no lock.
-pub(super) fn find() -> Option<String> {
+pub(super) fn find() -> Option<Foreign> {
     // SAFETY: the path is a C string, and the file is closed below.
     unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
@@ -34,7 +41,7 @@ pub(super) fn find() -> Option<String> {
     }
 }
 
-fn find_in(file: libc::c_int) -> Option<String> {
+fn find_in(file: libc::c_int) -> Option<Foreign> {
     let mut buffer = [0_u8; 8192];
     let mut used = 0;
     loop {
@@ -51,8 +58,9 @@ fn find_in(file: libc::c_int) -> Option<String> {
         let mut start = 0;
         while let Some(end) = find_byte(&buffer[start..used], b'\n') {
             let line = &buffer[start..start + end];
-            if is_context(line) {
-                return Some(String::from_utf8_lossy(line).into_owned());
+            if let Some(address) = context_in(line) {
+                let line = String::from_utf8_lossy(line).into_owned();
+                return Some(Foreign { line, address });
             }
             start += end + 1;
         }
@@ -72,25 +80,25 @@ fn find_byte(bytes: &[u8], byte: u8) -> Option<usize> {
     (!found.is_null()).then(|| found as usize - bytes.as_ptr() as usize)
 }
 
-/// Whether a line of maps (proc_pid_maps(5)) shows a valid context.
-fn is_context(line: &[u8]) -> bool {
+/// The address of the valid context that a line of maps (proc_pid_maps(5)) shows.
+fn context_in(line: &[u8]) -> Option<usize> {
     // Behind addresses, permissions, offset, device, inode and spaces; the numbers have no such
     // character.
     let at = find_byte(line, b'/').or_else(|| find_byte(line, b'['));
     let name = at.map_or(&[][..], |at| &line[at..]);
     if !NAMES.iter().any(|start| name.starts_with(start.as_bytes())) {
-        return false;
+        return None;
     }
     let address = line.iter().map_while(|byte| char::from(*byte).to_digit(16));
     let address = address.fold(0, |address, digit| address << 4 | digit as usize);
     for _ in 0..MAX_READS {
         match read(address).map(|bytes| Header::decode(&bytes)) {
             // Unmapped meanwhile.
-            Err(libc::EFAULT) => return false,
+            Err(libc::EFAULT) => return None,
             // Only a publisher gives a mapping this name.
-            Err(_) => return true,
-            Ok(Err(_)) => return false,
-            Ok(Ok(header)) if header.monotonic_published_at_ns != 0 => return true,
+            Err(_) => return Some(address),
+            Ok(Err(_)) => return None,
+            Ok(Ok(header)) if header.monotonic_published_at_ns != 0 => return Some(address),
             Ok(Ok(_)) => {
                 // SAFETY: no pointers.
                 unsafe { libc::usleep(1000) };
@@ -98,11 +106,12 @@ fn is_context(line: &[u8]) -> bool {
         }
     }
     // Withdrawn, and not unmapped.
-    false
+    None
 }
 
-/// Reads a header of this process through the kernel, because another thread may unmap it.
-fn read(address: usize) -> Result<[u8; HEADER_SIZE], i32> {
+/// Reads memory of this process through the kernel, because another thread may unmap it.
+#[inline(never)]
+pub(super) fn read(address: usize) -> Result<[u8; HEADER_SIZE], i32> {
     let mut bytes = [0; HEADER_SIZE];
     let local = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),

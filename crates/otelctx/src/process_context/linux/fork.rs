@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use otelctx_format::process_context::Value;
 
-use super::instance_id::{self, INSTANCE_ID};
+use super::instance_id::{self, INSTANCE_ID, PLACEHOLDER};
 use super::mapping::Mapping;
 use super::owner::{lock, Owner, Publication};
 use crate::process_context::{ProcessContext, PublishError, PID};
@@ -22,8 +22,6 @@ use crate::process_context::{ProcessContext, PublishError, PID};
 const ANY_PID: u32 = (1 << 28) - 1;
 /// How an attribute with that value ends: `AnyValue`, of 5 bytes, with an `int_value`.
 const ANY_PID_ENCODED: &[u8] = b"process.pid\x12\x05\x18\xff\xff\xff\x7f";
-/// Stands for the child's instance id.
-const ANY_ID: &str = "________-____-____-____-____________";
 
 /// Which publication is renewed in children; 0 for none.
 static RENEWED: AtomicU64 = AtomicU64::new(0);
@@ -46,7 +44,7 @@ struct Next {
     payload: Vec<u8>,
     /// Where in the payload [`ANY_PID`] ends, if the context has the pid.
     pid_end: Option<usize>,
-    /// Where [`ANY_ID`] ends, if the context has an instance id of ours.
+    /// Where [`PLACEHOLDER`] ends, if the context has an instance id of ours.
     id_end: Option<usize>,
 }
 
@@ -133,7 +131,8 @@ impl Next {
         let has_pid = take_to_front(PID, std::process::id().into(), ANY_PID.into());
         let old_id = publication.instance_id.as_deref();
         // One that the program has set stays.
-        let has_id = old_id.is_some_and(|id| take_to_front(INSTANCE_ID, id.into(), ANY_ID.into()));
+        let has_id =
+            old_id.is_some_and(|id| take_to_front(INSTANCE_ID, id.into(), PLACEHOLDER.into()));
         let payload = context.encode();
         context.check_size(payload.len()).ok()?;
         let end_of = |bytes: &[u8]| {
@@ -142,9 +141,9 @@ impl Next {
         };
         Some(Self {
             id,
-            instance_id: old_id.map(|_| ANY_ID.to_owned()),
+            instance_id: old_id.map(|_| PLACEHOLDER.to_owned()),
             pid_end: has_pid.then(|| end_of(ANY_PID_ENCODED)).flatten(),
-            id_end: has_id.then(|| end_of(ANY_ID.as_bytes())).flatten(),
+            id_end: has_id.then(|| end_of(PLACEHOLDER.as_bytes())).flatten(),
             context,
             payload,
         })
@@ -176,7 +175,7 @@ impl Next {
             write_over(own, id);
             for (key, value) in &mut self.context.payload.resource {
                 match value {
-                    Value::String(text) if key == INSTANCE_ID && text == ANY_ID => {
+                    Value::String(text) if key == INSTANCE_ID && text == PLACEHOLDER => {
                         write_over(text, id)
                     }
                     _ => {}
@@ -201,7 +200,7 @@ impl Next {
 }
 
 /// Writes ASCII of the same length over a text.
-fn write_over(text: &mut String, ascii: [u8; 36]) {
+fn write_over(text: &mut String, ascii: [u8; PLACEHOLDER.len()]) {
     text.clear();
     text.extend(ascii.map(char::from));
 }

@@ -8,6 +8,9 @@ use crate::process_context::{ProcessContext, PublishError};
 
 pub(super) const INSTANCE_ID: &str = "service.instance.id";
 
+/// A place for each digit.
+pub(super) const PLACEHOLDER: &str = "________-____-____-____-____________";
+
 /// Gives a context that wants it the instance id of before, or else a random one.
 pub(super) fn identify(
     context: &mut ProcessContext,
@@ -31,7 +34,7 @@ pub(super) fn identify(
 }
 
 /// A random UUID (RFC 9562, version 4) in ASCII. Allocates nothing: forked children call it.
-pub(super) fn random() -> Result<[u8; 36], PublishError> {
+pub(super) fn random() -> Result<[u8; PLACEHOLDER.len()], PublishError> {
     let mut bytes = [0_u8; 16];
     // SAFETY: the buffer is 16 bytes, which the kernel returns whole. The system call itself,
     // because glibc before 2.25 has no function for it.
@@ -41,15 +44,14 @@ pub(super) fn random() -> Result<[u8; 36], PublishError> {
     }
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut id = [b'-'; 36];
-    let mut at = 0;
-    for half in bytes.chunks_exact(8) {
-        for digit in hex(half.try_into().expect("8 bytes")) {
-            if [8, 13, 18, 23].contains(&at) {
-                at += 1;
-            }
-            id[at] = digit;
-            at += 1;
+    let [a, b, c, d, e, f, g, h, rest @ ..] = bytes;
+    let digits = [hex([a, b, c, d, e, f, g, h]), hex(rest)];
+    let mut digits = digits.iter().flatten();
+    let mut id = [0; PLACEHOLDER.len()];
+    id.copy_from_slice(PLACEHOLDER.as_bytes());
+    for place in id.iter_mut().filter(|place| **place == b'_') {
+        if let Some(digit) = digits.next() {
+            *place = *digit;
         }
     }
     Ok(id)

@@ -18,6 +18,9 @@ const LOCKED: u32 = 1;
 /// Locked, and a thread may sleep until it is free.
 const AWAITED: u32 = 2;
 
+/// How many times to try for a lock that is not waited for, 100 microseconds apart.
+const MAX_TRIES: u32 = 100;
+
 /// The page; all zeroes at first, and in a forked child.
 #[repr(C)]
 pub(super) struct Shared {
@@ -63,6 +66,28 @@ impl Locked {
             }
         }
         Self { shared, problem }
+    }
+}
+
+impl Locked {
+    /// The lock, if it gets free soon.
+    pub(super) fn try_acquire() -> Option<Self> {
+        let shared = shared();
+        for _ in 0..MAX_TRIES {
+            let locked =
+                shared
+                    .locked
+                    .compare_exchange(FREE, LOCKED, Ordering::Acquire, Ordering::Relaxed);
+            if locked.is_ok() {
+                return Some(Self {
+                    shared,
+                    problem: None,
+                });
+            }
+            // SAFETY: no pointers.
+            unsafe { libc::usleep(100) };
+        }
+        None
     }
 }
 

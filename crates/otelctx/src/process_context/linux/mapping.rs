@@ -7,7 +7,7 @@ use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 
 use otelctx_format::process_context::{Header, HEADER_SIZE};
 
-use super::{errno, system_error};
+use super::{copies, errno, system_error};
 use crate::process_context::PublishError;
 
 /// [`otelctx_format::process_context::MAPPING_NAME`] for the kernel.
@@ -53,9 +53,12 @@ impl Mapping {
             monotonic_published_at_ns: 0,
             payload_address: payload.as_ptr() as u64,
         };
-        // SAFETY: the mapping is at least a header long, and aligned to a page; only the holder
-        // of the lock writes it.
+        // SAFETY: the mapping is a page; only the holder of the lock writes it.
         unsafe {
+            self.address
+                .add(copies::OFFSET)
+                .cast::<u64>()
+                .write(copies::descriptor());
             let published_at = self
                 .address
                 .add(Header::TIMESTAMP_OFFSET)

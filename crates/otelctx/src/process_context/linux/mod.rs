@@ -1,5 +1,6 @@
 //! Publishing on Linux (OTEP 4719).
 
+mod copies;
 mod foreign;
 mod fork;
 mod instance_id;

@@ -3,6 +3,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use super::copies;
 use super::foreign;
 use super::instance_id::identify;
 use super::lock::Locked;
@@ -38,7 +39,17 @@ pub(crate) fn lock() -> Owner {
     Owner(Locked::acquire())
 }
 
+/// How many contexts of other copies of this crate are withdrawn for one of this. There is one, or a
+/// few if they are published at this moment; a library that was unloaded may have left one for good.
+const MAX_WITHDRAWALS: u32 = 8;
+/// [`Owner::current`] after another copy of this crate has taken over.
+const WITHDRAWN: u64 = u64::MAX;
+
 impl Owner {
+    pub(super) fn of(locked: Locked) -> Self {
+        Self(locked)
+    }
+
     /// Which publication of this process is current; 0 for none.
     pub(super) fn current(&self) -> u64 {
         self.0.shared.current.load(Ordering::Relaxed)
@@ -50,6 +61,23 @@ impl Owner {
         }
         // SAFETY: made by this process, whole, and the lock is held.
         unsafe { PUBLICATION.load(Ordering::Relaxed).as_mut() }
+    }
+
+    /// Withdraws what is published, if anything is.
+    fn withdraw(&mut self, current: u64) -> Result<(), PublishError> {
+        if self.publication().is_none() {
+            return Ok(());
+        }
+        self.0.shared.current.store(current, Ordering::Release);
+        let publication = PUBLICATION.swap(ptr::null_mut(), Ordering::Relaxed);
+        // SAFETY: `publication` said that this process made it; nobody else has it now.
+        let publication = unsafe { Box::from_raw(publication) };
+        publication.mapping.withdraw()
+    }
+
+    /// Withdraws what is published, if anything is, for another copy of this crate.
+    pub(super) fn make_way(&mut self) -> Result<(), PublishError> {
+        self.withdraw(WITHDRAWN)
     }
 
     /// The publication that a forked child has inherited.
@@ -131,8 +159,9 @@ impl Publication {
 }
 
 /// Publishes; returns the number of the publication.
-pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
+pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
+    let mut withdrawals_left = MAX_WITHDRAWALS;
     loop {
         if owner.publication().is_some() {
             return Err(PublishError::AlreadyPublished);
@@ -143,12 +172,18 @@ pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
         let found = foreign::find();
         owner = lock();
         match found {
-            None if owner.publication().is_none() => return owner.publish(context),
-            Some(mapping) if count == COUNT.load(Ordering::Relaxed) => {
-                return Err(PublishError::Foreign { mapping });
-            }
             // This copy of the crate has published meanwhile: that may be what was found.
-            _ => {}
+            _ if count != COUNT.load(Ordering::Relaxed) => {}
+            None => return owner.publish(context),
+            Some(found) => {
+                // Nobody makes way for what cannot be published.
+                context.encode_checked()?;
+                if withdrawals_left == 0 || !copies::withdraw_other(&owner, found.address) {
+                    let mapping = found.line;
+                    return Err(PublishError::Foreign { mapping });
+                }
+                withdrawals_left -= 1;
+            }
         }
     }
 }
@@ -157,13 +192,12 @@ pub(crate) fn publish(context: ProcessContext) -> Result<u64, PublishError> {
 pub(crate) fn update(id: u64, context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
     let current = owner.current();
-    let Some(publication) = owner.publication() else {
+    if current == 0 {
         drop(owner);
         return publish(context);
-    };
-    if current != id {
-        return Err(PublishError::NotPublished);
     }
+    let publication = owner.publication().filter(|_| current == id);
+    let publication = publication.ok_or(PublishError::NotPublished)?;
     publication.replace(context)?;
     Ok(id)
 }
@@ -189,15 +223,11 @@ pub(crate) fn modify(
 
 /// Removes publication `id`; does nothing when it is not this process's.
 pub(crate) fn unpublish(id: u64) -> Result<(), PublishError> {
-    let owner = lock();
+    let mut owner = lock();
     if owner.current() != id {
         return Ok(());
     }
-    owner.0.shared.current.store(0, Ordering::Release);
-    let publication = PUBLICATION.swap(ptr::null_mut(), Ordering::Relaxed);
-    // SAFETY: `current` said that this process made it; nobody else has it now.
-    let publication = unsafe { Box::from_raw(publication) };
-    publication.mapping.withdraw()
+    owner.withdraw(0)
 }
 
 /// Nanoseconds of `CLOCK_BOOTTIME`, later than all that were returned before.
