@@ -153,4 +153,12 @@ impl Error {
     pub(crate) fn memory(what: &'static str) -> impl FnOnce(MemoryError) -> Error {
         move |source| Error::Memory { what, source }
     }
+
+    /// For a read of a thread's entry: it is the thread that is gone.
+    pub(crate) fn of_thread(self, tid: i32) -> Self {
+        match self {
+            Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },
+            error => error,
+        }
+    }
 }

@@ -1,8 +1,10 @@
-//! One process, through `/proc`.
+//! One process, through `/proc`: everything that is read there of a process or of its threads, relative
+//! to a descriptor of the process's directory.
 
 mod fork;
 mod search;
 mod sizes;
+mod stat;
 mod status;
 
 use std::cell::Cell;
@@ -18,8 +20,8 @@ use std::sync::OnceLock;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open, openat, readlinkat};
-use nix::sys::stat::Mode;
+use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
+use nix::sys::stat::{Mode, fstatat};
 
 use crate::mappings::{self, Mapping, Walk};
 use crate::memory::ProcessMemory;
@@ -30,10 +32,15 @@ use crate::file_cache::{MAX_READ, read_within};
 use crate::permission;
 use crate::{Device, Error};
 pub use sizes::{Sizes, SizesFile};
+pub use stat::{Stat, TICK};
 pub use status::Status;
 
 /// The most that is read of a `/proc` file whose length the target decides.
 const STATUS_LIMIT: u64 = 64 * 1024;
+
+/// The most that is read of the list of one thread's children, in bytes: as many as there can be
+/// processes (PID_MAX_LIMIT), at 8 bytes each.
+const MAX_CHILDREN: u64 = 32 << 20;
 
 /// A process, pinned by a descriptor of its directory in `/proc`: once the process has exited every
 /// read through it fails, even if its id has been reused.
@@ -126,6 +133,13 @@ impl Process {
             .map_err(|errno| self.error("exe", "read the executable's name", errno.into()))
     }
 
+    /// Opens the file that [`Self::executable`] names, also if it has been removed since.
+    pub fn open_executable(&self) -> Result<File, Error> {
+        let entry = format!("{}exe", self.task_prefix());
+        self.open_entry(&entry)
+            .map_err(|error| self.error("exe", "read the executable", error))
+    }
+
     /// Its threads, in the order of `/proc/PID/task`, without threads that exit meanwhile. Like
     /// [`Self::thread_ids`], without end while a process creates threads as fast as they are listed.
     pub fn threads(&self) -> Result<Vec<Thread>, Error> {
@@ -177,10 +191,7 @@ impl Process {
             Err(Error::NoSuchProcess { .. }) if self.has_thread(tid) => name(),
             name => name,
         };
-        name.map_err(|error| match error {
-            Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },
-            error => error,
-        })
+        name.map_err(|error| error.of_thread(tid))
     }
 
     /// Whether `tid` is a thread of this process.
@@ -199,23 +210,33 @@ impl Process {
         let status = self.read_entry(&format!("task/{tid}/status"), STATUS_LIMIT);
         status
             .map(|text| Status::parse(&text))
-            .map_err(|error| match error {
-                Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },
-                error => error,
-            })
+            .map_err(|error| error.of_thread(tid))
     }
 
-    /// One thread's state letter, see [`Status::state`].
-    pub fn thread_state(&self, tid: i32) -> Result<char, Error> {
-        let stat = self.read_entry(&format!("task/{tid}/stat"), STATUS_LIMIT);
-        let stat = stat.map_err(|error| match error {
-            Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },
-            error => error,
-        })?;
-        // Behind the name, which stands in parentheses and may hold some itself.
-        let name_end = stat.iter().rposition(|byte| *byte == b')');
-        let state = name_end.and_then(|end| stat.get(end + 2));
-        Ok(state.map_or('?', |state| char::from(*state)))
+    /// The processes that its threads have started and that still exist. Empty if the kernel does not
+    /// tell (CONFIG_PROC_CHILDREN).
+    pub fn children(&self) -> Vec<i32> {
+        let list = |tid| {
+            self.read_entry(&format!("task/{tid}/children"), MAX_CHILDREN)
+                .ok()
+        };
+        let lists = self
+            .thread_ids()
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(list);
+        let pids = |list: Vec<u8>| {
+            let list = String::from_utf8_lossy(&list).into_owned();
+            let pids = list.split_whitespace().filter_map(|pid| pid.parse().ok());
+            pids.collect::<Vec<i32>>()
+        };
+        lists.flat_map(pids).collect()
+    }
+
+    /// The control groups that it is in, a line each (cgroups(7)).
+    pub fn control_groups(&self) -> Result<String, Error> {
+        let text = self.read_entry("cgroup", STATUS_LIMIT)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
     /// The environment that the program was started with, at most `limit` bytes of it. Later changes
@@ -373,6 +394,12 @@ impl Process {
 
     /// The directory of a thread that still runs, for when the thread-group leader has exited.
     fn other_task(&self) -> Option<String> {
+        // "task" has a link for each thread, besides its own two (fs/proc/base.c, proc_task_getattr):
+        // the only thread is the leader. Threads of the kernel are such.
+        let task = fstatat(&self.directory, "task", AtFlags::empty()).ok()?;
+        if task.st_nlink == 3 {
+            return None;
+        }
         let mut found = None;
         // Not listed first: the list need not have an end.
         self.visit_thread_ids(&mut |tid| {

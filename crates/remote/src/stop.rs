@@ -10,7 +10,6 @@ pub mod suspend;
 mod tracee;
 
 use std::cell::RefCell;
-use std::io::Read;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
@@ -284,20 +283,8 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
 fn is_kernel_worker(process: &Process, tid: i32) -> bool {
     const PF_IO_WORKER: u32 = 0x10;
     const PF_USER_WORKER: u32 = 0x4000;
-    let mut stat = String::new();
-    let file = process.open_entry(&format!("task/{tid}/stat"));
-    if file
-        .and_then(|mut file| file.read_to_string(&mut stat))
-        .is_err()
-    {
-        return false;
-    }
-    // Behind the name, which may hold anything, the state is the third field.
-    let fields = stat.rsplit(')').next().unwrap_or_default();
-    let flags = fields
-        .split_whitespace()
-        .nth(6)
-        .and_then(|flags| flags.parse().ok());
+    let stat = process.thread_stat(tid).ok();
+    let flags = stat.and_then(|stat| stat.field(9)?.parse().ok());
     flags.is_some_and(|flags: u32| flags & (PF_IO_WORKER | PF_USER_WORKER) != 0)
 }
 

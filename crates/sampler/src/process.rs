@@ -2,7 +2,6 @@
 
 use otelctx_reader::remote;
 use otelctx_sample::{Catalog, ProcessFacts, ProcessId};
-use otelctx_track::stat::has_ended;
 use otelctx_track::{Facts, TrackedProcess};
 
 use crate::Error;
@@ -15,7 +14,7 @@ pub(crate) fn check_target(process: &remote::Process) -> Result<(), Error> {
     if process.status()?.kernel_thread {
         return Err(Error::KernelThread { pid });
     }
-    if has_ended(pid) {
+    if process.has_ended() {
         return Err(remote::Error::NoSuchProcess { pid }.into());
     }
     process.memory()?;

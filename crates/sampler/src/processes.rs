@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
 use otelctx_sample::{Catalog, Counts, Event, Found, Frame, ReadStep, Sample, StackId};
-use otelctx_track::stat::has_ended;
 use otelctx_track::{Budget, Change, ThreadStatus, Tracked, Tracker};
 use reader::runtime::{RuntimeReading, choose};
 
@@ -88,7 +87,7 @@ impl Processes {
     /// Whether all threads of all of them have ended.
     pub(crate) fn have_ended(&self) -> bool {
         let mut processes = self.tracker.iter().map(|tracked| &tracked.process);
-        processes.all(|process| !process.exists() || has_ended(process.pid()))
+        processes.all(otelctx_track::TrackedProcess::has_ended)
     }
 
     pub(crate) fn get_mut(&mut self, pid: i32) -> Option<&mut Tracked<SampledProcess>> {

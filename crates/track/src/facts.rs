@@ -1,14 +1,7 @@
 //! What a process is, beside what it publishes.
 
-use std::fs::File;
-use std::io::Read;
-
 use otelctx_reader::remote;
 
-use crate::stat::Stat;
-
-/// The most that is read of `/proc/PID/cgroup`, in bytes.
-const MAX_CGROUP: u64 = 16 * 1024;
 /// Length of a container id, in hexadecimal digits.
 const CONTAINER_ID: usize = 64;
 
@@ -30,30 +23,28 @@ impl Facts {
     /// Reads what can still be read.
     #[must_use]
     pub fn of(process: &remote::Process) -> Self {
-        let pid = process.pid();
         let lossy = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
         let executable = process.executable();
         Self {
-            start_ticks: Stat::of_process(pid)
+            start_ticks: process
+                .stat()
+                .ok()
                 .and_then(|stat| stat.start())
                 .unwrap_or_default(),
             comm: process.comm().ok().map(|comm| lossy(&comm)),
             executable: executable.map_or(String::new(), |path| lossy(path.as_os_str())),
-            container_id: container_id(pid),
+            container_id: process
+                .control_groups()
+                .ok()
+                .as_deref()
+                .and_then(container_id),
         }
     }
 }
 
-fn container_id(pid: i32) -> Option<String> {
-    let file = File::open(format!("/proc/{pid}/cgroup")).ok()?;
-    let mut text = String::new();
-    file.take(MAX_CGROUP).read_to_string(&mut text).ok()?;
-    container_id_in(&text)
-}
-
 /// Docker, containerd, CRI-O and Podman name a container's group by its id, 64 hexadecimal digits,
 /// with something before and after it or not: `docker-ID.scope`, `cri-containerd-ID.scope`, `/ID`.
-fn container_id_in(groups: &str) -> Option<String> {
+fn container_id(groups: &str) -> Option<String> {
     groups
         .split(|character: char| !character.is_ascii_hexdigit())
         .rfind(|word| word.len() == CONTAINER_ID)
@@ -72,8 +63,8 @@ mod tests {
             format!("12:pids:/kubepods/besteffort/pod3d1f/{id}\n1:name=systemd:/init.scope\n"),
             format!("0::/../cri-containerd-{id}.scope\n"),
         ] {
-            assert_eq!(container_id_in(&group).as_deref(), Some(id), "{group}");
+            assert_eq!(container_id(&group).as_deref(), Some(id), "{group}");
         }
-        assert_eq!(container_id_in("0::/user.slice/user-0.slice\n"), None);
+        assert_eq!(container_id("0::/user.slice/user-0.slice\n"), None);
     }
 }

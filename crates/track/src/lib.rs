@@ -32,7 +32,6 @@
 mod facts;
 mod process;
 pub mod schedule;
-pub mod stat;
 mod tracker;
 mod watch;
 

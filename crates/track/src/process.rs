@@ -192,6 +192,13 @@ impl TrackedProcess {
         matches!(running, Some(Ok(process)) if process.exists())
     }
 
+    /// Whether all of its threads have ended: it is gone, or a zombie.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let running = self.reader.as_ref().map(reader::Process::running);
+        !matches!(running, Some(Ok(process)) if !process.has_ended())
+    }
+
     /// Whether the same modules are loaded as when the variables of its threads were resolved.
     #[must_use]
     pub fn has_same_modules(&self) -> bool {

@@ -8,7 +8,6 @@ use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_reader::ThreadVariables;
 use otelctx_sample::{Found, ReadStep};
-use otelctx_track::stat::Stat;
 use reader::remote::{Error, LiveProcess, Memory, MemoryError, Process, ProcessMemory, Stopped};
 use reader::runtime::{Present, RuntimeReading, ThreadView, read_thread};
 
@@ -71,10 +70,9 @@ pub(super) struct What {
 impl Target {
     /// What its threads run from now on counts; if it started after `start`, all that they have run.
     pub(super) fn new(process: Process, start: u64) -> Self {
-        let pid = process.pid();
         let mut accounts = HashMap::default();
-        if start_ticks(pid).is_none_or(|ticks| ticks < start) {
-            let account = |tid| Some((tid, Account::from(run_time(pid, tid)?)));
+        if start_ticks(&process).is_none_or(|ticks| ticks < start) {
+            let account = |tid| Some((tid, Account::from(process.thread_cpu_time(tid)?)));
             let threads = process.thread_ids().unwrap_or_default();
             accounts.extend(threads.into_iter().filter_map(account));
         }
@@ -87,9 +85,14 @@ impl Target {
         }
     }
 
+    /// The processes that it has started.
+    pub(super) fn children(&self) -> Vec<i32> {
+        self.process.children()
+    }
+
     /// Finds out whether it has run since the last time. False if it has ended.
     pub(super) fn survey(&mut self) -> bool {
-        let Some(stat) = Stat::of_process(self.process.pid()) else {
+        let Ok(stat) = self.process.stat() else {
             return false;
         };
         let cpu_time = stat.cpu_time();
@@ -113,7 +116,7 @@ impl Target {
         };
         let mut lost = 0;
         for &tid in &threads {
-            let Some(run_time) = run_time(pid, tid) else {
+            let Some(run_time) = self.process.thread_cpu_time(tid) else {
                 continue;
             };
             // A new thread has started since the process was first seen.
@@ -121,7 +124,7 @@ impl Target {
             let (ran, of_thread) = account.note(run_time, period);
             lost += of_thread;
             if account.is_due()
-                && let Some(cpu) = running_on(pid, tid)
+                && let Some(cpu) = running_on(&self.process, tid)
             {
                 due.push(Due {
                     pid,
@@ -233,23 +236,12 @@ impl Target {
 }
 
 /// The CPU of a thread that runs or is about to (fields 3 and 39 of its `stat`).
-fn running_on(pid: i32, tid: i32) -> Option<u32> {
-    let stat = Stat::of_thread(pid, tid)?;
-    (stat.field(3)? == "R").then(|| stat.field(39)?.parse().ok())?
-}
-
-/// CPU time of a thread in nanoseconds (first field of its `schedstat`).
-pub(super) fn run_time(pid: i32, tid: i32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat"));
-    let exact = |text: String| text.split_whitespace().next()?.parse().ok();
-    match text.ok().and_then(exact) {
-        // A kernel without CONFIG_SCHEDSTATS has no such file, or says 0.
-        None | Some(0) => Stat::of_thread(pid, tid)?.cpu_time(),
-        exact => exact,
-    }
+fn running_on(process: &Process, tid: i32) -> Option<u32> {
+    let stat = process.thread_stat(tid).ok()?;
+    (stat.state() == 'R').then(|| stat.field(39)?.parse().ok())?
 }
 
 /// When a process started, in ticks since boot.
-pub(super) fn start_ticks(pid: i32) -> Option<u64> {
-    Stat::of_process(pid)?.start()
+pub(super) fn start_ticks(process: &Process) -> Option<u64> {
+    process.stat().ok()?.start()
 }

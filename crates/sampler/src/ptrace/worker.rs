@@ -9,10 +9,9 @@ use std::sync::{Arc, atomic::Ordering};
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
-use otelctx_reader::remote::process::processes;
+use otelctx_reader::remote::process::{TICK, processes};
 use otelctx_reader::remote::stop::resume_late;
 use otelctx_reader::remote::{self, Process};
-use otelctx_track::stat::TICK;
 
 use super::account::Ended;
 use super::target::{Due, Reading, Target, What, start_ticks};
@@ -85,9 +84,10 @@ impl Worker {
     /// Samples a process from now on, and the children that it starts from now on.
     pub(super) fn add(&mut self, process: Process) {
         let pid = process.pid();
-        let mut older = Vec::new();
-        add_children(pid, &mut older);
-        let older = older.into_iter().map(|pid| (pid, start_ticks(pid)));
+        let older = process.children().into_iter().filter_map(|child| {
+            let process = Process::open(child).ok()?;
+            Some((child, start_ticks(&process)))
+        });
         self.older.extend(older);
         self.targets.insert(pid, Target::new(process, self.start));
     }
@@ -234,36 +234,22 @@ impl Worker {
         if self.all {
             new = processes().unwrap_or_default();
         } else if self.children {
-            self.targets
-                .keys()
-                .for_each(|pid| add_children(*pid, &mut new));
+            new = self.targets.values().flat_map(Target::children).collect();
         }
         for pid in new {
             if pid == own || self.targets.contains_key(&pid) {
                 continue;
             }
-            if !self.older.is_empty() && self.older.contains(&(pid, start_ticks(pid))) {
-                continue;
-            }
             let process: Result<Process, remote::Error> = Process::open(pid);
-            if let Ok(process) = process {
+            let Ok(process) = process else {
+                continue;
+            };
+            if self.older.is_empty() || !self.older.contains(&(pid, start_ticks(&process))) {
                 self.targets.insert(pid, Target::new(process, self.start));
             }
         }
         let targets = self.targets.len();
         self.shared.targets.store(targets, Ordering::Relaxed);
-    }
-}
-
-/// Adds the processes that the threads of this one have started.
-fn add_children(pid: i32, to: &mut Vec<i32>) {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
-        return;
-    };
-    for task in tasks.flatten() {
-        let list = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
-        let children = list.split_whitespace();
-        to.extend(children.filter_map(|child| child.parse::<i32>().ok()));
     }
 }
 

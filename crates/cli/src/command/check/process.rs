@@ -134,7 +134,7 @@ fn partial(partial: &Partial) -> Finding {
 
 /// Whether the program that runs is of 32 bits.
 fn is_32_bit(process: &Process) -> bool {
-    let program = std::fs::File::open(format!("/proc/{}/exe", process.pid().unwrap_or_default()));
+    let program = process.running().and_then(|it| Ok(it.open_executable()?));
     program.is_ok_and(|program| Contents::is_32_bit(&program))
 }
 

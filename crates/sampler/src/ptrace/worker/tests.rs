@@ -5,9 +5,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use otelctx_fixtures::{Compiler, Target as Program};
 use otelctx_reader::remote::stop::on_own_thread;
-use otelctx_track::stat::Stat;
 
-use super::super::target::run_time;
 use super::*;
 
 /// Whatever is to happen has happened by then, on the slowest machine.
@@ -63,13 +61,14 @@ fn tick_until(worker: &mut Worker, messages: &Receiver<Message>, wanted: usize) 
 fn freeze(pid: i32) -> Vec<i32> {
     // SAFETY: a signal to a child.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
-    let threads = Process::open(pid).unwrap().thread_ids().unwrap();
+    let process = Process::open(pid).unwrap();
+    let threads = process.thread_ids().unwrap();
     let start = Instant::now();
     for tid in &threads {
         loop {
-            let stat = Stat::of_thread(pid, *tid).unwrap();
+            let stat = process.thread_stat(*tid).unwrap();
             // A thread that the worker asked to stop in vain is in a trace stop.
-            if matches!(stat.field(3), Some("T" | "t")) {
+            if matches!(stat.state(), 'T' | 't') {
                 break;
             }
             assert!(start.elapsed() < TIMEOUT);
@@ -90,7 +89,9 @@ fn what_is_not_sampled_is_counted_as_lost() {
         let threads = freeze(pid);
         assert_eq!(threads.len(), THREADS + 1);
         worker.close();
-        let total: u64 = threads.iter().map(|tid| run_time(pid, *tid).unwrap()).sum();
+        let process = Process::open(pid).unwrap();
+        let times = threads.iter().map(|tid| process.thread_cpu_time(*tid));
+        let total: u64 = times.map(Option::unwrap).sum();
         let lost = shared.lost.load(Ordering::Relaxed);
         assert_eq!(found as u64 + lost, total / worker.period);
     });

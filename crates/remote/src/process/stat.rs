@@ -1,13 +1,56 @@
 //! The `stat` file of a process or of a thread, whose fields have numbers (proc_pid_stat(5)).
 
+use std::io;
+
+use super::{Process, STATUS_LIMIT};
+use crate::Error;
+
 /// Length of a clock tick of `/proc`, in nanoseconds: there are 100 a second on all architectures
 /// (`USER_HZ`, include/asm-generic/param.h).
 pub const TICK: u64 = 10_000_000;
 
-/// Whether all threads of a process have ended: it is gone, or a zombie.
-#[must_use]
-pub fn has_ended(pid: i32) -> bool {
-    Stat::of_process(pid).is_none_or(|stat| stat.is_zombie())
+impl Process {
+    /// The process's `stat`.
+    pub fn stat(&self) -> Result<Stat, Error> {
+        self.read_stat("stat")
+    }
+
+    /// One thread's `stat`.
+    pub fn thread_stat(&self, tid: i32) -> Result<Stat, Error> {
+        let stat = self.read_stat(&format!("task/{tid}/stat"));
+        stat.map_err(|error| error.of_thread(tid))
+    }
+
+    /// One thread's state letter, see [`Status::state`](super::Status::state).
+    pub fn thread_state(&self, tid: i32) -> Result<char, Error> {
+        Ok(self.thread_stat(tid)?.state())
+    }
+
+    /// Whether all threads of the process have ended: it is gone, or a zombie.
+    pub fn has_ended(&self) -> bool {
+        self.stat().map_or(true, |stat| stat.is_zombie())
+    }
+
+    /// CPU time that a thread has used, in nanoseconds: exactly where the kernel tells
+    /// (CONFIG_SCHED_INFO), else by [`Stat::cpu_time`].
+    pub fn thread_cpu_time(&self, tid: i32) -> Option<u64> {
+        let text = self.read_entry(&format!("task/{tid}/schedstat"), STATUS_LIMIT);
+        let exact = |text: Vec<u8>| {
+            let first = text.split(|byte| *byte == b' ').next()?;
+            std::str::from_utf8(first).ok()?.parse().ok()
+        };
+        match text.ok().and_then(exact) {
+            // A kernel without it has no such file, or says 0.
+            None | Some(0) => self.thread_stat(tid).ok()?.cpu_time(),
+            exact => exact,
+        }
+    }
+
+    fn read_stat(&self, entry: &str) -> Result<Stat, Error> {
+        let bytes = self.read_entry(entry, STATUS_LIMIT)?;
+        let malformed = || self.error(entry, "read /proc", io::ErrorKind::InvalidData.into());
+        Stat::of(&bytes).ok_or_else(malformed)
+    }
 }
 
 /// The fields from the third on. The second, the name, may hold anything, including parentheses and
@@ -16,23 +59,6 @@ pub fn has_ended(pid: i32) -> bool {
 pub struct Stat(String);
 
 impl Stat {
-    /// Reads the file of a process. `None` if it is gone.
-    #[must_use]
-    pub fn of_process(pid: i32) -> Option<Self> {
-        Self::read(&format!("/proc/{pid}/stat"))
-    }
-
-    /// Reads the file of a thread. `None` if it is gone.
-    #[must_use]
-    pub fn of_thread(pid: i32, tid: i32) -> Option<Self> {
-        Self::read(&format!("/proc/{pid}/task/{tid}/stat"))
-    }
-
-    fn read(path: &str) -> Option<Self> {
-        let bytes = std::fs::read(path).ok()?;
-        Self::of(&bytes)
-    }
-
     fn of(bytes: &[u8]) -> Option<Self> {
         let name_end = bytes.iter().rposition(|byte| *byte == b')')?;
         let rest = std::str::from_utf8(&bytes[name_end + 1..]).ok()?;
@@ -40,7 +66,6 @@ impl Stat {
     }
 
     /// The field of this number, from 3 on.
-    #[must_use]
     pub fn field(&self, number: usize) -> Option<&str> {
         self.0.split_whitespace().nth(number.checked_sub(3)?)
     }
@@ -49,22 +74,25 @@ impl Stat {
         self.field(number)?.parse().ok()
     }
 
+    /// State letter, see [`Status::state`](super::Status::state).
+    pub fn state(&self) -> char {
+        let state = self.field(3).and_then(|state| state.chars().next());
+        state.unwrap_or('?')
+    }
+
     /// CPU time used in user and kernel mode, in nanoseconds, as exact as the clock's ticks.
-    #[must_use]
     pub fn cpu_time(&self) -> Option<u64> {
         let ticks = self.number(14)? + self.number(15)?;
         ticks.checked_mul(TICK)
     }
 
     /// When it started, in ticks since boot.
-    #[must_use]
     pub fn start(&self) -> Option<u64> {
         self.number(22)
     }
 
     /// Whether all threads of the process have ended and its parent has not waited for it yet. The
     /// first thread may end before the others (field 20 counts them).
-    #[must_use]
     pub fn is_zombie(&self) -> bool {
         matches!(self.field(3), Some("Z" | "X"))
             && self.number(20).is_none_or(|threads| threads < 2)
