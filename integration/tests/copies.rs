@@ -18,15 +18,27 @@ const NOT_PUBLISHED: &str = "2";
 /// `None` if this user may not run Cargo.
 fn libraries<const N: usize>(test: &str) -> Option<[PathBuf; N]> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = Path::new(env!("CARGO_BIN_EXE_copies"));
+    // Where Cargo has built the program: target/debug, or with a target's name in between.
+    let mut directories = program
+        .iter()
+        .rev()
+        .skip(1)
+        .filter_map(|name| name.to_str());
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--locked", "--example", "copy"]);
+    if directories.next() == Some("release") {
+        cargo.arg("--release");
+    }
+    if let Some(target) = directories.next().filter(|name| name.contains("-linux-")) {
+        cargo.args(["--target", target]);
+    }
     let Ok(built) = cargo.current_dir(directory).output() else {
         println!("skipped: Cargo is out of this user's reach");
         return None;
     };
     let errors = String::from_utf8_lossy(&built.stderr);
     assert!(built.status.success(), "{errors}");
-    let program = Path::new(env!("CARGO_BIN_EXE_copies"));
     let library = program.with_file_name("examples").join("libcopy.so");
     Some(std::array::from_fn(|number| {
         let name = format!("{test}-{number}.so");

@@ -194,6 +194,10 @@ pub extern "C" fn attach_for_ever() {
 pub extern "C" fn is_exported() -> bool {
     otelctx::is_exported().is_ok()
 }
+#[no_mangle]
+pub extern "C" fn publish_for_ever() {
+    std::mem::forget(otelctx::ProcessContext::detect().publish());
+}
 "#;
     let build = BUILD.replace("otelctx_build::export();", "");
     let files = [("src/lib.rs", library), ("build.rs", &build)];
@@ -213,6 +217,7 @@ pub extern "C" fn is_exported() -> bool {
             assert!(exports(&file), "{linker} {profile:?}");
             let data = std::fs::read(&file).unwrap();
             assert!(has_tlsdesc(&data), "{linker} {profile:?}");
+            assert!(exports_withdraw(&data), "{linker} {profile:?}");
             assert!(
                 !needed(&data).iter().any(|name| name.contains("otelctx")),
                 "{linker}"
@@ -311,6 +316,17 @@ fn needed(data: &[u8]) -> Vec<String> {
         .filter(|entry| entry.tag(endian) == elf::DT_NEEDED)
         .map(|entry| String::from_utf8_lossy(entry.string(endian, strings).unwrap()).into_owned())
         .collect()
+}
+
+/// Whether a file exports the function that withdraws its process context.
+fn exports_withdraw(data: &[u8]) -> bool {
+    let file = object::File::parse(data).unwrap();
+    let found = file.dynamic_symbols().any(|symbol| {
+        symbol.name() == Ok("otelctx_withdraw")
+            && !symbol.is_undefined()
+            && symbol.kind() == object::SymbolKind::Text
+    });
+    found
 }
 
 /// Whether a file has a relocation for a TLS descriptor of the variable.

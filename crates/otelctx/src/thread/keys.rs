@@ -184,7 +184,7 @@ pub(crate) struct Name {
     length: AtomicUsize,
 }
 
-static NAMES: [Name; MAX_KEYS] = [const {
+pub(super) static NAMES: [Name; MAX_KEYS] = [const {
     Name {
         address: AtomicPtr::new(ptr::null_mut()),
         length: AtomicUsize::new(0),
@@ -192,9 +192,9 @@ static NAMES: [Name; MAX_KEYS] = [const {
 }; MAX_KEYS];
 /// How many names there are. Stored after the name, so that a process forked in between counts
 /// only whole ones.
-static REGISTERED: AtomicUsize = AtomicUsize::new(0);
+pub(super) static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 /// How many of them a process context has been published with.
-static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
+pub(super) static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
 
 /// The registered names, in the order of their positions. For who holds the lock: the last one may
 /// be taken back.
@@ -207,7 +207,7 @@ pub(super) fn published_names() -> impl Iterator<Item = &'static str> {
     first_names(PUBLISHED.load(Ordering::Acquire))
 }
 
-fn first_names(count: usize) -> impl Iterator<Item = &'static str> {
+pub(super) fn first_names(count: usize) -> impl Iterator<Item = &'static str> {
     // SAFETY: both came from one `&'static str`, before REGISTERED counted it.
     NAMES[..count].iter().map(|name| unsafe { name.read() })
 }
@@ -215,67 +215,18 @@ fn first_names(count: usize) -> impl Iterator<Item = &'static str> {
 impl Name {
     /// # Safety
     /// The name was written before, and lives as long as the result.
-    unsafe fn read<'a>(&self) -> &'a str {
+    pub(super) unsafe fn read<'a>(&self) -> &'a str {
         let address = self.address.load(Ordering::Relaxed);
         let length = self.length.load(Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { str::from_utf8_unchecked(slice::from_raw_parts(address, length)) }
     }
 
-    fn write(&self, name: &'static str) {
+    pub(super) fn write(&self, name: &'static str) {
         let address = name.as_ptr().cast_mut();
         self.address.store(address, Ordering::Relaxed);
         self.length.store(name.len(), Ordering::Relaxed);
     }
-}
-
-/// The published names, for another copy of this crate.
-pub(crate) fn published_key_map() -> &'static [Name] {
-    &NAMES[..PUBLISHED.load(Ordering::Acquire)]
-}
-
-/// Makes the key map of another copy of this crate the beginning of this one's, so that its
-/// records keep their meaning. For the holder of the lock. Returns whether the two agree on every
-/// position that both have published, and there is room.
-///
-/// # Safety
-/// The names are readable during the call.
-pub(crate) unsafe fn adopt_key_map(other: &[Name]) -> bool {
-    let published = PUBLISHED.load(Ordering::Relaxed);
-    let mut count = REGISTERED.load(Ordering::Relaxed);
-    // In a process that is forked meanwhile, the others start anew.
-    REGISTERED.store(published, Ordering::Release);
-    let mut agree = true;
-    for (position, name) in other.iter().enumerate() {
-        // SAFETY: the caller's promise.
-        let name = unsafe { name.read() };
-        let known = first_names(count).position(|known| known == name);
-        let from = match known {
-            Some(known) => known,
-            None if count < MAX_KEYS => {
-                NAMES[count].write(Box::leak(name.into()));
-                count += 1;
-                count - 1
-            }
-            None => MAX_KEYS,
-        };
-        if from == position {
-            continue;
-        }
-        if position < published || from < position || from == MAX_KEYS {
-            agree = false;
-            break;
-        }
-        // SAFETY: names of this copy.
-        let moved = unsafe { NAMES[from].read() };
-        for at in (position..from).rev() {
-            // SAFETY: as above.
-            NAMES[at + 1].write(unsafe { NAMES[at].read() });
-        }
-        NAMES[position].write(moved);
-    }
-    REGISTERED.store(count, Ordering::Release);
-    agree
 }
 
 /// Notes that the first `count` names are published. Positions stay what they are for as long as

@@ -7,6 +7,8 @@ mod bytes;
 mod chain;
 mod current;
 mod in_place;
+#[cfg(all(target_os = "linux", target_has_atomic = "64"))]
+mod key_map;
 mod keys;
 mod pool;
 mod record;
@@ -19,7 +21,11 @@ pub use attached::Attached;
 pub use attributes::Attributes;
 pub use current::{append_current, current, swap_current};
 pub use in_place::{thread_record, thread_slot, ThreadRecord};
-pub(crate) use keys::{adopt_key_map, mark_published, published_key_map, registered_names, Name};
+#[cfg(all(target_os = "linux", target_has_atomic = "64"))]
+pub(crate) use key_map::{adopt_key_map, published_key_map};
+#[cfg(all(target_os = "linux", target_has_atomic = "64"))]
+pub(crate) use keys::Name;
+pub(crate) use keys::{mark_published, registered_names};
 pub use keys::{Key, KeyError};
 pub use record::Record;
 pub use scope::InScope;

@@ -1,0 +1,57 @@
+//! The key maps of other copies of this crate in the process. Records of both copies stay attached
+//! when one publishes in place of the other, so the same index must mean the same name in both.
+
+use std::sync::atomic::Ordering;
+
+use otelctx_format::MAX_KEYS;
+
+use super::keys::{first_names, Name, NAMES, PUBLISHED, REGISTERED};
+
+/// The published names, for another copy of this crate.
+pub(crate) fn published_key_map() -> &'static [Name] {
+    &NAMES[..PUBLISHED.load(Ordering::Acquire)]
+}
+
+/// Makes the key map of another copy of this crate the beginning of this one's, so that its
+/// records keep their meaning. For the holder of the lock. Returns whether the two agree on every
+/// position that both have published, and there is room.
+///
+/// # Safety
+/// The names are readable during the call.
+pub(crate) unsafe fn adopt_key_map(other: &[Name]) -> bool {
+    let published = PUBLISHED.load(Ordering::Relaxed);
+    let mut count = REGISTERED.load(Ordering::Relaxed);
+    // In a process that is forked meanwhile, the others start anew.
+    REGISTERED.store(published, Ordering::Release);
+    let mut agree = true;
+    for (position, name) in other.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        let name = unsafe { name.read() };
+        let known = first_names(count).position(|known| known == name);
+        let from = match known {
+            Some(known) => known,
+            None if count < MAX_KEYS => {
+                NAMES[count].write(Box::leak(name.into()));
+                count += 1;
+                count - 1
+            }
+            None => MAX_KEYS,
+        };
+        if from == position {
+            continue;
+        }
+        if position < published || from < position || from == MAX_KEYS {
+            agree = false;
+            break;
+        }
+        // SAFETY: names of this copy.
+        let moved = unsafe { NAMES[from].read() };
+        for at in (position..from).rev() {
+            // SAFETY: as above.
+            NAMES[at + 1].write(unsafe { NAMES[at].read() });
+        }
+        NAMES[position].write(moved);
+    }
+    REGISTERED.store(count, Ordering::Release);
+    agree
+}
