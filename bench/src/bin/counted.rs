@@ -97,7 +97,7 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     };
-    ours::set_up();
+    let _published = ours::set_up();
     if name == WHILE_KEYS_ARE_ADDED {
         println!("{}", while_keys_are_added());
         return ExitCode::SUCCESS;

@@ -3,6 +3,9 @@
 //! The two define the same thread-local variable, which the linker makes one. Each side detaches
 //! what it attached at the end of each round.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
 use crate::row::Report;
 use crate::work::{WORKS, libdd, ours, reference};
 use crate::{machine, pair};
@@ -10,12 +13,15 @@ use crate::{machine, pair};
 pub(crate) fn run(report: &mut Report) {
     report.group("publisher");
     let pinned = machine::Pinned::to(0);
-    ours::set_up();
+    let published = ours::set_up();
     for (index, (name, bound)) in WORKS.into_iter().enumerate() {
         let pair = pair::compare(ours::WORKS[index], libdd::WORKS[index]);
         report.pair(name, pair, "ns", bound);
     }
     type Work = fn(u64);
+    let pair = pair::compare(ours::WORKS[0], reference::swap_and_back);
+    let work = format!("{}, to a load and two stores", WORKS[0].0);
+    report.pair(work, pair, "ns", 1.3);
     let shared: [(&str, Work, Work, f64); 3] = [
         (
             "swap a shared record out and in, to attach + detach",
@@ -39,12 +45,12 @@ pub(crate) fn run(report: &mut Report) {
     for (name, ours, peer, bound) in shared {
         report.pair(name, pair::compare(ours, peer), "ns", bound);
     }
-    let pair = pair::compare(ours::WORKS[0], reference::swap_and_back);
-    let work = format!("{}, to a load and two stores", WORKS[0].0);
-    report.pair(work, pair, "ns", 1.3);
     // Threads inherit the pinning.
     drop(pinned);
     share_on_threads(report);
+    // The keys stay usable.
+    drop(published);
+    share_while_publishing(report);
 }
 
 /// Threads that share records at once.
@@ -71,6 +77,94 @@ fn share_on_threads(report: &mut Report) {
     let rounds = pair::interleave(SHARE_ROUNDS, || on(THREADS), || on(1));
     let work = "the same on 8 threads at once, CPU time of each, to one thread";
     report.pair(work, rounds.medians(1.0), "ns", 1.5);
+}
+
+/// Mappings of the process while another thread publishes, so that publishing takes long.
+const MAPPINGS: usize = 60_000;
+/// Rounds, each of a whole publication.
+const PUBLICATIONS: usize = 21;
+
+/// What sharing takes at worst while another thread publishes again and again, to the same while it
+/// does not.
+fn share_while_publishing(report: &mut Report) {
+    let work = "the same while another thread publishes, p99.9";
+    let Some(_mappings) = Mappings::new(MAPPINGS) else {
+        return report.skipped(work, "vm.max_map_count is too low for 60,000 mappings");
+    };
+    let (wanted, is_publishing) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (ended, published) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut rounds = pair::Rounds::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                let wanted = wanted.load(Ordering::Relaxed);
+                is_publishing.store(wanted, Ordering::Release);
+                if wanted {
+                    drop(ours::publish());
+                    published.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            }
+        });
+        let switch = |publish: bool| {
+            wanted.store(publish, Ordering::Relaxed);
+            while is_publishing.load(Ordering::Acquire) != publish {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let share = |_| {
+            let start = Instant::now();
+            ours::share_attach_drop(1);
+            start.elapsed().as_nanos() as f64
+        };
+        for _ in 0..PUBLICATIONS {
+            let before = published.load(Ordering::Relaxed);
+            switch(true);
+            let unfinished = |_: &usize| published.load(Ordering::Relaxed) == before;
+            let with: Vec<f64> = (0..).take_while(unfinished).map(share).collect();
+            switch(false);
+            for (at, with) in with.into_iter().enumerate() {
+                rounds.push(with, share(at));
+            }
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    report.pair(work, rounds.quantiles(0.999, 1.0), "ns", 2.0);
+}
+
+/// Mappings of a page each, until it is dropped.
+struct Mappings {
+    start: *mut libc::c_void,
+    size: usize,
+}
+
+impl Mappings {
+    fn new(count: usize) -> Option<Self> {
+        const PAGE: usize = 4096;
+        let size = count * PAGE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: asks for new memory wherever there is room.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        let mappings = Self { start, size };
+        // The kernel merges neighbours with equal protection.
+        let split = (0..count).step_by(2).all(|page| {
+            // SAFETY: the pages are this value's.
+            unsafe { libc::mprotect(start.byte_add(page * PAGE), PAGE, libc::PROT_READ) == 0 }
+        });
+        split.then_some(mappings)
+    }
+}
+
+impl Drop for Mappings {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers to the pages.
+        unsafe { libc::munmap(self.start, self.size) };
+    }
 }
 
 /// The calling thread's CPU time, in nanoseconds.

@@ -3,7 +3,8 @@
 use std::hint::black_box;
 
 use otelctx::{
-    Key, ProcessContext, Record, SharedRecord, SpanId, TraceFlags, swap_current, thread_record,
+    Key, ProcessContext, Published, Record, SharedRecord, SpanId, TraceFlags, swap_current,
+    thread_record,
 };
 
 use super::input::INPUT;
@@ -23,16 +24,20 @@ pub(crate) static WORKS: [fn(u64); 6] = [
     build,
 ];
 
-/// Publishes the process context, which the keys of attributes need.
-pub(crate) fn set_up() {
-    let published = ProcessContext::new()
+pub(crate) fn publish() -> Published {
+    ProcessContext::new()
         .service_name("bench")
         .publish()
-        .expect("a process context can be published here");
-    std::mem::forget(published);
+        .expect("a process context can be published here")
+}
+
+/// Publishes the process context, which the keys of attributes need.
+pub(crate) fn set_up() -> Published {
+    let published = publish();
     for key in [&LOCAL_ROOT, &ROUTE, &USER] {
         key.register().expect("there is room for three keys");
     }
+    published
 }
 
 fn attach_detach(count: u64) {
