@@ -26,6 +26,7 @@ pub static EXPORT: u8 = 0;
 ///
 /// # Errors
 /// [`NotExported`], which tells what to add.
+#[doc(alias = "ddog_otel_thread_ctx_sanity_check")]
 pub fn is_exported() -> Result<(), NotExported> {
     #[cfg(all(target_os = "linux", not(miri)))]
     return own_modules::check(crate::arch::slot() as usize);

@@ -192,6 +192,7 @@ impl Modules {
     ///
     /// # Errors
     /// When the mappings cannot be read, or the target's deadline has passed.
+    #[doc(alias = "dl_iterate_phdr")]
     pub fn read(target: &dyn Target, cache: &FileCache) -> Result<Self, Error> {
         Self::read_named(target, cache, &|_| true)
     }
@@ -227,6 +228,7 @@ impl Modules {
 
     /// The first module that defines `name`, and the symbol's address in the process, see
     /// [`LoadedModule::address_of`]. Modules that cannot be read are skipped.
+    #[doc(alias = "dlsym")]
     pub fn address_of(&self, target: &dyn Target, name: &str) -> Option<(&LoadedModule, u64)> {
         self.loaded.iter().find_map(|module| {
             let address = module.address_of(target, name).ok()??;

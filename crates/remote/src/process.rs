@@ -258,6 +258,7 @@ impl Process {
     /// Whether both run in one address space, as a process and its vfork child do, or one made
     /// with CLONE_VM. `None` if the kernel does not tell: it is built without kcmp(2), or does not
     /// permit it.
+    #[doc(alias = "kcmp")]
     pub fn shares_memory_with(&self, other: &Process) -> Option<bool> {
         const KCMP_VM: i32 = 1;
         // SAFETY: this form of kcmp takes numbers only.
@@ -268,6 +269,7 @@ impl Process {
     }
 
     /// Opens its memory. The right to do so is the right to trace the process.
+    #[doc(alias = "process_vm_readv")]
     pub fn memory(&self) -> Result<ProcessMemory, Error> {
         let open = |prefix: &str| self.open_entry(&format!("{prefix}mem"));
         let mut memory = open("");

@@ -56,6 +56,7 @@ impl Stopped {
     /// it is told to stop, or gets no CPU in time, stays traced until it stops. It is resumed by the
     /// next call in this OS thread, by [`resume_late`], or when this OS thread ends: see
     /// [`on_own_thread`].
+    #[doc(alias("PTRACE_SEIZE", "PTRACE_INTERRUPT"))]
     pub fn stop(process: &Process, tid: i32, timeout: Duration) -> Result<Self, Error> {
         let timeout = timeout.min(MAX_TIMEOUT);
         let deadline = Instant::now() + timeout;
@@ -146,12 +147,14 @@ impl Stopped {
     }
 
     /// Its registers at the stop.
+    #[doc(alias = "PTRACE_GETREGSET")]
     pub fn registers(&self) -> &Registers {
         &self.registers
     }
 
     /// Resumes the thread, and returns [`Error::NoSuchThread`] if it was killed while it was
     /// stopped: what was read from it may be wrong then. Dropping does the same without the report.
+    #[doc(alias = "PTRACE_DETACH")]
     pub fn resume(mut self) -> Result<(), Error> {
         if self.release() {
             Ok(())

@@ -90,6 +90,7 @@ pub struct Resolution {
 ///
 /// The result holds until the process loads or unloads a module, or executes another program.
 /// Needs no stopped thread.
+#[doc(alias = "__tls_get_addr")]
 pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Resolution, Error> {
     let modules::TlsModules {
         loaded,

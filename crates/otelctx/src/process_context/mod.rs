@@ -25,6 +25,7 @@ const PID: &str = "process.pid";
 /// the process context itself.
 ///
 /// Setting an attribute again replaces it. What is set here wins over what was detected.
+#[doc(alias = "otel_process_ctx_data")]
 #[derive(Clone, Debug)]
 #[must_use = "a process context does nothing until it is published"]
 pub struct ProcessContext {
@@ -142,6 +143,7 @@ impl ProcessContext {
     /// When a context is published already, by this copy of the crate or by another publisher; when
     /// readers would reject this one; when the kernel refuses what makes it visible. Nothing is
     /// published then.
+    #[doc(alias("otel_process_ctx_publish", "PR_SET_VMA_ANON_NAME"))]
     pub fn publish(self) -> Result<Published, PublishError> {
         platform::publish(self).map(|id| Published { id })
     }
@@ -260,6 +262,7 @@ impl Published {
     ///
     /// # Errors
     /// Those of [`ProcessContext::publish`]; the old context stays then.
+    #[doc(alias("otel_process_ctx_publish", "otel_process_ctx_update"))]
     pub fn update(&mut self, context: ProcessContext) -> Result<(), PublishError> {
         self.id = platform::update(self.id, context)?;
         Ok(())
@@ -306,6 +309,7 @@ impl Published {
     ///
     /// # Errors
     /// When the mapping cannot be removed. Readers know all the same that it holds nothing.
+    #[doc(alias("otel_process_ctx_drop", "otel_process_ctx_drop_current"))]
     pub fn unpublish(self) -> Result<(), PublishError> {
         let id = self.id;
         std::mem::forget(self);

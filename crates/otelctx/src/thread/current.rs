@@ -36,6 +36,7 @@ use crate::arch;
 /// otelctx::swap_current(before);
 /// assert_eq!(otelctx::current(), None);
 /// ```
+#[doc(alias("ddog_otel_thread_ctx_attach", "ddog_otel_thread_ctx_detach"))]
 #[inline]
 pub fn swap_current(record: Option<SharedRecord>) -> Option<SharedRecord> {
     let state = arch::state();

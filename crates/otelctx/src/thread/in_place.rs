@@ -19,6 +19,7 @@ use crate::arch;
 ///
 /// Writing it attaches it. A guard that is alive then, of a [`Record`](crate::Record), finds it in
 /// its place and leaves it there.
+#[doc(alias = "ddog_otel_thread_ctx_update")]
 #[inline]
 #[must_use]
 pub fn thread_record() -> ThreadRecord {
@@ -35,6 +36,7 @@ pub fn thread_record() -> ThreadRecord {
 /// What is written there is null, or the address of a record (see [`ThreadRecord::as_raw`]) that
 /// stays one for as long as it is there. The functions of this crate take it for the record of
 /// another publisher.
+#[doc(alias("otel_thread_ctx_v1", "custom_labels_current_set_v2"))]
 #[must_use]
 pub fn thread_slot() -> *mut *mut u8 {
     // SAFETY: the state is this thread's.
@@ -185,6 +187,7 @@ impl ThreadRecord {
 
     /// Detaches the record if it is attached, and has readers ignore it until it is written
     /// again.
+    #[doc(alias = "ddog_otel_thread_ctx_detach")]
     pub fn detach(self) {
         // SAFETY: as for set_with().
         unsafe {

@@ -22,6 +22,7 @@ use crate::arch;
 ///
 /// A record belongs to the thread that made it, and takes its memory from that thread's pool.
 /// [`SharedRecord`] is the one for several threads.
+#[doc(alias = "ddog_ThreadContextHandle")]
 pub struct Record {
     /// A pointer, so neither `Send` nor `Sync`.
     block: *mut u8,
@@ -40,6 +41,7 @@ impl Record {
     /// A record of this trace and span, without flags or attributes.
     ///
     /// There are both ids or none: when one is zero, the other becomes zero as well.
+    #[doc(alias = "ddog_otel_thread_ctx_new")]
     #[inline]
     #[must_use]
     pub fn new(trace_id: impl Into<TraceId>, span_id: impl Into<SpanId>) -> Self {
@@ -85,6 +87,7 @@ impl Record {
     /// Adds an attribute, and makes room for it where there is too little: a value is cut at 255
     /// bytes, a record has up to 612 bytes of attributes, and what does not fit
     /// [marks it as truncated](Self::is_truncated).
+    #[doc(alias = "custom_labels_set")]
     #[inline]
     #[must_use]
     pub fn with(mut self, key: &Key, value: &str) -> Self {
@@ -162,6 +165,7 @@ impl Record {
 
     /// Makes this what the thread is working on, until the guard is dropped: then, what was attached
     /// before is attached again.
+    #[doc(alias = "ddog_otel_thread_ctx_attach")]
     #[inline]
     pub fn attach(&mut self) -> Attached<'_> {
         Attached::new(self)
@@ -169,6 +173,7 @@ impl Record {
 
     /// The future that attaches this record whenever it is polled. It stays on this thread;
     /// [`SharedRecord::in_scope`] is for futures that move.
+    #[doc(alias = "custom_labels_run_with")]
     pub fn in_scope<F: Future>(&mut self, future: F) -> InScope<&mut Self, F> {
         InScope::new(self, future)
     }

@@ -87,6 +87,7 @@ impl PthreadKeys {
     ///
     /// # Errors
     /// When the memory cannot be read.
+    #[doc(alias = "pthread_getspecific")]
     pub fn get(
         &self,
         memory: &dyn Memory,

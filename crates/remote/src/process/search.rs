@@ -19,6 +19,7 @@ impl Process {
     ///
     /// Once the thread-group leader has exited `/proc/PID/maps` is empty; another thread's is
     /// read then.
+    #[doc(alias = "PROCMAP_QUERY")]
     pub fn search<'a>(&self, filter: NameFilter<'a>) -> Result<Scan<Search<'a>>, Error> {
         let is_nothing = |scan: &io::Result<_>| scan.as_ref().is_err_and(is_gone);
         self.read_maps(|maps| Search::begin(maps, filter), is_nothing)
