@@ -31,12 +31,18 @@ const WHILE_KEYS_ARE_ADDED: &str = "attach + detach while keys are added";
 /// A name, and a function that runs the operation a number of times.
 type Work = (&'static str, fn(u64));
 
-static COUNTED: [Work; 9] = [
+static COUNTED: [Work; 12] = [
     ("attach + detach", |times| ours::WORKS[0](times)),
     ("update ids and flags", |times| ours::WORKS[1](times)),
     ("update with the local root", |times| ours::WORKS[2](times)),
     ("update with 2 attributes", |times| ours::WORKS[3](times)),
     ("build + attach + drop", |times| ours::WORKS[5](times)),
+    ("swap a shared record out and in", ours::swap_out_and_in),
+    (
+        "attach + detach a shared record",
+        ours::attach_detach_shared,
+    ),
+    ("share + attach + last drop", ours::share_attach_drop),
     ("encode a payload", encode_payload),
     ("decode a payload", decode_payload),
     ("resolve a record", resolve_record),
