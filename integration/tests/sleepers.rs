@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use otelctx_fixtures::{Compiler, Target};
+use otelctx_fixtures::{Compiler, Target, system_calls};
 use otelctx_reader::remote::threads::{Protocol, ThreadFiles, ThreadPointers};
 use otelctx_reader::remote::{self, FileCache, LiveProcess, Memory, tls};
 use otelctx_reader::{Error, Found, Process, Reading, StopReason};
@@ -85,6 +85,45 @@ fn a_thousand_sleepers_are_not_disturbed() {
     assert_eq!(switches(&target, &tids), before);
 }
 
+/// What the program below reads, and how often.
+const PID: &str = "OTELCTX_TEST_PID";
+const READINGS: &str = "OTELCTX_TEST_READINGS";
+
+/// Threads that went on sleeping are not read one by one.
+#[test]
+fn reading_a_sleeper_again_takes_one_system_call() {
+    let Some(target) = start("idle.c", &[], &["workers=1000"]) else {
+        return;
+    };
+    wait_until_asleep(&target, &sleepers(&target));
+    let count = |readings: i64| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "readings", "--ignored", "--test-threads=1"])
+            .env(PID, target.pid().to_string())
+            .env(READINGS, readings.to_string());
+        system_calls::count(command).unwrap()
+    };
+    // The rest: two calls for 64 threads, and listing all of them.
+    let calls = (count(5) - count(2)) as f64 / 3.0 / 1001.0;
+    assert!(calls < 1.2, "{calls} system calls a thread");
+}
+
+#[test]
+#[ignore = "the other process of a test"]
+fn readings() {
+    let Ok(pid) = std::env::var(PID) else { return };
+    let mut process = Process::open(pid.parse().unwrap()).unwrap();
+    let readings: u32 = std::env::var(READINGS).unwrap().parse().unwrap();
+    for _ in 0..readings {
+        let attached = read(&mut process);
+        let attached = attached
+            .values()
+            .filter(|it| matches!(it.outcome, Ok(Found::Attached(_))));
+        assert_eq!(attached.count(), 1000);
+    }
+}
+
 #[test]
 fn only_the_thread_that_runs_is_stopped() {
     let Some(target) = start("idle.c", &[], &["workers=10", "spinning"]) else {
@@ -144,42 +183,85 @@ fn reads_nothing_torn(protocol: Protocol) {
             .unwrap();
         (files, memory.read_u64(slot).unwrap())
     });
-    let threads: Vec<_> = threads.collect();
+    let mut threads: Vec<_> = threads.collect();
     let deadline = Instant::now() + Duration::from_secs(5);
-    let (mut accepted, mut refused) = (0_u64, 0_u64);
+    let (mut accepted, mut refused, mut stayed) = (0_u64, 0_u64, 0_u64);
     while Instant::now() < deadline {
-        for (files, record) in &threads {
+        for (files, record) in &mut threads {
             let Ok(files) = files else {
                 return eprintln!("skipped: the kernel does not count how often a thread runs");
             };
-            let read = files.read_asleep(|| {
+            let words = || {
                 let mut words = [0; 24];
                 memory.read(*record, &mut words).unwrap();
                 words
-            });
-            let Some(words) = read.unwrap() else {
+            };
+            let Some(first) = files.read_asleep(words).unwrap() else {
                 refused += 1;
                 continue;
             };
             accepted += 1;
-            let (first, rest) = words.split_at(8);
-            assert!(
-                rest.chunks(8).all(|word| word == first),
-                "{protocol:?}: torn after {accepted} were accepted: {words:?}"
-            );
+            let again = words();
+            let has_stayed = files.has_stayed_asleep().unwrap();
+            stayed += u64::from(has_stayed);
+            for words in [Some(first), has_stayed.then_some(again)] {
+                let Some((first, rest)) = words.as_ref().map(|words| words.split_at(8)) else {
+                    continue;
+                };
+                assert!(
+                    rest.chunks(8).all(|word| word == first),
+                    "{protocol:?}: torn after {accepted} were accepted: {words:?}"
+                );
+            }
+            assert!(!has_stayed || first == again, "{first:?}, {again:?}");
         }
     }
-    println!("{protocol:?}: {accepted} accepted, none torn; {refused} refused");
+    println!(
+        "{protocol:?}: {accepted} accepted, none torn; {refused} refused; {stayed} stayed asleep"
+    );
     assert!(
         accepted > 100 && refused > 100,
         "{accepted} accepted, {refused} refused"
     );
+    match protocol {
+        Protocol::Schedstat => assert!((1..accepted).contains(&stayed), "{stayed} of {accepted}"),
+        Protocol::Status => assert_eq!(stayed, 0),
+    }
 }
 
 #[test]
 fn a_record_that_is_rewritten_between_sleeps_is_never_torn() {
     reads_nothing_torn(Protocol::Schedstat);
     reads_nothing_torn(Protocol::Status);
+}
+
+/// Each number that is written is larger than the one before.
+#[test]
+fn what_was_read_ahead_is_neither_torn_nor_stale() {
+    let Some(target) = start("torn.c", &[], &["3"]) else {
+        return;
+    };
+    let mut process = Process::open(target.pid()).unwrap();
+    let mut last = BTreeMap::new();
+    let mut asleep = 0;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while asleep < 1000 {
+        assert!(Instant::now() < deadline, "{asleep} were read asleep");
+        for (tid, reading) in read(&mut process) {
+            // A thread that is stopped may be writing its record.
+            let (Ok(Found::Attached(context)), None) = (reading.outcome, reading.stop) else {
+                continue;
+            };
+            let trace = context.trace_id.to_bytes();
+            let (first, second) = trace.split_at(8);
+            let span = context.span_id.to_bytes();
+            assert_eq!((first, second), (&span[..], &span[..]));
+            let number = u64::from_ne_bytes(span);
+            let before = last.insert(tid, number).unwrap_or(0);
+            assert!(before <= number, "{number} after {before}");
+            asleep += 1;
+        }
+    }
 }
 
 /// What each call came to since the last report: rounds, and ends other than its time-out.

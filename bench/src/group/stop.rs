@@ -39,7 +39,8 @@ pub(crate) fn run(report: &mut Report) {
     }
 }
 
-/// Reads many sleeping threads with their files kept open, and stops each.
+/// Reads many sleeping threads with their files kept open, and stops as many of another process; then reads
+/// threads that were stopped in between, and so have run.
 fn measure_sleepers(report: &mut Report) -> Result<(), String> {
     // Two descriptors a thread, of a quarter of the limit.
     let limit = libc::rlimit {
@@ -52,13 +53,32 @@ fn measure_sleepers(report: &mut Report) -> Result<(), String> {
         report.skipped("sleeping threads", "too few descriptors are allowed");
         return Ok(());
     }
-    let target = Role::start(&["threads", &SLEEPERS.to_string()])?;
-    let mut process = Process::open(target.pid()).map_err(|error| error.to_string())?;
+    let start = || Role::start(&["threads", &SLEEPERS.to_string()]);
+    let (asleep, other) = (start()?, start()?);
+    let stopped = read_sleepers(&asleep, &other, report, "asleep since the last time", 0.15)?
+        + read_sleepers(&other, &other, report, "asleep, but not all the time", None)?;
+    let work = "sleeping threads that were stopped";
+    report.alone(work, stopped as f64, "threads", 0.0);
+    Ok(())
+}
+
+/// Returns how many threads were stopped to be read.
+fn read_sleepers(
+    target: &Role,
+    stopped: &Role,
+    report: &mut Report,
+    which: &str,
+    bound: impl Into<Option<f64>>,
+) -> Result<usize, String> {
+    let error = |error: otelctx_reader::Error| error.to_string();
+    let mut process = Process::open(target.pid()).map_err(error)?;
+    let mut other = Process::open(stopped.pid()).map_err(error)?;
+    let others = other.threads().map_err(error)?;
     let (mut rounds, mut stopped) = (Rounds::default(), 0);
     // The first one opens the files.
     for round in 0..=ROUNDS {
         let start = Instant::now();
-        let threads = process.threads().map_err(|error| error.to_string())?;
+        let threads = process.threads().map_err(error)?;
         let readings: Vec<_> = threads.iter().map(Thread::read).collect();
         let ours = start.elapsed();
         stopped += readings.iter().filter(|it| it.stop.is_some()).count();
@@ -70,7 +90,7 @@ fn measure_sleepers(report: &mut Report) -> Result<(), String> {
             return Err("not every thread was read".to_owned());
         }
         let start = Instant::now();
-        for thread in &threads {
+        for thread in &others {
             bare_stop(thread.tid()).map_err(|error| error.to_string())?;
         }
         let bare = start.elapsed();
@@ -80,20 +100,9 @@ fn measure_sleepers(report: &mut Report) -> Result<(), String> {
         }
     }
     stopped_time::take();
-    let pair = rounds.medians(1e3);
-    report.pair(
-        format!("{SLEEPERS} sleeping threads, each"),
-        pair,
-        "µs",
-        0.15,
-    );
-    report.alone(
-        "sleeping threads that were stopped",
-        stopped as f64,
-        "threads",
-        0.0,
-    );
-    Ok(())
+    let work = format!("{SLEEPERS} threads {which}, each");
+    report.pair(work, rounds.medians(1e3), "µs", bound);
+    Ok(stopped)
 }
 
 fn measure(report: &mut Report, target: &Role, name: &str) -> Result<(), String> {

@@ -305,9 +305,9 @@ impl<'p> Thread<'p> {
         };
         let sleeping = self.process.sleeping();
         let asleep = match self.process.resolution() {
-            Some(resolution) => sleeping.read((process, memory), resolution, self.tid, |pointer| {
-                read(memory, pointer)
-            }),
+            Some(resolution) => {
+                sleeping.read((process, memory), resolution, self.tid, &mut read)
+            }
             None => Asleep::Unknown(None),
         };
         let reason = match asleep {

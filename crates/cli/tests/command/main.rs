@@ -19,6 +19,7 @@ mod record_faults;
 mod refused;
 mod run;
 mod send;
+mod sleepers;
 mod suspended;
 mod target;
 mod terminal;

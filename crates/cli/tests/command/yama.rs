@@ -8,6 +8,7 @@ use std::os::unix::process::CommandExt;
 use nix::unistd::geteuid;
 
 use crate::run::{Answer, Scratch, otelctx};
+use crate::sleepers;
 use crate::target::Target;
 use crate::unprivileged::{Copy, NOBODY};
 
@@ -74,6 +75,7 @@ fn every_setting_allows_what_it_says_and_is_named_when_it_refuses() {
         command.uid(NOBODY).gid(NOBODY);
     });
     let pid = target.pid();
+    let sleepers = sleepers::start();
     for (scope, (root, same, child)) in RULES.into_iter().enumerate() {
         std::fs::write(SETTING, scope.to_string()).unwrap();
         for (reader, refusal) in [(Reader::Root, root), (Reader::Same, same)] {
@@ -82,6 +84,12 @@ fn every_setting_allows_what_it_says_and_is_named_when_it_refuses() {
                 Reader::Same => copy.run(arguments),
             };
             let name = pid.to_string();
+            // They allow what is refused at 1, where only a capability helps at 2.
+            if scope <= 1 || refusal.is_none() {
+                let what = format!("{scope}, {reader:?}, sleepers");
+                sleepers::assert_undisturbed(&sleepers, &run, &what);
+                say(&what);
+            }
             let what = format!("{scope}, {reader:?}, dump");
             // An emulated machine may need more than the default deadline.
             let answer = run(&["dump", &name, "--json", "--deadline", "60"]);

@@ -6,12 +6,14 @@
 //! - [`Call`] is the system call that a thread sleeps in, and whether it has a time-out that a stop
 //!   would lengthen.
 
+mod batch;
 mod call;
 mod control_block;
 mod pointers;
 mod scan;
 mod sleep;
 
+pub use batch::{Batch, MemoryRange};
 pub use call::Call;
 pub(crate) use control_block::FileFacts;
 pub use control_block::ThreadLists;

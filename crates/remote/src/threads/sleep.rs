@@ -44,6 +44,10 @@ pub struct ThreadFiles {
     syscall: File,
     schedstat: Option<File>,
     status: Option<File>,
+    /// How often the thread had been put on a CPU when it was last seen asleep.
+    asleep_at: Option<u64>,
+    /// How often it had been since, if it was not asleep all the time.
+    ran_at: Option<u64>,
 }
 
 impl ThreadFiles {
@@ -62,6 +66,8 @@ impl ThreadFiles {
             syscall,
             schedstat: schedstat.filter(|_| status.is_none()),
             status,
+            asleep_at: None,
+            ran_at: None,
         })
     }
 
@@ -74,6 +80,8 @@ impl ThreadFiles {
             syscall: open("syscall")?,
             schedstat: is_first.then(|| open("schedstat")).transpose()?,
             status: (!is_first).then(|| open("status")).transpose()?,
+            asleep_at: None,
+            ran_at: None,
         })
     }
 
@@ -90,12 +98,35 @@ impl ThreadFiles {
     ///
     /// # Errors
     /// When the thread has exited, or the right to trace it is missing.
-    pub fn read_asleep<T>(&self, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
+    pub fn read_asleep<T>(&mut self, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
+        self.asleep_at = None;
+        let before = self.ran_at.take();
         match (&self.schedstat, &self.status) {
-            (Some(schedstat), _) => self.by_schedstat(schedstat, read),
+            (Some(schedstat), _) => {
+                let result = self.by_schedstat(schedstat, before, read)?;
+                Ok(result.map(|(result, times)| {
+                    self.asleep_at = Some(times);
+                    result
+                }))
+            }
             (None, Some(status)) => self.by_status(status, read),
             (None, None) => Ok(None),
         }
+    }
+
+    /// Whether the thread has stayed asleep since the last [`Self::read_asleep`] that succeeded: then its
+    /// thread pointer is the same, and what was read of its memory before this call holds. Takes one system
+    /// call. Always `false` by [`Protocol::Status`].
+    ///
+    /// # Errors
+    /// When the thread has exited.
+    pub fn has_stayed_asleep(&mut self) -> io::Result<bool> {
+        let (Some(schedstat), Some(asleep_at)) = (&self.schedstat, self.asleep_at) else {
+            return Ok(false);
+        };
+        let times = times_run(schedstat)?;
+        self.ran_at = (times != asleep_at).then_some(times);
+        Ok(times == asleep_at)
     }
 
     /// The system call that the thread sleeps in; `None` if it runs.
@@ -118,13 +149,18 @@ impl ThreadFiles {
 
     /// The counter has to be read before the kernel says that the thread is off the run queue. The
     /// other way round, a thread that runs between the two is not noticed.
-    fn by_schedstat<T>(&self, schedstat: &File, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
-        let before = times_run(schedstat)?;
+    fn by_schedstat<T>(
+        &self,
+        schedstat: &File,
+        before: Option<u64>,
+        read: impl FnOnce() -> T,
+    ) -> io::Result<Option<(T, u64)>> {
+        let before = before.map_or_else(|| times_run(schedstat), Ok)?;
         if before == 0 || !self.is_asleep()? {
             return Ok(None);
         }
         let result = read();
-        Ok((times_run(schedstat)? == before).then_some(result))
+        Ok((times_run(schedstat)? == before).then_some((result, before)))
     }
 
     fn by_status<T>(&self, status: &File, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
@@ -235,7 +271,7 @@ mod tests {
             });
             let tid = receiver.recv().unwrap();
             for protocol in [Protocol::Schedstat, Protocol::Status] {
-                let Ok(files) = ThreadFiles::open_for(&process, tid, protocol) else {
+                let Ok(mut files) = ThreadFiles::open_for(&process, tid, protocol) else {
                     assert_eq!(protocol, Protocol::Schedstat, "the kernel does not count");
                     continue;
                 };

@@ -1,0 +1,159 @@
+//! Memory of several threads, read by one system call.
+
+use std::cell::RefCell;
+use std::io::IoSliceMut;
+use std::ops::Range;
+
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+
+use crate::{Memory, MemoryError, Process, ProcessMemory};
+
+/// What one call takes (UIO_MAXIOV in <linux/uio.h>).
+const MAX_RANGES: usize = 1024;
+
+/// A range of memory: address and length in bytes.
+pub type MemoryRange = (u64, usize);
+
+/// Ranges of a process's memory that were read at once.
+#[derive(Debug, Default)]
+pub struct Batch {
+    pieces: Vec<Piece>,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    address: u64,
+    /// Where it starts and ends in `bytes`.
+    start: usize,
+    end: usize,
+}
+
+impl Batch {
+    /// Adds ranges to be read; returns which of the batch's they are, or nothing where there is no room for
+    /// more.
+    pub fn add(&mut self, ranges: &[MemoryRange]) -> Option<Range<usize>> {
+        let first = self.pieces.len();
+        if first + ranges.len() > MAX_RANGES {
+            return None;
+        }
+        let mut start = self.pieces.last().map_or(0, |piece| piece.end);
+        for (address, length) in ranges {
+            let end = start + length;
+            self.pieces.push(Piece {
+                address: *address,
+                start,
+                end,
+            });
+            start = end;
+        }
+        Some(first..self.pieces.len())
+    }
+
+    /// Reads all that was added. What can't be read this way is missing.
+    pub fn read(&mut self, process: &Process, memory: &ProcessMemory) {
+        let remote = |piece: &Piece| RemoteIoVec {
+            base: piece.address as usize,
+            len: piece.end - piece.start,
+        };
+        let ranges: Vec<_> = self.pieces.iter().map(remote).collect();
+        let size = self.pieces.last().map_or(0, |piece| piece.end);
+        self.bytes.resize(size, 0);
+        let pid = Pid::from_raw(process.pid());
+        let local = &mut [IoSliceMut::new(&mut self.bytes)];
+        let read = process_vm_readv(pid, local, &ranges).unwrap_or(0);
+        // The process may have executed another program, whose memory that was then.
+        let is_gone = matches!(memory.read(0, &mut [0]), Err(MemoryError::Gone { .. }));
+        self.bytes.truncate(if is_gone { 0 } else { read });
+    }
+
+    /// Removes everything.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+        self.bytes.clear();
+    }
+
+    /// Memory of which these ranges of the batch have been read already.
+    pub fn over<'m>(&'m self, pieces: Range<usize>, memory: &'m ProcessMemory) -> NotedMemory<'m> {
+        NotedMemory {
+            pieces: self.pieces.get(pieces).unwrap_or_default(),
+            bytes: &self.bytes,
+            memory,
+            noted: RefCell::default(),
+        }
+    }
+}
+
+/// Memory that notes which ranges are read.
+#[derive(Debug)]
+pub struct NotedMemory<'m> {
+    pieces: &'m [Piece],
+    bytes: &'m [u8],
+    memory: &'m ProcessMemory,
+    noted: RefCell<Vec<MemoryRange>>,
+}
+
+impl NotedMemory<'_> {
+    /// The ranges that were read, in the order of the reads.
+    pub fn into_ranges(self) -> Vec<MemoryRange> {
+        self.noted.into_inner()
+    }
+}
+
+impl Memory for NotedMemory<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.noted.borrow_mut().push((address, buffer.len()));
+        let known = self.pieces.iter().find_map(|piece| {
+            let skip = usize::try_from(address.checked_sub(piece.address)?).ok()?;
+            let start = piece.start.checked_add(skip)?;
+            let end = start.checked_add(buffer.len())?;
+            (end <= piece.end).then(|| self.bytes.get(start..end))?
+        });
+        match known {
+            Some(bytes) => {
+                buffer.copy_from_slice(bytes);
+                Ok(())
+            }
+            None => self.memory.read(address, buffer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_batch_lacks_is_read_when_it_is_needed() {
+        let process = Process::open(std::process::id() as i32).unwrap();
+        let memory = process.memory().unwrap();
+        let mut bytes = Box::new(*b"first second");
+        let address = bytes.as_ptr() as u64;
+        // Nothing is mapped in the first page. A call ends where it cannot read.
+        let ranges = [(address, 6), (8, 4), (address + 6, 6)];
+        let mut batch = Batch::default();
+        assert_eq!(batch.add(&ranges[..1]), Some(0..1));
+        assert_eq!(batch.add(&ranges[1..]), Some(1..3));
+        batch.read(&process, &memory);
+        bytes.copy_from_slice(b"FIRST SECOND");
+        let read = |pieces, address, length| {
+            let memory = batch.over(pieces, &memory);
+            let mut buffer = vec![0; length];
+            let result = memory.read(address, &mut buffer);
+            assert_eq!(memory.into_ranges(), [(address, length)]);
+            result.map(|()| String::from_utf8(buffer).unwrap())
+        };
+        assert_eq!(read(0..3, address, 6).unwrap(), "first ");
+        assert_eq!(read(0..3, address + 1, 4).unwrap(), "irst");
+        assert_eq!(read(0..3, address + 6, 6).unwrap(), "SECOND");
+        assert_eq!(read(0..3, address, 12).unwrap(), "FIRST SECOND");
+        assert_eq!(read(1..3, address, 6).unwrap(), "FIRST ");
+        assert!(read(0..3, 8, 4).is_err());
+        assert!(read(0..3, u64::MAX - 1, 4).is_err());
+        // More than one call takes is left out as a whole.
+        assert_eq!(batch.add(&[(address, 1); MAX_RANGES]), None);
+        batch.clear();
+        assert_eq!(batch.add(&[(address, 1); MAX_RANGES]), Some(0..MAX_RANGES));
+    }
+}
