@@ -84,7 +84,7 @@ impl Call {
     }
 }
 
-/// Whether a descriptor of the process is a socket with this time-out. SymbolQuery of a copy of the
+/// Whether a descriptor of the process is a socket with this time-out. The question goes to a copy of the
 /// descriptor, which the target does not notice (Linux 5.6).
 fn has_socket_timeout(pid: i32, descriptor: u64, option: c_int) -> bool {
     match socket_timeout(pid, descriptor as c_long, option) {

@@ -152,3 +152,34 @@ impl ThreadLists {
         lists
     }
 }
+
+/// musl's `struct pthread` on x86-64 (`src/internal/pthread_impl.h`): self, dtv, prev, next, sysinfo,
+/// canary, tid. All threads form one ring.
+pub(super) mod musl {
+    use crate::Memory;
+
+    /// Offset of the id, in bytes.
+    pub(in crate::threads) const TID: u64 = 48;
+
+    /// What of a control block is used.
+    pub(in crate::threads) struct Block {
+        pub(in crate::threads) previous: u64,
+        pub(in crate::threads) next: u64,
+        pub(in crate::threads) tid: u32,
+    }
+
+    impl Block {
+        /// `None` if there is none: its first word is its own address.
+        pub(in crate::threads) fn read(memory: &dyn Memory, address: u64) -> Option<Self> {
+            let mut bytes = [0; TID as usize + 4];
+            memory.read(address, &mut bytes).ok()?;
+            let word = |at: usize| Some(u64::from_ne_bytes(bytes[at..at + 8].try_into().ok()?));
+            (word(0)? == address).then_some(())?;
+            Some(Self {
+                previous: word(16)?,
+                next: word(24)?,
+                tid: u32::from_ne_bytes(bytes[TID as usize..].try_into().ok()?),
+            })
+        }
+    }
+}

@@ -2,8 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::control_block::{ThreadLayout, ThreadLists};
-use super::pointers::musl;
+use super::control_block::{ThreadLayout, ThreadLists, musl};
 use crate::target::Target;
 use crate::{Memory, libc::CLibrary};
 
