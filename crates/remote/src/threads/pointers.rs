@@ -8,9 +8,14 @@ use crate::machine::Machine;
 use crate::target::Target;
 use crate::{Memory, MemoryError};
 
-/// Bytes around the head of one of glibc's lists in which the other head is searched for, in a static
-/// program without symbols.
-const HEADS_APART: u64 = 512;
+/// Bytes around the head of one of glibc's lists in which the other head is searched for, where no symbol
+/// leads to it: in a static program next to it, and before glibc 2.34 in libpthread's `.data`, 17 KiB
+/// before `.bss` (Debian's 2.31).
+const HEADS_APART: u64 = 32 << 10;
+/// Places in there that are compared with what they point at.
+const MAX_CANDIDATES: usize = 4096;
+/// A page is readable as a whole or not at all, see [`crate::Memory`].
+const PAGE: u64 = 4096;
 
 /// A thread's thread pointer, and where its control block has the thread's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,16 +188,26 @@ impl Walk<'_> {
             }
         }
         let Some(head) = head else { return };
-        let start = head.saturating_sub(HEADS_APART);
-        for other in (start..head.saturating_add(HEADS_APART)).step_by(8) {
-            let is_head = |node: Node| {
-                let back = self
-                    .node(node.next)
-                    .is_ok_and(|next| next.previous == other);
-                back && self.is_block(node.next.wrapping_sub(layout.list))
-            };
-            if other != head && self.node(other).is_ok_and(is_head) {
-                self.glibc(other);
+        let mut candidates = MAX_CANDIDATES;
+        let start = head.saturating_sub(HEADS_APART) / PAGE * PAGE;
+        for page in (start..head.saturating_add(HEADS_APART)).step_by(PAGE as usize) {
+            // With the first word of the next page, if there is one.
+            let mut bytes = [0; PAGE as usize + 8];
+            let read = self.memory.read(page, &mut bytes);
+            if read.is_err() && self.memory.read(page, &mut bytes[..PAGE as usize]).is_err() {
+                continue;
+            }
+            for (other, node) in (page..).step_by(8).zip(bytes.windows(16).step_by(8)) {
+                let [next, previous] = halves(node.try_into().expect("16 bytes"));
+                let may_be_head = [next, previous].iter().all(|it| *it > PAGE && it % 8 == 0);
+                if !may_be_head || other == head || candidates == 0 {
+                    continue;
+                }
+                candidates -= 1;
+                let back = self.node(next).is_ok_and(|next| next.previous == other);
+                if back && self.is_block(next.wrapping_sub(layout.list)) {
+                    self.glibc(other);
+                }
             }
         }
     }
