@@ -2,6 +2,7 @@
 //! pass as if nobody had read them.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -11,9 +12,13 @@ use otelctx_reader::remote::{self, FileCache, LiveProcess, Memory, tls};
 use otelctx_reader::{Error, Found, Process, Reading, StopReason};
 
 fn start(source: &str, flags: &[&str], arguments: &[&str]) -> Option<Target> {
-    let flags = [&["-rdynamic"], flags].concat();
-    let program = Compiler::gcc().program(&[source, "variable.c", "publish.c"], &flags)?;
+    let program = compile(&Compiler::gcc(), source, flags)?;
     Some(Target::spawn(Command::new(program).args(arguments)))
+}
+
+fn compile(compiler: &Compiler, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    let flags = [&["-rdynamic"], flags].concat();
+    compiler.program(&[source, "variable.c", "publish.c"], &flags)
 }
 
 /// The ids of a program's sleepers, in their order.
@@ -35,10 +40,11 @@ fn read(process: &mut Process) -> BTreeMap<i32, Reading> {
 }
 
 /// How often each thread has been put on a CPU, and taken off one.
-fn switches(target: &Target, tids: &[i32]) -> Vec<(String, Vec<String>)> {
+fn switches(tids: &[i32]) -> Vec<(String, Vec<String>)> {
     let of = |tid: &i32| {
         let file = |name: &str| {
-            std::fs::read_to_string(format!("/proc/{}/task/{tid}/{name}", target.pid())).unwrap()
+            // Each thread has a directory of its own, too.
+            std::fs::read_to_string(format!("/proc/{tid}/{name}")).unwrap()
         };
         let switches = file("status")
             .lines()
@@ -51,11 +57,11 @@ fn switches(target: &Target, tids: &[i32]) -> Vec<(String, Vec<String>)> {
 }
 
 /// Waits until each of the threads sleeps.
-fn wait_until_asleep(target: &Target, tids: &[i32]) {
-    let process = remote::Process::open(target.pid()).unwrap();
+fn wait_until_asleep(tids: &[i32]) {
     let deadline = Instant::now() + Duration::from_secs(20);
     for tid in tids {
-        while process.thread_state(*tid).unwrap() != 'S' {
+        let state = || std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
+        while !state().contains("\nState:\tS") {
             assert!(Instant::now() < deadline, "thread {tid} does not sleep");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -69,8 +75,8 @@ fn a_thousand_sleepers_are_not_disturbed() {
     };
     let tids = sleepers(&target);
     assert_eq!(tids.len(), 1000);
-    wait_until_asleep(&target, &tids);
-    let before = switches(&target, &tids);
+    wait_until_asleep(&tids);
+    let before = switches(&tids);
     let mut process = Process::open(target.pid()).unwrap();
     // The second time with what is known from the first.
     for _ in 0..2 {
@@ -82,7 +88,141 @@ fn a_thousand_sleepers_are_not_disturbed() {
             assert_eq!(context.span_id.to_string(), "2222222222222222");
         }
     }
-    assert_eq!(switches(&target, &tids), before);
+    assert_eq!(switches(&tids), before);
+}
+
+/// Every thread of these ids is read, and none notices.
+fn assert_undisturbed(pid: i32, tids: &[i32], what: &str) {
+    assert!(tids.len() > 1, "{what}");
+    wait_until_asleep(tids);
+    let before = switches(tids);
+    let mut process = Process::open(pid).unwrap();
+    for _ in 0..2 {
+        let readings = read(&mut process);
+        for tid in tids {
+            let Reading { outcome, stop, .. } = &readings[tid];
+            assert!(
+                matches!(outcome, Ok(Found::Attached(_))),
+                "{what}: {outcome:?}"
+            );
+            assert_eq!(*stop, None, "{what}");
+        }
+    }
+    assert_eq!(switches(tids), before, "{what}");
+}
+
+#[test]
+fn sleepers_of_each_c_library_are_not_disturbed() {
+    let mut kinds = 0;
+    for (compiler, name) in [(Compiler::gcc(), "glibc"), (Compiler::musl_gcc(), "musl")] {
+        for flags in [&[][..], &["-static"], &["-static-pie"]] {
+            if cfg!(target_arch = "aarch64") && name == "musl" {
+                continue;
+            }
+            if let Some(program) = compile(&compiler, "idle.c", flags) {
+                let target = Target::spawn(&mut Command::new(program));
+                let tids = sleepers(&target);
+                assert_undisturbed(target.pid(), &tids, &format!("{name} {flags:?}"));
+                kinds += 1;
+            }
+        }
+    }
+    println!("{kinds} kinds of programs");
+}
+
+/// Before 2.34, libpthread was a library of its own and told nothing of the threads in `_rtld_global`.
+#[test]
+fn sleepers_of_an_older_glibc_are_not_disturbed() {
+    let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/setup/glibc-2.31");
+    let Ok(folder) = setup.canonicalize() else {
+        return eprintln!("skipped: no glibc 2.31: run `cargo xtask setup`");
+    };
+    if cfg!(not(target_arch = "x86_64")) {
+        return eprintln!("skipped: that glibc is for x86-64");
+    }
+    let path = |part: &str| folder.join(part).display().to_string();
+    let flags = [
+        format!("--sysroot={}", path("tree")),
+        format!("-B{}", path("tree/usr/lib/x86_64-linux-gnu")),
+        path("lib/libpthread.so.0"),
+        path("lib/libdl.so.2"),
+    ];
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let Some(program) = compile(&Compiler::gcc(), "idle.c", &flags) else {
+        return;
+    };
+    let mut command = Command::new(path("ld.so"));
+    command.args(["--library-path", &path("lib")]).arg(program);
+    let target = Target::spawn(&mut command);
+    assert_undisturbed(target.pid(), &sleepers(&target), "glibc 2.31");
+}
+
+/// The ids in the C library's list are those of the process's own PID namespace.
+#[test]
+fn sleepers_of_another_pid_namespace_are_not_disturbed() {
+    let unshare = |program: &Path| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--pid", "--fork", "--kill-child", "--"])
+            .arg(program);
+        command
+    };
+    let is_allowed = unshare(Path::new("true")).status();
+    if !is_allowed.is_ok_and(|status| status.success()) {
+        return eprintln!("skipped: unshare refuses a PID namespace of one's own");
+    }
+    let Some(program) = compile(&Compiler::gcc(), "idle.c", &[]) else {
+        return;
+    };
+    let target = Target::spawn(&mut unshare(&program));
+    let children = format!("/proc/{0}/task/{0}/children", target.pid());
+    let children = std::fs::read_to_string(children).unwrap();
+    let process = remote::Process::open(children.trim().parse().unwrap()).unwrap();
+    let inner = |tid: &i32| process.thread_status(*tid).unwrap().namespace_pids[1];
+    let inside = sleepers(&target);
+    let tids: Vec<i32> = process.thread_ids().unwrap();
+    let tids: Vec<i32> = tids
+        .into_iter()
+        .filter(|tid| inside.contains(&inner(tid)))
+        .collect();
+    assert_eq!(tids.len(), inside.len());
+    assert_undisturbed(process.pid(), &tids, "another PID namespace");
+}
+
+/// It executes no code of the process and cannot be traced.
+#[test]
+fn a_worker_of_io_uring_is_told_apart() {
+    let Some(target) = start("uring.c", &[], &[]) else {
+        return;
+    };
+    if target.lines.iter().any(|line| line == "refused") {
+        return eprintln!("skipped: io_uring is not allowed");
+    }
+    let process = remote::Process::open(target.pid()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let tids = loop {
+        let tids = process.thread_ids().unwrap();
+        if tids.len() > 1 {
+            break tids;
+        }
+        assert!(Instant::now() < deadline, "there is no worker");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    wait_until_asleep(&tids);
+    let before = switches(&tids);
+    let readings = read(&mut Process::open(target.pid()).unwrap());
+    assert_eq!(readings.len(), 2);
+    let first = &readings[&target.pid()];
+    assert!(matches!(first.outcome, Ok(Found::Attached(_))), "{first:?}");
+    let worker = readings.iter().find(|(tid, _)| **tid != target.pid());
+    let (worker, reading) = worker.unwrap();
+    let is_worker = |error: &Error| matches!(error, Error::Remote(remote::Error::KernelWorker { tid, .. }) if tid == worker);
+    assert!(
+        reading.outcome.as_ref().is_err_and(is_worker),
+        "{reading:?}"
+    );
+    assert_eq!((first.stop, reading.stop), (None, None));
+    assert_eq!(switches(&tids), before);
 }
 
 /// What the program below reads, and how often.
@@ -95,7 +235,7 @@ fn reading_a_sleeper_again_takes_one_system_call() {
     let Some(target) = start("idle.c", &[], &["workers=1000"]) else {
         return;
     };
-    wait_until_asleep(&target, &sleepers(&target));
+    wait_until_asleep(&sleepers(&target));
     let count = |readings: i64| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -131,15 +271,15 @@ fn only_the_thread_that_runs_is_stopped() {
     };
     let tids = sleepers(&target);
     let (busy, asleep) = tids.split_last().unwrap();
-    wait_until_asleep(&target, asleep);
-    let before = switches(&target, asleep);
+    wait_until_asleep(asleep);
+    let before = switches(asleep);
     let readings = read(&mut Process::open(target.pid()).unwrap());
     assert_eq!(readings[busy].stop, Some(StopReason::Running));
     for tid in &tids {
         assert!(matches!(readings[tid].outcome, Ok(Found::Attached(_))));
         assert_eq!(readings[tid].stop.is_some(), tid == busy);
     }
-    assert_eq!(switches(&target, asleep), before);
+    assert_eq!(switches(asleep), before);
 }
 
 /// The C library does not list them. Reading them takes a stop, which would lengthen their sleep.
@@ -149,8 +289,8 @@ fn a_sleep_with_a_time_out_is_not_lengthened_for_an_unknown_thread_pointer() {
         return;
     };
     let tids = sleepers(&target);
-    wait_until_asleep(&target, &tids);
-    let before = switches(&target, &tids);
+    wait_until_asleep(&tids);
+    let before = switches(&tids);
     let readings = read(&mut Process::open(target.pid()).unwrap());
     for (index, tid) in tids.iter().enumerate() {
         let Reading { outcome, stop, .. } = &readings[tid];
@@ -161,7 +301,7 @@ fn a_sleep_with_a_time_out_is_not_lengthened_for_an_unknown_thread_pointer() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(switches(&target, &tids), before);
+    assert_eq!(switches(&tids), before);
 }
 
 /// A record that was being written when it was read has two different numbers.

@@ -62,6 +62,11 @@ impl Stopped {
         let deadline = Instant::now() + timeout;
         resume_late();
         wait_while_uninterruptible(process, tid, timeout, deadline)?;
+        // Some kernels refuse to trace it. Others show the registers of the thread that it works for.
+        if is_kernel_worker(process, tid) {
+            let pid = process.pid();
+            return Err(Error::KernelWorker { pid, tid });
+        }
         Self::trace(process, tid, timeout, deadline)
     }
 
@@ -268,7 +273,6 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
             pid,
             reason: "it is a kernel thread, which has no thread pointer",
         },
-        Errno::EPERM if is_kernel_worker(process, tid) => Error::KernelWorker { pid, tid },
         Errno::EPERM | Errno::EACCES => Error::NotPermitted {
             pid,
             action: "stop a thread",
