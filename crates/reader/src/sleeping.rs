@@ -172,6 +172,31 @@ impl SleepingThreads {
         asleep
     }
 
+    /// The system call that a thread sleeps in, if its files are open.
+    pub(crate) fn call(&self, tid: i32) -> Option<Call> {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = state.threads[state.index(tid)?].1.as_ref()?;
+        known.files.as_ref()?.call().ok()?
+    }
+
+    /// The thread pointer of a thread, if it is known and the thread is still the same.
+    pub(crate) fn pointer(
+        &self,
+        process: (&Process, &ProcessMemory),
+        resolution: &Resolution,
+        tid: i32,
+    ) -> Option<u64> {
+        let state = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_namespaced = state.is_namespaced(process.0)?;
+        let (inner, unconfirmed) = match &state.threads[state.index(tid)?].1 {
+            Some(known) => (known.inner, known.unconfirmed),
+            None if is_namespaced => return None,
+            None => (tid, None),
+        };
+        let listed = state.pointer(process, resolution, inner);
+        listed.map(|pointer| pointer.address).or(unconfirmed)
+    }
+
     /// Notes the thread pointer that a stop of thread `tid` told.
     pub(crate) fn learn(&self, memory: &dyn Memory, tid: i32, thread_pointer: u64) {
         let state = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -245,15 +270,21 @@ impl State {
                 last.ahead = self.batch.add(last.ranges()).unwrap_or_default();
             }
         }
-        self.batch.read(process, memory);
+        self.batch.read(process);
+        self.batch.discard_if_gone(memory);
     }
 
-    /// What is known of a thread, with its files open.
-    fn take(&mut self, process: &Process, tid: i32, index: Option<usize>) -> Option<Box<Known>> {
+    fn is_namespaced(&mut self, process: &Process) -> Option<bool> {
         if self.namespaced.is_none() {
             let status = process.status().ok()?;
             self.namespaced = Some(status.namespace_pids.len() > 1);
         }
+        self.namespaced
+    }
+
+    /// What is known of a thread, with its files open.
+    fn take(&mut self, process: &Process, tid: i32, index: Option<usize>) -> Option<Box<Known>> {
+        self.is_namespaced(process)?;
         let known = index.and_then(|index| self.threads[index].1.take());
         match known.filter(|known| known.files.is_some()) {
             Some(known) => {

@@ -9,6 +9,7 @@ use otelctx_format::record::{self, Context};
 use otelctx_format::{KeyMap, KeyMapError, Schema};
 use otelctx_remote as remote;
 use otelctx_sample::Found;
+use remote::threads::Batch;
 use remote::tls::{Resolution, TlsVariable};
 use remote::{Memory, MemoryError, Stopped};
 
@@ -217,16 +218,38 @@ impl<'p> Thread<'p> {
     /// When it can't be stopped. What the process publishes makes no difference.
     pub fn stop(&self) -> Result<StoppedThread<'_>, Error> {
         // Everything that can be done before the stop is done before it.
-        let record = self.buffer();
-        let stopped = self.stop_within_timeout()?;
+        let mut record = self.buffer();
+        let variables = self.variables();
+        let mut ahead = self.rehearse(|memory, pointer| {
+            let variables = variables.as_ref().ok()?;
+            variables.read(memory, self.tid, pointer, &mut record).ok()
+        });
         Ok(StoppedThread {
             thread: self,
-            stopped,
+            stopped: self.stop_and_read(&mut ahead)?,
+            ahead,
             record,
         })
     }
 
-    fn stop_within_timeout(&self) -> Result<Stopped, Error> {
+    /// Reads it while it runs: what is read now is most likely what will be read in a stop.
+    fn rehearse<T>(&self, read: impl FnOnce(&dyn Memory, u64) -> T) -> Batch {
+        let mut ahead = Batch::default();
+        if let Subject::Running { process, memory } = self.process.subject()
+            && let (Some(memory), Some(resolution)) = (memory, self.process.resolution())
+            && let sleeping = self.process.sleeping()
+            && let Some(pointer) = sleeping.pointer((process, memory), resolution, self.tid)
+        {
+            let noted = ahead.over_all(memory);
+            read(&noted, pointer);
+            let ranges = noted.into_ranges();
+            ahead.add(&ranges);
+        }
+        ahead
+    }
+
+    /// Stops the thread and, in the first moment of the stop, reads `ahead` by one system call.
+    fn stop_and_read(&self, ahead: &mut Batch) -> Result<Stopped, Error> {
         let options = self.process.options();
         let timeout = match options.deadline {
             None => options.stop_timeout,
@@ -241,7 +264,10 @@ impl<'p> Thread<'p> {
                 left.max(MIN_STOP_TIMEOUT).min(options.stop_timeout)
             }
         };
-        Ok(Stopped::stop(self.process.running()?, self.tid, timeout)?)
+        let process = self.process.running()?;
+        // The registers are read after it: until then the process has executed no other program.
+        let read = || ahead.read(process);
+        Ok(Stopped::stop_then(process, self.tid, timeout, read)?)
     }
 
     /// Room for its record.
@@ -304,30 +330,39 @@ impl<'p> Thread<'p> {
             }
         };
         let sleeping = self.process.sleeping();
-        let asleep = match self.process.resolution() {
-            Some(resolution) => {
-                sleeping.read((process, memory), resolution, self.tid, &mut read)
+        let pid = process.pid();
+        let mut read_once = |is_last: bool| {
+            let asleep = match self.process.resolution() {
+                Some(resolution) => {
+                    sleeping.read((process, memory), resolution, self.tid, &mut read)
+                }
+                None => Asleep::Unknown(None),
+            };
+            let reason = match asleep {
+                Asleep::Read(result) => return Ok(Some(result)),
+                asleep => self.stop_reason(&asleep)?,
+            };
+            let mut ahead = self.rehearse(&mut read);
+            // It may have gone to sleep since, and this process may have waited for a CPU.
+            let call = sleeping.call(self.tid).filter(|_| !is_last);
+            if call.is_some_and(|call| call.is_lengthened_by_a_stop(pid)) {
+                return Ok(None);
             }
-            None => Asleep::Unknown(None),
-        };
-        let reason = match asleep {
-            Asleep::Read(result) => return Ok(result),
-            asleep => self.stop_reason(&asleep)?,
-        };
-        let mut read_stopped = || {
-            let stopped = self.stop_within_timeout()?;
+            let stopped = self.stop_and_read(&mut ahead)?;
             *stop = Some(reason);
             let pointer = stopped.thread_pointer();
-            let result = read(memory, pointer);
+            let result = read(&ahead.over_all(memory), pointer);
             stopped.resume()?;
             sleeping.learn(memory, self.tid, pointer);
-            Ok(result)
+            Ok(Some(result))
         };
-        for _ in 0..MAX_TRIES {
-            match read_stopped() {
+        for left in (0..MAX_TRIES).rev() {
+            match read_once(left == 0) {
+                Ok(Some(result)) => return Ok(result),
+                Ok(None) => {}
                 // A thread that still exists has not ended.
                 Err(Error::Remote(remote::Error::NoSuchThread { .. })) if self.is_there() => {}
-                result => return result,
+                Err(error) => return Err(error),
             }
         }
         Err(Error::NotStopped { tid: self.tid })
@@ -384,6 +419,8 @@ impl<'p> Thread<'p> {
 pub struct StoppedThread<'t> {
     thread: &'t Thread<'t>,
     stopped: Stopped,
+    /// What was read of its memory already.
+    ahead: Batch,
     record: Vec<u8>,
 }
 
@@ -416,7 +453,10 @@ impl StoppedThread<'_> {
         let (tid, thread_pointer) = (self.thread.tid, self.stopped.thread_pointer());
         // Open since the variables were resolved.
         match self.thread.process.open_memory() {
-            Some(memory) => variables.read(memory, tid, thread_pointer, &mut self.record),
+            Some(memory) => {
+                let memory = self.ahead.over_all(memory);
+                variables.read(&memory, tid, thread_pointer, &mut self.record)
+            }
             None => Ok(None),
         }
     }

@@ -58,6 +58,18 @@ impl Stopped {
     /// [`on_own_thread`].
     #[doc(alias("PTRACE_SEIZE", "PTRACE_INTERRUPT"))]
     pub fn stop(process: &Process, tid: i32, timeout: Duration) -> Result<Self, Error> {
+        Self::stop_then(process, tid, timeout, || ())
+    }
+
+    /// [`Self::stop`], with something to be done as soon as the thread has stopped. Reading its registers
+    /// comes after it, because that waits until the thread has left its CPU (kernel/ptrace.c,
+    /// `ptrace_check_attach`), which takes as long as reading memory.
+    pub fn stop_then(
+        process: &Process,
+        tid: i32,
+        timeout: Duration,
+        then: impl FnOnce(),
+    ) -> Result<Self, Error> {
         let timeout = timeout.min(MAX_TIMEOUT);
         let deadline = Instant::now() + timeout;
         resume_late();
@@ -67,7 +79,7 @@ impl Stopped {
             let pid = process.pid();
             return Err(Error::KernelWorker { pid, tid });
         }
-        Self::trace(process, tid, timeout, deadline)
+        Self::trace(process, tid, timeout, deadline, then)
     }
 
     /// Traces a thread in whatever state it is, and waits for it to stop.
@@ -76,6 +88,7 @@ impl Stopped {
         tid: i32,
         timeout: Duration,
         deadline: Instant,
+        then: impl FnOnce(),
     ) -> Result<Self, Error> {
         let pid = process.pid();
         let traced = Traced::new();
@@ -94,6 +107,7 @@ impl Stopped {
         let _ = tracee::interrupt(tid);
         match tracee::wait_for_stop(pid, tid, deadline) {
             Outcome::Stopped(stop) => {
+                then();
                 let stopped = Self::new(pid, tid, stop, traced)?;
                 if belongs {
                     Ok(stopped)
@@ -368,7 +382,8 @@ mod tests {
             wait_until("vfork", || state() == 'D');
             let late = || {
                 let timeout = Duration::from_millis(5);
-                let stopped = Stopped::trace(&process, pid, timeout, Instant::now() + timeout);
+                let deadline = Instant::now() + timeout;
+                let stopped = Stopped::trace(&process, pid, timeout, deadline, || ());
                 match stopped {
                     Err(Error::StopTimeout { state: 'D', .. }) => assert_ne!(tracer(), 0),
                     other => panic!("{other:?}"),

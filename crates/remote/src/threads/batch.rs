@@ -1,4 +1,4 @@
-//! Memory of several threads, read by one system call.
+//! Several ranges of a process's memory, read by one system call.
 
 use std::cell::RefCell;
 use std::io::IoSliceMut;
@@ -7,10 +7,12 @@ use std::ops::Range;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
-use crate::{Memory, MemoryError, Process, ProcessMemory};
+use crate::{Memory, MemoryError, Process};
 
 /// What one call takes (UIO_MAXIOV in <linux/uio.h>).
 const MAX_RANGES: usize = 1024;
+/// Bytes read at once at most.
+const MAX_BYTES: usize = 256 << 10;
 
 /// A range of memory: address and length in bytes.
 pub type MemoryRange = (u64, usize);
@@ -35,10 +37,11 @@ impl Batch {
     /// more.
     pub fn add(&mut self, ranges: &[MemoryRange]) -> Option<Range<usize>> {
         let first = self.pieces.len();
-        if first + ranges.len() > MAX_RANGES {
+        let mut start = self.size();
+        let added = ranges.iter().map(|(_, length)| length).sum::<usize>();
+        if first + ranges.len() > MAX_RANGES || start + added > MAX_BYTES {
             return None;
         }
-        let mut start = self.pieces.last().map_or(0, |piece| piece.end);
         for (address, length) in ranges {
             let end = start + length;
             self.pieces.push(Piece {
@@ -51,21 +54,34 @@ impl Batch {
         Some(first..self.pieces.len())
     }
 
-    /// Reads all that was added. What can't be read this way is missing.
-    pub fn read(&mut self, process: &Process, memory: &ProcessMemory) {
+    fn size(&self) -> usize {
+        self.pieces.last().map_or(0, |piece| piece.end)
+    }
+
+    /// Reads all that was added. What can't be read this way is missing. If the process has executed another
+    /// program, it is that one's memory: see [`Self::discard_if_gone`].
+    pub fn read(&mut self, process: &Process) {
+        if self.pieces.is_empty() {
+            return;
+        }
         let remote = |piece: &Piece| RemoteIoVec {
             base: piece.address as usize,
             len: piece.end - piece.start,
         };
         let ranges: Vec<_> = self.pieces.iter().map(remote).collect();
-        let size = self.pieces.last().map_or(0, |piece| piece.end);
-        self.bytes.resize(size, 0);
+        self.bytes.resize(self.size(), 0);
         let pid = Pid::from_raw(process.pid());
         let local = &mut [IoSliceMut::new(&mut self.bytes)];
         let read = process_vm_readv(pid, local, &ranges).unwrap_or(0);
-        // The process may have executed another program, whose memory that was then.
-        let is_gone = matches!(memory.read(0, &mut [0]), Err(MemoryError::Gone { .. }));
-        self.bytes.truncate(if is_gone { 0 } else { read });
+        self.bytes.truncate(read);
+    }
+
+    /// Removes what was read if `memory`, opened before, is that of a program that no longer runs.
+    pub fn discard_if_gone(&mut self, memory: &dyn Memory) {
+        // Nothing is mapped at 0.
+        if let Err(MemoryError::Gone { .. }) = memory.read(0, &mut [0]) {
+            self.bytes.clear();
+        }
     }
 
     /// Removes everything.
@@ -74,8 +90,13 @@ impl Batch {
         self.bytes.clear();
     }
 
+    /// Memory of which everything in the batch has been read already.
+    pub fn over_all<'m>(&'m self, memory: &'m dyn Memory) -> NotedMemory<'m> {
+        self.over(0..self.pieces.len(), memory)
+    }
+
     /// Memory of which these ranges of the batch have been read already.
-    pub fn over<'m>(&'m self, pieces: Range<usize>, memory: &'m ProcessMemory) -> NotedMemory<'m> {
+    pub fn over<'m>(&'m self, pieces: Range<usize>, memory: &'m dyn Memory) -> NotedMemory<'m> {
         NotedMemory {
             pieces: self.pieces.get(pieces).unwrap_or_default(),
             bytes: &self.bytes,
@@ -86,11 +107,10 @@ impl Batch {
 }
 
 /// Memory that notes which ranges are read.
-#[derive(Debug)]
 pub struct NotedMemory<'m> {
     pieces: &'m [Piece],
     bytes: &'m [u8],
-    memory: &'m ProcessMemory,
+    memory: &'m dyn Memory,
     noted: RefCell<Vec<MemoryRange>>,
 }
 
@@ -135,7 +155,8 @@ mod tests {
         let mut batch = Batch::default();
         assert_eq!(batch.add(&ranges[..1]), Some(0..1));
         assert_eq!(batch.add(&ranges[1..]), Some(1..3));
-        batch.read(&process, &memory);
+        batch.read(&process);
+        batch.discard_if_gone(&memory);
         bytes.copy_from_slice(b"FIRST SECOND");
         let read = |pieces, address, length| {
             let memory = batch.over(pieces, &memory);
