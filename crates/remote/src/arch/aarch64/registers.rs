@@ -58,7 +58,11 @@ impl Registers {
     }
 
     /// Never: the kernel does not show the first argument, which the result has overwritten
-    /// (`orig_x0`), so a call cannot be made again from outside.
+    /// (`orig_x0`), so a call cannot be made again from outside. Nor does `/proc/PID/task/TID/syscall`:
+    /// before a thread stops on its way out of a call, the kernel forgets that call
+    /// (arch/arm64/kernel/signal.c, `do_signal`). What that file said before the stop may be another
+    /// call's; and a call that is made again by a new program counter would be made again also after
+    /// a signal handler, in place of the EINTR that the program then expects.
     pub(crate) fn is_interrupted_call(&self) -> bool {
         false
     }
