@@ -6,16 +6,17 @@
 //! of it, and the kernel frees what it leaves.
 
 use std::io::{self, PipeReader, Read, Write};
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::prctl::{set_dumpable, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, dup2_stderr, fork, getpid, getppid};
 
 /// Limits of a worker.
@@ -43,6 +44,13 @@ impl Default for Limits {
         }
     }
 }
+
+/// Interval between checks of a worker that writes nothing, in milliseconds.
+pub const PERIOD: u8 = 100;
+/// Bytes of a worker's output that are read at a time: the capacity of a pipe.
+const CHUNK: usize = 64 << 10;
+/// Attempts at a system call that fails, for example because of a signal.
+const MAX_ATTEMPTS: u32 = 8;
 
 /// How long to wait for the end of a worker that was killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -110,7 +118,7 @@ pub fn run(
         i32::from(!matches!(catch_unwind(work), Ok(Ok(()))))
     });
     let child = child.map(Pid::from_raw).map_err(|_| Failure::NotStarted)?;
-    let output = read_output(output, limits);
+    let output = read_output(child, output, limits);
     if output.is_err() {
         let _ = kill(child, Signal::SIGKILL);
     }
@@ -135,30 +143,109 @@ fn confine(limits: Limits) {
     }
 }
 
-/// Reads from `pipe` until it is closed, within the limits on time and output.
-fn read_output(mut pipe: PipeReader, limits: Limits) -> Result<Vec<u8>, Failure> {
+/// Collects what a worker writes, within the limits on time and output.
+fn read_output(child: Pid, pipe: PipeReader, limits: Limits) -> Result<Vec<u8>, Failure> {
     let end = Instant::now() + Duration::from_secs(limits.timeout);
     let mut output = Vec::new();
-    let mut chunk = vec![0; 1 << 16];
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], timeout) {
-            Ok(0) => return Err(Failure::TimedOut),
-            Ok(_) => {}
-            Err(Errno::EINTR) => continue,
-            Err(_) => return Err(Failure::NotStarted),
+    let failure = follow(child.as_raw(), vec![pipe], |event| {
+        if let Event::Output(_, bytes) = event {
+            output.extend_from_slice(bytes);
         }
-        match pipe.read(&mut chunk) {
-            Ok(0) => return Ok(output),
-            Ok(read) => output.extend_from_slice(&chunk[..read]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return Err(Failure::NotStarted),
+        match () {
+            () if output.len() as u64 > limits.output => Break(Failure::OutputTooLarge),
+            () if Instant::now() >= end => Break(Failure::TimedOut),
+            () => Continue(true),
         }
-        if output.len() as u64 > limits.output {
-            return Err(Failure::OutputTooLarge);
+    });
+    match failure.unwrap_or(Some(Failure::NotStarted)) {
+        Some(failure) => Err(failure),
+        None => Ok(output),
+    }
+}
+
+/// What [`follow`] tells of a worker.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// It wrote these bytes to the pipe with this index.
+    Output(usize, &'a [u8]),
+    /// It wrote nothing in a [`PERIOD`].
+    Nothing,
+}
+
+/// Follows what worker process `child` writes until it has closed all pipes, or has ended and another
+/// process holds them open. `handle` says whether more of that pipe is wanted, or breaks off.
+///
+/// # Errors
+///
+/// When a pipe cannot be read.
+pub fn follow<B>(
+    child: i32,
+    pipes: Vec<PipeReader>,
+    mut handle: impl FnMut(Event<'_>) -> ControlFlow<B, bool>,
+) -> io::Result<Option<B>> {
+    let mut pipes: Vec<_> = pipes.into_iter().enumerate().collect();
+    let mut chunk = vec![0; CHUNK];
+    let (mut has_ended, mut failures) = (false, 0);
+    while !pipes.is_empty() {
+        let ready = match ready(&pipes) {
+            Err(_) if failures < MAX_ATTEMPTS => {
+                failures += 1;
+                continue;
+            }
+            ready => ready?,
+        };
+        if ready.is_empty() {
+            if let Break(reason) = handle(Event::Nothing) {
+                return Ok(Some(reason));
+            }
+            // One more period without output after its end: everything that it wrote was read.
+            if has_ended {
+                return Ok(None);
+            }
+            has_ended = is_zombie(child);
+        }
+        // In reverse, so that removing a pipe keeps the positions of the others.
+        for position in ready.into_iter().rev() {
+            let (index, pipe) = &mut pipes[position];
+            let size = match pipe.read(&mut chunk) {
+                Err(_) if failures < MAX_ATTEMPTS => {
+                    failures += 1;
+                    continue;
+                }
+                size => size?,
+            };
+            failures = 0;
+            let is_wanted = match size {
+                0 => false,
+                size => match handle(Event::Output(*index, &chunk[..size])) {
+                    Continue(is_wanted) => is_wanted,
+                    Break(reason) => return Ok(Some(reason)),
+                },
+            };
+            if !is_wanted {
+                pipes.remove(position);
+            }
         }
     }
+    Ok(None)
+}
+
+/// The positions of the pipes that have data or have ended; none after a period.
+fn ready(pipes: &[(usize, PipeReader)]) -> nix::Result<Vec<usize>> {
+    let mut polled: Vec<PollFd> = Vec::new();
+    for (_, pipe) in pipes {
+        polled.push(PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
+    }
+    poll(&mut polled, PERIOD)?;
+    let any = |(index, polled): (usize, &PollFd)| polled.any().unwrap_or(true).then_some(index);
+    Ok(polled.iter().enumerate().filter_map(any).collect())
+}
+
+/// Whether a child has ended and was not waited for.
+fn is_zombie(child: i32) -> bool {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    let status = waitid(Id::Pid(Pid::from_raw(child)), flags);
+    status.is_ok_and(|status| status != WaitStatus::StillAlive)
 }
 
 /// Whether the worker ended with status 0, as far as that can be known. A killed worker may wait for a

@@ -6,23 +6,22 @@
 //! would keep its process from ending; a worker process can be abandoned. Its open files stay open,
 //! so it writes only to its parent, which passes the output on.
 //!
-//! `otelctx_profile::worker` is for decoders, which need limits: their output is collected and they
-//! can be killed.
+//! `otelctx_profile::worker` starts and follows workers; its own are decoders, which need limits: their
+//! output is collected and they can be killed.
 
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, PipeReader, PipeWriter, Write};
 use std::num::NonZero;
-use std::os::fd::AsFd;
+use std::ops::ControlFlow::{Break, Continue};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, dup2_stderr, dup2_stdout};
-use otelctx_profile::worker::start;
+use otelctx_profile::worker::{self, Event, PERIOD, start};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -31,8 +30,6 @@ use crate::error::Error;
 use crate::output::terminal;
 use crate::suspend;
 
-/// Interval between checks of a worker, in milliseconds.
-const PERIOD: u8 = 100;
 /// Periods without progress, 2 s in all, after which a worker is abandoned. A worker that computes,
 /// waits for a thread to stop or goes on to the next process makes progress.
 const MAX_STALLED_PERIODS: u32 = 20;
@@ -41,9 +38,6 @@ const STALL_TIMEOUT: Duration = Duration::from_millis(PERIOD as u64 * MAX_STALLE
 /// How long the inspection of one process may exceed its deadline, whatever progress it makes: each
 /// page that arrives late is progress. On a busy machine, an inspection also ends late.
 const GRACE: Duration = Duration::from_secs(10);
-
-/// Bytes of a worker's output that are passed on at a time: the capacity of a pipe.
-const CHUNK: usize = 64 << 10;
 
 /// Attempts at a system call that fails, for example because of a signal.
 const MAX_ATTEMPTS: u32 = 8;
@@ -148,11 +142,7 @@ fn run(
     let (output, stdout) = io::pipe().map_err(Error::StartWorker)?;
     let (errors, stderr) = io::pipe().map_err(Error::StartWorker)?;
     // Each process has its own copy, and closes the ends that it does not use.
-    let mut readers = Some(vec![
-        (Source::Messages, messages),
-        (Source::Output, output),
-        (Source::Errors, errors),
-    ]);
+    let mut readers = Some(vec![messages, output, errors]);
     let mut blocked = Some(suspend::block());
     let started = start(|| {
         readers = None;
@@ -193,13 +183,9 @@ fn status_of(child: Pid) -> i32 {
     -1
 }
 
-/// What a pipe from a worker carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    Messages,
-    Output,
-    Errors,
-}
+/// The positions of a worker's pipes for messages and for standard output; then come errors.
+const MESSAGES: usize = 0;
+const OUTPUT: usize = 1;
 
 /// Passes on a worker's output until it has closed all of its pipes, or until it has to be abandoned
 /// because it makes no progress with a process, or inspects one for longer than `timeout`.
@@ -207,108 +193,58 @@ fn follow(
     child: Pid,
     inspected: &AtomicI32,
     timeout: Duration,
-    mut pipes: Vec<(Source, PipeReader)>,
+    pipes: Vec<PipeReader>,
     mut receive: impl FnMut(&[u8]),
 ) -> Result<Option<End>, Error> {
     let max_periods = timeout.as_millis().div_ceil(PERIOD.into());
     // The process and the worker's CPU time.
     let mut progress = (NONE, None);
     let (mut stalled, mut inspecting) = (0, 0);
-    let mut ended = false;
-    let mut failures = 0;
     let mut messages = Vec::new();
-    let mut chunk = vec![0; CHUNK];
-    while !pipes.is_empty() {
-        let ready = match ready(&pipes) {
-            Err(_) if failures < MAX_ATTEMPTS => {
-                failures += 1;
-                continue;
+    let ended = worker::follow(child.as_raw(), pipes, |event| {
+        let (pipe, new) = match event {
+            Event::Output(pipe, new) => (pipe, new),
+            Event::Nothing => {
+                let now = (inspected.load(Ordering::Acquire), cpu_time(child));
+                // Periods are counted instead of reading a clock: time in which this process is
+                // stopped, for example by Ctrl-Z, does not count.
+                let count = |periods, same: bool| match same && now.0 != NONE {
+                    true => periods + 1,
+                    false => 0,
+                };
+                stalled = count(stalled, now == progress);
+                inspecting = count(inspecting, now.0 == progress.0);
+                progress = now;
+                let waited = match () {
+                    () if stalled >= MAX_STALLED_PERIODS.into() => STALL_TIMEOUT,
+                    () if inspecting >= max_periods => timeout,
+                    () => return Continue(true),
+                };
+                return Break(Ok(End::Abandoned(now.0, waited)));
             }
-            ready => ready.map_err(|errno| Error::ReadWorker(errno.into()))?,
         };
-        if !ready.is_empty() {
-            stalled = 0;
-        } else {
-            let now = (inspected.load(Ordering::Acquire), cpu_time(child));
-            // Periods are counted instead of reading a clock: time in which this process is stopped,
-            // for example by Ctrl-Z, does not count.
-            let count = |periods, same: bool| match same && now.0 != NONE {
-                true => periods + 1,
-                false => 0,
-            };
-            stalled = count(stalled, now == progress);
-            inspecting = count(inspecting, now.0 == progress.0);
-            progress = now;
-            if stalled >= u128::from(MAX_STALLED_PERIODS) {
-                return Ok(Some(End::Abandoned(now.0, STALL_TIMEOUT)));
-            }
-            if inspecting >= max_periods {
-                return Ok(Some(End::Abandoned(now.0, timeout)));
-            }
-            // Another process may hold its pipes open. One more period without output after its end:
-            // everything that it wrote was read.
-            if ended {
-                return Ok(None);
-            }
-            ended = has_ended(child);
-        }
-        // In reverse, so that removing a pipe keeps the indices of the others.
-        for index in ready.into_iter().rev() {
-            let (source, pipe) = &mut pipes[index];
-            let size = match pipe.read(&mut chunk) {
-                Err(_) if failures < MAX_ATTEMPTS => {
-                    failures += 1;
-                    continue;
+        stalled = 0;
+        match pipe {
+            MESSAGES => {
+                messages.extend_from_slice(new);
+                while let Some(end) = messages.iter().position(|byte| *byte == b'\n') {
+                    receive(&messages[..end]);
+                    messages.drain(..=end);
                 }
-                size => size.map_err(Error::ReadWorker)?,
-            };
-            failures = 0;
-            if size == 0 {
-                pipes.remove(index);
-                continue;
             }
-            let new = &chunk[..size];
-            let is_wanted = match source {
-                Source::Messages => {
-                    messages.extend_from_slice(new);
-                    while let Some(end) = messages.iter().position(|byte| *byte == b'\n') {
-                        receive(&messages[..end]);
-                        messages.drain(..=end);
-                    }
-                    true
-                }
-                Source::Output => terminal::pass_on(new).map_err(Error::Output)?,
-                Source::Errors => {
-                    // One retry; a failure could not be reported anywhere.
-                    let _ = io::stderr()
-                        .write_all(new)
-                        .or_else(|_| io::stderr().write_all(new));
-                    true
-                }
-            };
-            if !is_wanted {
-                pipes.remove(index);
+            OUTPUT => match terminal::pass_on(new) {
+                Ok(is_wanted) => return Continue(is_wanted),
+                Err(error) => return Break(Err(Error::Output(error))),
+            },
+            _ => {
+                // One retry; a failure could not be reported anywhere.
+                let mut errors = io::stderr();
+                let _ = errors.write_all(new).or_else(|_| errors.write_all(new));
             }
         }
-    }
-    Ok(None)
-}
-
-fn has_ended(child: Pid) -> bool {
-    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-    let status = waitid(Id::Pid(child), flags);
-    status.is_ok_and(|status| status != WaitStatus::StillAlive)
-}
-
-/// The pipes that have data or have ended; none after a period.
-fn ready(pipes: &[(Source, PipeReader)]) -> nix::Result<Vec<usize>> {
-    let mut polled: Vec<PollFd> = Vec::new();
-    for (_, pipe) in pipes {
-        polled.push(PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
-    }
-    poll(&mut polled, PERIOD)?;
-    let any = |(index, polled): (usize, &PollFd)| polled.any().unwrap_or(true).then_some(index);
-    Ok(polled.iter().enumerate().filter_map(any).collect())
+        Continue(true)
+    });
+    ended.map_err(Error::ReadWorker)?.transpose()
 }
 
 /// CPU time of all threads of a process.
