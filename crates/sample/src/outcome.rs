@@ -62,7 +62,7 @@ impl<C> Found<C> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ReadStep {
-    /// Finding out where the variable is: not done yet, or no longer true.
+    /// Finding out where the variable is: not done yet, failed, or no longer true.
     Resolve,
     /// Choosing how to access the variable: this reader does not support what the process does.
     Access,
@@ -108,7 +108,7 @@ impl ReadStep {
 impl fmt::Display for ReadStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Resolve => "the variable was not resolved yet",
+            Self::Resolve => "the variable is not resolved",
             Self::Access => "the access to the variable is not supported",
             Self::Thread => "the thread could not be stopped",
             Self::Memory => "the process's memory could not be opened",

@@ -127,8 +127,10 @@ impl Processes {
             let tracked = self.tracker.get(pid);
             let publishes = tracked.is_some_and(|Tracked { process, .. }| {
                 let status = process.threads();
-                matches!(status, ThreadStatus::Readable(_) | ThreadStatus::Unreadable)
-                    || !process.runtimes().is_empty()
+                matches!(
+                    status,
+                    ThreadStatus::Readable(_) | ThreadStatus::Unreadable(_)
+                ) || !process.runtimes().is_empty()
             });
             if publishes {
                 publishers.push(pid);
@@ -225,7 +227,8 @@ impl Processes {
             let code = &mut tracked.data.code;
             code.explain(process, running, seen.user_stack, build_ids, catalog);
         }
-        if found == Found::Unreadable(ReadStep::Resolve) {
+        let has_failed = matches!(tracked.process.threads(), ThreadStatus::Unreadable(_));
+        if found == Found::Unreadable(ReadStep::Resolve) && !has_failed {
             self.tracker.request_now(seen.pid);
         } else {
             self.tracker.request(seen.pid);
@@ -288,7 +291,7 @@ fn found(
     });
     match (found, tracked.process.threads()) {
         (Found::NotPublished, ThreadStatus::NotPublished) => Found::NotPublished,
-        (Found::NotPublished, ThreadStatus::Unreadable) => Found::Unreadable(ReadStep::Access),
+        (Found::NotPublished, ThreadStatus::Unreadable(step)) => Found::Unreadable(*step),
         // Not scanned yet, or not told to the observer yet.
         (Found::NotPublished, _) => Found::Unreadable(ReadStep::Resolve),
         (found, _) => found,
@@ -410,5 +413,23 @@ mod tests {
         assert_ne!(first.thread, second.thread);
         // Until it is scanned it is not known whether it publishes.
         assert_eq!(second.found, Found::Unreadable(ReadStep::Resolve));
+    }
+
+    #[test]
+    fn a_process_that_could_not_be_scanned_is_not_resolved() {
+        let Some(target) = workers() else { return };
+        let pid = target.pid();
+        // There is no time for it.
+        let timeout = Some(Duration::from_nanos(1));
+        let mut processes = Processes::new(reader::Options::default(), timeout);
+        let mut catalog = Catalog::new();
+        processes.add(pid).unwrap();
+        processes.scan(pid);
+        let status = processes.get_mut(pid).unwrap().process.threads();
+        assert!(matches!(status, ThreadStatus::Unreadable(_)), "{status:?}");
+        let sample = processes.sample(&observation(pid), &mut catalog);
+        assert_eq!(sample.found, Found::Unreadable(ReadStep::Resolve));
+        let counted = processes.counts.unreadable[ReadStep::Resolve as usize];
+        assert_eq!((counted, processes.counts.unreadable_samples()), (1, 1));
     }
 }

@@ -7,8 +7,8 @@ use otelctx_reader as reader;
 use reader::remote;
 use reader::runtime::Present;
 use reader::{
-    Broken, ContextState, Error, FileCache, Poll, ProcessContext, ThreadSupport, ThreadVariables,
-    Unreadable,
+    Broken, ContextState, Error, FileCache, Poll, ProcessContext, ReadStep, ThreadSupport,
+    ThreadVariables, Unreadable,
 };
 use remote::process::{Sizes, SizesFile};
 
@@ -71,8 +71,8 @@ pub enum ThreadStatus {
     Readable(ThreadVariables),
     /// The process publishes none.
     NotPublished,
-    /// The process publishes them, and they cannot be read.
-    Unreadable,
+    /// They cannot be read: this step failed.
+    Unreadable(ReadStep),
 }
 
 /// Whether a process is still the one that it was.
@@ -89,9 +89,9 @@ impl ThreadStatus {
             Ok(ThreadSupport::Unreadable(Unreadable::NoProcessContext | Unreadable::NoSchema)) => {
                 Self::NotPublished
             }
-            Ok(ThreadSupport::Unreadable(_)) => Self::Unreadable,
+            Ok(ThreadSupport::Unreadable(_)) => Self::Unreadable(ReadStep::Access),
             Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => Self::NotPublished,
-            Err(_) => Self::Unreadable,
+            Err(_) => Self::Unreadable(ReadStep::Resolve),
         }
     }
 
@@ -385,7 +385,9 @@ impl TrackedProcess {
             }
             _ if any_schema => ThreadStatus::of(reader.thread_support_of(&ContextState::Absent)),
             ContextStatus::Absent => ThreadStatus::NotPublished,
-            ContextStatus::Broken(_) | ContextStatus::Failed(_) => ThreadStatus::Unreadable,
+            ContextStatus::Broken(_) | ContextStatus::Failed(_) => {
+                ThreadStatus::Unreadable(ReadStep::Resolve)
+            }
         };
         let is_same = status.is_same(&self.threads);
         self.threads = status;
