@@ -1,6 +1,6 @@
 //! One sample of one thread, and the counters of a recording.
 
-use std::ops::AddAssign;
+use std::ops::{AddAssign, SubAssign};
 
 use otelctx_format::record::Skipped;
 
@@ -74,6 +74,18 @@ pub struct Counts {
 
 impl AddAssign for Counts {
     fn add_assign(&mut self, other: Self) {
+        self.combine(other, |one, other| one + other);
+    }
+}
+
+impl SubAssign for Counts {
+    fn sub_assign(&mut self, other: Self) {
+        self.combine(other, |one, other| one - other);
+    }
+}
+
+impl Counts {
+    fn combine(&mut self, other: Self, combine: fn(u64, u64) -> u64) {
         // Every field is named, so that a new one cannot be forgotten.
         let Self {
             attached,
@@ -91,24 +103,26 @@ impl AddAssign for Counts {
             truncated_records,
         } = other;
         for (number, other) in self.unreadable.iter_mut().zip(unreadable) {
-            *number += other;
+            *number = combine(*number, other);
         }
-        self.attached += attached;
-        self.detached += detached;
-        self.not_published += not_published;
-        self.invalid += invalid;
-        self.lost += lost;
-        self.truncated_stacks += truncated_stacks;
-        self.missing_stacks += missing_stacks;
-        self.incomplete_steps += incomplete_steps;
-        self.context_conflicts += context_conflicts;
-        self.unknown_keys += unknown_keys;
-        self.not_utf8 += not_utf8;
-        self.truncated_records += truncated_records;
+        for (number, other) in [
+            (&mut self.attached, attached),
+            (&mut self.detached, detached),
+            (&mut self.not_published, not_published),
+            (&mut self.invalid, invalid),
+            (&mut self.lost, lost),
+            (&mut self.truncated_stacks, truncated_stacks),
+            (&mut self.missing_stacks, missing_stacks),
+            (&mut self.incomplete_steps, incomplete_steps),
+            (&mut self.context_conflicts, context_conflicts),
+            (&mut self.unknown_keys, unknown_keys),
+            (&mut self.not_utf8, not_utf8),
+            (&mut self.truncated_records, truncated_records),
+        ] {
+            *number = combine(*number, other);
+        }
     }
-}
 
-impl Counts {
     /// Counts one sample.
     pub fn add(&mut self, found: Found) {
         match found {
@@ -172,5 +186,18 @@ mod tests {
         assert_eq!(counts.unreadable, [1; ReadStep::ALL.len()]);
         assert_eq!(counts.unreadable_samples(), 7);
         assert_eq!(counts.samples(), 10);
+    }
+
+    #[test]
+    fn counters_are_added_and_subtracted_one_by_one() {
+        let mut counts = Counts::default();
+        counts.add(Found::Unreadable(ReadStep::Record));
+        (counts.lost, counts.unknown_keys) = (3, 5);
+        let mut twice = counts;
+        twice += counts;
+        let unreadable = twice.unreadable[ReadStep::Record as usize];
+        assert_eq!((unreadable, twice.lost, twice.unknown_keys), (2, 6, 10));
+        twice -= counts;
+        assert_eq!(twice, counts);
     }
 }

@@ -6,10 +6,10 @@ use otelctx_profile::Recording;
 use otelctx_profile::sample::{Counts, Found, ProcessId, ReadStep, Sample};
 use otelctx_sampler::Method;
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
 
 use super::output::Written;
 use super::send::Delivery;
+use crate::output::counts::CountsJson;
 use crate::output::text::{count, grouped};
 
 /// What was recorded.
@@ -179,57 +179,6 @@ struct SummaryJson<'s> {
     counts: CountsJson,
     files: &'s [Written],
     sent: Option<&'s Delivery>,
-}
-
-/// All counters.
-#[derive(Serialize)]
-struct CountsJson {
-    attached: u64,
-    detached: u64,
-    not_published: u64,
-    invalid: u64,
-    unreadable: StepsJson,
-    lost: u64,
-    truncated_records: u64,
-    unknown_keys: u64,
-    not_utf8: u64,
-    truncated_stacks: u64,
-    missing_stacks: u64,
-    incomplete_steps: u64,
-    context_conflicts: u64,
-}
-
-impl CountsJson {
-    fn of(counts: &Counts) -> Self {
-        Self {
-            attached: counts.attached,
-            detached: counts.detached,
-            not_published: counts.not_published,
-            invalid: counts.invalid,
-            unreadable: StepsJson(counts.unreadable),
-            lost: counts.lost,
-            truncated_records: counts.truncated_records,
-            unknown_keys: counts.unknown_keys,
-            not_utf8: counts.not_utf8,
-            truncated_stacks: counts.truncated_stacks,
-            missing_stacks: counts.missing_stacks,
-            incomplete_steps: counts.incomplete_steps,
-            context_conflicts: counts.context_conflicts,
-        }
-    }
-}
-
-/// A counter by the name of each step.
-struct StepsJson([u64; ReadStep::ALL.len()]);
-
-impl Serialize for StepsJson {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (step, number) in ReadStep::ALL.into_iter().zip(self.0) {
-            map.serialize_entry(step.name(), &number)?;
-        }
-        map.end()
-    }
 }
 
 #[cfg(test)]

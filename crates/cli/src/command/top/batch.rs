@@ -12,6 +12,7 @@ use super::rows::{By, Key, Row, attribute_keys, rows};
 use super::{Plan, attribute};
 use crate::error::Error;
 use crate::interrupt;
+use crate::output::counts::CountsJson;
 use crate::output::terminal::{self, Style, Terminal};
 use crate::output::text::{count, grouped};
 use crate::output::{clock, json};
@@ -95,7 +96,7 @@ fn table(
     terminal: &Terminal,
 ) -> String {
     let (window, share) = (&feed.window, plan.share(&feed.window));
-    let lost = match window.lost() {
+    let lost = match window.counts().lost {
         0 => String::new(),
         lost => format!(" · {} lost", grouped(lost as usize)),
     };
@@ -132,6 +133,7 @@ struct Report<'r> {
     samples: u64,
     with_context: u64,
     lost: u64,
+    counts: CountsJson,
     by: &'static str,
     attribute: Option<&'r str>,
     rows: Vec<ReportRow<'r>>,
@@ -180,7 +182,8 @@ fn line_of_json(
         },
         samples: window.samples(),
         with_context: attached.map(|(_, samples)| samples).sum(),
-        lost: window.lost(),
+        lost: window.counts().lost,
+        counts: CountsJson::of(&window.counts()),
         by: match by {
             By::Thread => "thread",
             By::Attribute(_) => "attribute",

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use otelctx_profile::sample::format::record;
 use otelctx_profile::sample::{
-    Catalog, ContextId, Found, ProcessFacts, Rotation, Sample, ThreadId,
+    Catalog, ContextId, Counts, Found, ProcessFacts, Rotation, Sample, ThreadId,
 };
 use otelctx_sampler::{Sampler, monotonic};
 
@@ -32,8 +32,8 @@ pub(super) struct Feed<'c> {
     pub(super) generation: u32,
     rotation: Rotation,
     pub(super) window: Window,
-    /// Samples lost before the slice began.
-    lost: u64,
+    /// The counters when the slice began.
+    counts: Counts,
     known: Known,
 }
 
@@ -56,7 +56,7 @@ impl<'c> Feed<'c> {
             generation: 0,
             rotation: Rotation::new(MAX_CATALOG, MIN_SAMPLES),
             window: Window::new(length, monotonic()),
-            lost: 0,
+            counts: Counts::default(),
             known: Known::default(),
         }
     }
@@ -102,9 +102,11 @@ impl<'c> Feed<'c> {
     /// Takes the samples that have arrived, and ends the slice.
     pub(super) fn close(&mut self) {
         self.drain();
-        let lost = self.sampler.counts().lost;
-        self.window.close(monotonic(), lost - self.lost);
-        self.lost = lost;
+        let counts = self.sampler.counts();
+        let mut slice = counts;
+        slice -= self.counts;
+        self.window.close(monotonic(), slice);
+        self.counts = counts;
         self.known = Known::default();
     }
 
@@ -124,7 +126,7 @@ impl<'c> Feed<'c> {
         self.generation += 1;
         self.known = Known::default();
         self.window.restart(monotonic());
-        self.lost = self.sampler.counts().lost;
+        self.counts = self.sampler.counts();
     }
 }
 

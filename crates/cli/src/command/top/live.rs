@@ -143,7 +143,7 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
         cpus: plan.cpus,
         samples: window.samples(),
         attached: attached.map(|(_, samples)| samples).sum(),
-        lost: window.lost(),
+        lost: window.counts().lost,
         stopping: plan.stopping.clone(),
         stack,
         rows,

@@ -272,6 +272,8 @@ fn most<T, O: Ord>(of: impl Iterator<Item = (T, u64)>, order: impl Fn(&T) -> O) 
 
 #[cfg(test)]
 mod tests {
+    use otelctx_profile::sample::Counts;
+
     use super::super::window::tests::{add, context, thread};
     use super::*;
 
@@ -282,7 +284,7 @@ mod tests {
         add(&mut window, thread(1, 12), Some(context(1, "/a")), 4);
         add(&mut window, thread(2, 21), Some(context(3, "/b")), 3);
         add(&mut window, thread(2, 22), None, 1);
-        window.close(1_000_000_000, 0);
+        window.close(1_000_000_000, Counts::default());
         window
     }
 

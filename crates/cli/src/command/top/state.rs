@@ -220,6 +220,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use otelctx_profile::sample::Counts;
+
     use super::super::rows::rows;
     use super::super::window::Window;
     use super::super::window::tests::{add, context, thread};
@@ -231,7 +233,7 @@ mod tests {
             let context = context(tid as u64, &format!("/route-{tid}"));
             add(&mut window, thread(9, tid), Some(context), 4 - tid as usize);
         }
-        window.close(1, 0);
+        window.close(1, Counts::default());
         rows(&window, &By::Thread, "http.route", &mut |_| Key::Nothing)
     }
 

@@ -1,3 +1,4 @@
+use otelctx_profile::sample::Counts;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
@@ -28,7 +29,7 @@ fn window() -> Window {
     }
     add(&mut window, worker(4712), Some(context(7, "/health")), 50);
     add(&mut window, worker(4715), None, 50);
-    window.close(10_000_000_000, 0);
+    window.close(10_000_000_000, Counts::default());
     window
 }
 
@@ -241,7 +242,7 @@ fn names_from_targets_can_not_drive_the_terminal() {
         ..context(1, "")
     };
     add(&mut window, hostile, Some(context), 1);
-    window.close(1_000_000_000, 0);
+    window.close(1_000_000_000, Counts::default());
     let mut state = state();
     state.details = true;
     state.at = Some(0);
@@ -277,14 +278,14 @@ fn nothing_to_see_is_said() {
     let mut window = Window::new(0, 0);
     let lines = screen(60, 8, &state, &shown_of(&window, &state));
     assert_eq!(lines[3], "sampling …");
-    window.close(1_000_000_000, 0);
+    window.close(1_000_000_000, Counts::default());
     let lines = screen(60, 8, &state, &shown_of(&window, &state));
     assert_eq!(lines[3], "nothing ran in this window");
     state.filter = "x".into();
     let lines = screen(60, 8, &state, &shown_of(&window, &state));
     assert_eq!(lines[3], "no row matches the filter");
     add(&mut window, thread(1, 2), None, 1);
-    window.close(2_000_000_000, 0);
+    window.close(2_000_000_000, Counts::default());
     let mut shown = shown_of(&window, &state);
     (shown.attached, shown.values) = (0, Vec::new());
     assert_eq!(

@@ -9,7 +9,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::rc::Rc;
 
-use otelctx_profile::sample::StackId;
+use otelctx_profile::sample::{Counts, StackId};
 use otelctx_reader::format::{SpanId, TraceId};
 
 /// Maximum number of cells of a slice with thread, context and stack.
@@ -186,7 +186,8 @@ struct Slice {
     end: u64,
     cells: HashMap<Cell, u64>,
     samples: u64,
-    lost: u64,
+    /// Of all samples, including the ones that a filter dropped.
+    counts: Counts,
 }
 
 impl Slice {
@@ -196,7 +197,7 @@ impl Slice {
             end: start,
             cells: HashMap::new(),
             samples: 0,
-            lost: 0,
+            counts: Counts::default(),
         }
     }
 }
@@ -270,10 +271,10 @@ impl Window {
         }
     }
 
-    /// Ends the slice, in which `lost` samples were lost, and drops slices that are too old.
-    pub(super) fn close(&mut self, now: u64, lost: u64) {
+    /// Ends the slice with its counters, and drops slices that are too old.
+    pub(super) fn close(&mut self, now: u64, counts: Counts) {
         let mut slice = std::mem::replace(&mut self.current, Slice::from(now));
-        (slice.end, slice.lost) = (now.max(slice.start), lost);
+        (slice.end, slice.counts) = (now.max(slice.start), counts);
         let size = |slice: &Slice| 1 + slice.cells.len();
         self.size += size(&slice);
         self.slices.push_back(slice);
@@ -311,8 +312,10 @@ impl Window {
         self.slices.iter().map(|slice| slice.samples).sum()
     }
 
-    pub(super) fn lost(&self) -> u64 {
-        self.slices.iter().map(|slice| slice.lost).sum()
+    pub(super) fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        self.slices.iter().for_each(|slice| counts += slice.counts);
+        counts
     }
 }
 
@@ -370,9 +373,12 @@ pub(super) mod tests {
         let mut window = Window::new(30, 1000);
         for (number, samples) in [1, 2, 4, 8, 16].into_iter().enumerate() {
             add(&mut window, thread(1, 2), None, samples);
-            window.close(1010 + 10 * number as u64, samples as u64);
+            let mut counts = Counts::default();
+            (counts.lost, counts.invalid) = (samples as u64, 1);
+            window.close(1010 + 10 * number as u64, counts);
         }
-        assert_eq!((window.samples(), window.lost()), (4 + 8 + 16, 4 + 8 + 16));
+        let Counts { lost, invalid, .. } = window.counts();
+        assert_eq!((window.samples(), lost, invalid), (28, 28, 3));
         assert_eq!(window.wall(), 30);
         assert_eq!(sum(&window), 28);
         window.restart(2000);
@@ -387,7 +393,7 @@ pub(super) mod tests {
         let mut window = Window::new(0, 0);
         for end in [10, 19, 31] {
             add(&mut window, thread(1, 2), None, 1);
-            window.close(end, 0);
+            window.close(end, Counts::default());
         }
         assert_eq!((window.samples(), window.wall()), (1, 12));
     }
@@ -401,7 +407,7 @@ pub(super) mod tests {
                 let context = context(slice * MANY + number + 1, "/");
                 add(&mut window, thread(1, number as i32 + 1), Some(context), 1);
             }
-            window.close(slice * 10, 0);
+            window.close(slice * 10, Counts::default());
             assert!(window.cells().count() <= MAX_TOTAL_CELLS);
         }
         assert_eq!(sum(&window), window.samples());
@@ -410,7 +416,7 @@ pub(super) mod tests {
         // Empty slices count as well.
         let mut window = Window::new(u64::MAX, 0);
         for end in 0..2 * MAX_TOTAL_CELLS as u64 {
-            window.close(1000 + end, 0);
+            window.close(1000 + end, Counts::default());
         }
         assert_eq!(window.slices.len(), MAX_TOTAL_CELLS);
     }
@@ -427,7 +433,7 @@ pub(super) mod tests {
             for tid in 0..MANY {
                 add(&mut window, thread(7, 10 + tid as i32), None, 1);
             }
-            window.close(slice * 10, 0);
+            window.close(slice * 10, Counts::default());
             assert!(window.cells().count() <= window.slices.len() * (MAX_CELLS + 1));
         }
         assert_eq!(window.samples(), 2 * 2 * MANY);
@@ -438,7 +444,7 @@ pub(super) mod tests {
         let others = window.cells().filter(|(cell, _)| cell.thread.is_others());
         assert!(others.map(|(_, samples)| samples).sum::<u64>() > MANY / 2);
         for slice in 0..2 {
-            window.close(100 + slice * 20, 0);
+            window.close(100 + slice * 20, Counts::default());
         }
         assert_eq!(window.cells().count(), 0);
         assert!(window.threads.0.is_empty() && window.contexts.0.is_empty());

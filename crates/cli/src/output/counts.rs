@@ -1,0 +1,57 @@
+//! Counters of samples, as JSON.
+
+use otelctx_profile::sample::{Counts, ReadStep};
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+/// All counters (docs/json.md).
+#[derive(Debug, Serialize)]
+pub(crate) struct CountsJson {
+    attached: u64,
+    detached: u64,
+    not_published: u64,
+    invalid: u64,
+    unreadable: StepsJson,
+    lost: u64,
+    truncated_records: u64,
+    unknown_keys: u64,
+    not_utf8: u64,
+    truncated_stacks: u64,
+    missing_stacks: u64,
+    incomplete_steps: u64,
+    context_conflicts: u64,
+}
+
+impl CountsJson {
+    pub(crate) fn of(counts: &Counts) -> Self {
+        Self {
+            attached: counts.attached,
+            detached: counts.detached,
+            not_published: counts.not_published,
+            invalid: counts.invalid,
+            unreadable: StepsJson(counts.unreadable),
+            lost: counts.lost,
+            truncated_records: counts.truncated_records,
+            unknown_keys: counts.unknown_keys,
+            not_utf8: counts.not_utf8,
+            truncated_stacks: counts.truncated_stacks,
+            missing_stacks: counts.missing_stacks,
+            incomplete_steps: counts.incomplete_steps,
+            context_conflicts: counts.context_conflicts,
+        }
+    }
+}
+
+/// A counter by the name of each step.
+#[derive(Debug)]
+struct StepsJson([u64; ReadStep::ALL.len()]);
+
+impl Serialize for StepsJson {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (step, number) in ReadStep::ALL.into_iter().zip(self.0) {
+            map.serialize_entry(step.name(), &number)?;
+        }
+        map.end()
+    }
+}
