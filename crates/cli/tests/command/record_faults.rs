@@ -185,20 +185,26 @@ fn numbers_and_choices_that_make_no_sense_are_refused() {
     assert_eq!(scratch.names(), [""; 0]);
 }
 
-/// A file system of 64 KiB, with nothing left in it. Taken away when dropped.
+/// A small file system. Unmounted when dropped.
 struct Full(String);
 
 impl Full {
-    fn new(scratch: &Scratch) -> Option<Self> {
+    fn mount(scratch: &Scratch, size: &str) -> Option<Self> {
         let path = scratch.path("full");
         fs::create_dir(&path).unwrap();
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        let options = Some("size=64k,mode=777");
+        let options = format!("size={size},mode=777");
+        let options = Some(&options[..]);
         if let Err(error) = mount(Some("otelctx-test"), &*path, Some("tmpfs"), flags, options) {
             eprintln!("skipped: no file system can be mounted: {error}");
             return None;
         }
-        let full = Self(path);
+        Some(Self(path))
+    }
+
+    /// 64 KiB, with nothing left.
+    fn new(scratch: &Scratch) -> Option<Self> {
+        let full = Self::mount(scratch, "64k")?;
         let mut filler = fs::File::create(full.path("filler")).unwrap();
         while filler.write_all(&[1; 512]).is_ok() {}
         Some(full)
@@ -261,6 +267,35 @@ fn a_full_disk_leaves_no_part_of_a_file_and_the_other_files_are_written() {
         fs::remove_file(&good).unwrap();
     }
     assert_eq!(scratch.names(), ["full"]);
+}
+
+/// The spool is beside the first output, and gone when the files are written.
+#[test]
+fn a_disk_that_fills_up_ends_the_recording_and_nothing_is_lost() {
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let scratch = Scratch::new("record-fills");
+    let Some(disk) = Full::mount(&scratch, "1m") else {
+        return;
+    };
+    let (folded, otlp) = (disk.path("a.folded"), scratch.path("b.otlp"));
+    let arguments = ["record", "--json", "-F", "20000", "-d", "600", "-p", &pid];
+    let answer = otelctx(&[&arguments[..], &["-o", &folded, "-o", &otlp]].concat()).expect(2);
+    let said = "the recording ended early, because samples cannot be kept: No space left on device";
+    assert!(answer.stderr.contains(said), "{answer:?}");
+    let json: serde_json::Value = serde_json::from_str(&answer.stdout).unwrap();
+    let samples = json["samples"].as_u64().unwrap();
+    assert!(json["duration_ns"].as_u64().unwrap() < 600_000_000_000);
+    // A sample takes 37 bytes there, and less than 256 KiB of them were not written yet.
+    assert!(samples * 37 > (1 << 20) - (256 << 10), "{samples}");
+    assert_eq!(json["files"].as_array().unwrap().len(), 2, "{json}");
+    let folded = fs::read_to_string(folded).unwrap();
+    let count = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap();
+    assert_eq!(folded.lines().map(count).sum::<u64>(), samples);
+    let report = otelctx(&["report", "--json", &otlp]).expect(0);
+    let report: serde_json::Value = serde_json::from_str(&report.stdout).unwrap();
+    assert_eq!(report["samples"], samples, "{report}");
+    assert_eq!(disk.names(), ["a.folded"]);
 }
 
 #[test]

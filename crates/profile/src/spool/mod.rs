@@ -26,9 +26,9 @@ use part::Part;
 const BUFFER: usize = 256 * 1024;
 /// A catalog that takes more memory than this is replaced, in bytes: small beside what the command
 /// takes anyway, so that its memory hardly changes.
-const MAX_CATALOG: usize = 4 << 20;
-/// But not before it has served this many samples: five seconds of two busy CPUs at 999 Hz.
-const MIN_SEGMENT_SAMPLES: u64 = 10_000;
+const MAX_CATALOG: usize = 2 << 20;
+/// But not before it has served this many samples: two and a half seconds of two busy CPUs at 999 Hz.
+const MIN_SEGMENT_SAMPLES: u64 = 5_000;
 /// A part is full with this many samples: with all that a profile keeps of each some 400 MB.
 const MAX_PART_SAMPLES: usize = 4_000_000;
 /// A part is full when its catalog takes this much memory, in bytes. As OTLP it is smaller than
