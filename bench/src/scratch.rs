@@ -59,6 +59,22 @@ pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Builds the command and returns its path.
+pub(crate) fn otelctx() -> Result<String, String> {
+    let mut build = cargo();
+    build.args([
+        "build",
+        "--release",
+        "--locked",
+        "--quiet",
+        "-p",
+        "otelctx-cli",
+    ]);
+    output(&mut build)?;
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    Ok(own.with_file_name("otelctx").display().to_string())
+}
+
 /// Builds in release mode; returns the files that cargo made.
 pub(crate) fn cargo_build(arguments: &[&str]) -> Result<Vec<PathBuf>, String> {
     let mut command = cargo();

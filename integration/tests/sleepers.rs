@@ -304,6 +304,12 @@ fn a_sleep_with_a_time_out_is_not_lengthened_for_an_unknown_thread_pointer() {
     assert_eq!(switches(&tids), before);
 }
 
+/// How long to read; `cargo xtask soak` reads for longer.
+fn seconds(short: u64) -> u64 {
+    let long = std::env::var("OTELCTX_SOAK_SECONDS").ok();
+    long.and_then(|long| long.parse().ok()).unwrap_or(short)
+}
+
 /// A record that was being written when it was read has two different numbers.
 fn reads_nothing_torn(protocol: Protocol) {
     let Some(target) = start("torn.c", &[], &["3"]) else {
@@ -324,7 +330,7 @@ fn reads_nothing_torn(protocol: Protocol) {
         (files, memory.read_u64(slot).unwrap())
     });
     let mut threads: Vec<_> = threads.collect();
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(seconds(5));
     let (mut accepted, mut refused, mut stayed) = (0_u64, 0_u64, 0_u64);
     while Instant::now() < deadline {
         for (files, record) in &mut threads {
@@ -434,7 +440,7 @@ fn time_outs_pass_as_without_a_reader() {
     report(&mut read_target);
     report(&mut other);
     let mut stops = 0;
-    for _ in 0..14 * 6 {
+    for _ in 0..14 * seconds(6) {
         let readings = read(&mut Process::open(read_target.pid()).unwrap());
         for (tid, reading) in &readings {
             assert!(

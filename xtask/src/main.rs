@@ -20,6 +20,7 @@ mod named_kernel;
 mod package;
 mod report;
 mod setup;
+mod soak;
 mod test;
 mod unprivileged;
 mod words;
@@ -51,6 +52,7 @@ cargo xtask VERB
   words         check that texts and names use the glossary's words
   bpf           rebuild the sampler's eBPF programs  [--check]
   bench         run the benchmarks  [GROUP] [--json]
+  soak          the runs that take minutes, by hand  [RUN…]
 ";
 
 fn main() -> ExitCode {
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
         "bpf" => bpf::run(rest),
         "words" => words::run(),
         "bench" => bench::run(rest),
+        "soak" => soak::run(rest),
         "help" | "-h" | "--help" => {
             print!("{USAGE}");
             return ExitCode::SUCCESS;

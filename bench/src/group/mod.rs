@@ -4,6 +4,7 @@ mod cdylib;
 mod footprint;
 pub(crate) mod instructions;
 mod keys;
+mod memory;
 pub(crate) mod profile;
 mod publisher;
 mod reader;
@@ -86,6 +87,18 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "a million samples against the program's own log, as root; some minutes",
         by_default: false,
         run: sampler::right_traces,
+    },
+    Group {
+        name: "methods",
+        summary: "ptrace against eBPF on the same programs, as root; some minutes",
+        by_default: false,
+        run: sampler::methods,
+    },
+    Group {
+        name: "memory",
+        summary: "record --all at 999 Hz on a busy machine, as root; ten minutes",
+        by_default: false,
+        run: memory::run,
     },
     Group {
         name: "instructions",

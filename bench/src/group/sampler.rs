@@ -1,15 +1,16 @@
 //! Sampling with eBPF: its cost, and lost samples. Needs root.
 
 mod cost;
+mod traces;
+
+pub(crate) use traces::{methods, right_traces};
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::Target;
-use otelctx_fixtures::sampled::{BuiltSpans, Sampled, SpanProgram};
-use otelctx_fixtures::spans::{SpanLog, Verdict};
+use otelctx_fixtures::sampled::Sampled;
 use otelctx_sampler::sample::{Catalog, Found};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
@@ -22,8 +23,6 @@ const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 const TIME: Duration = Duration::from_secs(3);
 /// Processes besides the one that publishes.
 const PROCESSES: usize = 300;
-/// Samples that are compared with the programs' own logs.
-const RIGHT_SAMPLES: u64 = 1_000_000;
 
 pub(crate) fn run(report: &mut Report) {
     report.group("sampler");
@@ -48,7 +47,7 @@ pub(crate) fn run(report: &mut Report) {
 }
 
 /// A program whose threads keep every CPU busy.
-fn spin(arguments: &[&str]) -> Result<Target, String> {
+pub(crate) fn spin(arguments: &[&str]) -> Result<Target, String> {
     let program = Sampled::own().stacks().ok_or("there is no gcc")?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = format!("threads={threads}");
@@ -61,6 +60,7 @@ fn sampler(options: &Options) -> Result<Sampler, String> {
     let sampler = Sampler::start(options).map_err(|error| error.to_string())?;
     match sampler.method() {
         Method::Ebpf => Ok(sampler),
+        Method::Ptrace(_) if options.without_ebpf => Ok(sampler),
         method => Err(method.to_string()),
     }
 }
@@ -212,108 +212,4 @@ fn first_sample() -> Result<f64, String> {
         });
     }
     Ok(start.elapsed().as_secs_f64() * 1e3)
-}
-
-/// Takes a million samples, of every access model of the variable, and compares each with the log
-/// of the program.
-pub(crate) fn right_traces(report: &mut Report) {
-    report.group("traces");
-    if let Err(why) = right(report) {
-        report.failed("samples with the right trace", &why);
-    }
-}
-
-fn right(report: &mut Report) -> Result<(), String> {
-    let (mut samples, mut wrong, mut with, mut of, mut edge) = (0, 0, 0, 0, 0);
-    let ways = Sampled::own().span_programs();
-    let ways = ways.iter().filter_map(|way| Some((way, way.build()?)));
-    let ways: Vec<_> = ways.collect();
-    if ways.is_empty() {
-        return Err("there is no gcc".into());
-    }
-    let log = std::env::temp_dir().join(format!("otelctx-bench-{}.log", std::process::id()));
-    let each = RIGHT_SAMPLES.div_ceil(ways.len() as u64);
-    for (way, built) in &ways {
-        let mut left = each;
-        while left > 0 {
-            let round = round(way, built, &log)?;
-            left = left.saturating_sub(round.samples);
-            samples += round.samples;
-            wrong += round.wrong;
-            edge += round.edge;
-            with += round.with;
-            of += round.of;
-        }
-        eprintln!(
-            "{}: {samples} samples, {wrong} wrong, {edge} at an edge",
-            way.name
-        );
-    }
-    let _ = fs::remove_file(&log);
-    let work = format!("wrong of {samples} samples, {edge} at an edge");
-    report.alone(work, wrong as f64, "samples", 0.0);
-    let without = (of - with) as f64 * 100.0 / of as f64;
-    report.alone(
-        "of the workers' samples without a context",
-        without,
-        "%",
-        1.0,
-    );
-    Ok(())
-}
-
-#[derive(Default)]
-struct Round {
-    /// With a context.
-    samples: u64,
-    wrong: u64,
-    edge: u64,
-    /// Of those, and of all, of threads that publish.
-    with: u64,
-    of: u64,
-}
-
-fn round(way: &SpanProgram, built: &BuiltSpans, log: &Path) -> Result<Round, String> {
-    let mut command = Command::new(&built.program);
-    command
-        .arg(format!("log={}", log.display()))
-        .arg("seconds=60")
-        .envs(way.environment.iter().copied());
-    if let Some(library) = &built.library {
-        command.arg(format!("lib={}", library.display()));
-    }
-    let target = Target::spawn(&mut command);
-    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
-    options.frequency = 19_999;
-    let mut sampler = sampler(&options)?;
-    let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(20) {
-        std::thread::sleep(INTERVAL);
-        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
-    }
-    sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
-    let truth = SpanLog::read(log, &target.lines[0]).map_err(|error| error.to_string())?;
-    let mut round = Round::default();
-    for sample in samples {
-        let tid = catalog.thread_facts(sample.thread).tid;
-        round.of += u64::from(tid != target.pid());
-        let Found::Attached(context) = sample.found else {
-            continue;
-        };
-        round.with += u64::from(tid != target.pid());
-        round.samples += 1;
-        let context = catalog.context_facts(context);
-        let value = context.attributes.first().map_or("", |(_, value)| value);
-        let (trace, span) = (context.trace_id.to_bytes(), context.span_id.to_bytes());
-        match truth.judge((tid, sample.time), trace, span, value) {
-            Verdict::Right => {}
-            Verdict::Edge => round.edge += 1,
-            Verdict::Wrong(why) => {
-                eprintln!("wrong: {why}");
-                round.wrong += 1;
-            }
-        }
-    }
-    Ok(round)
 }

@@ -146,7 +146,7 @@ fn many_processes(report: &mut Report) -> Result<(), String> {
     report.alone("  its memory", peak_of(&arguments)?, "MiB", 20.0);
 
     // The command takes no list of processes: it reads all of them.
-    let otelctx = otelctx()?;
+    let otelctx = scratch::otelctx()?;
     let all = otelctx_reader::remote::process::processes().map_err(|error| error.to_string())?;
     let pair = against_maps(&all, 21, || {
         let mut ps = Command::new(&otelctx);
@@ -162,7 +162,7 @@ fn many_processes(report: &mut Report) -> Result<(), String> {
 fn many_threads(report: &mut Report) -> Result<(), String> {
     let target = Role::start(&["threads", &THREADS.to_string()])?;
     let pid = target.pid().to_string();
-    let otelctx = otelctx()?;
+    let otelctx = scratch::otelctx()?;
     let text = scratch::output(Command::new(&otelctx).args(["dump", &pid, "--json"]))?;
     let attached = text.matches("/api/v1/cart").count();
     if attached != THREADS {
@@ -238,22 +238,6 @@ fn has_query(pid: i32) -> bool {
     let answer =
         unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, std::ptr::null_mut::<u8>()) };
     answer != 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOTTY)
-}
-
-/// Builds the command and returns its path.
-fn otelctx() -> Result<String, String> {
-    let mut build = scratch::cargo();
-    build.args([
-        "build",
-        "--release",
-        "--locked",
-        "--quiet",
-        "-p",
-        "otelctx-cli",
-    ]);
-    scratch::output(&mut build)?;
-    let own = std::env::current_exe().map_err(|error| error.to_string())?;
-    Ok(own.with_file_name("otelctx").display().to_string())
 }
 
 /// The peak memory that a role of this program prints, in MiB.

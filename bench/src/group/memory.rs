@@ -1,0 +1,128 @@
+//! Memory of `otelctx record --all` over ten minutes on a busy machine. Needs root.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::pair::Pair;
+use crate::row::Report;
+use crate::scratch::{self, Directory};
+
+/// How long to record; `OTELCTX_SOAK_SECONDS` shortens it.
+const TIME: Duration = Duration::from_secs(600);
+/// Of each ten processes on a busy machine most live for a moment only: one is started this often.
+const BETWEEN_STARTS: Duration = Duration::from_millis(20);
+
+pub(crate) fn run(report: &mut Report) {
+    report.group("memory");
+    if let Err(why) = record(report) {
+        report.failed("record --all at 999 Hz", &why);
+    }
+}
+
+/// A process that ends with this value.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Result<Self, String> {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.spawn().map(Self).map_err(|error| error.to_string())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Two services that publish, a program that spins on each CPU, and processes that come and go.
+fn record(report: &mut Report) -> Result<(), String> {
+    let otelctx = scratch::otelctx()?;
+    let _spinning = super::sampler::spin(&[])?;
+    let parent = format!("--parent={}", std::process::id());
+    let service = || Running::start(Command::new(&otelctx).args(["demo-service", &parent]));
+    let _services = [service()?, service()?];
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let _ = Command::new("true").status();
+                std::thread::sleep(BETWEEN_STARTS);
+            }
+        });
+        let measured = measure(report, &otelctx);
+        is_over.store(true, Ordering::Relaxed);
+        measured
+    })
+}
+
+fn measure(report: &mut Report, otelctx: &str) -> Result<(), String> {
+    let seconds = std::env::var("OTELCTX_SOAK_SECONDS").ok();
+    let seconds = seconds.and_then(|seconds| seconds.parse().ok());
+    let time = seconds.map_or(TIME, Duration::from_secs);
+    let directory = Directory::new("memory");
+    let mut command = Command::new(otelctx);
+    command.args(["record", "--all", "-F", "999", "-o"]);
+    let recorder = Running::start(command.arg(directory.path().join("profile.otlp")))?;
+    let start = Instant::now();
+    let mut sizes = Vec::new();
+    while start.elapsed() < time {
+        std::thread::sleep(Duration::from_secs(1));
+        let size = processes(recorder.0.id())?
+            .into_iter()
+            .map(pss)
+            .sum::<f64>();
+        sizes.push(size);
+    }
+    let maps = kernel_maps(recorder.0.id());
+    let minute = sizes.len() / 10;
+    let mean = |sizes: &[f64]| sizes.iter().sum::<f64>() / sizes.len() as f64;
+    let (second, last) = (&sizes[minute..2 * minute], &sizes[9 * minute..]);
+    let pair = Pair::of(mean(last), mean(second));
+    report.pair("minute 10 to minute 2, mean", pair, "MiB", 1.05);
+    let largest = |sizes: &[f64]| sizes.iter().copied().fold(0.0, f64::max);
+    let pair = Pair::of(largest(last), largest(second));
+    report.pair("minute 10 to minute 2, largest", pair, "MiB", 1.05);
+    let smallest = last.iter().copied().fold(f64::MAX, f64::min);
+    report.alone("smallest in minute 10", smallest, "MiB", None);
+    report.alone("its maps in the kernel", maps, "MiB", None);
+    Ok(())
+}
+
+/// A process and its children.
+fn processes(pid: u32) -> Result<Vec<u32>, String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| error.to_string())?;
+    let mut all = vec![pid];
+    for task in tasks.flatten() {
+        let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        all.extend(children.split_whitespace().flat_map(str::parse::<u32>));
+    }
+    Ok(all)
+}
+
+/// A process's share of the memory that it has mapped, in MiB. Pages that it shares count in part.
+fn pss(pid: u32) -> f64 {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let kib = pss.and_then(|pss| pss.trim().trim_end_matches(" kB").parse::<f64>().ok());
+    kib.unwrap_or(0.0) / 1024.0
+}
+
+/// What the kernel accounts for a process's BPF maps and programs, in MiB (proc_pid_fdinfo(5)).
+fn kernel_maps(pid: u32) -> f64 {
+    let files = fs::read_dir(format!("/proc/{pid}/fdinfo"))
+        .into_iter()
+        .flatten();
+    let bytes = files.flatten().filter_map(|file| {
+        let info = fs::read_to_string(file.path()).ok()?;
+        let locked = info
+            .lines()
+            .find_map(|line| line.strip_prefix("memlock:"))?;
+        locked.trim().parse::<f64>().ok()
+    });
+    bytes.sum::<f64>() / (1024.0 * 1024.0)
+}
