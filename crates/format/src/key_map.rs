@@ -19,6 +19,8 @@ pub const KEY_MAP: &str = "threadlocal.attribute_key_map";
 /// How many keys there can be: an index is one byte.
 pub const MAX_KEYS: usize = 256;
 
+/// The thread-local variable that points at a thread's record (OTEP 4947): 8 bytes, exported.
+pub const SYMBOL: &str = "otel_thread_ctx_v1";
 /// The thread-local symbol of the schema for Node.js, exported by an addon.
 pub const NODEJS_SYMBOL: &str = "otel_thread_ctx_nodejs_v1";
 

@@ -46,5 +46,6 @@ pub mod record;
 
 pub use ids::{hexadecimal, ParseIdError, SpanId, TraceFlags, TraceId};
 pub use key_map::{
-    KeyMap, KeyMapError, Schema, KEY_MAP, MAX_KEYS, NODEJS_SYMBOL, SCHEMA_VERSION, THREADLOCAL,
+    KeyMap, KeyMapError, Schema, KEY_MAP, MAX_KEYS, NODEJS_SYMBOL, SCHEMA_VERSION, SYMBOL,
+    THREADLOCAL,
 };

@@ -48,6 +48,7 @@ mod thread_context;
 pub use detected::Detected;
 pub use error::Error;
 pub use otelctx_format as format;
+pub use otelctx_format::SYMBOL;
 pub use otelctx_remote as remote;
 pub use otelctx_remote::FileCache;
 pub use otelctx_sample as sample;
@@ -55,5 +56,5 @@ pub use otelctx_sample::{Found, ReadStep};
 pub use process::{Options, Poll, Process, Threads};
 pub use process_context::{Broken, ContextState, ProcessContext};
 pub use thread_context::{
-    Reading, SYMBOL, StopReason, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
+    Reading, StopReason, StoppedThread, Thread, ThreadSupport, ThreadVariables, Unreadable,
 };

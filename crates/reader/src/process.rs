@@ -8,7 +8,7 @@ use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use otelctx_format::{KeyMap, record};
+use otelctx_format::{KeyMap, SYMBOL, record};
 use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
 use remote::{CodeLayout, FileCache, Memory, MemoryError, ProcessMemory, Target, tls};
@@ -18,7 +18,7 @@ pub(crate) use self::subject::Subject;
 use crate::process_context::{Found, HeaderBytes, Polled};
 use crate::runtime::{Present, Runtimes};
 use crate::sleeping::SleepingThreads;
-use crate::thread_context::{Announced, SYMBOL, Thread, ThreadSupport, is_registered};
+use crate::thread_context::{Announced, Thread, ThreadSupport, is_registered};
 use crate::{ContextState, Detected, Error};
 
 /// Limits of a reader.

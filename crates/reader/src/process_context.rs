@@ -5,19 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use otelctx_format::process_context::{
-    HEADER_SIZE, Header, HeaderError, Payload, PayloadError, Problem, SIGNATURE,
+    HEADER_SIZE, Header, HeaderError, MAPPING_PREFIXES, Payload, PayloadError, Problem, SIGNATURE,
 };
 use otelctx_format::{KeyMap, KeyMapError, Schema};
 use otelctx_remote::mappings::NamedMapping;
 use otelctx_remote::{Memory, MemoryError};
-
-/// How a publisher's mapping is called in `/proc/PID/maps`, by how it was made: a named shared or
-/// private anonymous mapping, or a memfd. ` (deleted)` usually follows the last.
-pub(crate) const NAMES: [&[u8]; 3] = [
-    b"[anon_shmem:OTEL_CTX]",
-    b"[anon:OTEL_CTX]",
-    b"/memfd:OTEL_CTX",
-];
 
 /// Maximum number of mappings with the name of a process context that are read. A process normally
 /// has one; a process with more than this is hostile.
@@ -138,7 +130,9 @@ impl std::error::Error for Broken {}
 
 /// Whether a mapping has the name of a process context.
 pub(crate) fn is_named(name: &[u8]) -> bool {
-    NAMES.iter().any(|prefix| name.starts_with(prefix))
+    MAPPING_PREFIXES
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// Whether memory at `address` starts as a process context does; `None` if it is missing.

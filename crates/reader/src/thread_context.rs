@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_format::record::{self, Context};
-use otelctx_format::{KeyMap, KeyMapError, Schema};
+use otelctx_format::{KeyMap, KeyMapError, SYMBOL, Schema};
 use otelctx_remote as remote;
 use otelctx_sample::Found;
 use remote::threads::Batch;
@@ -16,9 +16,6 @@ use remote::{Memory, MemoryError, Stopped};
 use crate::process::Subject;
 use crate::sleeping::Asleep;
 use crate::{Broken, ContextState, Error, Process};
-
-/// The thread-local variable that points at the record: 8 bytes, exported.
-pub const SYMBOL: &str = "otel_thread_ctx_v1";
 
 /// A page is readable as a whole or not at all. In bytes: the page size of x86-64, and the smallest
 /// of aarch64.

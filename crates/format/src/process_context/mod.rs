@@ -13,3 +13,11 @@ pub use payload::{
 
 /// The name that a publisher gives its mapping, both as a memfd and as an anonymous mapping.
 pub const MAPPING_NAME: &str = "OTEL_CTX";
+
+/// How the name of that mapping starts in `/proc/PID/maps`, by how it was made: named shared or private
+/// anonymous memory, or a memfd, whose name ` (deleted)` usually follows (OTEP 4719, "Reading").
+pub const MAPPING_PREFIXES: [&[u8]; 3] = [
+    b"[anon_shmem:OTEL_CTX]",
+    b"[anon:OTEL_CTX]",
+    b"/memfd:OTEL_CTX",
+];

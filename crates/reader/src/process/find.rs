@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use otelctx_format::process_context::MAPPING_PREFIXES;
 use otelctx_remote::Target;
 use otelctx_remote::mappings::{NameFilter, NamedMapping};
 
@@ -76,7 +77,7 @@ impl Process {
             }
         };
         let filter = NameFilter {
-            names: &process_context::NAMES,
+            names: &MAPPING_PREFIXES,
             limit: MAX_PLACES,
             options: self.scan_options(),
         };

@@ -1,15 +1,8 @@
 //! A process context that another publisher made in this process.
 
-use otelctx_format::process_context::{Header, HEADER_SIZE};
+use otelctx_format::process_context::{Header, HEADER_SIZE, MAPPING_PREFIXES};
 
 use super::errno;
-
-/// How the names of mappings that may hold a context start (OTEP 4719, "Reading").
-const NAMES: [&str; 3] = [
-    "[anon_shmem:OTEL_CTX]",
-    "[anon:OTEL_CTX]",
-    "/memfd:OTEL_CTX",
-];
 
 /// How many times to read a context that is being updated, one millisecond apart.
 const MAX_READS: u32 = 5;
@@ -86,7 +79,7 @@ fn context_in(line: &[u8]) -> Option<usize> {
     // character.
     let at = find_byte(line, b'/').or_else(|| find_byte(line, b'['));
     let name = at.map_or(&[][..], |at| &line[at..]);
-    if !NAMES.iter().any(|start| name.starts_with(start.as_bytes())) {
+    if !MAPPING_PREFIXES.iter().any(|start| name.starts_with(start)) {
         return None;
     }
     let address = line.iter().map_while(|byte| char::from(*byte).to_digit(16));
