@@ -7,7 +7,7 @@ use std::time::Duration;
 use otelctx_reader::remote::{self, inspect::Other};
 
 /// Hint for everything that the deadline cut short.
-pub(crate) const MORE_TIME: &str = "--deadline SECONDS allows more time";
+pub(crate) const MORE_TIME: &str = "raise the limit with --deadline SECONDS";
 
 /// Why a command could not run, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +16,7 @@ pub(crate) enum Error {
     #[error("{}", headline(.0))]
     Reader(otelctx_reader::Error),
     /// A number too large to be a process ID.
-    #[error("no process has the ID {0}: the largest is {max}", max = i32::MAX)]
+    #[error("no process has the ID {0}: the largest possible one is {max}", max = i32::MAX)]
     NoProcessId(String),
     /// A file that no linker or compiler made.
     #[error("{}: {what}", .path.display())]
@@ -65,10 +65,10 @@ pub(crate) enum Error {
     #[error(transparent)]
     Profile(#[from] otelctx_profile::Error),
     /// The file that samples go to while a recording runs could not be created or read.
-    #[error("cannot keep samples in a file: {0}")]
+    #[error("cannot write samples to a temporary file: {0}")]
     Spool(#[source] io::Error),
     /// There was no room for samples any more.
-    #[error("the recording ended early, because samples cannot be kept: {0}")]
+    #[error("the recording ended early, because samples cannot be stored: {0}")]
     SpoolFull(#[source] io::Error),
     /// The collector cannot be used.
     #[error(transparent)]
@@ -199,27 +199,28 @@ impl Error {
                 }
                 _ => None,
             },
-            Self::Reader(otelctx_reader::Error::Deadline { .. }) => {
-                Some(MORE_TIME.into())
-            }
+            Self::Reader(otelctx_reader::Error::Deadline { .. }) => Some(MORE_TIME.into()),
             Self::Export(error) => error.hint(),
             Self::NotSent(failed) => failed.why.hint(),
-            Self::NotResponding { .. } => Some(
-                "check the FUSE or network file server that its mapped files come from".into(),
-            ),
+            Self::NotResponding { .. } => {
+                Some("check the FUSE or network file server of its mapped files".into())
+            }
             Self::Sampler(otelctx_sampler::Error::Snapshot(_)) => Some(
-                "it needs Linux 5.18; without --no-stop threads that run are stopped for a few microseconds"
+                "it needs Linux 5.18; without --no-stop, running threads are stopped for a few \
+                 microseconds"
                     .into(),
             ),
-            Self::OutputExists(_) => Some("the demo overwrites nothing: give another directory".into()),
+            Self::OutputExists(_) => {
+                Some("the demo does not overwrite files: choose another directory".into())
+            }
             Self::NoProcessId(name) => Some(format!("if it is a file, write ./{name}")),
             Self::NotLinked { path, what } => Some(what.hint(path)),
             Self::KernelThread(_) => {
                 Some("`otelctx ps` lists the processes that publish a context".into())
             }
-            Self::Publish(_) | Self::ServiceEnded => {
-                Some("a sandbox may deny the system calls it needs: try it outside of one".into())
-            }
+            Self::Publish(_) | Self::ServiceEnded => Some(
+                "a sandbox may deny the system calls it needs: run it outside the sandbox".into(),
+            ),
             _ => None,
         }
     }

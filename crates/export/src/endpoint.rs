@@ -251,14 +251,14 @@ fn parse(url: &str) -> Result<Uri, Error> {
         .parse()
         .map_err(|_| wrong("write it like http://localhost:4317"))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
-        return Err(wrong("it begins with neither http:// nor https://"));
+        return Err(wrong("it starts with neither http:// nor https://"));
     }
     match uri.authority() {
         Some(authority) if authority.as_str().contains('@') => Err(wrong(
-            "a user and a password belong into a header: OTEL_EXPORTER_OTLP_HEADERS",
+            "pass user and password in a header (OTEL_EXPORTER_OTLP_HEADERS)",
         )),
         Some(authority) if !authority.host().is_empty() => Ok(uri),
-        _ => Err(wrong("it names no host")),
+        _ => Err(wrong("it has no host")),
     }
 }
 
@@ -300,14 +300,14 @@ fn headers(text: &str) -> Result<HeaderMap, String> {
         }
         let (name, value) = pair
             .split_once('=')
-            .ok_or_else(|| format!("header {number} is no NAME=VALUE"))?;
+            .ok_or_else(|| format!("header {number} is not NAME=VALUE"))?;
         let name: HeaderName = name
             .trim()
             .parse()
-            .map_err(|_| format!("the name of header {number} is none"))?;
+            .map_err(|_| format!("the name of header {number} is invalid"))?;
         let decoded = percent_decoded(value.trim());
         let mut value = HeaderValue::from_bytes(&decoded)
-            .map_err(|_| format!("the value of {name} can't be that of a header"))?;
+            .map_err(|_| format!("the value of header {name} is invalid"))?;
         value.set_sensitive(true);
         headers.append(name, value);
     }
@@ -345,7 +345,7 @@ fn hex_digit(byte: u8) -> Option<u8> {
 fn milliseconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(milliseconds) if milliseconds > 0 => Ok(Duration::from_millis(milliseconds)),
-        _ => Err(format!("{text:?} is no number of milliseconds from 1 on")),
+        _ => Err(format!("{text:?} is not a positive number of milliseconds")),
     }
 }
 

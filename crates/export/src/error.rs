@@ -12,7 +12,7 @@ use crate::{Protocol, Sent};
 #[non_exhaustive]
 pub enum Error {
     /// That is no endpoint.
-    #[error("{url:?} is no endpoint for OTLP: {reason}")]
+    #[error("{url:?} is not a valid OTLP endpoint: {reason}")]
     Endpoint {
         /// What was given, without a user's name and password, and without query.
         url: String,
@@ -28,7 +28,7 @@ pub enum Error {
         reason: String,
     },
     /// There are no certificates to believe a server by.
-    #[error("{}: no certificates of authorities: {reason}", path.as_deref().unwrap_or("this machine".as_ref()).display())]
+    #[error("{}: no CA certificates: {reason}", path.as_deref().unwrap_or("this machine".as_ref()).display())]
     Certificates {
         /// The file, if one was named.
         path: Option<PathBuf>,
@@ -42,10 +42,10 @@ pub enum Error {
         endpoint: String,
     },
     /// The system has no room for another task.
-    #[error("sending can't be prepared: {0}")]
+    #[error("cannot prepare the connection: {0}")]
     Prepare(String),
     /// There is no connection to be had.
-    #[error("{endpoint} can't be reached: {reason}")]
+    #[error("cannot connect to {endpoint}: {reason}")]
     Unreachable {
         /// The URL.
         endpoint: String,
@@ -55,7 +55,7 @@ pub enum Error {
         kind: io::ErrorKind,
     },
     /// There is a connection, and no secure one.
-    #[error("{endpoint}: no secure connection: {reason}")]
+    #[error("{endpoint}: TLS failed: {reason}")]
     Tls {
         /// The URL.
         endpoint: String,
@@ -63,7 +63,7 @@ pub enum Error {
         reason: String,
     },
     /// What answers there speaks something else.
-    #[error("{endpoint} does not speak OTLP by {protocol}: {reason}")]
+    #[error("{endpoint} does not accept OTLP over {protocol}: {reason}")]
     WrongProtocol {
         /// The URL.
         endpoint: String,
@@ -73,7 +73,7 @@ pub enum Error {
         reason: String,
     },
     /// It knows nothing of profiles.
-    #[error("{endpoint} takes no profiles: {reason}")]
+    #[error("{endpoint} does not accept profiles: {reason}")]
     NoProfiles {
         /// The URL.
         endpoint: String,
@@ -89,7 +89,7 @@ pub enum Error {
         reason: String,
     },
     /// It may take it later.
-    #[error("{endpoint} can't take the profile now: {reason}")]
+    #[error("{endpoint} is unavailable: {reason}")]
     Unavailable {
         /// The URL.
         endpoint: String,
@@ -97,7 +97,7 @@ pub enum Error {
         reason: String,
     },
     /// It did not answer in time.
-    #[error("{endpoint} did not answer within {} s", .waited.as_secs_f64())]
+    #[error("{endpoint} did not respond within {} s", .waited.as_secs_f64())]
     TimedOut {
         /// The URL.
         endpoint: String,
@@ -112,21 +112,22 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Unreachable { .. } => Some(format!(
-                "start a collector there, or name another endpoint: by gRPC usually port {}, by HTTP {}",
+                "start a collector there, or use another endpoint (the usual ports are {} for \
+                 gRPC and {} for HTTP)",
                 Protocol::Grpc.port(),
                 Protocol::Http.port()
             )),
             Self::Tls { .. } => Some(
-                "http:// if it has no TLS; OTEL_EXPORTER_OTLP_CERTIFICATE names a file of authorities \
-                 to believe it by"
+                "use http:// if it has no TLS; OTEL_EXPORTER_OTLP_CERTIFICATE names a file of CA \
+                 certificates to trust"
                     .into(),
             ),
-            Self::WithoutTls { .. } => Some(
-                "build it with TLS: cargo build --release --features tls".into(),
-            ),
+            Self::WithoutTls { .. } => {
+                Some("build otelctx with TLS: cargo build --release --features tls".into())
+            }
             Self::WrongProtocol { protocol, .. } => Some(format!(
-                "choose {} (--otlp-protocol, OTEL_EXPORTER_OTLP_PROTOCOL), or the port for {protocol}, \
-                 usually {}",
+                "use {} (--otlp-protocol, OTEL_EXPORTER_OTLP_PROTOCOL), or the port for \
+                 {protocol}, usually {}",
                 protocol.other(),
                 protocol.port()
             )),
@@ -136,7 +137,7 @@ impl Error {
                     .into(),
             ),
             Self::TimedOut { .. } => {
-                Some("OTEL_EXPORTER_OTLP_TIMEOUT allows more, in milliseconds".into())
+                Some("raise the limit with OTEL_EXPORTER_OTLP_TIMEOUT (milliseconds)".into())
             }
             _ => None,
         }
@@ -163,8 +164,8 @@ impl fmt::Display for Failed {
         }
         match self.sent.messages {
             0 => Ok(()),
-            1 => out.write_str("; it has taken one part of the profile before"),
-            parts => write!(out, "; it has taken {parts} parts of the profile before"),
+            1 => out.write_str("; it accepted one part of the profile before"),
+            parts => write!(out, "; it accepted {parts} parts of the profile before"),
         }
     }
 }

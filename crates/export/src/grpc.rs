@@ -220,6 +220,6 @@ impl Decoder for Messages {
         let answer = ExportProfilesServiceResponse::decode(from);
         answer
             .map(Some)
-            .map_err(|why| Status::internal(format!("its answer can't be decoded ({why})")))
+            .map_err(|why| Status::internal(format!("its response cannot be decoded ({why})")))
     }
 }

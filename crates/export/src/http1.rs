@@ -85,9 +85,8 @@ impl Http {
         }
         let head = Response::from_parts(head, ());
         if head.status().is_success() {
-            let body = body.map_err(|_| {
-                self.wrong("its answer is cut short, or longer than any to a profile".into())
-            })?;
+            let body =
+                body.map_err(|_| self.wrong("its response is truncated or too long".into()))?;
             return self.taken(&head, &body).map_err(|why| self.wrong(why));
         }
         Err(self.refused(&head, &body.unwrap_or_default()))
@@ -135,11 +134,11 @@ impl Http {
             return self.wrong(other);
         }
         if why.is_parse() {
-            return self.wrong(format!("its answer is not one by HTTP/1 ({why})"));
+            return self.wrong(format!("its response is not HTTP/1 ({why})"));
         }
         Failure::for_now(Error::Unavailable {
             endpoint: self.connector.endpoint().to_string(),
-            reason: format!("the connection broke before it answered ({why})"),
+            reason: format!("the connection was closed before it responded ({why})"),
         })
     }
 
@@ -150,18 +149,18 @@ impl Http {
             return Ok(Answer::default());
         }
         if kind.starts_with(JSON) {
-            return json(body).ok_or("its answer is not that of an OTLP receiver".into());
+            return json(body).ok_or("its response is not that of an OTLP receiver".into());
         }
         if !kind.starts_with(PROTOBUF) {
             let kind = shown(kind);
             return Err(format!(
-                "its answer ({kind:?}) is not that of an OTLP receiver"
+                "its response ({kind:?}) is not that of an OTLP receiver"
             ));
         }
         let response = ExportProfilesServiceResponse::decode(body);
         response
             .map(Answer::from)
-            .map_err(|why| format!("its answer can't be decoded ({why})"))
+            .map_err(|why| format!("its response cannot be decoded ({why})"))
     }
 
     fn refused(&self, head: &Response<()>, body: &[u8]) -> Failure {
@@ -207,7 +206,7 @@ fn reason(head: &Response<()>, body: &[u8]) -> String {
     let status = head.status();
     let said = if status.is_redirection() {
         let location = head.headers().get(LOCATION).map(HeaderValue::as_bytes);
-        location.map(|to| format!("it sends on to {}", String::from_utf8_lossy(to)))
+        location.map(|to| format!("it redirects to {}", String::from_utf8_lossy(to)))
     } else if content_type(head).starts_with(PROTOBUF) {
         Status::decode(body).ok().map(|status| status.message)
     } else {

@@ -28,8 +28,8 @@ pub(crate) async fn detect(connector: &Connector) -> Option<String> {
     let start = shown(&String::from_utf8_lossy(&greeting));
     match protocol {
         Protocol::Grpc if is_http2 => None,
-        Protocol::Grpc => Some(format!("it does not answer by HTTP/2, but with {start:?}")),
-        Protocol::Http if is_http2 => Some("it greets by HTTP/2".to_owned()),
+        Protocol::Grpc => Some(format!("it responds with {start:?}, not with HTTP/2")),
+        Protocol::Http if is_http2 => Some("it responds with HTTP/2".to_owned()),
         // A server by HTTP/1 waits for a request.
         Protocol::Http => Some(format!("it speaks first: {start:?}")),
     }

@@ -98,7 +98,7 @@ fn what_is_wrong_is_named_and_no_secret_is_told() {
     };
     let told = wrong(Some("localhost:4317"), &[]);
     assert!(
-        told.contains("begins with neither http:// nor https://"),
+        told.contains("starts with neither http:// nor https://"),
         "{told}"
     );
     let told = wrong(Some("http://me:s3cret@a:4317"), &[]);

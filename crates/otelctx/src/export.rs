@@ -74,13 +74,12 @@ impl fmt::Display for NotExported {
                 module.escape_debug()
             ),
             Self::NotFound => f.write_str(
-                "no loaded module holds otel_thread_ctx_v1; a libc that does not say where a \
-                 module's thread-local storage lies cannot be checked from inside: run \
-                 `otelctx check` on the executable",
+                "no loaded module defines otel_thread_ctx_v1; some C libraries do not tell where \
+                 a module's thread-local storage is: run `otelctx check` on the executable",
             ),
             Self::Unsupported => f.write_str(
-                "thread contexts are defined for Linux on x86-64 and aarch64; on this target they \
-                 are visible to nobody",
+                "thread contexts are defined for Linux on x86-64 and aarch64; on this target \
+                 nobody can read them",
             ),
         }
     }

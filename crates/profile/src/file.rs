@@ -25,12 +25,13 @@ use nix::unistd::{AccessFlags, access, geteuid, linkat};
 pub enum Error {
     /// The file's ending names no format.
     #[error(
-        "{}: no profile format has this ending; take .otlp, .pb.gz (pprof), .json.gz (Firefox Profiler), .svg (flame graph) or .folded",
+        "{}: unknown file extension; use .otlp, .pb.gz (pprof), .json.gz (Firefox Profiler), .svg \
+         (flame graph) or .folded",
         .0.display()
     )]
     Ending(PathBuf),
     /// Writing failed; the file is as it was before.
-    #[error("{}: can't be written: {source}", path.display())]
+    #[error("{}: cannot be written: {source}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
@@ -38,7 +39,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Reading failed.
-    #[error("{}: can't be read: {source}", path.display())]
+    #[error("{}: cannot be read: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -46,7 +47,8 @@ pub enum Error {
         source: io::Error,
     },
     /// The file is sound as far as is known, and takes more memory than may be taken.
-    #[error("{}: too large to be read: {reason}; record for a shorter time, less often (-F) or less of the machine (-p, --trace)", path.display())]
+    #[error("{}: too large: {reason}; record for a shorter time, at a lower frequency (-F) or \
+        fewer processes (-p, --filter)", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -54,7 +56,7 @@ pub enum Error {
         reason: String,
     },
     /// The file holds something else than an OTLP profile, or only a part of one.
-    #[error("{}: not a whole OTLP profile: {reason}; record it again with `-o FILE.otlp`", path.display())]
+    #[error("{}: not a complete OTLP profile: {reason}; record it again with `-o FILE.otlp`", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,

@@ -38,7 +38,7 @@ impl<'f> Iterator for Messages<'f> {
         let (message, behind) = match message {
             Some(([], _)) => return Some(Err("one of its messages is empty".to_owned())),
             Some(found) => found,
-            None => return Some(Err("its last message is cut short".to_owned())),
+            None => return Some(Err("its last message is truncated".to_owned())),
         };
         self.rest = behind;
         Some(Ok(message))
@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(of(&[]), []);
         let two = [0, 0, 0, 2, 0x0a, 0, 0, 0, 0, 1, 0x12];
         assert_eq!(of(&two), [Ok(message), Ok(&[0x12][..])]);
-        let short = "its last message is cut short";
+        let short = "its last message is truncated";
         for cut in 1..two.len() {
             let expected = match cut {
                 6 => vec![Ok(message)],

@@ -142,16 +142,19 @@ fn sum_up(bytes: &[u8], path: &Path, by: &str, limits: Limits) -> Result<Report,
 /// Describes a file that has one of the other formats, by its first bytes.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
     if bytes.starts_with(&[0x1f, 0x8b]) {
-        return Some("it is compressed, as files for pprof and the Firefox Profiler are");
+        return Some("it is compressed, like files for pprof and the Firefox Profiler");
     }
     if bytes.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-        return Some("it is compressed; have the Collector write it without `compression`");
+        return Some(
+            "it is compressed; configure the Collector's file exporter without \
+            `compression`",
+        );
     }
     if bytes.starts_with(b"{") {
-        return Some("it is JSON; have the Collector's file exporter write `format: proto`");
+        return Some("it is JSON; configure the Collector's file exporter with `format: proto`");
     }
     let is_picture = bytes.starts_with(b"<?xml") || bytes.starts_with(b"<svg");
-    is_picture.then_some("it is a picture, to be opened in a browser")
+    is_picture.then_some("it is an SVG image, open it in a browser")
 }
 
 impl Report {
@@ -452,8 +455,7 @@ mod tests {
         };
         let error = sum_up(&file, path, "http.route", small).unwrap_err();
         assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
-        let expected =
-            "a.otlp: too large to be read: decoding it takes more than 128 MiB of memory";
+        let expected = "a.otlp: too large: decoding it takes more than 128 MiB of memory";
         assert!(error.to_string().starts_with(expected), "{error}");
         // With more memory it is found to lack a dictionary.
         let error = sum_up(&file, path, "http.route", LIMITS).unwrap_err();

@@ -97,7 +97,7 @@ impl Check<'_> {
             });
             let zero = |id: &[u8]| id.iter().all(|byte| *byte == 0);
             let has_zero = zero(&link.trace_id) || zero(&link.span_id);
-            self.require(!has_zero, || "a link has an id of zeroes".to_owned());
+            self.require(!has_zero, || "a link has an all-zero ID".to_owned());
         }
         for attribute in dictionary.attribute_table.iter().skip(1) {
             self.string("an attribute's name", attribute.key_strindex);
@@ -201,7 +201,7 @@ impl Check<'_> {
                 format!("resource {index} has {key} twice")
             });
             self.require(!key.starts_with(THREADLOCAL), || {
-                format!("resource {index} has {key}, which is no telemetry")
+                format!("resource {index} has {key}, which is not telemetry")
             });
         }
     }
@@ -231,7 +231,7 @@ impl Check<'_> {
             attributes.sort_unstable();
             let identity = (sample.stack_index, sample.link_index, attributes);
             self.require(seen.insert(identity), || {
-                "two samples of a profile differ in nothing but time".to_owned()
+                "two samples of a profile differ only in time".to_owned()
             });
         }
     }

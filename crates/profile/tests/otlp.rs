@@ -352,7 +352,7 @@ fn a_broken_rule_is_found() {
         let entry = dictionary(data).stack_table[1].clone();
         dictionary(data).stack_table.push(entry);
     });
-    broken("id of zeroes", &|data| {
+    broken("all-zero ID", &|data| {
         dictionary(data).link_table[1].span_id = vec![0; 8]
     });
     broken("ids of (15, 8) bytes", &|data| {
@@ -397,7 +397,7 @@ fn a_broken_rule_is_found() {
     broken("is not in the profile's", &|data| {
         sample(data).timestamps_unix_nano[0] = START_UNIX + 1_000_000_000;
     });
-    broken("differ in nothing but time", &|data| {
+    broken("differ only in time", &|data| {
         let copy = sample(data).clone();
         profile(data).samples.push(copy);
     });

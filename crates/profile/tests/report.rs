@@ -159,7 +159,7 @@ fn several_messages_are_one_report() {
         fs::write(&file.0, [&sized, &sized[..length]].concat()).unwrap();
         let error = Report::read(&file.0, "http.route").unwrap_err();
         assert!(
-            error.to_string().contains("its last message is cut short"),
+            error.to_string().contains("its last message is truncated"),
             "{error}"
         );
     }
@@ -171,18 +171,18 @@ fn what_is_no_profile_is_refused() {
     for (beginning, why) in [
         (
             &[0x1f, 0x8b, 8, 0][..],
-            "it is compressed, as files for pprof",
+            "it is compressed, like files for pprof",
         ),
-        (b"<?xml version", "it is a picture"),
+        (b"<?xml version", "it is an SVG image"),
         (
             b"{\"resourceProfiles\":[]}\n",
-            "it is JSON; have the Collector's file exporter write `format: proto`",
+            "it is JSON; configure the Collector's file exporter with `format: proto`",
         ),
         (
             &[0, 0, 0, 4, 0x28, 0xb5, 0x2f, 0xfd],
-            "have the Collector write it without `compression`",
+            "without `compression`",
         ),
-        (&[0, 0, 0, 9, 0x0a], "its last message is cut short"),
+        (&[0, 0, 0, 9, 0x0a], "its last message is truncated"),
     ] {
         fs::write(&file.0, beginning).unwrap();
         let error = Report::read(&file.0, "http.route").unwrap_err();
@@ -191,7 +191,7 @@ fn what_is_no_profile_is_refused() {
     fs::write(&file.0, "#!/bin/sh\necho no profile\n").unwrap();
     let error = Report::read(&file.0, "http.route").unwrap_err();
     assert!(
-        error.to_string().contains("not a whole OTLP profile"),
+        error.to_string().contains("not a complete OTLP profile"),
         "{error}"
     );
     fs::remove_file(&file.0).unwrap();

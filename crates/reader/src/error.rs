@@ -23,7 +23,7 @@ pub enum Error {
         limit: u64,
     },
     /// The caller's deadline has passed.
-    #[error("process {pid}: no time is left to {action}; give it more")]
+    #[error("process {pid}: the deadline left no time to {action}")]
     Deadline {
         /// The process.
         pid: i32,
@@ -31,7 +31,7 @@ pub enum Error {
         action: &'static str,
     },
     /// The threads of this process have no context that could be read.
-    #[error("the threads of process {pid} can't be read: {why}")]
+    #[error("the threads of process {pid} cannot be read: {why}")]
     Unreadable {
         /// The process.
         pid: i32,
@@ -47,15 +47,15 @@ pub enum Error {
     /// The thread sleeps in a call with a time-out, and reading it takes a stop, after which the
     /// time-out would begin anew: it was left alone.
     #[error(
-        "thread {tid} was not stopped: it sleeps in a system call whose time-out would begin anew, and \
-         its thread pointer is not known without a stop"
+        "thread {tid} was not stopped: it sleeps in a system call whose timeout would start \
+         again, and its thread pointer cannot be found without a stop"
     )]
     WouldLengthen {
         /// The thread.
         tid: i32,
     },
     /// The thread's variable lies in memory that can't be read.
-    #[error("thread {tid}: its variable in {module} can't be read: {source}")]
+    #[error("thread {tid}: its variable in {module} cannot be read: {source}")]
     Variable {
         /// The thread.
         tid: i32,
@@ -65,7 +65,7 @@ pub enum Error {
         source: MemoryError,
     },
     /// The record of the thread is missing from the core file.
-    #[error("thread {tid}: its record at {pointer:#x} can't be read: {source}")]
+    #[error("thread {tid}: its record at {pointer:#x} cannot be read: {source}")]
     Record {
         /// The thread.
         tid: i32,
@@ -81,13 +81,13 @@ pub enum Error {
         name: String,
     },
     /// The core file does not have the thread's registers.
-    #[error("thread {tid}: its thread pointer is not in the core")]
+    #[error("thread {tid}: its thread pointer is not in the core file")]
     NoThreadPointer {
         /// The thread.
         tid: i32,
     },
     /// The thread's variable points at something that can't be a record.
-    #[error("thread {tid}: its variable points at {pointer:#x}, which is no record: {reason}")]
+    #[error("thread {tid}: its variable points to {pointer:#x}, which is not a record: {reason}")]
     Pointer {
         /// The thread.
         tid: i32,

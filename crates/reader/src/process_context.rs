@@ -100,27 +100,27 @@ impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Header(error) => error.fmt(f),
-            Self::HeaderUnreadable(error) => write!(f, "its header can't be read: {error}"),
+            Self::HeaderUnreadable(error) => write!(f, "its header cannot be read: {error}"),
             Self::BeingUpdated { tries } => write!(
                 f,
-                "it was being written at each of {tries} tries; try again; if it stays so, its \
-                 publisher died in the middle of an update"
+                "it was being written at each of {tries} attempts; if this persists, its \
+                 publisher ended in the middle of an update"
             ),
             Self::LeftInUpdate => write!(
                 f,
-                "it was being updated when the core was written: nothing in it can be relied on"
+                "it was being updated when the core file was written, so it cannot be relied on"
             ),
             Self::NotInCore { mappings } => write!(
                 f,
-                "none was found, and {mappings} unnamed mappings that it may lie in are not in the \
-                 core"
+                "none was found, and {mappings} unnamed mappings that it may be in are not in the \
+                 core file"
             ),
             Self::TooLarge { size, limit } => write!(
                 f,
                 "its payload has {size} bytes, more than the limit of {limit}; raise the limit to \
                  read it"
             ),
-            Self::PayloadUnreadable(error) => write!(f, "its payload can't be read: {error}"),
+            Self::PayloadUnreadable(error) => write!(f, "its payload cannot be read: {error}"),
             Self::Payload(error) => error.fmt(f),
         }
     }

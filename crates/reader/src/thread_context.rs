@@ -122,7 +122,7 @@ impl fmt::Display for Unreadable {
             Self::BrokenProcessContext(why) => write!(f, "broken process context: {why}"),
             Self::NoSchema => write!(
                 f,
-                "no schema: it publishes no {}",
+                "no schema: it does not publish {}",
                 otelctx_format::SCHEMA_VERSION
             ),
             Self::UnsupportedSchema(schema) => {

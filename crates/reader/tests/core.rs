@@ -352,7 +352,7 @@ fn a_program_without_build_id_is_not_guessed() {
     if let Some(core) = &crashed.kernel {
         let core = Core::open(core, Path::new("/")).unwrap();
         let reason = not_found(core, &program);
-        assert!(reason.contains("it has no build-id"), "{reason}");
+        assert!(reason.contains("it has no build ID"), "{reason}");
     }
     if let Some(core) = &crashed.gcore {
         let how = (Access::LocalExec, Storage::Static);
@@ -461,13 +461,17 @@ fn assert_cut(core: &mut Core, target: &Target) -> usize {
             }
             Err(Error::Unreadable { why, .. }) => {
                 let why = why.to_string();
-                let named = ["in the core", "the core does not name", "tells yet"];
+                let named = [
+                    "in the core",
+                    "the core file does not name",
+                    "does not show yet",
+                ];
                 assert!(named.iter().any(|it| why.contains(it)), "{why}");
             }
             Err(error) => {
                 let error = error.to_string();
                 assert!(
-                    error.contains("is not in the core: the file is cut short"),
+                    error.contains("is not in the core file: the file is truncated"),
                     "{error}"
                 );
             }
@@ -527,9 +531,9 @@ fn what_is_no_core_is_refused() {
         fs::write(&path, bytes).unwrap();
         CoreFile::open(&path, root).unwrap_err().to_string()
     };
-    assert!(refused(b"").ends_with("it is no ELF file"));
-    assert!(refused(b"not a core file").ends_with("it is no ELF file"));
-    assert!(refused(b"\x7fELF\x02\x01\x01").ends_with("it is cut short in its headers"));
+    assert!(refused(b"").ends_with("it is not an ELF file"));
+    assert!(refused(b"not a core file").ends_with("it is not an ELF file"));
+    assert!(refused(b"\x7fELF\x02\x01\x01").ends_with("it is truncated in its headers"));
     let own = fs::read(std::env::current_exe().unwrap()).unwrap();
     assert!(refused(&own).ends_with("it is a program or a library"));
     let error = CoreFile::open(directory.path(), root).unwrap_err();

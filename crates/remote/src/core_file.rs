@@ -72,17 +72,19 @@ impl fmt::Display for Missing {
         match self {
             Missing::CutShort { length, expected } => write!(
                 f,
-                "the core is cut short: it has {length} of {expected} bytes (see RLIMIT_CORE in \
+                "the core file is truncated: it has {length} of {expected} bytes (see RLIMIT_CORE \
+                 in \
                  core(5), and the disk's free space)"
             ),
             Missing::Notes => write!(
                 f,
-                "some of the core's notes are missing or unreadable: there may have been more \
+                "some notes of the core file are missing or unreadable: there may have been more \
                  threads"
             ),
             Missing::FileNames => write!(
                 f,
-                "the core does not name all files that were mapped (its NT_FILE note is missing or \
+                "the core file does not name all files that were mapped (its NT_FILE note is \
+                 missing or \
                  unreadable): files without a name are not searched for thread-local variables"
             ),
         }
@@ -128,7 +130,7 @@ impl CoreFile {
         let segments = Segments::read(&file).map_err(core)?;
         if let Machine::Other(number) = segments.machine {
             return Err(core(format!(
-                "its processes ran on a machine that is not supported (e_machine {number})"
+                "it is from an unsupported architecture (e_machine {number})"
             )));
         }
         let notes = Notes::read(&file, length, &segments.notes, segments.machine);
@@ -369,15 +371,13 @@ impl CoreFile {
         match id {
             Ok(Some(id)) => files::find(&self.root, name, &id).ok_or_else(|| {
                 format!(
-                    "no file with its build-id {} was found below {}",
+                    "no file with its build ID {} was found below {}",
                     files::hexadecimal(&id),
                     self.root.display()
                 )
             }),
-            Ok(None) => Err(
-                "it has no build-id, by which its file could be known (-Wl,--build-id)".to_string(),
-            ),
-            Err(ElfError::Memory(error)) => Err(format!("its build-id cannot be read: {error}")),
+            Ok(None) => Err("it has no build ID to identify its file (-Wl,--build-id)".to_string()),
+            Err(ElfError::Memory(error)) => Err(format!("its build ID cannot be read: {error}")),
             Err(error) => Err(error.to_string()),
         }
     }

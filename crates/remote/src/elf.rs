@@ -275,9 +275,7 @@ impl<'a> Elf<'a> {
                     .then(|| load.offset.checked_add(inside))
                     .flatten()
             })
-            .ok_or(Malformed(
-                "an address lies outside of what the file provides",
-            ))
+            .ok_or(Malformed("an address is outside the file"))
     }
 
     fn read_dynamic(&self, dynamic: Segment) -> Result<DynamicTable, ElfError> {
@@ -326,7 +324,7 @@ impl<'a> Elf<'a> {
             }
         }
         if rela_entry != size_of::<Rela64<LE>>() as u64 || jump_kind != elf::DT_RELA.0 {
-            return Err(Malformed("its relocations are not of the RELA kind"));
+            return Err(Malformed("its relocations are not RELA"));
         }
         Ok(table)
     }
@@ -441,7 +439,7 @@ pub(crate) fn structs<T: Pod>(bytes: &[u8]) -> &[T] {
 
 pub(crate) fn read_struct<T: Pod>(memory: &dyn Memory, address: u64) -> Result<T, ElfError> {
     let mut read = read_structs(memory, address, 1)?;
-    read.pop().ok_or(Malformed("it is cut short"))
+    read.pop().ok_or(Malformed("it is truncated"))
 }
 
 pub(crate) fn read_structs<T: Pod>(

@@ -19,8 +19,8 @@ pub enum Error {
     /// `/proc` is that of another PID namespace, where numbers belong to other processes: one would be read
     /// and another one stopped.
     #[error(
-        "process {pid} can't be inspected: /proc shows another PID namespace than that of this process; \
-         mount /proc anew in it, as `unshare --mount-proc` does"
+        "process {pid} cannot be inspected: /proc belongs to another PID namespace than this \
+         process; mount /proc in this one, as `unshare --mount-proc` does"
     )]
     OtherPidNamespace {
         /// The process asked for.
@@ -84,7 +84,7 @@ pub enum Error {
         state: char,
     },
     /// The system starts no further thread in the reader.
-    #[error("no thread of the reader's own can be started to stop others from: {0}")]
+    #[error("cannot start a thread of the reader to stop others: {0}")]
     NoOwnThread(#[source] io::Error),
     /// The process runs as 32-bit code: only 64-bit threads have readable registers here.
     #[error("thread {tid} of process {pid} runs as 32-bit code, which is not supported")]

@@ -160,7 +160,7 @@ impl Contents {
         };
         contents.map_err(|error| match error {
             // How many bytes it has is more useful than the address.
-            ElfError::Memory(_) => format!("it is cut short: it ends after {size} bytes"),
+            ElfError::Memory(_) => format!("it is truncated after {size} bytes"),
             error => error.to_string(),
         })
     }

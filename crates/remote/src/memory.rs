@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 #[non_exhaustive]
 pub enum MemoryError {
     /// Nothing readable is mapped somewhere in the range.
-    #[error("no readable memory at {address:#x} ({length} bytes asked for)")]
+    #[error("no readable memory at {address:#x} ({length} bytes requested)")]
     Unmapped {
         /// Start of the range.
         address: u64,
@@ -19,7 +19,7 @@ pub enum MemoryError {
     /// The address space is gone: the process has exited, or has executed another program since
     /// this memory was opened.
     #[error(
-        "the address space has gone while reading {address:#x}: the process has exited or has \
+        "the address space is gone while reading {address:#x}: the process has exited or has \
          executed another program"
     )]
     Gone {
@@ -37,7 +37,7 @@ pub enum MemoryError {
         limit: usize,
     },
     /// The core file does not hold it.
-    #[error("the page at {page:#x} is not in the core: {why}")]
+    #[error("the page at {page:#x} is not in the core file: {why}")]
     NotInCore {
         /// Address of the first page that is missing.
         page: u64,
@@ -61,16 +61,16 @@ pub enum MemoryError {
 #[non_exhaustive]
 pub enum Omission {
     /// The core file ends before it.
-    #[error("the file is cut short")]
+    #[error("the file is truncated")]
     CutShort,
     /// It was mapped, but not written to the core.
-    #[error("it was left out when the core was written")]
+    #[error("it was excluded when the core file was written")]
     LeftOut,
     /// It shows a file whose contents nobody changed, and that file is not at hand.
-    #[error("it shows a file of which no copy with the same build-id was found")]
+    #[error("it maps a file of which no copy with the same build ID was found")]
     FileNotFound,
     /// The core file does not mention it.
-    #[error("nothing was mapped there, or it was left out")]
+    #[error("nothing was mapped there, or it was excluded")]
     NotMentioned,
 }
 

@@ -201,7 +201,7 @@ impl Module {
         };
         match Self::read(Source::File(&FileBytes(&file)), name).map_err(elf)? {
             Some(module) => Ok(module),
-            None => Err(elf("it is no ELF file".to_string())),
+            None => Err(elf("it is not an ELF file".to_string())),
         }
     }
 

@@ -150,7 +150,7 @@ impl LoadedModule {
     fn readable<T>(&self, result: Result<Option<T>, String>) -> Result<T, Error> {
         let reason = match result {
             Ok(Some(value)) => return Ok(value),
-            Ok(None) => "it is no ELF file".to_owned(),
+            Ok(None) => "it is not an ELF file".to_owned(),
             Err(reason) => reason,
         };
         let path = self.name.clone().into();
@@ -169,7 +169,7 @@ impl LoadedModule {
             Some((key, Ok(file))) if FileKey::of(&file).is_ok_and(|now| now == key) => {
                 read_within(MAX_READ, Source::File(&FileBytes(&file)), read)
             }
-            Some(_) => (Err("its file has changed since, or has gone".to_owned()), 0),
+            Some(_) => (Err("its file has changed or is gone".to_owned()), 0),
         }
     }
 }
@@ -528,8 +528,8 @@ fn visit<T: AsRef<ModuleFile>>(
     }
     if left_out > 0 {
         let reason = format!(
-            "{left_out} modules left out, above the limit of {MAX_MODULES} modules, of {} MiB of \
-             names or of {} MiB read of them",
+            "{left_out} modules skipped, above the limit of {MAX_MODULES} modules, {} MiB of \
+             names or {} MiB read",
             MAX_NAMES >> 20,
             limit >> 20
         );

@@ -40,23 +40,22 @@ pub(crate) fn hint() -> String {
 
 fn advice(yama: &str, own: Own) -> String {
     if yama == "3" {
-        return "kernel.yama.ptrace_scope is 3, so nobody can, not even root, until the next boot"
-            .into();
+        return "kernel.yama.ptrace_scope is 3, so not even root can, until the next boot".into();
     }
     if own.capability {
         let by = match own.filter {
-            true => "the filter on system calls that this process runs under",
+            true => "a seccomp filter",
             false => "a security module, or the process belongs to another user namespace",
         };
         return format!(
-            "this process has the capability CAP_SYS_PTRACE, so what refuses is {by}: run it outside \
-             of that sandbox"
+            "this process has the capability CAP_SYS_PTRACE, so it is refused by {by}: run \
+             otelctx outside the sandbox"
         );
     }
     let how = match own.root {
         true => {
-            "which this root does not have: run it outside of the sandbox, or grant that, as \
-                 `docker run --cap-add SYS_PTRACE` does"
+            "which root does not have here: run otelctx outside the sandbox, or grant it, as \
+             `docker run --cap-add SYS_PTRACE` does"
         }
         false => "run as root",
     };

@@ -274,7 +274,7 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
     match errno {
         _ if u32::try_from(status.process) == Ok(std::process::id()) => Error::Unsupported {
             pid,
-            reason: "a process cannot stop its own threads: let a process of its own read them",
+            reason: "a process cannot stop its own threads: read them from another process",
         },
         Errno::ESRCH => Error::NoSuchThread { pid, tid },
         _ if matches!(status.state, 'Z' | 'X') => Error::NoSuchThread { pid, tid },

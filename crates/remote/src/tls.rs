@@ -131,15 +131,15 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
             continue;
         }
         if let Err(error) = bind(target, referrer, &mut definitions, library) {
-            let reason = format!("what its code is bound to: {error}");
+            let reason = format!("binding of its code: {error}");
             unreadable.push((referrer.name.clone(), reason));
         }
     }
 
     if left_out > 0 {
         let reason = format!(
-            "{left_out} definitions of the variable, or modules that refer to it, left out, above \
-             the limit of {MAX_DEFINITIONS} definitions or of {MAX_SLOTS} references"
+            "{left_out} definitions of the variable, or modules that refer to it, skipped, above \
+             the limit of {MAX_DEFINITIONS} definitions or {MAX_SLOTS} references"
         );
         unreadable.push((target.name(), reason));
     }
@@ -202,10 +202,8 @@ fn variable(
         // A thread may still have the block of a library that was closed, under the same id.
         (None, Some((_, None)), Some(CLibrary::Glibc)) => {
             return Err(
-                "its storage is dynamic, and nothing tells a thread's block of it from that of a \
-                 library closed before: the list of modules of glibc's dynamic linker is out of \
-                 reach; before glibc 2.34 reading it takes a libpthread.so.0 that is loaded, with \
-                 its .symtab",
+                "its storage is dynamic, and a thread's block cannot be distinguished from that \
+                 of a library closed before: the module list of glibc's dynamic linker cannot be read; before glibc 2.34, this needs a loaded libpthread.so.0 with its .symtab",
             );
         }
         (None, Some((id, generation)), Some(library)) => Place::Dynamic {
@@ -215,10 +213,10 @@ fn variable(
             generation: generation.filter(|_| library == CLibrary::Glibc),
         },
         (None, Some(_), None) => {
-            return Err("the C library of the process is not known: it is neither glibc nor musl");
+            return Err("the C library of the process is unknown: it is neither glibc nor musl");
         }
         (None, None, _) => {
-            return Err("nothing in the process tells yet where the variable is");
+            return Err("the process does not show yet where the variable is");
         }
     };
     let own = module

@@ -13,15 +13,15 @@ pub enum Error {
     #[error(transparent)]
     Remote(#[from] otelctx_reader::remote::Error),
     /// The process runs in the kernel alone.
-    #[error("process {pid} is a kernel thread: it has no context, and no stack of its own")]
+    #[error("process {pid} is a kernel thread: it has no context and no user stack")]
     KernelThread {
         /// The process.
         pid: i32,
     },
     /// The contexts of a process could not be read without stopping it.
-    #[error("the threads can't be read without stopping them: {0}")]
+    #[error("the threads cannot be read without stopping them: {0}")]
     Snapshot(crate::Refusal),
     /// A processor's clock could not be started.
-    #[error("a processor's clock (perf event) can't be started: {0}")]
+    #[error("cannot start a CPU's clock (perf event): {0}")]
     Clock(std::io::Error),
 }

@@ -147,7 +147,7 @@ fn verifier(error: &(dyn Error + 'static)) -> Option<String> {
         return None;
     };
     let log = verifier_log.to_string();
-    last_words(&log).map(|reason| format!("its verifier says: {reason}"))
+    last_words(&log).map(|reason| format!("its verifier reports: {reason}"))
 }
 
 /// The last line of a verifier's log before its statistics; `None` if it said nothing.
@@ -178,7 +178,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotWanted => f.write_str("ptrace was asked for"),
+            Self::NotWanted => f.write_str("ptrace was requested"),
             Self::NotPermitted => {
                 let program = std::env::current_exe().unwrap_or_default();
                 write!(
@@ -189,13 +189,12 @@ impl fmt::Display for Refusal {
                 )
             }
             Self::Forbidden => f.write_str(
-                "eBPF is forbidden although the capabilities are there, by a seccomp filter, a \
-                 user namespace or a security module: run outside of the container, or start that \
-                 by `docker run --privileged --pid=host`",
+                "eBPF is denied despite the capabilities, by a seccomp filter, a user namespace \
+                 or a security module: run outside the container, or start it with `docker run --privileged --pid=host`",
             ),
             Self::LockedMemory => f.write_str(
-                "before Linux 5.11 eBPF counts as locked memory, which is limited here: \
-                 `ulimit -l unlimited`",
+                "before Linux 5.11, eBPF needs locked memory, which is limited here: `ulimit -l \
+                 unlimited`",
             ),
             Self::NoTypeInformation if !Path::new("/sys/kernel").exists() => f.write_str(
                 "eBPF needs /sys/kernel/btf/vmlinux, and /sys is not mounted: \
@@ -203,7 +202,7 @@ impl fmt::Display for Refusal {
             ),
             Self::NoTypeInformation => f.write_str(
                 "there is no /sys/kernel/btf/vmlinux: eBPF needs a kernel built with \
-                 CONFIG_DEBUG_INFO_BTF, and /sys as that shows it",
+                 CONFIG_DEBUG_INFO_BTF, and its own /sys",
             ),
             Self::TooOld {
                 release,
@@ -213,7 +212,7 @@ impl fmt::Display for Refusal {
                 "the eBPF program needs Linux {major}.{minor} or later, this is {release}"
             ),
             Self::Kernel { release, why } => {
-                write!(f, "Linux {release} does not take the eBPF program: {why}")
+                write!(f, "Linux {release} does not accept the eBPF program: {why}")
             }
         }
     }

@@ -107,13 +107,13 @@ fn trace(text: &str) -> Result<TraceId, String> {
     let lower = text.to_ascii_lowercase();
     match lower.parse::<TraceId>() {
         Ok(id) if !id.is_zero() => Ok(id),
-        Ok(_) => Err("a trace id is not all zeroes".to_owned()),
+        Ok(_) => Err("a trace ID cannot be all zeros".to_owned()),
         Err(_) if lower.bytes().all(|byte| byte.is_ascii_hexdigit()) => Err(format!(
-            "a trace id has {DIGITS} hexadecimal digits, this has {}",
+            "a trace ID has {DIGITS} hexadecimal digits, not {}",
             lower.len()
         )),
         Err(_) => Err(format!(
-            "a trace id has {DIGITS} hexadecimal digits and nothing else"
+            "a trace ID consists of {DIGITS} hexadecimal digits"
         )),
     }
 }
@@ -131,7 +131,7 @@ mod tests {
         assert!(why(&id[1..]).ends_with("this has 31"));
         assert!(why(&format!("{id}0")).ends_with("this has 33"));
         assert!(why("").ends_with("this has 0"));
-        assert!(why(&"0".repeat(32)).ends_with("not all zeroes"));
+        assert!(why(&"0".repeat(32)).ends_with("cannot be all zeros"));
         assert!(why("4bf92f35-77b34da6-a3ce929d-0e0e47").ends_with("nothing else"));
         assert!(why(&"é".repeat(16)).ends_with("nothing else"));
     }

@@ -23,9 +23,7 @@ pub(super) fn pid(text: &str) -> Result<i32, String> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(id) if id > 0 => Ok(id),
-        _ if digits && !text.is_empty() => {
-            Err(format!("ids of processes go from 1 to {}", i32::MAX))
-        }
-        _ => Err("the id of a process is a number".into()),
+        _ if digits && !text.is_empty() => Err(format!("process IDs are from 1 to {}", i32::MAX)),
+        _ => Err("a process ID is a number".into()),
     }
 }

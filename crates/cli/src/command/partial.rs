@@ -42,8 +42,8 @@ impl Partial {
                 format!("their contexts take more than {} MiB", bytes >> 20)
             }
             PartialReason::Modules(deadline) => format!(
-                "libraries may have come or gone meanwhile, and in {} s there was no time to read \
-                 them again",
+                "libraries may have been loaded or unloaded meanwhile, and the deadline of {} s \
+                 left no time to read the threads again",
                 deadline.as_secs_f64()
             ),
         };

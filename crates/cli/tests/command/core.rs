@@ -130,7 +130,7 @@ fn what_is_missing_is_said_and_is_a_problem() {
     let missing: Vec<&str> = missing.iter().filter_map(Value::as_str).collect();
     let program = program.to_str().unwrap();
     let known = missing.iter().find(|it| it.starts_with(program)).unwrap();
-    assert!(known.contains("no file with its build-id"), "{known}");
+    assert!(known.contains("no file with its build ID"), "{known}");
 
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
@@ -160,14 +160,14 @@ fn what_the_notes_lack_is_said_once() {
     let missing = answer["core"]["missing"].as_array().unwrap();
     assert_eq!(missing.len(), 1, "{missing:?}");
     let sentence = missing[0].as_str().unwrap();
-    assert!(sentence.starts_with("the core does not name all files"));
+    assert!(sentence.starts_with("the core file does not name all files"));
     assert_eq!(answer["core"]["signal"], "SIGABRT");
 
     // Up to the first of the notes: the headers alone.
     let count = u16::from_le_bytes([bytes[56], bytes[57]]);
     fs::write(&path, &bytes[..64 + 56 * usize::from(count)]).unwrap();
     let text = otelctx(&["dump", "--core", path.to_str().unwrap()]).expect(1);
-    let end = "core, how the process ended is not known\n";
+    let end = "core, it is unknown how the process ended\n";
     assert!(text.stdout.contains(end), "{text:?}");
 }
 

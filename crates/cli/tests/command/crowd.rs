@@ -71,7 +71,9 @@ fn members(answer: &Value) -> BTreeSet<u64> {
         && last["context"]["error"].is_string()
     {
         let error = last["context"]["error"].as_str().unwrap();
-        assert!(error.contains("did not stop within ") || error.contains("no time is left"));
+        assert!(
+            error.contains("did not stop within ") || error.contains("the deadline left no time")
+        );
         threads = first;
     }
     for thread in threads {
@@ -157,7 +159,7 @@ fn check(target: &Target, more: &[&str]) -> Value {
     let pid = target.pid().to_string();
     reaching_threads(|| {
         let answer = otelctx(&[&["check", "--json", &pid], more].concat());
-        let is_late = answer.status == 2 && answer.stderr.contains("no time is left");
+        let is_late = answer.status == 2 && answer.stderr.contains("the deadline left no time");
         (!is_late).then(|| answer.json())
     })
 }
@@ -214,7 +216,7 @@ fn without_a_deadline_of_their_own_commands_end_after_2_s() {
         "{text}"
     );
     let expected = format!(
-        "process {}: {text}\n  --deadline SECONDS allows more time",
+        "process {}: {text}\n  raise the limit with --deadline SECONDS",
         target.pid()
     );
     assert!(said.contains(&expected), "{said}");

@@ -176,7 +176,7 @@ fn what_is_broken_is_an_error_and_what_is_absent_is_none() {
     for (scenario, error) in [
         ("newer_version", "version 3"),
         ("enormous", "4294967295 bytes"),
-        ("dangling", "payload can't be read"),
+        ("dangling", "payload cannot be read"),
     ] {
         let target = Target::start(scenario);
         let answer = otelctx(&["dump", &target.pid().to_string(), "--json"])
@@ -290,7 +290,7 @@ fn a_process_that_does_not_exist_can_not_be_dumped() {
         )
     );
     for (id, why) in [
-        ("x", "the id of a process is a number"),
+        ("x", "a process ID is a number"),
         ("0", "ids of processes go from 1 to 2147483647"),
         ("2147483648", "ids of processes go from 1 to 2147483647"),
     ] {

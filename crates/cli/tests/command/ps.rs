@@ -90,7 +90,10 @@ fn what_can_not_be_read_is_shown_with_the_reason() {
         let told = shown["unreadable"].as_str().unwrap();
         assert!(told.contains(why), "{told}");
         let text = otelctx(&["ps"]).expect(0).stdout;
-        let line = format!("{told}; `otelctx check {}` tells how", target.pid());
+        let line = format!(
+            "{told}; `otelctx check {}` says how to fix it",
+            target.pid()
+        );
         assert!(text.contains(&line), "{text}");
     }
 }

@@ -51,7 +51,7 @@ fn each_sample_knows_its_trace_in_every_format() {
             }
         });
         assert_eq!(
-            answer.stderr.contains("ptrace was asked for"),
+            answer.stderr.contains("ptrace was requested"),
             method.is_some(),
             "{answer:?}"
         );
@@ -283,7 +283,7 @@ fn what_cannot_be_recorded_or_written_is_said_at_once() {
     refused(&["-o", &good, "-p", "2"], "kernel");
     refused(
         &["-p", &own, "-o", &scratch.path("a.txt")],
-        "no profile format has this ending",
+        "unknown file extension",
     );
     refused(
         &["-p", &own, "-o", &scratch.path("none/a.svg")],
@@ -387,7 +387,7 @@ fn a_report_says_what_is_wrong_with_its_file() {
         fs::write(&path, bytes).unwrap();
         let answer = otelctx(&["report", &path]).expect(2);
         assert!(
-            answer.stderr.contains("not a whole OTLP profile"),
+            answer.stderr.contains("not a complete OTLP profile"),
             "{answer:?}"
         );
     };

@@ -124,8 +124,8 @@ fn outputs_that_can_not_be_written_are_refused_at_once() {
     fs::create_dir(&directory).unwrap();
     fs::write(scratch.path("file"), "").unwrap();
     for (path, why) in [
-        (scratch.path("a.txt"), "no profile format has this ending"),
-        (scratch.path("otlp"), "no profile format has this ending"),
+        (scratch.path("a.txt"), "unknown file extension"),
+        (scratch.path("otlp"), "unknown file extension"),
         (scratch.path("none/a.svg"), "No such file or directory"),
         (scratch.path("file/a.svg"), "Not a directory"),
         (directory, "Is a directory"),
@@ -507,7 +507,7 @@ fn what_is_no_profile_is_refused_by_report() {
     let (otlp, svg) = (scratch.path("a.otlp"), scratch.path("a.svg"));
     otelctx(&["record", "-d", "0.3", "-p", &pid, "-o", &otlp, "-o", &svg]).expect(0);
     let refused = |path: &str, why: &str| assert_refused(otelctx(&["report", path]), why);
-    refused(&svg, "a.svg: not a whole OTLP profile: it is a picture");
+    refused(&svg, "a.svg: not a complete OTLP profile: it is a picture");
     refused(&scratch.path("none.otlp"), "No such file or directory");
     refused(&scratch.path(""), "Is a directory");
     let noise = scratch.path("noise");
@@ -518,7 +518,7 @@ fn what_is_no_profile_is_refused_by_report() {
             .collect::<Vec<_>>(),
     )
     .unwrap();
-    refused(&noise, "noise: not a whole OTLP profile: ");
+    refused(&noise, "noise: not a complete OTLP profile: ");
     refused("/dev/null", "it is empty");
     // For ever more of it.
     refused(
@@ -534,7 +534,7 @@ fn what_is_no_profile_is_refused_by_report() {
         "large.otlp: too large to be read: it has more than 1024 MiB",
     );
     file.set_len(1 << 20).unwrap();
-    refused(&large, "large.otlp: not a whole OTLP profile");
+    refused(&large, "large.otlp: not a complete OTLP profile");
     let link = scratch.path("link.otlp");
     symlink(&otlp, &link).unwrap();
     otelctx(&["report", &link]).expect(0);
@@ -548,6 +548,6 @@ fn what_is_no_profile_is_refused_by_report() {
     );
     assert_refused(
         otelctx(&["report", "-"]),
-        "standard input: not a whole OTLP profile: it is empty",
+        "standard input: not a complete OTLP profile: it is empty",
     );
 }

@@ -231,7 +231,7 @@ fn a_kernel_without_the_system_call() {
     if !is_root() {
         return;
     }
-    let why = Some("does not take the eBPF program: ");
+    let why = Some("does not accept the eBPF program: ");
     recorded("ENOSYS", why, |command| {
         deny(command, libc::SYS_bpf, libc::ENOSYS);
     });
@@ -322,7 +322,9 @@ fn a_proc_of_another_pid_namespace_is_refused() {
     for arguments in [&["dump", &pid][..], &["dump", "1"], &["check", &pid]] {
         let answer = inside(&[], arguments).expect(2);
         assert!(
-            answer.stderr.contains("/proc shows another PID namespace"),
+            answer
+                .stderr
+                .contains("/proc belongs to another PID namespace"),
             "{answer:?}"
         );
         assert_eq!(answer.stdout, "");

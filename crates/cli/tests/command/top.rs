@@ -161,7 +161,7 @@ fn a_thread_is_shown_with_its_route_and_trace_and_the_terminal_is_given_back() {
         assert_eq!(
             lines
                 .iter()
-                .any(|line| line.contains("ptrace was asked for")),
+                .any(|line| line.contains("ptrace was requested")),
             method.is_some()
         );
         assert!(lines[1].starts_with("http.route  /cart "), "{lines:#?}");

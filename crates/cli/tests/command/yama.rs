@@ -48,7 +48,7 @@ const RULES: [(Refusal, Refusal, Refusal); 4] = [
 const ROOT_ONLY: &str = "kernel.yama.ptrace_scope is 2, so it needs the capability CAP_SYS_PTRACE (run as \
      root)";
 const NOBODY_AT_ALL: &str =
-    "kernel.yama.ptrace_scope is 3, so nobody can, not even root, until the next boot";
+    "kernel.yama.ptrace_scope is 3, so not even root can, until the next boot";
 
 /// Written past the test harness, which would keep it to itself.
 fn say(line: &str) {

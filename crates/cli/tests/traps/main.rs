@@ -43,8 +43,8 @@ const FOUND: &str = "a reader finds the contexts of its # threads";
 const PAYLOAD_UNMAPPED: &str = "broken process context: its payload can't be read: no readable memory at # (# bytes asked for)";
 const NO_RECORD: &str = "thread #: its variable points at #, which is no record: no readable memory at # (# bytes asked for)";
 /// Nobody has linked the module: it says that it has the variable, and nothing says where.
-const UNBOUND: &str = "nothing in the process tells yet where the variable is";
-const OUTSIDE: &str = "an address lies outside of what the file provides";
+const UNBOUND: &str = "the process does not show yet where the variable is";
+const OUTSIDE: &str = "an address is outside the file";
 
 /// A trap, and what is said of it. In texts every number stands as `#`.
 struct Row {
@@ -204,7 +204,7 @@ static ROWS: &[Row] = &[
     module(
         "file=storage-too-small",
         InProgram,
-        "its definition lies outside of its thread-local storage",
+        "its definition is outside its thread-local storage",
     ),
     module("file-replaced", InProgram, UNBOUND),
     module("file-swapped", InProgram, UNBOUND),

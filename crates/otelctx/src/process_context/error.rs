@@ -61,14 +61,14 @@ impl fmt::Display for PublishError {
         let reason = |errno: &i32| io::Error::from_raw_os_error(*errno);
         match self {
             Self::AlreadyPublished => f.write_str(
-                "a process context is published already; a process has one: change it with \
-                 ProcessContext::modify, or replace it through its guard",
+                "a process context is already published, and a process has only one: change it \
+                 with ProcessContext::modify, or replace it through its guard",
             ),
             Self::Foreign { mapping } => write!(
                 f,
-                "something else in this process has published a process context ({mapping}); a \
-                 process has one: remove either publisher, or the second copy of otelctx (cargo \
-                 tree -d shows it) whose keys contradict this one's",
+                "another publisher in this process has published a process context ({mapping}), and \
+                 a process has only one: remove one publisher, or the second copy of otelctx \
+                 (cargo tree -d shows it), whose keys contradict this one's",
                 mapping = mapping.escape_debug(),
             ),
             Self::NotPublished => f.write_str(
@@ -87,7 +87,7 @@ impl fmt::Display for PublishError {
             Self::TooLarge { size, limit } => write!(
                 f,
                 "the process context takes {size} bytes and at most {limit} are allowed; readers \
-                 may refuse more: leave attributes out, or raise max_payload_size"
+                 may refuse more: publish fewer attributes, or raise max_payload_size"
             ),
             Self::TooDeep => write!(
                 f,
@@ -95,7 +95,7 @@ impl fmt::Display for PublishError {
             ),
             Self::TooManyValues => write!(
                 f,
-                "there are more than {MAX_VALUES} values, which readers reject; leave some out"
+                "there are more than {MAX_VALUES} values, which readers reject; publish fewer"
             ),
             Self::System { call, errno } => {
                 write!(
@@ -106,7 +106,8 @@ impl fmt::Display for PublishError {
             }
             Self::Invisible { memfd, naming } => write!(
                 f,
-                "the process context was not published, nobody could find it: memfd_create: {}; \
+                "the process context was not published, because no reader could find it: \
+                 memfd_create: {}; \
                  prctl(PR_SET_VMA_ANON_NAME): {}. Allow memfd_create, or prctl on a kernel with \
                  CONFIG_ANON_VMA_NAME",
                 reason(memfd),

@@ -250,7 +250,7 @@ fn set(attributes: &mut Attributes, key: String, value: Value) {
 
 /// Keeps the process context published. Dropping it unpublishes; in a forked child it does
 /// nothing, because the child has no context.
-#[must_use = "the process context is unpublished when the guard is dropped"]
+#[must_use = "the process context is withdrawn when the guard is dropped"]
 #[derive(Debug)]
 pub struct Published {
     id: u64,

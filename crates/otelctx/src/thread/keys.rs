@@ -157,8 +157,8 @@ impl fmt::Display for KeyError {
             Self::Empty => f.write_str("a key needs a name: readers reject an empty one"),
             Self::Full { name } => write!(
                 f,
-                "no room for the key {name:?}: {MAX_KEYS} keys are registered and an index is one \
-                 byte; use fewer names, and put what varies into values"
+                "no room for the key {name:?}: {MAX_KEYS} keys are registered, and an index is \
+                 one byte; use fewer names, and put varying data into values"
             ),
             Self::Update { name, error } => {
                 write!(f, "the key {name:?} could not be published: {error}")

@@ -359,7 +359,7 @@ const fn field(key: &'static str, label: &'static str) -> fx::StaticSchemaMarker
 impl fx::StaticSchemaMarker for SpanMarker {
     const UNIQUE_MARKER_TYPE_NAME: &'static str = "OpenTelemetrySpan";
     const DESCRIPTION: Option<&'static str> =
-        Some("A span that the thread worked on, from the first sample to the last.");
+        Some("A span that the thread was working on, from the first sample to the last.");
     const LOCATIONS: fx::MarkerLocations = fx::MarkerLocations::MARKER_CHART
         .union(fx::MarkerLocations::MARKER_TABLE)
         .union(fx::MarkerLocations::TIMELINE_OVERVIEW);

@@ -71,15 +71,15 @@ impl Segments {
         let memory = FileBytes(file);
         let mut magic = [0; 4];
         if file.read_exact_at(&mut magic, 0).is_err() || magic != elf::ELFMAG {
-            return Err("it is no ELF file".to_string());
+            return Err("it is not an ELF file".to_string());
         }
-        let cut = |_| "it is cut short in its headers".to_string();
+        let cut = |_| "it is truncated in its headers".to_string();
         let header: FileHeader64<LE> = read_struct(&memory, 0).map_err(cut)?;
         if header.e_ident.data != elf::ELFDATA2LSB {
             return Err("it is not little-endian".to_string());
         }
         if header.e_ident.class != elf::ELFCLASS64 {
-            return Err("it is that of a 32-bit process, which is not supported".to_string());
+            return Err("it is from a 32-bit process, which is not supported".to_string());
         }
         if header.e_type.get(LE) != elf::ET_CORE {
             return Err("it is a program or a library".to_string());

@@ -287,7 +287,7 @@ fn a_file_that_is_cut_short_while_it_is_read() {
         let (whole, reads) = read(0..0);
         let whole = whole.unwrap().unwrap();
         assert!(reads > 8, "{reads}");
-        // Without its first bytes it is no ELF file.
+        // Without its first bytes it is not an ELF file.
         for first in 1..reads {
             for fails in [first..first + 1, first..u64::MAX] {
                 match read(fails.clone()).0 {

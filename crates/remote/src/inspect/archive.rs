@@ -54,7 +54,7 @@ pub(super) fn read(memory: &dyn Memory, size: u64, name: &str) -> Result<Content
     memory.read(0, &mut magic)?;
     if &magic == THIN_MAGIC {
         return Err(ElfError::Malformed(
-            "it is a thin archive: its members lie in files of their own, check those",
+            "it is a thin archive: its members are separate files, check these",
         ));
     }
     let mut names = Vec::new();
@@ -78,7 +78,7 @@ pub(super) fn read(memory: &dyn Memory, size: u64, name: &str) -> Result<Content
             .checked_add(length)
             .filter(|end| *end <= size)
             .ok_or(ElfError::Malformed(
-                "it is cut short, within a member of the archive",
+                "it is truncated, within a member of the archive",
             ))?
             .next_multiple_of(2);
         match &header[..16] {

@@ -72,7 +72,7 @@ pub(super) fn definition<'a>(
             .checked_add(SIZE)
             .is_some_and(|end| end <= tls.memory_size)
     }) else {
-        return Err("its definition lies outside of its thread-local storage".to_string());
+        return Err("its definition is outside its thread-local storage".to_string());
     };
     let known = tls_modules.iter().find(|known| known.bias == loaded.bias);
     // glibc numbers the executable 1 (elf/rtld.c, `rtld_main`); a library that can be run looks

@@ -58,7 +58,7 @@ impl Snapshots {
     /// When the kernel does not let us.
     pub fn load(max_record: usize) -> Result<Self, Refusal> {
         if !is_first_namespace() {
-            let why = "the recorder is in a PID namespace of its own".into();
+            let why = "the recorder is in another PID namespace".into();
             return Err(Refusal::other(why));
         }
         Self::load_program(max_record).map_err(|refusal| refusal.needing(LEAST))

@@ -16,7 +16,8 @@ pub(super) fn of_file(inspection: &Inspection, module: &Module, target: &str) ->
         } else {
             vec![Finding::note(
                 "no-access",
-                "this library does not use the variable itself: who does decides the access model",
+                "this library does not use the variable itself: the code that uses it decides the \
+                 access model",
             )]
         };
     }
@@ -57,15 +58,15 @@ fn local_exec(inspection: &Inspection) -> Finding {
         0 => Finding::ok(
             "access",
             format!(
-                "access is {name}: the compiler wrote it, or the linker relaxed another model to \
-                 it, and left no trace of that ({FASTEST})"
+                "access is {name}: it is the compiler's, or the linker relaxed another model to \
+                 it and left no trace ({FASTEST})"
             ),
         )
         .access(name, None),
         places => Finding::ok(
             "access",
             format!(
-                "access is {name} after relaxation: the linker replaced {} by the offset \
+                "access is {name} after relaxation: the linker replaced {} with the offset \
                  ({FASTEST})",
                 count(places, "TLS descriptor", "TLS descriptors")
             ),
@@ -87,7 +88,7 @@ fn initial_exec(inspection: &Inspection, evidence: Option<String>) -> Finding {
         places => Finding::ok(
             "access",
             format!(
-                "access is {name} after relaxation: the linker replaced {} by a load of the \
+                "access is {name} after relaxation: the linker replaced {} with a load of the \
                  offset{evidence} (fast; every reader supports it)",
                 count(places, "TLS descriptor", "TLS descriptors")
             ),
@@ -104,7 +105,7 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
         Access::Tlsdesc => Finding::ok(
             "access",
             format!(
-                "access is {name}, not relaxed{evidence} (what OTEP 4947 asks for; every reader \
+                "access is {name}, not relaxed{evidence} (required by OTEP 4947; every reader \
                  supports it)"
             ),
         ),
@@ -117,25 +118,28 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
                  variable"
             ),
         )
-        .hint("TLSDESC is what OTEP 4947 asks for, and quicker. clang has it since 19:")
+        .hint("OTEP 4947 requires TLSDESC, which is also faster. clang supports it since 19:")
         .fix(fix::descriptors(machine, target, false)),
         Access::InitialExec => Finding::note(
             "access",
             format!(
                 "access is {name}{evidence}: readers support it, but dlopen refuses the library \
-                 once the static storage set aside for such is used up"
+                 once glibc's reserve of static storage is used up"
             ),
         )
-        .hint("For a library that is loaded late, unless the source names the model. clang 19:")
+        .hint(
+            "For a library that is loaded late, unless the source selects the model (clang \
+            since 19):",
+        )
         .fix(fix::descriptors(machine, target, true)),
         Access::LocalDynamic => Finding::note(
             "access",
             format!(
-                "access is {name}{evidence}, which is not in OTEP 4947: readable by otelctx, \
-                 others will not find it"
+                "access is {name}{evidence}, which is not in OTEP 4947: otelctx can read it, \
+                 other readers cannot"
             ),
         )
-        .hint("Export the variable, or the linker keeps it so. And compile (clang 19) with:")
+        .hint("Export the variable, and compile (clang since 19) with:")
         .fix(fix::descriptors(machine, target, true)),
     };
     finding.access(name, None)
@@ -162,11 +166,11 @@ fn bound_here(inspection: &Inspection, module: &Module) -> Option<Finding> {
     let text = match in_next_word {
         true => format!(
             "the linker bound the library to its own variable: {names}, and the offset is in the \
-             next word, where not every reader looks"
+             next word, which not every reader checks"
         ),
         false => {
-            "the linker bound the library to its own variable: its relocation names no symbol, \
-                  so that a program's variable of that name is another one"
+            "the linker bound the library to its own variable: its relocation names no symbol, so \
+             a variable of that name in the program is a different one"
                 .to_owned()
         }
     };

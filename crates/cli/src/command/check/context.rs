@@ -44,16 +44,19 @@ fn absent(process: &Process, deadline: &Deadline) -> Finding {
         true => Finding::problem(
             "no-process-context",
             format!(
-                "it publishes no process context; its parent, process {parent}, does, but a fork \
-                 inherits none"
+                "it publishes no process context; its parent, process {parent}, does, but a \
+                 forked child does not inherit it"
             ),
         )
         .hint("Publish in the child, too, after each fork."),
         false => Finding::problem("no-process-context", "it publishes no process context"),
     };
     finding
-        .hint("At start-up a Rust program calls  otelctx::ProcessContext::detect().publish()")
-        .hint("If it does: did that return an error? A sandbox may deny memfd_create.")
+        .hint("At start-up, a Rust program calls  otelctx::ProcessContext::detect().publish()")
+        .hint(
+            "If it does, check whether the call returned an error. A sandbox may deny \
+            memfd_create.",
+        )
 }
 
 /// How the context lies in memory.
@@ -87,9 +90,9 @@ fn mapping(process: &Process, context: &ProcessContext, deadline: &Deadline) -> 
         findings.push(
             Finding::note(
                 "copied-on-fork",
-                "a fork inherits the mapping: the child shows its parent's context as its own",
+                "a forked child inherits the mapping and shows its parent's context as its own",
             )
-            .hint("After mmap call  madvise(mapping, size, MADV_DONTFORK)"),
+            .hint("After mmap, call  madvise(mapping, size, MADV_DONTFORK)"),
         );
     }
     findings
@@ -102,10 +105,12 @@ fn broken(why: &Broken) -> Finding {
     );
     match why {
         Broken::TooLarge { .. } => finding
-            .hint("Publish less: readers need not accept more than 64 KiB, and seldom take 1 MiB."),
-        Broken::BeingUpdated { .. } => finding
-            .hint("If this stays, the publisher ended in the middle of an update: publish again."),
-        _ => finding.hint("Publish in the order that OTEP 4719 demands; the crate otelctx does."),
+            .hint("Publish less: readers need not accept more than 64 KiB, and few accept 1 MiB."),
+        Broken::BeingUpdated { .. } => finding.hint(
+            "If this persists, the publisher ended in the middle of an update: publish \
+                again.",
+        ),
+        _ => finding.hint("Publish in the order that OTEP 4719 requires; the crate otelctx does."),
     }
 }
 
@@ -115,7 +120,7 @@ fn published(context: &ProcessContext) -> Vec<Finding> {
     let mut findings = vec![Finding::ok(
         "process-context",
         format!(
-            "its process context is valid, with {} of the resource",
+            "its process context is valid, with {} in the resource",
             count(context.payload.resource.len(), "attribute", "attributes")
         ),
     )];
@@ -129,10 +134,10 @@ fn published(context: &ProcessContext) -> Vec<Finding> {
         findings.push(
             Finding::note(
                 "attribute",
-                format!("{problem}: readers leave it out, strict ones the whole context"),
+                format!("{problem}: readers skip it, and strict ones reject the context"),
             )
             .hint(match problem {
-                Problem::EmptyKey => "Publish each attribute under a name.",
+                Problem::EmptyKey => "Give each attribute a name.",
                 _ => "Publish each attribute once.",
             }),
         );
@@ -141,9 +146,12 @@ fn published(context: &ProcessContext) -> Vec<Finding> {
         findings.push(
             Finding::note(
                 "second-process-context",
-                format!("a second process context lies at {address:#x}, which readers don't use"),
+                format!(
+                    "there is a second process context at {address:#x}, which readers do not \
+                    use"
+                ),
             )
-            .hint("Two publishers are at work in this process: keep one of them."),
+            .hint("Two publishers are active in this process: keep one of them."),
         );
     }
     findings.push(schema(context.schema.as_ref()));
@@ -159,17 +167,17 @@ fn schema(schema: Option<&Schema>) -> Finding {
         Some(schema) if schema.is_nodejs() => Finding::note(
             "nodejs-schema",
             format!(
-                "its schema is {schema}: contexts of Node.js, published through {NODEJS_SYMBOL}; this \
-                 version of otelctx does not read them yet"
+                "its schema is {schema}: that of Node.js, with {NODEJS_SYMBOL}; this version of \
+                 otelctx does not support it yet"
             ),
         )
-        .hint("A reader with support for Node.js shows them."),
+        .hint("Readers that support Node.js show these contexts."),
         Some(schema) => Finding::problem(
             "unsupported-schema",
             format!("its schema is {schema}, which this reader does not support"),
         )
         .hint(format!(
-            "Thread-local records are announced by  {SCHEMA_VERSION}={}",
+            "Announce thread-local records with  {SCHEMA_VERSION}={}",
             Schema::TlsdescV1Dev
         )),
         None => Finding::problem(
@@ -196,9 +204,9 @@ fn key_map(context: &ProcessContext) -> Vec<Finding> {
         Ok(None) => vec![
             Finding::note(
                 "no-key-map",
-                format!("{KEY_MAP} is missing: records have ids, but no attributes"),
+                format!("{KEY_MAP} is missing: records have IDs, but no attributes"),
             )
-            .hint("Publish the names of the attributes there, in the order of their indexes."),
+            .hint("Publish the names of the attributes in it, in the order of their indexes."),
         ],
         Err(error) => {
             vec![
@@ -219,7 +227,7 @@ fn oddities(names: &[String]) -> Vec<Finding> {
         if name.is_empty() {
             findings.push(
                 Finding::note("empty-key", format!("key {index} has an empty name"))
-                    .hint("Name it, or let no record use it."),
+                    .hint("Give it a name, or do not use it in records."),
             );
         } else if let Some(earlier) = first.get(name.as_str()) {
             findings.push(

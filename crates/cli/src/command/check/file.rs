@@ -94,9 +94,9 @@ fn foreign(bits: u8, big_endian: bool, machine: u16) -> (Subject, Vec<Finding>) 
         (32, _) => thirty_two_bits(),
         _ => Finding::problem(
             "machine",
-            "it is built for a big-endian machine, which has no thread context",
+            "it is built for a big-endian machine, for which OTEP 4947 defines no thread context",
         )
-        .hint("OTEP 4947 is about x86-64 and aarch64. A process context it can publish."),
+        .hint("OTEP 4947 covers x86-64 and aarch64. The program can publish a process context."),
     };
     let subject = Subject::File {
         kind: match bits {
@@ -113,15 +113,15 @@ fn foreign(bits: u8, big_endian: bool, machine: u16) -> (Subject, Vec<Finding>) 
 pub(super) fn thirty_two_bits() -> Finding {
     Finding::problem(
         "32-bit",
-        "it is 32-bit: process context yes, thread context unsupported",
+        "it is 32-bit: it can publish a process context, but no thread context",
     )
-    .hint("Build it for a 64-bit machine, as  -m64  does on x86.")
+    .hint("Build it for a 64-bit machine; on x86, with  -m64")
 }
 
 /// What stands in the way of looking into a module of a process.
 pub(super) fn inspect(file: &std::fs::File) -> Result<Inspection, String> {
     match Contents::of(file, SYMBOL)? {
         Contents::Elf(inspection) => Ok(*inspection),
-        _ => Err("it is no ELF module of 64 bits".to_owned()),
+        _ => Err("it is not a 64-bit ELF module".to_owned()),
     }
 }

@@ -146,7 +146,7 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
         .flat_map(|(index, it)| {
             let inspection = match index < MOST_INSPECTED {
                 true => inspect(process, &it.module, deadline),
-                false => Err(format!("{MOST_INSPECTED} others were, before it")),
+                false => Err(format!("{MOST_INSPECTED} others were inspected before it")),
             };
             definition(it, inspection)
         })
@@ -156,11 +156,14 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
             Finding::note(
                 "several-variables",
                 format!(
-                    "{} modules use a {SYMBOL} of their own; readers read each of them",
+                    "{} modules have a {SYMBOL} of their own; readers read all of them",
                     resolution.variables.len()
                 ),
             )
-            .hint("Export it from one module, so that the dynamic linker binds all to that."),
+            .hint(
+                "Export it from one module, so that the dynamic linker binds all references to \
+                it.",
+            ),
         );
     }
     for module in &resolution.bound_elsewhere {
@@ -201,7 +204,7 @@ fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) ->
     let storage = variable.storage();
     let text = match storage {
         Storage::Static => {
-            format!("its storage is static{place}: at one distance from each thread's pointer")
+            format!("its storage is static{place}: at a fixed offset from the thread pointer")
         }
         Storage::Dynamic => format!(
             "its storage is dynamic{place}: a thread that has not used the variable has none"
@@ -224,11 +227,11 @@ fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspe
     });
     let looked = looked.map_err(|error| error.to_string())?;
     if looked != Scan::Complete(()) || deadline.has_passed() {
-        return Err("no time is left for it".to_owned());
+        return Err("the deadline passed before".to_owned());
     }
     match found {
         Some(Some(file)) => file::inspect(&file),
-        _ => Err("its file was removed or replaced, and is out of reach".to_owned()),
+        _ => Err("its file was removed or replaced, and cannot be opened".to_owned()),
     }
 }
 
@@ -245,7 +248,7 @@ fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString
     let target = process.running()?;
     let late = || ReaderError::Deadline {
         pid: target.pid(),
-        action: "look into its files",
+        action: "inspect its files",
     };
     let mut files: Vec<(Vec<u8>, Option<File>)> = Vec::new();
     let looked = target.file_mappings(until(deadline), &mut |mapping| {
@@ -284,7 +287,7 @@ fn not_found(other: Option<&OsStr>, all_read: bool, announced: bool) -> Finding 
         // One of the others may have it.
         let text = format!("no module that could be inspected exports {SYMBOL}");
         return Finding::problem("absent", text)
-            .hint("The findings below say which could not, and why.");
+            .hint("The findings below list the modules that could not be inspected, and why.");
     }
     if announced {
         // Publishers may announce the schema before they load the library that has the variable.
@@ -293,12 +296,12 @@ fn not_found(other: Option<&OsStr>, all_read: bool, announced: bool) -> Finding 
              loaded"
         );
         return Finding::note("not-loaded", text).hint(
-            "If it is loaded already, it may have been stripped of a variable that is not exported: \
-             check that file as it was before.",
+            "If it is loaded already, stripping may have removed a variable that is not exported: \
+             check the unstripped file.",
         );
     }
     variable::absent(format!("no module of the process exports {SYMBOL}"))
-        .hint("Stripping removes a variable that is not exported: check the file as it was before.")
+        .hint("Stripping removes a variable that is not exported: check the unstripped file.")
 }
 
 /// Modules that were left out.
@@ -312,7 +315,7 @@ fn modules(unreadable: &[(OsString, String)]) -> Vec<Finding> {
 fn unreadable_module(module: &str, why: &str) -> Finding {
     Finding::note(
         "unreadable-module",
-        format!("{module} could not be looked into: {why}"),
+        format!("{module} could not be inspected: {why}"),
     )
     .module(module)
 }
@@ -369,7 +372,7 @@ fn threads(
 /// Says how many threads were read, and how many of them have a record attached.
 fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> Vec<Finding> {
     let found = match troubled {
-        true => "but for that, a reader would find",
+        true => "apart from that, a reader would find",
         false => "a reader finds",
     };
     let threads = match read {
@@ -384,9 +387,10 @@ fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> V
         findings.push(
             Finding::note(
                 "none-attached",
-                "no thread has a record attached: between requests, or its publisher attaches none",
+                "no thread has a record attached: it is between requests, or its publisher \
+                 attaches none",
             )
-            .hint("Check again while it works. A Rust program calls  record.attach()"),
+            .hint("Check again under load. A Rust program calls  record.attach()"),
         );
     }
     findings

@@ -146,10 +146,10 @@ impl fmt::Display for Subject {
                 write!(f, "; {state}")?;
                 match threads_stopped {
                     0 => write!(f, "; no thread was stopped"),
-                    1 => write!(f, "; 1 thread was stopped for some microseconds"),
+                    1 => write!(f, "; 1 thread was stopped for a few microseconds"),
                     _ => write!(
                         f,
-                        "; {threads_stopped} threads were stopped for some microseconds each"
+                        "; {threads_stopped} threads were stopped for a few microseconds each"
                     ),
                 }
             }

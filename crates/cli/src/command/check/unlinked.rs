@@ -20,9 +20,9 @@ pub(super) fn object(inspection: &Inspection) -> Vec<Finding> {
 fn not_linked(what: &str) -> Finding {
     Finding::note(
         "not-linked",
-        format!("nothing runs {what}: the linker decides what is exported"),
+        format!("{what} is not linked yet: the linker decides what is exported"),
     )
-    .hint("Check what is linked from it, too.")
+    .hint("Check the program or library linked from it, too.")
 }
 
 /// What an object file says, alone or in a library. `place` follows a noun.
@@ -33,10 +33,10 @@ fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
             Finding::note(
                 "intermediate",
                 format!(
-                    "gcc has put off compiling it{place} (-flto): what code there is says little"
+                    "it was compiled with -flto{place}: gcc generates its code only at link time"
                 ),
             )
-            .hint("Check what is linked from it."),
+            .hint("Check the program or library linked from it."),
         );
     }
     let defined = inspection.local.iter().find(|it| it.defined);
@@ -44,7 +44,7 @@ fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
         // The compiler will say when it comes to it.
         None if inspection.local.is_empty() && inspection.intermediate => findings.push(
             Finding::note("absent", format!("it has no {SYMBOL} yet{place}"))
-                .hint("If its source has it, what is linked from it does."),
+                .hint("If its source defines it, check the program or library linked from it."),
         ),
         None if inspection.local.is_empty() => {
             findings.push(absent(format!("it has no {SYMBOL}{place}")));
@@ -54,7 +54,7 @@ fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
                 "defined-elsewhere",
                 format!("it uses {SYMBOL}{place}, which another file defines"),
             )
-            .hint("Check that, or what is linked from both."),
+            .hint("Check that file, or the program or library linked from both."),
         ),
         Some(entry) => findings.extend(definition(entry, place)),
     }
@@ -70,10 +70,11 @@ fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
             Finding::problem(
                 "not-thread-local",
                 format!(
-                    "{SYMBOL} is defined{place}, but is no thread-local variable: readers ignore it"
+                    "{SYMBOL} is defined{place}, but is not a thread-local variable: readers \
+                     ignore it"
                 ),
             )
-            .hint("Declare it as one:")
+            .hint("Declare it as thread-local:")
             .fix(fix::declare()),
         ];
     }
@@ -89,7 +90,10 @@ fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
             "hidden",
             format!("{SYMBOL} is defined{place} but hidden: no linker exports it"),
         )
-        .hint("It was compiled with hidden visibility. In its source, or for all of it:")
+        .hint(
+            "It was compiled with hidden visibility. Change that in its source, or for the \
+            whole program:",
+        )
         .fix(fix::make_visible("app"))
     } else {
         Finding::ok(
@@ -110,14 +114,16 @@ fn as_compiled(access: Access, executable: bool, inspection: &Inspection) -> Fin
         Access::Tlsdesc => Finding::ok(
             "access",
             format!(
-                "access is {name} as compiled (what OTEP 4947 asks for; linkers relax it in \
-                 programs)"
+                "access is {name} as compiled (required by OTEP 4947; linkers relax it in programs)"
             ),
         )
         .access(name, None),
         Access::LocalExec => Finding::ok(
             "access",
-            format!("access is {name} as compiled: good for programs, not for shared libraries"),
+            format!(
+                "access is {name} as compiled: suitable for programs, not for shared \
+                libraries"
+            ),
         )
         .access(name, None),
         access => access::of_model(access, executable, inspection.machine),
@@ -135,7 +141,7 @@ pub(super) fn archive(members: &[Member]) -> Vec<Finding> {
             Ok(inspection) => of_member(inspection, &format!(" in {}", member.name)),
             Err(why) => vec![Finding::note(
                 "unreadable-module",
-                format!("{} could not be looked into: {why}", member.name),
+                format!("{} could not be inspected: {why}", member.name),
             )],
         };
         findings.extend(found.into_iter().map(|it| it.module(&member.name)));

@@ -71,23 +71,26 @@ fn unsupported(machine: Machine) -> Option<Finding> {
             Finding::problem(
                 "machine",
                 format!(
-                    "it is built for {}, which has no thread context",
+                    "it is built for {}, for which OTEP 4947 defines no thread context",
                     subject::machine(machine)
                 ),
             )
-            .hint("OTEP 4947 is about x86-64 and aarch64. A process context it can publish."),
+            .hint(
+                "OTEP 4947 covers x86-64 and aarch64. The program can publish a process \
+                context.",
+            ),
         ),
         machine if machine != Machine::own() => Some(
             Finding::note(
                 "other-machine",
                 format!(
-                    "it is built for {}, and this machine is {}: a reader for that one is meant \
-                     below",
+                    "it is built for {}, and this machine is {}: the findings below are about \
+                     readers on the former",
                     subject::machine(machine),
                     subject::machine(Machine::own())
                 ),
             )
-            .hint("On this machine it can't be read, unless from a core file."),
+            .hint("On this machine, only its core files can be read."),
         ),
         _ => None,
     }
@@ -103,26 +106,29 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
         Kind::StaticPie => Finding::problem(
             "static-pie",
             format!(
-                "{SYMBOL} is not exported from this static program{place}: only readers which look \
-                 into .symtab find it, and none once it is stripped"
+                "{SYMBOL} is not exported from this static program{place}: only readers that \
+                 search .symtab find it, and none once it is stripped"
             ),
         )
         .hint(
-            "By lld or mold; exported by GNU ld it may crash before main, unless all code that \
-             uses it is local-exec:",
+            "Use lld or mold. If GNU ld exports it, the program may crash before main, unless all \
+             code that uses it is local-exec:",
         )
         .fix(fix::export_static_pie(target)),
         _ if hidden => Finding::problem(
             "hidden",
             format!("{SYMBOL} is defined{place} but hidden: readers can't find it"),
         )
-        .hint("It was compiled with hidden visibility. In its source, or for all of it:")
+        .hint(
+            "It was compiled with hidden visibility. Change that in its source, or for the \
+            whole program:",
+        )
         .fix(fix::make_visible(target)),
         Kind::Library => Finding::problem(
             "not-exported",
             format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
         )
-        .hint("It is hidden, static, or a version script of the linker keeps it local. For these:")
+        .hint("It is hidden, static, or local in a version script. For these:")
         .fix(fix::make_visible(target))
         .fix(fix::list()),
         // mold makes everything local that it does not export.
@@ -136,8 +142,8 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
             ),
         )
         .hint(
-            "Declare it without  static,  and not hidden; or take it out of the linker's version \
-             script. For these:",
+            "Declare it without  static  and not hidden, or export it in the version script. For \
+             these:",
         )
         .fix(fix::make_visible(target)),
         _ => exportable(place, target),
@@ -151,8 +157,8 @@ fn not_exported_by_mold(place: &str, target: &str) -> Finding {
         format!("{SYMBOL} is defined{place} but not exported: readers can't find it"),
     )
     .hint(
-        "The linker kept it local. Any one of these exports it, unless it is static, or hidden, in \
-         its source: declare it as the line for C does, then.",
+        "The linker kept it local. Any one of these exports it, unless it is static or hidden in \
+         its source; then declare it as in the line for C.",
     )
     .fix(fix::export(target))
     .fix(fix::declare_visible())
@@ -173,11 +179,11 @@ fn static_program(place: &str, target: &str) -> Finding {
     Finding::problem(
         "static",
         format!(
-            "nothing exports {SYMBOL}{place}: the program is static, so that only readers which \
-             look into .symtab find it, and none once it is stripped"
+            "nothing exports {SYMBOL}{place}: the program is static, so only readers that \
+             search .symtab find it, and none once it is stripped"
         ),
     )
-    .hint("Link it dynamically, or with these in place of -static (in Rust, of +crt-static):")
+    .hint("Link it dynamically, or with these instead of -static (in Rust, +crt-static):")
     .fix(fix::static_pie(target))
 }
 
@@ -195,11 +201,11 @@ fn crashes(inspection: &Inspection, module: &Module, target: &str) -> Option<Fin
             "static-pie-crash",
             format!(
                 "this static program crashes before main: the linker left {} for {SYMBOL}, and \
-                 there is no dynamic linker to fill it in",
+                 there is no dynamic linker to resolve it",
                 name.unwrap_or("a relocation")
             ),
         )
-        .hint("GNU ld does so. Link it by lld or mold, or dynamically:")
+        .hint("GNU ld does this. Link with lld or mold, or dynamically:")
         .fix(fix::use_lld(target))
     })
 }
@@ -210,7 +216,7 @@ fn version(inspection: &Inspection, place: &str) -> Option<Finding> {
         Finding::note(
             "versioned",
             format!(
-                "{SYMBOL}{place} is of version {version}: readers look by name alone, and find it"
+                "{SYMBOL}{place} has the version {version}: readers search by name and find it"
             ),
         )
         .hint("Programs that link to it bind to that version: keep it in later releases."),
@@ -222,9 +228,9 @@ pub(super) fn not_thread_local(exported: bool, place: &str) -> Finding {
     let how = if exported { "exported" } else { "defined" };
     Finding::problem(
         "not-thread-local",
-        format!("{SYMBOL} is {how}{place}, but is no thread-local variable: readers ignore it"),
+        format!("{SYMBOL} is {how}{place}, but is not a thread-local variable: readers ignore it"),
     )
-    .hint("Declare it as one:")
+    .hint("Declare it as thread-local:")
     .fix(fix::declare())
 }
 
@@ -232,7 +238,7 @@ pub(super) fn not_thread_local(exported: bool, place: &str) -> Finding {
 fn absent_from(inspection: &Inspection) -> Finding {
     match inspection.stripped {
         true => absent(format!(
-            "it exports no {SYMBOL}, and is stripped of any other: its threads publish no context"
+            "it exports no {SYMBOL}, and is stripped: its threads publish no context"
         )),
         false => absent(format!(
             "it has no {SYMBOL}: its threads publish no context"
@@ -244,7 +250,7 @@ fn absent_from(inspection: &Inspection) -> Finding {
 pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Finding {
     let own = match (uses, stripped) {
         (true, _) => format!("it uses {SYMBOL} and does not define it"),
-        (false, true) => format!("it exports no {SYMBOL}, and is stripped of any other"),
+        (false, true) => format!("it exports no {SYMBOL}, and is stripped"),
         (false, false) => format!("it has no {SYMBOL}"),
     };
     if let Some((path, _)) = &libraries.defining {
@@ -278,15 +284,15 @@ pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Fi
         false => absent(format!("{own}{inspected}")),
     };
     finding.hint(format!(
-        "Not inspected, because not found here: {named}. If one of these has it, check that, or the \
-         process that runs."
+        "Not found here, so not inspected: {named}. If one of these defines it, check that file, \
+         or the running process."
     ))
 }
 
 /// Nothing of that name.
 pub(super) fn absent(text: String) -> Finding {
     Finding::problem("absent", text).hint(
-        "A Rust program gets it from the crate otelctx, others from a publisher for their language.",
+        "Rust programs get it from the crate otelctx, others from a publisher for their language.",
     )
 }
 

@@ -213,7 +213,7 @@ impl Serialize for ThreadsJson<'_> {
 }
 
 /// Of each thread, when `thread_context` is an error.
-const NO_THREAD_READABLE: &str = "no thread's context can be read: thread_context tells why";
+const NO_THREAD_READABLE: &str = "no thread's context can be read, see thread_context";
 
 #[derive(Serialize)]
 struct ThreadJson<'r> {

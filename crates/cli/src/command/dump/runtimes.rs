@@ -286,7 +286,8 @@ pub(super) fn head(runtimes: &Runtimes, terminal: &Terminal) -> String {
     }
     if runtimes.conflicts > 0 {
         let sentence = format!(
-            "{} threads have contexts of several sources with different ids; the native record is shown",
+            "{} threads have contexts from several sources with different IDs; the native record \
+             is shown",
             runtimes.conflicts
         );
         text += &terminal.sentence("  conflict  ", &sentence);

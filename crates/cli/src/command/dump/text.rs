@@ -22,7 +22,7 @@ const MOST_MISSING: usize = 8;
 
 /// Of threads that were not stopped.
 const WHILE_THEY_RAN: &str =
-    "while the threads ran: each record twice, and shown where both were the same";
+    "while the threads ran: each record was read twice, and is shown if both reads agree";
 
 /// Of a thread whose record is not valid, where a second read was not possible.
 const INVALID: &str = "invalid: being rewritten, or detached";
@@ -91,7 +91,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
     let unreadable = report.unreadable_modules();
     for (module, why) in unreadable.iter().take(MOST_MISSING) {
         let sentence = format!(
-            "{} could not be looked into: {}",
+            "{} could not be inspected: {}",
             escape(&text::path(module)),
             escape(why)
         );
@@ -141,7 +141,7 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
     };
     let mut text = terminal.sentence(THREADS, &format!("{threads}, unreadable{why}"));
     if let (Some(pid), None) = (report.pid, &report.core) {
-        text += &format!("            `otelctx check {pid}` tells how to hint it\n");
+        text += &format!("            `otelctx check {pid}` says how to fix it\n");
     }
     text
 }
@@ -171,8 +171,8 @@ fn core_lines(core: &CoreReport, no_threads: bool, terminal: &Terminal) -> Strin
     let end = match (&core.signal, core.crashed_thread) {
         (Some(signal), Some(tid)) => format!("ended by {signal} in thread {tid}"),
         // The threads tell.
-        _ if no_threads => "how the process ended is not known".to_owned(),
-        _ => "written while the process went on".to_owned(),
+        _ if no_threads => "it is unknown how the process ended".to_owned(),
+        _ => "written while the process was running".to_owned(),
     };
     let mut text = terminal.sentence("  core      ", &format!("{file}, {end}"));
     for missing in core.missing.iter().take(MOST_MISSING) {
@@ -200,7 +200,7 @@ fn source(variables: &ThreadVariables, forced: bool) -> String {
             let access = text::access(variable.access);
             let hint = match variable.exported {
                 true => "",
-                false => " (not exported: found in .symtab, where not every reader looks)",
+                false => " (not exported: found in .symtab, which not every reader searches)",
             };
             format!("in {module}, {access}{hint}")
         })
@@ -210,7 +210,7 @@ fn source(variables: &ThreadVariables, forced: bool) -> String {
     let announced = variables.schema.as_ref();
     if forced && !announced.is_some_and(Schema::is_thread_local_record) {
         let schema = announced.map_or("no schema".into(), |schema| escape(schema.as_str()));
-        text += &format!(" (read by force: the process announces {schema})");
+        text += &format!(" (read with --force: the process announces {schema})");
     }
     text
 }

@@ -152,7 +152,7 @@ impl Row {
         let keys = self.keys.map_or("-".into(), |keys| keys.to_string());
         let mut threads = self.threads.to_string();
         let hint = match hint {
-            true => format!("; `otelctx check {}` tells how", self.pid),
+            true => format!("; `otelctx check {}` says how to fix it", self.pid),
             false => String::new(),
         };
         if let Some(why) = &self.unreadable {
@@ -165,7 +165,7 @@ impl Row {
                 threads += &format!(" ({} of {} were read)", partial.read, partial.of);
             }
             if self.not_exported {
-                threads += &format!("; not exported, so that other readers fail{hint}");
+                threads += &format!("; not exported, so other readers fail{hint}");
             }
         }
         [

@@ -40,7 +40,7 @@ impl Collector {
         let endpoint = Endpoint::from_environment(url, to.otlp_protocol, variable)?;
         let exporter = Exporter::new(&endpoint)?;
         if let Err(error) = exporter.reach() {
-            let later = "it is tried again when the recording has ended";
+            let later = "sending will be tried again after the recording";
             terminal::complain(&format!("{error}: {later}"), error.hint().as_deref());
         }
         Ok(Some(Self { endpoint, exporter }))
@@ -79,10 +79,10 @@ impl Delivery {
     pub(super) fn line(&self) -> String {
         let url = escape(&self.url);
         if self.messages == 0 {
-            return format!("  {url}: nothing was sent, as there is no sample\n");
+            return format!("  {url}: nothing was sent, because there are no samples\n");
         }
         format!(
-            "  {url}: sent by {}, {} bytes in {}\n",
+            "  {url}: sent over {}, {} bytes in {}\n",
             self.protocol,
             grouped(self.bytes),
             count(self.messages, "message", "messages"),
@@ -95,7 +95,7 @@ fn complain_of(sent: &Sent) {
     if sent.rejected_profiles > 0 {
         let rejected = usize::try_from(sent.rejected_profiles).unwrap_or(usize::MAX);
         let rejected = count(rejected, "profile", "profiles");
-        terminal::complain(&format!("the collector has rejected {rejected}"), None);
+        terminal::complain(&format!("the collector rejected {rejected}"), None);
     }
     for remark in &sent.remarks {
         terminal::complain(&format!("the collector says: {remark}"), None);

@@ -642,11 +642,8 @@ fn what_nothing_can_be_checked_in() {
         ),
         (file("bitcode.o", b"BC\xc0\xde0123"), "LLVM bitcode"),
         (file("text", b"hello\n"), "not an ELF file"),
-        (
-            file("magic", b"\x7fELF"),
-            "it is cut short: it ends after 4 bytes",
-        ),
-        (file("archive", b"!<arch>\nx"), "it is cut short"),
+        (file("magic", b"\x7fELF"), "it is truncated after 4 bytes"),
+        (file("archive", b"!<arch>\nx"), "it is truncated"),
         (directory.clone(), "not a regular file"),
         ("/dev/zero".into(), "not a regular file"),
         ("/dev/tty".into(), "not a regular file"),
@@ -661,7 +658,7 @@ fn what_nothing_can_be_checked_in() {
         let bytes = std::fs::read(&program).unwrap();
         cases.push((
             file("cut", &bytes[..bytes.len() / 2]),
-            "it is cut short: it ends after ",
+            "it is truncated after ",
         ));
         let mut core = bytes.clone();
         // e_type: ET_CORE
