@@ -15,7 +15,8 @@
 //! otelctx_build::export();
 //! ```
 //!
-//! `otelctx::is_exported()` tells at run time whether it worked, `otelctx check FILE` afterwards.
+//! `otelctx::is_exported()` says at run time whether it worked, and `otelctx check FILE` does
+//! after linking.
 
 mod linker;
 
@@ -26,20 +27,20 @@ use std::path::{Path, PathBuf};
 
 use linker::{Attempt, Linker};
 
-/// What the linker is told: lld, mold and gold know it, and GNU ld since binutils 2.35.
+/// The linker option: supported by lld, mold and gold, and by GNU ld since binutils 2.35.
 const ARGUMENT: &str = "-Wl,--export-dynamic-symbol=otel_thread_ctx_v1";
 
-/// What an older GNU ld reads from a file.
+/// The dynamic list for an older GNU ld.
 const DYNAMIC_LIST: &str = "{ otel_thread_ctx_v1; };\n";
 
-/// Has the linker export the symbol from this package's executables. Call it from the build
+/// Makes the linker export the symbol from this package's executables. Call it from the build
 /// script.
 ///
-/// It links an empty program the way rustc will link the package, and goes by that: which linker
-/// it is, and which option it knows.
+/// It links an empty program the way rustc will link the package, to find out which linker is
+/// used and which option it supports.
 ///
-/// Where exporting is impossible it prints a warning, and the program is built all the same: it
-/// works, and its thread contexts are not visible. Nothing is done for targets other than Linux.
+/// If exporting is impossible, it prints a warning. The program is built anyway and works, but
+/// readers cannot find its thread contexts. Nothing is done for targets other than Linux.
 pub fn export() {
     let target = Target::from_environment();
     let directory = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
@@ -50,7 +51,7 @@ pub fn export() {
     }
 }
 
-/// What Cargo tells a build script about the target.
+/// Facts about the target that Cargo passes to build scripts.
 #[derive(Clone, Copy, Debug)]
 struct Target {
     linux: bool,
@@ -82,7 +83,7 @@ impl Target {
         }
     }
 
-    /// What to tell the linker, if anything. `link` tries an argument; a file that an argument
+    /// The linker argument, if one is needed. `link` tries an argument; a file that an argument
     /// names is written to the directory.
     fn argument(
         self,
@@ -106,7 +107,7 @@ impl Target {
                 return Ok(Some(argument));
             }
         }
-        // Also when nothing could be linked: the package may have what it takes.
+        // Also if nothing could be linked: the package itself may link.
         Ok(Some(ARGUMENT.to_owned()))
     }
 }
@@ -142,7 +143,7 @@ mod tests {
         }
     }
 
-    /// What is told to a linker that knows the options that start so.
+    /// The argument for a linker that supports this option.
     fn argument(target: Target, linker: Linker, known: &[&str]) -> Result<Option<String>, Refusal> {
         target.argument(&env::temp_dir(), |argument| Attempt {
             linker,
@@ -164,7 +165,7 @@ mod tests {
         let old = old.unwrap().unwrap();
         let file = old.strip_prefix("-Wl,--dynamic-list=").unwrap();
         assert_eq!(fs::read_to_string(file).unwrap(), DYNAMIC_LIST);
-        // Nothing can be linked, for example for want of the target's libraries.
+        // Nothing can be linked, for example because the target's libraries are missing.
         assert_eq!(
             argument(dynamic, Linker::Gnu, &[]),
             Ok(Some(ARGUMENT.to_owned()))

@@ -1,4 +1,4 @@
-//! Which linker rustc uses and what it understands, learnt by linking a program that does nothing.
+//! Finds out which linker rustc uses and which options it supports, by linking an empty program.
 
 use std::env;
 use std::fs;
@@ -9,23 +9,23 @@ use std::process::Command;
 /// The linkers, by what a static-pie executable may export with them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Linker {
-    /// GNU ld; also when nothing is known.
+    /// GNU ld, or unknown.
     Gnu,
     /// lld, rustc's own included, or mold.
     LldOrMold,
 }
 
-/// What came of linking with an argument.
+/// The outcome of linking with an argument.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt {
     pub(crate) linker: Linker,
-    /// Whether the linker took the argument.
+    /// Whether the linker accepted the argument.
     pub(crate) linked: bool,
 }
 
 impl Attempt {
-    /// Has rustc link an empty program in this directory for the target and with the flags of the
-    /// build script's environment, and with this linker argument.
+    /// Makes rustc link an empty program in this directory, for the target and with the flags
+    /// from the build script's environment and this linker argument.
     pub(crate) fn new(directory: &Path, argument: &str) -> Self {
         Self::in_directory(directory, argument).unwrap_or(Self {
             linker: Linker::Gnu,
@@ -44,7 +44,7 @@ impl Attempt {
         if let Ok(target) = env::var("TARGET") {
             rustc.args(["--target", &target]);
         }
-        // What Cargo's configuration says; the flags come later, so they win, as with Cargo.
+        // From Cargo's configuration. The flags come later and take precedence, as with Cargo.
         if let Some(linker) = env::var_os("RUSTC_LINKER") {
             let mut option = std::ffi::OsString::from("-Clinker=");
             option.push(linker);
@@ -64,7 +64,7 @@ impl Attempt {
 
 impl Linker {
     /// The linker that a command runs, as rustc prints it. The last `-fuse-ld` wins, as with the C
-    /// compilers. What they run without one is not known: `cc` is taken to run GNU ld.
+    /// compilers. Without this option, their default is unknown: `cc` is assumed to run GNU ld.
     fn of(link_args: &str) -> Self {
         let mut arguments = arguments(link_args);
         let program = arguments.next().unwrap_or_default();

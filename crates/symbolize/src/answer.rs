@@ -4,10 +4,10 @@ use std::io::{self, Write};
 
 use otelctx_profile::{Function, Identity};
 
-/// The longest text, in bytes. Longer ones are cut.
+/// The longest text, in bytes. Longer ones are truncated.
 const MAX_TEXT: usize = 1 << 16;
 
-/// What is known of a file.
+/// The results for a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) identity: Identity,

@@ -1,4 +1,4 @@
-//! `otelctx report`: what a recorded file says, as tables.
+//! `otelctx report`: the contents of a recording, as tables.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -110,7 +110,7 @@ fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String
     text
 }
 
-/// Processor time, in milliseconds or seconds.
+/// CPU time, in milliseconds or seconds.
 fn time(cost: Cost) -> String {
     match cost.nanoseconds as f64 / 1e6 {
         milliseconds if milliseconds >= 10_000.0 => format!("{:.1} s", milliseconds / 1e3),

@@ -1,11 +1,11 @@
-//! Durations as arguments.
+//! Parses durations.
 
 use std::time::Duration;
 
-/// The longest that can be asked for, in seconds: a day.
+/// The maximum, in seconds: a day.
 const LONGEST: f64 = 86_400.0;
 
-/// A number of seconds, which may have a fraction.
+/// A number of seconds, with an optional fraction.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(seconds) if (0.1..=LONGEST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),

@@ -14,7 +14,7 @@ pub(crate) fn pairs(attributes: &Attributes) -> Vec<String> {
         .collect()
 }
 
-/// A value on one line, safe to show.
+/// A value on one line, escaped.
 pub(crate) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => escape(text),
@@ -33,12 +33,12 @@ pub(crate) fn text(value: &Value) -> String {
             format!("{{{}}}", items.join(", "))
         }
         Value::Bytes(bytes) => format!("0x{}", hexadecimal(bytes)),
-        // Nothing was set; and `Value` may grow.
+        // No value; `Value` may also get more variants.
         _ => "(empty)".into(),
     }
 }
 
-/// The value of a string attribute, `None` when there is none or it is no string.
+/// The value of a string attribute, or `None` if it is missing or not a string.
 pub(crate) fn string<'a>(attributes: &'a Attributes, key: &str) -> Option<&'a str> {
     match attributes.iter().find(|(name, _)| name == key) {
         Some((_, Value::String(text))) => Some(text),
@@ -46,7 +46,7 @@ pub(crate) fn string<'a>(attributes: &'a Attributes, key: &str) -> Option<&'a st
     }
 }
 
-/// The language a service is written in: what its SDK says, else what runs it.
+/// The language of a service: that of its SDK, else its runtime.
 pub(crate) fn language(resource: &Attributes) -> Option<&str> {
     string(resource, "telemetry.sdk.language").or_else(|| string(resource, "process.runtime.name"))
 }

@@ -1,4 +1,4 @@
-//! Times of the day.
+//! Formats times.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,14 +19,14 @@ pub(crate) fn utc(time: SystemTime) -> String {
     )
 }
 
-/// `07:42:09`, where the user is.
+/// `07:42:09` in local time.
 pub(crate) fn local(time: SystemTime) -> String {
     let at = broken_down(since_epoch(time).0, libc::localtime_r);
     format!("{:02}:{:02}:{:02}", at.tm_hour, at.tm_min, at.tm_sec)
 }
 
 fn since_epoch(time: SystemTime) -> (libc::time_t, u32) {
-    // A clock that was never set may stand before 1970; it shows as that.
+    // A clock that was never set may be before 1970.
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = libc::time_t::try_from(since.as_secs()).unwrap_or(0);
     (seconds, since.subsec_millis())

@@ -9,36 +9,36 @@ use serde::ser::{SerializeMap, SerializeSeq, Serializer};
 
 use super::terminal::is_control;
 
-/// `answer` as JSON, laid out for people too.
+/// `answer` as indented JSON.
 pub(crate) fn render(answer: &impl Serialize) -> String {
     let mut json = Vec::new();
-    // Maps have strings for keys, nothing here fails to serialize, and memory takes everything.
+    // Cannot fail: keys are strings, all types serialize, and the output is memory.
     write(answer, &mut json).expect("answers are plain data");
     String::from_utf8(json).expect("JSON is text")
 }
 
-/// Writes `answer` as JSON, laid out for people too.
+/// Writes `answer` as indented JSON.
 pub(crate) fn write(answer: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer_pretty(Harmless(&mut *out), answer)?;
     out.write_all(b"\n")
 }
 
-/// Writes `answer` as JSON on a line of its own.
+/// Writes `answer` as one line of JSON.
 pub(crate) fn write_line(answer: &impl Serialize, out: &mut dyn Write) -> io::Result<()> {
     serde_json::to_writer(Harmless(&mut *out), answer)?;
     out.write_all(b"\n")
 }
 
-/// Escapes control characters that JSON itself would let through (DEL, C1, and what changes the
-/// direction of text): the value may end up on a terminal. To be written to in whole characters,
-/// as `serde_json` does.
+/// Escapes control characters that JSON itself permits (DEL, C1, and bidirectional formatting),
+/// because the value may end up on a terminal. Each write must consist of whole characters, as
+/// those of `serde_json` do.
 struct Harmless<'w>(&'w mut dyn Write);
 
 impl Write for Harmless<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut rest = str::from_utf8(bytes).map_err(io::Error::other)?;
-        // The line breaks of the layout are the only controls outside of strings, and inside they
-        // are escaped already. All others that can stand there have four hexadecimal digits.
+        // Line breaks of the layout are the only controls outside strings, and inside strings
+        // they are escaped already. All other controls have at most four hexadecimal digits.
         let harmful = |character| character != '\n' && is_control(character);
         while let Some((at, character)) = rest.char_indices().find(|(_, it)| harmful(*it)) {
             self.0.write_all(&rest.as_bytes()[..at])?;
@@ -54,14 +54,14 @@ impl Write for Harmless<'_> {
     }
 }
 
-/// `{"error": "…"}`: something is there and can't be read.
+/// `{"error": "…"}`: it exists and cannot be read.
 #[derive(Debug, Serialize)]
 pub(crate) struct Unreadable {
     /// What was being read, what was found, what to do.
     pub(crate) error: String,
 }
 
-/// What was asked for, or why it can't be read.
+/// A value, or the reason why it cannot be read.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum OrError<T> {
@@ -80,8 +80,8 @@ impl<T> OrError<T> {
     }
 }
 
-/// Attributes as an object, in the order they were published. Of repeated names in a map value
-/// the first counts.
+/// Attributes as an object, in the order in which they were published. If a map value repeats a
+/// name, the first one counts.
 #[derive(Debug)]
 pub(crate) struct AttributeMap(pub(crate) Attributes);
 
@@ -102,7 +102,7 @@ fn map<S: Serializer>(attributes: &Attributes, serializer: S) -> Result<S::Ok, S
     map.end()
 }
 
-/// A value as the JSON type nearest to it.
+/// A value as the nearest JSON type.
 struct Natural<'a>(&'a Value);
 
 impl Serialize for Natural<'_> {
@@ -112,7 +112,7 @@ impl Serialize for Natural<'_> {
             Value::Bool(value) => serializer.serialize_bool(*value),
             Value::Int(value) => serializer.serialize_i64(*value),
             Value::Double(value) if value.is_finite() => serializer.serialize_f64(*value),
-            // JSON has no such numbers; the names are those of Protocol Buffers' JSON.
+            // JSON has no such numbers; these are the names in Protocol Buffers' JSON.
             Value::Double(value) if value.is_nan() => serializer.serialize_str("NaN"),
             Value::Double(value) if *value > 0.0 => serializer.serialize_str("Infinity"),
             Value::Double(_) => serializer.serialize_str("-Infinity"),
@@ -125,7 +125,7 @@ impl Serialize for Natural<'_> {
             }
             Value::Map(attributes) => map(attributes, serializer),
             Value::Bytes(bytes) => serializer.serialize_str(&hexadecimal(bytes)),
-            // `Value` may grow; what is not known is shown as nothing.
+            // `Value` may get more variants; unknown ones become null.
             _ => serializer.serialize_none(),
         }
     }

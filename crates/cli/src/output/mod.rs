@@ -1,4 +1,4 @@
-//! How answers are laid out.
+//! Formatting of output.
 
 pub(crate) mod attributes;
 pub(crate) mod clock;

@@ -6,7 +6,7 @@ use unicode_width::UnicodeWidthStr;
 
 use super::terminal::{Style, Terminal};
 
-/// Which side of a column its cells touch.
+/// Alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
     /// Text.
@@ -15,28 +15,28 @@ pub(crate) enum Align {
     Right,
 }
 
-/// The columns of a table with a head line.
+/// A table with a heading line.
 #[derive(Debug)]
 pub(crate) struct Table<const N: usize> {
     columns: [(&'static str, Align); N],
     widths: [usize; N],
 }
 
-/// What stands between two columns, and before the first.
+/// Text between two columns, and before the first one.
 const GAP: &str = "  ";
 
-/// The widest column. A longer text, which only a mistake or a trap has, is shown all the same and
-/// moves what follows in its own row, but does not pad every other row to its size.
+/// Maximum width of a column. A longer text, which is probably an error or hostile, is shown in
+/// full and shifts the rest of its own row, but does not pad all other rows.
 const WIDEST: usize = 160;
 
 impl<const N: usize> Table<N> {
-    /// Columns as wide as their heads.
+    /// Columns as wide as their headings.
     pub(crate) fn new(columns: [(&'static str, Align); N]) -> Self {
         let widths = columns.map(|(head, _)| head.width());
         Self { columns, widths }
     }
 
-    /// The same, with columns that are at least so wide: for rows that are not known yet.
+    /// The same with minimum widths, for rows that are not known yet.
     pub(crate) fn at_least(mut self, widths: [usize; N]) -> Self {
         for (width, least) in self.widths.iter_mut().zip(widths) {
             *width = least.max(*width);
@@ -44,7 +44,7 @@ impl<const N: usize> Table<N> {
         self
     }
 
-    /// Makes the columns wide enough for a row.
+    /// Widens the columns for a row.
     pub(crate) fn fit(&mut self, cells: &[String; N]) {
         for (width, cell) in self.widths.iter_mut().zip(cells) {
             let wanted = cell.width();
@@ -54,19 +54,19 @@ impl<const N: usize> Table<N> {
         }
     }
 
-    /// The head line, cut to the terminal's width.
+    /// The heading line, cut to the terminal's width.
     pub(crate) fn head(&self, terminal: &Terminal) -> String {
         let names = self.columns.map(|(name, _)| name);
         let mut head = self.line(&names);
         if !terminal.fits(&head) {
-            // The last cells stand below their rows.
+            // The last cells are below their rows.
             head = self.line(&names[..N.saturating_sub(1)]);
         }
         terminal.paint(Style::Bold, &terminal.cut(&head)) + "\n"
     }
 
-    /// A row, cut to the terminal's width. Where its last cell has no room it stands below, on lines
-    /// of its own. Cells are shown as they are: escaped already, and without line breaks.
+    /// A row, cut to the terminal's width. If its last cell does not fit, it continues below the
+    /// row. Cells must be escaped and without line breaks.
     pub(crate) fn row(&self, cells: &[String; N], terminal: &Terminal) -> String {
         let cells = cells.each_ref().map(String::as_str);
         let mut text = self.line(&cells);
@@ -98,8 +98,8 @@ impl<const N: usize> Table<N> {
         line
     }
 
-    /// Writes the head and all `rows`. They are made twice, the first time for their widths, so that
-    /// a table takes no more memory than one row.
+    /// Writes the headings and all `rows`. `rows` is run twice, the first time to compute widths,
+    /// so that a table takes no more memory than one row.
     pub(crate) fn write(
         mut self,
         rows: impl Iterator<Item = [String; N]> + Clone,
@@ -114,14 +114,14 @@ impl<const N: usize> Table<N> {
         Ok(())
     }
 
-    /// The same as text.
+    /// The table as a string.
     pub(crate) fn render(
         self,
         rows: impl Iterator<Item = [String; N]> + Clone,
         terminal: &Terminal,
     ) -> String {
         let mut text = Vec::new();
-        // Memory takes everything.
+        // Writing to memory does not fail.
         let _ = self.write(rows, terminal, &mut text);
         String::from_utf8_lossy(&text).into_owned()
     }
@@ -149,7 +149,7 @@ mod tests {
             render(None),
             "  NAME   CPU  LAST\n  日本     7  a\n  e\u{301}     1234\n"
         );
-        // A name whose cells stand below their rows is left out.
+        // The heading of cells that are below their rows is omitted.
         assert_eq!(
             render(Some(15)),
             "  NAME   CPU\n  日本     7  a\n  e\u{301}     1234\n"

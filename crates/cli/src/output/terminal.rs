@@ -1,5 +1,4 @@
-//! The place the text goes to: how wide it is, whether it shows colours, and what must not reach
-//! it as it is.
+//! Standard output: its width, colours, and escaping.
 
 use std::env;
 use std::fs::File;
@@ -9,18 +8,18 @@ use std::os::fd::AsFd;
 use nix::libc;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// What standard output can do.
+/// Capabilities of standard output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminal {
-    /// Columns, where standard output is a terminal. Lines in a pipe are never cut.
+    /// Width in columns if standard output is a terminal. Lines in a pipe are never cut.
     width: Option<usize>,
     colours: bool,
 }
 
-/// How a piece of text stands out, where there are colours.
+/// Style of a text, if colours are supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// A heading, or the name of what is shown.
+    /// Headings and names.
     Bold,
     /// Good.
     Green,
@@ -50,7 +49,7 @@ impl Terminal {
         }
     }
 
-    /// `text` in `style`, or as it is where there are no colours.
+    /// `text` in `style`, if colours are supported.
     pub(crate) fn paint(&self, style: Style, text: &str) -> String {
         if !self.colours || text.is_empty() {
             return text.to_owned();
@@ -64,22 +63,22 @@ impl Terminal {
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 
-    /// Whether there are colours.
+    /// Whether colours are supported.
     pub(crate) fn colours(&self) -> bool {
         self.colours
     }
 
-    /// Columns, where there is a limit.
+    /// Width in columns, if limited.
     pub(crate) fn width(&self) -> Option<usize> {
         self.width
     }
 
-    /// Whether one line holds `text`.
+    /// Whether `text` fits on one line.
     pub(crate) fn fits(&self, text: &str) -> bool {
         self.width.is_none_or(|width| text.width() <= width)
     }
 
-    /// `text`, cut to what one line holds.
+    /// `text`, cut to one line.
     pub(crate) fn cut(&self, text: &str) -> String {
         match self.width {
             Some(width) => cut(text, width),
@@ -87,19 +86,19 @@ impl Terminal {
         }
     }
 
-    /// `head` and the `items`, two spaces between them. Where a line has an end, they flow over
-    /// several lines, each beginning below the first item.
+    /// `head` and the `items`, separated by two spaces. On a terminal they are wrapped, with
+    /// further lines starting below the first item.
     pub(crate) fn flow(&self, head: &str, items: &[String]) -> String {
         self.fill(head, items.iter().map(String::as_str), "  ", true)
     }
 
-    /// `head` and a sentence, which flows as the items of [`Self::flow`] do.
+    /// `head` and a sentence, wrapped like [`Self::flow`].
     pub(crate) fn sentence(&self, head: &str, sentence: &str) -> String {
         self.fill(head, sentence.split(' '), " ", true)
     }
 
-    /// `head` and a sentence as [`Self::sentence`] has it, but nothing is cut: a word that has no
-    /// room on a line of its own is left to the terminal.
+    /// Like [`Self::sentence`], but nothing is cut: the terminal wraps a word that does not fit
+    /// on a line.
     pub(crate) fn paragraph(&self, head: &str, sentence: &str) -> String {
         self.fill(head, sentence.split(' '), " ", false)
     }
@@ -145,7 +144,7 @@ fn columns() -> Option<usize> {
     };
     // SAFETY: TIOCGWINSZ writes one winsize, and `size` is one.
     let answer = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
-    // A terminal that does not know its size says 0.
+    // A terminal without a known size reports 0.
     (answer == 0 && size.ws_col > 0).then(|| size.ws_col.into())
 }
 
@@ -154,15 +153,14 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     write(|stdout| stdout.write_all(text.as_bytes()))
 }
 
-/// Has `work` write to standard output. A reader that has seen enough and closed the pipe
-/// (`| head`) ends it, and is no error.
+/// Lets `work` write to standard output. If the reader closes the pipe (`| head`), writing ends
+/// without an error.
 pub(crate) fn write(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    // Not by way of `Stdout`, whose own buffer would be written at the end of the process even if
-    // this could not.
+    // Bypasses `Stdout`, whose own buffer would be written at exit even if this failed.
     let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let mut stdout = BufWriter::new(stdout);
     let written = work(&mut stdout).and_then(|()| stdout.flush());
-    // What could not be written is not tried again when this is dropped.
+    // Data that could not be written is not retried on drop.
     let _ = stdout.into_parts();
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -170,7 +168,7 @@ pub(crate) fn write(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::
     }
 }
 
-/// Writes to standard output what another process has to say. Whether anybody reads on.
+/// Writes another process's output to standard output. Returns whether somebody still reads it.
 pub(crate) fn pass_on(bytes: &[u8]) -> io::Result<bool> {
     let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     match (&stdout).write_all(bytes) {
@@ -179,17 +177,17 @@ pub(crate) fn pass_on(bytes: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// A message on standard error, and below it what to do.
+/// Prints a message to standard error, and the hint below it.
 pub(crate) fn complain(message: &str, hint: Option<&str>) {
     let mut text = format!("otelctx: {}\n", escape(message));
     if let Some(hint) = hint {
         text.push_str(&format!("  {}\n", escape(hint)));
     }
-    // Nobody is left to tell when this fails.
+    // There is nowhere to report a failure.
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// The start of `text` that fits into `width` columns, with `…` if something is missing.
+/// The part of `text` that fits into `width` columns, with `…` if it is cut.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
@@ -207,9 +205,9 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     short
 }
 
-/// Whether a character could do something to a terminal other than show itself: C0, DEL and C1
-/// controls, line and paragraph separators, and what turns the direction of text (Unicode 15,
-/// section 23.2: a name could show itself as another).
+/// Whether a character could affect a terminal: C0, DEL and C1 controls, line and paragraph
+/// separators, and bidirectional formatting (Unicode 15,
+/// section 23.2: one name could look like another).
 pub(crate) fn is_control(character: char) -> bool {
     character.is_control()
         || matches!(

@@ -1,4 +1,4 @@
-//! One word for one thing, the same in every command and in JSON (docs/json.md).
+//! Words that all commands and the JSON share (docs/json.md).
 
 use std::ffi::OsStr;
 
@@ -23,8 +23,9 @@ pub(crate) fn storage(storage: Storage) -> &'static str {
     }
 }
 
-/// A path as the kernel tells it in `/proc/PID/maps`, where a line break shows as `\012`
-/// (fs/proc/task_mmu.c, show_map_vma). It can't be told from a name that has these four characters.
+/// A path from `/proc/PID/maps`, where a line break is written as `\012`
+/// (fs/proc/task_mmu.c, show_map_vma). It cannot be distinguished from a name with these four
+/// characters.
 pub(crate) fn path(told: &OsStr) -> String {
     told.to_string_lossy().replace("\\012", "\n")
 }
@@ -34,7 +35,7 @@ pub(crate) fn count(number: usize, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
-/// A number with its thousands set apart: `12,345`.
+/// A number with thousands separators: `12,345`.
 pub(crate) fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -47,8 +48,8 @@ pub(crate) fn grouped(number: usize) -> String {
     text
 }
 
-/// How to call this program from where the user stands: `otelctx` where the shell finds that, else
-/// the path of the file that runs.
+/// How the user can run this program: `otelctx` if the shell finds it, else the path of the
+/// executable.
 pub(crate) fn own_name() -> String {
     const NAME: &str = "otelctx";
     let places = std::env::var_os("PATH").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How code reaches the variable, and what the linker has to do with it.
+//! How code reaches the variable, and how the linker changed that.
 
 use otelctx_reader::remote::Access;
 use otelctx_reader::remote::inspect::Inspection;
@@ -8,7 +8,7 @@ use super::finding::Finding;
 use super::fix;
 use crate::output::text::{self, count};
 
-/// A finding for each way in which a linked file's own code reaches the variable.
+/// One finding for each access model in a linked file's own code.
 pub(super) fn of_file(inspection: &Inspection, module: &Module, target: &str) -> Vec<Finding> {
     if module.relocations.is_empty() {
         return if module.executable {
@@ -38,7 +38,7 @@ pub(super) fn of_file(inspection: &Inspection, module: &Module, target: &str) ->
     findings
 }
 
-/// A finding for an access of which nothing but the model is known.
+/// The finding for an access if only the model is known.
 pub(super) fn of_model(access: Access, executable: bool, machine: Machine) -> Finding {
     match access {
         Access::LocalExec | Access::InitialExec if executable => {
@@ -51,7 +51,7 @@ pub(super) fn of_model(access: Access, executable: bool, machine: Machine) -> Fi
 
 const FASTEST: &str = "fastest; every reader supports it";
 
-/// The program's code has the offset itself: no relocation is left.
+/// The code contains the offset itself: no relocation is left.
 fn local_exec(inspection: &Inspection) -> Finding {
     let name = text::access(Access::LocalExec);
     match inspection.relaxed.to_local_exec {
@@ -97,7 +97,7 @@ fn initial_exec(inspection: &Inspection, evidence: Option<String>) -> Finding {
     }
 }
 
-/// What libraries have, and programs whose linker was told not to relax.
+/// For libraries, and for programs linked without relaxation.
 fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<String>) -> Finding {
     let name = text::access(access);
     let evidence = evidence.map_or(String::new(), |evidence| format!(", {evidence}"));
@@ -145,7 +145,7 @@ fn in_library(access: Access, machine: Machine, target: &str, evidence: Option<S
     finding.access(name, None)
 }
 
-/// A library whose own code can't be led to another module's definition.
+/// A library whose own code cannot be bound to another module's definition.
 fn bound_here(inspection: &Inspection, module: &Module) -> Option<Finding> {
     if module.executable || !matches!(module.symbol, Symbol::Exported { .. }) {
         return None;
@@ -153,7 +153,7 @@ fn bound_here(inspection: &Inspection, module: &Module) -> Option<Finding> {
     let mut relocations = module.relocations.iter();
     let in_next_word =
         relocations.any(|it| it.access == Access::GeneralDynamic) && !inspection.block_offset;
-    // Local dynamic code is bound so by its nature.
+    // Local dynamic code is always bound in this way.
     let mut relocations = module.relocations.iter();
     let led_elsewhere = relocations.all(|it| it.named || it.access == Access::LocalDynamic);
     if !in_next_word && led_elsewhere {

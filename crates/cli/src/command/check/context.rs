@@ -1,4 +1,4 @@
-//! The process context of a running process: what a reader makes of it.
+//! The process context of a running process, as a reader sees it.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::output::text::{count, grouped};
 /// The largest payload that every reader accepts, in bytes (OTEP 4719).
 const EVERY_READER_TAKES: u32 = 65_536;
 
-/// What is found of it.
+/// The findings about it.
 pub(super) fn findings(
     process: &Process,
     state: &ContextState,
@@ -31,7 +31,7 @@ pub(super) fn findings(
     }
 }
 
-/// Nothing is published. A fork inherits nothing, and often is not meant to go without.
+/// Nothing is published. A forked child inherits nothing, which is often a mistake.
 fn absent(process: &Process, deadline: &Deadline) -> Finding {
     let status = process.running().ok().and_then(|it| it.status().ok());
     let parent = status.map_or(0, |status| status.parent);
@@ -59,7 +59,7 @@ fn absent(process: &Process, deadline: &Deadline) -> Finding {
         )
 }
 
-/// How the context lies in memory.
+/// The context's mapping.
 fn mapping(process: &Process, context: &ProcessContext, deadline: &Deadline) -> Vec<Finding> {
     let mut findings = Vec::new();
     let Ok(process) = process.running() else {
@@ -114,7 +114,7 @@ fn broken(why: &Broken) -> Finding {
     }
 }
 
-/// What the process context says, apart from where the threads have theirs.
+/// The contents of the process context, except for thread contexts.
 fn published(context: &ProcessContext) -> Vec<Finding> {
     let service = context.payload.resource_attribute("service.name");
     let mut findings = vec![Finding::ok(
@@ -219,7 +219,7 @@ fn key_map(context: &ProcessContext) -> Vec<Finding> {
     }
 }
 
-/// Names that can't mean what their publisher meant.
+/// Names that are probably mistakes.
 fn oddities(names: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut first: BTreeMap<&str, usize> = BTreeMap::new();

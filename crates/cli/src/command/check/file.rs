@@ -1,4 +1,4 @@
-//! A file, which need not run.
+//! Checks a file.
 
 use std::path::Path;
 
@@ -46,7 +46,8 @@ pub(super) fn check(path: &Path) -> Result<Answer, Error> {
     Ok(Answer::new(path.to_string_lossy(), subject, findings))
 }
 
-/// Findings about a program or shared library, and about the library that has the variable in its place.
+/// Findings about a program or shared library, or about the library that defines the variable for
+/// it.
 fn with_libraries(inspection: &Inspection, path: &Path) -> Vec<Finding> {
     let Some(module) = &inspection.module else {
         return Vec::new();
@@ -75,7 +76,7 @@ fn with_libraries(inspection: &Inspection, path: &Path) -> Vec<Finding> {
     findings
 }
 
-/// What a program or shared library says. `place` follows a noun.
+/// Findings about a program or shared library. `place` follows a noun.
 pub(super) fn linked(inspection: &Inspection, place: &str, path: &Path) -> Vec<Finding> {
     let Some(module) = &inspection.module else {
         return Vec::new();
@@ -109,7 +110,7 @@ fn foreign(bits: u8, big_endian: bool, machine: u16) -> (Subject, Vec<Finding>) 
     (subject, vec![finding])
 }
 
-/// OTEP 4947 leaves 32-bit targets out.
+/// OTEP 4947 does not cover 32-bit targets.
 pub(super) fn thirty_two_bits() -> Finding {
     Finding::problem(
         "32-bit",
@@ -118,7 +119,7 @@ pub(super) fn thirty_two_bits() -> Finding {
     .hint("Build it for a 64-bit machine; on x86, with  -m64")
 }
 
-/// What stands in the way of looking into a module of a process.
+/// Why a module of a process cannot be inspected.
 pub(super) fn inspect(file: &std::fs::File) -> Result<Inspection, String> {
     match Contents::of(file, SYMBOL)? {
         Contents::Elf(inspection) => Ok(*inspection),

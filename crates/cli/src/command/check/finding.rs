@@ -30,13 +30,13 @@ pub(super) struct Finding {
     /// The access model, for a finding about access.
     #[serde(skip_serializing_if = "Option::is_none")]
     access: Option<&'static str>,
-    /// The access model that the compiler wrote, where the code shows that the linker relaxed it.
+    /// The compiler's access model, if the code shows that the linker relaxed it.
     #[serde(skip_serializing_if = "Option::is_none")]
     relaxed_from: Option<&'static str>,
     /// Kind of storage, for a finding about storage in a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     storage: Option<&'static str>,
-    /// Sentences that say what to do about it.
+    /// What to do about it, in sentences.
     #[serde(
         rename = "hint",
         serialize_with = "join",

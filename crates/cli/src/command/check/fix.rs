@@ -8,7 +8,7 @@ use serde::Serialize;
 /// A line to copy, and where it goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Line {
-    /// The compiler that takes it as a flag, or the file that it goes into.
+    /// The compiler that accepts it as a flag, or the file that it belongs in.
     pub(super) tool: &'static str,
     /// May have several lines.
     pub(super) line: String,
@@ -25,10 +25,10 @@ const CARGO_CONFIG: &str = ".cargo/config.toml";
 const CMAKE: &str = "CMake";
 const C: &str = "C";
 const RUST: &str = "Rust";
-/// Behind `global:` there.
+/// Below `global:` in that file.
 const VERSION_SCRIPT: &str = "version script (global)";
 
-/// What the linker is told.
+/// The linker option.
 const EXPORT: &str = "--export-dynamic-symbol=otel_thread_ctx_v1";
 
 fn line(tool: &'static str, line: impl Into<String>) -> Line {
@@ -38,12 +38,12 @@ fn line(tool: &'static str, line: impl Into<String>) -> Line {
     }
 }
 
-/// At the top of that file, because behind the head of a table it would be part of that.
+/// At the top of that file, because after a table header it would be part of that table.
 fn cargo_config(text: impl std::fmt::Display) -> Line {
     line(CARGO_CONFIG, format!("# at the top:\n{text}"))
 }
 
-/// The name that a target of CMake most likely has which makes this file.
+/// The most likely name of the CMake target that builds this file.
 pub(super) fn target_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let library = name
@@ -57,7 +57,7 @@ pub(super) fn target_name(path: &Path) -> String {
     }
 }
 
-/// Has the linker export the variable of a program.
+/// Makes the linker export a program's variable.
 pub(super) fn export(target: &str) -> Vec<Line> {
     vec![
         line(GCC, format!("-Wl,{EXPORT}")),
@@ -82,7 +82,7 @@ pub(super) fn export(target: &str) -> Vec<Line> {
     ]
 }
 
-/// Declares the variable so that no compiler keeps it from the linker.
+/// Declares the variable with default visibility.
 pub(super) fn declare_visible() -> Vec<Line> {
     vec![line(
         C,
@@ -104,12 +104,12 @@ pub(super) fn make_visible(target: &str) -> Vec<Line> {
     lines
 }
 
-/// Lets a library's variable through what its linker keeps local.
+/// Exports a library's variable despite a version script.
 pub(super) fn list() -> Vec<Line> {
     vec![
         line(VERSION_SCRIPT, "otel_thread_ctx_v1;"),
-        // rustc writes a version script of its own, of the names that are exported: this one is
-        // a pattern there, and matches the variable.
+        // rustc writes a version script with the exported names. This name is a pattern there,
+        // which matches the variable.
         line(
             RUST,
             "#[unsafe(export_name = \"otel_thread_ctx_v[1]\")] pub static EXPORT: u8 = 0;",
@@ -117,7 +117,7 @@ pub(super) fn list() -> Vec<Line> {
     ]
 }
 
-/// Makes a static program position-independent, by a linker that can export from such.
+/// Makes a static program position-independent, with a linker that can export from it.
 pub(super) fn static_pie(target: &str) -> Vec<Line> {
     let flags = format!("-static-pie -fPIE -fuse-ld=lld \\\n  -Wl,{EXPORT}");
     vec![
@@ -135,7 +135,7 @@ pub(super) fn static_pie(target: &str) -> Vec<Line> {
     ]
 }
 
-/// Exports from a static, position-independent program.
+/// Exports the variable from a static, position-independent program.
 pub(super) fn export_static_pie(target: &str) -> Vec<Line> {
     vec![
         line(GCC, format!("-fuse-ld=lld -Wl,{EXPORT}")),
@@ -154,7 +154,7 @@ pub(super) fn export_static_pie(target: &str) -> Vec<Line> {
     ]
 }
 
-/// Links by lld.
+/// Links with lld.
 pub(super) fn use_lld(target: &str) -> Vec<Line> {
     vec![
         line(GCC, "-fuse-ld=lld"),
@@ -168,13 +168,13 @@ pub(super) fn use_lld(target: &str) -> Vec<Line> {
     ]
 }
 
-/// Has compilers write TLS descriptors. `other_model` says that they were told to do otherwise.
+/// Makes compilers use TLS descriptors. `other_model`: another model was selected explicitly.
 pub(super) fn descriptors(machine: Machine, target: &str, other_model: bool) -> Vec<Line> {
     let model = match other_model {
         true => " -ftls-model=global-dynamic",
         false => "",
     };
-    // clang has nothing else on aarch64, and no flag for it.
+    // On aarch64, clang supports nothing else and has no flag for it.
     let (gcc, clang) = match machine {
         Machine::Aarch64 => (
             format!("-fPIC -mtls-dialect=desc{model}"),

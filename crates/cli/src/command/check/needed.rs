@@ -66,8 +66,8 @@ impl Libraries {
     }
 }
 
-/// The directories that a file itself names, DT_RUNPATH or DT_RPATH. `$ORIGIN` is its own; what other
-/// variables stand for only the dynamic linker knows.
+/// The directories that a file itself names, DT_RUNPATH or DT_RPATH. `$ORIGIN` is its own
+/// directory; only the dynamic linker knows the values of other variables.
 fn own_folders(path: &Path, search_path: Option<&str>) -> Vec<PathBuf> {
     let origin = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let origin = origin.parent().unwrap_or(Path::new("/")).to_string_lossy();
@@ -83,7 +83,7 @@ fn own_folders(path: &Path, search_path: Option<&str>) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The directories that this machine adds.
+/// The directories configured on this machine.
 struct System {
     /// LD_LIBRARY_PATH, which comes before a file's own.
     before: Vec<PathBuf>,
@@ -114,8 +114,8 @@ impl System {
         })
     }
 
-    /// The library of this name for this machine: those for others are passed over, as the dynamic
-    /// linker does.
+    /// The library of this name for this machine. Like the dynamic linker, skips libraries for
+    /// others.
     fn find(
         &self,
         name: &str,
@@ -134,8 +134,8 @@ impl System {
     }
 }
 
-/// Adds the directories of a configuration file and of the files that it includes: ldconfig(8). Only
-/// patterns such as `/etc/ld.so.conf.d/*.conf` are known, which is what distributions have.
+/// Adds the directories of a configuration file and of the files that it includes: ldconfig(8).
+/// Supports only patterns such as `/etc/ld.so.conf.d/*.conf`, which distributions use.
 fn configured(path: &Path, depth: usize, folders: &mut Vec<PathBuf>) {
     let text = match fs::read_to_string(path) {
         Ok(text) if text.len() <= MAX_CONFIGURATION => text,

@@ -1,4 +1,4 @@
-//! A running process: what it publishes, and whether a reader can follow it to each thread.
+//! Checks what a running process publishes, and whether a reader can read each thread.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -29,21 +29,22 @@ use crate::command::retry::read_thread;
 use crate::error::Error;
 use crate::output::text::{self, count};
 
-/// Files of a process that are looked into for the reason why none has the variable.
+/// Maximum number of files to inspect for the reason why none has the variable.
 const MOST_FILES: usize = 256;
 
-/// Files of a process that are looked into for what their linker did. There is one as a rule.
+/// Maximum number of files with the variable to inspect for what their linker did. Usually there
+/// is one.
 const MOST_INSPECTED: usize = 16;
 
-/// Says whether readers can read what process `pid` publishes, by reading all of it, for `timeout`
-/// at the most.
+/// Reads everything that process `pid` publishes, to find out whether readers can. Takes at most
+/// `timeout`.
 ///
-/// `id` is the process's, or that of one of its threads.
+/// `id` is that of the process or of one of its threads.
 pub(super) fn check(id: i32, timeout: Duration) -> Result<Answer, Error> {
     let deadline = Deadline::after(timeout);
     let mut options = Options::default();
     options.deadline = Some(deadline.end());
-    // The variable is of interest also where the process context does not lead to it.
+    // The variable is of interest even if the process context does not announce it.
     options.any_schema = true;
     let pid = process_of(id)?;
     let mut process = Process::with_options(pid, options)?;
@@ -119,7 +120,8 @@ fn check_threads(
     Ok(())
 }
 
-/// The deadline came before all threads were read. Without any it is not known that they can be.
+/// The deadline passed before all threads were read. If none was read, it is unknown whether they
+/// can be.
 fn partial(partial: &Partial) -> Finding {
     let text = partial.sentence();
     let finding = match partial.read {
@@ -132,13 +134,13 @@ fn partial(partial: &Partial) -> Finding {
     }
 }
 
-/// Whether the program that runs is of 32 bits.
+/// Whether the process runs a 32-bit program.
 fn is_32_bit(process: &Process) -> bool {
     let program = process.running().and_then(|it| Ok(it.open_executable()?));
     program.is_ok_and(|program| Contents::is_32_bit(&program))
 }
 
-/// Every module that has the variable.
+/// Findings about every module that has the variable.
 fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) -> Vec<Finding> {
     let resolution = &variables.resolution;
     let definitions = resolution.variables.iter().enumerate();
@@ -180,14 +182,14 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
     findings
 }
 
-/// What the file says, and what only the process can.
+/// Findings from the file, and those that only the process can show.
 fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) -> Vec<Finding> {
     let module = variable.module.to_string_lossy();
     let place = format!(" in {module}");
     let path = Path::new(&variable.module);
     let mut findings = match inspection {
         Ok(inspection) => file::linked(&inspection, &place, path),
-        // The process itself tells less, and enough for the main thing.
+        // The process itself shows less, but enough for the main finding.
         Err(why) => vec![
             unreadable_module(&module, &why),
             match variable.exported {
@@ -214,7 +216,7 @@ fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) ->
     findings.into_iter().map(|it| it.module(&module)).collect()
 }
 
-/// Looks into the very file that the process has mapped under this name.
+/// Inspects the file that the process has mapped under this name.
 fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspection, String> {
     let target = process.running().map_err(|error| error.to_string())?;
     let mut found = None;
@@ -235,7 +237,7 @@ fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspe
     }
 }
 
-/// How mappings are gone through.
+/// How mappings are scanned.
 fn until(deadline: &Deadline) -> ScanOptions {
     ScanOptions {
         deadline: Some(deadline.end()),
@@ -243,7 +245,7 @@ fn until(deadline: &Deadline) -> ScanOptions {
     }
 }
 
-/// The module that defines another thing by the variable's name, if there is one.
+/// The module that defines something else under the variable's name, if there is one.
 fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString>, ReaderError> {
     let target = process.running()?;
     let late = || ReaderError::Deadline {
@@ -276,8 +278,8 @@ fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString
     Ok(None)
 }
 
-/// No module has the variable. `other` is one that defines something else of that name; `all_read`:
-/// every module could be inspected.
+/// No module has the variable. `other` defines something else under that name; `all_read`: every
+/// module could be inspected.
 fn not_found(other: Option<&OsStr>, all_read: bool, announced: bool) -> Finding {
     if let Some(module) = other {
         let module = module.to_string_lossy();
@@ -304,7 +306,7 @@ fn not_found(other: Option<&OsStr>, all_read: bool, announced: bool) -> Finding 
         .hint("Stripping removes a variable that is not exported: check the unstripped file.")
 }
 
-/// Modules that were left out.
+/// Modules that could not be inspected.
 fn modules(unreadable: &[(OsString, String)]) -> Vec<Finding> {
     unreadable
         .iter()
@@ -320,7 +322,7 @@ fn unreadable_module(module: &str, why: &str) -> Finding {
     .module(module)
 }
 
-/// Reads the context of every thread. `troubled`: readers fail before they come that far.
+/// Reads the context of every thread. `troubled`: readers fail before they get this far.
 fn threads(
     process: &mut Process,
     troubled: bool,

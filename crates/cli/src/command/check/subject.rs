@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use crate::output::text::count;
 
-/// What was inspected: the user may have meant another file, and a process is not its program.
+/// The subject is shown because the user may have meant another file, and a process is not its
+/// executable.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Subject {
@@ -26,13 +27,13 @@ pub(super) enum Subject {
     Process {
         pid: i32,
         comm: String,
-        /// The one whose id was given, if not the process's.
+        /// The thread whose ID was given, if it is not the main one.
         #[serde(skip_serializing_if = "Option::is_none")]
         asked_thread: Option<i32>,
         executable: Option<String>,
-        /// What the kernel says it was at.
+        /// Its state according to the kernel.
         state: &'static str,
-        /// How many threads were stopped, for some microseconds each, and read.
+        /// The number of threads that were stopped to be read, for a few microseconds each.
         threads_stopped: usize,
     },
 }
@@ -47,7 +48,7 @@ impl Subject {
     }
 }
 
-/// The word of docs/json.md.
+/// The word in docs/json.md.
 fn kind(kind: Kind) -> &'static str {
     match kind {
         Kind::Object => "object",
@@ -56,7 +57,7 @@ fn kind(kind: Kind) -> &'static str {
         Kind::Static => "static",
         Kind::StaticPie => "static-pie",
         Kind::Library => "library",
-        // These are refused before.
+        // These were rejected before.
         Kind::Core | Kind::DebugInformation | Kind::Unknown => "other",
     }
 }
@@ -96,7 +97,7 @@ pub(super) fn machine(machine: Machine) -> String {
     }
 }
 
-/// The letter of `/proc/PID/status` in a word.
+/// The state letter of `/proc/PID/status` in words.
 pub(super) fn state(letter: char) -> &'static str {
     match letter {
         'R' => "running",

@@ -1,4 +1,4 @@
-//! Object files and static libraries: what the linker will have to work with.
+//! Object files and static libraries: input for a linker.
 
 use otelctx_reader::SYMBOL;
 use otelctx_reader::remote::Access;
@@ -10,7 +10,7 @@ use super::fix;
 use super::variable::{absent, wrong_size};
 use crate::output::text;
 
-/// What an object file says.
+/// Findings about an object file.
 pub(super) fn object(inspection: &Inspection) -> Vec<Finding> {
     let mut findings = vec![not_linked("an object file")];
     findings.extend(of_member(inspection, ""));
@@ -25,7 +25,7 @@ fn not_linked(what: &str) -> Finding {
     .hint("Check the program or library linked from it, too.")
 }
 
-/// What an object file says, alone or in a library. `place` follows a noun.
+/// Findings about an object file, alone or in a library. `place` follows a noun.
 fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     if inspection.intermediate {
@@ -41,7 +41,7 @@ fn of_member(inspection: &Inspection, place: &str) -> Vec<Finding> {
     }
     let defined = inspection.local.iter().find(|it| it.defined);
     match defined {
-        // The compiler will say when it comes to it.
+        // The linker will generate the code.
         None if inspection.local.is_empty() && inspection.intermediate => findings.push(
             Finding::note("absent", format!("it has no {SYMBOL} yet{place}"))
                 .hint("If its source defines it, check the program or library linked from it."),
@@ -107,7 +107,7 @@ fn definition(entry: &Entry, place: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// The model that the compiler wrote.
+/// The compiler's access model.
 fn as_compiled(access: Access, executable: bool, inspection: &Inspection) -> Finding {
     let name = text::access(access);
     match access {
@@ -130,7 +130,7 @@ fn as_compiled(access: Access, executable: bool, inspection: &Inspection) -> Fin
     }
 }
 
-/// What a static library's members say.
+/// Findings about a static library's members.
 pub(super) fn archive(members: &[Member]) -> Vec<Finding> {
     if members.is_empty() {
         return vec![absent(format!("none of its members has {SYMBOL}"))];

@@ -1,4 +1,4 @@
-//! The symbol of a file that is linked: defined or not, exported or not, and why.
+//! The symbol in a linked file: defined or not, exported or not, and why.
 
 use otelctx_reader::SYMBOL;
 use otelctx_reader::remote::Access;
@@ -17,8 +17,8 @@ const MAX_NAMED: usize = 6;
 /// The size of the variable: a pointer of a 64-bit process.
 const SIZE: u64 = 8;
 
-/// What a linked file says of the variable. `place` follows a noun: empty, or ` in FILE`; `target`
-/// is what a build system may call it.
+/// Findings about the variable in a linked file. `place` follows a noun: empty, or ` in FILE`;
+/// `target` is the likely name of its build target.
 pub(super) fn of_file(
     inspection: &Inspection,
     module: &Module,
@@ -64,7 +64,7 @@ pub(super) fn of_file(
     findings
 }
 
-/// A machine that OTEP 4947 does not know, or one that is not here.
+/// An architecture that OTEP 4947 does not cover, or that is not this machine's.
 fn unsupported(machine: Machine) -> Option<Finding> {
     match machine {
         Machine::Other(_) => Some(
@@ -96,7 +96,7 @@ fn unsupported(machine: Machine) -> Option<Finding> {
     }
 }
 
-/// Defined, and no dynamic symbol table has it.
+/// Defined, but not in the dynamic symbol table.
 fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
     let own = |entry: &&Entry| entry.thread_local && entry.defined;
     let mut all = inspection.local.iter().chain(&inspection.dynamic);
@@ -131,9 +131,9 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
         .hint("It is hidden, static, or local in a version script. For these:")
         .fix(fix::make_visible(target))
         .fix(fix::list()),
-        // mold makes everything local that it does not export.
+        // mold makes all symbols local that it does not export.
         _ if inspection.is_made_by("mold ") => not_exported_by_mold(place, target),
-        // GNU ld only what is static, hidden, or named so by a version script.
+        // GNU ld makes only static and hidden symbols local, and those that a version script says.
         _ if inspection.local.iter().filter(own).all(|it| it.local) => Finding::problem(
             "static-variable",
             format!(
@@ -150,7 +150,7 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
     }
 }
 
-/// Of a program by mold, which leaves no trace of why a variable is local.
+/// In a program linked with mold, which does not show why a variable is local.
 fn not_exported_by_mold(place: &str, target: &str) -> Finding {
     Finding::problem(
         "not-exported",
@@ -164,7 +164,7 @@ fn not_exported_by_mold(place: &str, target: &str) -> Finding {
     .fix(fix::declare_visible())
 }
 
-/// Of a program that the linker could have exported it from.
+/// In a program from which the linker could have exported it.
 pub(super) fn exportable(place: &str, target: &str) -> Finding {
     Finding::problem(
         "not-exported",
@@ -174,7 +174,7 @@ pub(super) fn exportable(place: &str, target: &str) -> Finding {
     .fix(fix::export(target))
 }
 
-/// In the program's own block, with no dynamic symbol table to say so.
+/// In a program without a dynamic symbol table.
 fn static_program(place: &str, target: &str) -> Finding {
     Finding::problem(
         "static",
@@ -187,7 +187,7 @@ fn static_program(place: &str, target: &str) -> Finding {
     .fix(fix::static_pie(target))
 }
 
-/// GNU ld leaves a relocation that glibc can't resolve before it has set up thread-local storage
+/// GNU ld leaves a relocation that glibc cannot resolve before it has set up thread-local storage
 /// (`_dl_relocate_static_pie`).
 fn crashes(inspection: &Inspection, module: &Module, target: &str) -> Option<Finding> {
     let left = inspection.kind == Kind::StaticPie
@@ -223,7 +223,7 @@ fn version(inspection: &Inspection, place: &str) -> Option<Finding> {
     )
 }
 
-/// Something else has that name.
+/// Something else has the variable's name.
 pub(super) fn not_thread_local(exported: bool, place: &str) -> Finding {
     let how = if exported { "exported" } else { "defined" };
     Finding::problem(
@@ -246,7 +246,8 @@ fn absent_from(inspection: &Inspection) -> Finding {
     }
 }
 
-/// A file that leaves the variable to the libraries that it needs. `uses`: its own code refers to it.
+/// A file without a definition of its own, whose libraries may have it. `uses`: its own code
+/// refers to the variable.
 pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Finding {
     let own = match (uses, stripped) {
         (true, _) => format!("it uses {SYMBOL} and does not define it"),

@@ -1,4 +1,4 @@
-//! The service as a process of its own.
+//! The service in a separate process.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -6,13 +6,14 @@ use std::process::{Child, Command, Stdio};
 use super::service::READY;
 use crate::error::Error;
 
-/// The running service. It is ended when this is dropped, and when this process ends in any way.
+/// The running service. It is terminated when this is dropped, and when this process ends for any
+/// reason.
 #[derive(Debug)]
 pub(super) struct Service(Child);
 
 impl Service {
-    /// Starts it, and waits until its context is published. To be called on a thread that lives
-    /// as long as the service shall (prctl(2), `PR_SET_PDEATHSIG`).
+    /// Starts it, and waits until its context is published. The service ends with the calling
+    /// thread (prctl(2), `PR_SET_PDEATHSIG`).
     pub(super) fn start() -> Result<Self, Error> {
         let mut service = Command::new("/proc/self/exe")
             .arg("demo-service")
@@ -31,20 +32,20 @@ impl Service {
         if line.trim_end() == READY {
             Ok(service)
         } else {
-            // It has told why on standard error.
+            // It has printed the reason to standard error.
             Err(Error::ServiceEnded)
         }
     }
 
     pub(super) fn pid(&self) -> i32 {
-        // Linux's ids are positive and fit.
+        // Process IDs on Linux are positive and fit.
         self.0.id() as i32
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It can only have ended already.
+        // Fails only if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! Where the recording goes: into a directory in which nothing of it is yet.
+//! The output directory of the recording, in which no file is overwritten.
 
 use std::fs;
 use std::io;
@@ -15,22 +15,22 @@ const NAMES: [&str; 5] = [
     "profile.folded",
 ];
 
-/// The directory that is made where none is named; a number follows where it is there already.
+/// The default directory; a number is appended if it exists.
 const DIRECTORY: &str = "otelctx-demo";
-/// Numbers that are tried.
+/// Maximum number to append.
 const MOST: u32 = 1000;
 
 /// Where to write.
 #[derive(Debug)]
 pub(super) enum Files {
-    /// In the directory that was named.
+    /// In the given directory.
     Named(PathBuf),
-    /// In a new one.
+    /// In a new directory.
     New,
 }
 
 impl Files {
-    /// Decides, and sees to it that nothing would be overwritten.
+    /// Chooses the directory, and checks that no file would be overwritten.
     pub(super) fn plan(named: Option<&Path>) -> Result<Self, Error> {
         let Some(directory) = named else {
             return Ok(Self::New);
@@ -41,12 +41,12 @@ impl Files {
                 return Err(Error::OutputExists(path));
             }
         }
-        // What can't be made is better known before than after the recording.
+        // A failure should show before the recording, not after it.
         make_named(directory)?;
         Ok(Self::Named(directory.to_owned()))
     }
 
-    /// Makes the directory. Returns it, and the files in it.
+    /// Creates the directory. Returns it and the paths of the files.
     pub(super) fn make(self) -> Result<(PathBuf, Vec<PathBuf>), Error> {
         let directory = match self {
             Self::Named(directory) => directory,
@@ -72,7 +72,7 @@ fn cannot(directory: &Path, why: io::Error) -> Error {
     }
 }
 
-/// A directory that was not there before: here, else among the temporary files.
+/// Creates a new directory: in the current one, else in the one for temporary files.
 fn make_new() -> Result<PathBuf, Error> {
     // Relative, so that the commands that open the files stay short.
     make_in(Path::new("")).or_else(|_| {

@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     if let Some(error) = recorded.failure {
         return Err(Error::SpoolFull(error));
     }
-    // So short a recording has one part.
+    // A recording this short has one part.
     let recorded = match recorded.parts.next() {
         Some(Ok(recorded)) => recorded,
         Some(Err(error)) => return Err(Error::Spool(error)),

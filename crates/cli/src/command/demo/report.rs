@@ -1,4 +1,4 @@
-//! What was recorded, added up (docs/json.md).
+//! The summary of the recording (docs/json.md).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ pub(super) struct Report {
     pub(super) seconds: f64,
     /// `ebpf` or `ptrace`.
     pub(super) method: &'static str,
-    /// What a sample stands for, in nanoseconds of processor time.
+    /// CPU time that a sample stands for, in nanoseconds.
     pub(super) period_ns: u64,
     pub(super) samples: usize,
     pub(super) with_trace: usize,
@@ -30,18 +30,18 @@ pub(super) struct Report {
     pub(super) unreadable: u64,
     pub(super) lost: u64,
     pub(super) cpu_ms: f64,
-    /// Traces that were met on more than one thread.
+    /// Traces that were sampled on more than one thread.
     pub(super) traces_that_moved: usize,
     pub(super) routes: Vec<Route>,
     /// The costliest first.
     pub(super) traces: Vec<Trace>,
     pub(super) threads: Vec<Thread>,
-    /// Where the files are; `None` if it could not be made.
+    /// The directory with the files; `None` if it could not be created.
     pub(super) directory: Option<PathBuf>,
     pub(super) files: Vec<Written>,
 }
 
-/// One route; the one without a name is work outside of all requests.
+/// One route, or `None` for work outside of requests.
 #[derive(Debug, Serialize)]
 pub(super) struct Route {
     pub(super) route: Option<String>,
@@ -49,7 +49,7 @@ pub(super) struct Route {
     pub(super) cpu_ms: f64,
     /// Of the service's CPU time, from 0 to 1.
     pub(super) share: f64,
-    /// How many different ones were met.
+    /// Number of distinct traces that were sampled.
     pub(super) traces: usize,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Trace {
     pub(super) route: Option<String>,
     pub(super) samples: usize,
     pub(super) cpu_ms: f64,
-    /// How many threads it was met on.
+    /// Number of threads that it was sampled on.
     pub(super) threads: usize,
 }
 
@@ -70,14 +70,14 @@ pub(super) struct Thread {
     pub(super) tid: i32,
     pub(super) name: String,
     pub(super) samples: usize,
-    /// The part of the time that it was running, from 0 to 1.
+    /// Fraction of the time that it was running, from 0 to 1.
     pub(super) busy: f64,
-    /// What it was running for, as parts of its CPU time, most first.
+    /// Its routes by share of its CPU time, in descending order.
     pub(super) routes: Vec<Part>,
     pub(super) last: Option<Last>,
 }
 
-/// A route's part of a thread's CPU time.
+/// A route's share of a thread's CPU time.
 #[derive(Debug, Serialize)]
 pub(super) struct Part {
     pub(super) route: Option<String>,
@@ -85,7 +85,7 @@ pub(super) struct Part {
     pub(super) share: f64,
 }
 
-/// What a thread worked on when it was last seen at work.
+/// The last context that a thread was sampled with.
 #[derive(Debug, Serialize)]
 pub(super) struct Last {
     pub(super) route: Option<String>,
@@ -93,7 +93,7 @@ pub(super) struct Last {
     pub(super) span_id: String,
 }
 
-/// What is counted of a request.
+/// Counters of a request.
 #[derive(Debug, Default)]
 struct Request<'r> {
     route: Option<&'r str>,
@@ -101,12 +101,12 @@ struct Request<'r> {
     threads: BTreeSet<ThreadId>,
 }
 
-/// What is counted of a thread.
+/// Counters of a thread.
 #[derive(Debug, Default)]
 struct Work<'r> {
     samples: usize,
     routes: BTreeMap<Option<&'r str>, usize>,
-    /// When it was last seen at work, and at what.
+    /// Time and context of its last sample with a context.
     last: Option<(u64, ContextId)>,
 }
 

@@ -1,4 +1,4 @@
-//! What was seen, for a person.
+//! The summary as text.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::output::table::{Align, Table};
 use crate::output::terminal::{Terminal, escape};
 use crate::output::text::{grouped, own_name};
 
-/// Columns of a bar for the whole, where there is room.
+/// Maximum length of a bar, in columns.
 const BAR: usize = 28;
-/// Columns of everything else in the bars' table.
+/// Columns of the rest of the table with bars.
 const BESIDE_BAR: usize = 50;
-/// Parts of a column that there are characters for.
+/// Block characters for fractions of a column.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 /// Work outside of requests.
 const NO_ROUTE: &str = "(none)";

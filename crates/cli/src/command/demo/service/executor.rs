@@ -1,5 +1,4 @@
-//! The smallest executor that does what the demo is about: any worker takes up any task, so that a
-//! task goes on now on this thread and then on that.
+//! A minimal executor in which any worker can run any task, so that tasks move between threads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -10,12 +9,12 @@ use std::time::{Duration, Instant};
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Tasks that are ready, and tasks that wait for a time.
+/// Ready tasks, and timers.
 #[derive(Default)]
 pub(super) struct Executor {
     ready: Mutex<VecDeque<Arc<Task>>>,
     more: Condvar,
-    /// Who is to be woken when.
+    /// Wakers by their time.
     waiting: Mutex<BTreeMap<Instant, Vec<Waker>>>,
     earlier: Condvar,
 }
@@ -43,7 +42,7 @@ impl Executor {
         task.wake();
     }
 
-    /// Carries on one task after another, for ever.
+    /// Polls ready tasks, for ever.
     pub(super) fn work(&self) {
         loop {
             let task = self.next();
@@ -73,7 +72,7 @@ impl Executor {
         }
     }
 
-    /// Wakes tasks when their time has come, for ever.
+    /// Wakes tasks whose timers have expired, for ever.
     pub(super) fn keep_time(&self) -> ! {
         let mut waiting = lock(&self.waiting);
         loop {
@@ -97,7 +96,7 @@ impl Executor {
         }
     }
 
-    /// Lets other tasks go on for this long.
+    /// Lets other tasks run for this long.
     pub(super) fn sleep(self: &Arc<Self>, duration: Duration) -> Sleep {
         Sleep {
             executor: self.clone(),
@@ -107,7 +106,7 @@ impl Executor {
     }
 }
 
-/// Waits without keeping a thread.
+/// Waits without blocking a thread.
 pub(super) struct Sleep {
     executor: Arc<Executor>,
     until: Instant,
@@ -132,7 +131,7 @@ impl Future for Sleep {
     }
 }
 
-/// What is locked here is whole after each statement, so that a panic elsewhere spoils nothing.
+/// The data is consistent after each statement, so a poisoned lock is harmless.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -17,33 +17,33 @@ use crate::Status;
 use crate::error::Error;
 use crate::interrupt;
 
-/// The service, its process, and the thread that keeps the time.
+/// Name of the service, its process, and the timer thread.
 const NAME: &std::ffi::CStr = c"shop";
-/// Workers that run async tasks.
+/// Number of workers that run async tasks.
 const ASYNC_WORKERS: usize = 3;
 /// All workers: one more answers health checks.
 pub(crate) const WORKERS: usize = ASYNC_WORKERS + 1;
-/// Requests that are under way at the same time, at most.
+/// Maximum number of concurrent requests.
 const CLIENTS: usize = 6;
 
-/// What the service writes to standard output once its context is published.
+/// Written to standard output once the context is published.
 pub(crate) const READY: &str = "ready";
 
 /// The service that `demo` records
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The process that watches; the service ends with it
+    /// The process that records; the service ends with it
     #[arg(long)]
     parent: i32,
 }
 
 /// Runs until the parent ends it, or ends itself.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
-    // The parent has something to say at Ctrl-C, and ends this process then.
+    // The parent handles Ctrl-C and ends this process.
     interrupt::ignore_ctrl_c().map_err(Error::Interrupt)?;
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(Error::Tie)?;
     if getppid() != Pid::from_raw(arguments.parent) {
-        // It ended before this process could ask to be told.
+        // The parent ended before prctl(2) took effect.
         return Ok(Status::Done);
     }
     let _process = otelctx::ProcessContext::detect()
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         .publish()?;
     prctl::set_name(NAME).map_err(Error::Tie)?;
     let executor = Arc::new(Executor::default());
-    // Nobody shall look before every thread has its name.
+    // Recording must not start before every thread has its name.
     let started = Arc::new(Barrier::new(1 + WORKERS));
     for _ in 0..CLIENTS {
         executor.spawn(shop::client(executor.clone()));

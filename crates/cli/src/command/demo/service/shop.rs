@@ -1,4 +1,4 @@
-//! The shop's requests: what they cost, and how they say what they are.
+//! The shop's requests: their cost and their contexts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,7 @@ fn step(trace: TraceId, route: &str, name: &str) -> Record {
 
 async fn checkout(executor: &Arc<Executor>, trace: TraceId) {
     compute(about(3.0));
-    // Waits for the stock database. Another thread may take up the task afterwards.
+    // Waits for the stock database. Another thread may continue the task afterwards.
     let reserve = step(trace, "/checkout", "reserve_stock").share();
     reserve.in_scope(executor.sleep(about(4.0))).await;
     {
@@ -86,7 +86,7 @@ pub(super) fn answer_health_checks() {
             attributes.add(&ROUTE, "/health");
         });
         compute(about(0.2));
-        // Waits for an answer: the record stays attached, the thread does not run.
+        // Waits for a response: the record stays attached, but the thread does not run.
         let before = thread_record().attributes_size();
         thread_record().append(&STEP, "ping_database");
         std::thread::sleep(about(1.0));
@@ -96,21 +96,21 @@ pub(super) fn answer_health_checks() {
     }
 }
 
-/// Keeps a processor busy for this long.
+/// Keeps a CPU busy for this long.
 fn compute(duration: Duration) {
     let Some(until) = cpu_time().map(|now| now + duration) else {
         return;
     };
     let mut number = fastrand::u64(..);
     while cpu_time().is_some_and(|now| now < until) {
-        // Long enough that asking for the time does not count.
+        // Long enough to make the cost of reading the clock negligible.
         for _ in 0..10_000 {
             number = std::hint::black_box(number.wrapping_mul(6_364_136_223_846_793_005));
         }
     }
 }
 
-/// How long the calling thread has run on a processor.
+/// CPU time of the calling thread.
 fn cpu_time() -> Option<Duration> {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).ok()?;
     Some(time.into())
