@@ -77,7 +77,7 @@ fn records_are_read_only_under_a_schema_that_announces_them() {
     for (task, told) in [
         (
             "no-schema",
-            "no schema: it publishes no threadlocal.schema_version",
+            "no schema: it does not publish threadlocal.schema_version",
         ),
         ("other-schema", "unsupported schema other\\u{1b}[2J"),
     ] {

@@ -100,7 +100,7 @@ fn as_many_files_and_segments_as_there_may_be() {
     let said = fs::read_to_string(&output).unwrap();
     assert_eq!(status, 1, "{said}");
     assert!(
-        said.contains("  missing   some of the core's notes"),
+        said.contains("  missing   some notes of the core file"),
         "{said}"
     );
     assert!(peak <= MEMORY, "{peak} KiB");

@@ -17,7 +17,7 @@ use crate::{Endpoint, Error, Failed, Protocol};
 /// How this program calls itself to a collector.
 pub(crate) const NAME: &str = concat!("otelctx/", env!("CARGO_PKG_VERSION"));
 /// The longest pause before another attempt. Who asks for a longer one is not waited for.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 /// The most different remarks of a collector that are kept.
 const REMARKS: usize = 5;
 
@@ -154,13 +154,13 @@ impl Exporter {
                 Again::Never => None,
                 // Between a half and the whole of it.
                 Again::Later => Some(pause.mul_f64(1.0 - fastrand::f64() / 2.0)),
-                Again::After(asked) => (asked <= LONGEST_PAUSE).then_some(asked),
+                Again::After(asked) => (asked <= MAX_RETRY_DELAY).then_some(asked),
             };
             match wait {
                 Some(wait) if attempt < self.endpoint.attempts => std::thread::sleep(wait),
                 _ => return Err((failure.error, attempt)),
             }
-            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+            pause = pause.saturating_mul(2).min(MAX_RETRY_DELAY);
         }
         unreachable!("attempts end")
     }

@@ -148,7 +148,7 @@ fn who_refuses_is_not_asked_again() {
         (
             Protocol::Http,
             Reply::Http(301, moved, Vec::new()),
-            "it sends on to http://elsewhere/",
+            "it redirects to http://elsewhere/",
         ),
     ] {
         let server = Server::start(protocol, vec![reply]);
@@ -244,7 +244,7 @@ fn parts_of_a_profile_go_over_one_connection_until_one_fails() {
         assert_eq!((failed.sent.messages, server.seen().len()), (2, 3));
         let said = failed.to_string();
         assert!(
-            said.ends_with("; it has taken 2 parts of the profile before"),
+            said.ends_with("; it accepted 2 parts of the profile before"),
             "{said}"
         );
     }

@@ -410,7 +410,7 @@ fn a_broken_rule_is_found() {
         let copy = resource.attributes[0].clone();
         resource.attributes.push(copy);
     });
-    broken("threadlocal.x, which is no telemetry", &|data| {
+    broken("threadlocal.x, which is not telemetry", &|data| {
         let resource = data.resource_profiles[0].resource.as_mut().unwrap();
         resource.attributes[0].key = "threadlocal.x".into();
     });

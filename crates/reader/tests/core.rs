@@ -512,7 +512,7 @@ fn a_core_cut_anywhere_is_read_right_or_not_at_all() {
                         all += usize::from(read == crashed.target.threads.len());
                     }
                     Err(error) => assert!(
-                        size == 0 && error.to_string().contains("no ELF file"),
+                        size == 0 && error.to_string().contains("not an ELF file"),
                         "{size} pages: {error}"
                     ),
                 }

@@ -16,7 +16,7 @@ pub use search::{NameFilter, NamedMapping, Scan, ScanOptions, Search};
 
 /// A line longer than this is not a mapping: a path has at most 4096 bytes, each at most four
 /// characters when escaped (`\012`), behind a head of about 75.
-const LONGEST_LINE: usize = 4 * 4096 + 256;
+const MAX_LINE: usize = 4 * 4096 + 256;
 
 /// The letters of the second column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -191,7 +191,7 @@ impl Parser {
         if self.skipping {
             return ControlFlow::Continue(());
         }
-        if self.partial.len() + piece.len() > LONGEST_LINE {
+        if self.partial.len() + piece.len() > MAX_LINE {
             self.walk.malformed += 1;
             self.partial.clear();
             self.skipping = true;
@@ -361,7 +361,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         let mut parser = Parser::new();
         for _ in 0..1000 {
             let _ = parser.feed(&[b'a'; 4096], &mut |_| ControlFlow::Continue(()));
-            assert!(parser.partial.capacity() <= 2 * LONGEST_LINE);
+            assert!(parser.partial.capacity() <= 2 * MAX_LINE);
         }
         let mut after = 0;
         let _ = parser.feed(b"a\n1-2 r-xp 0 0:0 1 a\n", &mut |_| {

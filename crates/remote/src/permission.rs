@@ -122,6 +122,6 @@ mod tests {
             }
         }
         assert!(advice("", contained).contains("--cap-add SYS_PTRACE"));
-        assert!(advice("", whole).contains("filter on system calls"));
+        assert!(advice("", whole).contains("seccomp filter"));
     }
 }

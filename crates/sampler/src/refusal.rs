@@ -12,7 +12,7 @@ use aya::programs::ProgramError;
 const TYPE_INFORMATION: &str = "/sys/kernel/btf/vmlinux";
 /// The oldest kernel that takes the sampler's program: it has the ring buffer and `CAP_BPF` (5.8),
 /// and what `bpf_get_ns_current_pid_tgid` wants.
-const LEAST: (u32, u32) = (5, 10);
+const MIN_LINUX: (u32, u32) = (5, 10);
 /// From here on maps count as the memory of a control group, no longer as locked memory.
 const NO_LOCKED_MEMORY: (u32, u32) = (5, 11);
 
@@ -75,8 +75,8 @@ impl Refusal {
             }
             cause = error.source();
         }
-        if older(&release, LEAST) {
-            let least = LEAST;
+        if older(&release, MIN_LINUX) {
+            let least = MIN_LINUX;
             return Self::TooOld { release, least };
         }
         if !Path::new(TYPE_INFORMATION).exists() {

@@ -128,9 +128,9 @@ mod tests {
         assert_eq!(trace(id).unwrap().to_string(), id);
         assert_eq!(trace(&id.to_uppercase()).unwrap().to_string(), id);
         let why = |text: &str| trace(text).unwrap_err();
-        assert!(why(&id[1..]).ends_with("this has 31"));
-        assert!(why(&format!("{id}0")).ends_with("this has 33"));
-        assert!(why("").ends_with("this has 0"));
+        assert!(why(&id[1..]).ends_with("not 31"));
+        assert!(why(&format!("{id}0")).ends_with("not 33"));
+        assert!(why("").ends_with("not 0"));
         assert!(why(&"0".repeat(32)).ends_with("cannot be all zeros"));
         assert!(why("4bf92f35-77b34da6-a3ce929d-0e0e47").ends_with("nothing else"));
         assert!(why(&"é".repeat(16)).ends_with("nothing else"));

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 /// The maximum, in seconds: a day.
-const LONGEST: f64 = 86_400.0;
+const MAX_SECONDS: f64 = 86_400.0;
 
 /// A number of seconds, with an optional fraction.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
-        Ok(seconds) if (0.1..=LONGEST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err(format!("a number of seconds from 0.1 to {LONGEST}")),
+        Ok(seconds) if (0.1..=MAX_SECONDS).contains(&seconds) => {
+            Ok(Duration::from_secs_f64(seconds))
+        }
+        _ => Err(format!("a number of seconds from 0.1 to {MAX_SECONDS}")),
     }
 }

@@ -291,8 +291,8 @@ fn a_process_that_does_not_exist_can_not_be_dumped() {
     );
     for (id, why) in [
         ("x", "a process ID is a number"),
-        ("0", "ids of processes go from 1 to 2147483647"),
-        ("2147483648", "ids of processes go from 1 to 2147483647"),
+        ("0", "process IDs are from 1 to 2147483647"),
+        ("2147483648", "process IDs are from 1 to 2147483647"),
     ] {
         let answer = otelctx(&["dump", id]).expect(2);
         assert!(answer.stderr.contains(why), "{answer:?}");

@@ -41,7 +41,7 @@ fn what_is_read_without_stopping_is_what_is_read_of_stopped_threads() {
         assert_eq!(running, stopped);
         let text = no_stop(&[&pid]).unwrap().expect(0).stdout;
         assert!(
-            text.contains("  read      while the threads ran: each record twice, "),
+            text.contains("  read      while the threads ran: each record was read twice, "),
             "{text}"
         );
         let all = no_stop(&["--all"]).unwrap();
@@ -113,7 +113,7 @@ fn where_ebpf_is_refused_nothing_is_stopped_instead() {
         let lines: Vec<&str> = answer.stderr.lines().collect();
         assert_eq!(lines.len(), 2, "{answer:?}");
         assert!(
-            lines[0].starts_with("otelctx: the threads can't be read without stopping them: "),
+            lines[0].starts_with("otelctx: the threads cannot be read without stopping them: "),
             "{answer:?}"
         );
         assert!(

@@ -130,7 +130,7 @@ fn outputs_that_can_not_be_written_are_refused_at_once() {
         (scratch.path("file/a.svg"), "Not a directory"),
         (directory, "Is a directory"),
         (good.clone(), "output file given twice"),
-        ("/proc/a.svg".to_owned(), "/proc/a.svg: can't be written: "),
+        ("/proc/a.svg".to_owned(), "/proc/a.svg: cannot be written: "),
     ] {
         // Also if another one is good.
         let arguments = [
@@ -166,16 +166,8 @@ fn numbers_and_choices_that_make_no_sense_are_refused() {
         ("-d", "1e9", "a number of seconds from 0.1 to 86400"),
         ("-F", "0", "0 is not in 1..=20000"),
         ("-F", "1000000", "1000000 is not in 1..=20000"),
-        (
-            "--trace",
-            "4bf92f35",
-            "has 32 hexadecimal digits, this has 8",
-        ),
-        (
-            "--trace",
-            "xyz",
-            "has 32 hexadecimal digits and nothing else",
-        ),
+        ("--trace", "4bf92f35", "has 32 hexadecimal digits, not 8"),
+        ("--trace", "xyz", "consists of 32 hexadecimal digits"),
         ("--filter", "service", "such as service.name=shop"),
     ] {
         let arguments = ["record", "-o", &good, "-p", &sleeper.pid(), option, value];
@@ -256,7 +248,7 @@ fn a_full_disk_leaves_no_part_of_a_file_and_the_other_files_are_written() {
         }
         let answer = Answer::of(record.output().unwrap()).expect(2);
         let line = format!(
-            "otelctx: {}: can't be written: No space left on device",
+            "otelctx: {}: cannot be written: No space left on device",
             full.path("a.svg")
         );
         assert!(answer.stderr.contains(&line), "{answer:?}");
@@ -507,7 +499,10 @@ fn what_is_no_profile_is_refused_by_report() {
     let (otlp, svg) = (scratch.path("a.otlp"), scratch.path("a.svg"));
     otelctx(&["record", "-d", "0.3", "-p", &pid, "-o", &otlp, "-o", &svg]).expect(0);
     let refused = |path: &str, why: &str| assert_refused(otelctx(&["report", path]), why);
-    refused(&svg, "a.svg: not a complete OTLP profile: it is a picture");
+    refused(
+        &svg,
+        "a.svg: not a complete OTLP profile: it is an SVG image",
+    );
     refused(&scratch.path("none.otlp"), "No such file or directory");
     refused(&scratch.path(""), "Is a directory");
     let noise = scratch.path("noise");
@@ -523,16 +518,13 @@ fn what_is_no_profile_is_refused_by_report() {
     // For ever more of it.
     refused(
         "/dev/zero",
-        "/dev/zero: too large to be read: it has more than 1024 MiB; record for a shorter time",
+        "/dev/zero: too large: it has more than 1024 MiB; record for a shorter time",
     );
     // Of a file it is known before.
     let large = scratch.path("large.otlp");
     let file = fs::File::create(&large).unwrap();
     file.set_len((1 << 30) + 1).unwrap();
-    refused(
-        &large,
-        "large.otlp: too large to be read: it has more than 1024 MiB",
-    );
+    refused(&large, "large.otlp: too large: it has more than 1024 MiB");
     file.set_len(1 << 20).unwrap();
     refused(&large, "large.otlp: not a complete OTLP profile");
     let link = scratch.path("link.otlp");

@@ -167,7 +167,7 @@ fn a_profile_is_posted_and_no_file_is_written() {
         "{request}"
     );
     assert!(
-        answer.stdout.contains("sent by http/protobuf, "),
+        answer.stdout.contains("sent over http/protobuf, "),
         "{answer:?}"
     );
     assert!(answer.stdout.contains(" in 1 message\n"), "{answer:?}");

@@ -40,8 +40,10 @@ use Variable::{InLibrary, InProgram};
 const RIGHT: &str = "right";
 /// What `check` says when it could read every thread.
 const FOUND: &str = "a reader finds the contexts of its # threads";
-const PAYLOAD_UNMAPPED: &str = "broken process context: its payload can't be read: no readable memory at # (# bytes asked for)";
-const NO_RECORD: &str = "thread #: its variable points at #, which is no record: no readable memory at # (# bytes asked for)";
+const PAYLOAD_UNMAPPED: &str = "broken process context: its payload cannot be read: no readable \
+    memory at # (# bytes requested)";
+const NO_RECORD: &str = "thread #: its variable points to #, which is not a record: no readable \
+    memory at # (# bytes requested)";
 /// Nobody has linked the module: it says that it has the variable, and nothing says where.
 const UNBOUND: &str = "the process does not show yet where the variable is";
 const OUTSIDE: &str = "an address is outside the file";
@@ -108,7 +110,7 @@ const fn module(trap: &'static str, variable: Variable, why: &'static str) -> Ro
 }
 
 /// What a read of nothing is answered with.
-const UNMAPPED: &str = "no readable memory at # (# bytes asked for)";
+const UNMAPPED: &str = "no readable memory at # (# bytes requested)";
 
 static ROWS: &[Row] = &[
     harmless("honest", InProgram),
@@ -135,7 +137,7 @@ static ROWS: &[Row] = &[
     one_thread(
         "record-odd",
         InProgram,
-        "thread #: its variable points at #, which is no record: a record's address is even",
+        "thread #: its variable points to #, which is not a record: a record's address is even",
     ),
     one_thread("record-no-page", InProgram, NO_RECORD),
     one_thread("record-sizes", InProgram, NO_RECORD),
@@ -153,12 +155,14 @@ static ROWS: &[Row] = &[
     one_thread(
         "dtv-nowhere",
         InLibrary,
-        "the thread's table of thread-local storage (DTV): no readable memory at # (# bytes asked for)",
+        "the thread's table of thread-local storage (DTV): no readable memory at # (# bytes \
+         requested)",
     ),
     one_thread(
         "dtv-block-nowhere",
         InLibrary,
-        "thread #: its variable in LIBRARY can't be read: no readable memory at # (# bytes asked for)",
+        "thread #: its variable in LIBRARY cannot be read: no readable memory at # (# bytes \
+         requested)",
     ),
     // A thread that never touched the variable looks the same.
     row(
@@ -174,7 +178,7 @@ static ROWS: &[Row] = &[
     module(
         "modules-huge",
         InLibrary,
-        "its list of modules: no readable memory at # (# bytes asked for)",
+        "its list of modules: no readable memory at # (# bytes requested)",
     ),
     module("file", InProgram, UNBOUND),
     module(

@@ -119,8 +119,8 @@ impl Machine {
     /// Bytes of the longest trace that [`Self::find_relaxed`] searches for.
     pub(crate) fn longest_trace(self) -> usize {
         match self {
-            Machine::Aarch64 => aarch64::relaxation::LONGEST,
-            _ => x86_64::relaxation::LONGEST,
+            Machine::Aarch64 => aarch64::relaxation::MAX_SEQUENCE,
+            _ => x86_64::relaxation::MAX_SEQUENCE,
         }
     }
 

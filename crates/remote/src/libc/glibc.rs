@@ -17,7 +17,7 @@ pub(crate) const THREADS_SONAME: &[u8] = b"libpthread.so.0";
 /// What the names of those symbols begin with.
 const PREFIX: &str = "_thread_db_";
 /// The longest that is read has 48 bytes.
-const LONGEST_NAME: usize = 64;
+const MAX_NAME: usize = 64;
 /// What the names of its dynamic linker begin with, on every architecture.
 const LOADER_PREFIX: &[u8] = b"ld-linux";
 
@@ -66,7 +66,7 @@ impl FileFacts {
                 })?;
             }
             Some(THREADS_SONAME) => {
-                let symbols = elf.static_objects(PREFIX.as_bytes(), LONGEST_NAME)?;
+                let symbols = elf.static_objects(PREFIX.as_bytes(), MAX_NAME)?;
                 facts.layout = Layout::read(elf, &|name| {
                     let named = |(it, _): &&(Vec<u8>, u64)| it == name.as_bytes();
                     Ok(symbols.iter().find(named).map(|(_, value)| *value))

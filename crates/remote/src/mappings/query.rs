@@ -50,9 +50,9 @@ mod call {
 
 /// Names longer than this are not asked for, unless they are paths. A memfd's has at most 249 bytes
 /// and what stands around it, that of anonymous memory 80.
-const LONGEST_NAME: usize = 512;
+const MAX_NAME: usize = 512;
 /// The kernel shows no longer path (PATH_MAX).
-const LONGEST_PATH: usize = 4096;
+const MAX_PATH: usize = 4096;
 
 /// Asks an open `/proc/PID/maps`.
 #[derive(Debug)]
@@ -63,13 +63,13 @@ pub(crate) struct Query<'f> {
 
 impl<'f> Query<'f> {
     pub(crate) fn new(maps: &'f File) -> Self {
-        let name = vec![0; LONGEST_NAME];
+        let name = vec![0; MAX_NAME];
         Query { maps, name }
     }
 
     /// One that gives paths, however long.
     pub(crate) fn with_paths(maps: &'f File) -> Self {
-        let name = vec![0; LONGEST_PATH];
+        let name = vec![0; MAX_PATH];
         Query { maps, name }
     }
 

@@ -24,10 +24,10 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/snapshot.x86_64.o"
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/snapshot.aarch64.o");
 
 /// The oldest kernel that takes the program: it has `bpf_copy_from_user_task`.
-const LEAST: (u32, u32) = (5, 18);
+const MIN_LINUX: (u32, u32) = (5, 18);
 /// How often a thread is read whose record changes each time, before it is given up as torn; and
 /// how often a process that loads or unloads libraries meanwhile.
-const TRIES: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 /// The kernel's program is an iterator over this.
 const ITERATOR: &str = "task";
 
@@ -61,7 +61,7 @@ impl Snapshots {
             let why = "the recorder is in another PID namespace".into();
             return Err(Refusal::other(why));
         }
-        Self::load_program(max_record).map_err(|refusal| refusal.needing(LEAST))
+        Self::load_program(max_record).map_err(|refusal| refusal.needing(MIN_LINUX))
     }
 
     fn load_program(max_record: usize) -> Result<Self, Refusal> {
@@ -102,7 +102,7 @@ impl Snapshots {
             .set(0, wanted, 0)
             .map_err(|error| Error::Snapshot(Refusal::of(&error)))?;
         let mut threads: Vec<ThreadSnapshot> = Vec::new();
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             for thread in parse(&self.iterate()?, process, &mut variables) {
                 match threads.iter_mut().find(|known| known.tid == thread.tid) {
                     Some(known) if known.is_torn() => *known = thread,

@@ -30,11 +30,11 @@ use crate::error::Error;
 use crate::output::text::{self, count};
 
 /// Maximum number of files to inspect for the reason why none has the variable.
-const MOST_FILES: usize = 256;
+const MAX_FILES: usize = 256;
 
 /// Maximum number of files with the variable to inspect for what their linker did. Usually there
 /// is one.
-const MOST_INSPECTED: usize = 16;
+const MAX_INSPECTED: usize = 16;
 
 /// Reads everything that process `pid` publishes, to find out whether readers can. Takes at most
 /// `timeout`.
@@ -146,9 +146,9 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
     let definitions = resolution.variables.iter().enumerate();
     let mut findings: Vec<Finding> = definitions
         .flat_map(|(index, it)| {
-            let inspection = match index < MOST_INSPECTED {
+            let inspection = match index < MAX_INSPECTED {
                 true => inspect(process, &it.module, deadline),
-                false => Err(format!("{MOST_INSPECTED} others were inspected before it")),
+                false => Err(format!("{MAX_INSPECTED} others were inspected before it")),
             };
             definition(it, inspection)
         })
@@ -255,7 +255,7 @@ fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString
     let mut files: Vec<(Vec<u8>, Option<File>)> = Vec::new();
     let looked = target.file_mappings(until(deadline), &mut |mapping| {
         let new = mapping.permissions.execute
-            && files.len() < MOST_FILES
+            && files.len() < MAX_FILES
             && !files.iter().any(|(name, _)| name == mapping.name);
         if new {
             let range = (mapping.start, mapping.end);

@@ -18,7 +18,7 @@ const NAMES: [&str; 5] = [
 /// The default directory; a number is appended if it exists.
 const DIRECTORY: &str = "otelctx-demo";
 /// Maximum number to append.
-const MOST: u32 = 1000;
+const MAX_SUFFIX: u32 = 1000;
 
 /// Where to write.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ fn make_new() -> Result<PathBuf, Error> {
 }
 
 fn make_in(parent: &Path) -> io::Result<PathBuf> {
-    for number in 1..MOST {
+    for number in 1..MAX_SUFFIX {
         let name = match number {
             1 => DIRECTORY.to_owned(),
             number => format!("{DIRECTORY}-{number}"),

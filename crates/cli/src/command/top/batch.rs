@@ -18,7 +18,7 @@ use crate::output::text::{count, grouped};
 use crate::output::{clock, json};
 
 /// How long a table waits for names.
-const LONGEST_SEARCH: Duration = Duration::from_secs(10);
+const NAMES_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Prints the samples of each interval.
 pub(super) fn run(
@@ -66,7 +66,7 @@ pub(super) fn run(
 
 /// The rows, with the names of functions that are resolved in time.
 fn rows_with_names(feed: &mut Feed<'_>, names: &mut Names, by: &By, attribute: &str) -> Vec<Row> {
-    let end = Instant::now() + LONGEST_SEARCH;
+    let end = Instant::now() + NAMES_TIMEOUT;
     loop {
         let mut function = |stacks: &_| names.leaf(&feed.catalog, stacks);
         let rows = rows(&feed.window, by, attribute, &mut function);

@@ -9,11 +9,11 @@ use crate::output::terminal::{cut, escape};
 /// Spaces between two columns.
 const GAP: usize = 2;
 /// The widest column, where there is no limit to the line: see `output::table`.
-const WIDEST: usize = 160;
+const MAX_WIDTH: usize = 160;
 /// Widths that texts are cut to: first, and if that is not enough.
-const GOOD: usize = 12;
-const NARROW: usize = 8;
-/// From here on a column is expendable before others are cut to less than [`GOOD`].
+const PREFERRED_WIDTH: usize = 12;
+const MIN_WIDTH: usize = 8;
+/// From here on a column is expendable before others are cut to less than [`PREFERRED_WIDTH`].
 const EXTRA: u8 = 6;
 /// Length of the longest bar.
 const BAR: usize = 10;
@@ -28,8 +28,8 @@ pub(super) struct Column {
     /// In terminal columns.
     pub(super) width: usize,
     /// Widths that it may be cut to before and after the columns of at least [`EXTRA`] are dropped.
-    good: usize,
-    least: usize,
+    preferred: usize,
+    minimum: usize,
     /// The column with the largest value is dropped first; 0 is never dropped.
     expendable: u8,
 }
@@ -75,7 +75,7 @@ pub(super) fn columns(rows: &[Row], by: &By, attribute: &str, share: Share) -> V
     };
     // A truncated ID cannot be searched.
     let whole = |column: Column| Column {
-        good: column.width,
+        preferred: column.width,
         ..column
     };
     let trace = || whole(text("TRACE", 4, &|row| trace(row)));
@@ -150,8 +150,11 @@ fn column(
     let widths = cells
         .iter()
         .map(|cell| cell.width())
-        .filter(|it| *it <= WIDEST);
-    let width = widths.chain([head.width().min(WIDEST)]).max().unwrap_or(0);
+        .filter(|it| *it <= MAX_WIDTH);
+    let width = widths
+        .chain([head.width().min(MAX_WIDTH)])
+        .max()
+        .unwrap_or(0);
     let at_most = |limit| match align {
         // A number that is cut is another number.
         Align::Right => width,
@@ -162,8 +165,8 @@ fn column(
         align,
         cells,
         width,
-        good: at_most(GOOD),
-        least: at_most(NARROW),
+        preferred: at_most(PREFERRED_WIDTH),
+        minimum: at_most(MIN_WIDTH),
         expendable,
     }
 }
@@ -212,7 +215,7 @@ pub(super) fn fit(mut columns: Vec<Column>, width: usize) -> Vec<Column> {
         let gaps = GAP * columns.len().saturating_sub(1);
         columns.iter().map(width_of).sum::<usize>() + gaps
     };
-    let leave_out = |columns: &mut Vec<Column>, width_of: &dyn Fn(&Column) -> usize, from| {
+    let drop_columns = |columns: &mut Vec<Column>, width_of: &dyn Fn(&Column) -> usize, from| {
         while sum(columns, width_of) > width {
             let last = (0..columns.len()).max_by_key(|at| columns[*at].expendable);
             match last.filter(|at| columns[*at].expendable >= from) {
@@ -221,13 +224,13 @@ pub(super) fn fit(mut columns: Vec<Column>, width: usize) -> Vec<Column> {
             }
         }
     };
-    leave_out(&mut columns, &|column| column.good, EXTRA);
-    leave_out(&mut columns, &|column| column.least, 1);
-    let good = sum(&columns, &|column| column.good) <= width;
+    drop_columns(&mut columns, &|column| column.preferred, EXTRA);
+    drop_columns(&mut columns, &|column| column.minimum, 1);
+    let preferred = sum(&columns, &|column| column.preferred) <= width;
     for _ in 0..sum(&columns, &|column| column.width).saturating_sub(width) {
-        let room = |column: &&mut Column| match good {
-            true => column.width > column.good,
-            false => column.width > column.least,
+        let room = |column: &&mut Column| match preferred {
+            true => column.width > column.preferred,
+            false => column.width > column.minimum,
         };
         let widest = columns.iter_mut().filter(room).max_by_key(|it| it.width);
         let Some(column) = widest else { break };

@@ -17,7 +17,7 @@ const MAX_CATALOG: usize = 16 << 20;
 /// But not before it has served this many samples: of 127 new frames each, these take 20 MB.
 const MIN_SAMPLES: u64 = 2_000;
 /// Maximum length of a process's name, in characters.
-const LONGEST_NAME: usize = 256;
+const MAX_NAME: usize = 256;
 /// Start of the specification's name for a service without a name.
 const UNKNOWN_SERVICE: &str = "unknown_service";
 
@@ -34,13 +34,13 @@ pub(super) struct Feed<'c> {
     pub(super) window: Window,
     /// The counters when the slice began.
     counts: Counts,
-    known: Known,
+    interned: Interned,
 }
 
 /// Entries of the catalog that were used in this slice. Looked up anew in each slice, because a process may
 /// publish more later.
 #[derive(Default)]
-struct Known {
+struct Interned {
     threads: HashMap<ThreadId, Shared<Thread>>,
     contexts: HashMap<ContextId, Shared<Context>>,
 }
@@ -57,7 +57,7 @@ impl<'c> Feed<'c> {
             rotation: Rotation::new(MAX_CATALOG, MIN_SAMPLES),
             window: Window::new(length, monotonic()),
             counts: Counts::default(),
-            known: Known::default(),
+            interned: Interned::default(),
         }
     }
 
@@ -74,7 +74,7 @@ impl<'c> Feed<'c> {
         for sample in samples {
             if self.filter.keeps(&self.catalog, &sample) {
                 let cell =
-                    self.known
+                    self.interned
                         .cell(&self.catalog, self.generation, &sample, &mut self.window);
                 self.window.add(cell);
             }
@@ -107,7 +107,7 @@ impl<'c> Feed<'c> {
         slice -= self.counts;
         self.window.close(monotonic(), slice);
         self.counts = counts;
-        self.known = Known::default();
+        self.interned = Interned::default();
     }
 
     /// Replaces the catalog if it has grown too large. The stacks of earlier slices cannot be named after
@@ -115,7 +115,7 @@ impl<'c> Feed<'c> {
     pub(super) fn renew(&mut self) {
         if renew(&mut self.sampler, &mut self.catalog, &mut self.rotation) {
             self.generation += 1;
-            self.known = Known::default();
+            self.interned = Interned::default();
         }
     }
 
@@ -124,7 +124,7 @@ impl<'c> Feed<'c> {
         self.skip();
         self.catalog = self.aside.take().unwrap_or_default();
         self.generation += 1;
-        self.known = Known::default();
+        self.interned = Interned::default();
         self.window.restart(monotonic());
         self.counts = self.sampler.counts();
     }
@@ -140,7 +140,7 @@ fn renew(sampler: &mut Sampler, catalog: &mut Catalog, rotation: &mut Rotation) 
     is_due
 }
 
-impl Known {
+impl Interned {
     fn cell(
         &mut self,
         catalog: &Catalog,
@@ -197,7 +197,7 @@ fn process(facts: &ProcessFacts) -> Process {
         name: service
             .unwrap_or(&facts.comm)
             .chars()
-            .take(LONGEST_NAME)
+            .take(MAX_NAME)
             .collect(),
     }
 }
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(named("shop", false), "shop");
         assert_eq!(named("unknown_service:sh", false), "sh");
         assert_eq!(named("unknown_service:sh", true), "unknown_service:sh");
-        assert_eq!(named(&"x".repeat(1 << 16), true), "x".repeat(LONGEST_NAME));
+        assert_eq!(named(&"x".repeat(1 << 16), true), "x".repeat(MAX_NAME));
         assert_eq!(process(&ProcessFacts::default()).name, "");
     }
 

@@ -5,7 +5,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::rows::{By, Key, Row, Sort};
 
 /// Maximum length of a filter, in characters.
-const LONGEST_FILTER: usize = 100;
+const MAX_FILTER: usize = 100;
 
 /// What the user has selected.
 #[derive(Clone, Debug)]
@@ -123,7 +123,7 @@ impl State {
                 self.filter.clear();
             }
             KeyCode::Backspace => drop(self.filter.pop()),
-            KeyCode::Char(character) if self.filter.chars().count() < LONGEST_FILTER => {
+            KeyCode::Char(character) if self.filter.chars().count() < MAX_FILTER => {
                 self.filter.push(character);
             }
             _ => {}

@@ -364,7 +364,7 @@ fn symbols_that_are_not_as_they_should_be() {
         &answer,
         &["ok exported", "note versioned", "ok access tlsdesc"],
     );
-    assert!(text(&answer, "versioned").contains("is of version V1:"));
+    assert!(text(&answer, "versioned").contains("has the version V1:"));
 
     let twice = "__thread void *otel_thread_ctx_v1; \
                  void *g(void) { static __thread void *x __asm__(\"otel_thread_ctx_v1\"); return &x; }";
@@ -486,7 +486,7 @@ fn a_needed_library_that_the_program_itself_does_not_refer_to() {
     assert!(!claims, "{absent}");
     let hint = absent["hint"].as_str().unwrap();
     assert!(
-        hint.contains("not found here: libhas-variable.so. "),
+        hint.contains("Not found here, so not inspected: libhas-variable.so. "),
         "{hint}"
     );
 }
@@ -729,8 +729,7 @@ fn the_text_of_an_answer() {
              target_link_options({name} PRIVATE\n        \
              \"LINKER:--export-dynamic-symbol=otel_thread_ctx_v1\")\n    \
              CMake:       set_property(TARGET {name} PROPERTY ENABLE_EXPORTS ON)\n\
-             ✓ access is local-exec after relaxation: the linker replaced 1 TLS descriptor by the \
-             offset (fastest; every reader supports it)\n",
+             ✓ access is local-exec after relaxation: the linker replaced 1 TLS descriptor with the offset (fastest; every reader supports it)\n",
             program.display()
         )
     );

@@ -153,8 +153,8 @@ fn a_fork_of_a_process_that_publishes() {
     assert_eq!(
         text(&answer, "no-process-context"),
         format!(
-            "it publishes no process context; its parent, process {}, does, but a fork inherits \
-             none",
+            "it publishes no process context; its parent, process {}, does, but a forked child \
+             does not inherit it",
             target.pid()
         )
     );
@@ -458,8 +458,8 @@ fn the_schema_of_node_js_is_named_and_not_held_against_the_other_symbol() {
         assert_eq!(
             text(&answer, "nodejs-schema"),
             format!(
-                "its schema is {schema}: contexts of Node.js, published through \
-                 otel_thread_ctx_nodejs_v1; this version of otelctx does not read them yet"
+                "its schema is {schema}: that of Node.js, with otel_thread_ctx_nodejs_v1; this \
+                 version of otelctx does not support it yet"
             )
         );
     }

@@ -6,8 +6,8 @@
 
 use crate::arch::Relaxed;
 
-/// Bytes of the longest trace.
-pub(crate) const LONGEST: usize = 16;
+/// Length of the longest code sequence, in bytes.
+pub(crate) const MAX_SEQUENCE: usize = 16;
 
 const NOP: u32 = 0xd503_201f;
 /// `movz x0, #0, lsl #16`, `movk x0, #0`: the immediate's 16 bits begin at bit 5.
@@ -30,7 +30,7 @@ pub(crate) fn find(code: &[u8], address: u64, offset: Option<i64>, slots: &[u64]
         .iter()
         .map(|bytes| u32::from_le_bytes(*bytes))
         .collect();
-    for (index, window) in words.windows(LONGEST / 4).enumerate() {
+    for (index, window) in words.windows(MAX_SEQUENCE / 4).enumerate() {
         let &[first, second, NOP, NOP] = window else {
             continue;
         };

@@ -8,8 +8,8 @@
 
 use crate::arch::Relaxed;
 
-/// Bytes of the longest trace.
-pub(crate) const LONGEST: usize = 9;
+/// Length of the longest code sequence, in bytes.
+pub(crate) const MAX_SEQUENCE: usize = 9;
 
 const CALL: [u8; 2] = [0x66, 0x90];
 
@@ -17,7 +17,7 @@ const CALL: [u8; 2] = [0x66, 0x90];
 /// `offset` from the thread pointer, or through one of the `slots`.
 pub(crate) fn find(code: &[u8], address: u64, offset: Option<i64>, slots: &[u64]) -> Relaxed {
     let mut found = Relaxed::default();
-    for (index, window) in code.windows(LONGEST).enumerate() {
+    for (index, window) in code.windows(MAX_SEQUENCE).enumerate() {
         if window[7..] != CALL || window[0] != 0x48 {
             continue;
         }
