@@ -182,7 +182,7 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
     findings
 }
 
-/// Findings from the file, and those that only the process can show.
+/// What the file shows, and what only the process can show.
 fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) -> Vec<Finding> {
     let module = variable.module.to_string_lossy();
     let place = format!(" in {module}");

@@ -133,7 +133,7 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
         .fix(fix::list()),
         // mold makes all symbols local that it does not export.
         _ if inspection.is_made_by("mold ") => not_exported_by_mold(place, target),
-        // GNU ld makes only static and hidden symbols local, and those that a version script says.
+        // GNU ld makes only static and hidden symbols local, and what a version script names as local.
         _ if inspection.local.iter().filter(own).all(|it| it.local) => Finding::problem(
             "static-variable",
             format!(
