@@ -121,7 +121,7 @@ fn where_ebpf_is_refused_nothing_is_stopped_instead() {
             "{answer:?}"
         );
         assert!(
-            lines[1].starts_with("  it needs Linux 5.18; without --no-stop "),
+            lines[1].starts_with("  it needs Linux 5.18; without --no-stop, "),
             "{answer:?}"
         );
     }

@@ -183,7 +183,7 @@ fn a_thread_is_shown_with_its_route_and_trace_and_the_terminal_is_given_back() {
             has("/cart") && has("(none)")
         });
         session.press("?");
-        session.wait_for("hold the picture");
+        session.wait_for("pause the view");
         session.press("x ");
         session.wait_for("PAUSED");
         session.resize(40, 10);
@@ -470,7 +470,7 @@ fn it_ends_with_its_targets_and_says_what_it_cannot_inspect() {
     session.wait_for("PAUSED");
     drop(target);
     session.press("gG?");
-    session.wait_for("hold the picture");
+    session.wait_for("pause the view");
     session.press("x ");
     session.wait_for(&format!("process {pid} has ended"));
     session.ends();
