@@ -405,7 +405,7 @@ fn left_out_memory_is_an_error() {
     let ContextState::Broken(Broken::HeaderUnreadable(why)) = context else {
         panic!("{context:?}")
     };
-    assert!(why.to_string().contains("left out"), "{why}");
+    assert!(why.to_string().contains("was excluded"), "{why}");
 
     // The first page of what may be a program, which is the mode of a memfd.
     let Some((_directory, target, core)) = filtered("0x10", &program) else {
@@ -419,7 +419,7 @@ fn left_out_memory_is_an_error() {
         let Err(Error::Variable { source, .. }) = &outcome else {
             panic!("{outcome:?}")
         };
-        assert!(source.to_string().contains("left out"), "{source}");
+        assert!(source.to_string().contains("was excluded"), "{source}");
     }
 }
 

@@ -560,7 +560,7 @@ mod tests {
         let cache = FileCache::new();
         let one = read(0, &cache);
         assert_eq!((one.loaded.len(), one.unreadable.len()), (1, 1));
-        assert!(one.unreadable[0].1.contains("left out"));
+        assert!(one.unreadable[0].1.contains("modules skipped"));
         let all = read(MAX_COST, &cache);
         assert!(all.loaded.len() > 1);
         assert_eq!(all.unreadable, []);

@@ -143,9 +143,9 @@ fn counts_beyond_all_reason() {
         // A file may name more symbols than it could relocate.
         (&sizes(elf::DT_RELA, elf::DT_RELASZ)[..], "8 million"),
         (&sizes(elf::DT_JMPREL, elf::DT_PLTRELSZ), "8 million"),
-        (&[(elf::DT_RELAENT, 0)], "RELA kind"),
-        (&[(elf::DT_RELAENT, u64::MAX)], "RELA kind"),
-        (&[(elf::DT_PLTREL, elf::DT_REL.0 as u64)], "RELA kind"),
+        (&[(elf::DT_RELAENT, 0)], "not RELA"),
+        (&[(elf::DT_RELAENT, u64::MAX)], "not RELA"),
+        (&[(elf::DT_PLTREL, elf::DT_REL.0 as u64)], "not RELA"),
     ] {
         // An empty table that does not tell how many symbols there are: relocations do.
         let mut file = file([0; 8], &[&hash[..], extra].concat());
