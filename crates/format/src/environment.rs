@@ -1,5 +1,5 @@
-//! The environment variables by which a user describes a service
-//! (OpenTelemetry specification, "Resource SDK" and "General SDK Configuration").
+//! The environment variables that describe a service (OpenTelemetry specification, "Resource SDK"
+//! and "General SDK Configuration").
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -7,21 +7,21 @@ use core::fmt;
 
 use crate::process_context::Attributes;
 
-/// Names the service; wins over a `service.name` in [`RESOURCE_ATTRIBUTES`].
+/// The service's name. Takes precedence over `service.name` in [`RESOURCE_ATTRIBUTES`].
 pub const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
 /// `key=value` pairs, separated by commas; bytes may be percent-encoded.
 pub const RESOURCE_ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
-/// The most pairs that [`RESOURCE_ATTRIBUTES`] may hold; more would hardly fit into what can be
-/// published. A reader takes the variable from processes that it does not trust, and each name is
-/// compared with the others: the 200,000 that an environment has room for would take it a minute.
+/// Maximum number of pairs in [`RESOURCE_ATTRIBUTES`]; more would hardly fit into a published
+/// context. A reader decodes the variable of untrusted processes and compares each name with all
+/// others: an environment has room for 200,000 pairs, which would take a minute.
 pub const MAX_PAIRS: usize = 4096;
 
-/// The resource that the two variables' values describe: each name once, `service.name` first
-/// when there is one. An empty value counts as none.
+/// The resource described by the values of the two variables: each name once, with `service.name`
+/// first if it is set. An empty value counts as unset.
 ///
 /// # Errors
-/// When `resource_attributes` is malformed; it is then left out as a whole, as the specification
-/// demands, and the attributes in the error come from `service_name` alone.
+/// If `resource_attributes` is malformed. As the specification requires, it is then ignored as
+/// a whole, and the resource in the error comes from `service_name` alone.
 pub fn resource(
     service_name: Option<&str>,
     resource_attributes: Option<&str>,
@@ -48,7 +48,8 @@ pub fn resource(
         let known = resource.iter_mut().find(|(known, _)| *known == key);
         let is_name = key == "service.name";
         match known {
-            // Of repeated names the last counts, as in the SDKs; OTEL_SERVICE_NAME stays.
+            // The last of several pairs with the same name counts, as in the SDKs.
+            // OTEL_SERVICE_NAME takes precedence over all of them.
             Some(_) if is_name && name.is_some() => {}
             Some((_, known)) => *known = value.into(),
             None => {
@@ -60,10 +61,11 @@ pub fn resource(
     Ok(resource)
 }
 
-/// A value of [`RESOURCE_ATTRIBUTES`] that is no list of at most [`MAX_PAIRS`] times `key=value`.
+/// A value of [`RESOURCE_ATTRIBUTES`] that is not a list of at most [`MAX_PAIRS`] `key=value`
+/// pairs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MalformedVariable {
-    /// What the other variable gives.
+    /// The resource from the other variable.
     pub resource: Attributes,
 }
 
@@ -79,8 +81,9 @@ impl fmt::Display for MalformedVariable {
 
 impl core::error::Error for MalformedVariable {}
 
-/// What is before and behind the first such byte, an ASCII character. Loops rather than chains of iterators, here as
-/// below: programs that publish carry this code, and loops are smaller.
+/// Splits at the first `separator`, an ASCII character. This and the functions below use loops
+/// instead of iterator chains because publishing programs link them, and loops compile to less
+/// code.
 fn split(text: &str, separator: u8) -> Option<(&str, &str)> {
     let at = text.bytes().position(|byte| byte == separator)?;
     Some((&text[..at], &text[at + 1..]))
@@ -95,7 +98,7 @@ fn parse(pair: &str) -> Option<(String, String)> {
     Some((key, percent_decode(value.trim_ascii())?))
 }
 
-/// Replaces each `%` and two hexadecimal digits by their byte; `None` unless UTF-8 results.
+/// Decodes percent-encoding; `None` if it is malformed or the result is not UTF-8.
 fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -12,7 +12,7 @@ macro_rules! id {
         pub struct $name([u8; $size]);
 
         impl $name {
-            /// All zeroes: no id.
+            /// All zeroes, which means "no ID".
             pub const ZERO: Self = Self([0; $size]);
 
             /// The id with these bytes, most significant first.
@@ -29,8 +29,8 @@ macro_rules! id {
                 self.0
             }
 
-            /// Whether this is [`Self::ZERO`], which W3C Trace Context calls invalid and both
-            /// proposals read as "none".
+            /// Whether this is [`Self::ZERO`]: invalid in W3C Trace Context, and "none" in both
+            /// OTEPs.
             #[inline]
             #[must_use]
             pub fn is_zero(self) -> bool {
@@ -61,7 +61,7 @@ macro_rules! id {
         impl FromStr for $name {
             type Err = ParseIdError;
 
-            /// Reads exactly as many hexadecimal digits as the id has, of either case.
+            /// Parses exactly as many hexadecimal digits as the ID has, in either case.
             fn from_str(text: &str) -> Result<Self, ParseIdError> {
                 let mut bytes = [0; $size];
                 parse_hex(text, &mut bytes)?;
@@ -72,23 +72,23 @@ macro_rules! id {
 }
 
 id!(
-    /// The trace a thread works on: 16 bytes.
+    /// The ID of a trace: 16 bytes.
     TraceId,
     16
 );
 id!(
-    /// The span a thread works on: 8 bytes.
+    /// The ID of a span: 8 bytes.
     SpanId,
     8
 );
 
-/// The W3C trace flags that go with a [`TraceId`] and [`SpanId`]; all eight bits are kept.
+/// W3C trace flags of a [`TraceId`] and [`SpanId`]. All eight bits are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct TraceFlags(pub u8);
 
 impl TraceFlags {
-    /// No flag set.
+    /// No flags set.
     pub const NONE: Self = Self(0);
     /// The caller may have recorded trace data (bit 0).
     pub const SAMPLED: Self = Self(1);
@@ -100,7 +100,7 @@ impl TraceFlags {
     }
 }
 
-/// A text that is not an id in hexadecimal.
+/// The error of parsing text that is not a hexadecimal ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseIdError {
     expected_digits: usize,
@@ -118,7 +118,7 @@ impl fmt::Display for ParseIdError {
 
 impl core::error::Error for ParseIdError {}
 
-/// Bytes as lower-case hexadecimal digits, two per byte.
+/// Formats bytes as lower-case hexadecimal digits, two per byte.
 #[must_use]
 pub fn hexadecimal(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 * bytes.len());

@@ -1,4 +1,4 @@
-//! The key map: how a one-byte index in a record becomes an attribute's name.
+//! The key map, which maps the one-byte indexes in a record to attribute names.
 //!
 //! The process context carries two attributes for this (OTEP 4947, "Process-level reference
 //! data"): the schema that the thread-local variable follows, and the list of keys.
@@ -9,27 +9,27 @@ use core::fmt;
 
 use crate::process_context::{Payload, Value};
 
-/// What every process-context attribute about thread contexts starts with. Such attributes
-/// describe the mechanism and never appear in exported telemetry.
+/// Prefix of all process-context attributes that describe thread contexts. They describe the
+/// mechanism and never appear in exported telemetry.
 pub const THREADLOCAL: &str = "threadlocal.";
 /// The process-context attribute that names the [`Schema`].
 pub const SCHEMA_VERSION: &str = "threadlocal.schema_version";
 /// The process-context attribute that holds the [`KeyMap`] as an array of strings.
 pub const KEY_MAP: &str = "threadlocal.attribute_key_map";
-/// How many keys there can be: an index is one byte.
+/// Maximum number of keys: an index is one byte.
 pub const MAX_KEYS: usize = 256;
 
-/// The thread-local variable that points at a thread's record (OTEP 4947): 8 bytes, exported.
+/// The thread-local variable that points to a thread's record (OTEP 4947): 8 bytes, exported.
 pub const SYMBOL: &str = "otel_thread_ctx_v1";
 /// The thread-local symbol of the schema for Node.js, exported by an addon.
 pub const NODEJS_SYMBOL: &str = "otel_thread_ctx_nodejs_v1";
 
-/// How a process's threads (or other units of execution) carry their context.
+/// How the threads of a process, or other units of execution, carry their context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Schema {
-    /// `tlsdesc_v1_dev`: the thread-local variable of OTEP 4947, under the name that the readers of today
-    /// accept.
+    /// `tlsdesc_v1_dev`: the thread-local variable of OTEP 4947, under the name that current
+    /// readers accept.
     TlsdescV1Dev,
     /// `tls_v1`: the same variable, under its final name.
     TlsV1,
@@ -38,7 +38,7 @@ pub enum Schema {
 }
 
 impl Schema {
-    /// The name as it stands in [`SCHEMA_VERSION`].
+    /// The schema's name, as in [`SCHEMA_VERSION`].
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -48,7 +48,7 @@ impl Schema {
         }
     }
 
-    /// The schema that `name` stands for.
+    /// The schema with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Self {
         match name {
@@ -58,7 +58,7 @@ impl Schema {
         }
     }
 
-    /// The schema a payload announces, `None` when it announces none (or not as a string).
+    /// The schema that a payload announces; `None` if it announces none, or not as a string.
     #[must_use]
     pub fn of(payload: &Payload) -> Option<Self> {
         match payload.attribute(SCHEMA_VERSION)? {
@@ -67,14 +67,14 @@ impl Schema {
         }
     }
 
-    /// Whether a Node.js addon publishes through [`NODEJS_SYMBOL`]: `nodejs_v1_dev`, to become
-    /// `nodejs_v1`.
+    /// Whether a Node.js addon publishes contexts through [`NODEJS_SYMBOL`]: `nodejs_v1_dev`, or
+    /// its future name `nodejs_v1`.
     #[must_use]
     pub fn is_nodejs(&self) -> bool {
         matches!(self.as_str(), "nodejs_v1_dev" | "nodejs_v1")
     }
 
-    /// Whether threads point `otel_thread_ctx_v1` at a record.
+    /// Whether each thread has a pointer to its record in `otel_thread_ctx_v1`.
     #[must_use]
     pub fn is_thread_local_record(&self) -> bool {
         matches!(self, Self::TlsdescV1Dev | Self::TlsV1)
@@ -87,15 +87,15 @@ impl fmt::Display for Schema {
     }
 }
 
-/// The attribute names that records refer to by position, at most [`MAX_KEYS`].
+/// The attribute names that records refer to by index, at most [`MAX_KEYS`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyMap(Vec<String>);
 
 impl KeyMap {
-    /// A key map of these names, in this order.
+    /// Creates a key map of these names, in this order.
     ///
     /// # Errors
-    /// [`KeyMapError::TooMany`] above [`MAX_KEYS`].
+    /// [`KeyMapError::TooMany`] if there are more than [`MAX_KEYS`].
     pub fn new<K: Into<String>>(keys: impl IntoIterator<Item = K>) -> Result<Self, KeyMapError> {
         let keys: Vec<String> = keys
             .into_iter()
@@ -108,10 +108,10 @@ impl KeyMap {
         Ok(Self(keys))
     }
 
-    /// The key map that a payload announces; `Ok(None)` when it announces none.
+    /// The key map that a payload announces; `Ok(None)` if it announces none.
     ///
     /// # Errors
-    /// When the attribute is something other than an array of at most [`MAX_KEYS`] strings.
+    /// If the attribute is not an array of at most [`MAX_KEYS`] strings.
     pub fn of(payload: &Payload) -> Result<Option<Self>, KeyMapError> {
         let Some(value) = payload.attribute(KEY_MAP) else {
             return Ok(None);
@@ -140,7 +140,7 @@ impl KeyMap {
         self.0.get(usize::from(index)).map(String::as_str)
     }
 
-    /// All names, in order of their index.
+    /// All names, in the order of their indexes.
     #[must_use]
     pub fn names(&self) -> &[String] {
         &self.0
@@ -153,17 +153,17 @@ impl KeyMap {
     }
 }
 
-/// A [`KEY_MAP`] attribute that is not a key map.
+/// Why a [`KEY_MAP`] attribute is not a key map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyMapError {
     /// More than [`MAX_KEYS`] entries.
     TooMany,
-    /// The attribute's value is no array.
+    /// The attribute's value is not an array.
     NotAnArray,
-    /// An entry is no string.
+    /// An entry is not a string.
     NotAString {
-        /// Which entry, from 0.
+        /// The index of the entry, from 0.
         position: usize,
     },
 }

@@ -1,18 +1,18 @@
 //! The bytes of OpenTelemetry *process context* (OTEP 4719) and *thread context* (OTEP 4947), as values.
 //!
-//! A process publishes its resource attributes in a named memory mapping that starts with a
-//! [`process_context::Header`] and points at a [`process_context::Payload`]. Each thread points a
-//! thread-local variable at a [`record`] with a trace id, a span id, flags and attributes whose
-//! keys are positions in the process's [`KeyMap`].
+//! A process publishes its resource attributes in a named memory mapping, which starts with a
+//! [`process_context::Header`] that points to a [`process_context::Payload`]. Each thread has a
+//! thread-local variable that points to a [`record`] with a trace ID, a span ID, flags and
+//! attributes. The keys of these attributes are indexes into the process's [`KeyMap`].
 //!
-//! What this crate does for you: it encodes and decodes those structures, holds every constant
-//! of the two formats once, and refuses what is malformed with an error that names the byte.
+//! This crate encodes and decodes these structures, defines every constant of the two formats, and
+//! rejects malformed input with an error that gives the position.
 //!
-//! What stays your job: getting at the bytes. There is no I/O, no operating system, no `unsafe`
-//! and no dependency here; publisher and reader stand on it from both sides.
+//! It does not obtain the bytes: it does no I/O, makes no system calls, and has no `unsafe`
+//! code and no dependencies. Both the publisher and the reader are built on it.
 //!
-//! Multi-byte integers are in the byte order of the machine, as both proposals demand: writer
-//! and reader share it.
+//! Multi-byte integers are in the machine's native byte order, as both OTEPs require: writer and
+//! reader run on the same machine.
 //!
 //! ```
 //! use otelctx_format::{record, KeyMap, SpanId, TraceId};

@@ -15,21 +15,21 @@ use core::fmt;
 
 use crate::{KeyMap, SpanId, TraceFlags, TraceId};
 
-/// Bytes before the attributes.
+/// Size of a record without attributes, in bytes.
 pub const HEADER_SIZE: usize = 28;
-/// The largest record, header included, that the proposal recommends to write: what every
-/// reader reads.
+/// The record size, including the header, that the OTEP recommends as a maximum for writers: every
+/// reader supports it.
 pub const RECOMMENDED_SIZE: usize = 640;
-/// The largest record that its `u16` size allows.
+/// The largest record that its `u16` size field allows.
 pub const MAX_SIZE: usize = HEADER_SIZE + u16::MAX as usize;
-/// The longest value of one attribute, in bytes.
+/// Maximum size of an attribute's value, in bytes.
 pub const MAX_VALUE_SIZE: usize = u8::MAX as usize;
-/// Bytes before the value of each attribute: its key's index and its length.
+/// Size of an attribute without its value: the index of its key, and the value's length.
 pub const ENTRY_HEADER_SIZE: usize = 2;
 /// The `valid` byte of a valid record.
 pub const VALID: u8 = 1;
 
-/// Where each field starts, in bytes from the record's address.
+/// Offsets of the fields, in bytes from the record's address.
 pub mod offset {
     /// The trace id, 16 bytes.
     pub const TRACE_ID: usize = 0;
@@ -52,16 +52,16 @@ pub struct Header {
     pub trace_id: TraceId,
     /// The span, or zero.
     pub span_id: SpanId,
-    /// [`VALID`]; any other value means: ignore the record.
+    /// [`VALID`]; with any other value, the record must be ignored.
     pub valid: u8,
     /// The W3C trace flags, zero when the ids are.
     pub trace_flags: TraceFlags,
-    /// Bytes of attributes behind the header.
+    /// Size of the attributes after the header, in bytes.
     pub attributes_size: u16,
 }
 
 impl Header {
-    /// The header in these bytes; every bit pattern is one.
+    /// Decodes a header; every bit pattern is valid.
     #[must_use]
     pub fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
         let mut trace_id = [0; 16];
@@ -80,7 +80,7 @@ impl Header {
         }
     }
 
-    /// The bytes of this header.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
@@ -93,27 +93,27 @@ impl Header {
     }
 }
 
-/// One attribute as it stands in a record.
+/// An attribute of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Position of the attribute's name in the key map.
+    /// Index of the attribute's name in the key map.
     pub key: u8,
-    /// The value, UTF-8 if its writer kept to the format.
+    /// The value. Should be UTF-8, but that is unchecked.
     pub value: &'a [u8],
 }
 
-/// A decoded record: its header, and the attributes it announces.
+/// A decoded record: its header and its attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
     header: Header,
     attributes: &'a [u8],
 }
 
-/// Decodes a record. Bytes after its announced end are ignored, so a buffer of
+/// Decodes a record. Bytes after its announced size are ignored, so a buffer of
 /// [`RECOMMENDED_SIZE`] bytes works for any record up to that size.
 ///
 /// # Errors
-/// When the record says that it is not valid, or the bytes end before its header does.
+/// If the record is marked as invalid, or the bytes end within its header.
 pub fn decode(bytes: &[u8]) -> Result<Record<'_>, RecordError> {
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER_SIZE>() else {
         return Err(RecordError::TooShort { size: bytes.len() });
@@ -132,14 +132,14 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, RecordError> {
 }
 
 impl<'a> Record<'a> {
-    /// The fixed part.
+    /// The header.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The attributes in the order they stand in, repeated keys included. Ends before an
-    /// incomplete last one, as readers must.
+    /// The attributes in their order in the record, including repeated keys. Stops before an
+    /// incomplete attribute, as the format requires of readers.
     #[must_use]
     pub fn entries(&self) -> Entries<'a> {
         Entries {
@@ -147,8 +147,8 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The context that this record means: names in place of indexes, the last of repeated keys, and a
-    /// count of what was skipped.
+    /// Resolves the record to a context: names instead of indexes, only the last occurrence of each
+    /// key, and counts of what was skipped.
     #[must_use]
     pub fn resolve(&self, keys: &KeyMap) -> Context {
         let mut context = Context {
@@ -158,8 +158,8 @@ impl<'a> Record<'a> {
             attributes: Vec::new(),
             skipped: Skipped::default(),
         };
-        // Where each key stands in `attributes` plus one; a record can hold 32,767 entries, so
-        // searching for repeats must not be quadratic.
+        // The position in `attributes` of each key, plus one. A record can have 32,767 entries, so
+        // the search for repeated keys must not be quadratic.
         let mut position = [0_u16; crate::MAX_KEYS];
         let mut entries = self.entries();
         for Entry { key, value } in entries.by_ref() {
@@ -210,7 +210,7 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// What a thread is working on, with names in place of indexes.
+/// What a thread is working on, with names instead of indexes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Context {
@@ -220,14 +220,14 @@ pub struct Context {
     pub span_id: SpanId,
     /// The W3C trace flags.
     pub trace_flags: TraceFlags,
-    /// Names and values, each key of the record once. A key map that repeats a name (a writer
-    /// must not) can make that name stand here twice.
+    /// Names and values, once for each key of the record. If the key map repeats a name, which
+    /// writers must not do, so can this.
     pub attributes: Vec<(String, String)>,
-    /// What the record holds that is not part of this context.
+    /// What the record contains that is not part of this context.
     pub skipped: Skipped,
 }
 
-/// What [`Record::resolve`] skipped, by reason. All zero for a well-formed record.
+/// Counts of what [`Record::resolve`] skipped, by reason. All zero for a well-formed record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Skipped {
@@ -235,7 +235,7 @@ pub struct Skipped {
     pub unknown_key: u32,
     /// Attributes whose value is not UTF-8.
     pub not_utf8: u32,
-    /// Bytes from the first incomplete attribute to the announced end.
+    /// Bytes from the first incomplete attribute to the announced end of the record.
     pub incomplete_bytes: usize,
 }
 
@@ -247,16 +247,16 @@ impl Skipped {
     }
 }
 
-/// Why bytes cannot be read as a record.
+/// Why bytes are not a readable record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// Fewer bytes than a header has.
+    /// There are fewer bytes than a header has.
     TooShort {
-        /// How many bytes were given.
+        /// The number of bytes.
         size: usize,
     },
-    /// The record is marked as not valid: it is being rewritten, or it is no record.
+    /// The record is marked as invalid: it is being rewritten, or is not a record.
     NotValid {
         /// Its `valid` byte.
         valid: u8,
@@ -288,15 +288,16 @@ impl core::error::Error for RecordError {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Appended {
-    /// All of it.
+    /// The whole attribute.
     Whole,
-    /// Its first [`MAX_VALUE_SIZE`] bytes, or a few less to end between characters.
+    /// The first [`MAX_VALUE_SIZE`] bytes of its value, or a few less to end at a character
+    /// boundary.
     Cut,
-    /// Nothing: it does not fit, and attributes are never split.
+    /// Nothing: it does not fit. Attributes are never split.
     NoRoom,
 }
 
-/// Writes an attribute behind the `used` bytes of `attributes` and adds its size to `used`.
+/// Writes an attribute after the first `used` bytes of `attributes`, and adds its size to `used`.
 #[inline]
 pub fn append(attributes: &mut [u8], used: &mut usize, key: u8, value: &str) -> Appended {
     let cut = cut(value);
@@ -315,8 +316,8 @@ pub fn append(attributes: &mut [u8], used: &mut usize, key: u8, value: &str) -> 
     }
 }
 
-/// The longest start of `value` that one attribute can hold: at most [`MAX_VALUE_SIZE`] bytes,
-/// ending between characters.
+/// The longest prefix of `value` that fits into one attribute: at most [`MAX_VALUE_SIZE`] bytes,
+/// ending at a character boundary.
 #[inline]
 #[must_use]
 pub fn cut(value: &str) -> &str {
@@ -411,7 +412,7 @@ mod tests {
             assert_eq!(context.attributes, [("a".into(), "x".into())]);
             assert_eq!(context.skipped.incomplete_bytes, incomplete_bytes);
         }
-        // The announced size may also lie beyond what could be read.
+        // The announced size may exceed the available bytes.
         let mut bytes = record(&[0, 1, b'x']);
         bytes[offset::ATTRIBUTES_SIZE..28].copy_from_slice(&100_u16.to_ne_bytes());
         let context = decode(&bytes).unwrap().resolve(&keys());

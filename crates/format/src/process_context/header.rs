@@ -10,37 +10,37 @@
 
 use core::fmt;
 
-/// Bytes of a header.
+/// Size of a header, in bytes.
 pub const HEADER_SIZE: usize = 32;
-/// What a header starts with.
+/// The first bytes of a header.
 pub const SIGNATURE: [u8; 8] = *b"OTEL_CTX";
-/// The version this crate knows.
+/// The format version that this crate implements.
 pub const VERSION: u32 = 2;
 
 /// A header with the right signature and version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes of the payload.
+    /// Size of the payload, in bytes.
     pub payload_size: u32,
-    /// When this was published, in nanoseconds of the publisher's `CLOCK_BOOTTIME`; 0 while it
-    /// is being written. Compare it for equality only: every update gives another value.
+    /// When the context was published, in nanoseconds of the publisher's `CLOCK_BOOTTIME`; 0 while
+    /// it is being written. Compare it for equality only: each update sets a different value.
     pub monotonic_published_at_ns: u64,
     /// Address of the payload in the publishing process.
     pub payload_address: u64,
 }
 
 impl Header {
-    /// Where the timestamp lies, in bytes from the header's start.
+    /// Offset of the timestamp, in bytes from the header's start.
     pub const TIMESTAMP_OFFSET: usize = 16;
-    /// Where the payload size lies.
+    /// Offset of the payload size.
     pub const PAYLOAD_SIZE_OFFSET: usize = 12;
-    /// Where the payload's address lies.
+    /// Offset of the payload's address.
     pub const PAYLOAD_ADDRESS_OFFSET: usize = 24;
 
-    /// The header in these bytes.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// When the signature or the version is another.
+    /// If the signature or the version does not match.
     pub fn decode(bytes: &[u8; HEADER_SIZE]) -> Result<Self, HeaderError> {
         let [signature, sizes, timestamp, address] = words(bytes);
         if signature != SIGNATURE {
@@ -58,7 +58,7 @@ impl Header {
         })
     }
 
-    /// The bytes of this header.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
@@ -79,18 +79,18 @@ fn words(bytes: &[u8; HEADER_SIZE]) -> [[u8; 8]; 4] {
     words
 }
 
-/// Bytes that are not a header of this version.
+/// Why bytes are not a header of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// They start with something other than [`SIGNATURE`].
+    /// The first bytes are not [`SIGNATURE`].
     Signature {
         /// The first eight bytes.
         found: [u8; 8],
     },
     /// The version is not [`VERSION`].
     Version {
-        /// The version they state.
+        /// The version in the header.
         found: u32,
     },
 }

@@ -1,5 +1,5 @@
 //! The process context (OTEP 4719): a header at the start of a named mapping, and the
-//! Protocol Buffers payload that it points at.
+//! Protocol Buffers payload that it points to.
 
 mod header;
 mod payload;
@@ -14,8 +14,9 @@ pub use payload::{
 /// The name that a publisher gives its mapping, both as a memfd and as an anonymous mapping.
 pub const MAPPING_NAME: &str = "OTEL_CTX";
 
-/// How the name of that mapping starts in `/proc/PID/maps`, by how it was made: named shared or private
-/// anonymous memory, or a memfd, whose name ` (deleted)` usually follows (OTEP 4719, "Reading").
+/// Prefixes of that mapping's name in `/proc/PID/maps`, by its kind: named shared memory, named
+/// private memory, or a memfd, whose name is usually followed by ` (deleted)` (OTEP 4719,
+/// "Reading").
 pub const MAPPING_PREFIXES: [&[u8]; 3] = [
     b"[anon_shmem:OTEL_CTX]",
     b"[anon:OTEL_CTX]",

@@ -2,9 +2,9 @@
 //! with OTLP's `Resource`, `KeyValue` and `AnyValue`
 //! (package `opentelemetry.proto.processcontext.v1development`).
 //!
-//! A codec of its own, because applications carry this crate. It agrees with prost on every
-//! input, which the tests check, except that it refuses what is nested deeper than
-//! [`MAX_DEPTH`] or holds more than [`MAX_VALUES`] values.
+//! The crate has its own codec because applications depend on it. Tests check that it agrees with
+//! prost on every input, except that it rejects nesting deeper than [`MAX_DEPTH`] and more than
+//! [`MAX_VALUES`] values.
 
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
@@ -15,15 +15,15 @@ use core::fmt;
 
 use super::wire::{put_bytes, put_key, put_varint, varint_size, Input, WireType};
 
-/// How deep arrays and maps may be nested in one another.
+/// Maximum nesting depth of arrays and maps.
 pub const MAX_DEPTH: u32 = 32;
-/// How many attributes and values, nested ones included, a payload may hold. Bounds the memory that
-/// decoding takes: a value of two bytes on the wire is 56 in memory.
+/// Maximum number of attributes and values in a payload, including nested ones. Bounds the memory
+/// for decoding: a value can take two bytes in the payload, and takes 56 in memory.
 pub const MAX_VALUES: u32 = 65_536;
 /// The largest payload, in bytes, that a publisher should publish: readers may refuse larger ones.
 pub const MAX_PUBLISHED_SIZE: usize = 65_536;
 
-/// Names and values, in the order they were written.
+/// Names and values, in the order in which they were written.
 pub type Attributes = Vec<(String, Value)>;
 
 /// An attribute's value: OTLP's `AnyValue`.
@@ -33,19 +33,19 @@ pub enum Value {
     /// No value was set.
     #[default]
     Empty,
-    /// A text.
+    /// A string.
     String(String),
     /// True or false.
     Bool(bool),
-    /// A whole number.
+    /// An integer.
     Int(i64),
-    /// A number.
+    /// A floating-point number.
     Double(f64),
     /// A list.
     Array(Vec<Value>),
     /// Names and values.
     Map(Attributes),
-    /// Bytes without further meaning.
+    /// Uninterpreted bytes.
     Bytes(Vec<u8>),
 }
 
@@ -62,14 +62,14 @@ value_from!(&str => String, String => String, Box<str> => String, Cow<'_, str> =
     bool => Bool, i64 => Int, i32 => Int, u32 => Int, f64 => Double, f32 => Double,
     Vec<u8> => Bytes, &[u8] => Bytes, Attributes => Map);
 
-/// A list: of an SDK's typed arrays, the items keep their type.
+/// An array. Items of typed arrays, as SDKs have them, keep their type.
 ///
 /// ```
 /// use otelctx_format::process_context::Value;
 ///
 /// let ports = Value::from(vec![80_i64, 443]);
 /// assert_eq!(ports, Value::Array(vec![Value::Int(80), Value::Int(443)]));
-/// // Borrowed ones, and ones of another type, are collected.
+/// // Items can be borrowed, or converted from another type.
 /// assert_eq!([80_i64, 443].iter().copied().collect::<Value>(), ports);
 /// ```
 impl<T: Into<Value>> From<Vec<T>> for Value {
@@ -84,7 +84,7 @@ impl<T: Into<Value>> FromIterator<T> for Value {
     }
 }
 
-/// What a process says of itself.
+/// What a process publishes about itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Payload {
     /// The attributes of the OpenTelemetry resource, for example `service.name`.
@@ -101,20 +101,20 @@ fn find<'a>(attributes: &'a Attributes, key: &str) -> Option<&'a Value> {
 }
 
 impl Payload {
-    /// The first attribute of the resource with this name.
+    /// The first resource attribute with this name.
     #[must_use]
     pub fn resource_attribute(&self, key: &str) -> Option<&Value> {
         find(&self.resource, key)
     }
 
-    /// The first attribute of the context itself with this name.
+    /// The first attribute of the process context itself with this name.
     #[must_use]
     pub fn attribute(&self, key: &str) -> Option<&Value> {
         find(&self.attributes, key)
     }
 
-    /// Takes out every attribute without a name and every repeat of an earlier name, and
-    /// returns what was taken out. A publisher must not write such attributes; a reader goes on without them.
+    /// Removes every attribute without a name and every repetition of a name, and returns what was
+    /// removed. Publishers must not write such attributes; readers ignore them.
     pub fn take_problems(&mut self) -> Vec<Problem> {
         let mut problems = Vec::new();
         for attributes in [&mut self.resource, &mut self.attributes] {
@@ -133,7 +133,7 @@ impl Payload {
         problems
     }
 
-    /// The bytes of this payload. Fields that are empty are left out, as Protocol Buffers do.
+    /// Encodes the payload. Empty fields are omitted, as usual in Protocol Buffers.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut output = Vec::new();
@@ -147,10 +147,10 @@ impl Payload {
         output
     }
 
-    /// The payload in these bytes. Unknown fields are ignored.
+    /// Decodes a payload. Unknown fields are ignored.
     ///
     /// # Errors
-    /// When the bytes are no such message, or one beyond [`MAX_DEPTH`] or [`MAX_VALUES`].
+    /// If the bytes are not such a message, or exceed [`MAX_DEPTH`] or [`MAX_VALUES`].
     pub fn decode(bytes: &[u8]) -> Result<Self, PayloadError> {
         let mut payload = Self::default();
         let mut budget = Budget { values: MAX_VALUES };
@@ -192,7 +192,7 @@ const ANY_BYTES: u32 = 7;
 /// `ArrayValue.values` and `KeyValueList.values`.
 const LIST_VALUES: u32 = 1;
 
-/// What is still allowed to be decoded.
+/// How many values and levels may still be decoded.
 struct Budget {
     values: u32,
 }
@@ -263,8 +263,8 @@ impl Budget {
         Ok((key, value))
     }
 
-    /// Reads an `AnyValue` over `value`: of several alternatives the last one counts, and two
-    /// lists in a row are one, as the wire format's rules for merging say.
+    /// Merges an encoded `AnyValue` into `value`, by the merge rules of the wire format: the last
+    /// of several alternatives counts, and consecutive lists are concatenated.
     fn merge_value(
         &mut self,
         mut input: Input<'_>,
@@ -344,7 +344,7 @@ impl Budget {
     }
 }
 
-/// Bytes of a length-delimited field whose number is below 16.
+/// Size of a length-delimited field whose number is below 16, in bytes.
 fn field_size(content: usize) -> usize {
     1 + varint_size(content as u64) + content
 }
@@ -394,7 +394,7 @@ fn put_list(output: &mut Vec<u8>, number: u32, attributes: &Attributes) {
     }
 }
 
-/// Writes `value` as the `AnyValue` field `number`.
+/// Writes `value` as field `number`, of type `AnyValue`.
 fn put_any(output: &mut Vec<u8>, number: u32, value: &Value) {
     put_key(output, number, WireType::Length);
     put_varint(output, value_size(value) as u64);
@@ -429,13 +429,13 @@ fn put_any(output: &mut Vec<u8>, number: u32, value: &Value) {
     }
 }
 
-/// An attribute that [`Payload::take_problems`] took out.
+/// An attribute that [`Payload::take_problems`] removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Problem {
     /// An attribute has no name.
     EmptyKey,
-    /// A name stands there twice.
+    /// A name that occurred before.
     RepeatedKey(String),
 }
 
@@ -450,12 +450,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Bytes that are not a payload.
+/// The error of decoding bytes that are not a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PayloadError {
-    /// Where, in bytes from the payload's start.
+    /// The position of the error, in bytes from the payload's start.
     pub position: usize,
-    /// What is wrong there.
+    /// What is wrong at this position.
     pub kind: PayloadErrorKind,
 }
 
@@ -463,15 +463,15 @@ pub struct PayloadError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PayloadErrorKind {
-    /// A value announces more bytes than there are.
+    /// A length exceeds the remaining bytes.
     CutShort,
     /// A number has more than 64 bits.
     Varint,
     /// A field number is zero or too large.
     FieldNumber,
-    /// A field has a wire type that it can't have.
+    /// A field has the wrong wire type.
     WireType,
-    /// A text is not UTF-8.
+    /// A string is not UTF-8.
     NotUtf8,
     /// Nested deeper than [`MAX_DEPTH`].
     TooDeep,

@@ -1,12 +1,13 @@
 //! The part of the Protocol Buffers wire format that the payload needs
-//! (<https://protobuf.dev/programming-guides/encoding/>): small, bounded, and as strict as the
-//! common decoders are.
+//! (<https://protobuf.dev/programming-guides/encoding/>): small, bounded, and as strict as
+//! common
+//! decoders.
 
 use alloc::vec::Vec;
 
 use super::payload::{PayloadError, PayloadErrorKind};
 
-/// How a field's value is laid out.
+/// How a field's value is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WireType {
     Varint,
@@ -17,7 +18,7 @@ pub(super) enum WireType {
     Fixed32,
 }
 
-/// Bytes being read, and how far they lie from the payload's start (for errors).
+/// The bytes to decode, with their offset in the payload (for errors).
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
     rest: &'a [u8],
@@ -52,7 +53,8 @@ impl<'a> Input<'a> {
         Ok(taken)
     }
 
-    /// Seven bits a byte, least significant first; at most ten bytes, the tenth at most 1.
+    /// Decodes a varint: seven bits per byte, least significant first; at most ten bytes, the last
+    /// at most 1.
     pub(super) fn varint(&mut self) -> Result<u64, PayloadError> {
         let mut value = 0_u64;
         for (index, &byte) in self.rest.iter().take(10).enumerate() {
@@ -93,7 +95,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// A value with its length in front.
+    /// Decodes a length-delimited value.
     pub(super) fn length_delimited(&mut self) -> Result<Input<'a>, PayloadError> {
         let start = *self;
         let length = self.varint()?;
@@ -121,7 +123,7 @@ impl<'a> Input<'a> {
         core::str::from_utf8(self.rest).map_err(|_| self.error(PayloadErrorKind::NotUtf8))
     }
 
-    /// Passes over the value of a field that is not known. `depth` bounds nested groups.
+    /// Skips the value of an unknown field. `depth` bounds nested groups.
     pub(super) fn skip(
         &mut self,
         number: u32,
@@ -147,7 +149,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Bytes of `value` as a varint.
+/// Size of `value` as a varint, in bytes.
 pub(super) fn varint_size(value: u64) -> usize {
     (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
 }
