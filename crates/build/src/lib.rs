@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 
 use linker::{Attempt, Linker};
 
-/// The linker option: supported by lld, mold and gold, and by GNU ld since binutils 2.35.
+/// The linker option. lld, mold and gold support it, and GNU ld since binutils 2.35.
 const ARGUMENT: &str = "-Wl,--export-dynamic-symbol=otel_thread_ctx_v1";
 
 /// The dynamic list for an older GNU ld.
@@ -39,8 +39,8 @@ const DYNAMIC_LIST: &str = "{ otel_thread_ctx_v1; };\n";
 /// It links an empty program the way rustc will link the package, to find out which linker is
 /// used and which option it supports.
 ///
-/// If exporting is impossible, it prints a warning. The program is built anyway and works, but
-/// readers cannot find its thread contexts. Nothing is done for targets other than Linux.
+/// If the symbol cannot be exported, this prints a warning. The program still builds and works, but
+/// readers cannot find its thread contexts. On targets other than Linux, this does nothing.
 pub fn export() {
     let target = Target::from_environment();
     let directory = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
@@ -55,9 +55,9 @@ pub fn export() {
 #[derive(Clone, Copy, Debug)]
 struct Target {
     linux: bool,
-    /// The C library is linked statically.
+    /// Whether the C library is linked statically.
     crt_static: bool,
-    /// `-C relocation-model=static`: no position-independent executable.
+    /// Whether the relocation model is `static`: no position-independent executable.
     not_pie: bool,
 }
 
@@ -83,8 +83,8 @@ impl Target {
         }
     }
 
-    /// The linker argument, if one is needed. `link` tries an argument; a file that an argument
-    /// names is written to the directory.
+    /// The linker argument, if one is needed. `link` tries an argument. If the argument names a
+    /// file, the file is written to the directory first.
     fn argument(
         self,
         directory: &Path,
@@ -107,7 +107,7 @@ impl Target {
                 return Ok(Some(argument));
             }
         }
-        // Also if nothing could be linked: the package itself may link.
+        // Used even if no test program could be linked: the package itself may link.
         Ok(Some(ARGUMENT.to_owned()))
     }
 }
@@ -165,7 +165,7 @@ mod tests {
         let old = old.unwrap().unwrap();
         let file = old.strip_prefix("-Wl,--dynamic-list=").unwrap();
         assert_eq!(fs::read_to_string(file).unwrap(), DYNAMIC_LIST);
-        // Nothing can be linked, for example because the target's libraries are missing.
+        // No test program can be linked, for example because the target's libraries are missing.
         assert_eq!(
             argument(dynamic, Linker::Gnu, &[]),
             Ok(Some(ARGUMENT.to_owned()))

@@ -6,12 +6,12 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-/// The linkers, by what a static-pie executable may export with them.
+/// Linkers, distinguished by what they can export from a static-pie executable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Linker {
     /// GNU ld, or unknown.
     Gnu,
-    /// lld, rustc's own included, or mold.
+    /// lld (including rustc's own) or mold.
     LldOrMold,
 }
 
