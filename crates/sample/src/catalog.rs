@@ -30,7 +30,7 @@ macro_rules! id {
 }
 
 id!(
-    /// A process, while it runs one program.
+    /// A process running one program.
     ProcessId
 );
 id!(
@@ -38,7 +38,7 @@ id!(
     ThreadId
 );
 id!(
-    /// A thread context: ids, flags and attributes.
+    /// A thread context: IDs, flags and attributes.
     ContextId
 );
 id!(
@@ -74,14 +74,14 @@ pub struct Catalog {
     contexts: IndexSet<Hashed, RandomState>,
     frames: IndexSet<Frame, RandomState>,
     stacks: IndexSet<Box<[FrameId]>, RandomState>,
-    /// The frames of the stack that is being looked up, kept for the next.
+    /// Scratch buffer for the frames of the stack that is being interned.
     frame_ids: Vec<FrameId>,
     modules: IndexSet<Module, RandomState>,
-    /// Bytes of everything but the processes, whose entries may change.
+    /// Estimated memory of everything except processes, whose entries may change, in bytes.
     bytes: usize,
 }
 
-/// What an entry takes in a table and its index, beside its contents: an estimate, in bytes.
+/// Estimated memory of an entry in a table and its index, in bytes, without its contents.
 const ENTRY: usize = 48;
 
 impl Catalog {
@@ -91,7 +91,7 @@ impl Catalog {
         Self::default()
     }
 
-    /// Removes everything. The tables keep their memory, so that the next entries need no more.
+    /// Removes everything. The tables keep their memory for later entries.
     pub fn clear(&mut self) {
         self.processes.clear();
         self.threads.clear();
@@ -103,8 +103,8 @@ impl Catalog {
         self.bytes = 0;
     }
 
-    /// Estimates the memory of the catalog, in bytes, within a factor of two. A long recording starts a
-    /// new catalog when this has grown too large ([`Rotation`](crate::Rotation)).
+    /// Estimates the memory of the catalog, in bytes, within a factor of two. A long recording
+    /// starts a new catalog when this has grown too large ([`Rotation`](crate::Rotation)).
     #[must_use]
     pub fn memory(&self) -> usize {
         let processes = self.processes.iter().map(ProcessFacts::memory);
@@ -123,7 +123,7 @@ impl Catalog {
         &self.processes[id.index()]
     }
 
-    /// The process with this id, for updates: mappings and the resource may become known later.
+    /// The process with this ID, for updates: mappings and the resource may be added later.
     pub fn process_mut(&mut self, id: ProcessId) -> &mut ProcessFacts {
         &mut self.processes[id.index()]
     }
@@ -248,8 +248,8 @@ impl Catalog {
         StackId::from_index(index)
     }
 
-    /// The id of a stack that has native frames only, added if new: the address of an instruction,
-    /// then return addresses.
+    /// The ID of a stack of native frames, added if new: the address of an instruction, then return
+    /// addresses.
     pub fn native_stack(&mut self, addresses: &[u64]) -> StackId {
         let native = |(depth, address): (usize, &u64)| Frame::native(depth, *address);
         let frames: Vec<Frame> = addresses.iter().enumerate().map(native).collect();
@@ -414,7 +414,7 @@ mod tests {
         assert_eq!(frames, [Frame::instruction(1), Frame::return_address(2)]);
         assert_eq!(catalog.stack(&frames), one);
         assert_eq!(catalog.stack_count(), 2);
-        // Each address is there as an instruction's and as a return address.
+        // Each address occurs as an instruction and as a return address.
         assert_eq!(catalog.frame_count(), 4);
     }
 
@@ -442,7 +442,7 @@ mod tests {
         let mut catalog = Catalog::new();
         let stack = [named(3), Frame::instruction(1), named(4), named(3)];
         let id = catalog.stack(&stack);
-        // Equal ones that were made by themselves are the same.
+        // Equal frames share an ID even if they were allocated separately.
         let again = [named(3), Frame::instruction(1), named(4), named(3)];
         assert_eq!(catalog.stack(&again), id);
         assert_eq!(catalog.frames(id).cloned().collect::<Vec<_>>(), stack);

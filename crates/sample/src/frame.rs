@@ -3,25 +3,25 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// One frame of a stack. A stack mixes both kinds: a Python function may be called from C, and call C.
+/// One frame of a stack. A stack can mix both kinds: C may call a Python function, which calls C.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Frame {
-    /// Machine code, whose function is resolved later: [`Frame::instruction`] and
-    /// [`Frame::return_address`] make one.
+    /// Machine code, whose function is resolved later. Created by [`Frame::instruction`] and
+    /// [`Frame::return_address`].
     Native {
         /// An address in the process; in a kernel stack, in the kernel.
         address: u64,
-        /// Whether this is the address behind a call, which may be the first of the next function.
-        /// Otherwise it is that of an instruction.
+        /// Whether this is a return address, which may be the first address of the next function.
+        /// Otherwise it is the address of an instruction.
         is_return_address: bool,
     },
-    /// A function that its runtime has named already.
+    /// A function that its runtime has already named.
     Named(Arc<NamedFrame>),
 }
 
 impl Frame {
-    /// A frame that was interrupted at this address: the innermost one, or one below a signal
-    /// handler.
+    /// A frame that was interrupted at this address: the innermost one, or one that a signal
+    /// handler interrupted.
     #[must_use]
     pub const fn instruction(address: u64) -> Self {
         Self::Native {
@@ -30,7 +30,7 @@ impl Frame {
         }
     }
 
-    /// A frame that has called another one, which returns to this address.
+    /// A frame that called another one, which returns to this address.
     #[must_use]
     pub const fn return_address(address: u64) -> Self {
         Self::Native {
@@ -39,7 +39,7 @@ impl Frame {
         }
     }
 
-    /// The frame at this depth (0 is the innermost) of a stack that has native frames only.
+    /// The frame at this depth (0 is the innermost) of a stack of native frames.
     #[must_use]
     pub const fn native(depth: usize, address: u64) -> Self {
         Self::Native {
@@ -48,7 +48,7 @@ impl Frame {
         }
     }
 
-    /// Bytes of text that it has beside itself.
+    /// Size of the strings that it refers to, in bytes.
     pub(crate) fn text_size(&self) -> usize {
         match self {
             Self::Native { .. } => 0,
@@ -68,8 +68,8 @@ impl Frame {
         }
     }
 
-    /// The address that a native frame's function and line are looked up by: of a return address
-    /// the byte before it, which belongs to the call.
+    /// The address for finding a native frame's function and line. For a return address, this is
+    /// the byte before it, which belongs to the call instruction.
     #[must_use]
     pub fn lookup_address(&self) -> Option<u64> {
         match self {
@@ -88,23 +88,23 @@ impl From<NamedFrame> for Frame {
     }
 }
 
-/// A function, named by its runtime, and where in it the thread was.
+/// A function named by its runtime, and the position within it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NamedFrame {
     /// What executes it.
     pub kind: FrameKind,
-    /// The function's own name: `checkout`.
+    /// The function's unqualified name: `checkout`.
     pub function: String,
-    /// Its name with what it is defined in: `Shop.checkout`; empty if the runtime has none.
+    /// Its name with its enclosing scopes: `Shop.checkout`; empty if the runtime has none.
     pub qualified_name: String,
     /// The source file; empty if unknown.
     pub file: String,
-    /// The line in it, from 1; 0 if unknown.
+    /// The line in the file, from 1; 0 if unknown.
     pub line: u32,
 }
 
 impl NamedFrame {
-    /// The name to show: the qualified one if there is one.
+    /// The name to show: the qualified name if there is one.
     #[must_use]
     pub fn name(&self) -> &str {
         match self.qualified_name.as_str() {
@@ -115,7 +115,7 @@ impl NamedFrame {
 }
 
 /// What executes the code of a [`NamedFrame`]: the value of `profile.frame.type` in OTLP. The
-/// semantic conventions list these; another runtime has a value of its own.
+/// constants are the values of the semantic conventions; other runtimes use other values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrameKind(&'static str);
 
@@ -134,10 +134,10 @@ impl FrameKind {
     pub const RUBY: Self = Self("ruby");
     /// Erlang and Elixir.
     pub const BEAM: Self = Self("beam");
-    /// Native code that its runtime has named.
+    /// Native code that a runtime has named.
     pub const NATIVE: Self = Self("native");
 
-    /// Another one: lowercase letters, as a rule the runtime's name.
+    /// Another runtime, by convention its name in lower case.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self(name)
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(frame.name(), "Shop.checkout");
     }
 
-    /// A stack has one for each of its frames while it is interned.
+    /// Every frame of an interned stack takes this much memory.
     #[test]
     fn a_frame_takes_two_words() {
         assert_eq!(size_of::<Frame>(), 16);

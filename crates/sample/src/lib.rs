@@ -8,8 +8,8 @@
 //! A sample never fails: when the thread's context could not be read, the sample says why
 //! ([`Found`]).
 //!
-//! What it is not for: taking samples (`otelctx-sampler`), naming functions
-//! (`otelctx-symbolize`), aggregating and writing (`otelctx-profile`).
+//! It does not take samples (`otelctx-sampler`), resolve functions (`otelctx-symbolize`), or
+//! aggregate and write (`otelctx-profile`).
 //!
 //! ```
 //! use otelctx_sample::{Catalog, Event, Found, Frame, FrameKind, NamedFrame, ProcessFacts, Sample};

@@ -4,20 +4,20 @@ use std::fmt;
 
 use crate::ContextId;
 
-/// The outcome of reading a thread's context. A sample has the context's id; a caller that reads one
-/// thread by itself has the context (`Found<Context>`).
+/// The outcome of reading a thread's context. A sample contains the context's ID; when a single
+/// thread is read, it is the context itself (`Found<Context>`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Found<C = ContextId> {
-    /// A record is attached, and says this.
+    /// A record is attached, with this context.
     Attached(C),
     /// The process publishes thread contexts, and this thread has none attached: its variable is
     /// null, or it never used the variable.
     Detached,
     /// The process publishes no thread contexts.
     NotPublished,
-    /// A record is attached whose `valid` field is not 1. Its thread is writing it at this moment,
-    /// or has detached it that way: a single read cannot tell which.
+    /// A record is attached whose `valid` field is not 1. Its thread is writing it, or has detached
+    /// it that way: a single read cannot tell which.
     Invalid,
     /// The context could not be read: this step failed.
     Unreadable(ReadStep),
@@ -45,7 +45,7 @@ impl<C> Found<C> {
         }
     }
 
-    /// Converts the context, which may fail: then that is the outcome.
+    /// Converts the context. If the conversion fails, its outcome is returned.
     #[must_use]
     pub fn and_then<D>(self, convert: impl FnOnce(C) -> Found<D>) -> Found<D> {
         match self {
@@ -58,13 +58,14 @@ impl<C> Found<C> {
     }
 }
 
-/// A step on the way to a thread's context.
+/// A step of reading a thread's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ReadStep {
-    /// Finding out where the variable is: not done yet, failed, or no longer true.
+    /// Resolving the variable: not done yet, failed, or out of date.
     Resolve,
-    /// Choosing how to access the variable: this reader does not support what the process does.
+    /// Choosing how to access the variable: this reader does not support the process's access
+    /// model.
     Access,
     /// Stopping the thread, or getting its thread pointer.
     Thread,

@@ -4,7 +4,7 @@ use otelctx_format::process_context::Value;
 
 use crate::ModuleId;
 
-/// How much memory a value takes, in bytes: an estimate.
+/// Estimated memory of a value, in bytes.
 fn value_memory(value: &Value) -> usize {
     let beside = match value {
         Value::String(text) => text.len(),
@@ -19,31 +19,31 @@ fn value_memory(value: &Value) -> usize {
     2 * size_of::<Value>() + beside
 }
 
-/// A process while it runs one program: after an exec it is another entry.
+/// A process running one program: after an exec it is a new entry.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProcessFacts {
-    /// Its id in the recorder's PID namespace.
+    /// Its ID in the recorder's PID namespace.
     pub pid: i32,
-    /// When it started, in clock ticks after boot (`/proc/PID/stat`, field 22): with the pid, what
-    /// distinguishes it from a later process with the same id.
+    /// When it started, in clock ticks after boot (`/proc/PID/stat`, field 22). Together with the
+    /// PID, this identifies it even if the PID is reused.
     pub start_ticks: u64,
     /// Its command name (`/proc/PID/comm`), at most 15 bytes.
     pub comm: String,
     /// The path of its executable in the process's own file system; empty if unknown.
     pub executable: String,
-    /// The id of its container, from its control group.
+    /// The ID of its container, from its control group.
     pub container_id: Option<String>,
     /// The resource that it publishes; if it publishes none, the one detected from its environment.
     pub resource: Vec<(String, Value)>,
     /// Whether `resource` was published by the process itself.
     pub published: bool,
-    /// Its executable mappings, in the order they were found. A later mapping replaces earlier ones at
-    /// the same addresses, from its `since` on.
+    /// Its executable mappings, in the order in which they were found. A later mapping replaces
+    /// earlier ones at the same addresses, from its `since` on.
     pub mappings: Vec<Mapping>,
 }
 
 impl ProcessFacts {
-    /// How much memory this takes, in bytes: an estimate.
+    /// Estimated memory of these facts, in bytes.
     pub(crate) fn memory(&self) -> usize {
         let texts = self.comm.len() + self.executable.len();
         let resource = self.resource.iter();
@@ -54,13 +54,13 @@ impl ProcessFacts {
     /// The file name of its executable; empty if unknown.
     #[must_use]
     pub fn executable_name(&self) -> &str {
-        // The kernel appends this to the path of a file that was removed or replaced.
+        // The kernel appends this to the path of a file that was deleted or replaced.
         let path = self.executable.strip_suffix(" (deleted)");
         let path = path.unwrap_or(&self.executable);
         path.rsplit('/').next().unwrap_or_default()
     }
 
-    /// The mapping that contained `address` at `time` (in nanoseconds, as [`Mapping::since`]).
+    /// The mapping that contained `address` at `time` (in nanoseconds, like [`Mapping::since`]).
     #[must_use]
     pub fn mapping_at(&self, address: u64, time: u64) -> Option<&Mapping> {
         let contains = |mapping: &&Mapping| mapping.start <= address && address < mapping.end;
@@ -78,11 +78,11 @@ pub struct Mapping {
     pub start: u64,
     /// The first address after it.
     pub end: u64,
-    /// Its offset in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
     /// The file.
     pub module: ModuleId,
-    /// When it was first found, in nanoseconds of the recorder's `CLOCK_MONOTONIC`.
+    /// When it was found, in nanoseconds of the recorder's `CLOCK_MONOTONIC`.
     pub since: u64,
 }
 
@@ -92,7 +92,7 @@ pub struct Module {
     /// Its path in the process's own file system, or the kernel's name for it: `[vdso]`, `[kernel]`,
     /// `//anon`.
     pub path: String,
-    /// Its GNU build id; empty if it has none.
+    /// Its GNU build ID; empty if it has none.
     pub build_id: Vec<u8>,
     /// The file's device; 0 if there is no file.
     pub device: u64,
@@ -100,11 +100,11 @@ pub struct Module {
     pub inode: u64,
 }
 
-/// The path of the module that stands for the kernel.
+/// The path of the module that represents the kernel.
 const KERNEL: &str = "[kernel]";
 
 impl Module {
-    /// The module that stands for the kernel.
+    /// The module that represents the kernel.
     #[must_use]
     pub fn kernel() -> Self {
         Self {
@@ -119,8 +119,7 @@ impl Module {
         self.inode == 0 && self.path == KERNEL
     }
 
-    /// Whether it is a file. Otherwise it is the kernel, the vDSO, or memory that the process filled
-    /// itself.
+    /// Whether it is a file. Otherwise it is the kernel, the vDSO, or anonymous memory.
     #[must_use]
     pub fn has_file(&self) -> bool {
         self.inode != 0

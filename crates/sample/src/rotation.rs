@@ -1,8 +1,8 @@
-//! When a catalog that has grown too large is replaced.
+//! Decides when a catalog has grown too large and must be replaced.
 
 use crate::Catalog;
 
-/// Decides when a catalog has grown too large, so that the memory of what runs for days is bounded.
+/// Decides when a catalog has grown too large, to bound the memory of long recordings.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation {
     max_memory: usize,
@@ -11,9 +11,9 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// A catalog that takes more than `max_memory` bytes is replaced ([`Catalog::memory`]), but not
-    /// before it has served `min_samples` samples: where the living processes alone take more memory,
-    /// their facts would be read again and again.
+    /// Replaces a catalog that takes more than `max_memory` bytes ([`Catalog::memory`]), but not
+    /// before it was used for `min_samples` samples: if the running processes alone exceed the
+    /// limit, their facts would be read over and over.
     #[must_use]
     pub const fn new(max_memory: usize, min_samples: u64) -> Self {
         Self {
@@ -23,18 +23,19 @@ impl Rotation {
         }
     }
 
-    /// Counts samples that the catalog in use has served.
+    /// Counts samples that use the current catalog.
     pub fn count(&mut self, samples: u64) {
         self.samples += samples;
     }
 
-    /// Whether the catalog in use is to be replaced now.
+    /// Whether the current catalog should be replaced now.
     #[must_use]
     pub fn is_due(&self, catalog: &Catalog) -> bool {
         self.samples >= self.min_samples && catalog.memory() > self.max_memory
     }
 
-    /// Empties the catalog. Who fills it has to be told, for example by `Sampler::reset_catalog`.
+    /// Empties the catalog. The code that fills it must be notified, for example with
+    /// `Sampler::reset_catalog`.
     pub fn rotate(&mut self, catalog: &mut Catalog) {
         catalog.clear();
         self.samples = 0;

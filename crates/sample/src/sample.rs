@@ -11,7 +11,7 @@ use crate::{Found, ReadStep, StackId, ThreadId};
 pub struct Sample {
     /// When it was taken, in nanoseconds of the recorder's `CLOCK_MONOTONIC`.
     pub time: u64,
-    /// The CPU the thread ran on.
+    /// The CPU that the thread ran on.
     pub cpu: u32,
     /// The thread, which names its process.
     pub thread: ThreadId,
@@ -19,9 +19,9 @@ pub struct Sample {
     pub event: Event,
     /// Its context.
     pub found: Found,
-    /// The frames in the process, innermost first.
+    /// The user-mode frames, innermost first.
     pub user_stack: StackId,
-    /// The frames in the kernel, likewise; empty if the thread was in user mode.
+    /// The kernel frames, innermost first; empty if the thread was in user mode.
     pub kernel_stack: StackId,
 }
 
@@ -31,14 +31,14 @@ pub struct Sample {
 pub enum Event {
     /// It was running when the sampling clock fired.
     OnCpu,
-    /// It was scheduled again after it had been off-CPU.
+    /// It was scheduled again after being off-CPU.
     OffCpu {
-        /// How long it had been off-CPU.
+        /// How long it was off-CPU.
         nanoseconds: u64,
     },
 }
 
-/// The counters of a recording: no data goes missing without being counted here.
+/// The counters of a recording: all missing data is counted here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
@@ -52,22 +52,22 @@ pub struct Counts {
     pub invalid: u64,
     /// Samples whose context could not be read, in the order of [`ReadStep::ALL`].
     pub unreadable: [u64; ReadStep::ALL.len()],
-    /// Samples that were due and not taken or not delivered: the kernel's buffer was full, or
-    /// (ptrace) the thread did not stop in time or was not found running.
+    /// Samples that were due but not taken or not delivered: the kernel's buffer was full, or
+    /// (ptrace) the thread did not stop in time or was not running.
     pub lost: u64,
     /// User stacks of which only the innermost frames were kept.
     pub truncated_stacks: u64,
     /// Samples whose user stack could not be walked.
     pub missing_stacks: u64,
-    /// Samples to which a runtime's step could not add its part.
+    /// Samples whose part from a language runtime is missing or incomplete.
     pub incomplete_steps: u64,
-    /// Samples whose native context and that of a language runtime have other ids.
+    /// Samples whose native context and runtime's context have different IDs.
     pub context_conflicts: u64,
-    /// Attributes that were skipped because their key is in no key map.
+    /// Attributes that were skipped because their key is not in the key map.
     pub unknown_keys: u64,
     /// Attributes that were skipped because their value is not UTF-8.
     pub not_utf8: u64,
-    /// Records of which only the first attributes were read: the rest was beyond the limit, or
+    /// Records of which only the first attributes were read: the rest exceeded the limit, or was
     /// malformed.
     pub truncated_records: u64,
 }
@@ -86,7 +86,7 @@ impl SubAssign for Counts {
 
 impl Counts {
     fn combine(&mut self, other: Self, combine: fn(u64, u64) -> u64) {
-        // Every field is named, so that a new one cannot be forgotten.
+        // All fields are named, so that a new one cannot be forgotten.
         let Self {
             attached,
             detached,
@@ -134,21 +134,21 @@ impl Counts {
         }
     }
 
-    /// Counts what was skipped of one record.
+    /// Counts what was skipped in one record.
     pub fn add_skipped(&mut self, skipped: &Skipped) {
         self.unknown_keys += u64::from(skipped.unknown_key);
         self.not_utf8 += u64::from(skipped.not_utf8);
         self.truncated_records += u64::from(skipped.incomplete_bytes > 0);
     }
 
-    /// All samples, without the lost ones.
+    /// All samples, except lost ones.
     #[must_use]
     pub fn samples(&self) -> u64 {
         let read = self.attached + self.detached + self.not_published + self.invalid;
         read + self.unreadable_samples()
     }
 
-    /// Samples whose context could not be read, by any step.
+    /// Samples whose context could not be read, summed over all steps.
     #[must_use]
     pub fn unreadable_samples(&self) -> u64 {
         self.unreadable.iter().sum()
