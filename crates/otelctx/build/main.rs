@@ -1,4 +1,4 @@
-//! Gives this copy of the crate a name of its own, and exports the thread-context symbol from
+//! Gives this copy of the crate a unique name, and exports the thread-context symbol from
 //! executables that depend on it.
 
 mod stub;
@@ -12,8 +12,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let version = env::var("CARGO_PKG_VERSION")?;
     println!("cargo:rustc-env=OTELCTX_TAG={}", tag(&version, &out));
 
-    // A static library links nothing itself: the linker of the final program would be given the name of a file that only
-    // this build directory has.
+    // A static library is not linked by itself: the linker of the final program would be given the
+    // name of a file that exists only in this build directory.
     if env::var_os("CARGO_FEATURE_LINK_EXPORT").is_none() {
         return Ok(());
     }
@@ -36,9 +36,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Letters that tell this copy of the crate from another copy or version in the same program:
-/// 16 of g to v, so that they mean no digit in a glob. Cargo's own hash of the package, which is
-/// a part of `OUT_DIR`, makes the difference; nothing above it, so that builds are reproducible.
+/// Letters that distinguish this copy of the crate from other copies or versions in the same
+/// program: 16 letters from g to v, which cannot be a digit in a glob. They are derived from the
+/// version and from Cargo's hash of the package, the last part of `OUT_DIR`; nothing above it, so
+/// that builds are reproducible.
 fn tag(version: &str, out: &Path) -> String {
     let own: PathBuf = out.iter().rev().take(3).collect();
     // FNV-1a, 64 bits.

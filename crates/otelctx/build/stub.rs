@@ -1,18 +1,18 @@
-//! A shared object of a few hundred bytes that holds nothing but an undefined reference to
+//! A shared object of a few hundred bytes that contains only an undefined reference to
 //! `otel_thread_ctx_v1`.
 //!
-//! Linkers export a symbol of an executable when a shared library on the command line refers to
-//! it. That is the one way to export a symbol from a Rust executable that a dependency can take:
-//! `cargo:rustc-link-lib` reaches dependents, `cargo:rustc-link-arg` does not. The executable does
-//! not come to need the library: rustc passes `--as-needed`, and it defines nothing.
+//! Linkers export a symbol of an executable if a shared library on the command line refers to it.
+//! This is the only way in which a dependency can export a symbol from a Rust executable:
+//! `cargo:rustc-link-lib` applies to dependents, `cargo:rustc-link-arg` does not. The library is
+//! not needed at run time, because rustc passes `--as-needed` and the library defines nothing.
 
-/// The library's name, as the linker's `-l` takes it.
+/// The library's name, as passed to the linker's `-l`.
 pub(crate) const NAME: &str = "otelctx_export";
 /// The symbol it refers to (OTEP 4947, "Thread Local Variable").
 pub(crate) const SYMBOL: &str = "otel_thread_ctx_v1";
 
-/// `e_machine` of a target architecture for which the thread context is defined and this crate
-/// has an access sequence.
+/// The `e_machine` of a target architecture that thread contexts are defined for and that this
+/// crate has an access sequence for.
 pub(crate) fn machine(target_arch: &str) -> Option<u16> {
     match target_arch {
         "x86_64" => Some(62),   // EM_X86_64
@@ -27,7 +27,7 @@ const PROGRAM_HEADER: usize = 56;
 const SECTION_HEADER: usize = 64;
 const SYMBOL_ENTRY: usize = 24;
 
-/// The library's bytes, little-endian as both architectures are.
+/// The library's bytes. Little-endian, as both architectures are.
 pub(crate) fn shared_object(machine: u16) -> Vec<u8> {
     let mut strings = vec![0];
     let mut string = |text: &str| {

@@ -1,12 +1,13 @@
-//! Making `otel_thread_ctx_v1` visible, and checking that it is.
+//! Exports `otel_thread_ctx_v1`, and checks that it is exported.
 
 use std::fmt;
 
-/// Puts the symbol into the dynamic symbol table of a cdylib.
+/// Adds the symbol to the dynamic symbol table of a cdylib.
 ///
 /// rustc writes a linker version script with the names of the exported Rust items and `local: *`,
-/// which hides symbols defined in assembly. This name is a glob there, and matches the symbol.
-/// The letters in the brackets make it another name for each copy of this crate: none is a digit.
+/// which hides symbols defined in assembly. In that script, this name is a glob that matches the
+/// symbol. The letters in the brackets, none of which is a digit, make the name unique to this copy
+/// of the crate.
 #[cfg(target_os = "linux")]
 #[unsafe(export_name = concat!("otel_thread_ctx_v[1", env!("OTELCTX_TAG"), "]"))]
 #[allow(unreachable_pub)]
@@ -15,8 +16,8 @@ pub static EXPORT: u8 = 0;
 /// Checks that other processes can find this process's thread contexts: that the thread-local
 /// variable of this copy of the crate is in the dynamic symbol table of its module.
 ///
-/// It needs no rights and reads this process's own memory only. Call it once, for example at
-/// start-up, and log what it says.
+/// It needs no privileges and reads only this process's own memory. Call it once, for example at
+/// start-up, and log the error.
 ///
 /// ```
 /// if let Err(why) = otelctx::is_exported() {
@@ -25,7 +26,7 @@ pub static EXPORT: u8 = 0;
 /// ```
 ///
 /// # Errors
-/// [`NotExported`], which tells what to add.
+/// [`NotExported`], which says how to fix it.
 #[doc(alias = "ddog_otel_thread_ctx_sanity_check")]
 pub fn is_exported() -> Result<(), NotExported> {
     #[cfg(all(target_os = "linux", not(miri)))]
@@ -48,7 +49,7 @@ pub enum NotExported {
         /// The executable.
         module: String,
     },
-    /// No module of the process holds the variable.
+    /// No module of the process defines the variable.
     NotFound,
     /// Thread contexts are defined for Linux on x86-64 and aarch64.
     Unsupported,
@@ -186,12 +187,12 @@ mod own_modules {
     struct Table {
         symbols: *const Symbol,
         strings: *const libc::c_char,
-        /// How many symbols the hash table speaks of.
+        /// Number of symbols, according to the hash table.
         count: usize,
     }
 
     impl Table {
-        /// The table that a dynamic section describes.
+        /// The symbol table that a dynamic section describes.
         ///
         /// # Safety
         /// `dynamic` is the dynamic section of a loaded module at `base`.
@@ -201,7 +202,7 @@ mod own_modules {
             unsafe {
                 while (*dynamic)[0] != 0 {
                     let [tag, address] = *dynamic;
-                    // glibc has added the base here, musl has not.
+                    // glibc has added the base address here; musl has not.
                     let address = match address as usize {
                         address if address < base => address + base,
                         address => address,
@@ -220,7 +221,7 @@ mod own_modules {
                 }
                 let count = match (hash, gnu_hash) {
                     (0, 0) => return None,
-                    // nbucket, nchain: as many as there are symbols.
+                    // nbucket, nchain: the latter is the number of symbols.
                     (hash, _) if hash != 0 => *(hash as *const u32).add(1) as usize,
                     (_, gnu_hash) => gnu_count(gnu_hash as *const u32),
                 };
@@ -238,7 +239,7 @@ mod own_modules {
         /// The module is still loaded.
         unsafe fn exports(&self, offset: usize) -> bool {
             (0..self.count).any(|index| {
-                // SAFETY: the hash table speaks of that many symbols.
+                // SAFETY: the hash table says that the table has this many symbols.
                 unsafe {
                     let symbol = &*self.symbols.add(index);
                     symbol.section != 0
@@ -250,11 +251,11 @@ mod own_modules {
         }
     }
 
-    /// One more than the last symbol that a GNU hash table speaks of: the chain of the highest
-    /// bucket, to its end (odd).
+    /// The index after the last symbol of a GNU hash table: the end of the highest bucket's chain,
+    /// whose last hash value is odd.
     ///
     /// # Safety
-    /// `table` is one of a loaded module.
+    /// `table` belongs to a loaded module.
     unsafe fn gnu_count(table: *const u32) -> usize {
         // SAFETY: four words, bloom words of 64 bits, buckets, chains.
         unsafe {

@@ -1,9 +1,9 @@
 //! Publish OpenTelemetry process and thread context for profilers, debuggers and security agents.
 //!
-//! A program that uses this crate says what it is (*process context*, OTEP 4719) and what each of
-//! its threads is working on (*thread context*, OTEP 4947), in its own memory. A tool that may read
-//! that memory, for example `otelctx dump PID`, can tell which trace and which route a thread
-//! spends its time on, without the program noticing.
+//! A program that uses this crate publishes what it is (*process context*, OTEP 4719) and what each
+//! of its threads is working on (*thread context*, OTEP 4947) in its own memory. A tool that may
+//! read this memory, for example `otelctx dump PID`, can tell which trace and which route each
+//! thread is working on. The program does not notice.
 //!
 //! ```
 //! use otelctx::{Key, ProcessContext, Record};
@@ -12,13 +12,13 @@
 //! static ROUTE: Key = Key::new("http.route");
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Once, at start-up. Dropping the guard unpublishes.
+//! // Once, at start-up. Dropping the guard withdraws the context.
 //! let _process = ProcessContext::detect()
 //!     .service_name("shop")
 //!     .attribute("deployment.environment.name", "prod")
 //!     .publish()?;
 //!
-//! // A request.
+//! // For a request.
 //! let (trace_id, span_id) = ([0x4b; 16], [0xf0; 8]);
 //! let mut record = Record::new(trace_id, span_id).sampled(true).with(&ROUTE, "/cart");
 //! {
@@ -26,7 +26,7 @@
 //!     let _attached = record.attach();
 //! }
 //!
-//! // Or around a future: attached whenever it is polled.
+//! // Or for a future: attached whenever it is polled.
 //! let answer = record.in_scope(async { 42 });
 //! # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
 //! # let waker = std::sync::Arc::new(NoWake).into();
@@ -34,13 +34,13 @@
 //! # let Poll::Ready(answer) = pin!(answer).poll(&mut Context::from_waker(&waker)) else { panic!() };
 //! assert_eq!(answer, 42);
 //!
-//! // Or one record a thread, rewritten in place.
+//! // Or one record per thread, rewritten in place.
 //! otelctx::thread_record().set(trace_id, span_id, otelctx::TraceFlags::SAMPLED);
 //!
-//! // Or for a framework that says "this is current now", without a scope and in any order.
+//! // Or for a framework that sets what is current, without a scope and in any order.
 //! let request = record.copy_with_ids(trace_id, [0xf1; 8], otelctx::TraceFlags::SAMPLED).share();
 //! let before = otelctx::swap_current(Some(request));
-//! otelctx::append_current(&ROUTE, "/cart/late"); // known late: shows on this thread only
+//! otelctx::append_current(&ROUTE, "/cart/late"); // added later: visible on this thread only
 //! otelctx::swap_current(before);
 //!
 //! assert!(!record.is_truncated());
@@ -49,56 +49,58 @@
 //! # }
 //! ```
 //!
-//! # What it does for you
+//! # What it does
 //!
 //! - **Costs next to nothing.** Attaching and detaching are a load and two stores, without
-//!   allocation, lock or locked instruction. Nothing is called and nothing wakes up while nobody
-//!   looks.
+//!   allocation, lock or locked instruction. It starts no threads, and causes no work while nobody
+//!   reads.
 //! - **Needs no linker flags.** The thread-local variable is exported from shared libraries, and
-//!   from executables linked with lld or gold. [`is_exported`] tells when that failed, and
-//!   what to add.
-//! - **Fits into frameworks.** [`swap_current`] needs no scope, [`SharedRecord::attach_owned`] no
-//!   borrow, [`append_current`] adds what is known late. Sharing a record, attaching it and dropping
-//!   it take no lock.
-//! - **Lets libraries add to it.** [`ProcessContext::modify`] changes what the application has
-//!   published; [`ProcessContext::attributes`] takes an SDK's resource, with its types.
-//! - **Stays harmless when used wrongly.** Guards may be dropped in any order and may be forgotten,
-//!   and a forgotten one never shows the context of another request: its record is detached when it
-//!   is dropped. A record that another
-//!   publisher attached is never written or freed. A thread that ends frees its records.
-//! - **Goes through `fork`.** The child has no process context and may publish its own, or has one
-//!   at once after [`Published::republish_after_fork`]; its threads' records keep their meaning.
-//! - **Gets along with others.** Several copies or versions of this crate, or this crate and another
-//!   publisher, link into one program and share the thread's variable. Of the copies of this crate,
-//!   the one that publishes last takes over; another publisher's process context is left alone, and
-//!   publishing fails.
+//!   from executables linked with lld or gold. [`is_exported`] reports whether that failed, and how
+//!   to fix it.
+//! - **Fits into frameworks.** [`swap_current`] needs no scope, [`SharedRecord::attach_owned`]
+//!   needs no borrow, and [`append_current`] adds facts that become known later. Sharing, attaching
+//!   and dropping a record take no lock.
+//! - **Lets libraries contribute.** [`ProcessContext::modify`] changes the context that the
+//!   application has published; [`ProcessContext::attributes`] takes an SDK's resource, with its
+//!   types.
+//! - **Stays safe when misused.** Guards may be dropped in any order, and may be forgotten: a
+//!   forgotten guard never shows the context of another request, because its record is detached
+//!   when it is dropped. A record that another publisher attached is never written or freed. A
+//!   thread that ends frees its records.
+//! - **Supports `fork`.** The child has no process context and may publish its own, or has one
+//!   immediately after [`Published::republish_after_fork`]; its thread's records keep their
+//!   meaning.
+//! - **Coexists with others.** Several copies or versions of this crate, or this crate and another
+//!   publisher, can be linked into one program and share the thread's variable. If several copies
+//!   of this crate publish, the last one takes over. If another publisher has published a process
+//!   context, publishing fails and leaves it alone.
 //!
-//! # What stays your job
+//! # What you need to do
 //!
-//! - Publishing early: a [`Key`] is left out of records until the process context that lists it
-//!   is published.
-//! - Keeping the ids: this crate makes no spans and propagates nothing.
-//! - Attaching on the right thread: a [`Record`] belongs to its thread; [`Record::share`] makes
-//!   one that any thread may attach.
-//! - In signal handlers: attach and detach records that were built before, on threads that have
-//!   attached one before, and nothing else. A shared record that the thread may have attached
-//!   already, or as its seventh, allocates.
+//! - Publish early: records omit an attribute until the process context that lists its [`Key`] is
+//!   published.
+//! - Manage the IDs: this crate creates no spans and propagates no contexts.
+//! - Attach on the right thread: a [`Record`] belongs to its thread; [`Record::share`] creates one
+//!   that any thread may attach.
+//! - In signal handlers, only attach and detach records that were created before, on threads that
+//!   have   attached one before. Attaching a shared record can allocate if the thread has attached
+//!   it   already, or has attached six others.
 //!
 //! # Features
 //!
 //! - `link-export` (default): executables linked with lld or gold export the thread-local variable
-//!   without linker flags. A stub library does that, which rustc finds in the build directory. Turn
-//!   it off for a static library (`crate-type = ["staticlib"]`) that another build system links:
-//!   there, `--print native-static-libs` would name the stub, and the program needs
+//!   without linker flags. For this, rustc links a stub library from the build directory. Disable
+//!   it for a static library (`crate-type = ["staticlib"]`) that another build system links: there,
+//!   `--print native-static-libs` would name the stub, and the program needs
 //!   `-Wl,--export-dynamic-symbol=otel_thread_ctx_v1` instead.
 //!
 //! # Platforms
 //!
-//! Linux on x86-64 and aarch64, glibc and musl. Other Linux architectures publish the process context
-//! only, and those without 64-bit atomics (32-bit MIPS and PowerPC, ARMv5) nothing. There and on other
-//! systems everything succeeds and nobody sees anything.
-//! Executables and `cdylib`s may depend on this crate, a Rust `dylib` may not: programs that use
-//! the crate through one fail to link.
+//! Linux on x86-64 and aarch64, with glibc or musl. Other Linux architectures publish only the
+//! process context; those without 64-bit atomics (32-bit MIPS and PowerPC, ARMv5) publish nothing.
+//! There, and on other operating systems, all calls succeed and have no effect. Executables and
+//! `cdylib`s may depend on this crate, but a Rust `dylib` may not: programs that use the crate
+//! through one fail to link.
 
 mod arch;
 mod export;

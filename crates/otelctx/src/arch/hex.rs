@@ -1,4 +1,4 @@
-//! Eight bytes as 16 lower-case hexadecimal digits, without a branch or a table.
+//! Formats eight bytes as 16 lower-case hexadecimal digits, without branches or tables.
 
 /// The digits, with the vector instructions that every x86-64 has.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -24,8 +24,8 @@ pub(crate) fn hex(bytes: [u8; 8]) -> [u8; 16] {
     digits
 }
 
-/// The digits, eight at a time: spread the nibbles over the bytes of a word, then add what takes
-/// each to its character.
+/// The digits, eight at a time: spreads the nibbles over the bytes of a word, then adds the
+/// difference between each nibble and its character.
 #[cfg(any(not(target_arch = "x86_64"), miri, test))]
 #[cfg_attr(all(test, target_arch = "x86_64", not(miri)), allow(dead_code))]
 mod portable {

@@ -1,7 +1,7 @@
-//! Where the thread-local variable and this crate's own thread-local state lie.
+//! Defines the thread-local variable and this crate's own thread-local state.
 //!
-//! One folder an architecture, with the same file in each. Everywhere else, also under Miri,
-//! both are ordinary Rust thread-locals: everything works, and nobody outside can see it.
+//! Each architecture is a directory with the same file names. On other targets, and under Miri,
+//! both are ordinary Rust thread-locals: everything works, but other processes cannot see it.
 
 mod hex;
 #[cfg(all(target_os = "linux", target_arch = "aarch64", not(miri)))]
@@ -24,7 +24,7 @@ pub(crate) use tls::{slot, state, OBSERVED};
 /// Defines, in the zero-initialised thread-local section:
 ///
 /// - `otel_thread_ctx_v1`, weak, so that several copies of this crate, or this crate and another
-///   publisher, link into one program and share it;
+///   publisher, can be linked into one program and share it;
 /// - this copy's own state, hidden, under a name that no other copy has.
 #[cfg(all(
     target_os = "linux",

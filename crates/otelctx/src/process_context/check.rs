@@ -1,16 +1,16 @@
-//! What a strict reader would reject.
+//! Checks for what a strict reader would reject.
 //!
-//! Searched for in the values, so that programs which publish do not carry a decoder.
+//! They inspect the values, so that publishing programs need not contain a decoder.
 
 use otelctx_format::process_context::{Attributes, Value, MAX_DEPTH, MAX_VALUES};
 use otelctx_format::MAX_KEYS;
 
 use super::PublishError;
 
-/// Checks the attributes of a context. Names of attributes are not repeated: setting one again
-/// replaces it.
+/// Checks the attributes of a context. Names need no check for repetition: setting an attribute
+/// again replaces it.
 pub(super) fn check(resource: &Attributes, attributes: &Attributes) -> Result<(), PublishError> {
-    // The schema, and the key map when it is full.
+    // Without the schema and a full key map.
     let mut values_left = MAX_VALUES - MAX_KEYS as u32 - 2;
     for (key, value) in resource.iter().chain(attributes) {
         if key.is_empty() {

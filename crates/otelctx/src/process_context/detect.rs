@@ -1,4 +1,4 @@
-//! Resource attributes that a process can find out about itself.
+//! Detects resource attributes of this process.
 
 use std::env;
 
@@ -7,7 +7,7 @@ use otelctx_format::process_context::Value;
 
 use super::{ProcessContext, PID, SERVICE_NAME};
 
-/// Which resource attributes to find out. Names are those of the OpenTelemetry semantic
+/// Which resource attributes to detect. Their names are those of the OpenTelemetry semantic
 /// conventions.
 ///
 /// ```
@@ -18,18 +18,18 @@ use super::{ProcessContext, PID, SERVICE_NAME};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)]
 pub struct Detect {
-    /// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`; `service.name` is
-    /// `unknown_service:` and the executable's name without them. On by default.
+    /// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. If they set no `service.name`, it is
+    /// `unknown_service:` and the executable's name. On by default.
     pub environment: bool,
-    /// `process.pid` (a forked child publishes its own), `process.executable.name` and
+    /// `process.pid` (updated in a forked child that publishes), `process.executable.name` and
     /// `process.executable.path`. On by default.
     pub process: bool,
-    /// `process.command_args`: off by default, because secrets are passed there.
+    /// `process.command_args`. Off by default, because arguments can contain secrets.
     pub command_args: bool,
     /// `telemetry.sdk.language`, `.name` and `.version`. On by default.
     pub sdk: bool,
-    /// `service.instance.id`: a random one, made when the context is published, so that a forked
-    /// child gets another. On by default.
+    /// `service.instance.id`: random, generated when the context is published, so that each forked
+    /// child has its own. On by default.
     pub instance_id: bool,
 }
 

@@ -5,29 +5,29 @@ use std::io;
 
 use otelctx_format::process_context::{MAX_DEPTH, MAX_VALUES};
 
-/// Why a process context could not be published, updated or unpublished.
+/// Why a process context could not be published, updated or withdrawn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
     /// This copy of the crate has published one.
     AlreadyPublished,
     /// Another publisher in this process has published one: another library, or another copy or
-    /// version of this crate that cannot make way, because records of both use the same key indexes
-    /// for different names.
+    /// version of this crate that cannot withdraw it because records of both copies use the same
+    /// key indexes for different names.
     Foreign {
-        /// The line of `/proc/PID/maps` that shows it.
+        /// The line of `/proc/PID/maps` with its mapping.
         mapping: String,
     },
-    /// This copy of the crate has published none in this process, or it was unpublished.
+    /// This copy of the crate has not published a context in this process, or has withdrawn it.
     NotPublished,
     /// An attribute has an empty name.
     EmptyKey,
-    /// An attribute of the process context has a name that the crate uses itself.
+    /// An attribute of the process context has a name that is reserved for this crate.
     ReservedKey {
         /// The name.
         key: String,
     },
-    /// There is nothing to publish, not a single attribute.
+    /// There is nothing to publish: no attributes.
     Empty,
     /// The encoded context is too large.
     TooLarge {
@@ -38,7 +38,7 @@ pub enum PublishError {
     },
     /// Values are nested too deep.
     TooDeep,
-    /// There are too many values, those in lists and maps included.
+    /// There are too many values, including those in arrays and maps.
     TooManyValues,
     /// A system call failed.
     System {
@@ -47,7 +47,7 @@ pub enum PublishError {
         /// Its `errno`.
         errno: i32,
     },
-    /// No reader could find the context: it would be in a mapping without a name.
+    /// The mapping would have no name, so no reader could find the context.
     Invisible {
         /// `errno` of `memfd_create`.
         memfd: i32,

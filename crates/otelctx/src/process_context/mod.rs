@@ -1,4 +1,4 @@
-//! The process context: what a process says of itself, published where others find it.
+//! The process context: what a process publishes about itself.
 
 mod check;
 mod detect;
@@ -21,10 +21,11 @@ use crate::{arch, thread};
 const SERVICE_NAME: &str = "service.name";
 const PID: &str = "process.pid";
 
-/// What a process says of itself: the attributes of its OpenTelemetry resource, and attributes of
-/// the process context itself.
+/// What a process publishes about itself: the attributes of its OpenTelemetry resource, and
+/// attributes of the process context itself.
 ///
-/// Setting an attribute again replaces it. What is set here wins over what was detected.
+/// Setting an attribute again replaces it. Attributes that are set take precedence over detected
+/// ones.
 #[doc(alias = "otel_process_ctx_data")]
 #[derive(Clone, Debug)]
 #[must_use = "a process context does nothing until it is published"]
@@ -32,7 +33,7 @@ pub struct ProcessContext {
     payload: Payload,
     schema: Schema,
     random_instance_id: bool,
-    /// The `process.pid` that was detected.
+    /// The detected `process.pid`.
     detected_pid: Option<u32>,
     max_payload_size: usize,
     malformed_variable: bool,
@@ -45,7 +46,7 @@ impl Default for ProcessContext {
 }
 
 impl ProcessContext {
-    /// A process context without resource attributes.
+    /// Creates a process context without resource attributes.
     pub fn new() -> Self {
         Self {
             payload: Payload::default(),
@@ -57,13 +58,12 @@ impl ProcessContext {
         }
     }
 
-    /// A process context with the resource attributes that can be found out; [`Detect`] lists
-    /// them.
+    /// Creates a process context with the resource attributes that can be detected; see [`Detect`].
     pub fn detect() -> Self {
         Self::detect_with(Detect::default())
     }
 
-    /// A process context with some of the resource attributes that can be found out.
+    /// Creates a process context with some of the resource attributes that can be detected.
     pub fn detect_with(detect: Detect) -> Self {
         detect.run()
     }
@@ -79,7 +79,8 @@ impl ProcessContext {
         self
     }
 
-    /// Sets attributes of the resource, for example all that an SDK has. Values keep their type.
+    /// Sets resource attributes, for example all attributes of an SDK's resource. Values keep their
+    /// type.
     ///
     /// ```
     /// use otelctx::{ProcessContext, Value};
@@ -101,28 +102,28 @@ impl ProcessContext {
         self
     }
 
-    /// Sets an attribute of the process context itself, which is no part of the resource. Names
-    /// that start with `threadlocal.` are the crate's.
+    /// Sets an attribute of the process context itself, which is not part of the resource. Names
+    /// that start with `threadlocal.` are reserved for this crate.
     pub fn context_attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         set(&mut self.payload.attributes, key.into(), value.into());
         self
     }
 
-    /// Sets the name under which the layout of thread contexts is announced:
-    /// [`Schema::TlsdescV1Dev`], which the readers of today accept, unless set.
+    /// Sets the announced schema of thread contexts. The default is [`Schema::TlsdescV1Dev`], which
+    /// current readers support.
     pub fn schema(mut self, schema: Schema) -> Self {
         self.schema = schema;
         self
     }
 
-    /// Sets the largest size of the encoded context, in bytes: 65,536 unless set. Readers may
-    /// refuse larger ones.
+    /// Sets the maximum size of the encoded context, in bytes. The default is 65,536; readers may
+    /// reject larger contexts.
     pub fn max_payload_size(mut self, bytes: usize) -> Self {
         self.max_payload_size = bytes;
         self
     }
 
-    /// Why `OTEL_RESOURCE_ATTRIBUTES` was ignored, when it was.
+    /// Why `OTEL_RESOURCE_ATTRIBUTES` was ignored, if it was.
     #[must_use]
     pub fn malformed_variable(&self) -> Option<&MalformedVariable> {
         static MALFORMED: MalformedVariable = MalformedVariable {
@@ -131,32 +132,32 @@ impl ProcessContext {
         self.malformed_variable.then_some(&MALFORMED)
     }
 
-    /// Publishes the context, so that other processes find it, until the guard is dropped.
+    /// Publishes the context, so that other processes can find it, until the guard is dropped.
     ///
-    /// A process has one. If another copy or version of this crate has published it, that copy
-    /// withdraws it, and its guard has no effect any more; records keep their meaning. After a fork,
-    /// the child has none and may publish its own.
+    /// A process has one context. If another copy or version of this crate has published one, that
+    /// copy withdraws it and its guard has no effect any more; records keep their meaning. A forked
+    /// child has no context and may publish its own.
     ///
     /// On targets other than Linux this does nothing and succeeds.
     ///
     /// # Errors
-    /// When a context is published already, by this copy of the crate or by another publisher; when
-    /// readers would reject this one; when the kernel refuses what makes it visible. Nothing is
-    /// published then.
+    /// If a context is published already, by this copy of the crate or by another publisher; if
+    /// readers would reject this context; if the kernel denies a system call that makes it visible.
+    /// Nothing is published then.
     #[doc(alias("otel_process_ctx_publish", "PR_SET_VMA_ANON_NAME"))]
     pub fn publish(self) -> Result<Published, PublishError> {
         platform::publish(self).map(|id| Published { id })
     }
 
-    /// Changes the context that this copy of the crate has published in this process, without the
-    /// guard: for a library that adds to what the application publishes.
+    /// Changes the context that this copy of the crate has published in this process, without
+    /// needing the guard: for a library that adds to the application's context.
     ///
     /// ```
     /// use otelctx::{ProcessContext, PublishError};
     ///
     /// # fn main() -> Result<(), PublishError> {
     /// # let _application = ProcessContext::new().service_name("shop").publish()?;
-    /// // In a library: a context of its own only where the application has none.
+    /// // In a library: publish its own context only if the application has none.
     /// let own = match ProcessContext::detect().attribute("job.name", "nightly").publish() {
     ///     Err(PublishError::AlreadyPublished) => {
     ///         ProcessContext::modify(|context| context.attribute("job.name", "nightly"))?;
@@ -168,19 +169,19 @@ impl ProcessContext {
     /// # }
     /// ```
     ///
-    /// The change stays until it is changed again, until [`Published::update`] replaces the
-    /// context as a whole, or until the holder of the guard withdraws it. A lock is not held while
-    /// `change` runs. It runs again if the context has changed meanwhile, so that nobody's change
+    /// The change persists until it is changed again, until [`Published::update`] replaces the
+    /// whole context, or until the context is withdrawn. No lock is held while `change` runs. If
+    /// another thread changes the context at the same time, `change` runs again, so that no change
     /// is lost.
     ///
     /// # Errors
     /// [`PublishError::NotPublished`] if nothing is published, as in a forked child that has not
-    /// published; otherwise those of [`publish`](Self::publish), and the context stays as it was.
+    /// published; otherwise those of [`publish`](Self::publish), and the context is unchanged.
     pub fn modify(mut change: impl FnMut(Self) -> Self) -> Result<(), PublishError> {
         platform::modify(&mut change)
     }
 
-    /// The payload's bytes: this, and how thread contexts are to be read.
+    /// Encodes the payload: this context, its schema and its key map.
     fn encode(&mut self) -> Vec<u8> {
         let own = self.payload.attributes.len();
         if arch::OBSERVED {
@@ -197,7 +198,7 @@ impl ProcessContext {
         bytes
     }
 
-    /// Encodes what shall be published for the first time or in place of another context.
+    /// Checks and encodes a context to publish.
     fn encode_checked(&mut self) -> Result<Vec<u8>, PublishError> {
         let reserved = self
             .payload
@@ -214,7 +215,7 @@ impl ProcessContext {
         Ok(bytes)
     }
 
-    /// A process forked since the detection has another pid.
+    /// Updates the detected PID if the process was forked since.
     fn renew_pid(&mut self) {
         let Some(detected) = self.detected_pid else {
             return;
@@ -248,8 +249,8 @@ fn set(attributes: &mut Attributes, key: String, value: Value) {
     }
 }
 
-/// Keeps the process context published. Dropping it unpublishes; in a forked child it does
-/// nothing, because the child has no context.
+/// Keeps the process context published until dropped. In a forked child, dropping it does nothing,
+/// because the child has no context.
 #[must_use = "the process context is withdrawn when the guard is dropped"]
 #[derive(Debug)]
 pub struct Published {
@@ -257,25 +258,27 @@ pub struct Published {
 }
 
 impl Published {
-    /// Replaces the published context, with what [`ProcessContext::modify`] has made of it. Readers see the old one, or the new one, or that it is
-    /// being updated. In a forked child, publishes it as the child's own.
+    /// Replaces the published context, including changes by [`ProcessContext::modify`]. Readers see
+    /// the old context, the new one, or that it is being updated. In a forked child, publishes it
+    /// as the child's own context.
     ///
     /// # Errors
-    /// Those of [`ProcessContext::publish`]; the old context stays then.
+    /// Those of [`ProcessContext::publish`]; the old context is kept then.
     #[doc(alias("otel_process_ctx_publish", "otel_process_ctx_update"))]
     pub fn update(&mut self, context: ProcessContext) -> Result<(), PublishError> {
         self.id = platform::update(self.id, context)?;
         Ok(())
     }
 
-    /// Has the context published again in every child that this process forks from now on, and in
-    /// their children, so that readers see each worker of a pre-forking server.
+    /// Publishes the context again in every later child of this process, and in their children, so
+    /// that readers see each worker of a pre-forking server.
     ///
-    /// When `fork` returns, the child's context is there: as the parent's was, the keys of records
-    /// included, with a random `service.instance.id` of its own and its `process.pid`. An instance id
-    /// that the program has set stays as it is. The guard that a child inherits is that of its own
-    /// context: it may update or drop it, and [`ProcessContext::modify`] works as in the parent.
-    /// A child in which publishing fails has no context, as without this call.
+    /// When `fork` returns, the child's context is already published. It equals the parent's,
+    /// including the keys of records, except for its `process.pid` and a random
+    /// `service.instance.id` of its own. An instance ID that the program has set is kept. The guard
+    /// that a child inherits refers to the child's context: it can be updated or dropped, and
+    /// [`ProcessContext::modify`] works as in the parent. A child in which publishing fails has no
+    /// context, as without this call.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), otelctx::PublishError> {
@@ -292,23 +295,23 @@ impl Published {
     /// # }
     /// ```
     ///
-    /// Handlers of `pthread_atfork` do it in each fork of the process. They encode the context before
-    /// the fork; in the child they only make system calls, and take no memory, so that the fork is
-    /// safe in programs with several threads. `posix_spawn`, `vfork` and `clone` run no such handlers,
-    /// and neither does [`std::process::Command`] where it uses one of them. Programs that call `fork`
-    /// in signal handlers cannot use this.
+    /// This registers `pthread_atfork` handlers, which run in each fork of the process. They encode
+    /// the context before the fork; in the child they only make system calls and do not allocate,
+    /// which is safe in programs with several threads. `posix_spawn`, `vfork` and `clone` run no
+    /// such handlers, and neither does [`std::process::Command`] if it uses one of them. Programs
+    /// that call `fork` in signal handlers cannot use this.
     ///
     /// # Errors
-    /// [`PublishError::NotPublished`] if this guard's context is not published any more, and
-    /// [`PublishError::System`] if there is no memory for the handlers.
+    /// [`PublishError::NotPublished`] if this guard's context is no longer published, and
+    /// [`PublishError::System`] if there is not enough memory for the handlers.
     pub fn republish_after_fork(&mut self) -> Result<(), PublishError> {
         platform::republish_after_fork(self.id)
     }
 
-    /// Unpublishes, as dropping does, and tells when it failed.
+    /// Withdraws the context, as dropping does, and reports errors.
     ///
     /// # Errors
-    /// When the mapping cannot be removed. Readers know all the same that it holds nothing.
+    /// If the mapping cannot be removed. Readers still recognise it as empty.
     #[doc(alias("otel_process_ctx_drop", "otel_process_ctx_drop_current"))]
     pub fn unpublish(self) -> Result<(), PublishError> {
         let id = self.id;
@@ -319,7 +322,7 @@ impl Published {
 
 impl Drop for Published {
     fn drop(&mut self) {
-        // unpublish() is for who wants to know.
+        // Use unpublish() to get the error.
         let _ = platform::unpublish(self.id);
     }
 }

@@ -1,5 +1,5 @@
-//! Targets without a way to publish: everything succeeds, and nobody can see it. Linux is among them
-//! where there are no 64-bit atomics, because the timestamp that readers go by is one.
+//! Targets on which nothing can be published: all calls succeed and have no effect. This includes
+//! Linux without 64-bit atomics, because the timestamp that readers check must be one.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,7 @@ use crate::thread;
 
 static LOCK: Mutex<()> = Mutex::new(());
 
-/// Holds the lock over the key registry and the pool of shared records.
+/// Holds the lock on the key registry and the pool of shared records.
 pub(crate) struct Owner(#[allow(dead_code)] MutexGuard<'static, ()>);
 
 /// Waits for the lock.
@@ -17,7 +17,7 @@ pub(crate) fn lock() -> Owner {
 }
 
 impl Owner {
-    /// Nobody reads the keys.
+    /// No reader exists for the keys.
     #[allow(clippy::unused_self, clippy::unnecessary_wraps)]
     pub(crate) fn publish_keys(&mut self) -> Result<(), PublishError> {
         thread::mark_published(thread::registered_names().count());
@@ -25,7 +25,7 @@ impl Owner {
     }
 }
 
-/// Checks the context, and no more.
+/// Only checks the context.
 pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
     context.encode_checked()?;
@@ -33,12 +33,12 @@ pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> 
     Ok(1)
 }
 
-/// Checks the context, and no more.
+/// Only checks the context.
 pub(crate) fn update(_id: u64, context: ProcessContext) -> Result<u64, PublishError> {
     publish(context)
 }
 
-/// Checks the attributes that are set, and no more.
+/// Only checks the attributes that are set.
 pub(crate) fn modify(
     change: &mut dyn FnMut(ProcessContext) -> ProcessContext,
 ) -> Result<(), PublishError> {

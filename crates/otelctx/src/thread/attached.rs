@@ -9,15 +9,14 @@ use super::pool::{link, NEVER_ATTACHED};
 use super::record::Record;
 use crate::arch;
 
-/// Keeps a [`Record`] attached to the thread. Dropping it attaches what was attached before.
+/// Keeps a [`Record`] attached to the thread. Dropping it restores what was attached before.
 ///
-/// Guards may be dropped in any order: the thread is left with the record of the latest guard
-/// that is still alive. A guard that finds the record of another publisher in its place leaves it
-/// there.
+/// Guards may be dropped in any order: the record of the latest guard that is still alive stays
+/// attached. A guard that finds another publisher's record in the slot leaves it there.
 ///
-/// A guard that was forgotten keeps its record attached until the record is dropped.
+/// A forgotten guard keeps its record attached until the record is dropped.
 ///
-/// It dereferences to the record, which can be [appended](Record::append) to meanwhile.
+/// It dereferences to the record, to which attributes can be [appended](Record::append).
 #[must_use = "the record is detached when the guard is dropped"]
 #[derive(Debug)]
 pub struct Attached<'a> {
@@ -25,7 +24,7 @@ pub struct Attached<'a> {
     /// The record's block, so that dropping does not have to look it up.
     block: *mut u8,
     record: &'a mut Record,
-    /// Of one thread: neither `Send` nor `Sync`.
+    /// Bound to one thread: neither `Send` nor `Sync`.
     thread: PhantomData<*mut u8>,
 }
 
@@ -34,12 +33,12 @@ impl<'a> Attached<'a> {
     pub(super) fn new(record: &'a mut Record) -> Self {
         let (mut slot, mut record) = (arch::slot(), record);
         let mut block = record.block();
-        // SAFETY: the slot is this thread's, and so is the record, which is Send no more than
-        // the guard is; its memory stays a record until the thread ends.
+        // SAFETY: the slot belongs to this thread, and so does the record, which is not Send, like
+        // the guard; its memory stays a record until the thread ends.
         unsafe {
-            // Nobody else writes the slot while this reads it: only the stores are volatile.
+            // No other code writes the slot during the read, so only stores must be volatile.
             let (link, below) = (link(block), slot.read());
-            // A record that is attached where it was the last time is linked already.
+            // A record that is attached at the same place as last time is already linked.
             if link.read() != below {
                 if link.read() == NEVER_ATTACHED {
                     link.write(below);
@@ -48,7 +47,8 @@ impl<'a> Attached<'a> {
                     block = record.block();
                 }
             }
-            // A reader stops this thread, so the order of its own instructions is all that counts.
+            // A reader stops this thread, so only the order of this thread's own instructions
+            // matters.
             compiler_fence(Ordering::Release);
             slot.write_volatile(block);
             Self {
@@ -61,14 +61,14 @@ impl<'a> Attached<'a> {
     }
 }
 
-/// Links a record that was attached over another one before. It is in the chain still if its guard
+/// Links a record that was last attached over another one. It is still in the chain if its guard
 /// was forgotten.
 ///
-/// Returns its arguments: the usual way need not keep them in registers that a call preserves, which
-/// would have to be saved first.
+/// Returns its arguments so that the fast path need not keep them in callee-saved registers, which
+/// it would have to save first.
 ///
 /// # Safety
-/// The slot is the calling thread's.
+/// The slot belongs to the calling thread.
 #[cold]
 #[inline(never)]
 unsafe fn attach_elsewhere(slot: *mut *mut u8, record: &mut Record) -> (*mut *mut u8, &mut Record) {
@@ -80,12 +80,13 @@ unsafe fn attach_elsewhere(slot: *mut *mut u8, record: &mut Record) -> (*mut *mu
     (slot, record)
 }
 
-/// Takes a record out of the chain. Where it may be below another publisher's, it leaves its block.
+/// Removes a record from the chain. If it may be below another publisher's record, it gets a new
+/// block.
 #[cold]
 #[inline(never)]
 fn detach_out_of_order(record: &mut Record) {
     let state = arch::state();
-    // SAFETY: the state and the record are this thread's.
+    // SAFETY: the state and the record belong to this thread.
     unsafe {
         if !chain::unlink(state, record.block()) {
             record.leave_block(state);
@@ -96,7 +97,8 @@ fn detach_out_of_order(record: &mut Record) {
 impl Drop for Attached<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: the guard is this thread's, and so is the record, whose link is what is below it.
+        // SAFETY: the guard belongs to this thread, and so does the record, whose link is the
+        // record below it.
         unsafe {
             if self.slot.read() == self.block {
                 self.slot.write_volatile(link(self.block).read());

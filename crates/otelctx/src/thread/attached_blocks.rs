@@ -1,17 +1,17 @@
 //! The shared records that guards of a thread have attached.
 //!
-//! The list has three purposes. It keeps the records alive, also when a guard was forgotten and all
-//! handles are gone. It says what is below a record in the thread's chain, which differs by thread.
-//! And it says whether a record is attached already: a guard knows its place by the address of its
-//! record, so the same record is attached a second time as a copy.
+//! The list has three purposes. It keeps the records alive, even if a guard was forgotten and all
+//! handles were dropped. It stores which record is below another one in the thread's chain, which
+//! differs by thread. And it tells whether a record is already attached: a guard identifies its
+//! place by the address of its record, so a record that is attached a second time is copied.
 //!
-//! Counting a reference takes longer than everything else. So an entry whose guard was dropped keeps
-//! its reference, *idle*, until another record is attached in its place, or until all that is left of
-//! the record is the entry and the handle that is being dropped.
+//! Reference counting is the most expensive part. So an entry whose guard was dropped keeps its
+//! reference and becomes *idle*, until its place is used for another record, or until the only
+//! other reference, a handle, is dropped.
 //!
-//! A guard that was forgotten never takes its entry out. So when the list is full, and the slot
-//! empty, the list is cleared: no guard can restore anything then. Guards that still live find
-//! another generation, and leave the slot alone.
+//! A forgotten guard never removes its entry. So when the list is full and the slot is empty, the
+//! list is cleared, because no guard can restore anything then. Guards that are still alive see
+//! that the generation has changed, and leave the slot alone.
 
 use std::ptr;
 use std::sync::atomic::{compiler_fence, Ordering};
@@ -22,23 +22,23 @@ use super::shared::SharedRecord;
 use super::shared_block::{release, release_to_process, retain};
 use super::state::{self, exit_has_begun, found_slot, prepare_shared_exit, State};
 
-/// How many records fit into the list before it is moved to the heap: scopes are rarely nested
-/// deeper.
+/// Number of records in the list before it is moved to the heap. Scopes are rarely nested more
+/// deeply.
 const INLINE: usize = 6;
-/// How many records guards of one thread may have attached at once. More than this many scopes
-/// are not nested: guards were forgotten.
+/// Maximum number of records that guards of one thread can have attached at once. Scopes are not
+/// nested this deeply, so guards must have been forgotten.
 const MAX_ATTACHED: usize = 1024;
 
 /// A shared record that is attached to a thread, or idle.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Entry {
-    /// With a reference; null for none.
+    /// With a counted reference; null for none.
     pub(super) block: *mut u8,
-    /// What is below it in the chain, unless it has a copy.
+    /// The record below it in the chain, unless it has a copy.
     pub(super) below: *mut u8,
-    /// The block of the thread's pool that is in the chain in its place, because an attribute was
-    /// added; null for none.
+    /// A block of the thread's pool that replaces it in the chain because an attribute was added;
+    /// null for none.
     pub(super) copy: *mut u8,
 }
 
@@ -50,18 +50,19 @@ impl Entry {
     };
 }
 
-/// Shared records that are attached to a thread, or below another publisher's record. Each is there
+/// Shared records that are attached to a thread, or below another publisher's record. Each occurs
 /// once.
 ///
-/// A signal handler may attach and detach its own in the middle of any step: it changes idle entries
-/// only. So an entry is in use before it is filled, and until nothing refers to it.
+/// A signal handler may attach and detach its own records between any two steps: it changes only
+/// idle entries. So an entry is marked as in use before it is filled, and until nothing refers to
+/// it.
 #[repr(C)]
 pub(super) struct AttachedBlocks {
     entries: [Entry; INLINE],
-    /// How many entries are in use, plus one. Zero before the thread's end is prepared, after it
-    /// has begun, and while there is an overflow.
+    /// Number of entries in use, plus one. Zero before the thread's exit is prepared, after it has
+    /// begun, and while `overflow` is in use.
     next: usize,
-    /// All entries, when there are more than fit into `entries`; null otherwise.
+    /// All entries, if there are more than fit into `entries`; null otherwise.
     overflow: *mut Vec<Entry>,
     generation: u32,
 }
@@ -75,22 +76,22 @@ impl AttachedBlocks {
         generation: 0,
     };
 
-    /// Changes when the list is cleared.
+    /// A number that changes when the list is cleared.
     #[inline(always)]
     pub(super) fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Whether the thread's end is prepared, and no guard has a shared record attached.
+    /// Whether the thread's exit is prepared and no guard has a shared record attached.
     #[inline(always)]
     pub(super) fn is_ready_and_empty(&self) -> bool {
         self.next == 1
     }
 
-    /// Makes the list ready, and finds the slot.
+    /// Prepares the list, and finds the slot.
     ///
     /// # Safety
-    /// `state` is the calling thread's.
+    /// `state` belongs to the calling thread.
     pub(super) unsafe fn prepare(state: *mut State) {
         // SAFETY: as the caller promises.
         unsafe {
@@ -101,7 +102,7 @@ impl AttachedBlocks {
     }
 
     /// # Safety
-    /// That of [`prepare`](Self::prepare).
+    /// Same as [`prepare`](Self::prepare).
     unsafe fn use_inline_entries(state: *mut State) {
         // SAFETY: as the caller promises.
         unsafe {
@@ -112,11 +113,11 @@ impl AttachedBlocks {
         }
     }
 
-    /// Attaches a block. Returns what is attached, and the generation of its guard: the block
-    /// itself, a copy of it when it is attached already, or null when there is no room.
+    /// Attaches a block. Returns the attached block and the generation of its guard: the block
+    /// itself, a copy if it was already attached, or null if the list is full.
     ///
     /// # Safety
-    /// `state` is the calling thread's, and `block` a shared one with a reference.
+    /// `state` belongs to the calling thread, and `block` is a shared block with a reference.
     #[inline]
     pub(super) unsafe fn attach(state: *mut State, block: *mut u8) -> (*mut u8, u32) {
         // SAFETY: as the caller promises; `at` is an index.
@@ -138,10 +139,10 @@ impl AttachedBlocks {
         }
     }
 
-    /// Fills an entry that is in use now. The reference becomes the entry's.
+    /// Fills an entry that was just marked as in use. Takes over the reference.
     ///
     /// # Safety
-    /// The entry is the calling thread's.
+    /// The entry belongs to the calling thread.
     unsafe fn fill(entry: *mut Entry, block: *mut u8) {
         // SAFETY: as the caller promises; an idle block has a reference.
         unsafe {
@@ -155,7 +156,7 @@ impl AttachedBlocks {
     }
 
     /// # Safety
-    /// `state` is the calling thread's, and so is the entry.
+    /// `state` belongs to the calling thread, and so does the entry.
     #[inline(always)]
     unsafe fn put_into_slot(state: *mut State, entry: *mut Entry) {
         // SAFETY: as the caller promises; the slot lives as long as its thread.
@@ -168,7 +169,7 @@ impl AttachedBlocks {
     }
 
     /// # Safety
-    /// That of [`attach`](Self::attach).
+    /// Same as [`attach`](Self::attach).
     #[cold]
     #[inline(never)]
     unsafe fn attach_slowly(state: *mut State, mut block: *mut u8) -> (*mut u8, u32) {
@@ -182,7 +183,7 @@ impl AttachedBlocks {
             } else if attached >= MAX_ATTACHED {
                 state::clear_slot(state);
                 Self::clear(state);
-                // A guard of no generation of this thread: it leaves the slot alone.
+                // No guard of this thread has this generation, so it will leave the slot alone.
                 return (ptr::null_mut(), (*this).generation.wrapping_sub(1));
             }
             if Self::is_attached(state, block) {
@@ -196,10 +197,10 @@ impl AttachedBlocks {
         }
     }
 
-    /// Adds an entry for a block, whose reference becomes the list's.
+    /// Adds an entry for a block. Takes over the reference.
     ///
     /// # Safety
-    /// `state` is the calling thread's.
+    /// `state` belongs to the calling thread.
     pub(super) unsafe fn add(state: *mut State, block: *mut u8) -> *mut Entry {
         // SAFETY: as the caller promises; `overflow` is null or came from Box.
         unsafe {
@@ -213,7 +214,7 @@ impl AttachedBlocks {
                 return entry;
             }
             if (*this).overflow.is_null() {
-                // When `next` is zero there are none, and when it is not, all are in use.
+                // There are none if `next` is zero; otherwise all are in use.
                 let entries: Vec<Entry> = Self::entries(this).map(|entry| *entry).collect();
                 (*this).next = 0;
                 (*this).entries = [Entry::NONE; INLINE];
@@ -228,10 +229,11 @@ impl AttachedBlocks {
         }
     }
 
-    /// Detaches a block if it is in the slot and was attached last: the short way of dropping a guard.
+    /// Detaches a block if it is in the slot and was attached last: the fast path of dropping a
+    /// guard.
     ///
     /// # Safety
-    /// `state` is the calling thread's.
+    /// `state` belongs to the calling thread.
     #[inline(always)]
     pub(super) unsafe fn detach(state: *mut State, block: *mut u8) -> bool {
         // SAFETY: as the caller promises; `at` is an index.
@@ -251,11 +253,11 @@ impl AttachedBlocks {
         }
     }
 
-    /// Takes a block out of the chain and out of the list, and drops its reference. Where it may be
+    /// Removes a block from the chain and from the list, and drops its reference. If it may be
     /// below another publisher's record, it stays in the list, which keeps it alive.
     ///
     /// # Safety
-    /// `state` is the calling thread's.
+    /// `state` belongs to the calling thread.
     pub(super) unsafe fn detach_out_of_order(state: *mut State, block: *mut u8) {
         // SAFETY: as the caller promises.
         unsafe {
@@ -275,7 +277,7 @@ impl AttachedBlocks {
     }
 
     /// # Safety
-    /// `state` is the calling thread's, and `entry` one that is in use.
+    /// `state` belongs to the calling thread, and `entry` is in use.
     unsafe fn remove(state: *mut State, entry: *mut Entry) -> Entry {
         // SAFETY: as the caller promises; `overflow` is null or came from Box.
         unsafe {
@@ -301,11 +303,11 @@ impl AttachedBlocks {
         }
     }
 
-    /// Makes an idle entry's reference the caller's, if the block has such an entry where the next
-    /// one would be.
+    /// Transfers the reference of an idle entry to the caller, if the block has such an entry at
+    /// the next free position.
     ///
     /// # Safety
-    /// `state` is the calling thread's.
+    /// `state` belongs to the calling thread.
     #[inline]
     pub(super) unsafe fn take_idle(state: *mut State, block: *mut u8) -> bool {
         // SAFETY: as the caller promises; `at` is an index.
@@ -315,7 +317,7 @@ impl AttachedBlocks {
             if at >= INLINE || (*Self::entry(this, at)).block != block {
                 return false;
             }
-            // In use meanwhile, so that a signal handler leaves it alone.
+            // In use for now, so that a signal handler leaves it alone.
             Self::set_next(this, at + 2);
             let place = &raw mut (*Self::entry(this, at)).block;
             let is_idle = place.read_volatile() == block;
@@ -327,10 +329,10 @@ impl AttachedBlocks {
         }
     }
 
-    /// Whether a block is attached already, by a guard or as the thread's current record.
+    /// Whether a block is already attached, by a guard or as the thread's current record.
     ///
     /// # Safety
-    /// `state` is the calling thread's.
+    /// `state` belongs to the calling thread.
     #[inline(never)]
     pub(super) unsafe fn is_attached(state: *mut State, block: *mut u8) -> bool {
         // SAFETY: as the caller promises.
@@ -340,10 +342,10 @@ impl AttachedBlocks {
         }
     }
 
-    /// The entry of a block.
+    /// Finds the entry of a block.
     ///
     /// # Safety
-    /// `this` is the calling thread's.
+    /// `this` belongs to the calling thread.
     #[inline]
     pub(super) unsafe fn find(this: *mut Self, block: *mut u8) -> Option<*mut Entry> {
         // SAFETY: as the caller promises.
@@ -353,7 +355,7 @@ impl AttachedBlocks {
     /// The entries in use.
     ///
     /// # Safety
-    /// `this` is the calling thread's, and its list does not change meanwhile.
+    /// `this` belongs to the calling thread, and its list does not change during the iteration.
     #[inline]
     pub(super) unsafe fn entries(this: *mut Self) -> impl Iterator<Item = *mut Entry> {
         // SAFETY: as the caller promises; `overflow` is null or came from Box.
@@ -366,11 +368,11 @@ impl AttachedBlocks {
         }
     }
 
-    /// Takes all blocks out, and ends the generation: the guards that are alive restore nothing.
+    /// Removes all blocks, and starts a new generation, so that living guards restore nothing.
     ///
     /// # Safety
-    /// `state` is the calling thread's. Nothing of this crate is in the slot or restored by a
-    /// guard.
+    /// `state` belongs to the calling thread. No record of this crate is in the slot or will be
+    /// restored by a guard.
     pub(super) unsafe fn clear(state: *mut State) {
         // SAFETY: as the caller promises.
         unsafe {
@@ -380,10 +382,10 @@ impl AttachedBlocks {
         }
     }
 
-    /// Takes all entries out, also idle ones; their references are those of `each`.
+    /// Removes all entries, including idle ones, and passes their references to `each`.
     ///
     /// # Safety
-    /// `state` is the calling thread's.
+    /// `state` belongs to the calling thread.
     unsafe fn take_all(state: *mut State, each: impl Fn(Entry)) {
         // SAFETY: as the caller promises; `overflow` is null or came from Box.
         unsafe {
@@ -407,11 +409,11 @@ impl AttachedBlocks {
         }
     }
 
-    /// [`clear`](Self::clear) for a thread that ends. Another publisher whose record is in the slot
-    /// may restore what it has replaced: the references are never dropped then.
+    /// [`clear`](Self::clear) for a thread that ends. If another publisher's record is in the slot,
+    /// it may restore an earlier one, so the references are leaked.
     ///
     /// # Safety
-    /// `state` is the calling thread's, and its slot was [cleared](state::clear_slot).
+    /// `state` belongs to the calling thread, and its slot was [cleared](state::clear_slot).
     pub(super) unsafe fn clear_at_exit(state: *mut State) {
         // SAFETY: as the caller promises.
         unsafe {
@@ -425,13 +427,13 @@ impl AttachedBlocks {
     #[inline(always)]
     unsafe fn set_next(this: *mut Self, next: usize) {
         compiler_fence(Ordering::SeqCst);
-        // SAFETY: `this` is the calling thread's.
+        // SAFETY: `this` belongs to the calling thread.
         unsafe { (&raw mut (*this).next).write_volatile(next) };
         compiler_fence(Ordering::SeqCst);
     }
 
     /// # Safety
-    /// `at` is an index of `entries`.
+    /// `at` is a valid index of `entries`.
     #[inline(always)]
     unsafe fn entry(this: *mut Self, at: usize) -> *mut Entry {
         // SAFETY: as the caller promises.
@@ -440,10 +442,10 @@ impl AttachedBlocks {
 }
 
 impl Entry {
-    /// Drops what the entry has.
+    /// Releases the blocks of the entry.
     ///
     /// # Safety
-    /// `state` is the calling thread's, and the entry in no list any more.
+    /// `state` belongs to the calling thread, and the entry is no longer in a list.
     pub(super) unsafe fn release(self, state: *mut State) {
         // SAFETY: as the caller promises; the copy is a block of the thread's pool.
         unsafe {

@@ -1,4 +1,4 @@
-//! Writing attributes into a record.
+//! Writes attributes into a record.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -9,10 +9,10 @@ use otelctx_format::SpanId;
 use super::keys::Key;
 use crate::arch::hex;
 
-/// Writes the attributes of a record, one after the other.
+/// Writes the attributes of a record, one after another.
 ///
-/// A value is cut at 255 bytes on a character boundary. An attribute that does not fit, or whose
-/// key is not published, is left out whole. Both mark the record as truncated.
+/// A value is cut to 255 bytes, at a character boundary. An attribute that does not fit, or whose
+/// key is not published, is skipped. Both mark the record as truncated.
 #[derive(Debug)]
 pub struct Attributes<'a> {
     start: *mut u8,
@@ -23,11 +23,11 @@ pub struct Attributes<'a> {
 }
 
 impl Attributes<'_> {
-    /// A writer that goes on behind the first `used` bytes of attributes.
+    /// Creates a writer that continues after the first `used` bytes of attributes.
     ///
     /// # Safety
-    /// `block` points at a record of `size` bytes that only this thread changes, as long as the
-    /// writer lives; `used` of them are attributes already.
+    /// `block` points to a record of `size` bytes that only this thread changes during the writer's
+    /// lifetime; the first `used` bytes of its attributes are already written.
     #[inline(always)]
     pub(super) unsafe fn new(block: *mut u8, size: usize, used: usize) -> Self {
         // SAFETY: as the caller promises.
@@ -61,8 +61,8 @@ impl Attributes<'_> {
         unsafe { copy(value.as_ptr(), to, value.len()) };
     }
 
-    /// Adds a span id as 16 hexadecimal digits: what the local root span of a trace is commonly
-    /// published as.
+    /// Adds a span ID as 16 hexadecimal digits. The local root span of a trace is commonly
+    /// published this way.
     #[inline(always)]
     pub fn add_span_id(&mut self, key: &Key, span_id: impl Into<SpanId>) {
         let Some(index) = key.index() else {
@@ -77,8 +77,8 @@ impl Attributes<'_> {
         unsafe { to.cast::<[u8; 16]>().write_unaligned(digits) };
     }
 
-    /// Writes the header of the next entry; returns where its value goes. `None` when there is no
-    /// room for it.
+    /// Writes the header of the next entry; returns where its value goes, or `None` if it does not
+    /// fit.
     #[inline(always)]
     fn entry(&mut self, index: u8, length: usize) -> Option<*mut u8> {
         let size = ENTRY_HEADER_SIZE + length;
@@ -107,26 +107,27 @@ impl Attributes<'_> {
         }
     }
 
-    /// Bytes of attributes so far.
+    /// Size of the attributes so far, in bytes.
     #[inline(always)]
     pub(super) fn used(&self) -> usize {
         self.next as usize - self.start as usize
     }
 
-    /// Whether something did not go in whole.
+    /// Whether an attribute was cut or skipped.
     #[inline(always)]
     pub(super) fn is_truncated(&self) -> bool {
         self.truncated
     }
 }
 
-/// Copies a value. Most are short, and for those a call of `memcpy` costs more than the copying.
+/// Copies a value. Most values are short, and calling `memcpy` would cost more than the copy
+/// itself.
 ///
 /// # Safety
-/// Both are `length` bytes long and do not overlap.
+/// Both buffers have `length` bytes and do not overlap.
 #[inline(always)]
 unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    // SAFETY: as the caller promises; the first and the last bytes may be the same ones.
+    // SAFETY: as the caller promises; the two copies may overlap in the middle.
     unsafe {
         match length {
             8..=16 => ends::<u64>(from, to, length),
@@ -137,10 +138,10 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// Copies the first and the last bytes that make a `T`.
+/// Copies the first and the last `size_of::<T>()` bytes.
 ///
 /// # Safety
-/// Both are `length` bytes long, which is at least that of a `T`.
+/// Both buffers have `length` bytes, which is at least the size of a `T`.
 #[inline(always)]
 unsafe fn ends<T: Copy>(from: *const u8, to: *mut u8, length: usize) {
     let last = length - size_of::<T>();

@@ -1,4 +1,4 @@
-//! Reading and writing a record's bytes, in the order in which readers may see them.
+//! Reads and writes a record's bytes, in the order that readers rely on.
 
 use std::fmt;
 use std::ptr;
@@ -7,11 +7,11 @@ use std::sync::atomic::{compiler_fence, Ordering};
 use otelctx_format::record::{offset, Header, ENTRY_HEADER_SIZE, VALID};
 use otelctx_format::{SpanId, TraceFlags, TraceId};
 
-/// Writes the ids. Returns the flags that go with them: none, and no ids, when one of the ids is
-/// zero.
+/// Writes the IDs. If one of them is zero, writes none. Returns the flags to write with them, which
+/// are zero then.
 ///
 /// # Safety
-/// `block` is a record that only this thread changes, and not valid now.
+/// `block` is a record that only this thread changes, and is currently invalid.
 #[inline(always)]
 pub(super) unsafe fn write_ids(
     block: *mut u8,
@@ -41,8 +41,8 @@ pub(super) unsafe fn write_ids(
     flags
 }
 
-/// Makes a record valid once everything else has been written. The last four bytes of the header
-/// are one store.
+/// Marks a record as valid after everything else was written. The last four bytes of the header are
+/// one store.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes.
@@ -58,7 +58,7 @@ pub(super) unsafe fn validate(block: *mut u8, flags: TraceFlags, attributes_size
     }
 }
 
-/// Whether a record is one to read.
+/// Whether a record is marked as valid.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes.
@@ -68,13 +68,13 @@ pub(super) unsafe fn is_valid(block: *mut u8) -> bool {
     unsafe { block.add(offset::VALID).read() == VALID }
 }
 
-/// Bytes of attributes in a record.
+/// Size of the attributes in a record, in bytes.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes.
 #[inline]
 pub(super) unsafe fn used(block: *mut u8) -> usize {
-    // SAFETY: the field lies at a multiple of 2.
+    // SAFETY: the field is aligned to 2 bytes.
     usize::from(unsafe { block.add(offset::ATTRIBUTES_SIZE).cast::<u16>().read() })
 }
 
@@ -85,23 +85,23 @@ pub(super) unsafe fn used(block: *mut u8) -> usize {
 #[inline]
 pub(super) unsafe fn set_used(block: *mut u8, size: usize) {
     compiler_fence(Ordering::SeqCst);
-    // SAFETY: the field lies at a multiple of 2.
+    // SAFETY: the field is aligned to 2 bytes.
     unsafe {
         block
             .add(offset::ATTRIBUTES_SIZE)
             .cast::<u16>()
             .write_volatile(size as u16)
     };
-    // What is written next may lie behind the new end, where it was announced before.
+    // Later writes may be to bytes after the new end, which were part of the record before.
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Drops the attributes behind the last one that ends within `size` bytes.
+/// Drops all attributes after the last one that ends within `size` bytes.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes.
 pub(super) unsafe fn shrink(block: *mut u8, size: usize) {
-    // SAFETY: entries lie within the size announced.
+    // SAFETY: entries lie within the announced size.
     unsafe {
         let limit = size.min(used(block));
         let mut end = 0;
@@ -117,7 +117,7 @@ pub(super) unsafe fn shrink(block: *mut u8, size: usize) {
     }
 }
 
-/// Copies a whole record into a larger or equal block that is not valid yet.
+/// Copies a whole record into a block that is at least as large, and is currently invalid.
 ///
 /// # Safety
 /// Both are records, and only this thread changes the second.
@@ -141,10 +141,10 @@ pub(super) unsafe fn copy(from: *mut u8, to: *mut u8) {
     }
 }
 
-/// Shows ids and flags.
+/// Formats the IDs and flags.
 ///
 /// # Safety
-/// `block` is a record that nobody changes now.
+/// `block` is a record that does not change during the call.
 pub(super) unsafe fn debug(block: *mut u8, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     // SAFETY: as the caller promises; a header is 28 bytes.
     let header = Header::decode(unsafe { &*block.cast() });

@@ -1,36 +1,37 @@
-//! What a thread's guards have attached: a chain from the record in the slot down.
+//! The chain of records that a thread's guards have attached, starting with the record in the slot.
 //!
-//! Each record links to the one below it, which it has replaced and which its guard restores: in the
-//! word before a record of the thread, in its entry in the list of attached shared records. A guard
-//! whose record is in the slot puts the link there. Any other guard takes its record out of the
-//! chain, so that guards can be dropped in any order; and so does a record that is dropped, so that
-//! nothing is left of a forgotten guard. Attaching and detaching need not note anything for that.
+//! Each record links to the one below it, which it replaced and which its guard will restore. A
+//! record of the thread has this link in the word before it; a shared record has it in its entry in
+//! the list of attached records. A guard whose record is in the slot stores the link there. Any
+//! other guard removes its record from the chain, so that guards can be dropped in any order. So
+//! does a record that is dropped, in case its guard was forgotten. Attaching and detaching need no
+//! extra work for this.
 //!
-//! A record is in the chain once at most. The chain ends at null and at a record that was written
-//! without a guard. What is below the record of another publisher is known to that publisher only: a
-//! record that may be there keeps its memory ([`pool::forget`]).
+//! A record is in the chain at most once. The chain ends at null, or at a record that was written
+//! without a guard. Only another publisher knows what is below its records: a record that may be
+//! there keeps its memory ([`pool::forget`]).
 
 use super::attached_blocks::AttachedBlocks;
 use super::pool;
 use super::state::{slot, State};
 
-/// How many records are searched, so that a chain which another publisher has made a circle of ends.
-/// What lies deeper counts as unknown.
+/// Maximum number of records to follow, so that the search ends if another publisher has created a
+/// cycle. Anything deeper counts as unknown.
 const MAX_DEPTH: usize = 1 << 16;
 
-/// What is below a record.
+/// Which record is below another one.
 pub(super) enum Below {
     Nothing,
-    /// What this place holds.
+    /// The record that this location points to.
     Link(*mut *mut u8),
     /// The record is another publisher's.
     Unknown,
 }
 
-/// What is below a record in the chain.
+/// Finds what is below a record in the chain.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 pub(super) unsafe fn below(state: *mut State, record: *mut u8) -> Below {
     // SAFETY: as the caller promises.
     unsafe {
@@ -45,10 +46,10 @@ pub(super) unsafe fn below(state: *mut State, record: *mut u8) -> Below {
     }
 }
 
-/// Takes a record out of the chain if it is there. Returns false when it may still be there.
+/// Removes a record from the chain if it is in it. Returns false if it may still be in it.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[inline(never)]
 pub(super) unsafe fn unlink(state: *mut State, record: *mut u8) -> bool {
     // SAFETY: as the caller promises; the links are those of records in the chain.

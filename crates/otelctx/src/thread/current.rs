@@ -1,4 +1,4 @@
-//! What the calling thread is working on now, without a scope.
+//! What the calling thread is currently working on, without a scope.
 
 use otelctx_format::record::{self, Context, ENTRY_HEADER_SIZE, HEADER_SIZE, MAX_VALUE_SIZE};
 use otelctx_format::KeyMap;
@@ -14,16 +14,16 @@ use super::shared_block::{release, retain};
 use super::state::{self, exit_has_begun, found_slot, is_own, State};
 use crate::arch;
 
-/// Makes `record` what the calling thread is working on, and returns what an earlier call has made
-/// that: for frameworks that say "this is current now" without a scope, and in any order.
+/// Makes `record` the context that the calling thread is working on, and returns the previous one
+/// set by this function: for frameworks that set what is current without a scope, and in any order.
 ///
 /// The thread owns the record until it is swapped out or the thread ends. As with
 /// [`thread_record`], a guard that is alive then restores nothing, and a guard that finds another
-/// record than its own leaves it there. With `None`, nothing is attached any more, unless it is
-/// the record of another publisher.
+/// record than its own leaves it there. `None` detaches the current record, unless it belongs to
+/// another publisher.
 ///
 /// While the thread's thread-local variables are dropped, nothing is attached and `None` is
-/// returned. Not for signal handlers.
+/// returned. Must not be called in signal handlers.
 ///
 /// ```
 /// use otelctx::Record;
@@ -41,7 +41,7 @@ use crate::arch;
 pub fn swap_current(record: Option<SharedRecord>) -> Option<SharedRecord> {
     let state = arch::state();
     let new = record.map_or(std::ptr::null_mut(), SharedRecord::into_block);
-    // SAFETY: the state and the slot are this thread's, which owns one reference to each block.
+    // SAFETY: the state and the slot belong to this thread, which owns one reference to each block.
     unsafe {
         let old = (*state).current.block;
         if !(*state).shared.is_ready_and_empty() || found_slot(state).read() != old {
@@ -54,7 +54,7 @@ pub fn swap_current(record: Option<SharedRecord>) -> Option<SharedRecord> {
 }
 
 /// # Safety
-/// `state` is the calling thread's; `new` is null, or a shared block with a reference.
+/// `state` belongs to the calling thread; `new` is null, or a shared block with a reference.
 #[cold]
 #[inline(never)]
 unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecord> {
@@ -67,7 +67,7 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
             return None;
         }
         AttachedBlocks::prepare(state);
-        // A guard would take the record for its own one.
+        // A guard would mistake the record for its own.
         if AttachedBlocks::find(&raw mut (*state).shared, new).is_some() {
             let copy = SharedRecord::copy_of(new);
             release(|| state, new);
@@ -84,7 +84,7 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
             return None;
         }
         if foreign {
-            // The other publisher may restore it: it stays alive.
+            // The other publisher may restore it, so it stays alive.
             retain(old.block);
             let kept = AttachedBlocks::add(state, old.block);
             (*kept).copy = old.copy;
@@ -95,32 +95,32 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
     }
 }
 
-/// Adds an attribute to what the calling thread is working on, for facts that are known late.
+/// Adds an attribute to what the calling thread is working on, for facts that become known later.
 ///
-/// The thread's own records ([`Record`](crate::Record), [`thread_record`]) get it themselves. For
-/// a [`SharedRecord`] it shows on this thread until the record is detached; the shared record does
-/// not change.
+/// The thread's own records ([`Record`](crate::Record), [`thread_record`]) are changed in place.
+/// For a [`SharedRecord`], the attribute is visible on this thread until the record is detached;
+/// the shared record does not change.
 ///
-/// Returns whether readers see the attribute (cut at 255 bytes if necessary): not when nothing of
-/// this crate is attached, not when the record has no room for it, and not when its key is not
+/// Returns whether readers can see the attribute (cut to 255 bytes if necessary). They cannot if no
+/// record of this crate is attached, if the record has no room for it, or if its key is not
 /// published.
 pub fn append_current(key: &Key, value: &str) -> bool {
     let state = arch::state();
-    // SAFETY: the state is this thread's, and the slot holds a record or null.
+    // SAFETY: the state belongs to this thread, and the slot contains a record or null.
     unsafe { append_to(state, state::slot(state).read_volatile(), key, value) }
 }
 
-/// Adds an attribute to a shared record that a guard has attached, if the record is in the slot.
+/// Adds an attribute to a shared record that a guard attached, if the record is in the slot.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 pub(super) unsafe fn append_to_shared(
     state: *mut State,
     block: *mut u8,
     key: &Key,
     value: &str,
 ) -> bool {
-    // SAFETY: as the caller promises; the slot holds a record or null.
+    // SAFETY: as the caller promises; the slot contains a record or null.
     unsafe {
         let attached = state::slot(state).read_volatile();
         !attached.is_null()
@@ -132,7 +132,7 @@ pub(super) unsafe fn append_to_shared(
 /// Adds an attribute to the record in the slot.
 ///
 /// # Safety
-/// `state` is the calling thread's, and `attached` what its slot holds.
+/// `state` belongs to the calling thread, and `attached` is the content of its slot.
 unsafe fn append_to(state: *mut State, attached: *mut u8, key: &Key, value: &str) -> bool {
     // SAFETY: as the caller promises.
     unsafe {
@@ -168,10 +168,10 @@ unsafe fn append_to(state: *mut State, attached: *mut u8, key: &Key, value: &str
     }
 }
 
-/// The entry of the shared record that this is, or is a copy of.
+/// The entry whose shared record or copy this is.
 ///
 /// # Safety
-/// `state` is the calling thread's, and `attached` not null.
+/// `state` belongs to the calling thread, and `attached` is not null.
 unsafe fn holder(state: *mut State, attached: *mut u8) -> Option<*mut Entry> {
     // SAFETY: as the caller promises.
     unsafe {
@@ -181,8 +181,8 @@ unsafe fn holder(state: *mut State, attached: *mut u8) -> Option<*mut Entry> {
     }
 }
 
-/// Adds an attribute at the end of a block of this size class. Returns whether there was room, and
-/// the key is published.
+/// Adds an attribute at the end of a block of this size class. Returns false if it does not fit, or
+/// the key is not published.
 ///
 /// # Safety
 /// Only the calling thread changes the block.
@@ -198,12 +198,12 @@ unsafe fn append(block: *mut u8, class: usize, key: &Key, value: &str) -> bool {
 }
 
 /// What a reader sees of the calling thread: the record in its slot, with the names of the keys
-/// that this copy of the crate has registered. For tests.
+/// registered in this copy of the crate. Intended for tests.
 ///
-/// `None` when nothing is attached, or a record that says it is not valid.
+/// `None` if nothing is attached, or the record is marked as invalid.
 #[must_use]
 pub fn current() -> Option<Context> {
-    // SAFETY: what is in the slot is a record of the size that it states (OTEP 4947).
+    // SAFETY: the slot contains a record of the size that it states (OTEP 4947).
     let bytes = unsafe {
         let attached = state::slot(arch::state()).read_volatile();
         if attached.is_null() {

@@ -1,4 +1,4 @@
-//! One record a thread, rewritten in place.
+//! One record per thread, rewritten in place.
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
@@ -15,10 +15,10 @@ use super::state::{self, exit_has_begun, State};
 use crate::arch;
 
 /// The calling thread's own record: 640 bytes that are rewritten in place, for programs that know
-/// when a thread turns to another piece of work but have no scope to tie a guard to.
+/// when a thread switches to other work but have no scope for a guard.
 ///
-/// Writing it attaches it. A guard that is alive then, of a [`Record`](crate::Record), finds it in
-/// its place and leaves it there.
+/// Writing it attaches it. If a guard of a [`Record`](crate::Record) is alive then, it finds this
+/// record in the slot and leaves it there.
 #[doc(alias = "ddog_otel_thread_ctx_update")]
 #[inline]
 #[must_use]
@@ -29,17 +29,17 @@ pub fn thread_record() -> ThreadRecord {
     }
 }
 
-/// The address of the calling thread's `otel_thread_ctx_v1`: where readers find the pointer to its
-/// record, for language runtimes that write it themselves. It stays the same until the thread
+/// The address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer to
+/// its record. For language runtimes that write it themselves. It does not change until the thread
 /// ends.
 ///
-/// What is written there is null, or the address of a record (see [`ThreadRecord::as_raw`]) that
-/// stays one for as long as it is there. The functions of this crate take it for the record of
-/// another publisher.
+/// Write null to it, or the address of a record (see [`ThreadRecord::as_raw`]) that stays valid
+/// memory as long as it is there. The functions of this crate treat it as the record of another
+/// publisher.
 #[doc(alias("otel_thread_ctx_v1", "custom_labels_current_set_v2"))]
 #[must_use]
 pub fn thread_slot() -> *mut *mut u8 {
-    // SAFETY: the state is this thread's.
+    // SAFETY: the state belongs to this thread.
     unsafe { state::slot(arch::state()) }
 }
 
@@ -51,15 +51,15 @@ pub struct ThreadRecord {
 }
 
 impl ThreadRecord {
-    /// Replaces the record: these ids and flags, no attributes.
+    /// Replaces the record with these IDs and flags, and no attributes.
     ///
-    /// There are both ids or none: when one is zero, the other and the flags become zero.
+    /// If one ID is zero, the other and the flags become zero as well.
     #[inline]
     pub fn set(self, trace_id: impl Into<TraceId>, span_id: impl Into<SpanId>, flags: TraceFlags) {
         self.set_with(trace_id, span_id, flags, |_| ());
     }
 
-    /// Replaces the record: these ids and flags, and the attributes that `write` adds. Readers
+    /// Replaces the record with these IDs and flags, and the attributes that `write` adds. Readers
     /// see all of it or nothing, unless `write` itself uses the thread's record.
     #[inline]
     pub fn set_with(
@@ -69,7 +69,7 @@ impl ThreadRecord {
         flags: TraceFlags,
         write: impl FnOnce(&mut Attributes<'_>),
     ) {
-        // SAFETY: the state is this thread's, and only it changes the record.
+        // SAFETY: the state belongs to this thread, and only it changes the record.
         unsafe {
             let mut block = (*self.state).in_place_whole;
             if block.is_null() {
@@ -78,7 +78,7 @@ impl ThreadRecord {
                     return;
                 }
             }
-            // Should `write` panic, the record stays one to ignore.
+            // If `write` panics, the record stays invalid.
             block.add(offset::VALID).write_volatile(0);
             compiler_fence(Ordering::SeqCst);
             let flags = write_ids(block, trace_id.into(), span_id.into(), flags);
@@ -96,14 +96,13 @@ impl ThreadRecord {
         }
     }
 
-    /// Adds an attribute to the record as it stands. Readers see the attribute whole or not at
-    /// all.
+    /// Adds an attribute to the current record. Readers see the whole attribute or nothing of it.
     #[inline]
     pub fn append(self, key: &Key, value: &str) {
         self.try_append(key, value);
     }
 
-    /// [`append`](Self::append); returns whether the record has the attribute now.
+    /// [`append`](Self::append); returns whether the record now has the attribute.
     #[inline]
     pub(super) fn try_append(self, key: &Key, value: &str) -> bool {
         // SAFETY: as for set_with().
@@ -127,30 +126,29 @@ impl ThreadRecord {
         }
     }
 
-    /// The record's bytes, for language runtimes that write them themselves: 640 bytes, in the
-    /// layout of `otelctx_format::record`. The address stays the same until the thread ends.
-    /// `None` once the thread's destructors have freed it.
+    /// The record's bytes, for language runtimes that write them directly: 640 bytes, in the layout
+    /// of `otelctx_format::record`. The address does not change until the thread ends. `None` once
+    /// the thread's destructors have freed it.
     ///
-    /// The protocol (OTEP 4947), so that a reader that stops the thread anywhere sees all of a
-    /// context or nothing:
+    /// With this protocol (OTEP 4947), a reader that stops the thread at any instruction sees all
+    /// of a context or nothing:
     ///
     /// 1. write 0 to the `valid` byte;
     /// 2. write ids, flags, attributes and their size, in any order;
     /// 3. write 1 to the `valid` byte;
     /// 4. write the record's address into the [slot](crate::thread_slot), unless it is there.
     ///
-    /// Appending needs no step 1 and 3: write the attribute behind the last one, then the size.
-    /// The compiler must keep the order of the stores ([`compiler_fence`]); the processor may do
-    /// what it likes, because readers stop the thread. Attributes name their keys by
-    /// [`Key::index`].
+    /// Appending needs no steps 1 and 3: write the attribute after the last one, then the size. The
+    /// compiler must keep the order of the stores ([`compiler_fence`]); the CPU may reorder them,
+    /// because readers stop the thread. Attributes refer to their keys by [`Key::index`].
     ///
     /// # Safety of what is written
     ///
-    /// Only the thread itself may write, within the 640 bytes. Whatever the bytes are, this
-    /// process stays sound.
+    /// Only the thread itself may write, within the 640 bytes. No content of the bytes makes this
+    /// process unsound.
     #[must_use]
     pub fn as_raw(self) -> Option<NonNull<[u8; RECOMMENDED_SIZE]>> {
-        // SAFETY: the state is this thread's.
+        // SAFETY: the state belongs to this thread.
         unsafe {
             if (*self.state).in_place.is_null() {
                 make(self.state);
@@ -159,7 +157,7 @@ impl ThreadRecord {
         }
     }
 
-    /// How many bytes of attributes there are: a mark for [`shrink_to`](Self::shrink_to).
+    /// Size of the attributes, in bytes: a mark for [`shrink_to`](Self::shrink_to).
     #[inline]
     #[must_use]
     pub fn attributes_size(self) -> usize {
@@ -173,8 +171,8 @@ impl ThreadRecord {
         }
     }
 
-    /// Takes back the attributes added since there were `size` bytes of them. A size in the
-    /// middle of an attribute takes that one back, too.
+    /// Drops the attributes added since their size was `size` bytes. If `size` is in the middle of
+    /// an attribute, that attribute is dropped, too.
     pub fn shrink_to(self, size: usize) {
         // SAFETY: as for set_with().
         unsafe {
@@ -185,7 +183,7 @@ impl ThreadRecord {
         }
     }
 
-    /// Detaches the record if it is attached, and has readers ignore it until it is written
+    /// Detaches the record if it is attached, and makes readers ignore it until it is written
     /// again.
     #[doc(alias = "ddog_otel_thread_ctx_detach")]
     pub fn detach(self) {
@@ -203,33 +201,33 @@ impl ThreadRecord {
         }
     }
 
-    /// Whether an attribute was cut or skipped since the record was last replaced, because it
-    /// did not fit or its key is not published.
+    /// Whether an attribute was cut or skipped since the record was last replaced, because it did
+    /// not fit or its key is not published.
     #[inline]
     #[must_use]
     pub fn is_truncated(self) -> bool {
-        // SAFETY: the state is this thread's.
+        // SAFETY: the state belongs to this thread.
         unsafe { (*self.state).in_place != (*self.state).in_place_whole }
     }
 }
 
-/// Makes the record unless there is one, and marks it as whole. Null once the thread's destructors
+/// Creates the record if necessary, and marks it as complete. Null once the thread's destructors
 /// have freed it.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
 unsafe fn make(state: *mut State) -> *mut u8 {
     // SAFETY: as the caller promises.
     unsafe {
         if (*state).in_place.is_null() && !exit_has_begun(state) {
-            // The functions that write the record expect the slot to be found.
+            // The functions that write the record expect the slot's address to be cached.
             state::slot(state);
             let block = pool::allocate(state, pool::LARGEST);
-            // It is written without a guard: nothing is below it.
+            // It is written without a guard, so nothing is below it.
             pool::link(block).write(ptr::null_mut());
-            // A record of no trace until it is set: append() may come first.
+            // A record without a trace until it is set: append() may come first.
             write_ids(block, TraceId::ZERO, SpanId::ZERO, TraceFlags::NONE);
             (*state).in_place = block;
         }

@@ -1,5 +1,5 @@
 //! The key maps of other copies of this crate in the process. Records of both copies stay attached
-//! when one publishes in place of the other, so the same index must mean the same name in both.
+//! when one takes over, so the same index must mean the same name in both.
 
 use std::sync::atomic::Ordering;
 
@@ -7,25 +7,25 @@ use otelctx_format::MAX_KEYS;
 
 use super::keys::{first_names, Name, NAMES, PUBLISHED, REGISTERED};
 
-/// The published names, for another copy of this crate.
+/// The published names, for other copies of this crate.
 pub(crate) fn published_key_map() -> &'static [Name] {
     &NAMES[..PUBLISHED.load(Ordering::Acquire)]
 }
 
-/// Makes the key map of another copy of this crate the beginning of this one's, so that its
-/// records keep their meaning. For the holder of the lock. Returns whether the two agree on every
-/// position that both have published, and there is room.
+/// Makes the key map of another copy of this crate the beginning of this copy's, so that its
+/// records keep their meaning. The caller holds the lock. Returns false if the two differ at a
+/// position that both have published, or there are too many keys.
 ///
 /// # Safety
 /// The names are readable during the call.
 pub(crate) unsafe fn adopt_key_map(other: &[Name]) -> bool {
     let published = PUBLISHED.load(Ordering::Relaxed);
     let mut count = REGISTERED.load(Ordering::Relaxed);
-    // In a process that is forked meanwhile, the others start anew.
+    // If the process is forked now, the child registers the others again.
     REGISTERED.store(published, Ordering::Release);
     let mut agree = true;
     for (position, name) in other.iter().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         let name = unsafe { name.read() };
         let known = first_names(count).position(|known| known == name);
         let from = match known {
@@ -44,7 +44,7 @@ pub(crate) unsafe fn adopt_key_map(other: &[Name]) -> bool {
             agree = false;
             break;
         }
-        // SAFETY: names of this copy.
+        // SAFETY: the names of this copy are never freed.
         let moved = unsafe { NAMES[from].read() };
         for at in (position..from).rev() {
             // SAFETY: as above.

@@ -1,7 +1,7 @@
-//! Names of attributes and the positions that stand for them in records.
+//! Names of attributes and their indexes in records.
 //!
-//! The registry only grows. A position is used in a record only once a process context that
-//! lists it has been published completely (OTEP 4947, "Process-level reference data").
+//! The registry only grows. Records use an index only once a process context that lists it has been
+//! published completely (OTEP 4947, "Process-level reference data").
 
 use std::fmt;
 use std::ptr;
@@ -15,18 +15,18 @@ use crate::process_context::{platform, PublishError};
 
 /// The name of an attribute in records, for example `http.route`.
 ///
-/// Make it a `static`; it registers itself on first use. A process has room for 256 names and
-/// they are published for as long as it runs, so use names of which there are few.
+/// Make it a `static`; it registers itself on first use. A process can have 256 names, which stay
+/// published as long as it runs, so do not generate names from data.
 ///
-/// Until the process context is published with the name, records leave its attributes out (and
-/// [count as truncated](crate::Record::is_truncated)), because no reader could tell what they mean:
+/// Until the process context is published with this name, records skip its attributes (and [count
+/// as truncated](crate::Record::is_truncated)), because readers could not interpret them. So
 /// publish first.
 ///
-/// Two keys with the same name are one.
+/// Two keys with the same name are the same key.
 pub struct Key {
     name: &'static str,
-    /// [`NEW`]; the position + 1 when it may be used; [`REGISTERED_KEY`] until then, because
-    /// positions that are not published may change; [`REFUSED`].
+    /// [`NEW`]; the index + 1 if it may be used; [`REGISTERED_KEY`] until then, because unpublished
+    /// indexes may change; or [`REFUSED`].
     state: AtomicU32,
 }
 
@@ -36,7 +36,7 @@ const REGISTERED_KEY: u32 = LAST_USABLE + 1;
 const REFUSED: u32 = u32::MAX;
 
 impl Key {
-    /// A key with this name, not registered yet.
+    /// Creates a key with this name. It is not registered yet.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self {
@@ -45,10 +45,10 @@ impl Key {
         }
     }
 
-    /// A key whose name is known at run time only, registered.
+    /// Creates and registers a key whose name is only known at run time.
     ///
-    /// The name is kept for as long as the process runs, once however many keys are made of it. It
-    /// takes one of the 256 places, so don't make keys of what a request contains.
+    /// The name is stored once, however many keys use it, and kept as long as the process runs. It
+    /// takes one of the 256 indexes, so do not create keys from the content of requests.
     ///
     /// ```
     /// # fn configured() -> Vec<String> { vec!["tenant.id".into()] }
@@ -60,13 +60,12 @@ impl Key {
     /// ```
     ///
     /// # Errors
-    /// [`KeyError`], when the name cannot be registered; nothing is kept then.
+    /// [`KeyError`] if the name cannot be registered; nothing is kept then.
     pub fn from_string(name: String) -> Result<Self, KeyError> {
         let name = register(
             &name,
             |name| Box::leak(name.into()),
-            // SAFETY: it was leaked above, and names that are not published are used under
-            // the lock only.
+            // SAFETY: it was leaked above, and unpublished names are only used under the lock.
             |name| drop(unsafe { Box::from_raw(ptr::from_ref(name).cast_mut()) }),
         )?;
         Ok(Self {
@@ -81,26 +80,26 @@ impl Key {
         self.name
     }
 
-    /// Registers the key, so that its first use in a record need not: when a process context is
-    /// published, it is updated, which takes a few microseconds.
+    /// Registers the key now rather than on first use in a record. If a process context is
+    /// published, this updates it, which takes a few microseconds.
     ///
     /// # Errors
-    /// [`KeyError`]; using the key does nothing then, except to mark records as truncated.
+    /// [`KeyError`]. Using the key then only marks records as truncated.
     pub fn register(&self) -> Result<(), KeyError> {
         let registered = register(self.name, |_| self.name, |_| ());
         let state = match registered {
             Ok(_) => REGISTERED_KEY,
             Err(_) => REFUSED,
         };
-        // Another thread may have gone further meanwhile; it starts from here again then.
+        // Another thread may have set a later state; it then starts from here again.
         self.state.store(state, Ordering::Release);
         registered.map(|_| ())
     }
 
-    /// The byte that stands for the key in a record, for runtimes that [write the bytes
-    /// themselves](crate::ThreadRecord::as_raw). It does not change for as long as the process runs.
+    /// The index of the key in records, for runtimes that [write the bytes
+    /// themselves](crate::ThreadRecord::as_raw). It does not change as long as the process runs.
     ///
-    /// `None` while no process context was published with the name, and when the name could not be
+    /// `None` until a process context was published with the name, and if the name could not be
     /// [registered](Self::register).
     #[inline]
     #[must_use]
@@ -116,7 +115,7 @@ impl Key {
     #[inline(never)]
     fn find_index(&self) -> Option<u8> {
         if self.state.load(Ordering::Acquire) == NEW {
-            // An explicit register() tells why; here the record is marked as truncated.
+            // An explicit register() returns the error; here, the record is marked as truncated.
             let _ = self.register();
         }
         let position = published_names().position(|name| name == self.name)?;
@@ -139,7 +138,7 @@ pub enum KeyError {
     Empty,
     /// 256 other names are registered.
     Full {
-        /// The name there is no room for.
+        /// The name that was not registered.
         name: String,
     },
     /// The process context could not be updated with the name.
@@ -177,7 +176,7 @@ impl std::error::Error for KeyError {
 }
 
 /// A name in the registry: address and length of a `&'static str`. Other copies of this crate in
-/// the process read it so, whatever their version.
+/// the process read this layout, whatever their version.
 #[repr(C)]
 pub(crate) struct Name {
     address: AtomicPtr<u8>,
@@ -190,19 +189,19 @@ pub(super) static NAMES: [Name; MAX_KEYS] = [const {
         length: AtomicUsize::new(0),
     }
 }; MAX_KEYS];
-/// How many names there are. Stored after the name, so that a process forked in between counts
-/// only whole ones.
+/// Number of registered names. Updated after the name is stored, so that a process forked in
+/// between only counts complete names.
 pub(super) static REGISTERED: AtomicUsize = AtomicUsize::new(0);
-/// How many of them a process context has been published with.
+/// How many of them were published with a process context.
 pub(super) static PUBLISHED: AtomicUsize = AtomicUsize::new(0);
 
-/// The registered names, in the order of their positions. For who holds the lock: the last one may
-/// be taken back.
+/// The registered names, in the order of their indexes. The caller holds the lock: the last name
+/// may be removed again.
 pub(crate) fn registered_names() -> impl Iterator<Item = &'static str> {
     first_names(REGISTERED.load(Ordering::Acquire))
 }
 
-/// The names that a process context has been published with, in the order of their positions.
+/// The names that were published with a process context, in the order of their indexes.
 pub(super) fn published_names() -> impl Iterator<Item = &'static str> {
     first_names(PUBLISHED.load(Ordering::Acquire))
 }
@@ -214,7 +213,7 @@ pub(super) fn first_names(count: usize) -> impl Iterator<Item = &'static str> {
 
 impl Name {
     /// # Safety
-    /// The name was written before, and lives as long as the result.
+    /// The name was written, and lives as long as the result.
     pub(super) unsafe fn read<'a>(&self) -> &'a str {
         let address = self.address.load(Ordering::Relaxed);
         let length = self.length.load(Ordering::Relaxed);
@@ -229,14 +228,14 @@ impl Name {
     }
 }
 
-/// Notes that the first `count` names are published. Positions stay what they are for as long as
-/// the process lives, whatever happens to its context.
+/// Notes that the first `count` names are published. Their indexes do not change as long as the
+/// process lives, whatever happens to its context.
 pub(crate) fn mark_published(count: usize) {
     PUBLISHED.fetch_max(count, Ordering::Release);
 }
 
-/// Registers a name, new or known. Returns what `intern` makes of it when it is new, or else has
-/// made of it; `discard` takes that back.
+/// Registers a name unless it is registered already. If it is new, `intern` creates the stored
+/// name; `discard` undoes that. Returns the result of `intern`, now or earlier.
 fn register(
     name: &str,
     intern: impl FnOnce(&str) -> &'static str,
@@ -257,7 +256,7 @@ fn register(
     entry.write(interned);
     REGISTERED.store(index + 1, Ordering::Release);
     if let Err(error) = owner.publish_keys() {
-        // Nobody has seen the position: the next key may have it.
+        // No code has used the index, so the next key may have it.
         REGISTERED.store(index, Ordering::Release);
         discard(interned);
         return Err(KeyError::Update {

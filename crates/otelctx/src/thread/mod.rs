@@ -1,4 +1,4 @@
-//! The thread context: records, and what puts them into the calling thread's slot.
+//! The thread context: records, and how they get into the calling thread's slot.
 
 mod attached;
 mod attached_blocks;

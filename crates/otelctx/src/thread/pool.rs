@@ -1,8 +1,8 @@
-//! A thread's records: memory that is never anything but a record until the thread ends.
+//! A thread's records: memory that is used only for records until the thread ends.
 //!
-//! A slot may go on pointing at a record that was dropped (its guard was forgotten, or another
-//! publisher restored it). So a free block stays a record, one that says it is not valid, and
-//! whole chunks go back to the allocator only when the thread ends.
+//! A slot may still point to a record that was dropped (its guard was forgotten, or another
+//! publisher restored it). So a free block stays a record, marked as invalid, and chunks are freed
+//! only when the thread ends.
 
 use std::alloc::{alloc, dealloc, handle_alloc_error, Layout};
 use std::ptr;
@@ -13,43 +13,43 @@ use otelctx_format::record::{offset, RECOMMENDED_SIZE};
 use super::chain;
 use super::state::{clear_slot, end_shared, exit_has_begun, prepare_exit, slot, State};
 
-/// A cache line. Shared records are aligned to it; the format demands 2 (OTEP 4947).
+/// A cache line. Shared records are aligned to it; the format requires 2 (OTEP 4947).
 pub(super) const ALIGN: usize = 64;
-/// Bytes of a record, header included, by size class. With their [`link`], the smaller ones are whole
-/// cache lines.
+/// Record sizes, including the header, by size class, in bytes. Together with their [`link`], the
+/// smaller ones fill whole cache lines.
 pub(super) const SIZES: [usize; 4] = [
     64 - LINK_SIZE,
     128 - LINK_SIZE,
     256 - LINK_SIZE,
     RECOMMENDED_SIZE,
 ];
-/// Bytes of a [`link`].
+/// Size of a [`link`], in bytes.
 const LINK_SIZE: usize = size_of::<*mut u8>();
 /// The size class of the largest record.
 pub(super) const LARGEST: usize = SIZES.len() - 1;
 
-/// Bytes of a chunk: one page of most machines.
+/// Size of a chunk, in bytes: one page on most machines.
 const CHUNK_SIZE: usize = 4096;
 const CHUNK: Layout = match Layout::from_size_align(CHUNK_SIZE, ALIGN) {
     Ok(layout) => layout,
     Err(_) => panic!(),
 };
 
-/// Where a free block keeps the address of the next one: among its attributes, of which it has
+/// Offset of the next free block's address in a free block: among its attributes, of which it has
 /// none.
 const NEXT: usize = 32;
 const _: () = assert!(NEXT >= offset::ATTRIBUTES && NEXT + 8 <= SIZES[0]);
 
-/// The [`link`] of a block that was not attached since it was allocated. Nothing has this address.
+/// The [`link`] of a block that was not attached since its allocation. No block has this address.
 pub(super) const NEVER_ATTACHED: *mut u8 = ptr::NonNull::dangling().as_ptr();
 
-/// Where a block has what is below it in the thread's chain: the word before it.
+/// Where a block stores what is below it in the thread's chain: the word before it.
 ///
 /// # Safety
 /// `block` came from [`allocate`].
 #[inline(always)]
 pub(super) unsafe fn link(block: *mut u8) -> *mut *mut u8 {
-    // SAFETY: each block has that word before it, at a multiple of 8.
+    // SAFETY: each block has this word before it, aligned to 8 bytes.
     unsafe { block.sub(LINK_SIZE).cast() }
 }
 
@@ -62,14 +62,14 @@ pub(super) unsafe fn next_free(block: *mut u8) -> *mut u8 {
 }
 
 /// # Safety
-/// `block` is a record to ignore, and this thread's or under a lock.
+/// `block` is an invalid record, and belongs to this thread or is protected by a lock.
 #[inline]
 pub(super) unsafe fn set_next_free(block: *mut u8, next: *mut u8) {
     // SAFETY: as above.
     unsafe { block.add(NEXT).cast::<*mut u8>().write(next) };
 }
 
-/// What a chunk starts with.
+/// The start of a chunk.
 struct ChunkHeader {
     next: *mut ChunkHeader,
     class: usize,
@@ -81,18 +81,18 @@ const _: () = assert!(std::mem::size_of::<ChunkHeader>() <= ALIGN);
 pub(super) struct Pool {
     free: [*mut u8; SIZES.len()],
     chunks: *mut ChunkHeader,
-    /// Blocks in use, forgotten ones included.
+    /// Number of blocks in use, including forgotten ones.
     used: usize,
     /// Blocks that another publisher may restore, because its record may be above them.
     forgotten: *mut u8,
     forgotten_count: usize,
 }
 
-/// How many forgotten blocks a thread keeps: at most 640 KiB.
+/// Maximum number of forgotten blocks per thread: at most 640 KiB.
 const MAX_FORGOTTEN: usize = 1024;
 
 impl Pool {
-    /// A pool that owns nothing.
+    /// A pool without chunks.
     #[cfg_attr(all(target_os = "linux", not(miri)), allow(dead_code))]
     pub(super) const EMPTY: Self = Self {
         free: [ptr::null_mut(); SIZES.len()],
@@ -103,8 +103,7 @@ impl Pool {
     };
 }
 
-/// The smallest size class with room for `attributes` bytes of attributes; the largest when none
-/// has.
+/// The smallest size class for `attributes` bytes of attributes; the largest if none is sufficient.
 pub(super) fn class_for(attributes: usize) -> usize {
     SIZES
         .iter()
@@ -112,13 +111,13 @@ pub(super) fn class_for(attributes: usize) -> usize {
         .unwrap_or(LARGEST)
 }
 
-/// Takes a block. It says that it is not valid and has no attributes.
+/// Allocates a block, marked as invalid and without attributes.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[inline]
 pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
-    // SAFETY: as the caller promises; a free block holds the address of the next at NEXT.
+    // SAFETY: as the caller promises; a free block stores the address of the next one at NEXT.
     unsafe {
         let pool = &raw mut (*state).pool;
         let mut block = (*pool).free[class];
@@ -131,10 +130,10 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize) -> *mut u8 {
     }
 }
 
-/// Adds blocks to the (empty) free list of a size class; returns the first.
+/// Adds blocks to the (empty) free list of a size class; returns the first one.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
 unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
@@ -150,9 +149,9 @@ unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
 }
 
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 unsafe fn add_chunk(state: *mut State, class: usize) -> *mut u8 {
-    // SAFETY: the layout has a size; each block lies within the chunk, behind its first 64 bytes.
+    // SAFETY: the layout has a size; each block lies within the chunk, after its first 64 bytes.
     unsafe {
         prepare_exit(state);
         let chunk = alloc(CHUNK);
@@ -181,13 +180,13 @@ unsafe fn add_chunk(state: *mut State, class: usize) -> *mut u8 {
     }
 }
 
-/// Makes a block a record to ignore, without attributes.
+/// Marks a block as an invalid record without attributes.
 ///
 /// # Safety
-/// `block` is one.
+/// `block` is a block of a pool.
 #[inline]
 pub(super) unsafe fn invalidate(block: *mut u8) {
-    // SAFETY: both fields lie within the smallest block, the second at a multiple of 2.
+    // SAFETY: both fields lie within the smallest block, the second aligned to 2 bytes.
     unsafe {
         block.add(offset::VALID).write_volatile(0);
         compiler_fence(Ordering::SeqCst);
@@ -195,17 +194,17 @@ pub(super) unsafe fn invalidate(block: *mut u8) {
     }
 }
 
-/// Gives the block of a record back. It is attached still if its guard was forgotten.
+/// Frees the block of a record. It is still attached if its guard was forgotten.
 ///
 /// # Safety
-/// `state` is the calling thread's, and the block came from [`allocate`] with this class.
+/// `state` belongs to the calling thread, and the block came from [`allocate`] with this class.
 #[inline]
 pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
     // SAFETY: as the caller promises.
     unsafe {
         let attached = slot(state).read_volatile();
         let below = link(block).read();
-        // A record is in the chain once, so what is in the slot is not below this one as well.
+        // A record is in the chain only once, so the record in the slot is not also below this one.
         if attached.is_null() || below == attached || below == NEVER_ATTACHED {
             put(state, block, class);
         } else {
@@ -215,7 +214,7 @@ pub(super) unsafe fn release(state: *mut State, block: *mut u8, class: usize) {
 }
 
 /// # Safety
-/// That of [`release`].
+/// Same as [`release`].
 #[cold]
 #[inline(never)]
 unsafe fn release_attached(state: *mut State, block: *mut u8, class: usize) {
@@ -229,11 +228,11 @@ unsafe fn release_attached(state: *mut State, block: *mut u8, class: usize) {
     }
 }
 
-/// Gives back a block that another publisher may restore: nobody gets it while anything is attached,
-/// and it says that it is not valid.
+/// Frees a block that another publisher may restore: it is not reused while anything is attached,
+/// and is marked as invalid.
 ///
 /// # Safety
-/// `state` is the calling thread's, and the block came from [`allocate`].
+/// `state` belongs to the calling thread, and the block came from [`allocate`].
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
@@ -252,10 +251,10 @@ pub(super) unsafe fn forget(state: *mut State, block: *mut u8) {
     }
 }
 
-/// When the slot is empty, nobody restores anything: makes the forgotten blocks free.
+/// If the slot is empty, no publisher can restore anything: frees the forgotten blocks.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[inline(never)]
 unsafe fn release_unreachable(state: *mut State) {
     // SAFETY: as the caller promises.
@@ -266,13 +265,13 @@ unsafe fn release_unreachable(state: *mut State) {
     }
 }
 
-/// Makes the forgotten blocks free, because nobody restores them any more.
+/// Frees the forgotten blocks, because no publisher can restore them any more.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[inline(never)]
 pub(super) unsafe fn release_forgotten(state: *mut State) {
-    // SAFETY: as the caller promises; the blocks are of the pool.
+    // SAFETY: as the caller promises; the blocks belong to the pool.
     unsafe {
         let pool = &raw mut (*state).pool;
         let mut block = std::mem::replace(&mut (*pool).forgotten, ptr::null_mut());
@@ -287,10 +286,10 @@ pub(super) unsafe fn release_forgotten(state: *mut State) {
     }
 }
 
-/// Gives a block back that is not in the chain.
+/// Frees a block that is not in the chain.
 ///
 /// # Safety
-/// That of [`release`].
+/// Same as [`release`].
 #[inline]
 pub(super) unsafe fn put(state: *mut State, block: *mut u8, class: usize) {
     // SAFETY: as the caller promises.
@@ -307,10 +306,10 @@ pub(super) unsafe fn put(state: *mut State, block: *mut u8, class: usize) {
     }
 }
 
-/// The size class of a block of this thread; `None` when the address is no block of its pool.
+/// The size class of a block of this thread; `None` if the address is not a block of its pool.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 pub(super) unsafe fn class_of(state: *mut State, address: *mut u8) -> Option<usize> {
     // SAFETY: each chunk starts with its header.
     unsafe {
@@ -325,15 +324,15 @@ pub(super) unsafe fn class_of(state: *mut State, address: *mut u8) -> Option<usi
     }
 }
 
-/// Once the thread's end has begun: gives the chunks back to the allocator unless a block is in
-/// use, by a record in a thread-local that is dropped later.
+/// Once the thread's exit has begun: frees the chunks unless a block is still used by a record in a
+/// thread-local that is dropped later.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn free_if_unused(state: *mut State) {
-    // SAFETY: as the caller promises; no block is in use and the slot points at none of them.
+    // SAFETY: as the caller promises; no block is in use and the slot points to none of them.
     unsafe {
         if !exit_has_begun(state) || (*state).pool.used != 0 {
             return;

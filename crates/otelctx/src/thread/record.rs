@@ -1,4 +1,4 @@
-//! A record of its own thread: mutable there, and back in the thread's pool when dropped.
+//! A record that belongs to one thread: mutable, and returned to the thread's pool when dropped.
 
 use std::cell::Cell;
 use std::fmt;
@@ -20,34 +20,34 @@ use crate::arch;
 
 /// What a thread is working on: a trace, a span, flags and attributes, ready to be attached.
 ///
-/// A record belongs to the thread that made it, and takes its memory from that thread's pool.
-/// [`SharedRecord`] is the one for several threads.
+/// A record belongs to the thread that created it, and takes its memory from that thread's pool.
+/// Use [`SharedRecord`] for several threads.
 #[doc(alias = "ddog_ThreadContextHandle")]
 pub struct Record {
     /// A pointer, so neither `Send` nor `Sync`.
     block: *mut u8,
-    /// The block's size class and [`TRUNCATED`]. Two scalars move in registers; a third one would
-    /// make them go through memory at every step of building a record.
+    /// The block's size class and [`TRUNCATED`]. Two scalars are passed in registers; with a third
+    /// one, the record would be passed through memory at every step of building it.
     notes: Cell<u8>,
 }
 
-/// The bits of [`Record::notes`] that are the size class.
+/// The bits of [`Record::notes`] with the size class.
 const CLASS: u8 = SIZES.len() as u8 - 1;
-/// The bit of [`Record::notes`] that says that an attribute was cut or skipped.
+/// The bit of [`Record::notes`] that is set if an attribute was cut or skipped.
 const TRUNCATED: u8 = SIZES.len() as u8;
 const _: () = assert!(SIZES.len().is_power_of_two());
 
 impl Record {
-    /// A record of this trace and span, without flags or attributes.
+    /// Creates a record with this trace and span, without flags and attributes.
     ///
-    /// There are both ids or none: when one is zero, the other becomes zero as well.
+    /// If one ID is zero, the other becomes zero as well.
     #[doc(alias = "ddog_otel_thread_ctx_new")]
     #[inline]
     #[must_use]
     pub fn new(trace_id: impl Into<TraceId>, span_id: impl Into<SpanId>) -> Self {
         let class = 0;
         let state = arch::state();
-        // SAFETY: the state is this thread's; the block has room for a header.
+        // SAFETY: the state belongs to this thread; the block has room for a header.
         let block = unsafe {
             let block = pool::allocate(state, class);
             let flags = write_ids(block, trace_id.into(), span_id.into(), TraceFlags::NONE);
@@ -71,11 +71,11 @@ impl Record {
         self.flags(TraceFlags(bits))
     }
 
-    /// Sets all W3C trace flags. They stay zero when the ids are.
+    /// Sets all W3C trace flags. They stay zero if the IDs are zero.
     #[inline]
     #[must_use]
     pub fn flags(self, flags: TraceFlags) -> Self {
-        // SAFETY: the block is this record's, and a header long.
+        // SAFETY: the block belongs to this record, and is at least as large as a header.
         unsafe {
             let has_ids = self.block().add(offset::SPAN_ID).cast::<u64>().read() != 0;
             let bits = if has_ids { flags.0 } else { 0 };
@@ -84,9 +84,9 @@ impl Record {
         self
     }
 
-    /// Adds an attribute, and makes room for it where there is too little: a value is cut at 255
-    /// bytes, a record has up to 612 bytes of attributes, and what does not fit
-    /// [marks it as truncated](Self::is_truncated).
+    /// Adds an attribute, and grows the record if necessary. A value is cut to 255 bytes, and a
+    /// record can have up to 612 bytes of attributes; what does not fit [marks it as
+    /// truncated](Self::is_truncated).
     #[doc(alias = "custom_labels_set")]
     #[inline]
     #[must_use]
@@ -97,19 +97,19 @@ impl Record {
         self
     }
 
-    /// Makes room for `bytes` of attributes in all (up to 612), for [`append`](Self::append). Each
-    /// attribute takes the length of its value and two bytes.
+    /// Reserves space for `bytes` of attributes in total (up to 612), for [`append`](Self::append).
+    /// Each attribute takes the length of its value plus two bytes.
     #[must_use]
     pub fn reserve(mut self, bytes: usize) -> Self {
         self.make_room(bytes);
         self
     }
 
-    /// Adds an attribute where there is room; [`reserve`](Self::reserve) makes it. The record may
-    /// be attached: readers see the attribute whole or not at all.
+    /// Adds an attribute if there is space; [`reserve`](Self::reserve) adds space. The record may
+    /// be attached: readers see the whole attribute or nothing of it.
     #[inline]
     pub fn append(&self, key: &Key, value: &str) {
-        // SAFETY: the block is this record's, and only its thread changes it.
+        // SAFETY: the block belongs to this record, and only its thread changes it.
         unsafe {
             let mut attributes = Attributes::new(self.block(), SIZES[self.class()], self.used());
             attributes.add(key, value);
@@ -121,23 +121,23 @@ impl Record {
         }
     }
 
-    /// How many bytes of attributes there are: a mark for [`shrink_to`](Self::shrink_to).
+    /// Size of the attributes, in bytes: a mark for [`shrink_to`](Self::shrink_to).
     #[inline]
     #[must_use]
     pub fn attributes_size(&self) -> usize {
         self.used()
     }
 
-    /// Takes back the attributes added since there were `size` bytes of them. A size in the
-    /// middle of an attribute takes that one back, too. The record may be attached.
+    /// Drops the attributes added since their size was `size` bytes. If `size` is in the middle of
+    /// an attribute, that attribute is dropped, too. The record may be attached.
     pub fn shrink_to(&self, size: usize) {
         // SAFETY: as for append().
         unsafe { shrink(self.block(), size) };
     }
 
-    /// Replaces the ids and flags of a record that is not attached.
+    /// Replaces the IDs and flags of a record that is not attached.
     ///
-    /// There are both ids or none: when one is zero, the other and the flags become zero.
+    /// If one ID is zero, the other and the flags become zero as well.
     #[inline]
     pub fn set_ids(
         &mut self,
@@ -145,8 +145,8 @@ impl Record {
         span_id: impl Into<SpanId>,
         flags: TraceFlags,
     ) {
-        // SAFETY: the block is this record's. It is invalid meanwhile because a forgotten guard
-        // may have left it attached.
+        // SAFETY: the block belongs to this record. It is marked as invalid during the change,
+        // because a forgotten guard may have left it attached.
         unsafe {
             self.block().add(offset::VALID).write_volatile(0);
             compiler_fence(Ordering::SeqCst);
@@ -155,39 +155,38 @@ impl Record {
         }
     }
 
-    /// Whether an attribute was cut or skipped, because it did not fit or its key is not
-    /// published.
+    /// Whether an attribute was cut or skipped, because it did not fit or its key is not published.
     #[inline]
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.notes.get() & TRUNCATED != 0
     }
 
-    /// Makes this what the thread is working on, until the guard is dropped: then, what was attached
-    /// before is attached again.
+    /// Makes this record what the thread is working on, until the guard is dropped, which restores
+    /// what was attached before.
     #[doc(alias = "ddog_otel_thread_ctx_attach")]
     #[inline]
     pub fn attach(&mut self) -> Attached<'_> {
         Attached::new(self)
     }
 
-    /// The future that attaches this record whenever it is polled. It stays on this thread;
-    /// [`SharedRecord::in_scope`] is for futures that move.
+    /// Wraps a future so that this record is attached whenever it is polled. The result stays on
+    /// this thread; use [`SharedRecord::in_scope`] for futures that move between threads.
     #[doc(alias = "custom_labels_run_with")]
     pub fn in_scope<F: Future>(&mut self, future: F) -> InScope<&mut Self, F> {
         InScope::new(self, future)
     }
 
-    /// An immutable copy that any thread may attach.
+    /// Converts the record to an immutable one that any thread may attach.
     #[must_use]
     pub fn share(self) -> SharedRecord {
         SharedRecord::copy(self.block(), self.class(), self.is_truncated())
     }
 
-    /// A record with these ids and flags and the attributes of this one, for example for a child
-    /// span.
+    /// Creates a record with these IDs and flags and the attributes of this one, for example for a
+    /// child span.
     ///
-    /// There are both ids or none: when one is zero, the other and the flags become zero.
+    /// If one ID is zero, the other and the flags become zero as well.
     #[must_use]
     pub fn copy_with_ids(
         &self,
@@ -200,9 +199,9 @@ impl Record {
         record
     }
 
-    /// A record of this thread with the bytes of another one.
+    /// Creates a record of this thread with the bytes of another one.
     pub(super) fn copy_of(block: *mut u8, truncated: bool) -> Self {
-        // SAFETY: the other record does not change meanwhile.
+        // SAFETY: the other record does not change during the copy.
         let record = unsafe {
             let class = pool::class_for(used(block));
             let own = pool::allocate(arch::state(), class);
@@ -233,7 +232,7 @@ impl Record {
         usize::from(self.notes.get() & CLASS)
     }
 
-    /// Moves to a block that was not attached.
+    /// Moves to a block that has not been attached.
     fn move_to(&mut self, block: *mut u8, class: usize) {
         self.block = block;
         self.notes.set(class as u8 | self.notes.get() & TRUNCATED);
@@ -244,13 +243,13 @@ impl Record {
         self.notes.set(self.notes.get() | TRUNCATED);
     }
 
-    /// Moves to another block, because the one left may be below another publisher's record.
+    /// Moves to another block, because the old one may be below another publisher's record.
     ///
     /// # Safety
-    /// `state` is the calling thread's.
+    /// `state` belongs to the calling thread.
     pub(super) unsafe fn leave_block(&mut self, state: *mut State) {
         let (left, class) = (self.block(), self.class());
-        // SAFETY: the blocks are two of the same size.
+        // SAFETY: both blocks have the same size.
         unsafe {
             let block = pool::allocate(state, class);
             copy(left, block);
@@ -261,13 +260,13 @@ impl Record {
 
     #[inline]
     fn used(&self) -> usize {
-        // SAFETY: the block is this record's.
+        // SAFETY: the block belongs to this record.
         unsafe { used(self.block()) }
     }
 
     #[inline]
     fn flags_now(&self) -> TraceFlags {
-        // SAFETY: the block is this record's.
+        // SAFETY: the block belongs to this record.
         TraceFlags(unsafe { self.block().add(offset::TRACE_FLAGS).read() })
     }
 
@@ -278,7 +277,7 @@ impl Record {
         }
     }
 
-    /// Moves to a larger block. `&mut self` rules out a living guard.
+    /// Moves to a larger block. `&mut self` guarantees that no guard is alive.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, attributes: usize) {
@@ -287,7 +286,7 @@ impl Record {
             return;
         }
         let state = arch::state();
-        // SAFETY: the blocks are two of this thread's pool, and the new one is larger.
+        // SAFETY: both blocks belong to this thread's pool, and the new one is larger.
         unsafe {
             let block = pool::allocate(state, class);
             copy(self.block(), block);
@@ -300,14 +299,15 @@ impl Record {
 impl Drop for Record {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the block came from this thread's pool with this class: a record stays there.
+        // SAFETY: the block came from this thread's pool with this class: a record stays on its
+        // thread.
         unsafe { pool::release(arch::state(), self.block(), self.class()) };
     }
 }
 
 impl fmt::Debug for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // SAFETY: the block is this record's.
+        // SAFETY: the block belongs to this record.
         unsafe { debug(self.block(), "Record", f) }
     }
 }

@@ -10,7 +10,7 @@ use super::attached::Attached;
 use super::record::Record;
 use super::shared::{AttachedShared, SharedRecord};
 
-/// A future with a record: made by [`Record::in_scope`] and [`SharedRecord::in_scope`].
+/// A future with a record, created by [`Record::in_scope`] and [`SharedRecord::in_scope`].
 ///
 /// The record is attached while the future is polled, and while it is dropped.
 #[must_use = "futures do nothing unless polled"]
@@ -19,7 +19,7 @@ pub struct InScope<R: Attach, F> {
     future: ManuallyDrop<F>,
 }
 
-/// What [`InScope`] attaches: `&mut Record` or `SharedRecord`.
+/// A record that [`InScope`] can attach: `&mut Record` or `SharedRecord`.
 pub trait Attach: private::Sealed {
     /// The guard.
     type Attached<'a>
@@ -65,10 +65,10 @@ impl<R: Attach, F> InScope<R, F> {
         }
     }
 
-    /// The future, without the record.
+    /// Returns the future without the record.
     pub fn into_inner(self) -> F {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, so each field is taken out once.
+        // SAFETY: `this` is not dropped, so each field is moved out once.
         unsafe {
             std::ptr::drop_in_place(&raw mut this.record);
             ManuallyDrop::take(&mut this.future)
@@ -79,7 +79,7 @@ impl<R: Attach, F> InScope<R, F> {
 impl<R: Attach, F> Drop for InScope<R, F> {
     fn drop(&mut self) {
         let _attached = self.record.attach();
-        // SAFETY: it is dropped here and only here; it does not move, so it may be pinned.
+        // SAFETY: it is dropped only here; it does not move, so it may be pinned.
         unsafe { ManuallyDrop::drop(&mut self.future) };
     }
 }

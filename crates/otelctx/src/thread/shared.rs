@@ -17,8 +17,8 @@ use super::shared_block::{self, is_truncated, release_handle, retain};
 use super::state::{self, exit_has_begun, State};
 use crate::arch;
 
-/// A record that does not change any more: cheap to clone, attached on any thread and dropped on
-/// any. [`Record::share`] makes it.
+/// An immutable record that is cheap to clone, and can be attached and dropped on any thread.
+/// Created by [`Record::share`].
 ///
 /// Cloning, attaching and dropping take no lock.
 pub struct SharedRecord(NonNull<u8>);
@@ -30,9 +30,10 @@ unsafe impl Send for SharedRecord {}
 unsafe impl Sync for SharedRecord {}
 
 impl SharedRecord {
-    /// A shared record with the bytes of another record of this size class.
+    /// Creates a shared record with the bytes of another record of this size class.
     pub(super) fn copy(from: *mut u8, class: usize, truncated: bool) -> Self {
-        // SAFETY: the state is this thread's; the block is new, and as large as the other one.
+        // SAFETY: the state belongs to this thread; the block is new, and as large as the other
+        // one.
         unsafe {
             let block = shared_block::allocate(arch::state(), class, truncated);
             copy(from, block);
@@ -40,10 +41,10 @@ impl SharedRecord {
         }
     }
 
-    /// A copy of a shared record.
+    /// Copies a shared record.
     ///
     /// # Safety
-    /// The block is a shared one with a reference.
+    /// `block` is a shared block with a reference.
     pub(super) unsafe fn copy_of(block: *mut u8) -> Self {
         // SAFETY: as the caller promises.
         let (class, truncated) = unsafe { (shared_block::class(block), is_truncated(block)) };
@@ -53,14 +54,14 @@ impl SharedRecord {
     /// Takes over a reference to a block.
     ///
     /// # Safety
-    /// The block is a shared one, and the reference is the caller's.
+    /// `block` is a shared block, and the reference belongs to the caller.
     #[inline(always)]
     pub(super) unsafe fn from_block(block: *mut u8) -> Self {
         // SAFETY: blocks are not null.
         Self(unsafe { NonNull::new_unchecked(block) })
     }
 
-    /// The block, with the reference of this handle.
+    /// Returns the block, with the reference of this handle.
     #[inline(always)]
     pub(super) fn into_block(self) -> *mut u8 {
         std::mem::ManuallyDrop::new(self).block()
@@ -71,29 +72,29 @@ impl SharedRecord {
         self.0.as_ptr()
     }
 
-    /// Makes this what the calling thread is working on, until the guard is dropped: then, what
-    /// was attached before is attached again.
+    /// Makes this record what the calling thread is working on, until the guard is dropped, which
+    /// restores what was attached before.
     #[inline]
     pub fn attach(&self) -> AttachedShared<'_> {
         AttachedShared::new(self.block())
     }
 
-    /// [`attach`](Self::attach) with a guard that borrows nothing: for frameworks that keep it in
-    /// a structure of their own. It stays on this thread.
+    /// [`attach`](Self::attach) with a guard that borrows nothing, for frameworks that store it in
+    /// their own structures. The guard stays on this thread.
     #[inline]
     pub fn attach_owned(&self) -> AttachedOwned {
         AttachedOwned(AttachedShared::new(self.block()))
     }
 
-    /// The future that attaches this record whenever it is polled, on whatever thread.
+    /// Wraps a future so that this record is attached whenever it is polled, on any thread.
     pub fn in_scope<F: Future>(&self, future: F) -> InScope<Self, F> {
         InScope::new(self.clone(), future)
     }
 
-    /// A record of the calling thread with these ids and flags and the attributes of this one,
-    /// for example for a child span.
+    /// Creates a record of the calling thread with these IDs and flags and the attributes of this
+    /// one, for example for a child span.
     ///
-    /// There are both ids or none: when one is zero, the other and the flags become zero.
+    /// If one ID is zero, the other and the flags become zero as well.
     #[must_use]
     pub fn copy_with_ids(
         &self,
@@ -127,7 +128,7 @@ impl Clone for SharedRecord {
 impl Drop for SharedRecord {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the reference is this handle's.
+        // SAFETY: the reference belongs to this handle.
         unsafe { release_handle(self.block()) };
     }
 }
@@ -139,16 +140,17 @@ impl fmt::Debug for SharedRecord {
     }
 }
 
-/// Keeps a [`SharedRecord`] attached to the thread, and alive. Dropping it attaches what was
+/// Keeps a [`SharedRecord`] attached to the thread, and alive. Dropping it restores what was
 /// attached before; see [`Attached`](crate::Attached).
 #[must_use = "the record is detached when the guard is dropped"]
 #[derive(Debug)]
 pub struct AttachedShared<'a> {
     state: *mut State,
-    /// The record, or a copy of it: a guard knows its place by its record's address, so what is
-    /// attached a second time is a copy.
+    /// The record, or a copy of it: a guard identifies its place by its record's address, so a
+    /// record that is attached a second time is copied.
     block: *mut u8,
-    /// That of the thread's list of attached blocks. The list has another one once it was cleared.
+    /// The generation of the thread's list of attached blocks, which changes when the list is
+    /// cleared.
     generation: u32,
     record: PhantomData<&'a SharedRecord>,
 }
@@ -157,8 +159,8 @@ impl AttachedShared<'_> {
     #[inline]
     fn new(block: *mut u8) -> Self {
         let state = arch::state();
-        // SAFETY: state and slot are this thread's. The list keeps the block alive, and blocks of
-        // shared records are never anything else.
+        // SAFETY: state and slot belong to this thread. The list keeps the block alive, and blocks
+        // of shared records are never used for anything else.
         unsafe {
             let (block, generation) = AttachedBlocks::attach(state, block);
             Self {
@@ -170,14 +172,14 @@ impl AttachedShared<'_> {
         }
     }
 
-    /// Adds an attribute that was not known when the record was made. It shows on this thread
-    /// until the record is detached; the shared record does not change.
+    /// Adds an attribute that was not known when the record was created. It is visible on this
+    /// thread until the record is detached; the shared record does not change.
     ///
-    /// Returns whether readers see the attribute (cut at 255 bytes if necessary): not while
-    /// another record is attached over this one, not when the record has no room for it, and not
-    /// when its key is not published.
+    /// Returns whether readers can see the attribute (cut to 255 bytes if necessary). They cannot
+    /// while another record is attached over this one, if the record has no room for it, or if its
+    /// key is not published.
     pub fn append(&self, key: &Key, value: &str) -> bool {
-        // SAFETY: the guard is this thread's.
+        // SAFETY: the guard belongs to this thread.
         unsafe {
             (*self.state).shared.generation() == self.generation
                 && current::append_to_shared(self.state, self.block, key, value)
@@ -188,7 +190,7 @@ impl AttachedShared<'_> {
 impl Drop for AttachedShared<'_> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the guard is this thread's, and it is dropped once.
+        // SAFETY: the guard belongs to this thread, and is dropped once.
         unsafe {
             let state = self.state;
             if (*state).shared.generation() != self.generation
@@ -201,7 +203,7 @@ impl Drop for AttachedShared<'_> {
 }
 
 /// # Safety
-/// The block is that of a guard of the calling thread, which is being dropped.
+/// The block belongs to a guard of the calling thread that is being dropped.
 #[cold]
 #[inline(never)]
 unsafe fn detach_slowly(state: *mut State, block: *mut u8, generation: u32) {
@@ -210,23 +212,23 @@ unsafe fn detach_slowly(state: *mut State, block: *mut u8, generation: u32) {
         if (*state).shared.generation() == generation {
             return AttachedBlocks::detach_out_of_order(state, block);
         }
-        // The slot was empty when the list was cleared, so no later guard restores this record,
-        // and another publisher does only while the thread ends.
+        // The slot was empty when the list was cleared, so no later guard restores this record, and
+        // another publisher does only while the thread ends.
         let slot = state::slot(state);
         if exit_has_begun(state) && slot.read_volatile() == block {
-            // What the guard has replaced may have been freed.
+            // The record that the guard replaced may have been freed.
             slot.write_volatile(std::ptr::null_mut());
         }
     }
 }
 
-/// [`AttachedShared`] without a borrow: [`SharedRecord::attach_owned`] makes it.
+/// [`AttachedShared`] without a borrow, created by [`SharedRecord::attach_owned`].
 #[must_use = "the record is detached when the guard is dropped"]
 #[derive(Debug)]
 pub struct AttachedOwned(AttachedShared<'static>);
 
 impl AttachedOwned {
-    /// Adds an attribute that was not known when the record was made; see
+    /// Adds an attribute that was not known when the record was created; see
     /// [`AttachedShared::append`].
     pub fn append(&self, key: &Key, value: &str) -> bool {
         self.0.append(key, value)

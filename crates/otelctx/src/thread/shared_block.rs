@@ -1,13 +1,13 @@
-//! The memory of shared records: blocks that count their references.
+//! The memory of shared records: reference-counted blocks.
 //!
-//! A block is never anything but a shared record: another publisher may restore its address long
-//! after it was freed, and must then find a record that says it is not valid. So free blocks go to
-//! a list and not back to the allocator.
+//! A block is never used for anything but a shared record: another publisher may restore its
+//! address long after it was freed, and must then find a record that is marked as invalid. So free
+//! blocks go into a list, not back to the allocator.
 //!
 //! Each thread has a list of its own, and there is one for the whole process. The process's list
-//! supports two operations, adding a chain and taking everything. Taking a single block would need
-//! its successor, which another thread may change in between (the ABA problem). Nothing here
-//! waits, so a forked child can use it whatever the threads of its parent were doing.
+//! supports two operations: adding a chain, and taking everything. Taking a single block would need
+//! its successor, which another thread may change in between (the ABA problem). Nothing here waits,
+//! so a forked child can use it regardless of what the threads of its parent were doing.
 
 use std::alloc::{alloc, handle_alloc_error, Layout};
 use std::ptr;
@@ -18,11 +18,11 @@ use super::pool::{invalidate, ALIGN, SIZES};
 use super::state::{exit_has_begun, prepare_shared_exit, State};
 use crate::arch;
 
-/// What lies before the bytes of a shared record.
+/// The header before the bytes of a shared record.
 #[repr(C, align(64))]
 struct Header {
     references: AtomicUsize,
-    /// The next free block. Atomic, because the holder of a stale chain may still read it.
+    /// The next free block. Atomic, because another thread with a stale chain may still read it.
     next: AtomicPtr<u8>,
     class: usize,
     truncated: bool,
@@ -33,8 +33,8 @@ const _: () = assert!(std::mem::size_of::<Header>() == ALIGN);
 static FREE: [AtomicPtr<u8>; SIZES.len()] =
     [const { AtomicPtr::new(ptr::null_mut()) }; SIZES.len()];
 
-/// How many free blocks of a size class a thread keeps for itself: enough that the process's list
-/// is touched by few operations in a hundred, at most 45 KiB of the largest class.
+/// Maximum number of free blocks per size class that a thread keeps: enough that only a few percent
+/// of operations access the process's list, and at most 45 KiB for the largest class.
 const MAX_KEPT: usize = 64;
 
 /// The free blocks of a thread.
@@ -64,7 +64,7 @@ unsafe fn header(block: *mut u8) -> *mut Header {
 /// `block` is a shared one.
 #[inline]
 unsafe fn next(block: *mut u8) -> &'static AtomicPtr<u8> {
-    // SAFETY: as above; blocks are never freed.
+    // SAFETY: as above; blocks are never returned to the allocator.
     unsafe { &(*header(block)).next }
 }
 
@@ -93,12 +93,13 @@ pub(super) unsafe fn retain(block: *mut u8) {
     // SAFETY: as the caller promises.
     let before = unsafe { (*header(block)).references.fetch_add(1, Ordering::Relaxed) };
     if before > isize::MAX as usize {
-        // As for `Arc`: counting further would overflow, after that number of forgotten handles.
+        // As in `Arc`: more references would overflow the counter; handles must have been
+        // forgotten.
         std::process::abort();
     }
 }
 
-/// Drops a reference. The last one frees the block; `state` is asked for the thread's state then.
+/// Drops a reference. The last one frees the block; only then, `state` is called.
 ///
 /// # Safety
 /// `block` is a shared one, and the reference is the caller's.
@@ -112,14 +113,15 @@ pub(super) unsafe fn release(state: impl FnOnce() -> *mut State, block: *mut u8)
     }
 }
 
-/// Drops the reference of a handle: also that of the thread's list of attached blocks, when the
-/// two are all there are and the record is not attached.
+/// Drops the reference of a handle. If the only other reference is in the thread's list of attached
+/// blocks, and the record is not attached, drops that one, too.
 ///
 /// # Safety
 /// `block` is a shared one, and the reference is the caller's.
 #[inline(never)]
 pub(super) unsafe fn release_handle(block: *mut u8) {
-    // SAFETY: as the caller promises. Who holds the only two references need not count them down.
+    // SAFETY: as the caller promises. If both references are held here, the count need not be
+    // decremented.
     unsafe {
         if (*header(block)).references.load(Ordering::Acquire) == 2 {
             let state = arch::state();
@@ -131,8 +133,8 @@ pub(super) unsafe fn release_handle(block: *mut u8) {
     }
 }
 
-/// Drops a reference. The last one frees the block for all threads, without using the thread's
-/// free blocks.
+/// Drops a reference. The last one frees the block to the process's list, without using the
+/// thread's free blocks.
 ///
 /// # Safety
 /// `block` is a shared one, and the reference is the caller's.
@@ -148,14 +150,14 @@ pub(super) unsafe fn release_to_process(block: *mut u8) {
     }
 }
 
-/// Returns whether it was the last one.
+/// Drops a reference. Returns whether it was the last one.
 ///
 /// # Safety
 /// `block` is a shared one, and the reference is the caller's.
 #[inline]
 unsafe fn drop_reference(block: *mut u8) -> bool {
-    // SAFETY: as the caller promises. Who holds the only reference need not count it down: nobody
-    // else could add one.
+    // SAFETY: as the caller promises. The holder of the only reference need not decrement the
+    // count: no other thread can add a reference.
     let references = unsafe { &(*header(block)).references };
     if references.load(Ordering::Acquire) != 1 {
         if references.fetch_sub(1, Ordering::Release) != 1 {
@@ -166,10 +168,10 @@ unsafe fn drop_reference(block: *mut u8) -> bool {
     true
 }
 
-/// Takes a block with one reference. It says that it is not valid.
+/// Allocates a block with one reference, marked as invalid.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[inline]
 pub(super) unsafe fn allocate(state: *mut State, class: usize, truncated: bool) -> *mut u8 {
     // SAFETY: as the caller promises.
@@ -190,7 +192,7 @@ pub(super) unsafe fn allocate(state: *mut State, class: usize, truncated: bool) 
 }
 
 /// # Safety
-/// `state` is the calling thread's, and nobody has a reference to `block`.
+/// `state` belongs to the calling thread, and there are no references to `block`.
 #[inline]
 unsafe fn free(state: *mut State, block: *mut u8) {
     // SAFETY: as the caller promises.
@@ -208,7 +210,7 @@ unsafe fn free(state: *mut State, block: *mut u8) {
 }
 
 /// # Safety
-/// That of [`free`]; `class` is the block's.
+/// Same as [`free`]; `class` is the block's.
 #[cold]
 #[inline(never)]
 unsafe fn free_slowly(state: *mut State, block: *mut u8, class: usize) {
@@ -231,12 +233,13 @@ unsafe fn free_slowly(state: *mut State, block: *mut u8, class: usize) {
 /// Adds a chain of free blocks to the process's list.
 ///
 /// # Safety
-/// The blocks are free ones of this size class that nobody else knows.
+/// The blocks are free, have this size class, and no other code refers to them.
 unsafe fn give_back(first: *mut u8, class: usize) {
     let list = &FREE[class];
     let mut head = ptr::null_mut();
     let mut last: *mut u8 = ptr::null_mut();
-    // An empty list needs no link from the end of the chain, which is found only when it is needed.
+    // If the list is empty, the end of the chain need not be linked, so it is searched only if
+    // needed.
     while let Err(now) =
         list.compare_exchange_weak(head, first, Ordering::Release, Ordering::Relaxed)
     {
@@ -258,11 +261,11 @@ fn non_null(block: *mut u8) -> Option<*mut u8> {
     (!block.is_null()).then_some(block)
 }
 
-/// Takes a block from the process's list, with more of them for the thread's own one, which is
-/// empty; or a new one from the allocator.
+/// Takes a block from the process's list, and fills the thread's empty list with others from it; or
+/// allocates a new block.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
 unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
@@ -270,7 +273,7 @@ unsafe fn refill(state: *mut State, class: usize) -> *mut u8 {
     if block.is_null() {
         return allocate_new(class);
     }
-    // SAFETY: as the caller promises; the chain is this thread's alone now.
+    // SAFETY: as the caller promises; only this thread has the chain now.
     unsafe {
         let keep = if exit_has_begun(state) { 0 } else { MAX_KEPT };
         let (mut last, mut kept) = (block, 0);
@@ -314,10 +317,10 @@ fn allocate_new(class: usize) -> *mut u8 {
     }
 }
 
-/// Gives the free blocks of a thread that ends to the process.
+/// Moves the free blocks of a thread that ends to the process's list.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 pub(super) unsafe fn give_back_all(state: *mut State) {
     // SAFETY: as the caller promises.
     unsafe {

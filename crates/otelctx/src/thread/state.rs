@@ -1,8 +1,8 @@
-//! What this crate keeps for each thread.
+//! This crate's state for each thread.
 //!
-//! Everything here is reached through raw pointers and changed by its own thread only. A signal
-//! handler may attach and detach in the middle of any of it: it leaves the slot and the list of
-//! attached blocks as it found them, and touches nothing else.
+//! Everything here is accessed through raw pointers and changed only by its own thread. A signal
+//! handler may attach and detach at any time: it leaves the slot and the list of attached blocks as
+//! it found them, and touches nothing else.
 
 use std::ptr;
 
@@ -15,21 +15,21 @@ use crate::arch;
 /// A thread's state; all zeroes when the thread starts.
 #[repr(C)]
 pub(crate) struct State {
-    /// Address of this thread's `otel_thread_ctx_v1`; null until it is first needed.
+    /// Address of this thread's `otel_thread_ctx_v1`; null until first needed.
     slot: *mut *mut u8,
-    /// The record that [`super::ThreadRecord`] rewrites; null until it is first needed.
+    /// The record that [`super::ThreadRecord`] rewrites; null until first needed.
     pub(super) in_place: *mut u8,
-    /// The same, unless something was cut or left out since it was last replaced: null then, so
-    /// that replacing it reads one word.
+    /// Equal to `in_place`, or null if something was cut or skipped since the record was last
+    /// replaced. So replacing it reads only one word.
     pub(super) in_place_whole: *mut u8,
     pub(super) exit: Exit,
     pub(super) pool: Pool,
     pub(super) shared: AttachedBlocks,
     pub(super) free_shared: FreeBlocks,
-    /// What [`super::swap_current`] has attached. Nothing is below it.
+    /// The record attached by [`super::swap_current`]. Nothing is below it.
     pub(super) current: Entry,
-    /// Releases what the thread has of shared records; null unless it has used any, so that a
-    /// program which never does is not linked with it.
+    /// Releases the thread's data about shared records; null until it uses any, so that programs
+    /// that never do are not linked with it.
     pub(super) end_shared: Option<unsafe fn(*mut State)>,
 }
 
@@ -39,12 +39,12 @@ pub(crate) struct State {
 pub(super) enum Exit {
     NotPrepared = 0,
     Prepared,
-    /// Its destructors have come to ours; others may still run and use records.
+    /// Our destructor has run; others may still run and use records.
     Begun,
 }
 
 impl State {
-    /// The state of a thread that starts.
+    /// The initial state of a thread.
     #[cfg_attr(all(target_os = "linux", not(miri)), allow(dead_code))]
     pub(crate) const ZERO: Self = Self {
         slot: ptr::null_mut(),
@@ -62,7 +62,7 @@ impl State {
 /// This thread's slot.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[inline(always)]
 pub(super) unsafe fn slot(state: *mut State) -> *mut *mut u8 {
     // SAFETY: as the caller promises.
@@ -74,10 +74,10 @@ pub(super) unsafe fn slot(state: *mut State) -> *mut *mut u8 {
     slot
 }
 
-/// [`slot`], after it has been called before on this thread.
+/// [`slot`], if it was called before on this thread.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[inline(always)]
 pub(super) unsafe fn found_slot(state: *mut State) -> *mut *mut u8 {
     // SAFETY: as the caller promises.
@@ -85,7 +85,7 @@ pub(super) unsafe fn found_slot(state: *mut State) -> *mut *mut u8 {
 }
 
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
 unsafe fn find_slot(state: *mut State) -> *mut *mut u8 {
@@ -95,10 +95,10 @@ unsafe fn find_slot(state: *mut State) -> *mut *mut u8 {
     slot
 }
 
-/// Makes sure that the thread's memory is freed when it ends.
+/// Ensures that the thread's memory is freed when it ends.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn prepare_exit(state: *mut State) {
@@ -116,14 +116,14 @@ pub(super) unsafe fn prepare_exit(state: *mut State) {
     unsafe {
         if (*state).exit == Exit::NotPrepared {
             (*state).exit = Exit::Prepared;
-            // It can be gone already only when `exit` is `Begun`.
+            // It can be destroyed already only if `exit` is `Begun`.
             let _ = ON_EXIT.try_with(|_| ());
         }
     }
 }
 
 /// # Safety
-/// `state` is the calling thread's, and the thread ends.
+/// `state` belongs to the calling thread, which is ending.
 unsafe fn begin_exit(state: *mut State) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -141,10 +141,10 @@ unsafe fn begin_exit(state: *mut State) {
     }
 }
 
-/// [`prepare_exit`] for a thread that has something of shared records.
+/// [`prepare_exit`] for a thread that uses shared records.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 pub(super) unsafe fn prepare_shared_exit(state: *mut State) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -153,10 +153,10 @@ pub(super) unsafe fn prepare_shared_exit(state: *mut State) {
     }
 }
 
-/// Releases what the thread has of shared records. Its slot was [cleared](clear_slot).
+/// Releases the thread's data about shared records. Its slot was [cleared](clear_slot).
 ///
 /// # Safety
-/// `state` is the calling thread's, and the thread ends.
+/// `state` belongs to the calling thread, which is ending.
 pub(super) unsafe fn end_shared(state: *mut State) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -167,11 +167,11 @@ pub(super) unsafe fn end_shared(state: *mut State) {
 }
 
 /// # Safety
-/// That of [`end_shared`].
+/// Same as [`end_shared`].
 unsafe fn end_shared_records(state: *mut State) {
     // SAFETY: as the caller promises.
     unsafe {
-        // Another publisher whose record is in the slot may restore what it has replaced.
+        // If another publisher's record is in the slot, it may restore this one.
         let current = std::mem::replace(&mut (*state).current, Entry::NONE);
         if slot(state).read_volatile().is_null() {
             current.release(state);
@@ -181,10 +181,10 @@ unsafe fn end_shared_records(state: *mut State) {
     }
 }
 
-/// Empties the slot unless it holds a record of another publisher.
+/// Clears the slot unless it contains a record of another publisher.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[inline(never)]
 pub(super) unsafe fn clear_slot(state: *mut State) {
     // SAFETY: as the caller promises.
@@ -197,19 +197,19 @@ pub(super) unsafe fn clear_slot(state: *mut State) {
     }
 }
 
-/// Whether what is in the slot is null or of this copy of the crate.
+/// Whether the content of the slot is null or belongs to this copy of the crate.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 pub(super) unsafe fn is_own(state: *mut State, record: *mut u8) -> bool {
     // SAFETY: as the caller promises.
     unsafe { !matches!(chain::below(state, record), Below::Unknown) }
 }
 
-/// Whether the thread's destructors have come to ours.
+/// Whether our destructor of the thread has run.
 ///
 /// # Safety
-/// `state` is the calling thread's.
+/// `state` belongs to the calling thread.
 #[inline]
 pub(super) unsafe fn exit_has_begun(state: *mut State) -> bool {
     // SAFETY: as the caller promises.

@@ -5,16 +5,16 @@
 
 use crate::thread::State;
 
-/// Whether other processes can find what this module points at.
+/// Whether other processes can find the variables of this module.
 pub(crate) const OBSERVED: bool = true;
 
 super::define_variables!();
 
 /// The address of a thread-local symbol for the calling thread.
 ///
-/// The convention lets the call change x0, x1, x30 and the flags only. Every vector and
-/// predicate register is declared changed all the same: see the same macro for x86-64, where
-/// glibc was seen to break the convention on a thread's first touch.
+/// By convention, the call changes only x0, x1, x30 and the flags. Nevertheless, every vector and
+/// predicate register is declared as clobbered: see the same macro for x86-64, where glibc breaks
+/// the convention on a thread's first access.
 macro_rules! thread_local_address {
     ($symbol:expr) => {{
         let address: *mut u8;
@@ -57,7 +57,7 @@ pub(crate) fn slot() -> *mut *mut u8 {
     thread_local_address!("otel_thread_ctx_v1").cast()
 }
 
-/// The calling thread's state of this copy of the crate, zeroed when the thread starts.
+/// The calling thread's state in this copy of the crate, zeroed when the thread starts.
 #[inline(always)]
 pub(crate) fn state() -> *mut State {
     thread_local_address!(concat!("otelctx_state_", env!("OTELCTX_TAG"))).cast()

@@ -1,10 +1,10 @@
-//! Targets for which no thread-local variable is defined: private memory in its place.
+//! Targets for which no thread-local variable is defined: private memory replaces it.
 
 use crate::thread::State;
 use std::cell::UnsafeCell;
 use std::ptr;
 
-/// Whether other processes can find what this module points at.
+/// Whether other processes can find the variables of this module.
 pub(crate) const OBSERVED: bool = false;
 
 struct Variables {
@@ -13,7 +13,7 @@ struct Variables {
 }
 
 thread_local! {
-    // Nothing to drop, so it stays usable until the thread is gone.
+    // It needs no destructor, so it stays usable until the thread has ended.
     static VARIABLES: Variables = const {
         Variables {
             slot: UnsafeCell::new(ptr::null_mut()),
@@ -28,7 +28,7 @@ pub(crate) fn slot() -> *mut *mut u8 {
     VARIABLES.with(|variables| variables.slot.get())
 }
 
-/// The calling thread's state of this copy of the crate, zeroed when the thread starts.
+/// The calling thread's state in this copy of the crate, zeroed when the thread starts.
 #[inline]
 pub(crate) fn state() -> *mut State {
     VARIABLES.with(|variables| variables.state.get())

@@ -5,16 +5,16 @@
 
 use crate::thread::State;
 
-/// Whether other processes can find what this module points at.
+/// Whether other processes can find the variables of this module.
 pub(crate) const OBSERVED: bool = true;
 
 super::define_variables!();
 
 /// The address of a thread-local symbol for the calling thread.
 ///
-/// The convention lets the call change rax and the flags only, but glibc before 2.40
-/// (BZ #31372) also changes vector registers when a thread touches a dynamic variable for the
-/// first time: every vector, mask, x87 and MMX register is declared changed.
+/// By convention, the call changes only rax and the flags. But glibc before 2.40 (BZ #31372) also
+/// changes vector registers when a thread first accesses a variable in dynamic storage, so every
+/// vector, mask, x87 and MMX register is declared as clobbered.
 macro_rules! thread_local_address {
     ($symbol:expr) => {{
         let address: *mut u8;
@@ -52,7 +52,7 @@ pub(crate) fn slot() -> *mut *mut u8 {
     thread_local_address!("otel_thread_ctx_v1").cast()
 }
 
-/// The calling thread's state of this copy of the crate, zeroed when the thread starts.
+/// The calling thread's state in this copy of the crate, zeroed when the thread starts.
 #[inline(always)]
 pub(crate) fn state() -> *mut State {
     thread_local_address!(concat!("otelctx_state_", env!("OTELCTX_TAG"))).cast()

@@ -1,13 +1,14 @@
 //! Other copies of this crate in the process: another version, or a library for another language
 //! that carries one.
 //!
-//! A process has one context, so the copy that is asked to publish later has the earlier one withdraw
-//! its context. It finds that one by its mapping, whose header is followed by the address of a
-//! [`Descriptor`]. No symbol is looked up: libraries that are loaded with `RTLD_LOCAL`, two versions
-//! in one executable and static programs are all the same.
+//! A process has one context, so the copy that publishes last makes the earlier copy withdraw its
+//! context. It finds the earlier copy by its mapping, where the address of a [`Descriptor`] follows
+//! the header. No symbols are looked up, so this also works for libraries loaded with `RTLD_LOCAL`,
+//! two versions in one executable, and static programs.
 //!
-//! Records of the earlier copy stay attached, and more may be. So the later copy's key map begins
-//! with the earlier one's; keys that are registered with the earlier copy afterwards are not published.
+//! Records of the earlier copy stay attached, and it may attach more. So the later copy's key map
+//! starts with the earlier one's. Keys registered with the earlier copy afterwards are not
+//! published.
 
 use std::mem;
 use std::ptr;
@@ -20,20 +21,20 @@ use super::lock::Locked;
 use super::owner::Owner;
 use crate::thread::{self, Name};
 
-/// Where the address of the descriptor lies, as a `u64`, in bytes from the mapping's start: a
-/// context that is not this crate's may have anything there.
+/// Offset of the descriptor's address, a `u64`, in bytes from the mapping's start. Contexts of
+/// other publishers may have anything there.
 pub(super) const OFFSET: usize = HEADER_SIZE;
 
-/// What a descriptor starts with.
+/// The first bytes of a descriptor.
 const MAGIC: [u8; 16] = *b"otelctx_withdraw";
 
-/// Withdraws the context, if there still is one and `adopt` agrees. Returns whether there is none of
-/// this copy any more. `adopt` gets the names that records may refer to, in order; they are
-/// readable during the call.
+/// Withdraws the context, if there is one and `adopt` returns true. Returns whether this copy no
+/// longer publishes a context. `adopt` is passed the names that records may refer to, in order,
+/// which are readable during the call.
 type Withdraw = extern "C" fn(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) -> bool;
 
-/// What other copies know of this one. This layout is for good; a later version that needs another
-/// one gives it another [`MAGIC`].
+/// What other copies can access. This layout is permanent; a later version that needs another
+/// layout uses another [`MAGIC`].
 #[repr(C, align(32))]
 struct Descriptor {
     magic: [u8; 16],
@@ -50,8 +51,8 @@ pub(super) fn descriptor() -> u64 {
     ptr::from_ref(&DESCRIPTOR) as u64
 }
 
-/// Puts [`otelctx_withdraw`] into the dynamic symbol table of a cdylib, as `EXPORT` in `export.rs`
-/// does with the thread's variable.
+/// Adds [`otelctx_withdraw`] to the dynamic symbol table of a cdylib, as `EXPORT` in `export.rs`
+/// does for the thread's variable.
 #[unsafe(export_name = concat!("otelctx_withdra[w", env!("OTELCTX_TAG"), "]"))]
 #[allow(unreachable_pub)]
 pub static EXPORT: u8 = 0;
@@ -69,7 +70,7 @@ macro_rules! jump {
     };
 }
 
-// Weak, so that several copies of this crate link into one program.
+// Weak, so that several copies of this crate can be linked into one program.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 std::arch::global_asm!(
     ".pushsection .text.otelctx_withdraw,\"ax\",%progbits",
@@ -82,9 +83,9 @@ std::arch::global_asm!(
     withdraw = sym otelctx_withdraw,
 );
 
-/// `bool otelctx_withdraw(void)`, which libraries export, for publishers that are no copies of this crate.
-/// Withdraws what this library has published, unless records may refer to its keys. Returns
-/// whether it publishes nothing any more.
+/// `bool otelctx_withdraw(void)`, exported by libraries for publishers other than this crate.
+/// Withdraws this library's context, unless records may refer to its keys. Returns whether it no
+/// longer publishes a context.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 extern "C" fn otelctx_withdraw() -> bool {
     unsafe extern "C" fn no_keys(_: *const Name, count: usize) -> bool {
@@ -94,23 +95,24 @@ extern "C" fn otelctx_withdraw() -> bool {
 }
 
 extern "C" fn withdraw(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) -> bool {
-    // The other copy holds its own lock and calls this one: waiting here could be for ever.
+    // The other copy calls this while it holds its own lock: waiting here could deadlock.
     let Some(locked) = Locked::try_acquire() else {
         return false;
     };
     let mut owner = Owner::of(locked);
     let names = thread::published_key_map();
-    // SAFETY: names of this copy live for good.
+    // SAFETY: the names of this copy are never freed.
     let adopted = owner.publication().is_none() || unsafe { adopt(names.as_ptr(), names.len()) };
     if adopted {
-        // Readers know all the same that it holds nothing.
+        // If this fails, the mapping stays, but readers recognise it as empty.
         let _ = owner.make_way();
     }
     adopted
 }
 
-/// Has the copy of this crate that publishes the context at `address` withdraw it. Returns whether
-/// that is worth another search: `false` if it is no copy of this crate, or the key maps differ.
+/// Makes the copy of this crate that publishes the context at `address` withdraw it. Returns
+/// whether to search again: `false` if the publisher is not a copy of this crate, or the key maps
+/// differ.
 pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
     // SAFETY: plain old data.
     let read = |address| foreign::read(address).ok();
@@ -121,7 +123,7 @@ pub(super) fn withdraw_other(_owner: &Owner, address: usize) -> bool {
     let Some(bytes) = read(descriptor as usize).filter(|bytes| bytes.starts_with(&MAGIC)) else {
         return false;
     };
-    // SAFETY: the magic bytes say that it is one.
+    // SAFETY: the magic bytes identify a descriptor.
     let descriptor = unsafe { bytes.as_ptr().cast::<Descriptor>().read_unaligned() };
     (descriptor.withdraw)(adopt)
 }

@@ -1,15 +1,15 @@
-//! A process context that another publisher made in this process.
+//! A process context that another publisher has published in this process.
 
 use otelctx_format::process_context::{Header, HEADER_SIZE, MAPPING_PREFIXES};
 
 use super::errno;
 
-/// How many times to read a context that is being updated, one millisecond apart.
+/// Maximum number of reads of a context that is being updated, one millisecond apart.
 const MAX_READS: u32 = 5;
 
 /// A valid context.
 pub(super) struct Foreign {
-    /// The line of maps that shows it.
+    /// The line of `/proc/self/maps` with its mapping.
     pub(super) line: String,
     pub(super) address: usize,
 }
@@ -17,9 +17,9 @@ pub(super) struct Foreign {
 /// Searches `/proc/thread-self/maps` for a valid context. (`/proc/self/maps` is empty once the main
 /// thread has ended.)
 ///
-/// Where `/proc` is not mounted nothing is found: then readers in the same place find nothing
-/// either. The kernel returns at most 4 KiB at a time, and each line is short-lived: however many
-/// mappings there are, this takes 8 KiB of the stack and no lock.
+/// If `/proc` is not mounted, this finds nothing, and neither would readers. The kernel returns at
+/// most 4 KiB at a time, and lines are not kept: regardless of the number of mappings, this takes 8
+/// KiB of stack and no lock.
 pub(super) fn find() -> Option<Foreign> {
     // SAFETY: the path is a C string, and the file is closed below.
     unsafe {
@@ -60,23 +60,23 @@ fn find_in(file: libc::c_int) -> Option<Foreign> {
         buffer.copy_within(start..used, 0);
         used -= start;
         if used == buffer.len() {
-            // No line is that long: a path has at most 4,096 bytes.
+            // The line is too long to be a context: a path has at most 4,096 bytes.
             used = 0;
         }
     }
 }
 
-/// By the C library's function, which is small here and fast.
+/// Uses the C library's function, which is fast and adds little code.
 fn find_byte(bytes: &[u8], byte: u8) -> Option<usize> {
     // SAFETY: it reads within the slice, and returns null or an address in it.
     let found = unsafe { libc::memchr(bytes.as_ptr().cast(), byte.into(), bytes.len()) };
     (!found.is_null()).then(|| found as usize - bytes.as_ptr() as usize)
 }
 
-/// The address of the valid context that a line of maps (proc_pid_maps(5)) shows.
+/// The address of the valid context in the mapping of this line (proc_pid_maps(5)).
 fn context_in(line: &[u8]) -> Option<usize> {
-    // Behind addresses, permissions, offset, device, inode and spaces; the numbers have no such
-    // character.
+    // After addresses, permissions, offset, device, inode and spaces, none of which contains these
+    // characters.
     let at = find_byte(line, b'/').or_else(|| find_byte(line, b'['));
     let name = at.map_or(&[][..], |at| &line[at..]);
     if !MAPPING_PREFIXES.iter().any(|start| name.starts_with(start)) {
@@ -86,7 +86,7 @@ fn context_in(line: &[u8]) -> Option<usize> {
     let address = address.fold(0, |address, digit| address << 4 | digit as usize);
     for _ in 0..MAX_READS {
         match read(address).map(|bytes| Header::decode(&bytes)) {
-            // Unmapped meanwhile.
+            // It was unmapped in the meantime.
             Err(libc::EFAULT) => return None,
             // Only a publisher gives a mapping this name.
             Err(_) => return Some(address),
@@ -98,7 +98,7 @@ fn context_in(line: &[u8]) -> Option<usize> {
             }
         }
     }
-    // Withdrawn, and not unmapped.
+    // It was withdrawn, but not unmapped.
     None
 }
 

@@ -1,10 +1,10 @@
-//! Publishing again in forked children, for servers that fork their workers.
+//! Publishes a context in forked children, for servers that fork their workers.
 //!
-//! A child of a program with several threads may do what a signal handler may (fork(2)), because
-//! another thread may have held any lock. So everything is prepared before the fork: the forking
-//! thread takes the lock, which makes what the child inherits whole, and encodes the child's
-//! context. The child itself only makes system calls, and writes its pid and its instance id over
-//! placeholders.
+//! After a fork, the child of a program with several threads may only do what is allowed in a
+//! signal handler (fork(2)), because another thread may have held any lock. So everything is
+//! prepared before the fork: the forking thread takes the lock, so that the child inherits
+//! consistent data, and encodes the child's context. The child only makes system calls, and writes
+//! its PID and its instance ID over placeholders.
 
 use std::mem;
 use std::ptr;
@@ -17,17 +17,17 @@ use super::mapping::Mapping;
 use super::owner::{lock, Owner, Publication};
 use crate::process_context::{ProcessContext, PublishError, PID};
 
-/// Stands for the child's pid. Pids have at most 22 bits (`PID_MAX_LIMIT` of linux/threads.h), and
-/// this is the largest number whose varint takes 4 bytes.
+/// Placeholder for the child's PID. PIDs have at most 22 bits (`PID_MAX_LIMIT` in linux/threads.h);
+/// this is the largest number whose varint has 4 bytes.
 const ANY_PID: u32 = (1 << 28) - 1;
-/// How an attribute with that value ends: `AnyValue`, of 5 bytes, with an `int_value`.
+/// The end of an encoded attribute with that value: an `AnyValue`, of 5 bytes, with an `int_value`.
 const ANY_PID_ENCODED: &[u8] = b"process.pid\x12\x05\x18\xff\xff\xff\x7f";
 
-/// Which publication is renewed in children; 0 for none.
+/// The publication that is renewed in children; 0 for none.
 static RENEWED: AtomicU64 = AtomicU64::new(0);
 /// Whether the handlers are registered. They cannot be removed.
 static REGISTERED: AtomicBool = AtomicBool::new(false);
-/// What a fork that is going on has prepared. Used under the lock.
+/// What was prepared for a fork in progress. Accessed under the lock.
 static PREPARED: AtomicPtr<Prepared> = AtomicPtr::new(ptr::null_mut());
 
 struct Prepared {
@@ -44,16 +44,16 @@ struct Next {
     payload: Vec<u8>,
     /// Where in the payload [`ANY_PID`] ends, if the context has the pid.
     pid_end: Option<usize>,
-    /// Where [`PLACEHOLDER`] ends, if the context has an instance id of ours.
+    /// Where [`PLACEHOLDER`] ends in the payload, if the context has an instance ID of ours.
     id_end: Option<usize>,
 }
 
-/// Has publication `id` renewed in every child from now on.
+/// Makes every later child renew publication `id`.
 pub(crate) fn republish_after_fork(id: u64) -> Result<(), PublishError> {
     if lock().current() != id {
         return Err(PublishError::NotPublished);
     }
-    // Without the lock: a fork that is going on holds the C library's lock on the handlers, and waits
+    // Without the lock: a fork in progress holds the C library's lock on the handlers, and waits
     // for ours.
     if !REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: the handlers take no arguments and do not unwind.
@@ -84,7 +84,7 @@ extern "C" fn prepare() {
 }
 
 extern "C" fn in_parent() {
-    // Unlocks.
+    // Releases the lock.
     replace_prepared(None);
 }
 
@@ -93,15 +93,15 @@ extern "C" fn in_child() {
     let Some(prepared) = (unsafe { PREPARED.load(Ordering::Relaxed).as_mut() }) else {
         return;
     };
-    // It was the parent's lock: in this process nobody holds one.
+    // It was the parent's lock: in this process, it is free.
     mem::forget(prepared.owner.take());
     if let Some(next) = &mut prepared.next {
-        // The child has no context then, as without this.
+        // If this fails, the child has no context, as without this feature.
         let _ = next.publish();
     }
 }
 
-/// Drops what was prepared before, in a child what its own fork has left.
+/// Drops what was prepared before; in a child, what its own fork left over.
 fn replace_prepared(prepared: Option<Prepared>) {
     let new = prepared.map_or(ptr::null_mut(), |prepared| {
         Box::into_raw(Box::new(prepared))
@@ -117,7 +117,7 @@ impl Next {
     fn of(id: u64, publication: &Publication) -> Option<Self> {
         let mut context = publication.context.clone();
         let resource = &mut context.payload.resource;
-        // What is written over goes first, where nothing of the program's own can be taken for it.
+        // Attributes with placeholders go first, where no other value can be mistaken for one.
         let mut take_to_front = |name: &str, old: Value, new: Value| {
             let at = resource
                 .iter()
@@ -130,7 +130,7 @@ impl Next {
         };
         let has_pid = take_to_front(PID, std::process::id().into(), ANY_PID.into());
         let old_id = publication.instance_id.as_deref();
-        // One that the program has set stays.
+        // An ID that the program has set is kept.
         let has_id =
             old_id.is_some_and(|id| take_to_front(INSTANCE_ID, id.into(), PLACEHOLDER.into()));
         let payload = context.encode();
@@ -149,8 +149,8 @@ impl Next {
         })
     }
 
-    /// Publishes in the child. Allocates and frees nothing: what the child does not need any more
-    /// ends up in `self`, for the next fork to drop.
+    /// Publishes in the child. Does not allocate or free: what the child no longer needs is kept in
+    /// `self`, for the next fork to drop.
     fn publish(&mut self) -> Result<(), PublishError> {
         let owner = lock();
         // SAFETY: the forking thread held the lock.
@@ -159,7 +159,7 @@ impl Next {
         };
         let pid = std::process::id();
         if let Some(end) = self.pid_end {
-            // 4 bytes of 7 bits each, and one that says that more follow in all but the last.
+            // 4 bytes with 7 bits each; all but the last have the continuation bit.
             let mut rest = pid;
             for byte in &mut self.payload[end - 4..end - 1] {
                 *byte = rest as u8 | 0x80;
@@ -199,7 +199,7 @@ impl Next {
     }
 }
 
-/// Writes ASCII of the same length over a text.
+/// Overwrites a string with ASCII text of the same length.
 fn write_over(text: &mut String, ascii: [u8; PLACEHOLDER.len()]) {
     text.clear();
     text.extend(ascii.map(char::from));

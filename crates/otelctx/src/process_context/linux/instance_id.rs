@@ -1,4 +1,4 @@
-//! `service.instance.id`: a random one for each process.
+//! `service.instance.id`: random for each process.
 
 use std::str;
 
@@ -8,10 +8,10 @@ use crate::process_context::{ProcessContext, PublishError};
 
 pub(super) const INSTANCE_ID: &str = "service.instance.id";
 
-/// A place for each digit.
+/// Same length as an ID.
 pub(super) const PLACEHOLDER: &str = "________-____-____-____-____________";
 
-/// Gives a context that wants it the instance id of before, or else a random one.
+/// Sets the instance ID, if the context asks for one: the previous one, or a random one.
 pub(super) fn identify(
     context: &mut ProcessContext,
     before: Option<&str>,
@@ -23,7 +23,7 @@ pub(super) fn identify(
         Some(id) => id.to_owned(),
         None => str::from_utf8(&random()?).unwrap_or_default().to_owned(),
     };
-    // The program may have set one of its own.
+    // The program may have set its own ID.
     let payload = &mut context.payload;
     if payload.resource_attribute(INSTANCE_ID).is_none() {
         payload
@@ -33,10 +33,10 @@ pub(super) fn identify(
     Ok(Some(id))
 }
 
-/// A random UUID (RFC 9562, version 4) in ASCII. Allocates nothing: forked children call it.
+/// A random UUID (RFC 9562, version 4) in ASCII. Does not allocate: forked children call it.
 pub(super) fn random() -> Result<[u8; PLACEHOLDER.len()], PublishError> {
     let mut bytes = [0_u8; 16];
-    // SAFETY: the buffer is 16 bytes, which the kernel returns whole. The system call itself,
+    // SAFETY: the buffer is 16 bytes, which the kernel always fills completely. Called directly
     // because glibc before 2.25 has no function for it.
     let read = unsafe { libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), 0) };
     if read != 16 {

@@ -1,9 +1,8 @@
-//! The process-wide lock, and the knowledge whether this process (not one that it was forked
-//! from) has published.
+//! The process-wide lock, and whether this process (not one that it was forked from) has published.
 //!
-//! Both lie in a page that the kernel wipes in forked children (`MADV_WIPEONFORK`, Linux 4.14): a
-//! child finds the lock free, also when another thread of its parent held it, and knows that it
-//! has published nothing, also when it has its parent's pid in a new PID namespace.
+//! Both are in a page that the kernel zeroes in forked children (`MADV_WIPEONFORK`, Linux 4.14): in
+//! a child the lock is free even if another thread of its parent held it, and nothing counts as
+//! published even if the child has its parent's PID in a new PID namespace.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -12,43 +11,43 @@ use super::errno;
 use super::mapping::page_size;
 use crate::process_context::PublishError;
 
-// What the word of the lock says.
+// States of the lock.
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
-/// Locked, and a thread may sleep until it is free.
+/// Locked, and a thread may be waiting for it.
 const AWAITED: u32 = 2;
 
-/// How many times to try for a lock that is not waited for, 100 microseconds apart.
+/// Attempts to take the lock without waiting for it, 100 microseconds apart.
 const MAX_TRIES: u32 = 100;
 
-/// The page; all zeroes at first, and in a forked child.
+/// The page; all zeroes initially, and in a forked child.
 #[repr(C)]
 pub(super) struct Shared {
     locked: AtomicU32,
-    /// Which publication of this process is current; 0 for none.
+    /// The current publication of this process; 0 for none.
     pub(super) current: AtomicU64,
 }
 
 static PAGE: AtomicPtr<Shared> = AtomicPtr::new(ptr::null_mut());
 
-/// Stands in where there can be no page that a fork wipes: for good, because two locks are none.
-/// Nothing is published under it.
+/// Used if no such page can be mapped. It is used from then on, because two locks would not exclude
+/// each other. Nothing is published under it.
 static FALLBACK: Shared = Shared {
     locked: AtomicU32::new(0),
     current: AtomicU64::new(0),
 };
-/// `errno` of the call for the page that failed.
+/// The `errno` of the failed call.
 static FALLBACK_ERRNO: AtomicI32 = AtomicI32::new(0);
 
-/// Holds the lock.
+/// Holds the lock until dropped.
 pub(super) struct Locked {
     pub(super) shared: &'static Shared,
-    /// Why the lock would not survive a fork, when it would not.
+    /// Why the lock would not survive a fork, if so.
     pub(super) problem: Option<PublishError>,
 }
 
 impl Locked {
-    /// Waits for the lock. It is held for microseconds: never while the process's mappings are
+    /// Waits for the lock. It is held for microseconds, and never while the process's mappings are
     /// read.
     pub(super) fn acquire() -> Self {
         let shared = shared();
@@ -70,7 +69,7 @@ impl Locked {
 }
 
 impl Locked {
-    /// The lock, if it gets free soon.
+    /// Takes the lock if it becomes free soon.
     pub(super) fn try_acquire() -> Option<Self> {
         let shared = shared();
         for _ in 0..MAX_TRIES {
@@ -100,8 +99,8 @@ impl Drop for Locked {
     }
 }
 
-/// futex(2): sleeps while the word has this value, or wakes up to that many sleepers. It returns early
-/// for a signal, and where a sandbox forbids it: callers read the word again.
+/// futex(2): waits while the word has this value, or wakes up to that number of waiters. It can
+/// return early because of a signal, or if a sandbox forbids it: callers check the word again.
 fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
     // SAFETY: the word lives through the call, and there is no time-out.
     unsafe {
@@ -131,7 +130,7 @@ fn shared() -> &'static Shared {
             Ok(_) => own,
             Err(first) => {
                 if !ptr::eq(own, &FALLBACK) {
-                    // SAFETY: nobody else knows this page.
+                    // SAFETY: no other code has the address of this page.
                     unsafe { libc::munmap(own.cast(), page_size()) };
                 }
                 first
@@ -142,7 +141,7 @@ fn shared() -> &'static Shared {
     unsafe { &*page }
 }
 
-/// The page, or the `errno` of what failed.
+/// The page, or the `errno` of the call that failed.
 fn map() -> Result<*mut Shared, i32> {
     // SAFETY: a new mapping; zeroes are a `Shared`.
     unsafe {

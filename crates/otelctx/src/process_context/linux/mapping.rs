@@ -10,7 +10,7 @@ use otelctx_format::process_context::{Header, HEADER_SIZE};
 use super::{copies, errno, system_error};
 use crate::process_context::PublishError;
 
-/// [`otelctx_format::process_context::MAPPING_NAME`] for the kernel.
+/// [`otelctx_format::process_context::MAPPING_NAME`] as a C string.
 const NAME: &std::ffi::CStr = c"OTEL_CTX";
 /// `MFD_NOEXEC_SEAL` of linux/memfd.h (Linux 6.3).
 const MFD_NOEXEC_SEAL: libc::c_uint = 8;
@@ -18,15 +18,15 @@ const MFD_NOEXEC_SEAL: libc::c_uint = 8;
 const PR_SET_VMA: libc::c_int = 0x5356_4d41;
 const PR_SET_VMA_ANON_NAME: libc::c_ulong = 0;
 
-/// The mapping of this process. Not removed when dropped: [`Mapping::withdraw`] does that.
+/// The mapping of this process. Dropping it does not unmap it; [`Mapping::withdraw`] does.
 pub(super) struct Mapping {
     address: *mut u8,
-    /// `errno` of `memfd_create` while the mapping has no name: it had to be anonymous.
+    /// If the mapping is anonymous and has no name yet, the `errno` of `memfd_create`.
     nameless: Option<i32>,
 }
 
 impl Mapping {
-    /// A mapping of zeroes that a forked child does not have.
+    /// Creates a mapping of zeroes that forked children do not inherit.
     pub(super) fn new() -> Result<Self, PublishError> {
         let (address, nameless) = match memfd() {
             Ok(file) => (map_file(file)?, None),
@@ -36,17 +36,17 @@ impl Mapping {
             address: address.cast(),
             nameless,
         };
-        // SAFETY: the mapping is this one's.
+        // SAFETY: the mapping belongs to `mapping`.
         if unsafe { libc::madvise(address, page_size(), libc::MADV_DONTFORK) } != 0 {
             let error = system_error("madvise(MADV_DONTFORK)");
-            // The first failure is the one to report.
+            // Report the first failure.
             let _ = mapping.withdraw();
             return Err(error);
         }
         Ok(mapping)
     }
 
-    /// Makes `payload` visible, as the first or in place of another one.
+    /// Makes `payload` visible, replacing a previous one.
     pub(super) fn store(&self, payload: &[u8], timestamp: u64) {
         let header = Header {
             payload_size: payload.len() as u32,
@@ -84,13 +84,13 @@ impl Mapping {
         }
     }
 
-    /// Names the mapping, which is also how a reader that watches `prctl` learns of an update.
+    /// Names the mapping. A reader that observes `prctl` notices updates by this call.
     ///
     /// # Errors
-    /// When that leaves the mapping without any name. (A memfd has one, and a name given once
-    /// stays, also when a sandbox denies naming it again.)
+    /// If the mapping has no name at all. (A memfd has one, and an earlier name is kept if a
+    /// sandbox denies naming it again.)
     pub(super) fn name(&mut self) -> Result<(), PublishError> {
-        // SAFETY: the mapping is this one's; the kernel copies the name.
+        // SAFETY: the mapping belongs to `self`; the kernel copies the name.
         let result = unsafe {
             libc::prctl(
                 PR_SET_VMA,
@@ -112,9 +112,9 @@ impl Mapping {
         }
     }
 
-    /// Tells readers that nothing is published here, and removes the mapping.
+    /// Marks the mapping as empty for readers, and unmaps it.
     pub(super) fn withdraw(&self) -> Result<(), PublishError> {
-        // SAFETY: the mapping is this one's, and not used any more.
+        // SAFETY: the mapping belongs to `self`, and is no longer used.
         unsafe {
             let published_at = self
                 .address
@@ -136,13 +136,13 @@ const _: () = assert!(HEADER_SIZE <= 4096);
 fn memfd() -> Result<libc::c_int, i32> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     let create = |flags: libc::c_uint| {
-        // SAFETY: the name is a C string. The system call itself, because glibc before 2.27 has
-        // no function for it.
+        // SAFETY: the name is a C string. Called directly because glibc before 2.27 has no function
+        // for it.
         unsafe { libc::syscall(libc::SYS_memfd_create, NAME.as_ptr(), flags) as libc::c_int }
     };
     let mut file = create(flags | MFD_NOEXEC_SEAL);
     if file < 0 {
-        // Linux before 6.3 does not know the flag.
+        // Linux before 6.3 does not support the flag.
         file = create(flags);
     }
     if file < 0 {
@@ -151,7 +151,7 @@ fn memfd() -> Result<libc::c_int, i32> {
     Ok(file)
 }
 
-/// Maps a page of the file, which is grown to it and closed.
+/// Grows the file to one page, maps it, and closes it.
 fn map_file(file: libc::c_int) -> Result<*mut c_void, PublishError> {
     // SAFETY: the file is open, and ours to close.
     unsafe {
@@ -183,6 +183,6 @@ fn map(flags: libc::c_int, file: libc::c_int) -> Result<*mut c_void, PublishErro
 }
 
 pub(super) fn page_size() -> usize {
-    // SAFETY: no arguments to get wrong; it cannot fail for this name.
+    // SAFETY: the call takes no pointers, and cannot fail for this name.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }

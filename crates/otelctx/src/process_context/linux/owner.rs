@@ -1,4 +1,4 @@
-//! Who owns the process's context: one publication at a time, changed under one lock.
+//! Owns the process's context: one publication at a time, changed under one lock.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -11,36 +11,39 @@ use super::mapping::Mapping;
 use crate::process_context::{ProcessContext, PublishError};
 use crate::thread;
 
-/// What is published.
+/// A published context.
 pub(super) struct Publication {
     pub(super) context: ProcessContext,
-    /// The random instance id, if the context asked for one.
+    /// The random instance ID, if the context asked for one.
     pub(super) instance_id: Option<String>,
     pub(super) mapping: Mapping,
     payload: Vec<u8>,
-    /// A reader may have read the header before the last update and the payload after it.
+    /// Kept because a reader may have read the header before the last update and reads the payload
+    /// after it.
     pub(super) previous_payload: Vec<u8>,
 }
 
 /// The publication. Valid only while [`super::lock::Shared::current`] is not 0: a forked child
-/// inherits the pointer, perhaps in the middle of a change, and must not follow it.
+/// inherits the pointer, possibly during a change, and must not dereference it.
 static PUBLICATION: AtomicPtr<Publication> = AtomicPtr::new(ptr::null_mut());
-/// How many publications there have been, parents' included, so that each has a number of its own.
+/// Number of publications so far, including those of parent processes, so that their numbers are
+/// unique.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 /// The timestamp of the last update.
 static LAST_TIMESTAMP: AtomicU64 = AtomicU64::new(0);
 
-/// Holds the lock over the publication and what goes with it.
+/// Holds the lock on the publication and its related state.
 pub(crate) struct Owner(Locked);
 
-/// Waits for the lock. Not for signal handlers.
+/// Waits for the lock. Must not be called in signal handlers.
 #[inline(never)]
 pub(crate) fn lock() -> Owner {
     Owner(Locked::acquire())
 }
 
-/// How many contexts of other copies of this crate are withdrawn for one of this. There is one, or a
-/// few if they are published at this moment; a library that was unloaded may have left one for good.
+/// Maximum number of contexts of other copies that are withdrawn before publishing. Normally there
+/// is one, or a few if several copies publish at the same time; an unloaded library may leave one
+/// forever.
 const MAX_WITHDRAWALS: u32 = 8;
 /// [`Owner::current`] after another copy of this crate has taken over.
 const WITHDRAWN: u64 = u64::MAX;
@@ -50,7 +53,7 @@ impl Owner {
         Self(locked)
     }
 
-    /// Which publication of this process is current; 0 for none.
+    /// The current publication of this process; 0 for none.
     pub(super) fn current(&self) -> u64 {
         self.0.shared.current.load(Ordering::Relaxed)
     }
@@ -59,23 +62,23 @@ impl Owner {
         if self.current() == 0 {
             return None;
         }
-        // SAFETY: made by this process, whole, and the lock is held.
+        // SAFETY: this process completed it, and the lock is held.
         unsafe { PUBLICATION.load(Ordering::Relaxed).as_mut() }
     }
 
-    /// Withdraws what is published, if anything is.
+    /// Withdraws the context, if one is published.
     fn withdraw(&mut self, current: u64) -> Result<(), PublishError> {
         if self.publication().is_none() {
             return Ok(());
         }
         self.0.shared.current.store(current, Ordering::Release);
         let publication = PUBLICATION.swap(ptr::null_mut(), Ordering::Relaxed);
-        // SAFETY: `publication` said that this process made it; nobody else has it now.
+        // SAFETY: `publication` returned it, so this process created it; no other code uses it now.
         let publication = unsafe { Box::from_raw(publication) };
         publication.mapping.withdraw()
     }
 
-    /// Withdraws what is published, if anything is, for another copy of this crate.
+    /// Withdraws the context, if one is published, in favour of another copy of this crate.
     pub(super) fn make_way(&mut self) -> Result<(), PublishError> {
         self.withdraw(WITHDRAWN)
     }
@@ -83,10 +86,10 @@ impl Owner {
     /// The publication that a forked child has inherited.
     ///
     /// # Safety
-    /// The forking thread held the lock: else it may have been in the middle of a change.
+    /// The forking thread held the lock, so that no change was in progress.
     #[allow(clippy::unused_self)]
     pub(super) unsafe fn inherited(&self) -> Option<&'static mut Publication> {
-        // SAFETY: whole, as the caller says, and nobody else has it while the lock is held.
+        // SAFETY: no change was in progress, as the caller promises, and the lock is held.
         unsafe { PUBLICATION.load(Ordering::Relaxed).as_mut() }
     }
 
@@ -116,12 +119,12 @@ impl Owner {
         });
         let id = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
         self.show_first(id, &mut publication, payload)?;
-        // In a forked child, this leaks what it inherited.
+        // In a forked child, this leaks the inherited publication.
         PUBLICATION.store(Box::into_raw(publication), Ordering::Relaxed);
         Ok(id)
     }
 
-    /// Shows the first payload of this process as publication `id`.
+    /// Makes the first payload of this process visible, as publication `id`.
     pub(super) fn show_first(
         &self,
         id: u64,
@@ -129,7 +132,7 @@ impl Owner {
         payload: Vec<u8>,
     ) -> Result<(), PublishError> {
         publication.show(payload).inspect_err(|_| {
-            // The first failure is the one to report.
+            // Report the first failure.
             let _ = publication.mapping.withdraw();
         })?;
         self.0.shared.current.store(id, Ordering::Release);
@@ -138,7 +141,7 @@ impl Owner {
 }
 
 impl Publication {
-    /// Shows another context in place of this one.
+    /// Replaces the context.
     fn replace(&mut self, mut context: ProcessContext) -> Result<(), PublishError> {
         let instance_id = identify(&mut context, self.instance_id.as_deref())?;
         let payload = context.encode_checked()?;
@@ -147,7 +150,7 @@ impl Publication {
         self.show(payload)
     }
 
-    /// Makes a payload visible, and keys usable that it lists.
+    /// Makes a payload visible, and the keys that it lists usable.
     fn show(&mut self, payload: Vec<u8>) -> Result<(), PublishError> {
         let keys = thread::registered_names().count();
         self.mapping.store(&payload, next_timestamp());
@@ -158,7 +161,7 @@ impl Publication {
     }
 }
 
-/// Publishes; returns the number of the publication.
+/// Publishes a context; returns its publication number.
 pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
     let mut withdrawals_left = MAX_WITHDRAWALS;
@@ -168,15 +171,16 @@ pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> 
         }
         let count = COUNT.load(Ordering::Relaxed);
         drop(owner);
-        // Reading one's own mappings may take long, and registering a key takes the lock.
+        // Without the lock: scanning the mappings may take long, and registering a key needs the
+        // lock.
         let found = foreign::find();
         owner = lock();
         match found {
-            // This copy of the crate has published meanwhile: that may be what was found.
+            // Another thread has published with this copy of the crate: it may have been found.
             _ if count != COUNT.load(Ordering::Relaxed) => {}
             None => return owner.publish(context),
             Some(found) => {
-                // Nobody makes way for what cannot be published.
+                // Only withdraw another copy's context if this one can be published.
                 context.encode_checked()?;
                 if withdrawals_left == 0 || !copies::withdraw_other(&owner, found.address) {
                     let mapping = found.line;
@@ -188,7 +192,7 @@ pub(crate) fn publish(mut context: ProcessContext) -> Result<u64, PublishError> 
     }
 }
 
-/// Replaces publication `id`; in a forked child, publishes. Returns the number of the publication.
+/// Replaces publication `id`; in a forked child, publishes. Returns the publication number.
 pub(crate) fn update(id: u64, context: ProcessContext) -> Result<u64, PublishError> {
     let mut owner = lock();
     let current = owner.current();
@@ -202,7 +206,7 @@ pub(crate) fn update(id: u64, context: ProcessContext) -> Result<u64, PublishErr
     Ok(id)
 }
 
-/// Changes what is published. The lock is free while `change` runs, which may register keys.
+/// Changes the published context. The lock is free while `change` runs, so it may register keys.
 pub(crate) fn modify(
     change: &mut dyn FnMut(ProcessContext) -> ProcessContext,
 ) -> Result<(), PublishError> {
@@ -221,7 +225,7 @@ pub(crate) fn modify(
     }
 }
 
-/// Removes publication `id`; does nothing when it is not this process's.
+/// Withdraws publication `id`; does nothing if it does not belong to this process.
 pub(crate) fn unpublish(id: u64) -> Result<(), PublishError> {
     let mut owner = lock();
     if owner.current() != id {
@@ -230,13 +234,13 @@ pub(crate) fn unpublish(id: u64) -> Result<(), PublishError> {
     owner.withdraw(0)
 }
 
-/// Nanoseconds of `CLOCK_BOOTTIME`, later than all that were returned before.
+/// Nanoseconds of `CLOCK_BOOTTIME`, greater than all previous results.
 fn next_timestamp() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is writable. Should the call fail, the timestamp is still a new one.
+    // SAFETY: `time` is writable. If the call fails, the timestamp is still unique.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut time) };
     let now = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
     let timestamp = now.max(LAST_TIMESTAMP.load(Ordering::Relaxed) + 1);
