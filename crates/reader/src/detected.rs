@@ -1,5 +1,5 @@
-//! Resource attributes of a process that publishes no context: from its OpenTelemetry environment
-//! variables, and from the kernel.
+//! Detects resource attributes of a process that publishes no context: from its OpenTelemetry
+//! environment variables, and from the kernel.
 
 use std::ffi::{OsStr, OsString};
 
@@ -8,8 +8,8 @@ use otelctx_format::process_context::{Attributes, Value};
 
 use crate::Error;
 
-/// How much of an environment is read, in bytes: Linux allows a program 128 KiB a string
-/// (`MAX_ARG_STRLEN`), so that neither of the two variables is longer.
+/// Maximum number of bytes read of an environment. Linux limits a string in it to 128 KiB
+/// (`MAX_ARG_STRLEN`), so neither of the two variables is longer.
 const ENVIRONMENT_LIMIT: usize = 1 << 20;
 
 /// Resource attributes that the process did not publish.
@@ -19,12 +19,12 @@ pub struct Detected {
     /// From `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES` and the kernel: `process.pid`,
     /// `process.executable.name`, `process.executable.path`.
     pub resource: Attributes,
-    /// The process's `OTEL_RESOURCE_ATTRIBUTES` is malformed, and was left out.
+    /// Whether the process's `OTEL_RESOURCE_ATTRIBUTES` is malformed, and was ignored.
     pub malformed_variable: bool,
 }
 
 impl Detected {
-    /// Detects the attributes of `process`, as far as the kernel shows them.
+    /// Detects the attributes of `process` that the kernel reveals.
     pub(crate) fn of(process: &otelctx_remote::Process) -> Result<Self, Error> {
         let environment = process.environment(ENVIRONMENT_LIMIT)?;
         let variable = |name: &str| text(environment.iter().find(|(key, _)| key == name));
@@ -43,7 +43,7 @@ impl Detected {
         detected.add("process.pid", Value::Int(process.pid().into()));
         if let Ok(path) = process.executable() {
             let path = lossy(path.as_os_str());
-            // The kernel's word on a file that was removed or replaced since, not part of its name.
+            // Appended by the kernel if the file was deleted or replaced; not part of its name.
             let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
             if let Some(name) = path.rsplit('/').next() {
                 detected.add("process.executable.name", name.into());
@@ -53,7 +53,7 @@ impl Detected {
         Ok(detected)
     }
 
-    /// Adds what the user did not already say.
+    /// Adds an attribute unless the environment already sets it.
     fn add(&mut self, key: &str, value: Value) {
         if !self.resource.iter().any(|(known, _)| known == key) {
             self.resource.push((key.into(), value));

@@ -1,22 +1,22 @@
-//! Read OpenTelemetry *process context* (OTEP 4719) and *thread context* (OTEP 4947) out of a
-//! process, from outside.
+//! Reads OpenTelemetry *process context* (OTEP 4719) and *thread context* (OTEP 4947) from another
+//! process.
 //!
-//! What this crate does for you: it finds the published context of a process among its
-//! mappings, reads it while the process may be updating it, finds the thread-local variable
-//! `otel_thread_ctx_v1` in whichever module defines it, and reads the record of each thread
-//! while that thread is stopped for some microseconds.
+//! This crate finds the published context of a process among its mappings, reads it even while the
+//! process updates it, finds the thread-local variable `otel_thread_ctx_v1` in the module that
+//! defines it, and reads the record of each thread. Sleeping threads are not stopped; running
+//! threads are stopped for a few microseconds.
 //!
-//! What stays your job: choosing processes, and having the right to inspect them
-//! (`CAP_SYS_PTRACE`, or the same user where ptrace is not restricted).
+//! It does not choose processes, and does not obtain the right to inspect them (`CAP_SYS_PTRACE`,
+//! or the same user where ptrace is not restricted).
 //!
-//! What it is not for: reading the context of one's own thread, and sampling at high rates.
+//! It is not meant for reading the calling thread's own context, or for sampling at high rates.
 //!
-//! Language runtimes plug in by the trait [`runtime::Runtime`]: their frames, contexts and tasks come
-//! beside native contexts. This crate has none of its own.
+//! Language runtimes plug in through the trait [`runtime::Runtime`]: their frames, contexts and
+//! tasks are read together with native contexts. This crate contains no runtimes.
 //!
-//! "Publishes nothing" and "publishes something unreadable" are different answers everywhere:
-//! [`ContextState`], [`ThreadSupport`]. Everything that comes from the process is untrusted:
-//! bounded before it is used, and reported when it makes no sense.
+//! "Publishes nothing" and "publishes something unreadable" are different results everywhere:
+//! [`ContextState`], [`ThreadSupport`]. All data from the process is untrusted: it is bounded
+//! before use, and reported if it is inconsistent.
 //!
 //! ```no_run
 //! use otelctx_reader::{ContextState, Process};

@@ -1,4 +1,4 @@
-//! One process, and what is cached about it between reads.
+//! A process, and what is cached about it between reads.
 
 mod find;
 mod subject;
@@ -25,26 +25,25 @@ use crate::{ContextState, Detected, Error};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// The largest payload of a process context that is read, in bytes. 1 MiB.
+    /// Maximum size of a process context's payload, in bytes. 1 MiB by default.
     pub max_payload: usize,
     /// Do not scan processes with more mappings than this. No limit by default. With a limit,
     /// `PROCMAP_QUERY` is not used: it does not count the mappings it skips.
     pub max_mappings: Option<u64>,
-    /// Read the text of `/proc/PID/maps` even where the kernel answers `PROCMAP_QUERY` (Linux 6.11),
-    /// which is faster and gives the same.
+    /// Read the text of `/proc/PID/maps` even if the kernel supports `PROCMAP_QUERY` (Linux 6.11),
+    /// which is faster and gives the same results.
     pub maps_as_text: bool,
-    /// The maximum number of bytes read of a thread's record: between 28, the record's header, and
+    /// Maximum number of bytes to read of a thread's record: between 28, the record's header, and
     /// 65,563, the largest possible record; other values are clamped. The default, 640, is the size
     /// that OTEP 4947 recommends to writers.
     pub max_record: usize,
-    /// How long to wait for a thread to stop. 500 ms.
+    /// How long to wait for a thread to stop. 500 ms by default.
     pub stop_timeout: Duration,
-    /// When to give up on the process: nothing that may take long is started after it. None by
-    /// default.
+    /// When to give up on the process: no slow operation is started after it. None by default.
     pub deadline: Option<Instant>,
-    /// Read the thread-local variable also when the process context does not announce it.
+    /// Read the thread-local variable even if the process context does not announce it.
     pub any_schema: bool,
-    /// The language runtimes to read beside native contexts. None by default.
+    /// The language runtimes to read in addition to native contexts. None by default.
     pub runtimes: Runtimes,
 }
 
@@ -63,10 +62,10 @@ impl Default for Options {
     }
 }
 
-/// A process to read contexts from: one that runs, or the core file of one that has ended.
+/// A process to read contexts from: a running process, or the core file of one that has ended.
 ///
-/// It caches where things are, so that a second read is cheap: one system call when the process
-/// context has not changed. It notices when the process publishes late, updates, loads or unloads
+/// It caches addresses, so that later reads are cheap: one system call if the process context has
+/// not changed. It detects when the process publishes late, updates its context, loads or unloads
 /// libraries, or executes another program.
 #[derive(Debug)]
 pub struct Process {
@@ -74,18 +73,18 @@ pub struct Process {
     options: Options,
     files: FileCache,
     found: Option<Found>,
-    /// Addresses of contexts that could not be read, with their headers where those could be.
+    /// Addresses of contexts that could not be read, with their headers if those were readable.
     broken: Vec<(u64, Option<HeaderBytes>)>,
     variables: Option<Arc<tls::Resolution>>,
     sleeping: SleepingThreads,
     runtimes: Option<(CodeLayout, Arc<[Present]>)>,
 }
 
-/// Threads of a process: [`Process::threads_while`].
+/// The threads of a process, from [`Process::threads_while`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Threads<'p> {
-    /// Whether their contexts can be read, and how.
+    /// Whether and how their contexts can be read.
     pub support: Arc<ThreadSupport>,
     /// In the order of `/proc/PID/task`, or of the core file.
     pub threads: Vec<Thread<'p>>,
@@ -94,10 +93,10 @@ pub struct Threads<'p> {
 }
 
 impl Process {
-    /// Opens a process with the default [`Options`]; resolves nothing yet.
+    /// Opens a process with the default [`Options`]. Resolves nothing yet.
     ///
     /// # Errors
-    /// When there is no such process.
+    /// If there is no such process.
     pub fn open(pid: i32) -> Result<Self, Error> {
         Self::with_options(pid, Options::default())
     }
@@ -105,20 +104,20 @@ impl Process {
     /// Opens a process.
     ///
     /// # Errors
-    /// When there is no such process.
+    /// If there is no such process.
     pub fn with_options(pid: i32, options: Options) -> Result<Self, Error> {
         Self::with_files(pid, options, FileCache::default())
     }
 
-    /// Opens one of several processes, which share a cache of files.
+    /// Opens a process that shares a cache of files with others.
     ///
     /// # Errors
-    /// When there is no such process.
+    /// If there is no such process.
     pub fn with_files(pid: i32, options: Options, files: FileCache) -> Result<Self, Error> {
         Ok(Self::new(Subject::open(pid)?, options, files))
     }
 
-    /// Takes a process that does not run: a [`CoreFile`](remote::CoreFile), or an image of one.
+    /// Opens a process that is not running: a [`CoreFile`](remote::CoreFile), or an image.
     ///
     /// ```no_run
     /// use otelctx_reader::remote::CoreFile;
@@ -156,21 +155,22 @@ impl Process {
         }
     }
 
-    /// Its id. `None` if its core file does not tell it.
+    /// Its process ID. `None` if its core file does not contain it.
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         self.subject.pid()
     }
 
-    /// Its short name: 15 bytes at most, chosen by it. Empty if its core file does not tell it.
+    /// Its command name: at most 15 bytes, chosen by the process. Empty if its core file does not
+    /// contain it.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If it has ended.
     pub fn comm(&self) -> Result<OsString, Error> {
         self.subject.comm()
     }
 
-    /// The running process as such: its executable, status, right to be stopped.
+    /// The running process, for its executable, its status, and the right to stop it.
     ///
     /// # Errors
     /// [`Error::NotRunning`] for a core file.
@@ -183,7 +183,7 @@ impl Process {
         }
     }
 
-    /// The limits it was opened with.
+    /// The options with which it was opened.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
@@ -206,16 +206,16 @@ impl Process {
         Error::Deadline { pid, action }
     }
 
-    /// For messages: 0 if it is not known.
+    /// Its process ID, for messages; 0 if unknown.
     pub(crate) fn id(&self) -> i32 {
         self.pid().unwrap_or_default()
     }
 
-    /// The memory of the program that runs now.
+    /// The memory of the program that is running now.
     fn memory(&mut self) -> Result<&dyn Memory, Error> {
         if let Subject::Running { process, memory } = &mut self.subject {
-            // Open memory stays that of the program it was opened for. Nothing is mapped at 0: a read
-            // there tells only whether that program still runs.
+            // Open memory belongs to the program for which it was opened. Nothing is mapped at
+            // address 0: a read there only tells whether that program is still running.
             let gone = |memory: &ProcessMemory| {
                 matches!(memory.read(0, &mut [0]), Err(MemoryError::Gone { .. }))
             };
@@ -226,32 +226,32 @@ impl Process {
                 *memory = Some(process.memory()?);
             }
         }
-        // The line above filled it.
+        // Opened above.
         Ok(self.open_memory().expect("memory was just opened"))
     }
 
-    /// Resource attributes that can be detected from outside.
+    /// Detects resource attributes from outside.
     ///
     /// # Errors
-    /// When the process cannot be inspected, or does not run.
+    /// If the process cannot be inspected, or is not running.
     pub fn detected(&self) -> Result<Detected, Error> {
         Detected::of(self.running()?)
     }
 
-    /// Whether the contexts of its threads can be read, and how. Resolved again when libraries were
+    /// Whether and how the contexts of its threads can be read. Resolved again if libraries were
     /// loaded or unloaded.
     ///
     /// # Errors
-    /// When the process cannot be inspected.
+    /// If the process cannot be inspected.
     pub fn thread_support(&mut self) -> Result<ThreadSupport, Error> {
         let context = self.context()?;
         self.thread_support_of(&context)
     }
 
-    /// [`Self::thread_support`] for a process context that was just read, which is not read again.
+    /// [`Self::thread_support`] for a process context that was just read, and is not read again.
     ///
     /// # Errors
-    /// When the process cannot be inspected.
+    /// If the process cannot be inspected.
     pub fn thread_support_of(&mut self, context: &ContextState) -> Result<ThreadSupport, Error> {
         match Announced::of(context, self.options.any_schema) {
             Ok(announced) => Ok(announced.at(self.resolve()?)),
@@ -259,10 +259,10 @@ impl Process {
         }
     }
 
-    /// Resolves the variable; again when other modules are loaded than last time, or when the result
-    /// may have changed with the same modules.
+    /// Resolves the variable. Does so again if the modules have changed, or if the same modules may
+    /// give another result.
     fn resolve(&mut self) -> Result<Arc<tls::Resolution>, Error> {
-        // May forget what is known of a program that runs no more.
+        // If the program has changed, this clears the caches.
         self.memory()?;
         if let Some(resolution) = &self.variables
             && is_settled(resolution)
@@ -288,16 +288,16 @@ impl Process {
         Ok(resolution)
     }
 
-    /// The language runtimes of [`Options::runtimes`] that the process has. Probed again when
+    /// The runtimes among [`Options::runtimes`] that the process contains. Probed again if
     /// libraries were loaded or unloaded.
     ///
     /// # Errors
-    /// When the process cannot be inspected.
+    /// If the process cannot be inspected.
     pub fn runtimes(&mut self) -> Result<Arc<[Present]>, Error> {
         if self.options.runtimes.is_empty() {
             return Ok(Arc::default());
         }
-        // May forget what is known of a program that runs no more.
+        // If the program has changed, this clears the caches.
         self.memory()?;
         let target = self.as_target().expect("memory was just opened");
         let layout = self.layout(&*target)?;
@@ -313,31 +313,33 @@ impl Process {
         drop(target);
         self.runtimes = Some((layout, Arc::clone(&present)));
         if !present.is_empty() {
-            // For the C library's list of threads, by which sleeping ones are read without a stop.
+            // Finds the C library's list of threads, which is needed to read sleeping threads
+            // without stops.
             let _ = self.resolve();
         }
         Ok(present)
     }
 
-    /// What was last resolved of its variables.
+    /// The last resolution of its variables.
     pub(crate) fn resolution(&self) -> Option<&tls::Resolution> {
         self.variables.as_deref()
     }
 
-    /// The process as a [`Target`](remote::Target), up to [`Options::deadline`], with the memory of
-    /// the program that ran when its context or its threads were last read. `None` if neither was.
+    /// The process as a [`Target`](remote::Target), until [`Options::deadline`], with the memory of
+    /// the program that was running when its context or its threads were last read. `None` if
+    /// neither was read.
     #[must_use]
     pub fn as_target(&self) -> Option<impl Deref<Target = dyn Target + '_>> {
         self.subject.as_target(&self.options)
     }
 
-    /// The cache of files that its modules are read through.
+    /// The cache of files through which its modules are read.
     #[must_use]
     pub fn files(&self) -> &FileCache {
         &self.files
     }
 
-    /// Which code is mapped where.
+    /// The code that is mapped, and where.
     fn layout(&self, target: &dyn Target) -> Result<CodeLayout, Error> {
         match target.code_layout() {
             Err(remote::Error::Deadline { .. }) => Err(self.late("scan its mappings")),
@@ -345,7 +347,7 @@ impl Process {
         }
     }
 
-    /// How its mappings are scanned.
+    /// The options for scanning its mappings.
     fn scan_options(&self) -> ScanOptions {
         ScanOptions {
             max_mappings: self.options.max_mappings,
@@ -365,17 +367,18 @@ impl Process {
         }
     }
 
-    /// Its threads.
+    /// Lists its threads.
     ///
     /// # Errors
-    /// When the process cannot be inspected. That its threads have no readable context is reported
-    /// by [`Thread::context`].
+    /// If the process cannot be inspected. If its threads have no readable context,
+    /// [`Thread::context`] reports that.
     pub fn threads(&mut self) -> Result<Vec<Thread<'_>>, Error> {
         Ok(self.threads_while(|| true)?.threads)
     }
 
-    /// Its threads, listed until `go_on` returns false, and the result of [`Self::thread_support`].
-    /// The list does not end while a process creates threads as fast as they are listed.
+    /// Lists its threads until `go_on` returns false, and resolves [`Self::thread_support`].
+    /// Without a limit, the listing may not end if a process creates threads as fast as they are
+    /// listed.
     ///
     /// # Errors
     /// See [`Self::threads`].
@@ -384,7 +387,7 @@ impl Process {
         self.threads_of(&context, go_on)
     }
 
-    /// [`Self::threads_while`] for a process context that was just read, which is not read again.
+    /// [`Self::threads_while`] for a process context that was just read, and is not read again.
     ///
     /// # Errors
     /// See [`Self::threads`].
@@ -415,19 +418,19 @@ impl Process {
         })
     }
 
-    /// Whether the same libraries are loaded as when the variable was last resolved and runtimes were
-    /// last probed. A library that
-    /// is unloaded while threads are being read may leave other data where its variable was: after
-    /// reading several threads, check this, and read again if it returns false.
+    /// Whether the loaded libraries are the same as when the variable was last resolved and
+    /// runtimes were last probed. If a library is unloaded while threads are being read, other data
+    /// may replace its variable: after reading several threads, check this, and read them again if
+    /// it returns false.
     ///
     /// # Errors
-    /// When the process cannot be inspected.
+    /// If the process cannot be inspected.
     pub fn modules_unchanged(&self) -> Result<bool, Error> {
         let variables = self.variables.as_ref();
         let runtimes = self.runtimes.as_ref().map(|(layout, _)| *layout);
         let known = variables.and_then(|it| it.layout).into_iter();
         let mut known = known.chain(runtimes).peekable();
-        // Nothing was resolved, or the program that it was resolved for has gone.
+        // Nothing was resolved, or the program for which it was resolved has ended.
         let (Some(_), Some(target)) = (known.peek(), self.as_target()) else {
             return Ok(true);
         };
@@ -439,12 +442,13 @@ impl Process {
         Ok(known.all(|known| known == layout) && is_registered())
     }
 
-    /// Whether the variables of its threads still resolve to where they were, although
-    /// [`Self::modules_unchanged`] returned false: a process that maps code all the time loads no
-    /// module by that. Always false for a process with a language runtime, whose place is not compared.
+    /// Whether the variables of its threads still resolve to the same locations after
+    /// [`Self::modules_unchanged`] returned false: a process that maps code frequently need not
+    /// have loaded a module. Always false for a process with a language runtime, whose location is
+    /// not compared.
     ///
     /// # Errors
-    /// When the process cannot be inspected.
+    /// If the process cannot be inspected.
     pub fn variables_unchanged(&self) -> Result<bool, Error> {
         let has_runtime = self
             .runtimes
@@ -464,8 +468,8 @@ impl Process {
         Ok(is_same && self.are_registered(known))
     }
 
-    /// Whether the dynamic linker's entries for the modules of these variables are unchanged: a module
-    /// that was unloaded and loaded again at the same address has other storage.
+    /// Whether the dynamic linker's entries for the modules of these variables are unchanged: a
+    /// module that was unloaded and loaded again at the same address has different storage.
     fn are_registered(&self, resolution: &tls::Resolution) -> bool {
         let Some(memory) = self.open_memory() else {
             return false;
@@ -473,12 +477,12 @@ impl Process {
         let mut variables = resolution.variables.iter();
         variables.all(|variable| match is_registered(variable, memory) {
             Ok(is_registered) => is_registered,
-            // What was read of a process remains valid when it ends.
+            // Data read from a process remains valid when it ends.
             Err(error) => matches!(error, MemoryError::Gone { .. }),
         })
     }
 
-    /// What is known of its threads for reading them while they sleep.
+    /// What is cached about its threads for reading them while they sleep.
     pub(crate) fn sleeping(&self) -> &SleepingThreads {
         &self.sleeping
     }
@@ -487,12 +491,12 @@ impl Process {
         self.subject.memory()
     }
 
-    /// What is read.
+    /// The source of all reads.
     pub(crate) fn subject(&self) -> &Subject {
         &self.subject
     }
 
-    /// The key map as it is now, if it has changed since it was last read.
+    /// Reads the current key map, if it has changed since it was last read.
     pub(crate) fn newer_keys(&self) -> Option<KeyMap> {
         match self
             .found
@@ -505,10 +509,10 @@ impl Process {
     }
 }
 
-/// Whether the same modules always give the same resolution. Not while a module is being loaded or
-/// bound (then something in it is unreadable), nor for dynamic storage: a library that was unloaded
-/// and loaded again at the same address has another generation, which tells its blocks from stale
-/// ones.
+/// Whether the same modules always give the same resolution. This is not the case while a module is
+/// being loaded or relocated (then something in it is unreadable), nor for dynamic storage: a
+/// library that was unloaded and loaded again at the same address has another generation, which
+/// distinguishes its blocks from stale ones.
 fn is_settled(resolution: &tls::Resolution) -> bool {
     let is_static = |variable: &tls::TlsVariable| variable.storage() == tls::Storage::Static;
     resolution.unreadable.is_empty()

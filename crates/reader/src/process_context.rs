@@ -11,14 +11,14 @@ use otelctx_format::{KeyMap, KeyMapError, Schema};
 use otelctx_remote::mappings::NamedMapping;
 use otelctx_remote::{Memory, MemoryError};
 
-/// Maximum number of mappings with the name of a process context that are read. A process normally
-/// has one; a process with more than this is hostile.
+/// Maximum number of mappings with the name of a process context to read. A process normally has
+/// one; a process with more than this is hostile.
 pub(crate) const MAX_PLACES: usize = 64;
 
-/// The header as it lies in memory.
+/// A header as stored in memory.
 pub(crate) type HeaderBytes = [u8; HEADER_SIZE];
 
-/// Waits between the tries to read a context that is being updated. An update takes a few
+/// Delays between attempts to read a context that is being updated. An update takes a few
 /// microseconds, unless its thread is descheduled.
 const BACK_OFF: [Duration; 4] = [
     Duration::ZERO,
@@ -31,35 +31,35 @@ const BACK_OFF: [Duration; 4] = [
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ProcessContext {
-    /// The mapping's name in `/proc/PID/maps`; empty if a core file does not tell it.
+    /// The mapping's name in `/proc/PID/maps`; empty if a core file does not contain it.
     pub mapping: String,
-    /// Where the header lies in the process.
+    /// The address of the header in the process.
     pub address: u64,
-    /// When this was published, in nanoseconds of the publisher's `CLOCK_BOOTTIME`. Good for
-    /// telling two versions apart, not for comparing with a clock of one's own: the process may live in
-    /// another time namespace.
+    /// When this was published, in nanoseconds of the publisher's `CLOCK_BOOTTIME`. Use it to
+    /// distinguish versions, not to compare with another clock: the process may be in another time
+    /// namespace.
     pub monotonic_published_at_ns: u64,
     /// The resource and the context's own attributes, each name once.
     pub payload: Payload,
-    /// Attributes that were left out of `payload`.
+    /// Attributes that were removed from `payload`.
     pub problems: Vec<Problem>,
-    /// How its threads carry their contexts, if it says so.
+    /// The announced schema of its threads' contexts, if any.
     pub schema: Option<Schema>,
-    /// The names that records refer to; an error if the attribute is there and is no key map.
+    /// The names that records refer to; an error if the attribute exists but is not a key map.
     pub keys: Result<Option<KeyMap>, KeyMapError>,
-    /// Addresses of further valid contexts in the same process, which readers must not use. One that
-    /// came after this context was found is not among them.
+    /// Addresses of other valid contexts in the same process, which readers must not use. Contexts
+    /// published after this one was found are not included.
     pub others: Vec<u64>,
 }
 
 /// Whether a process publishes a context.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ContextState {
-    /// It does, and this is it.
+    /// It does.
     Published(Arc<ProcessContext>),
     /// It does not.
     Absent,
-    /// It has a mapping of that name, but nothing readable in it.
+    /// It has a mapping with that name, but without a readable context.
     Broken(Broken),
 }
 
@@ -67,20 +67,20 @@ pub enum ContextState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Broken {
-    /// The header is another one.
+    /// The header is not one of this format and version.
     Header(HeaderError),
-    /// The header lies in memory that can't be read.
+    /// The memory of the header cannot be read.
     HeaderUnreadable(MemoryError),
-    /// Each of several tries met the context while it was being published or updated.
+    /// In every attempt, the context was being published or updated.
     BeingUpdated {
-        /// How many tries.
+        /// Number of attempts.
         tries: usize,
     },
-    /// The process stopped for good, in the middle of an update: this is its core file.
+    /// The process ended during an update: this is its core file.
     LeftInUpdate,
-    /// The core file lacks memory that a process context may lie in, and has none elsewhere.
+    /// The core file lacks memory that may contain a process context, and has none elsewhere.
     NotInCore {
-        /// Mappings without a name that are missing.
+        /// Number of missing mappings without a name.
         mappings: usize,
     },
     /// The payload is larger than the limit.
@@ -90,7 +90,7 @@ pub enum Broken {
         /// The limit in bytes.
         limit: usize,
     },
-    /// The payload lies in memory that can't be read.
+    /// The memory of the payload cannot be read.
     PayloadUnreadable(MemoryError),
     /// The payload is malformed.
     Payload(PayloadError),
@@ -135,34 +135,36 @@ pub(crate) fn is_named(name: &[u8]) -> bool {
         .any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether memory at `address` starts as a process context does; `None` if it is missing.
+/// Whether memory at `address` starts with the signature of a process context; `None` if it is
+/// missing.
 pub(crate) fn is_signed(memory: &dyn Memory, address: u64) -> Option<bool> {
     let mut start = [0; SIGNATURE.len()];
     memory.read(address, &mut start).ok()?;
     Some(start == SIGNATURE)
 }
 
-/// A context that was found, with what it takes to notice a change.
+/// A context that was found, with the data for detecting changes.
 #[derive(Debug)]
 pub(crate) struct Found {
     header: HeaderBytes,
     pub(crate) context: Arc<ProcessContext>,
 }
 
-/// The result of polling a context that was found before.
+/// The result of polling a context.
 pub(crate) enum Polled {
     Unchanged,
     Changed(Found),
-    /// It can't be read any more, beginning with this header.
+    /// It can no longer be read; this is the header.
     Broken(HeaderBytes, Broken),
-    /// There is no valid header any more at its address, or nothing can be read there.
+    /// There is no longer a valid header at its address, or the memory cannot be read.
     Gone,
 }
 
 impl Found {
     /// Polls the context: one read of the whole header if it has not changed.
     pub(crate) fn poll(&self, memory: &dyn Memory, limit: usize) -> Polled {
-        // Zeroes: other memory took the place of an unpublished context, or will hold a new one.
+        // Zeroes: a withdrawn context was replaced by other memory, possibly by a context being
+        // published.
         let first = match read_header(memory, self.context.address) {
             None | Some([0, ..]) => return Polled::Gone,
             Some(header) if header == self.header => return Polled::Unchanged,
@@ -188,12 +190,12 @@ impl Found {
     }
 }
 
-/// A mapping whose name promises a context.
+/// A mapping with the name of a process context.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     name: String,
     address: u64,
-    /// Of a process that does not run: another try is of no use.
+    /// Whether the process is not running: retrying is pointless.
     is_saved: bool,
 }
 
@@ -206,7 +208,7 @@ impl Place {
         }
     }
 
-    /// A mapping of a process that does not run; a core file may not tell its name.
+    /// A mapping of a process that is not running; a core file may not contain its name.
     pub(crate) fn saved(name: &[u8], address: u64) -> Self {
         Self {
             name: String::from_utf8_lossy(name).into_owned(),
@@ -239,8 +241,8 @@ impl Place {
         })
     }
 
-    /// One try; `None` when the context was being published or updated. An error is only an error when the header is
-    /// the same before and after: otherwise the payload was being replaced.
+    /// One attempt; `None` if the context was being published or updated. Errors only count if the
+    /// header is the same before and after; otherwise the payload was being replaced.
     fn try_read(
         &self,
         memory: &dyn Memory,
@@ -250,7 +252,7 @@ impl Place {
         memory
             .read(self.address, &mut before)
             .map_err(Broken::HeaderUnreadable)?;
-        // A publisher names its mapping, or makes it from a named file, before it writes to it.
+        // A publisher names its mapping, or creates it from a named file, before writing to it.
         if before == [0; HEADER_SIZE] {
             return Ok(None);
         }
@@ -258,8 +260,8 @@ impl Place {
         if header.monotonic_published_at_ns == 0 {
             return Ok(None);
         }
-        // The system calls around the payload's read order it after the first header read and
-        // before the second, which is what the protocol's fences are for.
+        // The system calls before and after the payload's read order it after the first read of the
+        // header and before the second, which is the purpose of the protocol's fences.
         let payload = if header.payload_size as usize > limit {
             Err(Broken::TooLarge {
                 size: header.payload_size,
@@ -299,20 +301,20 @@ impl Place {
     }
 }
 
-/// The bytes of the header at `address`; `None` if they can't be read.
+/// Reads the bytes of the header at `address`; `None` if they cannot be read.
 pub(crate) fn read_header(memory: &dyn Memory, address: u64) -> Option<HeaderBytes> {
     let mut header = [0; HEADER_SIZE];
     memory.read(address, &mut header).ok()?;
     Some(header)
 }
 
-/// Whether a context lies at `address`.
+/// Whether there is a context at `address`.
 fn is_valid(memory: &dyn Memory, address: u64) -> bool {
     read_header(memory, address).is_some_and(|header| Header::decode(&header).is_ok())
 }
 
-/// The first readable context among `places`; `Ok(None)` when there are none. If all are unreadable, says why
-/// the first one that has a right header is, else the first.
+/// Reads the first readable context among `places`; `Ok(None)` if there are none. If none is
+/// readable, returns the error of the first one with a valid header, or else of the first one.
 pub(crate) fn read_first(
     places: &[Place],
     memory: &dyn Memory,

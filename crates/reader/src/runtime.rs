@@ -1,11 +1,12 @@
-//! Language runtimes: what their threads run and work on, in the runtime's own terms.
+//! Language runtimes: what their threads execute and work on, in the runtime's own terms.
 //!
-//! A native program has one stack a thread and its context in one thread-local variable. A runtime has
-//! frames that no debugger sees, threads that move between those of the kernel, and contexts in places
-//! of its own. Each [`Runtime`] is a crate that knows one of them. The command registers the ones that it
-//! ships in a [`Runtimes`]; a program that embeds the reader registers the ones that it wants.
+//! A native program has one stack per thread, and its context in one thread-local variable. A
+//! runtime has frames that native debuggers do not see, its own threads that move between kernel
+//! threads, and contexts stored in its own way. Each [`Runtime`] is a crate that supports one of
+//! them. The command registers the runtimes that it includes in a [`Runtimes`]; a program that
+//! embeds the reader registers those it needs.
 //!
-//! `docs/runtimes.md` walks through one.
+//! See `docs/runtimes.md` for an example.
 
 mod read;
 
@@ -20,26 +21,27 @@ use otelctx_sample::{Found, Frame, NamedFrame};
 
 pub use read::{TaskReading, ThreadState, scope};
 
-/// Frames of one thread or task that are kept, as many as the kernel keeps of a native stack
+/// Maximum number of frames kept per thread or task: as many as the kernel keeps of a native stack
 /// (`kernel.perf_event_max_stack`).
 pub const MAX_FRAMES: usize = 127;
-/// Tasks of one process that are listed.
+/// Maximum number of tasks listed per process.
 pub const MAX_TASKS: usize = 16 * 1024;
 
 /// A language runtime that can be found in a process.
 pub trait Runtime: fmt::Debug + Send + Sync {
-    /// Its name: the key of what it says in JSON, and the kind of its frames. Lower case: `cpython`.
+    /// Its name: the key of its facts in JSON, and the kind of its frames. Lower case: `cpython`.
     fn name(&self) -> &'static str;
 
-    /// Whether a module whose file has this name may be the runtime: `libpython3.12.so.1.0`. Most
+    /// Whether a module with this file name may be the runtime: `libpython3.12.so.1.0`. Most
     /// processes have no such module, and none of their files is opened.
     fn is_candidate(&self, file_name: &[u8]) -> bool;
 
-    /// Finds the runtime among those modules of a process that are candidates. `None` if it is not
-    /// there. This goes by symbols first, which are kept for each file ([`LoadedModule::fact`](otelctx_remote::LoadedModule::fact)).
+    /// Finds the runtime among the candidate modules of a process. `None` if it is absent. Check
+    /// symbols first, which are cached per file
+    /// ([`LoadedModule::fact`](otelctx_remote::LoadedModule::fact)).
     ///
     /// # Errors
-    /// When it is there and can't be read: an unknown version, or a structure that makes no sense.
+    /// If it is present but cannot be read: an unknown version, or an inconsistent structure.
     fn probe(
         &self,
         target: &dyn Target,
@@ -47,51 +49,51 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError>;
 }
 
-/// A runtime in one process. It stays true until the process loads or unloads a module or executes
+/// A runtime in one process. It is used until the process loads or unloads a module or executes
 /// another program; then the process is probed again.
 pub trait RuntimeProcess: fmt::Debug + Send + Sync {
-    /// What is to be said of the process: the runtime's version, for example.
+    /// Facts about the process, for example the runtime's version.
     fn facts(&self) -> Attributes;
 
-    /// What has to be stopped to read its threads and tasks.
+    /// What must be stopped to read its threads and tasks.
     fn scope(&self) -> Scope {
         Scope::Thread
     }
 
-    /// What a thread does. It is stopped, or it is one of a core file. `None` if the runtime does not
+    /// Reads a thread, which is stopped, or belongs to a core file. `None` if the runtime does not
     /// know the thread.
     ///
     /// # Errors
-    /// When memory can't be read, or makes no sense.
+    /// If memory cannot be read, or is inconsistent.
     fn thread(
         &self,
         target: &dyn Target,
         thread: ThreadView,
     ) -> Result<Option<RuntimeThread>, RuntimeError>;
 
-    /// Contexts that no thread has at this moment: suspended tasks, parked goroutines. At most
-    /// [`MAX_TASKS`]. Called only where [`Self::scope`] is the process, which is stopped, and for core
+    /// Contexts that no thread is executing now: suspended tasks, parked goroutines. At most
+    /// [`MAX_TASKS`]. Only called if [`Self::scope`] is the process, which is stopped, and for core
     /// files.
     ///
     /// # Errors
-    /// When memory can't be read, or makes no sense.
+    /// If memory cannot be read, or is inconsistent.
     fn tasks(&self, target: &dyn Target) -> Result<Vec<Task>, RuntimeError> {
         let _ = target;
         Ok(Vec::new())
     }
 
-    /// The step of the kernel program that reads its threads while they are sampled. `None` if there is
-    /// none: then only the ptrace sampler sees what the runtime knows.
+    /// The step of the kernel program that reads its threads while they are sampled. `None` if
+    /// there is none: then only the ptrace sampler includes data of the runtime.
     fn kernel_step(&self) -> Option<&KernelStep> {
         None
     }
 
-    /// What a thread did when it was sampled: the same as [`Self::thread`], from what the kernel step
-    /// added to the sample. `target` is the process as it is now, for what does not change, such as the
+    /// Decodes what the kernel step added to a sample: the same as [`Self::thread`], for the time
+    /// of the sample. `target` is the current process, for data that does not change, such as the
     /// names of functions; it may have ended.
     ///
     /// # Errors
-    /// When the part makes no sense, or names something that can't be read any more.
+    /// If the data is inconsistent, or refers to something that can no longer be read.
     fn decode(
         &self,
         target: &dyn Target,
@@ -105,24 +107,24 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
 /// What has to be stopped to read a runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The thread that is read. Nothing is said of tasks then.
+    /// The thread that is read. Tasks are not listed then.
     Thread,
     /// All threads of the process.
     Process,
 }
 
-/// A thread that a runtime is asked about.
+/// A thread to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ThreadView {
-    /// Its id, as the reader sees it.
+    /// Its ID in the reader's PID namespace.
     pub tid: i32,
     /// Its thread pointer: fs base on x86-64, `TPIDR_EL0` on aarch64.
     pub thread_pointer: u64,
 }
 
 impl ThreadView {
-    /// A thread by its id and its thread pointer.
+    /// Creates a view of a thread from its ID and its thread pointer.
     #[must_use]
     pub fn new(tid: i32, thread_pointer: u64) -> Self {
         Self {
@@ -132,42 +134,41 @@ impl ThreadView {
     }
 }
 
-/// What a runtime says of a thread.
+/// What a runtime knows about a thread.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuntimeThread {
-    /// What the thread works on, as far as the runtime knows. [`Found::NotPublished`] for a runtime
-    /// that has no contexts.
+    /// What the thread is working on, according to the runtime. [`Found::NotPublished`] for a
+    /// runtime without contexts.
     pub context: Found<Context>,
-    /// Where `context` comes from.
+    /// The source of `context`.
     pub source: Source,
     /// The runtime's frames.
     pub stack: RuntimeStack,
-    /// More about the thread, shown beside the frames.
+    /// Other facts about the thread, shown next to the frames.
     pub facts: Attributes,
 }
 
 /// The frames of a thread that its runtime knows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuntimeStack {
-    /// The innermost first; the frames of one call of the interpreter together, the innermost call
-    /// first.
+    /// The frames, innermost first, grouped by calls of the interpreter, innermost first.
     pub calls: Vec<Vec<NamedFrame>>,
-    /// The code of the interpreter: a native frame there stands for one of the calls. Empty for a
-    /// runtime that compiles everything.
+    /// The code of the interpreter: each native frame in it represents one of the calls. Empty for
+    /// a runtime that compiles all code.
     pub interpreter: Range<u64>,
-    /// There are more frames further out.
+    /// Whether outer frames are missing.
     pub is_truncated: bool,
 }
 
 impl RuntimeStack {
-    /// All frames, the innermost first.
+    /// All frames, innermost first.
     pub fn frames(&self) -> impl Iterator<Item = &NamedFrame> {
         self.calls.iter().flatten()
     }
 
-    /// A native stack, the innermost frame first, with each call of the interpreter replaced by the
-    /// frames of that call. Calls that no native frame stands for, because the native stack was not
-    /// walked that far, come last.
+    /// Replaces each call of the interpreter in a native stack, innermost frame first, by the
+    /// frames of that call. Calls without a native frame, because the native stack is truncated,
+    /// are added at the end.
     #[must_use]
     pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
         let mut calls = self.calls.into_iter();
@@ -185,44 +186,44 @@ impl RuntimeStack {
     }
 }
 
-/// A context that no thread has at this moment, and where its task will go on.
+/// A context that no thread is executing now, and where its task will resume.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// The runtime's number for it.
+    /// The runtime's number for the task.
     pub id: u64,
-    /// What it works on.
+    /// What it is working on.
     pub context: Found<Context>,
-    /// Its frames, the innermost first.
+    /// Its frames, innermost first.
     pub frames: Vec<NamedFrame>,
 }
 
-/// A step of the kernel program, and what it has to know of a process.
+/// A step of the kernel program, and its configuration for a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelStep {
-    /// Its name, by which `cargo xtask bpf` has gathered it.
+    /// The name under which `cargo xtask bpf` has included it.
     pub name: &'static str,
-    /// For this process, in the step's own layout.
+    /// The configuration for this process, in the step's own layout.
     pub configuration: Vec<u8>,
 }
 
-/// Where a context comes from, best first.
+/// Sources of a context, most reliable first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// The native record (OTEP 4947).
     Native,
-    /// What the runtime publishes for readers.
+    /// Data that the runtime publishes for readers.
     Runtime,
-    /// Labels for profilers, in which ids stand by convention only.
+    /// Labels for profilers, which contain IDs only by convention.
     Labels,
 }
 
-/// Why a runtime can't be read, as a sentence without a full stop.
+/// Why a runtime cannot be read, as a sentence without a full stop.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct RuntimeError(String);
 
 impl RuntimeError {
-    /// For this reason.
+    /// Creates an error with this reason.
     pub fn new(reason: impl Into<String>) -> Self {
         Self(reason.into())
     }
@@ -240,27 +241,27 @@ impl From<otelctx_remote::Error> for RuntimeError {
     }
 }
 
-/// The runtimes that a reader knows. Cheap to clone.
+/// The runtimes that a reader supports. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Runtimes(Arc<[Arc<dyn Runtime>]>);
 
 impl Runtimes {
-    /// Knows these.
+    /// Creates a list of these runtimes.
     #[must_use]
     pub fn new(runtimes: Vec<Arc<dyn Runtime>>) -> Self {
         Self(runtimes.into())
     }
 
-    /// Whether there is none.
+    /// Whether there are no runtimes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Which of them are in a process.
+    /// Finds the runtimes that a process contains.
     ///
     /// # Errors
-    /// When its modules can't be read, see [`Modules::read`].
+    /// If its modules cannot be read, see [`Modules::read`].
     pub fn probe(
         &self,
         target: &dyn Target,
@@ -288,7 +289,7 @@ impl Runtimes {
     }
 }
 
-/// The last part of a path, as the kernel writes it for a mapping.
+/// The last component of a path, as the kernel shows it for a mapping.
 fn file_name(path: &[u8]) -> &[u8] {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     name.strip_suffix(b" (deleted)").unwrap_or(name)
@@ -303,26 +304,26 @@ impl PartialEq for Runtimes {
 
 impl Eq for Runtimes {}
 
-/// A runtime that is in a process.
+/// A runtime in a process.
 #[derive(Clone, Debug)]
 pub struct Present {
     /// [`Runtime::name`].
     pub name: &'static str,
-    /// The way to its threads, or why there is none.
+    /// Access to its threads, or why it cannot be read.
     pub process: Result<Arc<dyn RuntimeProcess>, RuntimeError>,
 }
 
-/// What one runtime says of a thread.
+/// What one runtime knows about a thread.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuntimeReading {
     /// [`Runtime::name`].
     pub name: &'static str,
-    /// What it says, or why the thread could not be read.
+    /// The result, or why the thread could not be read.
     pub thread: Result<RuntimeThread, RuntimeError>,
 }
 
-/// What the runtimes of a process say of a thread that is stopped, or one of a core file. Runtimes
-/// that do not know the thread, or cannot be read, say nothing.
+/// Reads a thread, which is stopped or belongs to a core file, with the runtimes of its process.
+/// Runtimes that do not know the thread, or cannot be read, are omitted.
 pub fn read_thread(
     target: &dyn Target,
     runtimes: &[Present],
@@ -339,17 +340,18 @@ pub fn read_thread(
     runtimes.iter().filter_map(read).collect()
 }
 
-/// What a thread works on, of several sources.
+/// What a thread is working on, chosen from several sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
-    /// The context of the best source that has one. If none has one: what the native record says, or,
-    /// where no native contexts are published, what the best of the others says.
+    /// The context of the most reliable source that has one. If none has one: the outcome of the
+    /// native record, or, if no native contexts are published, that of the most reliable other
+    /// source.
     pub context: Found<Context>,
-    /// Sources have contexts with other trace or span ids.
+    /// Whether sources have contexts with different trace or span IDs.
     pub is_conflict: bool,
 }
 
-/// Decides between sources: the native record, then what a runtime publishes, then labels.
+/// Chooses between sources: the native record, then data published by a runtime, then labels.
 #[must_use]
 pub fn choose(native: Found<Context>, runtimes: &[RuntimeReading]) -> Chosen {
     let mut others: Vec<&RuntimeThread> = runtimes
@@ -418,7 +420,7 @@ mod tests {
         assert_eq!(chosen(context(1), &both), (context(1), true));
         assert_eq!(chosen(Found::Detached, &both), (context(2), true));
         assert_eq!(chosen(Found::Detached, &both[..1]), (context(3), false));
-        // The same ids are no conflict.
+        // Equal IDs are not a conflict.
         assert_eq!(chosen(context(2), &both[1..]), (context(2), false));
         assert_eq!(chosen(context(2), &[]), (context(2), false));
     }
@@ -460,20 +462,20 @@ mod tests {
         };
         let [a, b, c] = ["a", "b", "c"].map(|name| Frame::from(named(name)));
         let other = Frame::native(1, 0x300);
-        // The address behind a call that ends the interpreter's code still belongs to it.
+        // A return address just after the interpreter's code still belongs to it.
         let mixed = stack
             .clone()
             .in_native(native(&[0x100, 0x300, 0x200, 0x301]));
         let last = Frame::native(3, 0x301);
         assert_eq!(mixed, [c.clone(), b.clone(), other, a.clone(), last]);
-        // A stack that was not walked to its end, and none at all.
+        // A truncated stack, and an empty one.
         let mixed = stack.clone().in_native(native(&[0x300, 0x101]));
         assert_eq!(
             mixed,
             [Frame::native(0, 0x300), c.clone(), b.clone(), a.clone()]
         );
         assert_eq!(stack.clone().in_native(Vec::new()), [c, b, a]);
-        // More calls than the runtime knows of.
+        // More native calls than the runtime knows.
         let mixed = RuntimeStack {
             calls: Vec::new(),
             ..stack

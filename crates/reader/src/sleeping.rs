@@ -1,4 +1,4 @@
-//! Reading threads that sleep without stopping them, and what is kept of each for the next time.
+//! Reads sleeping threads without stopping them, and caches data about each for the next time.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -10,18 +10,20 @@ use remote::threads::{
 use remote::tls::Resolution;
 use remote::{LiveProcess, Memory, Process, ProcessMemory};
 
-/// Attempts to read a thread before it has to be stopped. One that ran during all of them is busy.
+/// Attempts to read a thread before it must be stopped. A thread that was running each time is
+/// busy.
 const MAX_TRIES: usize = 3;
-/// Walks over the C library's list of threads after each listing of the threads. The second finds what
-/// the first missed because the list changed.
+/// Maximum number of walks over the C library's list of threads after each listing of the threads.
+/// The second finds threads that the first missed because the list changed.
 const MAX_WALKS: u32 = 2;
-/// Threads that are read ahead at once. With more, a call gets no cheaper for each.
+/// Maximum number of threads to read ahead at once. With more, the cost per thread does not
+/// decrease further.
 const MAX_AHEAD: usize = 64;
-/// Ranges and bytes of a thread that are read ahead at most.
+/// Maximum number of ranges, and of bytes, to read ahead for a thread.
 const MAX_RANGES: usize = 8;
 const MAX_BYTES: usize = 4096;
 
-/// What is known of the threads of one process.
+/// Cached data about the threads of a process.
 #[derive(Debug, Default)]
 pub(crate) struct SleepingThreads(Mutex<State>);
 
@@ -29,30 +31,30 @@ pub(crate) struct SleepingThreads(Mutex<State>);
 struct State {
     pointers: ThreadPointers,
     walks_left: u32,
-    /// Whether thread ids in the process differ from the reader's, once that is known.
+    /// Whether thread IDs in the process differ from the reader's, once known.
     namespaced: Option<bool>,
-    /// The threads that were listed last, by their ids in ascending order, and what is known of them.
-    threads: Vec<(i32, Option<Box<Known>>)>,
-    /// How many of these have their files open, and how many may.
+    /// The threads listed last, in ascending order of their IDs, with their cached data.
+    threads: Vec<(i32, Option<Box<CachedThread>>)>,
+    /// Number of threads with open files, and the maximum.
     open: usize,
     max_open: usize,
-    /// What was read ahead.
+    /// Data that was read ahead.
     batch: Batch,
-    /// Index behind the thread that was read last.
+    /// The index after the thread that was read last.
     next: usize,
 }
 
-/// What is known of one thread.
+/// Cached data about a thread.
 #[derive(Debug)]
-struct Known {
-    /// Its id in the process's own PID namespace.
+struct CachedThread {
+    /// Its ID in the process's own PID namespace.
     inner: i32,
-    /// Open files, up to [`max_kept`] threads.
+    /// Open files, for up to [`max_kept`] threads.
     files: Option<ThreadFiles>,
-    /// A thread pointer that a stop told and that no control block confirms. It holds for the thread
-    /// that `files` belongs to.
+    /// A thread pointer from a stop that no control block confirms. It is valid for the thread to
+    /// which `files` belongs.
     unconfirmed: Option<u64>,
-    /// What was read of it while it slept. Holds for as long as it stays asleep.
+    /// The last read while it slept. Valid as long as it stays asleep.
     last: Option<Last>,
 }
 
@@ -60,43 +62,45 @@ struct Known {
 #[derive(Debug)]
 struct Last {
     thread_pointer: u64,
-    /// What was read of its memory.
+    /// The memory that was read.
     ranges: Vec<MemoryRange>,
-    /// The same in the batch, if it was read ahead.
+    /// Its position in the batch, if it was read ahead.
     ahead: Range<usize>,
 }
 
-/// How an attempt to read a thread without a stop ended.
+/// The result of an attempt to read a thread without stopping it.
 #[derive(Debug)]
 pub(crate) enum Asleep<T> {
-    /// It slept all the time.
+    /// It slept throughout.
     Read(T),
-    /// It ran each time.
+    /// It was running in each attempt.
     Ran,
-    /// It cannot be read that way. If it sleeps: in this call.
+    /// It cannot be read this way. If it sleeps, the system call that it sleeps in.
     Unknown(Option<Call>),
 }
 
 impl SleepingThreads {
-    /// Forgets everything: another program runs.
+    /// Clears everything, because the process has executed another program.
     pub(crate) fn clear(&mut self) {
         *self.0.get_mut().unwrap_or_else(PoisonError::into_inner) = State::default();
     }
 
-    /// Notes which threads there are.
+    /// Updates the list of threads.
     pub(crate) fn note_listed(&self, tids: impl Iterator<Item = i32>) {
         let mut listed: Vec<_> = tids.map(|tid| (tid, None)).collect();
         listed.sort_unstable_by_key(|(tid, _)| *tid);
         listed.dedup_by_key(|(tid, _)| *tid);
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known = std::mem::take(&mut state.threads).into_iter().peekable();
+        let mut cached = std::mem::take(&mut state.threads).into_iter().peekable();
         state.open = 0;
         for (tid, entry) in &mut listed {
-            while known.next_if(|(other, _)| other < tid).is_some() {}
-            *entry = known.next_if(|(other, _)| other == tid).and_then(|it| it.1);
-            if let Some(known) = entry {
-                state.open += usize::from(known.files.is_some());
-                known.last.iter_mut().for_each(|last| last.ahead = 0..0);
+            while cached.next_if(|(other, _)| other < tid).is_some() {}
+            *entry = cached
+                .next_if(|(other, _)| other == tid)
+                .and_then(|it| it.1);
+            if let Some(cached) = entry {
+                state.open += usize::from(cached.files.is_some());
+                cached.last.iter_mut().for_each(|last| last.ahead = 0..0);
             }
         }
         state.threads = listed;
@@ -106,8 +110,8 @@ impl SleepingThreads {
         state.next = 0;
     }
 
-    /// Calls `read` with the memory and the thread pointer of thread `tid` if the thread sleeps. What
-    /// it returns counts if the thread slept until then, else it is called again.
+    /// Calls `read` with the memory and the thread pointer of thread `tid` if the thread sleeps.
+    /// The result counts if the thread slept throughout; otherwise `read` is called again.
     pub(crate) fn read<T>(
         &self,
         (process, memory): (&Process, &ProcessMemory),
@@ -120,23 +124,23 @@ impl SleepingThreads {
         if let Some(index) = index {
             state.read_ahead(process, memory, index);
         }
-        let Some(mut known) = state.take(process, tid, index) else {
+        let Some(mut cached) = state.take(process, tid, index) else {
             return Asleep::Unknown(None);
         };
-        let last = known.last.take().filter(|_| !resolution.unplaced);
-        if let (Some(last), Some(files)) = (last, &mut known.files) {
+        let last = cached.last.take().filter(|_| !resolution.unplaced);
+        if let (Some(last), Some(files)) = (last, &mut cached.files) {
             let memory = state.batch.over(last.ahead, memory);
             let result = read(&memory, last.thread_pointer);
             if files.has_stayed_asleep().unwrap_or(false) {
-                known.last = Last::new(last.thread_pointer, memory.into_ranges());
-                state.keep(index, known);
+                cached.last = Last::new(last.thread_pointer, memory.into_ranges());
+                state.keep(index, cached);
                 return Asleep::Read(result);
             }
         }
         let mut asleep = Asleep::Ran;
         for _ in 0..MAX_TRIES {
-            let (inner, unconfirmed) = (known.inner, known.unconfirmed);
-            let Some(files) = &mut known.files else {
+            let (inner, unconfirmed) = (cached.inner, cached.unconfirmed);
+            let Some(files) = &mut cached.files else {
                 break;
             };
             let listed = state.pointer((process, memory), resolution, inner);
@@ -154,32 +158,32 @@ impl SleepingThreads {
             });
             match result {
                 Ok(Some(Some((result, address, ranges)))) => {
-                    known.last = Last::new(address, ranges);
+                    cached.last = Last::new(address, ranges);
                     asleep = Asleep::Read(result);
                     break;
                 }
-                // Another thread has the control block by now.
+                // The control block now belongs to another thread.
                 Ok(Some(None)) => state.pointers.forget(inner),
                 Ok(None) => {}
-                // It has exited. Its id may be another thread's by now.
-                Err(_) => match Known::open(process, tid, state.namespaced) {
-                    Some(new) => *known = new,
+                // It has exited. Its ID may already belong to another thread.
+                Err(_) => match CachedThread::open(process, tid, state.namespaced) {
+                    Some(new) => *cached = new,
                     None => return Asleep::Unknown(None),
                 },
             }
         }
-        state.keep(index, known);
+        state.keep(index, cached);
         asleep
     }
 
-    /// The system call that a thread sleeps in, if its files are open.
+    /// The system call in which a thread sleeps, if its files are open.
     pub(crate) fn call(&self, tid: i32) -> Option<Call> {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = state.threads[state.index(tid)?].1.as_ref()?;
-        known.files.as_ref()?.call().ok()?
+        let cached = state.threads[state.index(tid)?].1.as_ref()?;
+        cached.files.as_ref()?.call().ok()?
     }
 
-    /// The thread pointer of a thread, if it is known and the thread is still the same.
+    /// The thread pointer of a thread, if known and if the thread is still the same.
     pub(crate) fn pointer(
         &self,
         process: (&Process, &ProcessMemory),
@@ -189,7 +193,7 @@ impl SleepingThreads {
         let state = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_namespaced = state.is_namespaced(process.0)?;
         let (inner, unconfirmed) = match &state.threads[state.index(tid)?].1 {
-            Some(known) => (known.inner, known.unconfirmed),
+            Some(cached) => (cached.inner, cached.unconfirmed),
             None if is_namespaced => return None,
             None => (tid, None),
         };
@@ -197,25 +201,25 @@ impl SleepingThreads {
         listed.map(|pointer| pointer.address).or(unconfirmed)
     }
 
-    /// Notes the thread pointer that a stop of thread `tid` told.
+    /// Stores the thread pointer that a stop of thread `tid` has returned.
     pub(crate) fn learn(&self, memory: &dyn Memory, tid: i32, thread_pointer: u64) {
         let state = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let index = state.index(tid);
-        let Some(known) = index.and_then(|index| state.threads[index].1.as_mut()) else {
+        let Some(cached) = index.and_then(|index| state.threads[index].1.as_mut()) else {
             return;
         };
-        let confirmed = |pointer: &ThreadPointer| pointer.is_of(memory, known.inner);
+        let confirmed = |pointer: &ThreadPointer| pointer.is_of(memory, cached.inner);
         match state.pointers.at(thread_pointer).filter(confirmed) {
-            Some(pointer) => state.pointers.add(known.inner, pointer),
-            // Only open files tell that it is the same thread next time.
-            None if known.files.is_some() => known.unconfirmed = Some(thread_pointer),
+            Some(pointer) => state.pointers.add(cached.inner, pointer),
+            // Only open files can identify the thread next time.
+            None if cached.files.is_some() => cached.unconfirmed = Some(thread_pointer),
             None => {}
         }
     }
 }
 
-impl Known {
-    /// Opens a thread's files. `None` if it has exited, or the kernel does not tell what it does.
+impl CachedThread {
+    /// Opens a thread's files. `None` if it has exited, or the kernel does not show its state.
     fn open(process: &Process, tid: i32, namespaced: Option<bool>) -> Option<Self> {
         let inner = match namespaced {
             Some(false) => tid,
@@ -239,7 +243,7 @@ impl Last {
         })
     }
 
-    /// What is to be read ahead the next time, unless it is too much.
+    /// The memory to read ahead next time, unless there is too much of it.
     fn ranges(&self) -> &[MemoryRange] {
         let bytes: usize = self.ranges.iter().map(|(_, length)| length).sum();
         let fits = self.ranges.len() <= MAX_RANGES && bytes <= MAX_BYTES;
@@ -253,11 +257,12 @@ impl State {
         threads.binary_search_by_key(&tid, |(tid, _)| *tid).ok()
     }
 
-    /// If threads are read one after the other, reads what was last read of the next ones.
+    /// If threads are read one after another, reads ahead for the next ones what was last read of
+    /// them.
     fn read_ahead(&mut self, process: &Process, memory: &ProcessMemory, index: usize) {
         let is_next = index == std::mem::replace(&mut self.next, index + 1) && index > 0;
-        let ahead = |(_, known): &(i32, Option<Box<Known>>)| {
-            let last = known.as_ref()?.last.as_ref()?;
+        let ahead = |(_, cached): &(i32, Option<Box<CachedThread>>)| {
+            let last = cached.as_ref()?.last.as_ref()?;
             Some(last.ahead.clone())
         };
         if !is_next || ahead(&self.threads[index]).is_none_or(|ahead| !ahead.is_empty()) {
@@ -265,8 +270,8 @@ impl State {
         }
         self.batch.clear();
         let threads = self.threads[index..].iter_mut().take(MAX_AHEAD);
-        for known in threads.filter_map(|(_, known)| known.as_mut()) {
-            if let Some(last) = &mut known.last {
+        for cached in threads.filter_map(|(_, cached)| cached.as_mut()) {
+            if let Some(last) = &mut cached.last {
                 last.ahead = self.batch.add(last.ranges()).unwrap_or_default();
             }
         }
@@ -282,31 +287,36 @@ impl State {
         self.namespaced
     }
 
-    /// What is known of a thread, with its files open.
-    fn take(&mut self, process: &Process, tid: i32, index: Option<usize>) -> Option<Box<Known>> {
+    /// The cached data of a thread, with its files open.
+    fn take(
+        &mut self,
+        process: &Process,
+        tid: i32,
+        index: Option<usize>,
+    ) -> Option<Box<CachedThread>> {
         self.is_namespaced(process)?;
-        let known = index.and_then(|index| self.threads[index].1.take());
-        match known.filter(|known| known.files.is_some()) {
-            Some(known) => {
+        let cached = index.and_then(|index| self.threads[index].1.take());
+        match cached.filter(|cached| cached.files.is_some()) {
+            Some(cached) => {
                 self.open -= 1;
-                Some(known)
+                Some(cached)
             }
-            None => Known::open(process, tid, self.namespaced).map(Box::new),
+            None => CachedThread::open(process, tid, self.namespaced).map(Box::new),
         }
     }
 
-    fn keep(&mut self, index: Option<usize>, mut known: Box<Known>) {
+    fn keep(&mut self, index: Option<usize>, mut cached: Box<CachedThread>) {
         let Some(index) = index else {
             return;
         };
         if self.open >= self.max_open {
-            (known.files, known.unconfirmed, known.last) = (None, None, None);
+            (cached.files, cached.unconfirmed, cached.last) = (None, None, None);
         }
-        self.open += usize::from(known.files.is_some());
-        self.threads[index].1 = Some(known);
+        self.open += usize::from(cached.files.is_some());
+        self.threads[index].1 = Some(cached);
     }
 
-    /// The thread pointer by the C library's list, which is walked if it is not known.
+    /// Finds the thread pointer in the C library's list, which is walked if necessary.
     fn pointer(
         &mut self,
         (process, memory): (&Process, &ProcessMemory),

@@ -1,4 +1,4 @@
-//! The context of a thread: from its thread pointer to the record (OTEP 4947, "Reading").
+//! The context of a thread: from its thread pointer to its record (OTEP 4947, "Reading").
 
 use std::ffi::OsString;
 use std::fmt;
@@ -17,18 +17,18 @@ use crate::process::Subject;
 use crate::sleeping::Asleep;
 use crate::{Broken, ContextState, Error, Process};
 
-/// A page is readable as a whole or not at all. In bytes: the page size of x86-64, and the smallest
-/// of aarch64.
+/// Unit in which memory is readable or not, in bytes: the page size of x86-64, and the smallest
+/// page size of aarch64.
 const PAGE: u64 = 4096;
 
-/// The least time that a thread is given to stop, even if less is left until the deadline: a thread
-/// that was told to stop does so whether or not it is waited for.
+/// Minimum time to wait for a thread to stop, even if less is left until the deadline: once
+/// requested, the stop happens whether or not it is awaited.
 const MIN_STOP_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Attempts to stop a thread that exists and cannot be traced.
+/// Attempts to stop a thread that exists but cannot be traced.
 const MAX_TRIES: usize = 3;
 
-/// Whether the threads of a process have a context that can be read.
+/// Whether the threads of a process have readable contexts.
 #[derive(Clone, Debug)]
 pub enum ThreadSupport {
     /// They do.
@@ -37,15 +37,15 @@ pub enum ThreadSupport {
     Unreadable(Unreadable),
 }
 
-/// How the threads of a process are read.
+/// How to read the threads of a process.
 #[derive(Clone, Debug)]
 pub struct ThreadVariables {
-    /// The schema that the process announces. Another one than a thread-local record only where
-    /// [`Options::any_schema`](crate::Options::any_schema) asks for it.
+    /// The schema that the process announces. A schema other than a thread-local record is only
+    /// possible with [`Options::any_schema`](crate::Options::any_schema).
     pub schema: Option<Schema>,
     /// The names that records refer to.
     pub keys: KeyMap,
-    /// The variables of that name which the process uses, best evidence first.
+    /// The variables with this name that the process uses, most likely first.
     pub resolution: Arc<Resolution>,
 }
 
@@ -56,7 +56,8 @@ pub(crate) struct Announced {
 }
 
 impl Announced {
-    /// What `context` announces, or why its threads cannot be read. Always readable with `any_schema`.
+    /// What `context` announces, or why its threads cannot be read. Never an error with
+    /// `any_schema`.
     pub(crate) fn of(context: &ContextState, any_schema: bool) -> Result<Self, Unreadable> {
         let context = match context {
             ContextState::Published(context) => Some(context),
@@ -79,7 +80,7 @@ impl Announced {
         Ok(Self { schema, keys })
     }
 
-    /// Adds where the variable is.
+    /// Adds the variables.
     pub(crate) fn at(self, resolution: Arc<Resolution>) -> ThreadSupport {
         if resolution.variables.is_empty() {
             return ThreadSupport::Unreadable(Unreadable::NotFound {
@@ -94,23 +95,23 @@ impl Announced {
     }
 }
 
-/// Why the threads of a process have no readable context.
+/// Why the threads of a process have no readable contexts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unreadable {
     /// The process publishes no process context.
     NoProcessContext,
-    /// Its process context is broken.
+    /// Its process context is unreadable.
     BrokenProcessContext(Broken),
     /// Its process context has no `threadlocal.schema_version`.
     NoSchema,
     /// Its process context announces another schema.
     UnsupportedSchema(Schema),
-    /// Its process context has a `threadlocal.attribute_key_map` that is none.
+    /// The `threadlocal.attribute_key_map` in its process context is invalid.
     KeyMap(KeyMapError),
-    /// No module has the variable.
+    /// No module defines the variable.
     NotFound {
-        /// Modules that could not be looked into, with the reason.
+        /// Modules that could not be read, with the reason.
         unreadable: Vec<(OsString, String)>,
     },
 }
@@ -149,23 +150,23 @@ impl fmt::Display for Unreadable {
     }
 }
 
-/// One reading of a thread's context.
+/// The result of reading a thread's context.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Reading {
-    /// What was found.
+    /// The outcome.
     pub outcome: Result<Found<Context>, Error>,
-    /// Why the thread was stopped for it, if it was.
+    /// Why the thread was stopped, if it was.
     pub stop: Option<StopReason>,
 }
 
-/// Why a thread was stopped to be read.
+/// Why a thread was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
     /// It was running.
     Running,
-    /// It was not seen running, but its thread pointer cannot be found without a stop.
+    /// It was not running, but its thread pointer cannot be found without stopping it.
     ThreadPointer,
     /// A language runtime is read with it.
     Runtime,
@@ -188,33 +189,33 @@ impl<'p> Thread<'p> {
         }
     }
 
-    /// Its id, as the reader's PID namespace has it.
+    /// Its ID in the reader's PID namespace.
     #[must_use]
     pub fn tid(&self) -> i32 {
         self.tid
     }
 
-    /// The process that it belongs to.
+    /// The process to which it belongs.
     #[must_use]
     pub fn process(&self) -> &'p Process {
         self.process
     }
 
-    /// Its current name, at most 15 bytes, chosen by the process: escape it before it reaches
-    /// a terminal. `None` if a core file does not tell it.
+    /// Its current name, at most 15 bytes, chosen by the process: escape it before printing it to a
+    /// terminal. `None` if a core file does not contain it.
     ///
     /// # Errors
-    /// When the thread has exited.
+    /// If the thread has exited.
     pub fn name(&self) -> Result<Option<OsString>, Error> {
         self.process.subject().thread_name(self.tid)
     }
 
-    /// Stops the thread until the result is dropped. ptrace binds it to the calling OS thread.
+    /// Stops the thread until the result is dropped. ptrace ties the stop to the calling OS thread.
     ///
     /// # Errors
-    /// When it can't be stopped. What the process publishes makes no difference.
+    /// If it cannot be stopped. What the process publishes does not matter.
     pub fn stop(&self) -> Result<StoppedThread<'_>, Error> {
-        // Everything that can be done before the stop is done before it.
+        // Do as much as possible before the stop.
         let mut record = self.buffer();
         let variables = self.variables();
         let mut ahead = self.rehearse(|memory, pointer| {
@@ -229,7 +230,7 @@ impl<'p> Thread<'p> {
         })
     }
 
-    /// Reads it while it runs: what is read now is most likely what will be read in a stop.
+    /// Reads the thread while it runs, to predict which memory a read in a stop needs.
     fn rehearse<T>(&self, read: impl FnOnce(&dyn Memory, u64) -> T) -> Batch {
         let mut ahead = Batch::default();
         if let Subject::Running { process, memory } = self.process.subject()
@@ -245,7 +246,7 @@ impl<'p> Thread<'p> {
         ahead
     }
 
-    /// Stops the thread and, in the first moment of the stop, reads `ahead` by one system call.
+    /// Stops the thread, and immediately reads `ahead` with one system call.
     fn stop_and_read(&self, ahead: &mut Batch) -> Result<Stopped, Error> {
         let options = self.process.options();
         let timeout = match options.deadline {
@@ -262,29 +263,29 @@ impl<'p> Thread<'p> {
             }
         };
         let process = self.process.running()?;
-        // The registers are read after it: until then the process has executed no other program.
+        // The registers are read after it: until then, the process cannot have executed another
+        // program.
         let read = || ahead.read(process);
         Ok(Stopped::stop_then(process, self.tid, timeout, read)?)
     }
 
-    /// Room for its record.
+    /// Allocates a buffer for its record.
     pub(crate) fn buffer(&self) -> Vec<u8> {
         let size = self.process.options().max_record;
         vec![0; size.clamp(record::HEADER_SIZE, record::MAX_SIZE)]
     }
 
-    /// Reads its context. See [`Self::read`], which also says whether the thread was stopped.
+    /// Reads its context. [`Self::read`] also returns whether the thread was stopped.
     ///
     /// # Errors
-    /// When it can't be stopped or read.
+    /// If it cannot be stopped or read.
     pub fn context(&self) -> Result<Found<Context>, Error> {
         self.read().outcome
     }
 
-    /// Reads its context. A thread that sleeps is read without being stopped; one that runs is stopped
-    /// for some microseconds. So is a sleeping thread whose thread pointer cannot be found otherwise,
-    /// unless that would lengthen the time-out of the call that it sleeps in
-    /// ([`Error::WouldLengthen`]).
+    /// Reads its context. A sleeping thread is not stopped. A running thread is stopped for a few
+    /// microseconds, as is a sleeping thread whose thread pointer cannot be found otherwise, unless
+    /// that would restart the timeout of its system call ([`Error::WouldLengthen`]).
     #[must_use]
     pub fn read(&self) -> Reading {
         let mut stop = None;
@@ -301,11 +302,11 @@ impl<'p> Thread<'p> {
         Ok(self.decode(variables, size.map(|size| &record[..size])))
     }
 
-    /// Calls `read` with the memory and the thread pointer while the thread executes nothing: while it
-    /// sleeps, or is stopped, which `stop` then tells. Only the last result counts.
+    /// Calls `read` with the memory and the thread pointer while the thread executes nothing: it
+    /// sleeps, or is stopped for the reason in `stop`. Only the last result counts.
     ///
     /// # Errors
-    /// When it has to be stopped, and can't be.
+    /// If it must be stopped, but cannot be.
     pub(crate) fn with_pointer<T>(
         &self,
         stop: &mut Option<StopReason>,
@@ -340,7 +341,7 @@ impl<'p> Thread<'p> {
                 asleep => self.stop_reason(&asleep)?,
             };
             let mut ahead = self.rehearse(&mut read);
-            // It may have gone to sleep since, and this process may have waited for a CPU.
+            // It may have gone to sleep since then, and this process may have waited for a CPU.
             let call = sleeping.call(self.tid).filter(|_| !is_last);
             if call.is_some_and(|call| call.is_lengthened_by_a_stop(pid)) {
                 return Ok(None);
@@ -357,7 +358,7 @@ impl<'p> Thread<'p> {
             match read_once(left == 0) {
                 Ok(Some(result)) => return Ok(result),
                 Ok(None) => {}
-                // A thread that still exists has not ended.
+                // The thread still exists, so it has not ended.
                 Err(Error::Remote(remote::Error::NoSuchThread { .. })) if self.is_there() => {}
                 Err(error) => return Err(error),
             }
@@ -365,23 +366,23 @@ impl<'p> Thread<'p> {
         Err(Error::NotStopped { tid: self.tid })
     }
 
-    /// Why the thread has to be stopped, after an attempt to read it asleep.
+    /// Why the thread must be stopped, after an attempt to read it asleep.
     ///
     /// # Errors
-    /// When that would lengthen a time-out.
+    /// If the stop would restart a timeout.
     fn stop_reason<T>(&self, asleep: &Asleep<T>) -> Result<StopReason, Error> {
         match asleep {
             Asleep::Unknown(Some(call)) if call.is_lengthened_by_a_stop(self.process.id()) => {
                 Err(Error::WouldLengthen { tid: self.tid })
             }
             Asleep::Unknown(_) => Ok(StopReason::ThreadPointer),
-            // A thread that ran a moment ago has not slept for long: its time-out, if it sleeps by
-            // now, has hardly begun.
+            // A thread that was running a moment ago has not slept for long: if it sleeps now, its
+            // timeout has hardly begun.
             Asleep::Read(_) | Asleep::Ran => Ok(StopReason::Running),
         }
     }
 
-    /// Whether the process still has the thread, and not only its zombie.
+    /// Whether the thread exists, and is not a zombie.
     fn is_there(&self) -> bool {
         let process = self.process.running().ok();
         match process.map(|process| process.thread_state(self.tid)) {
@@ -416,16 +417,16 @@ impl<'p> Thread<'p> {
 pub struct StoppedThread<'t> {
     thread: &'t Thread<'t>,
     stopped: Stopped,
-    /// What was read of its memory already.
+    /// Memory that was read together with the stop.
     ahead: Batch,
     record: Vec<u8>,
 }
 
 impl StoppedThread<'_> {
-    /// The thread's context.
+    /// Reads the thread's context.
     ///
     /// # Errors
-    /// When its variable or record can't be read, or the process publishes none.
+    /// If its variable or record cannot be read, or the process publishes no thread contexts.
     pub fn context(&mut self) -> Result<Found<Context>, Error> {
         let variables = self.thread.variables()?;
         let size = self.read(variables)?;
@@ -440,7 +441,7 @@ impl StoppedThread<'_> {
         self.stopped.thread_pointer()
     }
 
-    /// The stopped thread itself: its registers.
+    /// The stopped thread, for its registers.
     #[must_use]
     pub fn stopped(&self) -> &Stopped {
         &self.stopped
@@ -448,7 +449,7 @@ impl StoppedThread<'_> {
 
     fn read(&mut self, variables: &ThreadVariables) -> Result<Option<usize>, Error> {
         let (tid, thread_pointer) = (self.thread.tid, self.stopped.thread_pointer());
-        // Open since the variables were resolved.
+        // It was opened when the variables were resolved.
         match self.thread.process.open_memory() {
             Some(memory) => {
                 let memory = self.ahead.over_all(memory);
@@ -460,15 +461,15 @@ impl StoppedThread<'_> {
 }
 
 impl ThreadVariables {
-    /// Reads the record of thread `tid` into `buffer`, and returns how much of it there is: `None`
-    /// when none is attached, 0 when the one attached is not valid. Of several variables the first
-    /// that points at a valid record counts, else the first that points at anything.
+    /// Reads the record of thread `tid` into `buffer`, and returns its size: `None` if none is
+    /// attached, 0 if the attached record is invalid. Of several variables, uses the first that
+    /// points to a valid record, or else the first that is not null.
     ///
-    /// The thread must be stopped, and `thread_pointer` be its own: fs base on x86-64, `TPIDR_EL0` on
-    /// aarch64.
+    /// The thread must be stopped. `thread_pointer` is the thread's fs base on x86-64, and
+    /// `TPIDR_EL0` on aarch64.
     ///
     /// # Errors
-    /// When the variable or the record can't be read.
+    /// If the variable or the record cannot be read.
     pub fn read(
         &self,
         memory: &dyn Memory,
@@ -493,9 +494,9 @@ impl ThreadVariables {
         fallback
     }
 
-    /// Whether the modules of the variables are still the resolved ones, as far as the dynamic
-    /// linker tells (glibc): one that was unloaded may have left its place to others. False while a
-    /// process is read that has executed another program.
+    /// Whether the modules of the variables are unchanged according to the dynamic linker (glibc):
+    /// after a module was unloaded, other data may take its place. False if the process has
+    /// executed another program.
     #[must_use]
     pub fn are_current(&self, memory: &dyn Memory) -> bool {
         let variables = &self.resolution.variables;
@@ -504,7 +505,7 @@ impl ThreadVariables {
             .all(|variable| is_registered(variable, memory) == Ok(true))
     }
 
-    /// What a record says, see [`Self::read`]. `newer_keys` is asked if a key is unknown.
+    /// Decodes a record, see [`Self::read`]. `newer_keys` is called if a key is unknown.
     pub(crate) fn decode(
         &self,
         record: Option<&[u8]>,
@@ -528,7 +529,7 @@ impl ThreadVariables {
 }
 
 /// Whether the dynamic linker's entry for the module of a variable is unchanged: a module that was
-/// unloaded and loaded again at the same address has other storage.
+/// unloaded and loaded again at the same address has different storage.
 pub(crate) fn is_registered(
     variable: &TlsVariable,
     memory: &dyn Memory,
@@ -570,7 +571,7 @@ fn read_variable(
     }
     match read_record(memory, pointer, buffer) {
         Ok(size) => Ok(Some(size)),
-        // Whether it is one cannot be told.
+        // It is unknown whether it is a record.
         Err(source @ MemoryError::NotInCore { .. }) => Err(Error::Record {
             tid,
             pointer,
@@ -580,10 +581,10 @@ fn read_variable(
     }
 }
 
-/// Reads as much of the record at `pointer` as it announces and `buffer` holds.
+/// Reads the record at `pointer`, up to its announced size and the size of `buffer`.
 fn read_record(memory: &dyn Memory, pointer: u64, buffer: &mut [u8]) -> Result<usize, MemoryError> {
-    // One read does, if the buffer's worth behind the pointer lies in one page: it is then there
-    // whole. Otherwise what follows a short record may be unmapped.
+    // One read is enough if a buffer's worth after the pointer lies in one page, which is readable
+    // as a whole. Otherwise, the memory after a short record may be unmapped.
     let one_read = pointer % PAGE + buffer.len() as u64 <= PAGE;
     let first = if one_read {
         buffer.len()
@@ -608,7 +609,7 @@ mod tests {
     use super::*;
     use otelctx_remote::memory::Image;
 
-    /// The bytes of a record with this many bytes of attributes.
+    /// A record with this many bytes of attributes.
     fn record(attributes: u16) -> Vec<u8> {
         let mut bytes = vec![0xa5; record::HEADER_SIZE + usize::from(attributes)];
         bytes[record::offset::ATTRIBUTES_SIZE..record::HEADER_SIZE]

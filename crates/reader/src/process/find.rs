@@ -20,16 +20,16 @@ pub enum Poll {
     Updated(Arc<ProcessContext>),
     /// The context can no longer be read.
     Broken(Broken),
-    /// No address is known, or the context there is gone: the mappings have to be scanned.
+    /// No address is known, or the context has disappeared: the mappings must be scanned.
     Unknown,
 }
 
 impl Process {
-    /// The process context as it is now. When it was read before and has not changed, this is one
+    /// Reads the current process context. If it was read before and has not changed, this takes one
     /// system call.
     ///
     /// # Errors
-    /// When the process cannot be inspected.
+    /// If the process cannot be inspected.
     pub fn context(&mut self) -> Result<ContextState, Error> {
         if self.found.is_some() {
             // Retry contexts that could not be read last time.
@@ -43,14 +43,14 @@ impl Process {
         }
     }
 
-    /// Scans the mappings for a context, whatever is known.
+    /// Scans the mappings for a context, ignoring known addresses.
     ///
     /// # Errors
-    /// When the process cannot be inspected.
+    /// If the process cannot be inspected.
     pub fn scan_context(&mut self) -> Result<ContextState, Error> {
         match self.find()? {
-            // The process may have unpublished, ended or executed another program after its mappings
-            // were scanned and before its memory was read: the second result stands.
+            // The process may have withdrawn its context, ended or executed another program between
+            // the scan of its mappings and the read of its memory: use the second result.
             ContextState::Broken(Broken::HeaderUnreadable(_) | Broken::PayloadUnreadable(_)) => {
                 self.find()
             }
@@ -58,8 +58,8 @@ impl Process {
         }
     }
 
-    /// Tries the mappings that a publisher with a memfd has, and, only if none of them is readable,
-    /// all other mappings with such a name.
+    /// Tries the mappings of publishers that use a memfd, and if none of them is readable, all
+    /// other mappings with a matching name.
     fn find(&mut self) -> Result<ContextState, Error> {
         self.found = None;
         self.broken.clear();
@@ -101,7 +101,7 @@ impl Process {
         }
         let max_payload = self.options.max_payload;
         let memory = self.memory()?;
-        // Read before the contexts are tried, so that a later change shows at the next poll.
+        // Read before the contexts are tried, so that a later change is detected by the next poll.
         let headers = places
             .iter()
             .map(|place| {
@@ -121,7 +121,7 @@ impl Process {
         }
     }
 
-    /// Polls the known addresses and nothing else: one system call for each; normally there is one.
+    /// Polls only the known addresses, with one system call for each; normally there is one.
     pub fn poll_context(&mut self) -> Poll {
         let Some(memory) = self.subject.memory() else {
             return Poll::Unknown;
@@ -146,7 +146,7 @@ impl Process {
                 Poll::Broken(why)
             }
             Polled::Gone => {
-                // Unpublished, or the program was replaced and with it the whole address space.
+                // Withdrawn, or the program was replaced together with its address space.
                 self.found = None;
                 Poll::Unknown
             }
@@ -158,11 +158,11 @@ fn places(mappings: Vec<NamedMapping>) -> Vec<Place> {
     mappings.iter().map(Place::new).collect()
 }
 
-/// Every mapping of a process that does not run that may hold a context; and how many more could, which
-/// cannot be read.
+/// All mappings of a process that is not running that may contain a context, and the number of
+/// unreadable mappings that may, too.
 ///
-/// A core file names only mappings of files, memfds among them. Where none has the right name,
-/// unnamed memory that starts with the signature is taken for one.
+/// A core file only names mappings of files, including memfds. If none has the right name, this
+/// uses unnamed memory that starts with the signature.
 fn saved_places(target: &dyn Target) -> Result<(Vec<Place>, usize), Error> {
     let (mut places, mut unnamed) = (Vec::new(), Vec::new());
     target.mappings(&mut |mapping| {

@@ -1,4 +1,4 @@
-//! What a process is read through: `/proc` while it runs, else what was saved of it.
+//! What a process is read through: `/proc` while it runs, otherwise its core file or image.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -10,9 +10,9 @@ use remote::{LiveProcess, Memory, ProcessMemory, Target};
 use super::Options;
 use crate::Error;
 
-/// What is read.
+/// The source of all reads.
 pub(crate) enum Subject {
-    /// A running process, and the memory of the program that it runs, once that was opened.
+    /// A running process, and the memory of its program once opened.
     Running {
         process: remote::Process,
         memory: Option<ProcessMemory>,

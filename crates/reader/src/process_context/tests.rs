@@ -53,11 +53,11 @@ fn service(context: &ProcessContext) -> Option<&Value> {
 
 type Change = Box<dyn Fn(&mut Image)>;
 
-/// Memory that changes after certain reads, and remembers what was read.
+/// Memory that changes after certain reads, and logs reads.
 struct Changing {
     image: RefCell<Image>,
     reads: RefCell<Vec<(u64, usize)>>,
-    /// After this many reads, this happens.
+    /// Changes, and the number of reads after which each happens.
     changes: Vec<(usize, Change)>,
 }
 
@@ -147,7 +147,7 @@ fn an_update_reads_the_others_once_more() {
 
 #[test]
 fn a_payload_that_changes_while_it_is_read_is_read_again() {
-    // Reads: header, payload, header. The update comes between the first two, or the last two.
+    // Reads: header, payload, header. The update happens between the first two, or the last two.
     for after in [1, 2] {
         let memory = Changing::new(published("shop")).after(after, |image| {
             let bytes = payload("bank");
@@ -174,7 +174,7 @@ fn a_payload_that_cannot_be_read_is_broken_only_if_the_header_stays() {
         matches!(unreadable, Broken::PayloadUnreadable(_)),
         "{unreadable:?}"
     );
-    // The old payload was freed by an update that came in between.
+    // The old payload was freed by a concurrent update.
     let memory = Changing::new(image).after(2, |image| {
         image.map(HEADER, header(8, &payload("shop")).encode());
     });
@@ -220,7 +220,7 @@ fn a_mapping_that_nothing_was_written_to_yet_is_being_published() {
     let found = found(&memory);
     assert_eq!(service(&found.context), Some(&"shop".into()));
 
-    // Where a context was before, zeroes may be anything.
+    // At a known context's address, zeroes may have any reason.
     let mut image = Image::new();
     image.map(HEADER, [0; HEADER_SIZE]);
     assert!(matches!(found.poll(&image, LIMIT), Polled::Gone));
@@ -271,7 +271,7 @@ fn of_several_places_the_first_that_validates_counts() {
     assert_eq!(found.context.others, [0x2000]);
     assert!(matches!(read_first(&[], &image, LIMIT), Ok(None)));
 
-    // Of the others, the one that is a context tells more than the ones that are none.
+    // The error of the one that is a context is more informative than those of the others.
     image.map(HEADER, header(7, &[0; 99]).encode());
     let why = read_first(&places[..3], &image, LIMIT).unwrap_err();
     assert!(matches!(why, Broken::PayloadUnreadable(_)), "{why:?}");

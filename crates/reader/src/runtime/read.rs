@@ -1,4 +1,4 @@
-//! Reading threads and tasks with what runtimes know of them.
+//! Reads threads and tasks together with their runtimes.
 
 use otelctx_format::record::Context;
 use otelctx_remote::{Memory, Stopped, Target};
@@ -7,23 +7,23 @@ use otelctx_sample::Found;
 use super::{Chosen, Present, RuntimeError, RuntimeReading, Scope, Task, ThreadView, choose};
 use crate::{Error, Process, StopReason, Thread};
 
-/// What was read of a thread at one moment.
+/// A reading of a thread at one moment.
 #[derive(Debug)]
 pub struct ThreadState {
     /// The native record; [`Found::NotPublished`] if the process publishes none.
     pub native: Result<Found<Context>, Error>,
-    /// What runtimes say.
+    /// The runtimes' readings.
     pub runtimes: Vec<RuntimeReading>,
-    /// Why the thread was stopped; `None` if it was not.
+    /// Why the thread was stopped; `None` if it was not stopped.
     pub stop: Option<StopReason>,
 }
 
 impl ThreadState {
-    /// What the thread works on, of all sources. An error of the native record counts only if no
-    /// runtime has a context.
+    /// Chooses what the thread is working on from all sources. An error of the native record counts
+    /// only if no runtime has a context.
     ///
     /// # Errors
-    /// That of the native record.
+    /// The error of the native record.
     pub fn choose(&self) -> Result<Chosen, &Error> {
         let native = match &self.native {
             Ok(found) => found.clone(),
@@ -37,7 +37,7 @@ impl ThreadState {
     }
 }
 
-/// Tasks of one runtime.
+/// The tasks of a runtime.
 #[derive(Debug)]
 pub struct TaskReading {
     /// [`Runtime::name`](super::Runtime::name).
@@ -46,7 +46,7 @@ pub struct TaskReading {
     pub tasks: Result<Vec<Task>, RuntimeError>,
 }
 
-/// Whether the whole process has to be stopped for these.
+/// Whether the whole process must be stopped for these runtimes.
 #[must_use]
 pub fn scope(runtimes: &[Present]) -> Scope {
     let is_whole = |present: &Present| {
@@ -79,7 +79,7 @@ fn not_published(result: Result<Found<Context>, Error>) -> Result<Found<Context>
 }
 
 impl Process {
-    /// The tasks of its runtimes. The process must be stopped if it runs.
+    /// Reads the tasks of its runtimes. The process must be stopped if it is running.
     #[must_use]
     pub fn tasks(&self, runtimes: &[Present]) -> Vec<TaskReading> {
         let target = self.as_target();
@@ -88,12 +88,12 @@ impl Process {
 }
 
 impl Thread<'_> {
-    /// Reads the native context of the thread and what runtimes know of it. `stopped` is the thread,
-    /// if it was stopped already. Else it is read as by [`Thread::read`]: a thread that sleeps is not
+    /// Reads the native context of the thread and its runtimes' data. `stopped` is the thread, if
+    /// it is already stopped. Otherwise it is read as by [`Thread::read`]: a sleeping thread is not
     /// stopped.
     ///
     /// # Errors
-    /// When it has to be stopped, and can't be.
+    /// If it must be stopped, but cannot be.
     pub fn state(
         &self,
         runtimes: &[Present],
@@ -127,7 +127,7 @@ impl Thread<'_> {
             None => self.with_pointer(&mut stop, read),
         };
         let (native, runtimes) = match read {
-            // What was saved of a thread may lack its registers.
+            // A core file may lack a thread's registers.
             Err(error @ Error::NoThreadPointer { .. }) => (Err(error), Vec::new()),
             read => read?,
         };
