@@ -1,26 +1,26 @@
-//! What a process is, beside what it publishes.
+//! Facts about a process other than its process context.
 
 use otelctx_reader::remote;
 
-/// Length of a container id, in hexadecimal digits.
+/// Length of a container ID, in hexadecimal digits.
 const CONTAINER_ID: usize = 64;
 
-/// What a process is. Everything that its memory or its names can say is chosen by the process.
+/// Facts about a process. Everything from its memory and its names is chosen by the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Facts {
-    /// When it started, in clock ticks after boot; 0 if it is gone.
+    /// When it started, in clock ticks after boot; 0 if it has ended.
     pub start_ticks: u64,
-    /// The kernel's name for it; `None` if it is gone.
+    /// Its command name in the kernel; `None` if it has ended.
     pub comm: Option<String>,
-    /// The path of its program, as the process sees it; empty if it can't be read.
+    /// The path of its program, as the process sees it; empty if it cannot be read.
     pub executable: String,
-    /// The container it runs in, from its control group.
+    /// The ID of its container, from its control group.
     pub container_id: Option<String>,
 }
 
 impl Facts {
-    /// Reads what can still be read.
+    /// Reads all facts that are still available.
     #[must_use]
     pub fn of(process: &remote::Process) -> Self {
         let lossy = |text: &std::ffi::OsStr| text.to_string_lossy().into_owned();
@@ -42,8 +42,8 @@ impl Facts {
     }
 }
 
-/// Docker, containerd, CRI-O and Podman name a container's group by its id, 64 hexadecimal digits,
-/// with something before and after it or not: `docker-ID.scope`, `cri-containerd-ID.scope`, `/ID`.
+/// Docker, containerd, CRI-O and Podman name a container's group by its ID, 64 hexadecimal digits,
+/// with or without a prefix and suffix: `docker-ID.scope`, `cri-containerd-ID.scope`, `/ID`.
 fn container_id(groups: &str) -> Option<String> {
     groups
         .split(|character: char| !character.is_ascii_hexdigit())

@@ -1,17 +1,16 @@
-//! Track processes over time: which there are, what they publish, when to scan one again, what
-//! changed, when it ended.
+//! Tracks processes over time: which processes exist, what they publish, when to scan each again,
+//! what changed, and when they end.
 //!
-//! What it does for you:
-//! - [`Tracker`] polls processes that have run, with a back-off, and reports what changed. It is the
-//!   engine below samplers: processes that are not sampled cost nothing;
-//! - [`Watch`] polls every process of the machine at one system call each, and reports processes that
-//!   publish, update and withdraw a process context, and that end;
-//! - both take memory for processes that exist, and for no others: they can run for days.
+//! What it provides:
+//! - [`Tracker`] polls processes that have run, with a back-off, and reports changes. Samplers are
+//!   built   on it: processes that are not sampled cost nothing.
+//! - [`Watch`] polls every process on the machine with one system call each, and reports processes
+//!   that   publish, update and withdraw a process context, and that end.
+//! - Both only use memory for processes that exist, so they can run for days.
 //!
-//! What stays your job: calling them in time, and having the right to read the processes
-//! (`CAP_SYS_PTRACE`, or the same user where ptrace is not restricted).
-//!
-//! What it is not for: reading threads (`otelctx-reader`), and taking samples (`otelctx-sampler`).
+//! It must be called regularly, and needs the right to read the processes (`CAP_SYS_PTRACE`, or the
+//! same user where ptrace is not restricted). It does not read threads (`otelctx-reader`) or take
+//! samples (`otelctx-sampler`).
 //!
 //! ```no_run
 //! use otelctx_track::{Budget, Options, Tracker};
@@ -20,7 +19,7 @@
 //! let mut tracker: Tracker<()> = Tracker::new(Options::default());
 //! tracker.add(4711)?;
 //! loop {
-//!     // The process was seen running.
+//!     // The process was observed running.
 //!     tracker.request(4711);
 //!     tracker.poll_due(Budget::UNLIMITED, &mut |event| println!("{event:?}"));
 //!     std::thread::sleep(std::time::Duration::from_millis(20));

@@ -15,42 +15,43 @@ use remote::process::{Sizes, SizesFile};
 use crate::schedule::{Backoff, wait_after};
 use crate::{Change, Options};
 
-/// A poll that takes longer than [`Options::scan_timeout`] allows is given up, and gets this many times the
-/// time the next time: a busy machine is slow for every process, and none may be left unread for that.
+/// A poll that exceeds [`Options::scan_timeout`] is aborted, and the next one is allowed this many
+/// times as much: a busy machine is slow for every process, and no process may stay unread because
+/// of that.
 const TIMEOUT_FACTOR: u32 = 4;
-/// The most time that it gets. Others wait meanwhile, once in 50 times that long.
+/// The maximum timeout. Polls of this length delay other processes, for at most 1/50 of the time.
 const MAX_SCAN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A process that is polled for changes until it has ended.
 #[derive(Debug)]
 pub struct TrackedProcess {
     pid: i32,
-    /// `None` for a process that had ended before it could be opened: only its samples are left.
+    /// `None` for a process that ended before it could be opened: it only has samples.
     reader: Option<reader::Process>,
     sizes_file: Option<SizesFile>,
     sizes: Sizes,
-    /// The mappings may have changed since the last scan.
+    /// Whether the mappings may have changed since the last scan.
     needs_scan: bool,
     /// When its mappings were last scanned, and how long that took.
     last_scan: Option<(Instant, Duration)>,
-    /// What a poll may take at least, after polls that took too long.
+    /// Minimum timeout of a poll, after polls that timed out.
     min_timeout: Duration,
     context: ContextStatus,
     threads: ThreadStatus,
-    /// The language runtimes that it has.
+    /// The language runtimes in it.
     runtimes: Arc<[Present]>,
     /// A change that [`TrackedProcess::refresh_context`] found.
     unreported: Option<Change>,
-    /// For processes that are polled on request.
+    /// The back-off, for processes that are polled on request.
     pub(crate) backoff: Backoff,
     /// Its entry in the queue.
     pub(crate) ticket: Option<u64>,
-    /// The kernel said that its last thread ends. It stays tracked for as long as the kernel has it:
-    /// until then there may be more samples of it, and its id is no other's.
+    /// Whether the kernel has reported that its last thread exits. It stays tracked as long as the
+    /// kernel has it: until then there may be more samples of it, and its ID is not reused.
     pub(crate) is_exiting: bool,
 }
 
-/// What is known of its process context, as last reported.
+/// Its process context, as last reported.
 #[derive(Debug, PartialEq)]
 enum ContextStatus {
     /// It publishes none, or was not scanned yet.
@@ -75,7 +76,7 @@ pub enum ThreadStatus {
     Unreadable(ReadStep),
 }
 
-/// Whether a process is still the one that it was.
+/// Whether a process is still the same one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Presence {
     Present,
@@ -107,7 +108,7 @@ impl ThreadStatus {
 }
 
 impl TrackedProcess {
-    /// Opens a process; scans nothing yet.
+    /// Opens a process. Scans nothing yet.
     pub(crate) fn open(pid: i32, options: &Options, modules: &FileCache) -> Result<Self, Error> {
         let reader = reader::Process::with_files(pid, options.reader.clone(), modules.clone())?;
         let (sizes_file, sizes) = reader.running()?.sizes()?;
@@ -119,13 +120,13 @@ impl TrackedProcess {
             ..Self::ended(pid)
         };
         if process.sizes.total == 0 {
-            // A kernel thread or a zombie: it has no memory to publish anything in.
+            // A kernel thread or a zombie: it has no memory in which to publish anything.
             process.threads = ThreadStatus::NotPublished;
         }
         Ok(process)
     }
 
-    /// A process that had ended before it could be opened.
+    /// A process that ended before it could be opened.
     pub(crate) fn ended(pid: i32) -> Self {
         Self {
             pid,
@@ -145,24 +146,24 @@ impl TrackedProcess {
         }
     }
 
-    /// Its id.
+    /// Its process ID.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// For further questions: its threads, its name. `None` if it had ended before it was opened.
+    /// Access to other facts: its threads, its name. `None` if it ended before it was opened.
     #[must_use]
     pub fn reader(&self) -> Option<&reader::Process> {
         self.reader.as_ref()
     }
 
-    /// The same, for questions that change what is cached.
+    /// The same, for calls that change what is cached.
     pub fn reader_mut(&mut self) -> Option<&mut reader::Process> {
         self.reader.as_mut()
     }
 
-    /// Its process context, if it publishes one that can be read.
+    /// Its process context, if it publishes a readable one.
     #[must_use]
     pub fn context(&self) -> Option<&Arc<ProcessContext>> {
         match &self.context {
@@ -171,28 +172,28 @@ impl TrackedProcess {
         }
     }
 
-    /// Whether the contexts of its threads can be read. Always unknown with
-    /// [`Options::threads`] off.
+    /// Whether the contexts of its threads can be read. Always unknown if [`Options::threads`] is
+    /// off.
     #[must_use]
     pub fn threads(&self) -> &ThreadStatus {
         &self.threads
     }
 
-    /// The language runtimes that it has, among the ones that [`Options::reader`] names. Always empty with
-    /// [`Options::threads`] off.
+    /// The language runtimes that it contains, among those in [`Options::reader`]. Always empty if
+    /// [`Options::threads`] is off.
     #[must_use]
     pub fn runtimes(&self) -> &Arc<[Present]> {
         &self.runtimes
     }
 
-    /// Whether the process still exists. A zombie does.
+    /// Whether the process still exists, including as a zombie.
     #[must_use]
     pub fn exists(&self) -> bool {
         let running = self.reader.as_ref().map(reader::Process::running);
         matches!(running, Some(Ok(process)) if process.exists())
     }
 
-    /// Whether all of its threads have ended: it is gone, or a zombie.
+    /// Whether all of its threads have ended: it does not exist, or is a zombie.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let running = self.reader.as_ref().map(reader::Process::running);
@@ -206,8 +207,8 @@ impl TrackedProcess {
         matches!(unchanged, Some(Ok(true)))
     }
 
-    /// Its process context as it is at this moment, by one system call; `None` if it publishes none
-    /// any more, or it can't be read. A change is reported by the next poll.
+    /// Reads its current process context, with one system call; `None` if it no longer publishes
+    /// one, or the context cannot be read. A change is reported by the next poll.
     pub fn refresh_context(&mut self) -> Option<&Arc<ProcessContext>> {
         let (status, change) = match self.reader.as_mut()?.poll_context() {
             Poll::Same => return self.context(),
@@ -223,7 +224,7 @@ impl TrackedProcess {
         self.context()
     }
 
-    /// Forgets how long the last scan took.
+    /// Resets the duration of the last scan.
     #[cfg(test)]
     pub(crate) fn forget_duration(&mut self) {
         if let Some((_, took)) = &mut self.last_scan {
@@ -231,7 +232,7 @@ impl TrackedProcess {
         }
     }
 
-    /// The process executes another program: nothing that was known still holds.
+    /// The process has executed another program: clears everything about the previous one.
     pub(crate) fn exec(&mut self) {
         self.needs_scan = true;
         self.last_scan = None;
@@ -242,8 +243,8 @@ impl TrackedProcess {
         self.backoff = Backoff::new(Instant::now());
     }
 
-    /// Polls the process and reports what has changed since the last time. Without a change this is
-    /// one system call, plus what [`Options::threads`] asks for.
+    /// Polls the process and reports changes since the last poll. Without changes this takes one
+    /// system call, plus those for [`Options::threads`].
     pub(crate) fn poll(
         &mut self,
         now: Instant,
@@ -301,8 +302,8 @@ impl TrackedProcess {
             known = self.context().cloned();
         } else if options.trust_sizes && !self.needs_scan && !is_old {
             let sizes = self.sizes_file.as_ref().map(SizesFile::read);
-            // An error means that the process has exited, or only the thread that the file was opened
-            // for: the scan finds out.
+            // An error means that the process has exited, or only the thread for which the file was
+            // opened: the scan finds out.
             if matches!(sizes, Some(Ok(sizes)) if sizes == self.sizes) {
                 return Presence::Present;
             }
@@ -314,7 +315,7 @@ impl TrackedProcess {
         self.scan(known, report)
     }
 
-    /// Scans the mappings. `known` is its context if it had one a moment ago.
+    /// Scans the mappings. `known` is its context, if it had one in the last poll.
     fn scan(
         &mut self,
         known: Option<Arc<ProcessContext>>,
@@ -331,7 +332,7 @@ impl TrackedProcess {
                 return Presence::Present;
             }
         }
-        // Memory that was mapped just before the scan may get its name only after it.
+        // Memory that was mapped just before the scan may be named only after it.
         self.needs_scan = before != Some(self.sizes);
         let mut state = None;
         if self.sizes.total > 0
@@ -371,7 +372,7 @@ impl TrackedProcess {
         Presence::Present
     }
 
-    /// Finds out whether its threads can be read, by what was found of its context.
+    /// Determines whether its threads can be read, given its context.
     fn poll_threads(&mut self, report: &mut dyn FnMut(Change)) {
         let Some(reader) = &mut self.reader else {
             return;
@@ -396,8 +397,7 @@ impl TrackedProcess {
         }
     }
 
-    /// Finds out which runtimes it has. Where that can't be told this time, it has those of the last
-    /// time.
+    /// Determines which runtimes it contains. If that fails, keeps the previous ones.
     fn poll_runtimes(&mut self, report: &mut dyn FnMut(Change)) {
         let runtimes = match &mut self.reader {
             Some(reader) if self.sizes.total > 0 => reader.runtimes(),
@@ -437,7 +437,7 @@ impl TrackedProcess {
         }
     }
 
-    /// Reads how much is mapped now, through a thread that has memory if there is one.
+    /// Reads how much memory is mapped now, from a thread that has memory if there is one.
     fn refresh_sizes(&mut self) -> Result<(), Error> {
         let sizes = self.sizes_file.as_ref().map(SizesFile::read);
         match (sizes, &self.reader) {

@@ -1,17 +1,17 @@
-//! When to poll which process again: a back-off for each process, and a queue of all that are due.
+//! When to poll each process: a back-off for each process, and a queue of due processes.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
-/// First wait of a back-off. A process that starts usually publishes soon or never.
+/// First interval of a back-off. A process that starts usually publishes soon or never.
 const FIRST_WAIT: Duration = Duration::from_millis(20);
-/// Longest wait of a back-off, unless a scan is slow.
+/// Longest interval of a back-off, unless scans are slow.
 const MAX_WAIT: Duration = Duration::from_secs(2);
-/// A scan that takes longer is slow, as those of processes with tens of thousands of mappings are.
+/// Duration above which a scan is slow, as for processes with tens of thousands of mappings.
 const SLOW_SCAN_THRESHOLD: Duration = Duration::from_millis(5);
-/// A slow scan is followed by a wait of this many times its duration: repeated scans of a process
-/// with millions of mappings take 2 % of one CPU.
+/// After a slow scan, wait for this many times its duration: repeated scans of a process with
+/// millions of mappings take 2 % of one CPU.
 const SLOW_SCAN_FACTOR: u32 = 50;
 
 /// How long to wait after work that took this long; zero if it was not slow.
@@ -30,8 +30,8 @@ pub fn wait_after_slower_than(threshold: Duration, took: Duration) -> Duration {
     }
 }
 
-/// When to repeat work that may bring nothing new: each time that it brings nothing the wait
-/// doubles, from 20 ms to 2 s.
+/// When to repeat work that may find nothing new: each time it finds nothing, the interval doubles,
+/// from 20 ms to 2 s.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     next: Instant,
@@ -39,7 +39,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Due at `now`.
+    /// Creates a back-off that is due at `now`.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Backoff {
         }
     }
 
-    /// When the work is due.
+    /// When the work is due next.
     #[must_use]
     pub fn due(&self) -> Instant {
         self.next
@@ -60,8 +60,8 @@ impl Backoff {
         now >= self.next
     }
 
-    /// Plans the next time: the work was done until `now`, took this long, and brought something
-    /// new or not.
+    /// Schedules the next time: the work ended at `now`, took this long, and found something `new`
+    /// or not.
     pub fn done(&mut self, now: Instant, took: Duration, new: bool) {
         self.wait = if new {
             FIRST_WAIT
@@ -72,28 +72,28 @@ impl Backoff {
     }
 }
 
-/// Processes that wait to be polled, the one that has been due longest first.
+/// Processes waiting to be polled, in the order of their due times.
 ///
-/// An entry is never searched for: when a process is queued anew or removed its old entry stays
-/// behind, and is dropped when it comes up, because its ticket is no longer the process's.
+/// Entries are never searched for: when a process is queued again or removed, its old entry stays
+/// in the queue. It is dropped when it comes up, because its ticket is no longer valid.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     heap: BinaryHeap<Reverse<(Instant, u64, i32)>>,
     last_ticket: u64,
 }
 
-/// Stale entries that may stay behind, beside as many as there are valid ones.
+/// Number of stale entries that are tolerated, in addition to the number of valid entries.
 const STALE_ENTRIES: usize = 64;
 
 impl Queue {
-    /// Queues a process. The ticket is valid until the process gets another one.
+    /// Queues a process. The ticket is valid until the process gets a new one.
     pub(crate) fn push(&mut self, due: Instant, pid: i32) -> u64 {
         self.last_ticket += 1;
         self.heap.push(Reverse((due, self.last_ticket, pid)));
         self.last_ticket
     }
 
-    /// The process that has been due longest at `now`, with its ticket.
+    /// Removes the process that has been due longest at `now`, and returns it with its ticket.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<(i32, u64)> {
         let Reverse((due, ..)) = self.heap.peek()?;
         if *due > now {
@@ -103,7 +103,7 @@ impl Queue {
         Some((pid, ticket))
     }
 
-    /// Drops stale entries if there are too many: with them the queue would grow without limit.
+    /// Drops stale entries if there are too many, to bound the queue.
     pub(crate) fn shrink(&mut self, processes: usize, is_valid: impl Fn(i32, u64) -> bool) {
         if self.heap.len() > 2 * processes + STALE_ENTRIES {
             self.heap
@@ -111,7 +111,7 @@ impl Queue {
         }
     }
 
-    /// How many entries there are, stale ones included.
+    /// Number of entries, including stale ones.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.heap.len()

@@ -1,4 +1,4 @@
-//! All tracked processes, and which of them are polled when.
+//! All tracked processes, and when each is polled.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,31 +11,31 @@ use reader::{Broken, Error, FileCache, ProcessContext};
 use crate::process::{Presence, TrackedProcess};
 use crate::schedule::{Backoff, Queue};
 
-/// How often processes are removed that said that they end and are gone.
+/// How often to remove processes that were reported as exiting and have ended.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(200);
-/// One sweep in this many covers all processes: with ptrace none says that it ends, and what the
-/// kernel says can get lost.
+/// One sweep in this many covers all processes: with ptrace no exits are reported, and the kernel's
+/// events can be lost.
 const FULL_SWEEP: u32 = 50;
-/// By default, how often a process is scanned although nothing seems to have changed. A scan takes
-/// as long as reading its `/proc/PID/maps`, some 40 µs for a small process.
+/// Default interval between scans of a process that seems unchanged. A scan takes as long as
+/// reading its `/proc/PID/maps`, about 40 µs for a small process.
 const RESCAN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// How processes are tracked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How each of them is read.
+    /// How to read each of them.
     pub reader: reader::Options,
-    /// Whether to find out whether the contexts of their threads can be read. Default: false.
+    /// Whether to determine if the contexts of their threads can be read. Default: false.
     pub threads: bool,
-    /// Skip the scan of a process without a context while it maps as much memory as before. A process
-    /// that starts to publish maps memory for it, so that this misses only memory that was mapped
-    /// before, or that replaces memory of the same size; [`Options::rescan_interval`] finds it.
-    /// Default: true.
+    /// Skip the scan of a process without a context while the amount of its mapped memory is
+    /// unchanged. A process that starts to publish maps memory for it, so this misses only contexts
+    /// in memory that was mapped before, or that replaces memory of the same size; they are found
+    /// after [`Options::rescan_interval`]. Default: true.
     pub trust_sizes: bool,
-    /// How often to scan a process although nothing seems to have changed. Default: 30 s.
+    /// Interval between scans of a process that seems unchanged. Default: 30 s.
     pub rescan_interval: Duration,
-    /// How long the scan of one process may take. One that takes longer is given up; the next one of that
+    /// Timeout of the scan of one process. A scan that exceeds it is aborted; the next one of that
     /// process may take four times as long, up to 1 s. Default: no limit.
     pub scan_timeout: Option<Duration>,
 }
@@ -62,36 +62,36 @@ pub struct Event {
     pub change: Change,
 }
 
-/// What changed since a process was last polled.
+/// What has changed since a process was last polled.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Change {
-    /// It publishes. If it published before, it has executed another program or published anew.
+    /// It publishes a context. If it published one before, it has executed another program or
+    /// published again.
     Published(Arc<ProcessContext>),
     /// It has updated its context.
     Updated(Arc<ProcessContext>),
-    /// Its context can't be read. Reported again when the reason changes.
+    /// Its context cannot be read. Reported again if the reason changes.
     Broken(Broken),
     /// It has withdrawn its context.
     Withdrawn,
-    /// Its threads are read in another way, or can be read no more:
-    /// [`TrackedProcess::threads`].
+    /// Its threads are read in another way, or can no longer be read: [`TrackedProcess::threads`].
     Threads,
     /// All its threads have ended. The process stays tracked until its parent has waited for it.
     /// Reported only if it published before.
     Exited,
-    /// It is gone, and tracked no more.
+    /// It has ended, and is no longer tracked.
     Ended,
-    /// It can't be read. Reported again when the reason changes.
+    /// It cannot be read. Reported again if the reason changes.
     Failed(Error),
 }
 
-/// How much to do in one call of [`Tracker::poll_due`].
+/// Limits of one call of [`Tracker::poll_due`].
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// The number of processes.
+    /// Number of processes.
     pub processes: usize,
-    /// The time: no further process is polled after it.
+    /// Time after which no further process is polled.
     pub time: Duration,
 }
 
@@ -103,14 +103,14 @@ impl Budget {
     };
 }
 
-/// Tracked processes by their ids, each with something of the caller's.
+/// Tracked processes by their IDs, each with data of the caller.
 ///
-/// A process is polled when it was requested ([`Tracker::request`]) and its back-off has passed: one
-/// that runs and changes nothing is polled every 2 s, one that does not run is not polled at all.
-/// When many are due, the one that has been due longest comes first.
+/// A process is polled if it was requested ([`Tracker::request`]) and its back-off has passed: a
+/// process that runs without changes is polled every 2 s, and a process that does not run is not
+/// polled at all. If several are due, the one that has been due longest is polled first.
 ///
-/// Memory is bounded by the number of processes that exist: processes that have ended are removed by
-/// [`Tracker::poll_due`].
+/// Memory is bounded by the number of existing processes: [`Tracker::poll_due`] removes processes
+/// that have ended.
 #[derive(Debug)]
 pub struct Tracker<T> {
     options: Options,
@@ -122,17 +122,17 @@ pub struct Tracker<T> {
     polls: u64,
 }
 
-/// A process, and what the caller keeps with it.
+/// A process with the caller's data.
 #[derive(Debug)]
 pub struct Tracked<T> {
     /// The process.
     pub process: TrackedProcess,
-    /// What the caller keeps with it.
+    /// The caller's data.
     pub data: T,
 }
 
 impl<T: Default> Tracker<T> {
-    /// Tracks nothing yet.
+    /// Creates a tracker without processes.
     #[must_use]
     pub fn new(options: Options) -> Self {
         Self {
@@ -146,25 +146,25 @@ impl<T: Default> Tracker<T> {
         }
     }
 
-    /// How processes are tracked.
+    /// The options.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// How many processes are tracked.
+    /// Number of tracked processes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.processes.len()
     }
 
-    /// Whether none is tracked.
+    /// Whether no process is tracked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.processes.is_empty()
     }
 
-    /// How often processes have been polled in all.
+    /// Total number of polls.
     #[must_use]
     pub fn polls(&self) -> u64 {
         self.polls
@@ -175,7 +175,7 @@ impl<T: Default> Tracker<T> {
         self.processes.values()
     }
 
-    /// The tracked processes, to change what the caller keeps with them.
+    /// The tracked processes, with mutable access.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Tracked<T>> {
         self.processes.values_mut()
     }
@@ -186,22 +186,22 @@ impl<T: Default> Tracker<T> {
         self.processes.get(&pid)
     }
 
-    /// The same, to change what the caller keeps with it.
+    /// A tracked process, with mutable access.
     pub fn get_mut(&mut self, pid: i32) -> Option<&mut Tracked<T>> {
         self.processes.get_mut(&pid)
     }
 
-    /// Tracks a process, in the place of another one that had its id. It is polled when requested.
+    /// Tracks a process, replacing any other process with its ID. It is polled when requested.
     ///
     /// # Errors
-    /// When there is no such process, or it cannot be opened.
+    /// If there is no such process, or it cannot be opened.
     pub fn add(&mut self, pid: i32) -> Result<&mut Tracked<T>, Error> {
         let process = TrackedProcess::open(pid, &self.options, &self.modules)?;
         Ok(self.insert(process))
     }
 
-    /// The tracked process of that id, which is tracked from now on if it was not. One that has ended
-    /// already has nothing but its id.
+    /// The tracked process with this ID; tracks it if necessary. If it has already ended, only its
+    /// ID is known.
     pub fn get_or_add(&mut self, pid: i32) -> &mut Tracked<T> {
         if !self.processes.contains_key(&pid) {
             let process = TrackedProcess::open(pid, &self.options, &self.modules);
@@ -222,27 +222,27 @@ impl<T: Default> Tracker<T> {
         self.processes.remove(&pid)
     }
 
-    /// Notes that the last thread of a process ends. It stays tracked until it is gone.
+    /// Notes that the last thread of a process exits. It stays tracked until it has ended.
     pub fn exiting(&mut self, pid: i32) {
         if let Some(tracked) = self.processes.get_mut(&pid) {
             tracked.process.is_exiting = true;
         }
     }
 
-    /// Stops tracking a process that said that it ends and is gone: its id may be another's by now.
+    /// Stops tracking a process that was reported as exiting and has ended: its ID may be reused.
     pub fn remove_if_gone(&mut self, pid: i32) -> Option<Tracked<T>> {
         let process = &self.processes.get(&pid)?.process;
         (process.is_exiting && !process.exists()).then(|| self.remove(pid))?
     }
 
-    /// Notes that a process has executed another program: what was known of it is forgotten.
+    /// Notes that a process has executed another program, and clears its state.
     pub fn exec(&mut self, pid: i32) -> Option<&mut Tracked<T>> {
         let tracked = self.processes.get_mut(&pid)?;
         tracked.process.exec();
         Some(tracked)
     }
 
-    /// Has a process polled when its back-off has passed, because it has run.
+    /// Requests a poll of a process when its back-off has passed, because it has run.
     pub fn request(&mut self, pid: i32) {
         let Some(tracked) = self.processes.get_mut(&pid) else {
             return;
@@ -258,14 +258,14 @@ impl<T: Default> Tracker<T> {
         }
     }
 
-    /// Has a process polled by the next [`Tracker::poll_due`], whatever its back-off says.
+    /// Requests a poll of a process in the next [`Tracker::poll_due`], ignoring its back-off.
     pub fn request_now(&mut self, pid: i32) {
         let now = Instant::now();
         let Some(tracked) = self.processes.get_mut(&pid) else {
             return;
         };
         let process = &mut tracked.process;
-        // One that is due already keeps its place in the queue.
+        // A process that is already due keeps its place in the queue.
         if process.ticket.is_none() || !process.backoff.is_due(now) {
             process.backoff = Backoff::new(now);
             process.ticket = None;
@@ -273,7 +273,8 @@ impl<T: Default> Tracker<T> {
         }
     }
 
-    /// Has all processes polled soon, and all that are gone removed: an event was lost.
+    /// Requests polls of all processes, and the removal of those that have ended: an event was
+    /// lost.
     pub fn request_all_now(&mut self) {
         let pids: Vec<i32> = self.processes.keys().copied().collect();
         for pid in pids {
@@ -282,12 +283,12 @@ impl<T: Default> Tracker<T> {
         self.sweep_now();
     }
 
-    /// Has all processes that are gone removed by the next [`Tracker::poll_due`].
+    /// Requests the removal of all processes that have ended in the next [`Tracker::poll_due`].
     pub fn sweep_now(&mut self) {
         (self.next_sweep, self.sweeps) = (Instant::now(), 0);
     }
 
-    /// Polls one process now, and reports what has changed.
+    /// Polls one process now, and reports changes.
     pub fn poll(&mut self, pid: i32, report: &mut dyn FnMut(Event)) {
         self.poll_at(pid, Instant::now(), report);
     }
@@ -314,8 +315,8 @@ impl<T: Default> Tracker<T> {
         process.backoff.done(now + took, took, changed);
     }
 
-    /// Polls the processes that are due, the one that has been due longest first, and removes those
-    /// that are gone. What the budget does not cover stays due.
+    /// Polls the due processes, the one that has been due longest first, and removes those that
+    /// have ended. Processes beyond the budget stay due.
     pub fn poll_due(&mut self, budget: Budget, report: &mut dyn FnMut(Event)) {
         let start = Instant::now();
         self.sweep(start, report);
@@ -336,7 +337,7 @@ impl<T: Default> Tracker<T> {
         }
     }
 
-    /// Removes processes that are gone, if it is time for that.
+    /// Removes processes that have ended, if a sweep is due.
     fn sweep(&mut self, now: Instant, report: &mut dyn FnMut(Event)) {
         if now < self.next_sweep {
             return;

@@ -1,19 +1,18 @@
 //! Watches many processes for changes of their process contexts.
 //!
-//! A poll is one system call for each process, and a listing of `/proc`:
+//! A poll takes one system call for each process, and a listing of `/proc`:
 //!
-//! - where a process has a context, one read of its header at the address that was found before. An
-//!   update, an exec and an exit all change what it returns;
-//! - where it has none, or cannot be read, one read of `/proc/PID/statm`. A process that begins to
-//!   publish maps memory for it first, and that changes its size. Then its mappings are scanned,
-//!   and once more at the next poll: memory may get its name after it was mapped.
+//! - For a process with a context, one read of its header at the known address. Updates, an exec
+//!   and an   exit all change its result.
+//! - For a process without a readable context, one read of `/proc/PID/statm`. A process that starts
+//!   to   publish first maps memory for it, which changes its size. Then its mappings are scanned,
+//!   and once   more at the next poll, because memory may be named after it was mapped.
 //!
-//! The second does not notice a mapping that replaced others of exactly the same size, nor a second
-//! context beside the one that is read. Therefore each process is scanned again from time to time
-//! ([`Watch::rescan_interval`]).
+//! The latter misses a mapping that replaced others of exactly the same size; the former misses a
+//! second context. Therefore each process is rescanned periodically ([`Watch::rescan_interval`]).
 //!
-//! A process is identified by its directory in `/proc`, which stays open: another process that has
-//! its number later is told apart.
+//! A process is identified by its open directory in `/proc`, which distinguishes it from a later
+//! process with the same ID.
 //!
 //! ```no_run
 //! use otelctx_track::{Change, Watch};
@@ -46,14 +45,14 @@ use reader::{Error, remote};
 
 use crate::{Change, Event, Options, Tracker};
 
-/// Every process of the machine, or some, and what is known of their contexts.
+/// Watches all processes on the machine, or some, for changes of their contexts.
 ///
-/// Each takes two or three file descriptors: for more than some hundred processes raise the soft
+/// Each takes two or three file descriptors. For more than a few hundred processes, raise the soft
 /// limit (`RLIMIT_NOFILE`, `ulimit -n`), which is 1,024 by default.
 #[derive(Debug)]
 pub struct Watch {
     tracker: Tracker<()>,
-    /// Processes of which something was reported other than their end.
+    /// Processes for which anything but their end was reported.
     reported: BTreeSet<i32>,
     /// Processes that could not be opened, with the reason that was reported.
     unopened: BTreeMap<i32, String>,
@@ -66,7 +65,7 @@ impl Default for Watch {
 }
 
 impl Watch {
-    /// A watch that knows no process yet.
+    /// Creates a watch without processes.
     #[must_use]
     pub fn new(options: reader::Options) -> Self {
         Self::with(Options {
@@ -83,7 +82,7 @@ impl Watch {
         }
     }
 
-    /// How often to scan a process although nothing seems to have changed. Default: 30 s.
+    /// Interval between scans of a process that seems unchanged. Default: 30 s.
     #[must_use]
     pub fn rescan_interval(self, rescan_interval: Duration) -> Self {
         Self::with(Options {
@@ -92,22 +91,22 @@ impl Watch {
         })
     }
 
-    /// Polls every process that exists now, and returns what has changed since the last time, in
-    /// the order of their ids.
+    /// Polls every existing process, and returns all changes since the last poll, in the order of
+    /// process IDs.
     ///
     /// # Errors
-    /// When the processes can't be listed.
+    /// If the processes cannot be listed.
     pub fn poll(&mut self) -> Result<Vec<Event>, Error> {
         let mut pids = remote::process::processes()?;
         pids.sort_unstable();
         Ok(self.poll_these(&pids))
     }
 
-    /// Polls these processes, given in the order of their ids, and no others. Processes that it
-    /// knew and that are not among them count as ended.
+    /// Polls only these processes, given in the order of their IDs. Watched processes that are not
+    /// among them count as ended.
     ///
-    /// Of [`Change`] it reports [`Change::Ended`] only where something was reported before, and also
-    /// for a process that has exited and that its parent has not waited for yet.
+    /// [`Change::Ended`] is only reported if something was reported before, and also for a process
+    /// that has exited and that its parent has not waited for.
     pub fn poll_these(&mut self, pids: &[i32]) -> Vec<Event> {
         debug_assert!(pids.is_sorted());
         let mut events = Vec::new();
@@ -140,12 +139,12 @@ impl Watch {
             if self.tracker.get(pid).is_some() {
                 return;
             }
-            // The number may belong to another process by now.
+            // The ID may already belong to another process.
         }
         match self.tracker.add(pid) {
             Ok(_) => {
                 self.unopened.remove(&pid);
-                // Should it be gone again, the next poll finds out.
+                // If it has ended again, the next poll finds out.
                 self.poll_tracked(pid, now, events);
             }
             Err(Error::Remote(remote::Error::NoSuchProcess { .. })) => {
@@ -181,18 +180,18 @@ impl Watch {
         });
     }
 
-    /// A process that is being watched, for further questions: its threads, its name.
+    /// A watched process, for access to other facts: its threads, its name.
     pub fn process(&mut self, pid: i32) -> Option<&mut reader::Process> {
         self.tracker.get_mut(pid)?.process.reader_mut()
     }
 
-    /// How many processes it knows.
+    /// Number of watched processes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tracker.len() + self.unopened.len()
     }
 
-    /// Whether it knows none.
+    /// Whether no processes are watched.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -5,7 +5,7 @@ use otelctx_fixtures::{Compiler, Target};
 use super::*;
 use crate::ThreadStatus;
 
-/// A process without a context. It ends with this value, also when a test fails.
+/// A process without a context. It is killed when dropped, also if a test fails.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -21,7 +21,7 @@ impl Sleeper {
 
 impl Drop for Sleeper {
     fn drop(&mut self) {
-        // Both fail only when it has ended.
+        // Both fail only if it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -34,7 +34,7 @@ fn with_threads() -> Options {
     }
 }
 
-/// The ids of the processes that `report` was called for.
+/// Polls due processes; returns the IDs of the reported ones.
 fn poll_due(tracker: &mut Tracker<()>, budget: Budget) -> Vec<i32> {
     let mut pids = Vec::new();
     tracker.poll_due(budget, &mut |event| pids.push(event.pid));
@@ -62,7 +62,7 @@ fn a_process_that_ends_unnoticed_is_removed() {
     assert!(tracker.is_empty());
 }
 
-/// With a hash map's order, a process that came late in it was never polled.
+/// In a hash map's order, a process late in it was never polled.
 #[test]
 fn no_process_waits_while_others_are_polled_twice() {
     let children: Vec<Sleeper> = (0..40).map(|_| Sleeper::start()).collect();
@@ -73,9 +73,9 @@ fn no_process_waits_while_others_are_polled_twice() {
     }
     let mut polled = Vec::new();
     for _ in &children {
-        // Their first poll finds out that they publish nothing.
+        // The first polls find that they publish nothing.
         polled.extend(poll_due(&mut tracker, one_process()));
-        // All of them run on.
+        // All of them keep running.
         for child in &children {
             tracker.request_now(child.pid());
         }
@@ -127,7 +127,7 @@ fn the_id_of_a_process_that_ended_may_be_anothers() {
     let child = Sleeper::start();
     let pid = child.pid();
     tracker.get_or_add(pid);
-    // The kernel says so first, and takes its memory away after.
+    // The kernel reports the exit before it frees the process's memory.
     tracker.exiting(pid);
     assert!(tracker.remove_if_gone(pid).is_none());
     drop(child);
@@ -135,7 +135,7 @@ fn the_id_of_a_process_that_ended_may_be_anothers() {
     assert!(tracker.is_empty());
 }
 
-/// None of this changes how much memory the process has.
+/// Nothing here changes the amount of the process's memory.
 #[test]
 fn a_process_that_publishes_in_memory_it_had_before_is_found_all_the_same() {
     let flags = ["-DLINKED", "-rdynamic"];
@@ -211,7 +211,7 @@ fn another_program_has_nothing_of_the_one_before() {
     assert!(matches!(process.threads(), ThreadStatus::Unknown));
 }
 
-/// As on a machine so busy that no scan ends in the time that it has at first.
+/// As on a machine that is so busy that no scan meets its first timeout.
 #[test]
 fn a_process_that_takes_longer_than_a_scan_may_is_read_all_the_same() {
     let sources = ["threads.c", "variable.c", "publish.c"];
