@@ -273,7 +273,7 @@ impl<T: Default> Tracker<T> {
         }
     }
 
-    /// Requests polls of all processes, and the removal of those that have ended: an event was
+    /// Requests polls of all processes, and the removal of ended ones: an event was
     /// lost.
     pub fn request_all_now(&mut self) {
         let pids: Vec<i32> = self.processes.keys().copied().collect();
@@ -315,8 +315,8 @@ impl<T: Default> Tracker<T> {
         process.backoff.done(now + took, took, changed);
     }
 
-    /// Polls the due processes, the one that has been due longest first, and removes those that
-    /// have ended. Processes beyond the budget stay due.
+    /// Polls the due processes, the one that has been due longest first, and removes ended
+    /// ones. Processes beyond the budget stay due.
     pub fn poll_due(&mut self, budget: Budget, report: &mut dyn FnMut(Event)) {
         let start = Instant::now();
         self.sweep(start, report);
