@@ -1,4 +1,4 @@
-//! What the code of a process is mapped from, for the catalog.
+//! Determines which files the code of a process is mapped from, for the catalog.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -11,13 +11,13 @@ use otelctx_track::schedule::Backoff;
 
 use crate::monotonic;
 
-/// Executable mappings that are kept of a process.
+/// Maximum number of executable mappings that are kept per process.
 const MAX_MAPPINGS: usize = 16 * 1024;
-/// Build ids that are kept. A machine runs some thousand files; one that builds programs all day
-/// runs more.
+/// Maximum number of build IDs that are kept. A machine runs a few thousand files; one that builds
+/// programs all day runs more.
 const MAX_BUILD_IDS: usize = 16 * 1024;
 
-/// The executable memory of a process, as the catalog knows it.
+/// The executable memory of a process, as recorded in the catalog.
 #[derive(Debug)]
 pub(crate) struct CodeMappings {
     /// Start and end, ordered by address.
@@ -41,7 +41,7 @@ impl CodeMappings {
             .is_some_and(|at| address < self.ranges[at].1)
     }
 
-    /// Reads the mappings if one of these frames lies in memory that the catalog does not know.
+    /// Reads the mappings if one of these frames lies in memory that is not in the catalog.
     pub(crate) fn explain(
         &mut self,
         id: ProcessId,
@@ -63,7 +63,7 @@ impl CodeMappings {
         self.reads.done(start + took, took, new);
     }
 
-    /// Reads the mappings, and adds new ones to the catalog. Whether there were any.
+    /// Reads the mappings, and adds new ones to the catalog. Returns whether there were any.
     fn read(
         &mut self,
         id: ProcessId,
@@ -75,7 +75,7 @@ impl CodeMappings {
         let known: HashSet<(u64, u64)> = self.ranges.iter().copied().collect();
         let mut ranges = Vec::new();
         let mut new = Vec::new();
-        // A process that has ended has no mappings any more.
+        // A process that has ended has no mappings.
         let _ = process.executable_mappings(&mut |mapping| {
             let range = (mapping.start, mapping.end);
             ranges.push(range);
@@ -106,14 +106,14 @@ impl CodeMappings {
     }
 }
 
-/// Build ids by device and inode: most processes share most files.
+/// Build IDs by device and inode: processes share most files.
 #[derive(Debug, Default)]
 pub(crate) struct BuildIds {
     known: HashMap<(remote::Device, u64), Vec<u8>, RandomState>,
 }
 
 impl BuildIds {
-    /// What a mapping is of.
+    /// The module of a mapping.
     fn module(&mut self, process: &remote::Process, mapping: &remote::Mapping<'_>) -> Module {
         let name = String::from_utf8_lossy(mapping.name);
         if mapping.inode == 0 {
@@ -141,7 +141,7 @@ impl BuildIds {
         }
     }
 
-    /// Forgets all: another catalog is to be filled.
+    /// Clears everything, for a new catalog.
     pub(crate) fn clear(&mut self) {
         self.known.clear();
     }

@@ -1,8 +1,8 @@
-//! What can go wrong when looking.
+//! Errors of the samplers.
 
 /// Why a sampler could not start.
 ///
-/// That the kernel does not let us use eBPF is no error: see [`Method`](crate::Method).
+/// If the kernel does not permit eBPF, that is not an error: see [`Method`](crate::Method).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -12,7 +12,7 @@ pub enum Error {
     /// The list of processes could not be read.
     #[error(transparent)]
     Remote(#[from] otelctx_reader::remote::Error),
-    /// The process runs in the kernel alone.
+    /// The process is a kernel thread.
     #[error("process {pid} is a kernel thread: it has no context and no user stack")]
     KernelThread {
         /// The process.
@@ -21,7 +21,7 @@ pub enum Error {
     /// The contexts of a process could not be read without stopping it.
     #[error("the threads cannot be read without stopping them: {0}")]
     Snapshot(crate::Refusal),
-    /// A processor's clock could not be started.
+    /// A CPU's clock could not be started.
     #[error("cannot start a CPU's clock (perf event): {0}")]
     Clock(std::io::Error),
 }

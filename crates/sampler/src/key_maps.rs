@@ -1,4 +1,4 @@
-//! The names that records refer to, by the configuration under which they were read.
+//! The key maps that records refer to, by the configuration under which the records were read.
 
 use std::time::{Duration, Instant};
 
@@ -6,23 +6,23 @@ use otelctx_sample::format::KeyMap;
 use otelctx_track::TrackedProcess;
 use otelctx_track::schedule::wait_after_slower_than;
 
-/// Key maps that are kept of a process: samples of earlier configurations may be on their way.
+/// Maximum number of key maps kept per process: samples of earlier configurations may still arrive.
 const MAX_KEY_MAPS: usize = 4;
-/// Reading the names takes longer than this only while the process updates its context, which it
-/// may never finish.
+/// Reading the key map takes longer than this only while the process updates its context, which may
+/// never finish.
 const SLOW_READ: Duration = Duration::from_millis(1);
 
 /// The key maps of a process.
 #[derive(Debug, Default)]
 pub(crate) struct KeyMaps {
-    /// By configuration, the newest last.
+    /// By configuration, the newest one last.
     maps: Vec<(u32, KeyMap)>,
-    /// Until then they are not read again because of an unknown key.
+    /// Unknown keys do not cause another read until then.
     next_read: Option<Instant>,
 }
 
 impl KeyMaps {
-    /// Notes which names the records refer to that are read under a configuration.
+    /// Sets the key map for records that are read under a configuration.
     pub(crate) fn set(&mut self, serial: u32, keys: KeyMap) {
         self.maps.retain(|(known, _)| *known != serial);
         if self.maps.len() >= MAX_KEY_MAPS {
@@ -31,20 +31,20 @@ impl KeyMaps {
         self.maps.push((serial, keys));
     }
 
-    /// The names for records that were read under a configuration.
+    /// The key map for records that were read under a configuration.
     pub(crate) fn get(&self, serial: u32) -> Option<&KeyMap> {
         let mut maps = self.maps.iter().rev();
         maps.find(|(known, _)| *known == serial)
             .map(|(_, keys)| keys)
     }
 
-    /// Forgets all: the process executes another program.
+    /// Clears everything: the process has executed another program.
     pub(crate) fn clear(&mut self) {
         self.maps.clear();
     }
 
-    /// Reads the names of this configuration again. False if there are no new ones, or if reading
-    /// them was slow a short while ago.
+    /// Reads the key map of this configuration again. False if it has no new names, or if reading
+    /// it was slow recently.
     pub(crate) fn refresh(&mut self, serial: u32, process: &mut TrackedProcess) -> bool {
         let start = Instant::now();
         if self.next_read.is_some_and(|next| start < next) {
@@ -63,13 +63,13 @@ impl KeyMaps {
         false
     }
 
-    /// Whether there are more names; `None` if they cannot be read.
+    /// Returns whether there are new names; `None` if the key map cannot be read.
     fn read(&mut self, serial: u32, process: &mut TrackedProcess) -> Option<bool> {
         let context = process.refresh_context()?;
         let (Ok(Some(new)), Some(old)) = (&context.keys, self.get(serial)) else {
             return None;
         };
-        // Key maps only grow; another one is another program's.
+        // Key maps only grow; any other map belongs to another program.
         let grown = new.names().len() > old.names().len() && new.names().starts_with(old.names());
         if grown {
             let new = new.clone();
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// Each of its samples would wait for the end of the update otherwise.
+    /// Otherwise each of its samples would wait for the end of the update.
     #[test]
     fn an_update_that_never_ends_is_not_waited_for_at_each_sample() {
         let sources = ["publish_later.c", "variable.c"];
@@ -111,7 +111,7 @@ mod tests {
         tracked.data.set(7, keys);
         assert!(!tracked.data.refresh(7, &mut tracked.process));
         target.command("never end");
-        // The machine may have been busy just now.
+        // The machine may have been busy.
         tracked.data.next_read = None;
         let start = Instant::now();
         assert!(!tracked.data.refresh(7, &mut tracked.process));

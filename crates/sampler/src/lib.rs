@@ -1,18 +1,17 @@
-//! Samples running threads, and says for each sample what the thread was working on:
-//! its OpenTelemetry context, and its stacks.
+//! Samples running threads: what each was working on (its OpenTelemetry context), and its stacks.
 //!
-//! What it does for you: where the kernel permits eBPF, a program on each processor's clock reads
-//! the interrupted thread's record and stacks in a microsecond or two; elsewhere ptrace stops the
-//! threads that run ([`Method`] says which, and why). Processes that start, execute another program,
-//! load libraries or begin to publish are followed.
+//! If the kernel permits eBPF, a program on each CPU's clock reads the interrupted thread's record
+//! and stacks in one or two microseconds. Otherwise, running threads are stopped with ptrace.
+//! [`Method`] tells which method is used, and why. Processes that start, execute another program,
+//! load libraries or start to publish are followed.
 //!
-//! What stays your job: calling [`Sampler::drain`] every [`INTERVAL`], with the same
+//! The caller must call [`Sampler::drain`] every [`INTERVAL`], with the same
 //! [`Catalog`](otelctx_sample::Catalog) each time.
 //!
-//! What it is not for: names of functions (`otelctx-symbolize`), adding up and writing
+//! This crate does not resolve function names (`otelctx-symbolize`), or aggregate and write samples
 //! (`otelctx-profile`).
 //!
-//! It leaves nothing behind, however it ends: what it has in the kernel is held by its descriptors.
+//! It leaves nothing behind, however it ends: everything in the kernel is held by its descriptors.
 //!
 //! ```no_run
 //! use otelctx_sample::{Catalog, Found};
@@ -53,19 +52,19 @@ pub use otelctx_sample as sample;
 pub use refusal::Refusal;
 pub use sampler::{INTERVAL, Method, Sampler};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, which samples have their times from.
+/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of all samples.
 #[must_use]
 pub fn monotonic() -> u64 {
     nanoseconds(libc::CLOCK_MONOTONIC)
 }
 
-/// What a clock of every kernel says.
+/// Reads a clock that every kernel has.
 pub(crate) fn nanoseconds(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the structure lives through the call; the clock always exists.
+    // SAFETY: the structure is valid during the call; the clock always exists.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

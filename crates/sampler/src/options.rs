@@ -20,34 +20,35 @@ pub enum Targets {
 pub struct Options {
     /// Which processes.
     pub targets: Targets,
-    /// Whether to sample processes that a target starts, too, in the recorder's own PID namespace.
-    /// Default: true. With ptrace they are found within 250 ms; shorter-lived ones are missed.
+    /// Whether to also sample processes that a target starts, if they are in the recorder's PID
+    /// namespace. Default: true. With ptrace they are found within 250 ms; shorter-lived ones are
+    /// missed.
     pub children: bool,
-    /// Sampling frequency per CPU, in Hz. Default: 99, to avoid running in lockstep with work that
+    /// Sampling frequency per CPU, in Hz. Default: 99, so as not to run in lockstep with work that
     /// happens 100 times a second.
     pub frequency: u32,
     /// Whether to record the user-space stack, by frame pointers. Default: true.
     pub user_stacks: bool,
     /// Whether to record the kernel stack. Default: true.
     pub kernel_stacks: bool,
-    /// How much of a record is read at most, in bytes; clamped to 28 (its header) to 4096. Default:
-    /// 640, the size that OTEP 4947 recommends to publishers.
+    /// Maximum number of bytes to read of a record; clamped to between 28 (its header) and 4096.
+    /// Default: 640, the size that OTEP 4947 recommends to publishers.
     pub max_record: usize,
     /// Read thread contexts even if the announced schema is missing or unknown.
     pub any_schema: bool,
     /// Use ptrace even where eBPF is available.
     pub without_ebpf: bool,
-    /// The language runtimes to read beside native contexts. None by default.
+    /// The language runtimes to read in addition to native contexts. None by default.
     pub runtimes: Runtimes,
-    /// The programs for the kernel, if not those of this crate: with steps of runtimes that it does not
-    /// ship. Made by `cargo xtask bpf` from the same sources.
+    /// The kernel programs to use instead of this crate's own, with steps of runtimes that it does
+    /// not include. Built by `cargo xtask bpf` from the same sources.
     pub kernel_object: Option<KernelObject>,
     /// Size of the ring buffer, in bytes. Default: enough for one second of samples.
     pub(crate) ring: Option<u32>,
 }
 
-/// An ELF object with the sampler's programs for the kernel, for the architecture that it runs on and
-/// from this version's sources. Aligned to 8 bytes.
+/// An ELF object with the sampler's kernel programs, for this architecture and from this version's
+/// sources. Aligned to 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KernelObject(pub &'static [u8]);
 
@@ -58,7 +59,7 @@ impl fmt::Debug for KernelObject {
 }
 
 impl Options {
-    /// The defaults, for these targets.
+    /// The default options for these targets.
     #[must_use]
     pub fn new(targets: Targets) -> Self {
         Self {

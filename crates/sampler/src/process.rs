@@ -1,4 +1,4 @@
-//! One sampled process: what the catalog is told of it.
+//! A sampled process, and its entry in the catalog.
 
 use otelctx_reader::remote;
 use otelctx_sample::{Catalog, ProcessFacts, ProcessId};
@@ -21,7 +21,7 @@ pub(crate) fn check_target(process: &remote::Process) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the sampler keeps with a tracked process.
+/// The sampler's data about a tracked process.
 #[derive(Debug, Default)]
 pub(crate) struct SampledProcess {
     /// Its id in the catalog, once it has been sampled.
@@ -31,8 +31,8 @@ pub(crate) struct SampledProcess {
 }
 
 impl SampledProcess {
-    /// Its id in the catalog, which learns what is known of it the first time. `comm` is the name of
-    /// the sampled thread, for a process that cannot be asked any more.
+    /// Its ID in the catalog; adds it with its facts the first time. `comm` is the name of the
+    /// sampled thread, used if the process can no longer be read.
     pub(crate) fn id(
         &mut self,
         process: &TrackedProcess,
@@ -57,11 +57,11 @@ impl SampledProcess {
         id
     }
 
-    /// Tells the catalog the resource of the process.
+    /// Updates the resource of the process in the catalog.
     pub(crate) fn describe(&self, process: &TrackedProcess, catalog: &mut Catalog) {
         let Some(id) = self.id else { return };
         let context = process.context();
-        // A process that withdraws its context is about to end, or has ended: its samples keep the
+        // A process that withdraws its context is ending, or has ended: its samples keep the
         // resource.
         if catalog.process(id).published && context.is_none() {
             return;
@@ -76,13 +76,13 @@ impl SampledProcess {
         facts.published = context.is_some();
     }
 
-    /// The process executes another program, which is another process in the catalog.
+    /// Notes that the process executes another program, which gets a new entry in the catalog.
     pub(crate) fn exec(&mut self) {
         self.reset_catalog();
         self.keys.clear();
     }
 
-    /// The next catalog knows nothing of it.
+    /// Notes that the next catalog is empty.
     pub(crate) fn reset_catalog(&mut self) {
         self.id = None;
         self.code = CodeMappings::default();

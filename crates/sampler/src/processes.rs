@@ -1,4 +1,4 @@
-//! The sampled processes, and how the observation of a thread becomes a sample.
+//! The sampled processes, and the conversion of observed threads to samples.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ use reader::runtime::{RuntimeReading, choose};
 use crate::code::BuildIds;
 use crate::process::SampledProcess;
 
-/// Work on tracked processes between two drains. Slow scans must not delay samples for longer than
-/// the ring has room.
+/// Budget for polling tracked processes between two drains. Slow scans must not delay samples until
+/// the ring is full.
 const BUDGET: Budget = Budget {
     processes: 32,
     time: Duration::from_millis(20),
 };
-/// How long the first scan of all processes may take: the ring holds the samples of a second.
-/// Processes that it does not reach are scanned when they are sampled.
+/// Time limit of the first scan of all processes: the ring holds the samples of one second.
+/// Processes beyond it are scanned when they are sampled.
 const FIRST_SCAN: Duration = Duration::from_millis(500);
 
 /// The sampled processes.
@@ -29,19 +29,19 @@ pub(crate) struct Processes {
     pub(crate) counts: Counts,
 }
 
-/// A thread as it was observed.
+/// An observed thread.
 #[derive(Debug)]
 pub(crate) struct Observation<'a> {
-    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    /// In nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) time: u64,
     pub(crate) cpu: u32,
     pub(crate) pid: i32,
     pub(crate) tid: i32,
     /// The thread's name.
     pub(crate) comm: &'a str,
-    /// [`Found::NotPublished`] if the observer knows nothing of the process.
+    /// [`Found::NotPublished`] if the observer does not know the process.
     pub(crate) context: Found<Record<'a>>,
-    /// What language runtimes say of the thread.
+    /// The readings of language runtimes.
     pub(crate) runtimes: Vec<RuntimeReading>,
     pub(crate) user_stack: &'a [Frame],
     pub(crate) kernel_stack: &'a [Frame],
@@ -58,15 +58,15 @@ pub(crate) struct Record<'a> {
 /// Processes that changed since the last poll.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// Their threads may have to be read in another way.
+    /// Processes whose threads may have to be read in another way.
     pub(crate) changed: Vec<i32>,
-    /// They are gone.
+    /// Processes that have ended.
     pub(crate) ended: Vec<i32>,
 }
 
 impl Processes {
-    /// Tracks nothing yet. With a `scan_timeout` all processes of the machine are sampled, and
-    /// what is cheap has to do for most of them.
+    /// Creates an empty set. With a `scan_timeout`, all processes on the machine are sampled, and
+    /// most of them must be cheap.
     pub(crate) fn new(options: reader::Options, scan_timeout: Option<Duration>) -> Self {
         let mut tracking = otelctx_track::Options::default();
         tracking.reader = options;
@@ -84,7 +84,7 @@ impl Processes {
         self.tracker.is_empty()
     }
 
-    /// Whether all threads of all of them have ended.
+    /// Whether all threads of all processes have ended.
     pub(crate) fn have_ended(&self) -> bool {
         let mut processes = self.tracker.iter().map(|tracked| &tracked.process);
         processes.all(otelctx_track::TrackedProcess::has_ended)
@@ -94,25 +94,24 @@ impl Processes {
         self.tracker.get_mut(pid)
     }
 
-    /// How often processes have been polled in all.
+    /// Total number of polls.
     #[cfg(test)]
     pub(crate) fn polls(&self) -> u64 {
         self.tracker.polls()
     }
 
-    /// Tracks a process, and scans it when it is sampled or [`Processes::scan`] is called.
+    /// Tracks a process. It is scanned when it is sampled or [`Processes::scan`] is called.
     pub(crate) fn add(&mut self, pid: i32) -> Result<(), reader::Error> {
         self.tracker.add(pid).map(drop)
     }
 
-    /// Finds out how a process publishes.
+    /// Scans a process to determine how it publishes.
     pub(crate) fn scan(&mut self, pid: i32) {
         self.tracker.poll(pid, &mut |_| {});
     }
 
-    /// Scans all processes of the machine, as far as there is time, and returns the ones that publish or
-    /// have a runtime.
-    /// The others are tracked when they are sampled: their descriptors are better used for others.
+    /// Scans all processes on the machine, within the time limit, and returns the ones that publish or
+    /// contain a runtime. The others are tracked only when they are sampled, to save descriptors.
     pub(crate) fn find_publishers(&mut self) -> Result<Vec<i32>, reader::Error> {
         let end = Instant::now() + FIRST_SCAN;
         let mut publishers = Vec::new();
@@ -141,8 +140,8 @@ impl Processes {
         Ok(publishers)
     }
 
-    /// What the kernel step of this name added to a sample of a process. `None` if the runtime does not
-    /// know the thread, or is not in the process any more.
+    /// Decodes what the kernel step with this name added to a sample of a process. `None` if the
+    /// runtime does not know the thread, or is no longer in the process.
     pub(crate) fn decode(&mut self, pid: i32, step: &str, part: &[u8]) -> Option<RuntimeReading> {
         let process = &self.tracker.get(pid)?.process;
         let present = process.runtimes().iter().find_map(|present| {
@@ -158,8 +157,8 @@ impl Processes {
         self.tracker.remove(pid);
     }
 
-    /// Notes that a process ends. It stays tracked for as long as the kernel has it: until then there
-    /// may be more samples of it, and its id is no other's.
+    /// Notes that a process exits. It stays tracked as long as the kernel has it: until then there
+    /// may be more samples of it, and its ID is not reused.
     pub(crate) fn exiting(&mut self, pid: i32) {
         self.tracker.exiting(pid);
     }
@@ -172,24 +171,26 @@ impl Processes {
         }
     }
 
-    /// Events of processes were lost: polls all of them soon, and removes the ones that have exited.
+    /// Handles lost events about processes: requests polls of all processes, and the removal of
+    /// exited ones.
     pub(crate) fn request_all(&mut self) {
         self.tracker.request_all_now();
     }
 
-    /// Polls a process soon.
+    /// Requests a poll of a process, ignoring its back-off.
     pub(crate) fn request_now(&mut self, pid: i32) {
         self.tracker.request_now(pid);
     }
 
-    /// The next catalog knows none of them.
+    /// Notes that the next catalog is empty.
     pub(crate) fn reset_catalog(&mut self) {
         let processes = self.tracker.iter_mut();
         processes.for_each(|tracked| tracked.data.reset_catalog());
         self.build_ids.clear();
     }
 
-    /// Polls processes that were sampled and may have begun to publish or changed how they do.
+    /// Polls processes that were sampled and may have started to publish or changed how they
+    /// publish.
     pub(crate) fn poll(&mut self, catalog: &mut Catalog) -> Changes {
         let mut changes = Changes::default();
         self.tracker.poll_due(BUDGET, &mut |event| {
@@ -209,7 +210,7 @@ impl Processes {
         changes
     }
 
-    /// Makes a sample of an observation.
+    /// Converts an observation to a sample.
     pub(crate) fn sample(&mut self, seen: &Observation<'_>, catalog: &mut Catalog) -> Sample {
         self.tracker.remove_if_gone(seen.pid);
         let tracked = self.tracker.get_or_add(seen.pid);
@@ -245,7 +246,7 @@ impl Processes {
     }
 }
 
-/// The context and the stack of a thread that runtimes know.
+/// The context and the stack of a thread, merged with its runtimes' readings.
 fn with_runtimes(
     native: Found,
     seen: &Observation<'_>,
@@ -271,7 +272,7 @@ fn with_runtimes(
     (found, catalog.stack(&stack))
 }
 
-/// The outcome of reading a thread's context, with the context in the catalog.
+/// Converts the outcome of reading a thread's context, adding the context to the catalog.
 fn found(
     tracked: &mut Tracked<SampledProcess>,
     read: Found<Record<'_>>,
@@ -279,7 +280,7 @@ fn found(
     catalog: &mut Catalog,
 ) -> Found {
     let found = read.and_then(|record| {
-        // Without its names it was read before the process executed another program.
+        // Without a key map, it was read before the process executed another program.
         if tracked.data.keys.get(record.serial).is_none() {
             return Found::Unreadable(ReadStep::Resolve);
         }
@@ -292,13 +293,13 @@ fn found(
     match (found, tracked.process.threads()) {
         (Found::NotPublished, ThreadStatus::NotPublished) => Found::NotPublished,
         (Found::NotPublished, ThreadStatus::Unreadable(step)) => Found::Unreadable(*step),
-        // Not scanned yet, or not told to the observer yet.
+        // Not scanned yet, or the observer does not know it yet.
         (Found::NotPublished, _) => Found::Unreadable(ReadStep::Resolve),
         (found, _) => found,
     }
 }
 
-/// What a record says. A key may have been registered since the key map was read.
+/// Decodes a record. A key may have been registered since the key map was read.
 fn decode(tracked: &mut Tracked<SampledProcess>, record: Record<'_>) -> Option<Context> {
     let Record { serial, bytes } = record;
     let record = record::decode(bytes).ok()?;
@@ -318,7 +319,7 @@ mod tests {
 
     use super::*;
 
-    /// A process without a context. It ends with this value, also when a test fails.
+    /// A process without a context. It is killed when dropped, also if a test fails.
     struct Sleeper(Child);
 
     impl Sleeper {
@@ -330,7 +331,7 @@ mod tests {
 
     impl Drop for Sleeper {
         fn drop(&mut self) {
-            // Both fail only when it has ended.
+            // Both fail only if it has ended.
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
@@ -357,13 +358,13 @@ mod tests {
         let child = Sleeper::start();
         let pid = child.0.id() as i32;
         let first = processes.sample(&observation(pid), &mut catalog);
-        // The kernel says so first, and takes its memory away then, which is sampled, too.
+        // The kernel reports the exit before it frees the process's memory, which is sampled, too.
         processes.exiting(pid);
         let second = processes.sample(&observation(pid), &mut catalog);
         assert_eq!(second.thread, first.thread);
         assert_eq!(catalog.processes().len(), 1);
         drop(child);
-        // The process with its id now is another one.
+        // The process that now has its ID is a different one.
         processes.sample(&observation(pid), &mut catalog);
         assert_eq!(catalog.processes().len(), 2);
     }
@@ -387,8 +388,8 @@ mod tests {
         let before = catalog.process(id).clone();
         assert!(before.published);
         target.child().kill().unwrap();
-        // It becomes a zombie: nobody waits for it. A scan that meets it as it goes may still find its
-        // context, and no threads.
+        // It becomes a zombie, because nothing waits for it. A scan during its exit may still find
+        // its context, but no threads.
         let start = Instant::now();
         while processes.get_mut(pid).unwrap().process.context().is_some() {
             assert!(start.elapsed() < Duration::from_secs(30));
@@ -411,7 +412,7 @@ mod tests {
         processes.exec(pid);
         let second = processes.sample(&observation(pid), &mut catalog);
         assert_ne!(first.thread, second.thread);
-        // Until it is scanned it is not known whether it publishes.
+        // Whether it publishes is unknown until it is scanned.
         assert_eq!(second.found, Found::Unreadable(ReadStep::Resolve));
     }
 
@@ -419,7 +420,7 @@ mod tests {
     fn a_process_that_could_not_be_scanned_is_not_resolved() {
         let Some(target) = workers() else { return };
         let pid = target.pid();
-        // There is no time for it.
+        // There is not enough time for it.
         let timeout = Some(Duration::from_nanos(1));
         let mut processes = Processes::new(reader::Options::default(), timeout);
         let mut catalog = Catalog::new();

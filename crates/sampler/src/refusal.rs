@@ -8,15 +8,15 @@ use std::path::Path;
 
 use aya::programs::ProgramError;
 
-/// Where the kernel's types are described.
+/// The kernel's type information.
 const TYPE_INFORMATION: &str = "/sys/kernel/btf/vmlinux";
-/// The oldest kernel that takes the sampler's program: it has the ring buffer and `CAP_BPF` (5.8),
-/// and what `bpf_get_ns_current_pid_tgid` wants.
+/// The oldest supported kernel: it has the ring buffer and `CAP_BPF` (5.8), and supports
+/// `bpf_get_ns_current_pid_tgid` as the programs use it.
 const MIN_LINUX: (u32, u32) = (5, 10);
-/// From here on maps count as the memory of a control group, no longer as locked memory.
+/// From this version on, maps count as memory of a control group, not as locked memory.
 const NO_LOCKED_MEMORY: (u32, u32) = (5, 11);
 
-/// Why the kernel does not let us look with eBPF, and what would change that.
+/// Why the kernel does not permit sampling with eBPF, and what would change that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -24,42 +24,43 @@ pub enum Refusal {
     NotWanted,
     /// The recorder lacks the capabilities.
     NotPermitted,
-    /// The recorder has the capabilities, and is refused all the same: by a seccomp filter, a user
-    /// namespace or a security module.
+    /// The recorder has the capabilities, but is refused by a seccomp filter, a user namespace or a
+    /// security module.
     Forbidden,
-    /// The limit on locked memory is too low, which counts before Linux 5.11.
+    /// The limit on locked memory, which applies before Linux 5.11, is too low.
     LockedMemory,
-    /// There is no type information (BTF), from which the program learns the kernel's layouts.
+    /// There is no type information (BTF), which the program needs to adapt to the kernel's
+    /// layouts.
     NoTypeInformation,
-    /// The kernel is older than what the program needs.
+    /// The kernel is too old for the program.
     TooOld {
-        /// What the kernel calls its release.
+        /// The kernel's release.
         release: String,
-        /// The oldest version that would do.
+        /// The oldest version that is supported.
         least: (u32, u32),
     },
-    /// The kernel does not take the program, for another reason.
+    /// The kernel rejects the program for another reason.
     Kernel {
-        /// What the kernel calls its release.
+        /// The kernel's release.
         release: String,
-        /// What it said.
+        /// The kernel's reason.
         why: String,
     },
 }
 
 impl Refusal {
-    /// Whether the program can learn the kernel's layouts. The loader takes their absence for a
-    /// wish not to adapt the program, which would then read from wrong places.
+    /// Checks that the kernel has type information. Without it, the loader would load the program
+    /// unadapted, and the program would read from wrong addresses.
     pub(crate) fn type_information() -> Result<(), Self> {
         fs::File::open(TYPE_INFORMATION)
             .map(drop)
             .map_err(|error| Self::of(&error))
     }
 
-    /// From what loading or attaching came to.
+    /// The refusal for an error of loading or attaching.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
         let release = release();
-        // The verifier refuses with "permission denied", too.
+        // The verifier's rejections are "permission denied" errors, too.
         let verifier = verifier(error);
         let mut cause = verifier.is_none().then_some(error);
         while let Some(error) = cause {
@@ -90,7 +91,7 @@ impl Refusal {
         Self::Kernel { release, why }
     }
 
-    /// The same, of a program that needs at least this version.
+    /// The same, for a program that needs at least this version.
     pub(crate) fn needing(self, least: (u32, u32)) -> Self {
         match self {
             Self::Kernel { release, .. } | Self::TooOld { release, .. }
@@ -108,8 +109,8 @@ fn release() -> String {
     release.unwrap_or_default().trim().to_owned()
 }
 
-/// Whether a release, such as `5.10.0-32-cloud-amd64`, is older than a version. One that can't be
-/// told is not.
+/// Whether a release, such as `5.10.0-32-cloud-amd64`, is older than a version. False if it cannot
+/// be parsed.
 fn older(release: &str, least: (u32, u32)) -> bool {
     let mut numbers = release
         .split(|it: char| !it.is_ascii_digit())
@@ -120,7 +121,7 @@ fn older(release: &str, least: (u32, u32)) -> bool {
     }
 }
 
-/// Whether this process has what bpf(2) and perf_event_open(2) ask for: `CAP_BPF` and
+/// Whether this process has the capabilities for bpf(2) and perf_event_open(2): `CAP_BPF` and
 /// `CAP_PERFMON`, or `CAP_SYS_ADMIN` (<linux/capability.h>).
 fn has_capabilities() -> bool {
     let (admin, perfmon, bpf) = (1_u64 << 21, 1_u64 << 38, 1_u64 << 39);
@@ -136,12 +137,12 @@ fn locked_memory_is_limited() -> bool {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the structure lives through the call.
+    // SAFETY: the structure is valid during the call.
     let told = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     told == 0 && limit.rlim_cur != libc::RLIM_INFINITY
 }
 
-/// Why the kernel's verifier does not take a program, if it was that which did not.
+/// Why the kernel's verifier rejected a program, if it did.
 fn verifier(error: &(dyn Error + 'static)) -> Option<String> {
     let Some(ProgramError::LoadError { verifier_log, .. }) = error.downcast_ref() else {
         return None;
@@ -150,14 +151,14 @@ fn verifier(error: &(dyn Error + 'static)) -> Option<String> {
     last_words(&log).map(|reason| format!("its verifier reports: {reason}"))
 }
 
-/// The last line of a verifier's log before its statistics; `None` if it said nothing.
+/// The last line of the verifier's log before its statistics; `None` if there is none.
 fn last_words(log: &str) -> Option<&str> {
     let statistics = ["processed ", "verification time ", "stack depth "];
     let mut lines = log.lines().rev().map(str::trim);
     lines.find(|line| !line.is_empty() && !statistics.iter().any(|it| line.starts_with(it)))
 }
 
-/// An error and its causes in one line; the verifier's log, of many lines, is left out.
+/// An error and its causes in one line, without the verifier's log, which has many lines.
 fn chain(error: &(dyn Error + 'static)) -> String {
     let first_line = |error: &dyn Error| {
         let text = error.to_string();

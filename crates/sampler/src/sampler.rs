@@ -11,7 +11,7 @@ use crate::{Error, Options, Refusal, Targets, ebpf, ptrace};
 /// How often to call [`Sampler::drain`].
 pub const INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long the scan of one process may take when all processes are sampled: one with millions of
+/// Time limit of the scan of one process if all processes are sampled: a process with millions of
 /// mappings would delay the others by seconds.
 const SCAN_TIMEOUT: Duration = Duration::from_millis(50);
 
@@ -19,9 +19,9 @@ const SCAN_TIMEOUT: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Method {
-    /// By an eBPF program.
+    /// With an eBPF program.
     Ebpf,
-    /// By stopping running threads with ptrace; eBPF is not available for this reason.
+    /// By stopping running threads with ptrace. eBPF is not available, for this reason.
     Ptrace(Refusal),
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Method {
     }
 }
 
-/// Samples threads until it is dropped.
+/// Samples threads until dropped.
 pub struct Sampler {
     method: Method,
     recorder: Recorder,
@@ -49,7 +49,7 @@ impl Sampler {
     /// Starts sampling.
     ///
     /// # Errors
-    /// When one of the requested processes cannot be sampled.
+    /// If one of the requested processes cannot be sampled.
     pub fn start(options: &Options) -> Result<Self, Error> {
         let mut reader_options = reader::Options::default();
         reader_options.max_record = options.max_record;
@@ -79,15 +79,15 @@ impl Sampler {
         })
     }
 
-    /// The method in use, and why it is not a better one.
+    /// The sampling method, and why it is not a better one.
     #[must_use]
     pub fn method(&self) -> &Method {
         &self.method
     }
 
     /// Passes on the samples taken since the last call. Call it every [`INTERVAL`], always with the
-    /// same catalog (announce a new one with [`Sampler::reset_catalog`]): samples that find no room
-    /// are lost, and counted.
+    /// same catalog (announce a new one with [`Sampler::reset_catalog`]): if the buffer is full,
+    /// samples are lost, and counted.
     pub fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut impl FnMut(Sample)) {
         match &mut self.recorder {
             Recorder::Ebpf(recorder) => recorder.drain(catalog, on_sample),
@@ -95,8 +95,8 @@ impl Sampler {
         }
     }
 
-    /// Announces that the next call of [`Sampler::drain`] comes with a new, empty catalog. A long
-    /// recording rotates its catalog so that its memory stays bounded.
+    /// Announces that the next call of [`Sampler::drain`] passes a new, empty catalog. Long
+    /// recordings rotate their catalog to bound its memory.
     pub fn reset_catalog(&mut self) {
         match &mut self.recorder {
             Recorder::Ebpf(recorder) => recorder.reset_catalog(),
@@ -104,7 +104,7 @@ impl Sampler {
         }
     }
 
-    /// When sampling began, in nanoseconds of `CLOCK_MONOTONIC`: no sample is older.
+    /// When sampling started, in nanoseconds of `CLOCK_MONOTONIC`: no sample is older.
     #[must_use]
     pub fn started(&self) -> u64 {
         match &self.recorder {
@@ -113,7 +113,7 @@ impl Sampler {
         }
     }
 
-    /// What happened to the samples so far.
+    /// The counters so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         match &self.recorder {
@@ -122,9 +122,9 @@ impl Sampler {
         }
     }
 
-    /// CPU time that the eBPF program has used so far, and how often it ran, if the kernel counts
-    /// (`kernel.bpf_stats_enabled`). It runs at each sampling tick of a CPU that is not idle, whether
-    /// a target runs there or not.
+    /// CPU time used by the eBPF program, and its number of runs, if the kernel counts them
+    /// (`kernel.bpf_stats_enabled`). It runs at each sampling tick of a CPU that is not idle,
+    /// whether or not a target is running there.
     #[must_use]
     pub fn kernel_time(&self) -> Option<(Duration, u64)> {
         match &self.recorder {
@@ -133,7 +133,7 @@ impl Sampler {
         }
     }
 
-    /// Whether there is anything left to sample: false once all requested processes have ended.
+    /// Whether anything is left to sample: false once all requested processes have ended.
     #[must_use]
     pub fn has_targets(&self) -> bool {
         match &self.recorder {

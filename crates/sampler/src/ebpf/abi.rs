@@ -1,16 +1,16 @@
-//! What the programs in the kernel are told, and what they tell: `bpf/target.h` and `bpf/event.h`.
+//! The data that is exchanged with the kernel programs: `bpf/target.h` and `bpf/event.h`.
 //!
 //! A test compares every layout here with the type information in the compiled objects.
 
 use aya::Pod;
 use otelctx_sample::{Found, ReadStep};
 
-/// Definitions of the variable that are read in one process.
+/// Maximum number of definitions of the variable that are read per process.
 pub(crate) const MAX_PLACES: usize = 4;
-/// The most of a record that is read, in bytes, its header included.
+/// Maximum number of bytes that are read of a record, including its header.
 pub(crate) const RECORD_LIMIT: usize = 4096;
 
-/// Of a record this much is read at once (`RECORD_FIRST`).
+/// Number of bytes of a record that are read at once (`RECORD_FIRST`).
 pub(crate) const RECORD_FIRST: usize = 64;
 
 /// `enum storage`.
@@ -38,8 +38,8 @@ pub(crate) mod outcome {
     pub(crate) const MOVED: u8 = 6;
 }
 
-/// What the program says of a thread's context; `record` is the part with the record's bytes. That
-/// nothing is known of the process counts as not published.
+/// Converts the outcome that the program reports for a thread's context; `record` is the part with
+/// the record's bytes. A process that the program does not know counts as not publishing.
 pub(crate) fn found(outcome: u8, record: Option<&[u8]>) -> Found<&[u8]> {
     match (outcome, record) {
         (outcome::ATTACHED, Some(record)) => Found::Attached(record),
@@ -63,7 +63,7 @@ pub(crate) mod part {
     pub(crate) const RECORD: u16 = 1;
     pub(crate) const USER_STACK: u16 = 2;
     pub(crate) const KERNEL_STACK: u16 = 3;
-    /// And the step's number.
+    /// Plus the step's number.
     pub(crate) const STEP: u16 = 256;
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct StepKey {
 // SAFETY: integers without padding between or behind them.
 unsafe impl Pod for StepKey {}
 
-/// What a step is told of a process, in the step's own layout (`STEP_CONFIGURATION_SIZE`).
+/// A step's configuration for a process, in the step's own layout (`STEP_CONFIGURATION_SIZE`).
 pub(crate) type StepConfiguration = [u8; 256];
 
 /// `struct wanted`.
@@ -163,7 +163,8 @@ pub(crate) struct PartHead {
     pub(crate) outcome: u16,
 }
 
-/// Takes an event apart: its head, and the bytes of its parts. `None` if it is shorter than it says.
+/// Splits an event into its head and the bytes of its parts. `None` if it is shorter than its
+/// announced size.
 pub(crate) fn event(bytes: &[u8]) -> Option<(EventHead, Parts<'_>)> {
     let (head, rest) = take::<EventHead>(bytes)?;
     let parts = rest.get(..head.size as usize)?;
@@ -174,7 +175,7 @@ pub(crate) fn event(bytes: &[u8]) -> Option<(EventHead, Parts<'_>)> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part<'a> {
     pub(crate) kind: u16,
-    /// Of a step.
+    /// Only of a step.
     pub(crate) outcome: u16,
     pub(crate) bytes: &'a [u8],
 }
@@ -200,14 +201,14 @@ impl<'a> Iterator for Parts<'a> {
     }
 }
 
-/// Types whose every bit pattern is a value.
+/// Types for which every bit pattern is valid.
 trait Plain: Copy {}
 impl Plain for EventHead {}
 impl Plain for PartHead {}
 
 fn take<T: Plain>(bytes: &[u8]) -> Option<(T, &[u8])> {
     let (head, rest) = bytes.split_at_checked(size_of::<T>())?;
-    // SAFETY: that number of bytes is there, the read needs no alignment, and any of them are a T.
+    // SAFETY: there are enough bytes, the read needs no alignment, and every bit pattern is a T.
     let value = unsafe { head.as_ptr().cast::<T>().read_unaligned() };
     Some((value, rest))
 }

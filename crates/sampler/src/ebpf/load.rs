@@ -1,4 +1,4 @@
-//! Getting the program into the kernel.
+//! Loads the programs into the kernel.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::BuildHasher;
@@ -16,7 +16,7 @@ use crate::refusal::Refusal;
 use crate::{Options, Targets};
 use otelctx_reader::format::record;
 
-/// The compiled programs that are shipped; `cargo xtask bpf` makes them.
+/// The compiled programs that are shipped; built by `cargo xtask bpf`.
 #[cfg(target_arch = "x86_64")]
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/sampler.x86_64.o");
 #[cfg(target_arch = "aarch64")]
@@ -25,36 +25,36 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/sampler.aarch64.o"
 /// The inode of the first PID namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Steps of runtimes that can be configured at a time, each for one process: 1.3 MB.
+/// Maximum number of configured steps of runtimes, each for one process: 1.3 MB.
 const MAX_CONFIGURATIONS: u32 = 4096;
 
-/// Bytes that a sample takes in the ring: its head, and room for a record and a stack.
+/// Bytes that a sample takes in the ring: its head, and space for a record and a stack.
 const SAMPLE_SIZE: u64 = 1744;
-/// The ring holds what comes within a second: the recorder may have to wait for a processor.
+/// The ring holds the events of one second: the recorder may have to wait for a CPU.
 const SMALLEST_RING: u64 = 1 << 20;
 const LARGEST_RING: u64 = 64 << 20;
 
-/// The loaded program and what belongs to it.
+/// The loaded programs and their maps.
 pub(super) struct Loaded {
     pub(super) targets: HashMap<MapData, u32, Target>,
     pub(super) events: RingBuf<MapData>,
     lost: PerCpuArray<MapData, u64>,
     pub(super) clocks: Clocks,
-    /// What runtimes' steps are told of processes.
+    /// The configurations of runtimes' steps for processes.
     pub(super) configurations: HashMap<MapData, StepKey, StepConfiguration>,
     /// The number of each runtime's step, by its name.
     pub(super) steps: BTreeMap<String, u32>,
-    /// An array without a descriptor forgets its programs.
+    /// Kept open: an array without a descriptor drops its programs.
     _step_programs: ProgramArray<MapData>,
-    /// Holds the programs, and what they are attached to.
+    /// Keeps the programs loaded and attached.
     programs: Ebpf,
 }
 
-/// Events that found the ring full.
+/// Events that were lost because the ring was full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Lost {
     pub(super) samples: u64,
-    /// Starts and ends of processes.
+    /// Processes that started or ended.
     pub(super) processes: u64,
 }
 
@@ -67,7 +67,7 @@ impl Loaded {
         let ring = rate.next_power_of_two().clamp(SMALLEST_RING, LARGEST_RING);
         let ring = options.ring.unwrap_or(ring as u32);
         let object = options.kernel_object.map_or(OBJECT, |object| object.0);
-        // The kernel takes the memory at once.
+        // The kernel allocates the memory immediately.
         let configurations = match options.runtimes.is_empty() {
             false => MAX_CONFIGURATIONS,
             true => 1,
@@ -117,15 +117,15 @@ impl Loaded {
         })
     }
 
-    /// Starts the clocks of processors that have come to be, given those whose clock has ticked
-    /// since this was asked last.
+    /// Starts the clocks of CPUs that have come online. `ticked` are the CPUs whose clocks have
+    /// ticked since the last call.
     pub(super) fn follow_processors<S: BuildHasher>(&mut self, ticked: &HashSet<u32, S>) {
         if let (Ok(cpus), Ok(program)) = (online_cpus(), sample_program(&self.programs)) {
             self.clocks.follow(&cpus, ticked, program);
         }
     }
 
-    /// What the kernel says of the program.
+    /// The kernel's information about the program.
     pub(super) fn info(&self) -> Option<ProgramInfo> {
         self.programs.program("sample")?.info().ok()
     }
@@ -133,7 +133,7 @@ impl Loaded {
     pub(super) fn lost(&self) -> Lost {
         let sum = |index: u32| match self.lost.get(&index, 0) {
             Ok(values) => values.iter().sum(),
-            // The index is in range, and the map is ours.
+            // The index is in range, and the map belongs to this process.
             Err(_) => 0,
         };
         Lost {
@@ -152,7 +152,7 @@ fn sample_program(programs: &Ebpf) -> Result<BorrowedFd<'_>, Refusal> {
     }
 }
 
-/// Loads the steps of runtimes, and puts them where samples find them.
+/// Loads the steps of runtimes, and adds them to the arrays for tail calls.
 fn add_steps(
     programs: &mut Ebpf,
 ) -> Result<(BTreeMap<String, u32>, ProgramArray<MapData>), Refusal> {
@@ -173,7 +173,7 @@ fn add_steps(
     Ok((steps, array))
 }
 
-/// Number and name of the step that a program is of those on a CPU's clock: `step_1_toy_sample`
+/// Number and name of a step, from the name of its program on a CPU's clock: `step_1_toy_sample`
 /// (`STEP` in `steps.h`).
 fn step_of(program: &str) -> Option<(u32, &str)> {
     let step = program.strip_prefix("step_")?.strip_suffix("_sample")?;
@@ -204,12 +204,12 @@ fn online_cpus() -> Result<Vec<u32>, Refusal> {
     aya::util::online_cpus().map_err(|(what, error)| Refusal::other(format!("{what}: {error}")))
 }
 
-/// Whether the recorder sees the kernel's own process ids.
+/// Whether the recorder sees the kernel's own process IDs.
 pub(super) fn is_first_namespace() -> bool {
     namespace().is_ok_and(|namespace| namespace == (0, 0))
 }
 
-/// The recorder's own PID namespace, zeroes for the first one: device and inode of its file.
+/// Device and inode of the recorder's PID namespace file; zeroes for the first one.
 fn namespace() -> io::Result<(u64, u64)> {
     let file = std::fs::metadata("/proc/self/ns/pid")?;
     Ok(if file.st_ino() == FIRST_NAMESPACE {
@@ -219,7 +219,8 @@ fn namespace() -> io::Result<(u64, u64)> {
     })
 }
 
-/// Before Linux 5.11 maps count as locked memory; and each process that is read takes descriptors.
+/// Raises limits: before Linux 5.11, maps count as locked memory, and each process that is read
+/// takes descriptors.
 fn raise_limits() {
     let mut files = libc::rlimit {
         rlim_cur: 0,
@@ -229,8 +230,8 @@ fn raise_limits() {
         rlim_cur: libc::RLIM_INFINITY,
         rlim_max: libc::RLIM_INFINITY,
     };
-    // SAFETY: both structures live through the calls. Where a limit can't be raised, what needs it
-    // fails and says so.
+    // SAFETY: both structures are valid during the calls. If a limit cannot be raised, what needs
+    // it fails with an error.
     unsafe {
         libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unlimited);
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files) == 0 {

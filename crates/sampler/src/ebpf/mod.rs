@@ -1,7 +1,7 @@
-//! Looking with eBPF: a program on each processor's clock reads the interrupted thread's record.
+//! Sampling with eBPF: a program on each CPU's clock reads the interrupted thread's record.
 //!
-//! The program, its maps and the clocks are held by descriptors alone: nothing is pinned, and all
-//! of it goes with this process, however that ends.
+//! The program, its maps and the clocks are held only by descriptors: nothing is pinned, and
+//! everything is released with this process, however it ends.
 
 mod abi;
 mod load;

@@ -1,4 +1,4 @@
-//! The clocks: a perf event on each processor, which runs the program.
+//! The clocks: a perf event on each CPU, which runs the program.
 
 use std::collections::HashSet;
 use std::hash::BuildHasher;
@@ -12,11 +12,11 @@ const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
 const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
 const PERF_EVENT_IOC_DISABLE: libc::c_ulong = 0x2401;
 const PERF_EVENT_IOC_SET_BPF: libc::c_ulong = 0x4004_2408;
-/// `struct perf_event_attr`, bits of its flags: begin disabled, and don't tick while idle.
+/// Flags of `struct perf_event_attr`: start disabled, and do not tick while idle.
 const DISABLED: u64 = 1;
 const EXCLUDE_IDLE: u64 = 1 << 6;
 
-/// `struct perf_event_attr` as of its first version (PERF_ATTR_SIZE_VER0).
+/// The first version of `struct perf_event_attr` (PERF_ATTR_SIZE_VER0).
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -32,20 +32,21 @@ struct Attributes {
     config1: u64,
 }
 
-/// `PERF_FORMAT_TOTAL_TIME_ENABLED`: behind the count comes for how long the event has been enabled.
+/// `PERF_FORMAT_TOTAL_TIME_ENABLED`: the count is followed by the time for which the event was
+/// enabled.
 const TIME_ENABLED: u64 = 1;
 
-/// The clocks of all processors. They stop when this is dropped.
+/// The clocks of all CPUs. They stop when this is dropped.
 #[derive(Debug)]
 pub(super) struct Clocks {
     clocks: Vec<Clock>,
-    /// Nanoseconds.
+    /// In nanoseconds.
     period: u64,
 }
 
 impl Clocks {
-    /// Clocks that tick every `period` nanoseconds of these processors, unless those are idle, and
-    /// run `program` then. They stand still until they are started.
+    /// Opens clocks for these CPUs, which tick every `period` nanoseconds unless the CPU is idle,
+    /// and run `program`. They do not tick until they are started.
     pub(super) fn open(cpus: &[u32], period: u64, program: BorrowedFd<'_>) -> io::Result<Self> {
         let clock = |cpu: &u32| Clock::open(*cpu, period, program);
         let clocks = cpus.iter().map(clock).collect::<io::Result<_>>()?;
@@ -58,15 +59,15 @@ impl Clocks {
 
     pub(super) fn stop(&self) {
         for clock in &self.clocks {
-            // A clock that can't be stopped stops when it is closed.
+            // A clock that cannot be stopped stops when it is closed.
             let _ = clock.stop();
         }
     }
 
-    /// Starts a clock on each of the processors that has none that runs: the kernel takes an event
-    /// away with its processor, and does not bring it back. Events that have ticked since this was
-    /// called last are not asked: that interrupts their processor. What can't be started now can be
-    /// when this is called again.
+    /// Starts a clock on each of the CPUs that has no running clock: when a CPU goes offline, the
+    /// kernel stops its event, and does not start it again. Events that have ticked since the last
+    /// call are not checked, because that interrupts their CPU. Failed starts are retried by the
+    /// next call.
     pub(super) fn follow<S: BuildHasher>(
         &mut self,
         cpus: &[u32],
@@ -87,12 +88,12 @@ impl Clocks {
     }
 }
 
-/// The clock of one processor. It stops when this is dropped.
+/// The clock of one CPU. It stops when this is dropped.
 #[derive(Debug)]
 struct Clock {
     event: OwnedFd,
     cpu: u32,
-    /// Nanoseconds for which it has run when it was asked last.
+    /// Total running time at the last check, in nanoseconds.
     ran: u64,
 }
 
@@ -108,7 +109,7 @@ impl Clock {
             ..Attributes::default()
         };
         let (any_process, no_group) = (-1, -1);
-        // SAFETY: the structure has the size that it states and lives through the call.
+        // SAFETY: the structure has the announced size and is valid during the call.
         let event = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -122,7 +123,7 @@ impl Clock {
         if event < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just given it to us.
+        // SAFETY: the kernel has just returned it.
         let event = unsafe { OwnedFd::from_raw_fd(event as libc::c_int) };
         let clock = Self { event, cpu, ran: 0 };
         clock.control(PERF_EVENT_IOC_SET_BPF, program.as_raw_fd())?;
@@ -137,11 +138,11 @@ impl Clock {
         self.control(PERF_EVENT_IOC_DISABLE, 0)
     }
 
-    /// Whether it has run since this was asked last.
+    /// Whether it has run since the last call.
     fn runs(&mut self) -> bool {
         let mut read = [0_u64; 2];
         let size = size_of_val(&read);
-        // SAFETY: there is room for as many bytes.
+        // SAFETY: the buffer has that many bytes.
         let result = unsafe { libc::read(self.event.as_raw_fd(), read.as_mut_ptr().cast(), size) };
         let before = std::mem::replace(&mut self.ran, read[1]);
         usize::try_from(result) == Ok(size) && self.ran > before

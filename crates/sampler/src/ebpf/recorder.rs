@@ -1,4 +1,4 @@
-//! From the program's events to samples.
+//! Converts the program's events to samples.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::processes::{Observation, Processes, Record};
 use crate::refusal::Refusal;
 use crate::{Error, Options, Targets, monotonic};
 
-/// How often to read the counters of lost events, and to see which CPUs are online.
+/// How often to read the counters of lost events, and to check which CPUs are online.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Sampling with eBPF.
@@ -27,7 +27,7 @@ pub(crate) struct Recorder {
     loaded: Loaded,
     processes: Processes,
     whole_machine: bool,
-    /// Of the newest configuration.
+    /// Number of the newest configuration.
     serial: u32,
     lost: Lost,
     /// When to read the counters of lost events next.
@@ -35,17 +35,18 @@ pub(crate) struct Recorder {
     /// When the clocks were started.
     started: u64,
     stopped: bool,
-    /// In a row, that found every target ended.
+    /// Number of consecutive surveys that found every target ended.
     idle_surveys: u32,
-    /// Processors that samples have come from since then.
+    /// CPUs that have sent samples since then.
     seen: HashSet<u32, RandomState>,
-    /// One event's stacks; the memory is reused for the next.
+    /// The stacks of one event; the memory is reused for the next.
     stacks: [Vec<Frame>; 2],
 }
 
 impl Recorder {
-    /// Loads the program, starts the clocks and scans the targets. The clocks come first, so that all
-    /// that happens from then on is recorded; a requested process is sampled once it was scanned.
+    /// Loads the program, starts the clocks and scans the targets. The clocks are started first, so
+    /// that everything from then on is recorded; a requested process is sampled once it was
+    /// scanned.
     pub(crate) fn start(
         options: &Options,
         reader_options: reader::Options,
@@ -92,21 +93,21 @@ impl Recorder {
         Ok(Ok(recorder))
     }
 
-    /// Tells the program of a process. Where the map is full the process stays without contexts, and
-    /// its samples say so.
+    /// Adds a process to the program's map. If the map is full, the process is sampled without
+    /// contexts, and its samples are marked.
     fn insert(&mut self, pid: i32, target: Target) {
         let _ = self.loaded.targets.insert(pid as u32, target, 0);
     }
 
     fn forget(&mut self, pid: i32) {
         let pid = pid as u32;
-        // It may have been removed by the program.
+        // The program may have removed it.
         let _ = self.loaded.targets.remove(&pid);
         forget_steps(&mut self.loaded.configurations, &self.loaded.steps, pid);
     }
 
-    /// Tells the program where the threads of a process keep their contexts, and the steps what they
-    /// have to know of it.
+    /// Updates the program's data about a process: where its threads keep their contexts, and the
+    /// configurations of its steps.
     fn configure(&mut self, pid: i32) {
         let Some(tracked) = self.processes.get_mut(pid) else {
             return;
@@ -114,7 +115,7 @@ impl Recorder {
         self.serial = self.serial.wrapping_add(1).max(1);
         let mut target = target(self.serial, &places_of(tracked.process.threads()));
         let mut steps = steps_of(tracked.process.runtimes(), &self.loaded.steps);
-        // Where the map is full the process stays without steps.
+        // If the map is full, the process has no steps.
         let configurations = &mut self.loaded.configurations;
         steps.retain(|(step, configuration)| {
             let (pid, step) = (pid as u32, *step);
@@ -133,7 +134,7 @@ impl Recorder {
         self.insert(pid, target);
         let tracked = self.processes.get_mut(pid);
         if !is_empty && tracked.is_some_and(|it| !it.process.has_same_modules()) {
-            // It has executed another program, loads a library at this moment, or has ended.
+            // It has executed another program, is loading a library, or has ended.
             if self.whole_machine {
                 self.forget(pid);
             } else {
@@ -145,7 +146,7 @@ impl Recorder {
 
     /// Passes on the samples taken since the last call.
     pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
-        // A recorder that gets too little of a processor would never come to the end otherwise.
+        // Otherwise, a recorder that gets too little CPU time would never finish.
         let until = monotonic();
         while let Some(item) = self.loaded.events.next() {
             let Some((head, parts)) = abi::event(&item) else {
@@ -158,13 +159,13 @@ impl Recorder {
                     let processes = &mut self.processes;
                     on_sample(sample(processes, stacks, steps, &head, parts, catalog));
                 }
-                // One that ended at once has left an event of that, too.
+                // If it ended immediately, there is an event for that, too.
                 kind::FORK => drop(self.processes.add(head.pid as i32)),
                 kind::EXEC => self.processes.exec(head.pid as i32),
                 kind::EXIT if self.whole_machine => self.processes.exiting(head.pid as i32),
                 kind::EXIT => {
                     self.processes.remove(head.pid as i32);
-                    // It may have been inserted after the process had ended.
+                    // It may have been added after the process had ended.
                     let _ = self.loaded.targets.remove(&head.pid);
                     let configurations = &mut self.loaded.configurations;
                     forget_steps(configurations, &self.loaded.steps, head.pid);
@@ -188,7 +189,7 @@ impl Recorder {
         }
     }
 
-    /// Counts lost events, and follows CPUs that come and go.
+    /// Counts lost events, and follows CPUs that come online or go offline.
     fn survey(&mut self, now: Instant) {
         self.survey = now + SURVEY_INTERVAL;
         let lost = self.loaded.lost();
@@ -209,7 +210,7 @@ impl Recorder {
         self.processes.reset_catalog();
     }
 
-    /// When sampling began, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When sampling started, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) fn started(&self) -> u64 {
         self.started
     }
@@ -224,21 +225,21 @@ impl Recorder {
         (info.run_count() > 0).then(|| (info.run_time(), info.run_count()))
     }
 
-    /// Whether any target still runs. A process tells of its end, unless it had ended before the
-    /// program was told of it, or that was lost; then it is seen that nothing of it runs, twice: a
-    /// child that it left behind may be on its way.
+    /// Whether any target is running. The program reports that a process has ended, unless it ended
+    /// before the program knew it, or the event was lost. In that case, two consecutive surveys
+    /// must find no running target: a child that it left behind may not be known yet.
     pub(crate) fn has_targets(&self) -> bool {
         self.whole_machine || self.idle_surveys < 2 && !self.processes.is_empty()
     }
 
-    /// Stops the clocks. What has come until then can still be drained.
+    /// Stops the clocks. Samples taken until then can still be drained.
     pub(crate) fn stop(&mut self) {
         self.loaded.clocks.stop();
         self.stopped = true;
     }
 }
 
-/// Removes what steps were told of a process.
+/// Removes the configurations of a process's steps.
 fn forget_steps(
     configurations: &mut HashMap<MapData, StepKey, StepConfiguration>,
     steps: &BTreeMap<String, u32>,
@@ -250,7 +251,7 @@ fn forget_steps(
     }
 }
 
-/// Makes a sample of an event.
+/// Converts an event to a sample.
 fn sample(
     processes: &mut Processes,
     [user_stack, kernel_stack]: &mut [Vec<Frame>; 2],
@@ -303,7 +304,7 @@ fn sample(
     processes.sample(&seen, catalog)
 }
 
-/// A thread's name, as the kernel keeps it: up to a zero.
+/// A thread's name as the kernel stores it: NUL-terminated.
 pub(super) fn name(comm: &[u8; 16]) -> std::borrow::Cow<'_, str> {
     let end = comm.iter().position(|byte| *byte == 0);
     String::from_utf8_lossy(&comm[..end.unwrap_or(comm.len())])

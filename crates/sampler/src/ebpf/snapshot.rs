@@ -1,4 +1,4 @@
-//! The contexts of all threads of a process, without stopping any of them.
+//! Reads the contexts of all threads of a process, without stopping any of them.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,45 +17,45 @@ use super::recorder::name;
 use super::targets::{places, target};
 use crate::{Error, Refusal};
 
-/// The compiled program; `cargo xtask bpf` makes it.
+/// The compiled program; built by `cargo xtask bpf`.
 #[cfg(target_arch = "x86_64")]
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/snapshot.x86_64.o");
 #[cfg(target_arch = "aarch64")]
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/snapshot.aarch64.o");
 
-/// The oldest kernel that takes the program: it has `bpf_copy_from_user_task`.
+/// The oldest supported kernel: the first with `bpf_copy_from_user_task`.
 const MIN_LINUX: (u32, u32) = (5, 18);
-/// How often a thread is read whose record changes each time, before it is given up as torn; and
-/// how often a process that loads or unloads libraries meanwhile.
+/// Maximum number of attempts to read a thread whose record changes each time, before it counts as
+/// torn, and to read a process that keeps loading or unloading libraries.
 const MAX_ATTEMPTS: usize = 5;
-/// The kernel's program is an iterator over this.
+/// The kernel program is an iterator over this.
 const ITERATOR: &str = "task";
 
-/// Reads the contexts of all threads of a process without stopping any of them. A thread that runs
-/// may change its record meanwhile, so each is read until it is the same twice.
+/// Reads the contexts of all threads of a process without stopping any of them. A running thread
+/// may change its record during a read, so each record is read until two reads are equal.
 ///
-/// Wants Linux 5.18, and the capabilities that [`Sampler`](crate::Sampler) wants for eBPF.
+/// Needs Linux 5.18, and the capabilities that [`Sampler`](crate::Sampler) needs for eBPF.
 pub struct Snapshots {
     programs: Ebpf,
     wanted: Array<MapData, Wanted>,
 }
 
-/// What was read of a thread.
+/// A thread and its context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadSnapshot {
-    /// Its id.
+    /// Its thread ID.
     pub tid: i32,
     /// Its name.
     pub name: String,
-    /// What was read of its context; never [`Found::NotPublished`].
+    /// The outcome of reading its context; never [`Found::NotPublished`].
     pub context: Found<Context>,
 }
 
 impl Snapshots {
-    /// Loads the program, which reads at most `max_record` bytes of each record, and 4096.
+    /// Loads the program, which reads at most `max_record` bytes of each record, and at most 4096.
     ///
     /// # Errors
-    /// When the kernel does not let us.
+    /// If the kernel does not permit it.
     pub fn load(max_record: usize) -> Result<Self, Refusal> {
         if !is_first_namespace() {
             let why = "the recorder is in another PID namespace".into();
@@ -80,12 +80,12 @@ impl Snapshots {
         Ok(Self { programs, wanted })
     }
 
-    /// Reads the context of each thread of a process, in the order of their ids, from the variables
-    /// that [`reader::Process::thread_support`] has found. A library that is unloaded meanwhile may
-    /// leave other data in their place: see [`reader::Process::modules_unchanged`].
+    /// Reads the context of each thread of a process, in the order of their IDs, from the variables
+    /// found by [`reader::Process::thread_support`]. If a library is unloaded meanwhile, other data
+    /// may take their place: see [`reader::Process::modules_unchanged`].
     ///
     /// # Errors
-    /// When the process has no readable contexts, or cannot be inspected.
+    /// If the process has no readable contexts, or cannot be inspected.
     pub fn threads(
         &mut self,
         process: &mut reader::Process,
@@ -118,7 +118,7 @@ impl Snapshots {
         Ok(threads)
     }
 
-    /// Runs the program over all threads, and returns what it tells.
+    /// Runs the program over all threads, and returns its output.
     fn iterate(&mut self) -> Result<Vec<u8>, Error> {
         let read = || {
             let program: &mut Iter = find(&mut self.programs, "snapshot")?;
@@ -145,7 +145,7 @@ impl ThreadSnapshot {
     }
 }
 
-/// Takes apart what one run told.
+/// Decodes the output of one run.
 fn parse(
     mut bytes: &[u8],
     process: &mut reader::Process,

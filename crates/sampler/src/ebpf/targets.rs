@@ -1,4 +1,4 @@
-//! What the program in the kernel is told of a process: where its threads keep their contexts.
+//! The program's data about a process: where its threads keep their contexts.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +21,11 @@ pub(super) fn target(serial: u32, places: &[Place]) -> Target {
     target
 }
 
-/// Steps that a target can name: `steps` in `target.h` has a byte for each.
+/// Maximum number of steps of a target: `steps` in `target.h` has a byte for each.
 const MAX_STEPS: usize = size_of::<u32>();
 
-/// The steps of the runtimes of a process, by their numbers, with what they are told. A runtime whose
-/// step is not loaded is left to the ptrace sampler.
+/// The steps of a process's runtimes: their numbers and configurations. A runtime whose step is not
+/// loaded is only supported by the ptrace sampler.
 pub(super) fn steps_of(
     runtimes: &[Present],
     numbers: &BTreeMap<String, u32>,
@@ -41,13 +41,13 @@ pub(super) fn steps_of(
     runtimes.iter().filter_map(step).take(MAX_STEPS).collect()
 }
 
-/// The numbers of steps as a target has them: the first lowest.
+/// Encodes the numbers of steps for a target: the first one in the lowest byte.
 pub(super) fn numbers(steps: &[(u32, StepConfiguration)]) -> u32 {
     let numbers = steps.iter().rev().map(|(number, _)| number);
     numbers.fold(0, |all, number| all << 8 | number)
 }
 
-/// Where the threads of a process keep their contexts; empty if they can't be read.
+/// Where the threads of a process keep their contexts; empty if they cannot be read.
 pub(super) fn places_of(threads: &ThreadStatus) -> Vec<Place> {
     match threads {
         ThreadStatus::Readable(variables) => places(&variables.resolution.variables),
@@ -55,7 +55,7 @@ pub(super) fn places_of(threads: &ThreadStatus) -> Vec<Place> {
     }
 }
 
-/// The variables of a process as the program takes them.
+/// Converts the variables of a process to the program's layout.
 pub(super) fn places(variables: &[tls::TlsVariable]) -> Vec<Place> {
     let place = |variable: &tls::TlsVariable| {
         let registration = variable.registration();

@@ -1,26 +1,26 @@
-//! How many samples each thread is owed.
+//! How many samples are owed to each thread.
 //!
-//! A sample stands for one period of CPU time with ptrace as well. A thread that waits for a CPU
-//! looks like one that has it, so each thread is owed as many samples as the kernel says that it has
-//! run, and gets no more.
+//! With ptrace, too, a sample represents one period of CPU time. A thread that waits for a CPU
+//! cannot be distinguished from one that has a CPU. So each thread is owed as many samples as
+//! correspond to its CPU time in the kernel, and gets no more.
 
-/// Periods that a thread can be owed. Where more pass before it is sampled, they are lost: later
-/// samples would show something else.
+/// Maximum number of samples that a thread is owed. If more periods pass before it is sampled, they
+/// are lost: later samples would show something else.
 const MAX_OWED: u64 = 8;
 
-/// What a thread has run and has not been sampled for, in nanoseconds.
+/// CPU time of a thread for which it was not sampled yet, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Account {
-    /// CPU time in all its life.
+    /// Its total CPU time.
     run_time: u64,
-    /// Below 0 after a sample in advance.
+    /// Negative after a sample in advance.
     owed: i64,
-    /// The last attempt to stop it failed.
+    /// Whether the last attempt to stop it failed.
     pub(super) has_failed: bool,
 }
 
 impl Account {
-    /// What the thread runs counts from then on, when it had run for this long.
+    /// Starts counting at a total CPU time of `run_time`.
     pub(super) fn from(run_time: u64) -> Self {
         Self {
             run_time,
@@ -29,8 +29,8 @@ impl Account {
         }
     }
 
-    /// Notes what the thread has run in all its life. Returns how long it has run since the last
-    /// time, and how many samples are lost.
+    /// Updates the total CPU time. Returns the CPU time since the last update, and the number of
+    /// samples that are lost.
     pub(super) fn note(&mut self, run_time: u64, period: u64) -> (u64, u64) {
         let new = run_time.saturating_sub(self.run_time);
         self.run_time = run_time;
@@ -50,26 +50,26 @@ impl Account {
         self.has_failed = false;
     }
 
-    /// Nanoseconds that are owed when the thread or the recording ends.
+    /// Nanoseconds that are still owed, when the thread or the recording ends.
     pub(super) fn owed(&self) -> i64 {
         self.owed
     }
 }
 
-/// What is owed to threads that have ended. Each is owed a part of a period: only together they
-/// come to samples, which are lost.
+/// What is owed to threads that have ended. Each is owed a fraction of a period; their sum amounts
+/// to samples, which are lost.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     owed: i64,
 }
 
 impl Ended {
-    /// A thread with this account has ended.
+    /// Adds the account of a thread that has ended.
     pub(super) fn add(&mut self, account: &Account) {
         self.owed = self.owed.saturating_add(account.owed());
     }
 
-    /// Samples that are lost since the last time.
+    /// Number of samples lost since the last call.
     pub(super) fn take_lost(&mut self, period: u64) -> u64 {
         let lost = self.owed.max(0) as u64 / period;
         self.owed -= (lost * period) as i64;
@@ -83,8 +83,8 @@ mod tests {
 
     const PERIOD: u64 = 10;
 
-    /// One attempt a period to sample a thread that is always found running or waiting, and has run
-    /// for this long in each. Returns the samples, and what is lost.
+    /// Attempts once per period to sample a thread that is always running or waiting for a CPU, and
+    /// has run for this long in each period. Returns the numbers of samples and of lost ones.
     fn samples(runs: &[u64]) -> (u64, u64) {
         let mut account = Account::from(7);
         let (mut run_time, mut samples, mut lost) = (7, 0, 0);
@@ -105,7 +105,7 @@ mod tests {
         // A quarter of a CPU.
         assert_eq!(samples(&[3, 2, 3, 2].repeat(25)), (25, 0));
         assert_eq!(samples(&[0; 100]), (0, 0));
-        // The kernel adds up late.
+        // The kernel updates the CPU time late.
         assert_eq!(samples(&[0, 0, 0, 40].repeat(25)), (97, 0));
     }
 

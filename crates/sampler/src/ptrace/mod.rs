@@ -1,8 +1,8 @@
-//! Sampling with ptrace, where eBPF is not permitted: at each tick the threads that run are stopped,
-//! one after another, for as long as it takes to read record and stack.
+//! Sampling with ptrace, if eBPF is not permitted: at each tick, running threads are stopped one
+//! after another, for as long as it takes to read the record and the stack.
 //!
-//! A worker thread takes the samples. It is told where a process keeps its contexts, as the program
-//! in the kernel is with eBPF; to find that out is the recorder's task.
+//! A worker thread takes the samples. The recorder determines where processes keep their contexts,
+//! and passes that to the worker, as it does to the kernel program with eBPF.
 
 mod account;
 mod stack;
@@ -31,7 +31,7 @@ use stack::Stack;
 use target::Configuration;
 use worker::{Message, STOP_TIMEOUT, Worker};
 
-/// Messages of the worker that wait to be drained.
+/// Maximum number of messages from the worker that wait to be drained.
 const QUEUE: usize = 16 * 1024;
 
 /// Sampling with ptrace.
@@ -40,23 +40,23 @@ pub(crate) struct Recorder {
     messages: Receiver<Message>,
     shared: Arc<Shared>,
     worker: Option<JoinHandle<()>>,
-    /// When sampling began.
+    /// When sampling started.
     started: u64,
-    /// Of the newest configuration.
+    /// Number of the newest configuration.
     serial: u32,
     lost: u64,
 }
 
-/// What recorder and worker share.
+/// State shared between recorder and worker.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
     lost: AtomicU64,
-    /// A message about a process was lost.
+    /// Whether a message about a process was lost.
     lost_process: AtomicBool,
-    /// How many processes are sampled.
+    /// Number of sampled processes.
     targets: AtomicUsize,
-    /// How the threads of each process are read, by its id.
+    /// How to read the threads of each process, by its ID.
     configurations: Mutex<HashMap<i32, Arc<Configuration>>>,
 }
 
@@ -77,14 +77,14 @@ impl Shared {
     }
 }
 
-/// A sample on its way.
+/// A sample from the worker.
 struct Taken {
     time: u64,
     cpu: u32,
     pid: i32,
     tid: i32,
     comm: String,
-    /// The configuration that the record was read under.
+    /// The configuration under which the record was read.
     serial: u32,
     /// The bytes of the record.
     context: Found<Vec<u8>>,
@@ -143,7 +143,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Tells the worker how the threads of a process are read.
+    /// Updates the worker's configuration for a process.
     fn configure(&mut self, pid: i32) {
         let Some(tracked) = self.processes.get_mut(pid) else {
             return;
@@ -221,7 +221,7 @@ impl Recorder {
         self.processes.reset_catalog();
     }
 
-    /// When sampling began, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When sampling started, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) fn started(&self) -> u64 {
         self.started
     }
@@ -238,7 +238,7 @@ impl Recorder {
     pub(crate) fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(worker) = self.worker.take() {
-            // It returns nothing, and if it panicked it has said so.
+            // It returns nothing, and a panic was already printed.
             let _ = worker.join();
         }
     }
@@ -250,15 +250,15 @@ impl Drop for Recorder {
     }
 }
 
-/// The right to read is the right to trace, unless a sandbox denies ptrace(2), or another process
-/// traces the target already.
+/// Checks that the process can be traced. The right to read it is the right to trace it, unless a
+/// sandbox denies ptrace(2), or another process already traces it.
 fn check_traceable(process: &Process) -> Result<(), Error> {
     let stop = || Stopped::stop(process, process.pid(), STOP_TIMEOUT).map(drop);
     match on_own_thread(stop)? {
         Err(why @ (RemoteError::NotPermitted { .. } | RemoteError::AlreadyTraced { .. })) => {
             Err(reader::Error::from(why).into())
         }
-        // It has ended, or does not stop at this moment.
+        // It has ended, or does not stop at the moment.
         Ok(()) | Err(_) => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use otelctx_reader::remote::{Memory, Stopped};
 use otelctx_sample::Frame;
 
-/// Frames that are kept of a stack, as many as the kernel keeps
+/// Maximum number of frames kept of a stack: as many as the kernel keeps
 /// (`kernel.perf_event_max_stack`).
 const MAX_FRAMES: usize = 127;
 
@@ -11,12 +11,12 @@ const MAX_FRAMES: usize = 127;
 #[derive(Debug, Default)]
 pub(super) struct Stack {
     pub(super) frames: Vec<Frame>,
-    /// There are more frames than are kept.
+    /// Whether outer frames are missing.
     pub(super) is_truncated: bool,
 }
 
-/// Walks a stack by frame pointers: each frame begins with its caller's frame pointer, and the
-/// return address follows it (x86-64 and aarch64 alike).
+/// Walks a stack by frame pointers: each frame starts with its caller's frame pointer, followed by
+/// the return address (on both x86-64 and aarch64).
 pub(super) fn walk(stopped: &Stopped, memory: &dyn Memory) -> Stack {
     let registers = stopped.registers();
     let mut frames = vec![Frame::instruction(registers.instruction_pointer())];
@@ -42,7 +42,7 @@ pub(super) fn walk(stopped: &Stopped, memory: &dyn Memory) -> Stack {
             };
         }
         frames.push(Frame::return_address(address));
-        // Behind this frame, wherever the target says that it is.
+        // The end of this frame, at an address chosen by the target.
         let Some(above) = frame.checked_add(16) else {
             break;
         };

@@ -1,4 +1,4 @@
-//! One process that is sampled with ptrace: its threads, and what each of them is owed.
+//! A process that is sampled with ptrace: its threads, and what is owed to each of them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::account::{Account, Ended};
 use super::stack::{Stack, walk};
 use crate::monotonic;
 
-/// How the threads of a process are read, as the recorder found it.
+/// How to read the threads of a process, as determined by the recorder.
 #[derive(Debug)]
 pub(super) struct Configuration {
     pub(super) serial: u32,
@@ -29,9 +29,9 @@ pub(super) struct Configuration {
 pub(super) struct Target {
     process: Process,
     memory: Option<ProcessMemory>,
-    /// Ran since the survey before.
+    /// Whether it ran between the last two surveys.
     pub(super) runs: bool,
-    /// CPU time in nanoseconds, at the last survey.
+    /// CPU time at the last survey, in nanoseconds.
     cpu_time: Option<u64>,
     accounts: HashMap<i32, Account, RandomState>,
 }
@@ -43,19 +43,19 @@ pub(super) struct Due {
     pub(super) tid: i32,
     /// The CPU that it runs on or waits for.
     pub(super) cpu: u32,
-    /// Nanoseconds that it has run since the last tick.
+    /// CPU time since the last tick, in nanoseconds.
     pub(super) ran: u64,
     pub(super) has_failed: bool,
 }
 
-/// What was read of a stopped thread.
+/// The reading of a stopped thread.
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) time: u64,
     pub(super) comm: String,
     pub(super) context: Found<Vec<u8>>,
     pub(super) runtimes: Vec<RuntimeReading>,
-    /// `None` if the memory can't be read.
+    /// `None` if the memory cannot be read.
     pub(super) stack: Option<Stack>,
 }
 
@@ -63,12 +63,13 @@ pub(super) struct Reading {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct What {
     pub(super) user_stacks: bool,
-    /// Bytes of a record.
+    /// Maximum size of a record, in bytes.
     pub(super) max_record: usize,
 }
 
 impl Target {
-    /// What its threads run from now on counts; if it started after `start`, all that they have run.
+    /// Creates a target. The CPU time of its threads counts from now on, or entirely if it started
+    /// after `start`.
     pub(super) fn new(process: Process, start: u64) -> Self {
         let mut accounts = HashMap::default();
         if start_ticks(&process).is_none_or(|ticks| ticks < start) {
@@ -90,7 +91,7 @@ impl Target {
         self.process.children()
     }
 
-    /// Finds out whether it has run since the last time. False if it has ended.
+    /// Determines whether it has run since the last call. False if it has ended.
     pub(super) fn survey(&mut self) -> bool {
         let Ok(stat) = self.process.stat() else {
             return false;
@@ -98,12 +99,12 @@ impl Target {
         let cpu_time = stat.cpu_time();
         self.runs = cpu_time != self.cpu_time;
         self.cpu_time = cpu_time;
-        // Its id may be another's.
+        // Its ID may have been reused.
         self.process.exists() && !stat.is_zombie()
     }
 
-    /// Notes what its threads have run, and adds the running ones that are owed a sample. Returns how
-    /// many samples are lost.
+    /// Updates the CPU time of its threads, and adds the running ones that are owed a sample.
+    /// Returns the number of samples that are lost.
     pub(super) fn note_run_times(
         &mut self,
         period: u64,
@@ -119,7 +120,7 @@ impl Target {
             let Some(run_time) = self.process.thread_cpu_time(tid) else {
                 continue;
             };
-            // A new thread has started since the process was first seen.
+            // A new thread, which started after the process was added.
             let account = self.accounts.entry(tid).or_insert(Account::from(0));
             let (ran, of_thread) = account.note(run_time, period);
             lost += of_thread;
@@ -148,7 +149,7 @@ impl Target {
         lost
     }
 
-    /// Opens the memory if that was not done yet or the process has executed another program. True
+    /// Opens the memory if necessary, or if the process has executed another program. Returns true
     /// in the latter case.
     pub(super) fn refresh_memory(&mut self) -> bool {
         let gone = |memory: &ProcessMemory| {
@@ -161,7 +162,7 @@ impl Target {
         is_gone
     }
 
-    /// Stops a thread, reads it, and resumes it. The thread stays owed the sample if that fails.
+    /// Stops a thread, reads it, and resumes it. If that fails, the sample is still owed.
     pub(super) fn sample(
         &mut self,
         tid: i32,
@@ -184,7 +185,7 @@ impl Target {
         let memory = self.memory.as_ref();
         let stack = match memory {
             Some(memory) if what.user_stacks => Some(walk(&stopped, memory)),
-            // Not asked for.
+            // Not requested.
             _ if !what.user_stacks => Some(Stack::default()),
             _ => None,
         };
@@ -205,7 +206,7 @@ impl Target {
                 let is_current = variables.are_current(memory);
                 drop(stopped);
                 match read {
-                    // A library was closed: other data may be where its variable was.
+                    // A library was unloaded: other data may have taken the place of its variable.
                     _ if !is_current => Found::Unreadable(ReadStep::Resolve),
                     Ok(None) => Found::Detached,
                     Ok(Some(0)) => Found::Invalid,
@@ -227,7 +228,7 @@ impl Target {
         })
     }
 
-    /// Adds what is owed to its threads when it or the recording ends.
+    /// Adds what is owed to its threads when the process or the recording ends.
     pub(super) fn close(&self, ended: &mut Ended) {
         self.accounts
             .values()
@@ -235,7 +236,7 @@ impl Target {
     }
 }
 
-/// The CPU of a thread that runs or is about to (fields 3 and 39 of its `stat`).
+/// The CPU of a thread that is running or runnable (fields 3 and 39 of its `stat`).
 fn running_on(process: &Process, tid: i32) -> Option<u32> {
     let stat = process.thread_stat(tid).ok()?;
     (stat.state() == 'R').then(|| stat.field(39)?.parse().ok())?

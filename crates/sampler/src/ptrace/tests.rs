@@ -1,4 +1,4 @@
-//! What cannot be seen from outside.
+//! Tests of what cannot be observed from outside.
 
 use std::process::Command;
 use std::time::Instant;
@@ -8,10 +8,10 @@ use otelctx_fixtures::Target;
 use super::*;
 use crate::INTERVAL;
 
-/// Whatever is to happen has happened by then, on the slowest machine.
+/// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Its mappings were scanned at each tick.
+/// Its mappings used to be scanned at each tick.
 #[test]
 fn a_process_that_publishes_nothing_is_scanned_less_and_less_often() {
     let script = "echo ready; while :; do :; done";
@@ -25,7 +25,7 @@ fn a_process_that_publishes_nothing_is_scanned_less_and_less_often() {
         recorder.drain(&mut catalog, &mut |_| {});
     }
     assert_eq!(recorder.counts().samples(), recorder.counts().not_published);
-    // At the start, and after 40, 80, 160, 320, 640 ms, 1.28 s, and each 2 s then.
+    // At the start, after 40, 80, 160, 320, 640 ms and 1.28 s, and then every 2 s.
     let polls = recorder.processes.polls();
     let most = 8 + (monotonic() - recorder.started()) / 2_000_000_000;
     assert!(polls <= most, "{polls}");

@@ -1,7 +1,7 @@
-//! The thread that stops others: at each tick the running ones, one after another.
+//! The thread that stops running threads at each tick, one after another.
 //!
-//! ptrace binds a stopped thread to the OS thread that stopped it. A tracer that dies lets its
-//! tracees run on.
+//! ptrace ties a stopped thread to the OS thread that stopped it. If the tracer dies, the kernel
+//! resumes its tracees.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::SyncSender;
@@ -18,16 +18,16 @@ use super::target::{Due, Reading, Target, What, start_ticks};
 use super::{Shared, Taken};
 use crate::{Options, Targets, nanoseconds};
 
-/// How often to see which processes there are, and which of them have run.
+/// How often to list processes and determine which of them have run.
 const SURVEY_INTERVAL: Duration = Duration::from_millis(250);
-/// How long to wait for a thread to stop. One that runs stops within microseconds; one that waits
-/// for a CPU stops when it gets one.
+/// How long to wait for a thread to stop. A running thread stops within microseconds; a thread that
+/// waits for a CPU stops when it gets one.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_millis(20);
-/// How long threads are stopped in one tick. On a machine where many wait for a CPU the others stay
-/// owed, and are lost in the end.
+/// Time limit for stopping threads in one tick. If many threads wait for a CPU, the others stay
+/// owed, and are eventually lost.
 const TICK_BUDGET: Duration = Duration::from_millis(50);
 
-/// What the thread tells the recorder.
+/// A message from the worker to the recorder.
 pub(super) enum Message {
     /// A sample.
     Sample(Taken),
@@ -37,19 +37,19 @@ pub(super) enum Message {
     Exited(i32),
 }
 
-/// The thread's state.
+/// The state of the worker thread.
 pub(super) struct Worker {
     targets: HashMap<i32, Target, RandomState>,
     all: bool,
     children: bool,
     what: What,
-    /// Nanoseconds.
+    /// In nanoseconds.
     period: u64,
-    /// Time to stop threads in one tick.
+    /// Time limit for stopping threads in one tick.
     budget: Duration,
-    /// When the recording began, in ticks since boot.
+    /// When the recording started, in ticks since boot.
     start: u64,
-    /// Children that targets had before, and that were not asked for: process and start.
+    /// Children that targets already had and that were not requested: process ID and start time.
     older: HashSet<(i32, Option<u64>), RandomState>,
     ended: Ended,
     messages: SyncSender<Message>,
@@ -81,7 +81,7 @@ impl Worker {
         }
     }
 
-    /// Samples a process from now on, and the children that it starts from now on.
+    /// Starts sampling a process, and the children that it starts from now on.
     pub(super) fn add(&mut self, process: Process) {
         let pid = process.pid();
         let older = process.children().into_iter().filter_map(|child| {
@@ -102,10 +102,10 @@ impl Worker {
             if let Some(wait) = tick.checked_duration_since(now) {
                 std::thread::sleep(wait);
             } else if now - tick > period {
-                // What the threads have run meanwhile, they are owed.
+                // CPU time since the last tick is still owed.
                 tick = now;
             }
-            // Where no other thread runs none would be stopped, which resumes it.
+            // If no other thread is running, none would be stopped, and stops resume late ones.
             resume_late();
             if surveyed.elapsed() >= SURVEY_INTERVAL {
                 self.survey();
@@ -125,7 +125,7 @@ impl Worker {
         self.shared.lost.fetch_add(lost, Ordering::Relaxed);
     }
 
-    /// Counts as lost what is owed in the end.
+    /// Counts what is still owed as lost.
     fn close(&mut self) {
         let mut due = Vec::new();
         let mut lost = 0;
@@ -136,7 +136,7 @@ impl Worker {
         self.count_lost(lost);
     }
 
-    /// Samples the threads that are owed a sample and run.
+    /// Samples running threads that are owed a sample.
     fn tick(&mut self) {
         let (mut due, mut lost) = (Vec::new(), 0);
         for target in self.targets.values_mut().filter(|target| target.runs) {
@@ -146,8 +146,8 @@ impl Worker {
             lost += target.note_run_times(self.period, &mut due, &mut self.ended);
         }
         self.count_lost(lost);
-        // Who has just run most likely still has a CPU, and stops at once. Who did not stop last time
-        // must not keep the others from being sampled.
+        // A thread that has just run most likely still has a CPU, and stops at once. A thread that
+        // did not stop last time must not keep the others from being sampled.
         due.sort_unstable_by_key(|due| (due.has_failed, std::cmp::Reverse(due.ran)));
         let end = Instant::now() + self.budget;
         for due in due {
@@ -178,7 +178,7 @@ impl Worker {
             configuration.as_deref(),
             self.period,
         );
-        // Without a reading the thread is still owed the sample. If it is traced by another process,
+        // Without a reading, the sample is still owed. If the thread is traced by another process,
         // or never stops, it will be lost and counted.
         let Ok(reading) = reading else {
             return;
@@ -214,7 +214,7 @@ impl Worker {
         }
     }
 
-    /// Finds out which processes there are, and which of them have run since the last time.
+    /// Lists processes, and determines which of them have run since the last survey.
     pub(super) fn survey(&mut self) {
         let mut exited = Vec::new();
         self.targets.retain(|pid, target| {

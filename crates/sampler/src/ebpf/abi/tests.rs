@@ -1,4 +1,4 @@
-//! The layouts here against the type information (BTF) in the compiled objects.
+//! Compares the layouts with the type information (BTF) in the compiled objects.
 
 use std::collections::HashMap;
 use std::mem::{offset_of, size_of};
@@ -43,7 +43,7 @@ struct Types {
     enumerators: HashMap<String, u32>,
 }
 
-/// Reads what is used here of BTF (Documentation/bpf/btf.rst).
+/// Reads the parts of BTF that are used here (Documentation/bpf/btf.rst).
 fn types(object: &[u8]) -> Types {
     let file = object::File::parse(object).unwrap();
     let btf = file.section_by_name(".BTF").unwrap().data().unwrap();
@@ -147,7 +147,7 @@ fn instructions<'o>(file: &object::File<'o>, name: &str) -> &'o [u8] {
     &data[symbol.address() as usize..][..symbol.size() as usize]
 }
 
-/// What a runtime costs a process that does not have it, in the kernel: nothing.
+/// The cost of a runtime in the kernel for a process that does not contain it: none.
 #[test]
 fn a_step_adds_no_instruction_to_the_programs_that_are_there_without_it() {
     for [shipped, with_steps] in [[OBJECTS[0], OBJECTS[2]], [OBJECTS[1], OBJECTS[3]]] {
@@ -170,7 +170,8 @@ fn a_step_adds_no_instruction_to_the_programs_that_are_there_without_it() {
     }
 }
 
-/// A part's head is read through casts alone, and has no type information in the objects.
+/// The head of a part is only accessed through casts, so the objects have no type information for
+/// it.
 #[test]
 fn parts_are_taken_apart() {
     let mut bytes = Vec::new();
@@ -217,7 +218,7 @@ fn each_outcome_of_the_program_is_converted() {
     ] {
         assert_eq!(super::found(outcome, Some(record)), expected);
     }
-    // The program says that there is a record, and the event has none.
+    // The program reports a record that is missing from the event.
     let missing = Found::Unreadable(ReadStep::Record);
     assert_eq!(super::found(super::outcome::ATTACHED, None), missing);
 }

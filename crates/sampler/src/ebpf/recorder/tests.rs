@@ -1,4 +1,5 @@
-//! What can't be caused, or not be seen, from outside. Needs the right to use eBPF.
+//! Tests of events that cannot be caused or observed from outside. They need permission to use
+//! eBPF.
 
 use std::process::Command;
 
@@ -8,10 +9,10 @@ use super::super::abi::{Part, StepConfiguration, StepKey, outcome, step_outcome}
 use super::*;
 use crate::KernelObject;
 
-/// Whatever is to happen has happened by then, on the slowest machine.
+/// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// `None`, with a line, where eBPF is not permitted.
+/// `None`, with a message, if eBPF is not permitted.
 fn start(options: &Options) -> Option<Recorder> {
     match Recorder::start(options, reader::Options::default(), None).unwrap() {
         Ok(recorder) => Some(recorder),
@@ -60,7 +61,7 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
             let (head, parts) = abi::event(&item).unwrap();
             let all: Vec<Part<'_>> = parts.clone().collect();
             let Some(at) = all.iter().position(|found| found.kind >= part::STEP) else {
-                // Taken before the steps were asked for.
+                // Taken before the steps were configured.
                 continue;
             };
             let step = |number: u32| part::STEP + number as u16;
@@ -78,7 +79,7 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
                 };
                 assert_eq!(configured, CONFIGURED);
                 assert_ne!(pointer, 0);
-                // A thread's pointer points at itself (ELF TLS ABI for x86-64).
+                // A thread's pointer points to itself (ELF TLS ABI for x86-64).
                 #[cfg(target_arch = "x86_64")]
                 assert_eq!(pointer, word);
                 let _ = word;
@@ -87,7 +88,7 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
             assert_eq!(of(absent), (step(ABSENT), step_outcome::ABSENT, 0));
             let told_nothing = (step(toy), step_outcome::UNCONFIGURED, 0);
             assert_eq!(of(unconfigured), told_nothing);
-            // What every sample has is there as ever.
+            // The parts of every sample are unchanged.
             let before: Vec<u16> = all[..at].iter().map(|found| found.kind).collect();
             assert!(before.contains(&part::USER_STACK), "{before:?}");
             with_record |= before.contains(&part::RECORD) && head.outcome == outcome::ATTACHED;
@@ -112,7 +113,7 @@ fn each_sample_that_finds_the_ring_full_is_counted() {
     let Some(_target) = busy() else { return };
     let mut options = Options::new(Targets::All);
     options.ring = Some(16 * 1024);
-    // Counts how often the program runs while this is open.
+    // Counts the runs of the program while this is open.
     let Ok(_statistics) = aya::sys::enable_stats(aya::sys::Stats::RunTime) else {
         return eprintln!("skipped: no right to count a program's runs");
     };
@@ -134,8 +135,8 @@ fn each_sample_that_finds_the_ring_full_is_counted() {
     assert_eq!(counts.samples() + counts.lost, runs);
 }
 
-/// The kernel takes a processor's events away when that goes. This stands for it: nobody wants to
-/// lose a processor to a test.
+/// The kernel disables a CPU's events when it goes offline. This simulates that, without taking a
+/// CPU offline.
 #[test]
 fn a_processor_that_comes_back_is_sampled() {
     let Some(_target) = busy() else { return };
@@ -156,11 +157,11 @@ fn a_processor_that_comes_back_is_sampled() {
     }
 }
 
-/// Needs the right to do so: `cargo test -p otelctx-sampler -- --ignored`, as root.
+/// Takes a CPU offline: `cargo test -p otelctx-sampler -- --ignored`, as root.
 #[test]
 #[ignore = "takes a processor away from the machine for a moment"]
 fn a_processor_that_was_away_is_sampled_again() {
-    /// Brings it back, whatever happens.
+    /// Brings it online again, also if the test fails.
     struct Away(std::path::PathBuf);
     impl Drop for Away {
         fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! Without a thread of its own the worker does one tick at a time.
+//! Runs the worker without its thread, one tick at a time.
 
 use std::process::Command;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -8,7 +8,7 @@ use otelctx_reader::remote::stop::on_own_thread;
 
 use super::*;
 
-/// Whatever is to happen has happened by then, on the slowest machine.
+/// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Enough that most of them wait for a CPU.
 const THREADS: usize = 24;
@@ -20,8 +20,9 @@ fn crowd() -> Option<Program> {
     Some(Program::spawn(Command::new(program).arg(threads)))
 }
 
-/// Runs a test of a worker on an OS thread of its own. One that did not stop in time stays traced until
-/// that thread ends, and a program cannot be waited for while one of its ended threads is traced.
+/// Runs a test of a worker on its own OS thread. A thread that did not stop in time stays traced
+/// until that OS thread ends, and a program cannot be waited for while one of its ended threads is
+/// traced.
 fn tracing(program: &Program, test: impl FnOnce(i32) + Send) {
     let pid = program.pid();
     on_own_thread(|| test(pid)).unwrap();
@@ -33,7 +34,7 @@ fn worker(pid: i32) -> (Worker, Receiver<Message>, Arc<Shared>) {
     let (sender, messages) = sync_channel(1024);
     let shared = Arc::new(Shared::default());
     let mut worker = Worker::new(&options, 640, sender, shared.clone());
-    // All that its threads have ever run counts.
+    // All CPU time of its threads counts.
     worker.start = 0;
     worker.add(Process::open(pid).unwrap());
     (worker, messages, shared)
@@ -44,7 +45,7 @@ fn samples(messages: &Receiver<Message>) -> usize {
     messages.try_iter().filter(is_sample).count()
 }
 
-/// Ticks until that many samples have come. Returns how many came.
+/// Ticks until this many samples have arrived. Returns their number.
 fn tick_until(worker: &mut Worker, messages: &Receiver<Message>, wanted: usize) -> usize {
     let (start, mut found) = (Instant::now(), 0);
     while found < wanted {
@@ -57,7 +58,7 @@ fn tick_until(worker: &mut Worker, messages: &Receiver<Message>, wanted: usize) 
     found
 }
 
-/// Has all threads of a program stand still.
+/// Stops all threads of a program with SIGSTOP.
 fn freeze(pid: i32) -> Vec<i32> {
     // SAFETY: a signal to a child.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
@@ -67,7 +68,7 @@ fn freeze(pid: i32) -> Vec<i32> {
     for tid in &threads {
         loop {
             let stat = process.thread_stat(*tid).unwrap();
-            // A thread that the worker asked to stop in vain is in a trace stop.
+            // If the worker has tried to stop the thread, it is in a trace stop.
             if matches!(stat.state(), 'T' | 't') {
                 break;
             }
@@ -78,8 +79,8 @@ fn freeze(pid: i32) -> Vec<i32> {
     threads
 }
 
-/// A recording of 300 busy threads on two CPUs went on for seconds after its end, with nine samples and
-/// "0 lost".
+/// A recording of 300 busy threads on two CPUs used to continue for seconds after its end, with
+/// nine samples and "0 lost".
 #[test]
 fn what_is_not_sampled_is_counted_as_lost() {
     let Some(program) = crowd() else { return };
@@ -131,7 +132,7 @@ fn no_thread_is_stopped_beyond_the_budget_of_a_tick() {
     });
 }
 
-/// What such a thread ran was forgotten, tick after tick.
+/// The CPU time of such a thread used to be dropped in each tick.
 #[test]
 fn a_thread_that_another_process_traces_is_lost_and_counted() {
     let program =
@@ -139,14 +140,14 @@ fn a_thread_that_another_process_traces_is_lost_and_counted() {
     tracing(&program, |pid| {
         let (mut worker, messages, shared) = worker(pid);
         tick_until(&mut worker, &messages, 1);
-        // It is traced until the thread ends, and runs on.
+        // It is traced until the OS thread ends, and keeps running.
         let (seized, ended) = (sync_channel(1), sync_channel::<()>(1));
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 // SAFETY: numbers only.
                 let seize = || unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) };
                 seized.0.send(seize()).unwrap();
-                // Fails when the test has come to its end.
+                // Fails when the test has ended.
                 let _ = ended.1.recv();
             });
             assert_eq!(seized.1.recv().unwrap(), 0);
