@@ -11,18 +11,15 @@ use super::retry::{Again, settle};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     timeout: Duration,
-    half: Instant,
     end: Instant,
 }
 
 impl Deadline {
     /// A deadline this far away.
     pub(super) fn after(timeout: Duration) -> Self {
-        let start = Instant::now();
         Self {
             timeout,
-            half: start + timeout / 2,
-            end: start + timeout,
+            end: Instant::now() + timeout,
         }
     }
 
@@ -31,9 +28,10 @@ impl Deadline {
         self.end
     }
 
-    /// Half of the time: the limit for work that may never end, or that is optional.
+    /// Half of the time that is left: the limit for work that may never end, or that is optional.
     pub(super) fn half(&self) -> Instant {
-        self.half
+        let now = Instant::now();
+        now + self.end.saturating_duration_since(now) / 2
     }
 
     /// Whether it has passed.
@@ -50,11 +48,12 @@ impl Deadline {
         mut look: impl FnMut(&Thread<'_>) -> ThreadOutcome,
     ) -> Result<(usize, Option<Partial>), Error> {
         // The list has no end while a process creates threads as fast as they are listed.
+        let half = self.half();
         let Threads {
             threads,
             is_complete,
             ..
-        } = process.threads_while(|| Instant::now() < self.half)?;
+        } = process.threads_while(|| Instant::now() < half)?;
         let (mut read, mut ended) = (0, 0);
         let mut is_late = !is_complete;
         let mut invalid = Vec::new();
@@ -110,20 +109,26 @@ pub(super) fn thread_count(process: &Process) -> usize {
 mod tests {
     use super::*;
 
-    /// That of a process which creates threads as fast as they are listed need not end by itself.
+    /// The list of a process that creates threads as fast as they are listed need not end by itself.
     #[test]
-    fn a_list_of_threads_ends_at_half_of_the_time() {
+    fn a_list_of_threads_ends_when_its_time_has_passed() {
         let mut own = Process::open(nix::unistd::getpid().as_raw()).unwrap();
-        let now = Instant::now();
-        let timeout = Duration::from_secs(3600);
-        let end = now + timeout;
-        let mut seen = |half| {
-            let deadline = Deadline { timeout, half, end };
+        let mut partial = |timeout| {
+            let deadline = Deadline::after(timeout);
             let read = deadline.threads(&mut own, |_| ThreadOutcome::Read);
             read.unwrap().1
         };
-        let partial = seen(now).unwrap();
-        assert_eq!((partial.read, partial.of > 0), (0, true));
-        assert_eq!(seen(end), None);
+        let late = partial(Duration::ZERO).unwrap();
+        assert_eq!((late.read, late.of > 0), (0, true));
+        assert_eq!(partial(Duration::from_secs(3600)), None);
+    }
+
+    #[test]
+    fn half_of_the_time_is_half_of_what_is_left() {
+        let end = Instant::now() + Duration::from_secs(3600);
+        let timeout = Duration::from_secs(7200);
+        let half = Deadline { timeout, end }.half();
+        assert!(half <= Instant::now() + timeout / 4, "{half:?}");
+        assert!(half < end);
     }
 }

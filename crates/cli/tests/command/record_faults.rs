@@ -273,7 +273,8 @@ fn a_disk_that_fills_up_ends_the_recording_and_nothing_is_lost() {
     let (folded, otlp) = (disk.path("a.folded"), scratch.path("b.otlp"));
     let arguments = ["record", "--json", "-F", "20000", "-d", "600", "-p", &pid];
     let answer = otelctx(&[&arguments[..], &["-o", &folded, "-o", &otlp]].concat()).expect(2);
-    let said = "the recording ended early, because samples cannot be kept: No space left on device";
+    let said =
+        "the recording ended early, because samples cannot be stored: No space left on device";
     assert!(answer.stderr.contains(said), "{answer:?}");
     let json: serde_json::Value = serde_json::from_str(&answer.stdout).unwrap();
     let samples = json["samples"].as_u64().unwrap();

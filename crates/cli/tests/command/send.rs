@@ -26,7 +26,7 @@ fn what_could_not_be_sent_is_in_the_files_all_the_same() {
     let target = Target::start("busy");
     let (pid, url) = (target.pid().to_string(), nobody());
     let scratch = Scratch::new("unsent");
-    let arguments = ["record", "-p", &pid, "-d", "0.3", "--otlp", &url];
+    let arguments = ["record", "-p", &pid, "-d", "2", "--otlp", &url];
     let path = scratch.path("a.otlp");
     let answer = otelctx(&[&arguments[..], &["-o", &path]].concat()).expect(2);
     // Before the recording, and behind it.
