@@ -1,4 +1,4 @@
-//! Ending on Ctrl-C or SIGTERM with a result.
+//! Ends commands with a result on Ctrl-C or SIGTERM.
 
 use std::io;
 use std::os::fd::AsFd;

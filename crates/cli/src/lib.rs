@@ -1,6 +1,6 @@
-//! The `otelctx` command as a library: reads OpenTelemetry contexts out of running processes.
+//! The `otelctx` command as a library: reads OpenTelemetry contexts from running processes.
 //!
-//! A program of its own that calls [`run`] is the same command.
+//! A program that calls [`run`] is the same command, with the runtimes in its [`Setup`].
 
 mod command;
 mod error;
@@ -88,18 +88,17 @@ impl Status {
     }
 }
 
-/// What a program brings to the command. The command as it is shipped brings nothing.
+/// What a program adds to the command. The shipped command adds nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
-    /// The language runtimes that it reads.
+    /// The language runtimes to support.
     pub runtimes: Runtimes,
-    /// The sampler's eBPF programs, if not the shipped ones: with the steps of these
-    /// runtimes.
+    /// The sampler's eBPF programs with the steps of these runtimes, if there are any.
     pub kernel_object: Option<KernelObject>,
 }
 
-/// Runs the command with the arguments of this process, and returns its exit status: 0 done, 1 found
-/// a problem, 2 could not run.
+/// Runs the command with the arguments of this process, and returns its exit status: 0 if it
+/// succeeded, 1 if it found a problem, 2 if it could not run.
 #[must_use]
 pub fn run(setup: &Setup) -> ExitCode {
     interrupt::reset_sigchld();
@@ -119,7 +118,7 @@ pub fn run(setup: &Setup) -> ExitCode {
     ExitCode::from(end(done))
 }
 
-/// Prints why a command could not run, if it could not, and returns its exit status.
+/// Prints why a command could not run, if so, and returns its exit status.
 fn end(done: Result<Status, error::Error>) -> u8 {
     let status = done.unwrap_or_else(|error| {
         terminal::complain(&error.to_string(), error.hint().as_deref());

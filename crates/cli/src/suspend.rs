@@ -1,7 +1,7 @@
 //! Ctrl-Z: this process is suspended only while it has no thread of a target stopped.
 //!
-//! The default action of SIGTSTP would suspend it in the middle of a stop, and the target's thread would
-//! stand still until somebody continues the job. SIGSTOP cannot be caught and still does that.
+//! The default action of SIGTSTP would suspend it during a stop, and the target's thread would stay
+//! stopped until the job continues. SIGSTOP cannot be caught, and still has this effect.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -16,20 +16,21 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use otelctx_reader::remote::stop::suspend;
 
-/// What suspends a job: Ctrl-Z, and reading from or writing to the terminal in the background.
+/// The signals that suspend a job: Ctrl-Z, and reading from or writing to the terminal in the
+/// background.
 const SIGNALS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
-/// How long to wait for the worker process to be suspended. It has a thread of a target stopped for less,
-/// unless a page of that target never comes.
+/// How long to wait for the worker process to be suspended. It stops a target's thread for less
+/// time, unless a page of that target never arrives.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often is checked whether that has happened.
+/// How often to check whether it is suspended.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// The signal to suspend this process with.
+/// The signal that suspends this process.
 static SIGNAL: AtomicI32 = AtomicI32::new(libc::SIGTSTP);
 /// The worker process that stops threads for this one, [`NO_WORKER`], or [`IS_WORKER`].
 static WORKER: AtomicI32 = AtomicI32::new(NO_WORKER);
 const NO_WORKER: i32 = 0;
-/// This is the worker process of another.
+/// Marks the worker process itself.
 const IS_WORKER: i32 = -1;
 
 /// Catches the signals that suspend a job. An ignored signal, as without job control, stays ignored.
@@ -72,7 +73,7 @@ impl Drop for Blocked {
     }
 }
 
-/// Suspends this process with `signal` once it has no thread stopped, and returns when it continues.
+/// Suspends this process with `signal` once it has no thread stopped. Returns when it continues.
 pub(crate) fn suspend(signal: Signal) {
     SIGNAL.store(signal as libc::c_int, Ordering::SeqCst);
     suspend::request();
@@ -81,7 +82,7 @@ pub(crate) fn suspend(signal: Signal) {
     }
 }
 
-/// Says which worker process stops threads for this one, until the result is dropped.
+/// Sets the worker process that stops threads for this one, until the result is dropped.
 #[must_use]
 pub(crate) fn with_worker(worker: Pid) -> ForgetWorker {
     WORKER.store(worker.as_raw(), Ordering::SeqCst);
@@ -97,7 +98,7 @@ impl Drop for ForgetWorker {
     }
 }
 
-/// In the worker process: its parent continues it.
+/// Marks this process as a worker, which its parent suspends and continues.
 pub(crate) fn be_worker() {
     WORKER.store(IS_WORKER, Ordering::SeqCst);
 }
@@ -116,8 +117,8 @@ fn suspend_now() {
     };
     let worker = match WORKER.load(Ordering::SeqCst) {
         IS_WORKER => {
-            // Not by the default action, so that the same signal, once from the terminal and once
-            // from the parent, suspends it once.
+            // Not by the default action, so that the same signal, sent by the terminal and by the
+            // parent, suspends it only once.
             let _ = raise(Signal::SIGSTOP);
             return;
         }
@@ -133,7 +134,7 @@ fn suspend_now() {
     }
 }
 
-/// The kernel ignores the signal where nobody could continue the process (an orphaned process group).
+/// The kernel ignores the signal if no process could continue this one (an orphaned process group).
 fn take_default_action(signal: Signal) {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
     // SAFETY: the default runs no code.

@@ -39,15 +39,15 @@ impl Deadline {
         Instant::now() >= self.end
     }
 
-    /// Has `look` read one thread of `process` after the other until the deadline, and once more
-    /// those whose record was invalid: if it still is, they have none attached. Returns how many were
-    /// read, and why if these were not all.
+    /// Calls `look` for each thread of `process`, one after another until the deadline, and once
+    /// more for each thread whose record was invalid: if it still is, the thread has no record
+    /// attached. Returns the number of threads that were read, and why not all were, if so.
     pub(super) fn threads(
         &self,
         process: &mut Process,
         mut look: impl FnMut(&Thread<'_>) -> ThreadOutcome,
     ) -> Result<(usize, Option<Partial>), Error> {
-        // The list has no end while a process creates threads as fast as they are listed.
+        // The list has no end if a process creates threads as fast as they are listed.
         let half = self.half();
         let Threads {
             threads,

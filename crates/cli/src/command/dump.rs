@@ -28,9 +28,8 @@ use crate::{Setup, Status};
 
 /// Show the context of a process and of each of its threads
 ///
-/// A thread that sleeps is read as it is. One that runs is stopped for a few microseconds, unless
-/// --no-stop is given.
-/// Also reads core files (docs/core-files.md).
+/// Sleeping threads are not stopped. Running threads are stopped for a few microseconds, unless
+/// --no-stop is given. Also reads core files (docs/core-files.md).
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "all", "core"]), after_help = "\
 Examples:
@@ -63,7 +62,7 @@ pub(crate) struct Arguments {
     /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
-    /// Time limit for each process; what was read by then is shown
+    /// Time limit for each process, in seconds; what was read by then is shown
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds, conflicts_with = "core")]
     deadline: Duration,
     /// Do not stop threads: read their records with eBPF while they run. Each record is read twice and

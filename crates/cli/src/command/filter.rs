@@ -1,4 +1,4 @@
-//! Which processes, samples and attribute `record` and `top` were asked for.
+//! Which processes, samples and attribute to show in `record` and `top`.
 
 use std::collections::HashSet;
 
@@ -81,7 +81,7 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// The processes with these ids, or with threads of these ids.
+/// The processes with these IDs, or with threads of these IDs.
 pub(super) fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
     let mut pids = Vec::new();
     for id in ids {
@@ -101,7 +101,7 @@ pub(super) fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
     Ok(pids)
 }
 
-/// A trace id in hexadecimal digits, of either case.
+/// A trace ID in hexadecimal digits, in either case.
 fn trace(text: &str) -> Result<TraceId, String> {
     const DIGITS: usize = 32;
     let lower = text.to_ascii_lowercase();

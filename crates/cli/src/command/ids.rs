@@ -1,12 +1,12 @@
-//! What the id that was given stands for.
+//! Process IDs from the command line.
 
 use otelctx_reader::remote::Process;
 
 use crate::error::Error;
 
-/// The process that `id` names, by itself or by one of its threads.
+/// The process whose ID, or the ID of one of whose threads, is `id`.
 pub(super) fn process_of(id: i32) -> Result<i32, Error> {
-    // The kernel shows a thread's directory under its id, and in it the whole process.
+    // The kernel shows the directory of a thread ID as well, with the data of the whole process.
     let status = Process::open(id)?.status()?;
     if status.kernel_thread {
         return Err(Error::KernelThread(id));
@@ -18,7 +18,7 @@ pub(super) fn process_of(id: i32) -> Result<i32, Error> {
     })
 }
 
-/// Takes the id of a process from the command line.
+/// Parses a process ID from the command line.
 pub(super) fn pid(text: &str) -> Result<i32, String> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {

@@ -1,4 +1,4 @@
-//! One file or folder for each verb, and what several of them share.
+//! One file or directory for each subcommand, and what several of them share.
 
 pub(crate) mod check;
 mod child;

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::{MORE_TIME, is_gone};
 use crate::output::text::grouped;
 
-/// Not all threads were read.
+/// Only some threads were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Partial {
-    /// Threads that were read.
+    /// Number of threads that were read.
     pub(super) read: usize,
-    /// All threads, except threads that have ended since.
+    /// Number of all threads, except threads that have ended since.
     pub(super) of: usize,
     pub(super) why: PartialReason,
 }
@@ -21,17 +21,17 @@ pub(super) struct Partial {
 /// Why not all threads were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartialReason {
-    /// `--deadline`.
+    /// The deadline passed (`--deadline`).
     Deadline(Duration),
     /// The contexts exceed this size, in bytes.
     Memory(usize),
-    /// Libraries came or went while the threads were read, or that could not be told, and no time
-    /// was left to read them again: none of the answers can be relied on.
+    /// Libraries were loaded or unloaded while the threads were read, or it is unknown whether they
+    /// were, and no time was left to read the threads again: none of the results is reliable.
     Modules(Duration),
 }
 
 impl Partial {
-    /// How much was read of how much, and why not more.
+    /// A sentence with how many threads were read, and why not more.
     pub(super) fn sentence(&self) -> String {
         let (read, of) = (grouped(self.read), grouped(self.of));
         let why = match self.why {
@@ -50,7 +50,7 @@ impl Partial {
         format!("{read} of {of} threads: {why}")
     }
 
-    /// What would give the rest.
+    /// How to read the rest.
     pub(super) fn hint(&self) -> Option<&'static str> {
         match self.why {
             PartialReason::Deadline(_) | PartialReason::Modules(_) => Some(MORE_TIME),
@@ -59,7 +59,7 @@ impl Partial {
     }
 }
 
-/// The same for machines (docs/json.md).
+/// The same as JSON (docs/json.md).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct PartialJson {
     pub(super) read: usize,
@@ -80,7 +80,7 @@ impl PartialJson {
 /// The outcome of reading one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ThreadOutcome {
-    /// An answer, or that there is none.
+    /// A context, or that there is none.
     Read,
     /// A record that is being rewritten, or was detached that way.
     Invalid {
@@ -99,12 +99,12 @@ impl ThreadOutcome {
         let whole = thread.process().options().stop_timeout;
         match error {
             Error::Deadline { .. } => Self::Late,
-            // It was given what was left until the deadline, and might have stopped in the time that
-            // others are given.
+            // It was given the time that was left until the deadline, and might have stopped within
+            // the usual time.
             Error::Remote(remote::Error::StopTimeout { timeout, .. }) if *timeout < whole => {
                 Self::Late
             }
-            // A worker of the kernel has no context.
+            // A kernel worker has no context.
             Error::Remote(remote::Error::KernelWorker { .. }) => Self::Ended,
             error if is_gone(error) => Self::Ended,
             _ => Self::Read,

@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     /// Count the threads that have a trace (stops each one for a few microseconds)
     #[arg(long)]
     threads: bool,
-    /// Time limit for each process; what was found by then is shown
+    /// Time limit for each process, in seconds; what was found by then is shown
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds, conflicts_with = "watch")]
     deadline: Duration,
     /// Skip processes with more mappings than this
@@ -48,25 +48,25 @@ pub(crate) struct Arguments {
     /// is local time; in JSON it is UTC)
     #[arg(long, conflicts_with = "threads")]
     watch: bool,
-    /// How often to poll
+    /// Interval between polls, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds, requires = "watch")]
     interval: Duration,
 }
 
-/// The machine's answer (docs/json.md).
+/// The result for the whole machine (docs/json.md).
 #[derive(Debug, Default, Serialize)]
 struct Listing {
     processes: Vec<Row>,
     skipped: Skipped,
 }
 
-/// Processes that are not in the list though they might publish something.
+/// Processes that are not listed although they may publish something.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Skipped {
     not_permitted: usize,
     too_many_mappings: Vec<i32>,
     failed: Vec<Failure>,
-    /// What would permit it; not in JSON, as it is for people.
+    /// How to get permission; not in JSON, because it is for people.
     #[serde(skip)]
     hint: Option<String>,
 }
@@ -125,12 +125,12 @@ fn gather(arguments: &Arguments) -> Result<Listing, Error> {
     Ok(listing)
 }
 
-/// What is told of a process. Of one that publishes nothing, nothing is.
+/// The result for one process. Processes that publish nothing have none.
 #[derive(Debug, Serialize, Deserialize)]
 enum Seen {
-    /// Its row, and where its context lies if that could be read.
+    /// Its row, and the location of its context if it could be read.
     Row(Box<Row>, Option<Place>),
-    /// And what would permit it.
+    /// Why it was skipped, and how to get permission.
     Skipped(Skipped, Option<String>),
 }
 
@@ -154,7 +154,7 @@ fn inspect_all(worker: &Worker, pids: &[i32], arguments: &Arguments) -> io::Resu
     looked.map_err(io::Error::other)?
 }
 
-/// `None` when the process publishes nothing.
+/// `None` if the process publishes nothing.
 fn look(
     pid: i32,
     arguments: &Arguments,
@@ -187,7 +187,7 @@ fn render(listing: &Listing, terminal: &Terminal) -> String {
 }
 
 impl Skipped {
-    /// One process.
+    /// A single process.
     fn one(pid: i32, error: &ReaderError) -> Self {
         let mut skipped = Self::default();
         if let Some(error) = skipped.counted(pid, error) {
@@ -204,7 +204,7 @@ impl Skipped {
         self.hint = self.hint.take().or(hint);
     }
 
-    /// Counts an error that there may be many of; gives any other back.
+    /// Counts an error of a kind that may occur often; returns any other error.
     fn counted<'e>(&mut self, pid: i32, error: &'e ReaderError) -> Option<&'e ReaderError> {
         if let Some(hint) = not_permitted(error) {
             self.not_permitted += 1;
@@ -217,7 +217,7 @@ impl Skipped {
         None
     }
 
-    /// Tells on standard error what is missing from the list.
+    /// Reports on standard error what is missing from the list.
     fn report(&self, max_mappings: Option<u64>) {
         let processes = |number| crate::output::text::count(number, "process", "processes");
         if self.not_permitted > 0 {

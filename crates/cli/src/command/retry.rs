@@ -1,4 +1,4 @@
-//! Reading again where the first attempt came at a bad moment.
+//! Retries reads that failed because of bad timing.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -7,18 +7,19 @@ use otelctx_reader::{Error, Reading, Thread, remote};
 
 use crate::error::is_gone;
 
-/// Waits before a thread that another reader has stopped is read again. That takes some microseconds.
+/// Delays before retrying to read a thread that another reader has stopped, which takes
+/// microseconds.
 const WAITS: [Duration; 4] = [
     Duration::from_micros(200),
     Duration::from_millis(1),
     Duration::from_millis(3),
     Duration::from_millis(10),
 ];
-/// Waits before invalid records are read again, all of them together. One that is being rewritten is
-/// valid again after less than a microsecond, unless its thread lost its CPU in the middle.
+/// Delays before reading all invalid records again. A record that is being rewritten is valid again
+/// after less than a microsecond, unless its thread loses its CPU in between.
 const WAITS_FOR_VALID: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
 
-/// Reads a thread, and again while another reader has it stopped.
+/// Reads a thread, and retries while another reader has it stopped.
 pub(super) fn read_thread(thread: &Thread<'_>) -> Reading {
     for wait in WAITS {
         let reading = thread.read();
@@ -30,21 +31,21 @@ pub(super) fn read_thread(thread: &Thread<'_>) -> Reading {
     thread.read()
 }
 
-/// What reading a thread again came to.
+/// The outcome of reading an invalid thread again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Again {
     /// It is no longer invalid.
     Settled,
-    /// It still is. A thread that sleeps does not write.
+    /// It is still invalid. A sleeping thread does not write.
     Invalid {
         /// The thread sleeps.
         asleep: bool,
     },
 }
 
-/// Reads the threads again whose records were invalid, until `deadline`. Afterwards `invalid` has those
-/// that still are: their threads detached them that way. Returns false if there was no time to find
-/// that out.
+/// Reads the threads with invalid records again, until `deadline`. Afterwards `invalid` contains
+/// the threads whose records are still invalid: they have detached them that way. Returns false if
+/// there was not enough time.
 pub(super) fn settle(
     invalid: &mut Vec<usize>,
     deadline: Instant,
@@ -73,11 +74,11 @@ pub(super) fn settle(
     true
 }
 
-/// Looks that find no process where there is one.
+/// Number of attempts that may find no process although there is one.
 const LOOKS: usize = 3;
 
-/// Does `look` at process `pid`, and again while that finds it gone and it is there. `None` if it
-/// has ended.
+/// Calls `look` for process `pid`, and again if it reports that the process has ended although it
+/// exists. `None` if it has ended.
 pub(super) fn unless_ended<T>(
     pid: i32,
     mut look: impl FnMut() -> Result<T, Error>,
@@ -94,8 +95,8 @@ pub(super) fn unless_ended<T>(
     Err(Error::NotStopped { tid: pid })
 }
 
-/// Whether nothing runs any more under this id: one that is ending has no executable, nor has a
-/// thread of the kernel.
+/// Whether there is no program with this ID: a process that is exiting has no executable, and
+/// neither does a kernel thread.
 fn has_ended(pid: i32) -> bool {
     let executable = remote::Process::open(pid).and_then(|process| process.executable());
     executable.is_err()

@@ -1,4 +1,4 @@
-//! Columns that are as wide as what is in them.
+//! Tables whose columns are as wide as their contents.
 
 use std::io::{self, Write};
 

@@ -168,7 +168,7 @@ pub(crate) fn write(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::
     }
 }
 
-/// Writes another process's output to standard output. Returns whether somebody still reads it.
+/// Writes another process's output to standard output. Returns false if standard output was closed.
 pub(crate) fn pass_on(bytes: &[u8]) -> io::Result<bool> {
     let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     match (&stdout).write_all(bytes) {

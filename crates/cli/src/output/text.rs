@@ -1,10 +1,10 @@
-//! Words that all commands and the JSON share (docs/json.md).
+//! Terms that all commands and the JSON share (docs/json.md).
 
 use std::ffi::OsStr;
 
 use otelctx_reader::remote::{Access, Storage};
 
-/// How the code reaches the variable.
+/// How the code accesses the variable.
 pub(crate) fn access(access: Access) -> &'static str {
     match access {
         Access::Tlsdesc => "tlsdesc",

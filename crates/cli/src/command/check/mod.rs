@@ -26,9 +26,9 @@ use crate::output::terminal::{self, Terminal};
 
 /// Check whether readers can find a program's contexts, and how to fix it if not
 ///
-/// Takes a program or library in any language, or a running process. For a process it also reads what
-/// is published; threads that run are stopped for a few microseconds. The exit status is 1 if a reader would
-/// fail.
+/// Takes a program or library in any language, or a running process. For a process, it also reads
+/// what is published; running threads are stopped for a few microseconds. The exit status is 1 if
+/// readers would fail.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
-    /// Time limit for a process; what was found by then is shown
+    /// Time limit for a process, in seconds; what was found by then is shown
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     deadline: Duration,
 }

@@ -34,8 +34,8 @@ const FREQUENCY_STOPPING: u32 = 249;
 /// Start a small service that publishes its contexts, and record it from outside
 ///
 /// The service is a separate process and ends with the command. Shows its CPU time by route, trace and
-/// thread, and writes the recording in every format. Does not need root: without it, threads are stopped
-/// briefly to sample them. Ctrl-C ends the recording early and shows what was recorded so far.
+/// thread, and writes the recording in every format. Does not need root; without root, threads are
+/// stopped briefly to sample them. Ctrl-C ends the recording early and shows what was recorded so far.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -43,7 +43,7 @@ Examples:
   otelctx demo --duration 60 &     run other commands on the service meanwhile
   otelctx ps")]
 pub(crate) struct Arguments {
-    /// How long to record
+    /// How long to record, in seconds
     #[arg(
         short,
         long,

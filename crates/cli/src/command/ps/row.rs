@@ -1,4 +1,4 @@
-//! What is told of one process.
+//! The row of one process.
 
 use otelctx_reader::{Broken, Error, Found, Process, ProcessContext, ThreadSupport};
 use serde::{Deserialize, Serialize};
@@ -20,18 +20,18 @@ pub(super) struct Row {
     pub(super) service: Option<String>,
     pub(super) language: Option<String>,
     pub(super) schema: Option<String>,
-    /// How many names the key map has.
+    /// Number of names in the key map.
     pub(super) keys: Option<usize>,
-    /// How many threads there are.
+    /// Number of threads.
     pub(super) threads: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) threads_with_trace: Option<usize>,
-    /// Not all threads are counted in that.
+    /// If only some threads were counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) partial: Option<Box<PartialJson>>,
-    /// PartialReason the process context, or the threads' contexts, can't be read.
+    /// Why the process context, or the threads' contexts, cannot be read.
     pub(super) unreadable: Option<String>,
-    /// The threads' contexts were found without the help of `.dynsym`: other readers may fail.
+    /// The threads' contexts were found although they are not in `.dynsym`: other readers may fail.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) not_exported: bool,
     /// Processes that run in the memory of this one, and so show the same context.
@@ -39,7 +39,7 @@ pub(super) struct Row {
     pub(super) shares_memory_with: Vec<i32>,
 }
 
-/// Head and side of each of [`Row::cells`].
+/// Heading and alignment of each of [`Row::cells`].
 pub(super) const COLUMNS: [(&str, Align); 6] = [
     ("PID", Align::Right),
     ("SERVICE", Align::Left),
@@ -50,7 +50,7 @@ pub(super) const COLUMNS: [(&str, Align); 6] = [
 ];
 
 impl Row {
-    /// Of a process whose context was read.
+    /// For a process whose context was read.
     pub(super) fn published(
         process: &mut Process,
         context: &ProcessContext,
@@ -66,14 +66,14 @@ impl Row {
                 row.not_exported = !variables.any(|variable| variable.exported);
             }
             Ok(ThreadSupport::Unreadable(why)) => row.unreadable = Some(why.to_string()),
-            // What the process says of itself is known by now.
+            // The process context was already read.
             Err(why @ Error::Deadline { .. }) => row.unreadable = Some(why.to_string()),
             Err(error) => return Err(error),
         }
         Ok(row)
     }
 
-    /// Of a process whose context can't be read.
+    /// For a process whose context cannot be read.
     pub(super) fn broken(process: &Process, why: &Broken) -> Result<Self, Error> {
         let detected = process.detected()?;
         Ok(Self {
@@ -86,7 +86,7 @@ impl Row {
         })
     }
 
-    /// What the context alone tells.
+    /// Fills in what the context alone contains.
     pub(super) fn of_context(pid: i32, context: &ProcessContext) -> Self {
         let resource = &context.payload.resource;
         Self {
@@ -138,7 +138,7 @@ impl Row {
         Ok(())
     }
 
-    /// Says on standard error what is missing, and what would give it.
+    /// Reports on standard error what is missing, and how to get it.
     pub(super) fn explain(&self) {
         if let Some(partial) = &self.partial {
             let message = format!("process {}: {}", self.pid, partial.text);
@@ -146,7 +146,7 @@ impl Row {
         }
     }
 
-    /// The row for a person. `hint`: with where to learn what to do about what is wrong.
+    /// The row as text. `hint`: say how to find out what is wrong.
     pub(super) fn cells(&self, hint: bool) -> [String; COLUMNS.len()] {
         let or_none = |text: &Option<String>| text.as_deref().map_or("-".into(), escape);
         let keys = self.keys.map_or("-".into(), |keys| keys.to_string());

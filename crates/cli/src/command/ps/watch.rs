@@ -1,4 +1,4 @@
-//! Processes as they come, go, publish and update: an event a line.
+//! `--watch`: prints one event per line as processes start, exit, publish and update.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ use crate::output::json::write_line;
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{self, Terminal, escape};
 
-/// What a line tells (docs/json.md).
+/// A line of output (docs/json.md).
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     time: String,
@@ -31,13 +31,13 @@ struct Line<'a> {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum What<'a> {
-    /// The process, as it is or was last seen.
+    /// The process as it is, or was when last read.
     Row(&'a Row),
     /// A process that cannot be inspected.
     Failed { pid: i32, error: String },
 }
 
-/// Runs until it is interrupted, or nobody reads on.
+/// Runs until it is interrupted, or standard output is closed.
 pub(super) fn run(arguments: &Arguments) -> Result<Status, Error> {
     interrupt::catch().map_err(Error::Interrupt)?;
     allow_many_files();
@@ -55,7 +55,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Status, Error> {
     };
     let mut ended = Ok(());
     terminal::write(|out| {
-        // An error of the reader ends it as one of writing does, but is told in its own words.
+        // An error of the reader ends it like an error of writing does, but is reported
+        // differently.
         ended = watching.run(arguments.interval, out)?;
         Ok(())
     })
@@ -65,10 +66,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<Status, Error> {
     Ok(Status::Done)
 }
 
-/// Each process that is watched takes some descriptors: as many as an unprivileged process may have.
+/// Each watched process takes some descriptors: raises the limit to what an unprivileged process
+/// may have.
 fn allow_many_files() {
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // Processes beyond the limit are told as such.
+        // Processes beyond the limit are reported as unreadable.
         let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
     }
 }
@@ -77,13 +79,13 @@ fn table() -> Table<{ COLUMNS.len() + 2 }> {
     let [pid, service, language, schema, keys, threads] = COLUMNS;
     let (time, event) = (("TIME", Align::Left), ("EVENT", Align::Left));
     let columns = [time, event, pid, service, language, schema, keys, threads];
-    // What is likely to come later: `withdrawn`, ids up to 4194304, `tlsdesc_v1_dev`.
+    // Room for what is likely to follow: `withdrawn`, IDs up to 4194304, `tlsdesc_v1_dev`.
     Table::new(columns).at_least([8, 9, 7, 16, 0, 14, 0, 0])
 }
 
 struct Watching {
     watch: Watch,
-    /// The processes that were told of, as they were told last.
+    /// The processes that were printed, as printed last.
     shown: BTreeMap<i32, Row>,
     skipped: Skipped,
     is_first: bool,
@@ -108,11 +110,11 @@ impl Watching {
             self.write(&lines, out)?;
             out.flush()?;
             if self.is_first {
-                // What comes later is told at the end.
+                // Processes that are skipped later are reported at the end.
                 std::mem::take(&mut self.skipped).report(self.max_mappings);
                 self.is_first = false;
             }
-            // Polls keep their pace however long they take; missed polls are skipped.
+            // Polls start at a fixed rate, however long they take; missed polls are skipped.
             next = (next + interval).max(Instant::now());
             if !interrupt::wait(next - Instant::now())? {
                 return Ok(Ok(()));
@@ -120,7 +122,7 @@ impl Watching {
         }
     }
 
-    /// What to tell of an event, if anything.
+    /// What to print for an event, if anything.
     fn told(&mut self, Event { pid, change, .. }: Event) -> Option<(&'static str, Told)> {
         let first = self.is_first;
         let row = match change {
@@ -138,7 +140,7 @@ impl Watching {
             }
             Change::Updated(context) => ("updated", self.published(pid, &context)),
             Change::Broken(why) => ("broken", Row::broken(self.watch.process(pid)?, &why)),
-            // Nothing else is known yet.
+            // Nothing else was found yet.
             _ => return None,
         };
         match row {
@@ -150,7 +152,7 @@ impl Watching {
         }
     }
 
-    /// Of a process that has ended since, what its context says.
+    /// Builds a row; for a process that has ended since, from its context alone.
     fn published(&mut self, pid: i32, context: &ProcessContext) -> Result<Row, ReaderError> {
         let row = match self.watch.process(pid) {
             Some(process) => Row::published(process, context),
@@ -162,10 +164,10 @@ impl Watching {
         }
     }
 
-    /// Processes that may not be inspected are only counted: there are many.
+    /// Processes that may not be inspected are only counted, because there are many.
     fn failed(&mut self, pid: i32, error: &ReaderError) -> Option<(&'static str, Told)> {
         if is_gone(error) {
-            // It has ended since. If it was shown, the next poll says so.
+            // It has ended since. If it was printed, the next poll reports that.
             return None;
         }
         let error = self.skipped.counted(pid, error)?;
@@ -195,7 +197,7 @@ impl Watching {
     }
 }
 
-/// What is told of a process.
+/// What to print about a process.
 enum Told {
     Row(Row),
     Failed(i32, String),

@@ -61,7 +61,7 @@ pub(crate) struct Arguments {
     output: Vec<PathBuf>,
     #[command(flatten)]
     send: send::To,
-    /// How long to record
+    /// How long to record, in seconds
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     duration: Option<Duration>,
     /// Sampling frequency per CPU, in Hz
@@ -80,10 +80,10 @@ pub(crate) struct Arguments {
     /// Additional directory to search for separate debug files
     #[arg(long, value_name = "DIRECTORY")]
     debug_dir: Vec<PathBuf>,
-    /// Sample by stopping threads, even where eBPF is permitted
+    /// Sample by stopping threads, even if eBPF is permitted
     #[arg(long)]
     ptrace: bool,
-    /// Print one JSON value (docs/json.md tells its fields)
+    /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
 }
@@ -157,7 +157,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     }
     for failure in symbols.failures() {
         let failure = failure.to_string();
-        // Nobody may be there to read it.
+        // Standard error may be closed.
         let _ = writeln!(io::stderr(), "{}", escape(&failure));
     }
     let (written, not_written) = outputs.map(Outputs::finish).unwrap_or_default();
@@ -181,7 +181,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     for error in &failed {
         terminal::complain(&error.to_string(), error.hint().as_deref());
     }
-    // Last: a user who interrupts a command that does not end loses nothing.
+    // Last, so that nothing is lost if the user interrupts a command that does not end.
     let status = child.map_or(Status::Done, |child| Status::Ended(child::status(child)));
     printed?;
     Ok(if failed.is_empty() {

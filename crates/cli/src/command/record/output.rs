@@ -1,4 +1,4 @@
-//! The files that are written, and how to open each.
+//! The output files, and how to open each.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,8 @@ use crate::command::filter::{NONE, ROUTE};
 use crate::error::Error;
 use crate::output::text;
 
-/// Whether these files can be written, as far as can be known before: better than after an hour.
+/// Checks whether these files can be written, as far as possible: an error now is better than after
+/// an hour.
 pub(super) fn check(paths: &[PathBuf]) -> Result<(), Error> {
     for (index, path) in paths.iter().enumerate() {
         Format::from_path(path)?;
@@ -20,7 +21,7 @@ pub(super) fn check(paths: &[PathBuf]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The attribute for flame graphs: the one that is asked for, else the route if any sample has it.
+/// The attribute for flame graphs: the requested one, otherwise the route if any sample has it.
 pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option<String> {
     match asked {
         Some(NONE) => None,
@@ -34,13 +35,12 @@ pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option
     }
 }
 
-/// The files of a recording, made part by part. One that cannot be written does not keep the others
-/// from being written.
+/// Writes the files of a recording, part by part. If one cannot be written, the others still are.
 pub(in crate::command) struct Outputs {
     options: Options,
     paths: Vec<PathBuf>,
     parts: usize,
-    /// For the formats that make one file of all parts.
+    /// For the formats with one file for all parts.
     aggregate: Aggregate,
     /// Files written so far, each with the position of its path on the command line.
     written: Vec<(usize, Written)>,
@@ -48,7 +48,7 @@ pub(in crate::command) struct Outputs {
 }
 
 impl Outputs {
-    /// Nothing is written yet. The recording has this clock, and at most that many samples.
+    /// Creates the outputs of a recording with this clock, and at most this number of samples.
     pub(in crate::command) fn new(
         options: Options,
         paths: &[PathBuf],
@@ -71,7 +71,7 @@ impl Outputs {
         &self.options
     }
 
-    /// Adds a part, and writes the files that are of it alone.
+    /// Adds a part, and writes the files with only this part.
     pub(in crate::command) fn add(&mut self, part: &Profile) {
         self.parts += 1;
         self.aggregate.add(part);
@@ -80,19 +80,19 @@ impl Outputs {
         }
     }
 
-    /// Writes a file that was not asked for.
+    /// Writes a file that was not requested.
     pub(in crate::command) fn add_file(&mut self, part: &Profile, path: &Path) {
         self.write(self.paths.len(), path, part);
     }
 
-    /// The file has the part's number in its name if it is not the first.
+    /// Unless it is the first part, the file has the part's number in its name.
     fn write(&mut self, index: usize, path: &Path, part: &Profile) {
         let path = Format::part_path(path, self.parts);
         let written = part.write_file(&path, &self.options);
         self.note(index, &path, written);
     }
 
-    /// The paths of files that are made of all parts, or of the others, each with its position.
+    /// The paths of the files for all parts, or of the others, each with its position.
     fn paths_of(&self, aggregate: bool) -> Vec<(usize, PathBuf)> {
         let is_aggregate = |path: &Path| Format::from_path(path).is_ok_and(Format::is_aggregate);
         let mut paths: Vec<_> = self.paths.iter().cloned().enumerate().collect();
@@ -107,8 +107,8 @@ impl Outputs {
         }
     }
 
-    /// Writes the files that are made of all parts. Returns which were written, in the order in which
-    /// they were asked for, and why others were not.
+    /// Writes the files for all parts. Returns the files that were written, in the order in which
+    /// they were requested, and the errors of others.
     pub(in crate::command) fn finish(mut self) -> (Vec<Written>, Vec<Error>) {
         for (index, path) in self.paths_of(true) {
             let written = self.aggregate.write_file(&path);
@@ -135,9 +135,9 @@ pub(in crate::command) fn write(
 /// A file that was written.
 #[derive(Debug, serde::Serialize)]
 pub(in crate::command) struct Written {
-    /// Its path, as it was asked for.
+    /// Its path, as requested.
     pub(in crate::command) path: String,
-    /// The command that opens it, or where to.
+    /// The command that opens it, or where to open it.
     pub(in crate::command) open: String,
 }
 
@@ -158,12 +158,12 @@ impl Written {
     }
 }
 
-/// The file's address for a browser.
+/// The file's URL, for a browser.
 fn url(path: &Path) -> String {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut url = "file://".to_owned();
     for byte in whole.as_os_str().as_encoded_bytes() {
-        // RFC 3986, 2.3 and 3.3: these stand for themselves.
+        // RFC 3986, 2.3 and 3.3: these need no encoding.
         if byte.is_ascii_alphanumeric() || b"/-._~".contains(byte) {
             url.push(char::from(*byte));
         } else {

@@ -1,4 +1,4 @@
-//! A line on the terminal while a recording runs.
+//! A status line on the terminal while a recording runs.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use otelctx_profile::sample::Counts;
 
 use crate::output::text::grouped;
 
-/// How often the line changes.
+/// How often the line is updated.
 const EVERY: Duration = Duration::from_millis(250);
 
-/// The line; nothing where standard error is no terminal.
+/// The line; empty if standard error is not a terminal.
 pub(super) struct Progress {
     shown: bool,
     start: Instant,
@@ -29,7 +29,7 @@ impl Progress {
         }
     }
 
-    /// Shows where the recording is.
+    /// Shows the progress of the recording.
     pub(super) fn show(&mut self, counts: &Counts) {
         let now = Instant::now();
         if !self.shown || now < self.next {
@@ -37,11 +37,11 @@ impl Progress {
         }
         self.next = now + EVERY;
         let line = line(now - self.start, self.duration, counts);
-        // Who does not see it misses nothing.
+        // Failures are harmless.
         let _ = write!(io::stderr(), "\r\x1b[K{line}");
     }
 
-    /// Takes the line away.
+    /// Clears the line.
     pub(super) fn clear(&self) {
         if self.shown {
             let _ = write!(io::stderr(), "\r\x1b[K");

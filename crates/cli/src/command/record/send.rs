@@ -1,4 +1,4 @@
-//! Sending what was recorded to a collector.
+//! Sends the recording to a collector.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::output::terminal::{self, escape};
 use crate::output::text::{count, grouped};
 
-/// Where to.
+/// Destination of the profile.
 #[derive(Debug, clap::Args)]
 pub(super) struct To {
     /// Send the profile to this collector, such as http://localhost:4317 [default:
@@ -22,15 +22,15 @@ pub(super) struct To {
     otlp_protocol: Option<Protocol>,
 }
 
-/// A collector that waits for a profile.
+/// A collector to send a profile to.
 pub(super) struct Collector {
     endpoint: Endpoint,
     exporter: Exporter,
 }
 
 impl Collector {
-    /// The collector that was asked for. Warns if it can't be reached: better than after an hour, and
-    /// it may be there then.
+    /// Creates the requested collector. Warns if it cannot be reached: a warning now is better than
+    /// after an hour, and it may be reachable by then.
     pub(super) fn of(to: &To) -> Result<Option<Self>, Error> {
         let Some(url) = &to.otlp else {
             return Ok(None);
@@ -59,7 +59,7 @@ impl Collector {
     }
 }
 
-/// What the collector took.
+/// What the collector accepted.
 #[derive(Debug, serde::Serialize)]
 pub(super) struct Delivery {
     url: String,
@@ -69,13 +69,13 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
-    /// Adds what it took of another part.
+    /// Adds the delivery of another part.
     pub(super) fn add(&mut self, other: &Self) {
         self.messages += other.messages;
         self.bytes += other.bytes;
     }
 
-    /// The same in one line.
+    /// A summary in one line.
     pub(super) fn line(&self) -> String {
         let url = escape(&self.url);
         if self.messages == 0 {
@@ -90,7 +90,7 @@ impl Delivery {
     }
 }
 
-/// What the collector said beside taking the profile.
+/// Reports what the collector replied besides accepting the profile.
 fn complain_of(sent: &Sent) {
     if sent.rejected_profiles > 0 {
         let rejected = usize::try_from(sent.rejected_profiles).unwrap_or(usize::MAX);
@@ -102,8 +102,8 @@ fn complain_of(sent: &Sent) {
     }
 }
 
-/// Where a profile is kept that was not sent and that no file was asked for: under a name that nothing
-/// has yet.
+/// Where to keep a profile that was not sent and for which no file was requested: an unused file
+/// name.
 pub(super) fn kept() -> PathBuf {
     format!("unsent-{}.otlp", std::process::id()).into()
 }

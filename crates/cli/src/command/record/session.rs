@@ -25,9 +25,9 @@ pub(in crate::command) struct Plan {
     /// Use ptrace even where eBPF is permitted.
     pub(in crate::command) without_ebpf: bool,
     pub(in crate::command) setup: Setup,
-    /// Samples spool to a file beside this one.
+    /// Samples are spooled to a file next to this one.
     pub(in crate::command) beside: PathBuf,
-    /// `None`: until something else ends the recording.
+    /// `None` if something else ends the recording.
     pub(in crate::command) duration: Option<Duration>,
 }
 
@@ -44,7 +44,7 @@ pub(in crate::command) struct Session {
 }
 
 impl Session {
-    /// Starts sampling, and warns if threads have to be stopped for it.
+    /// Starts sampling, and warns if threads must be stopped for it.
     pub(in crate::command) fn start(plan: Plan) -> Result<Self, Error> {
         let spool = Spool::beside(&plan.beside).map_err(Error::Spool)?;
         let mut options = Options::new(plan.targets);
@@ -81,13 +81,13 @@ impl Session {
         })
     }
 
-    /// How threads are sampled.
+    /// The sampling method.
     pub(in crate::command) fn method(&self) -> &Method {
         &self.method
     }
 
-    /// Samples until `has_ended`, the duration has passed, a signal arrives, or there is no room for
-    /// samples any more.
+    /// Samples until `has_ended` returns true, the duration has passed, a signal arrives, or
+    /// samples cannot be stored any more.
     pub(in crate::command) fn run(mut self, has_ended: impl Fn(&Sampler) -> bool) -> Recorded {
         let mut catalog = Catalog::new();
         let mut failure = None;
@@ -136,7 +136,7 @@ impl Session {
     }
 }
 
-/// What was recorded.
+/// The result of a session.
 pub(in crate::command) struct Recorded {
     /// The recording, at least one part.
     pub(in crate::command) parts: Parts,

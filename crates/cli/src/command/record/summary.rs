@@ -1,4 +1,4 @@
-//! What `record` says at its end: what was recorded, and what is missing from it.
+//! The closing lines of `record`: what was recorded, and what is missing.
 
 use std::collections::HashSet;
 
@@ -12,22 +12,22 @@ use super::send::Delivery;
 use crate::output::counts::CountsJson;
 use crate::output::text::{count, grouped};
 
-/// What was recorded.
+/// Facts about the recording.
 pub(super) struct Summary {
     samples: usize,
-    /// Samples that have a context.
+    /// Number of samples with a context.
     attached: usize,
-    /// By id, start and program.
+    /// Processes by ID, start time and program.
     processes: HashSet<(i32, u64, String)>,
     duration_ns: u64,
     period_ns: u64,
     method: Method,
-    /// Counts of all samples, including the ones that a filter dropped.
+    /// Counters of all samples, including those dropped by a filter.
     counts: Counts,
 }
 
 impl Summary {
-    /// Nothing was recorded yet.
+    /// Creates a summary of nothing.
     pub(super) fn new(method: Method) -> Self {
         Self {
             samples: 0,
@@ -49,7 +49,7 @@ impl Summary {
         let processes: HashSet<ProcessId> = part.samples.iter().map(process).collect();
         for id in processes {
             let facts = part.catalog.process(id);
-            // The program tells a process from what it was before an exec.
+            // The program distinguishes a process from itself before an exec.
             let executable = facts.executable.clone();
             let process = (facts.pid, facts.start_ticks, executable);
             self.processes.insert(process);
@@ -59,12 +59,12 @@ impl Summary {
         self.counts += part.counts;
     }
 
-    /// How many samples there are.
+    /// Number of samples.
     pub(super) fn samples(&self) -> usize {
         self.samples
     }
 
-    /// One line, and another one if anything is missing.
+    /// One line, and a second line if anything is missing.
     pub(super) fn text(&self) -> String {
         let mut text = format!(
             "{} of {} in {:.1} s: {} with a trace context, {} lost\n",
@@ -109,8 +109,7 @@ fn number_of(number: u64, one: &str, many: &str) -> String {
     format!("{} {noun}", grouped(number as usize))
 }
 
-/// Each counter that is not zero, in words, but those of samples that have what they should have and
-/// those of lost samples.
+/// Describes each counter that is not zero, except those of complete samples and of lost samples.
 fn missing(counts: &Counts) -> Vec<String> {
     let mut missing = Vec::new();
     let mut add = |number: u64, one: &str, many: &str| {

@@ -48,11 +48,11 @@ pub(crate) struct Arguments {
     /// hidden; it is terminated when the view ends
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "all"])]
     command: Vec<OsString>,
-    /// What to group by at first
+    /// Initial grouping
     #[arg(short, long, value_name = "WHAT", default_value = "thread")]
     group: Group,
-    /// Attribute to show for each row; `none` for none [default: http.route, else the first one that
-    /// a sample has]
+    /// Attribute to show for each row; `none` for none [default: http.route, otherwise the first
+    /// attribute of any sample]
     #[arg(long, value_name = "ATTRIBUTE")]
     by: Option<String>,
     #[command(flatten)]
@@ -61,14 +61,14 @@ pub(crate) struct Arguments {
     #[arg(short = 'F', long, value_name = "HZ", default_value = "99",
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     frequency: u32,
-    /// Time between updates
+    /// Time between updates, in seconds
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds::seconds)]
     interval: Duration,
     /// Length of the window that shares are computed over, in seconds [default: 5; with --batch: the
     /// interval]
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     window: Option<Duration>,
-    /// Stop after this time
+    /// Stop after this number of seconds
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds::seconds)]
     duration: Option<Duration>,
     /// Print tables even on a terminal
@@ -80,7 +80,7 @@ pub(crate) struct Arguments {
     /// Print one JSON object per line instead of tables (fields: docs/json.md)
     #[arg(long)]
     json: bool,
-    /// Sample by stopping threads, even where eBPF is permitted
+    /// Sample by stopping threads, even if eBPF is permitted
     #[arg(long)]
     ptrace: bool,
 }
@@ -97,7 +97,7 @@ Examples:
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Group {
     Thread,
-    /// By the values of the attribute of --by
+    /// The values of the attribute selected with --by
     Attribute,
     Trace,
     Process,
