@@ -287,7 +287,7 @@ fn a_file_of_debug_information_alone_is_not_used() {
     if let Some(core) = &crashed.kernel {
         let core = Core::open(core, &root).unwrap();
         let reason = not_found(core, &copy);
-        assert!(reason.contains(&format!("build-id {id}")), "{reason}");
+        assert!(reason.contains(&format!("build ID {id}")), "{reason}");
     }
     // Nor does it stand in the way of the program.
     fs::copy(&copy, &by_id).unwrap();
@@ -323,7 +323,7 @@ fn a_file_with_another_build_id_is_not_used() {
             let mut core = Core::open(core, directory.path()).unwrap();
             assert_published(&core.process.context().unwrap());
             let reason = not_found(core, &copy);
-            assert!(reason.contains(&format!("build-id {id}")), "{reason}");
+            assert!(reason.contains(&format!("build ID {id}")), "{reason}");
             assert!(reason.contains("is not in the core"), "{reason}");
         }
     }
