@@ -1,5 +1,4 @@
-//! What a collector says, of which nothing is believed: bounded, and without what a terminal would
-//! act on.
+//! A collector's response. It is untrusted: bounded, and without characters that affect a terminal.
 
 use std::time::Duration;
 
@@ -8,12 +7,12 @@ use prost::Message;
 
 use crate::Error;
 
-/// The most bytes of an answer that are read. Nothing that an answer may hold needs as much.
+/// Maximum number of bytes that are read of a response. No valid response needs more.
 pub(crate) const ANSWER_SIZE: usize = 64 << 10;
-/// The most characters of a message that are shown.
+/// Maximum number of characters shown of a message.
 const SHOWN: usize = 300;
 
-/// What a collector took.
+/// What a collector accepted.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) rejected: i64,
@@ -30,14 +29,14 @@ impl From<ExportProfilesServiceResponse> for Answer {
     }
 }
 
-/// A message that was not taken.
+/// A message that was not accepted.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) error: Error,
     pub(crate) again: Again,
 }
 
-/// Whether and when it is worth another attempt.
+/// Whether and when to retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Again {
     Never,
@@ -57,7 +56,7 @@ impl Failure {
     }
 }
 
-/// `google.rpc.Status`: the body of an HTTP answer that is no success, and the details of a gRPC one.
+/// `google.rpc.Status`: the body of an unsuccessful HTTP response, and the details of a gRPC one.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Status {
     #[prost(string, tag = "2")]
@@ -91,7 +90,7 @@ struct ProtoDuration {
     nanoseconds: i32,
 }
 
-/// When a gRPC status says to come again, if it does.
+/// When to retry according to a gRPC status, if it says so.
 pub(crate) fn retry_info(details: &[u8]) -> Option<Duration> {
     let status = Status::decode(details).ok()?;
     let found = status
@@ -104,7 +103,7 @@ pub(crate) fn retry_info(details: &[u8]) -> Option<Duration> {
     Duration::from_secs(seconds).checked_add(Duration::from_nanos(nanoseconds.into()))
 }
 
-/// A text of somebody else's on one line of a terminal.
+/// Untrusted text, on one line of a terminal.
 pub(crate) fn shown(text: &str) -> String {
     let one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut characters = one_line
@@ -117,7 +116,7 @@ pub(crate) fn shown(text: &str) -> String {
     shown
 }
 
-/// Control characters, and characters that change the order of others.
+/// Whether it is a control character, or changes the order of others.
 fn is_disguise(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')

@@ -1,4 +1,4 @@
-//! A connection, secure where that is asked for.
+//! A connection, with TLS if requested.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use tokio::net::TcpStream;
 
 use crate::{Endpoint, Error};
 
-/// The stream below a protocol.
+/// The byte stream below a protocol.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// Makes connections to an endpoint.
+/// Creates connections to an endpoint.
 #[derive(Clone)]
 pub(crate) struct Connector {
     endpoint: Arc<Endpoint>,
@@ -51,7 +51,7 @@ impl Connector {
             kind: why.kind(),
         };
         let stream = TcpStream::connect(address).await.map_err(unreachable)?;
-        // A request is written in few large pieces, the last of which should not wait.
+        // A request is written in a few large pieces, and the last one should not be delayed.
         stream.set_nodelay(true).map_err(unreachable)?;
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
@@ -86,7 +86,7 @@ mod tls {
     }
 
     impl Tls {
-        /// None for `http://`.
+        /// `None` for `http://`.
         pub(super) fn new(endpoint: &Endpoint) -> Result<Option<Self>, Error> {
             if !endpoint.is_https() {
                 return Ok(None);
@@ -121,7 +121,7 @@ mod tls {
         }
     }
 
-    /// Of the file that was named, or of this machine.
+    /// The certificates of the file in the options, or of this machine.
     fn authorities(endpoint: &Endpoint) -> Result<RootCertStore, Error> {
         let wrong = |reason: String| Error::Certificates {
             path: endpoint.certificate.clone(),
@@ -140,7 +140,7 @@ mod tls {
                 (found.certs, trouble)
             }
         };
-        // One that rustls can't read makes the others no worse.
+        // Certificates that rustls cannot parse do not affect the others.
         if store.add_parsable_certificates(found).0 == 0 {
             return Err(wrong(trouble.unwrap_or("there are none".into())));
         }

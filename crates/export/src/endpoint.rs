@@ -1,5 +1,5 @@
-//! Where profiles go, and how: as told, or by the environment's variables for OTLP exporters
-//! (OpenTelemetry specification, "OpenTelemetry Protocol Exporter").
+//! Where profiles are sent, and how: from arguments, or from the environment variables of OTLP
+//! exporters (OpenTelemetry specification, "OpenTelemetry Protocol Exporter").
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,19 +10,19 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use crate::Error;
 
-/// Where profiles are posted below an endpoint, by HTTP.
+/// The path below an endpoint to which profiles are posted over HTTP.
 const PATH: &str = "v1development/profiles";
-/// The port that is customary for gRPC.
+/// The default port for gRPC.
 const GRPC_PORT: u16 = 4317;
-/// The port that is customary for HTTP.
+/// The default port for HTTP.
 const HTTP_PORT: u16 = 4318;
 
-/// How OTLP is carried.
+/// The protocol that carries OTLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// gRPC, over HTTP/2.
     Grpc,
-    /// Protobuf messages as bodies of HTTP requests.
+    /// HTTP requests with Protobuf messages as their bodies.
     Http,
 }
 
@@ -35,7 +35,7 @@ impl Protocol {
         }
     }
 
-    /// The port that is customary for it.
+    /// Its default port.
     pub(crate) fn port(self) -> u16 {
         match self {
             Self::Grpc => GRPC_PORT,
@@ -65,38 +65,40 @@ impl FromStr for Protocol {
     }
 }
 
-/// Where profiles go, and how.
+/// Where profiles are sent, and how.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Endpoint {
-    /// With the path of the request where that is by HTTP.
+    /// With the path of the request if the protocol is HTTP.
     pub(crate) uri: Uri,
     pub(crate) protocol: Protocol,
     pub(crate) headers: HeaderMap,
-    /// How long one attempt may take, from connecting to the end of the answer; 10 s by default.
+    /// Timeout of one attempt, from connecting to the end of the response; 10 s by default.
     pub timeout: Duration,
-    /// Whether requests are compressed with gzip, as they are by default.
+    /// Whether requests are compressed with gzip; true by default.
     pub gzip: bool,
-    /// The certificates (PEM) of the authorities that `https://` servers are believed by; without,
-    /// those of this machine.
+    /// File with the CA certificates (PEM) for `https://` servers; by default, this machine's
+    /// certificates are used.
     pub certificate: Option<PathBuf>,
-    /// How many times a message is tried to send before it is given up; 4 by default.
+    /// Maximum number of attempts to send a message; 4 by default.
     pub attempts: u32,
-    /// The pause after the first attempt, 1 s by default; each further one is twice as long. A
-    /// random part of up to a half is taken off, so that not all come back at once.
+    /// The delay after the first attempt, 1 s by default; it doubles with each attempt. A random
+    /// part of up to half is subtracted, so that clients do not retry at the same time.
     pub pause: Duration,
-    /// The most bytes of one message before compression. By default 3 MiB: a collector takes 4 MiB by
-    /// gRPC, and so does the one behind it, to which the first may have something to add.
+    /// Maximum size of one message before compression, in bytes. 3 MiB by default: a collector
+    /// accepts 4 MiB over gRPC, and so does the next one, to which the first may forward the
+    /// message with additions.
     pub message_size: usize,
 }
 
 impl Endpoint {
-    /// An endpoint such as `http://localhost:4317` or `https://collector.example:4318/base`. By HTTP,
-    /// profiles are posted to `v1development/profiles` below it.
+    /// Creates an endpoint such as `http://localhost:4317` or
+    /// `https://collector.example:4318/base`. Over HTTP, profiles are posted to
+    /// `v1development/profiles` below it.
     ///
     /// # Errors
     ///
-    /// [`Error::Endpoint`] for anything but an `http` or `https` URL.
+    /// [`Error::Endpoint`] if it is not an `http` or `https` URL.
     pub fn new(url: &str, protocol: Protocol) -> Result<Self, Error> {
         let uri = parse(url)?;
         let uri = match protocol {
@@ -120,12 +122,13 @@ impl Endpoint {
         }
     }
 
-    /// The endpoint `url`, by `protocol`, and what is not given by the environment's variables
-    /// `OTEL_EXPORTER_OTLP_*`, of which `OTEL_EXPORTER_OTLP_PROFILES_*` goes first: `ENDPOINT`,
-    /// `PROTOCOL`, `HEADERS`, `TIMEOUT`, `COMPRESSION` and `CERTIFICATE`. `variable` has their values.
+    /// Creates an endpoint from `url` and `protocol`, and for what they do not give, from the
+    /// environment variables `OTEL_EXPORTER_OTLP_*` (`ENDPOINT`, `PROTOCOL`, `HEADERS`, `TIMEOUT`,
+    /// `COMPRESSION` and `CERTIFICATE`). `OTEL_EXPORTER_OTLP_PROFILES_*` take precedence.
+    /// `variable` returns their values.
     ///
-    /// The port of a given `url` goes before the variable `PROTOCOL` if it is one of the customary
-    /// ones, 4317 for gRPC and 4318 for HTTP. By HTTP, `PROFILES_ENDPOINT` is the whole URL of the
+    /// The port of a given `url` takes precedence over the variable `PROTOCOL` if it is a default
+    /// port: 4317 for gRPC, 4318 for HTTP. Over HTTP, `PROFILES_ENDPOINT` is the whole URL of the
     /// request.
     ///
     /// # Errors
@@ -172,7 +175,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// How OTLP is carried.
+    /// The protocol that carries OTLP.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.protocol
@@ -193,8 +196,8 @@ impl Endpoint {
     }
 }
 
-/// The URL without its query, which may hold a secret; by gRPC also without a path, which it makes no
-/// use of.
+/// The URL without its query, which may contain a secret; for gRPC also without its path, which is
+/// not used.
 impl fmt::Display for Endpoint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let (Some(scheme), Some(authority)) = (self.uri.scheme(), self.uri.authority()) {
@@ -210,7 +213,7 @@ impl fmt::Display for Endpoint {
 struct Environment<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Environment<'_> {
-    /// An empty variable is as good as none, as the specification has it.
+    /// An empty variable counts as unset, as the specification says.
     fn value(&self, variable: &str) -> Option<String> {
         (self.0)(variable).filter(|value| !value.trim().is_empty())
     }
@@ -233,7 +236,8 @@ impl Environment<'_> {
     }
 }
 
-/// A URL to be shown: without query, and nothing of one with a user, as a password may end anywhere.
+/// A URL to show: without its query, and without everything else if it contains a user, because it
+/// is unclear where the password ends.
 fn public(url: &str) -> String {
     match url.contains('@') {
         true => "…@…".to_owned(),
@@ -262,7 +266,7 @@ fn parse(url: &str) -> Result<Uri, Error> {
     }
 }
 
-/// Profiles' own path below that of an endpoint, if it does not end with it already.
+/// Appends the path for profiles to that of an endpoint, unless it already ends with it.
 fn with_path(url: &str, uri: &Uri) -> Result<Uri, Error> {
     let base = uri.path().trim_end_matches('/');
     if base.ends_with(PATH) {
@@ -292,7 +296,7 @@ fn by_port(uri: &Uri) -> Option<Protocol> {
 /// `KEY=VALUE,KEY=VALUE`, values percent-encoded (W3C baggage without its properties).
 fn headers(text: &str) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
-    // A value may be a secret: it is not repeated.
+    // A value may be a secret: do not show it.
     for (index, pair) in text.split(',').enumerate() {
         let number = index + 1;
         if pair.trim().is_empty() {

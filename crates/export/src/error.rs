@@ -11,15 +11,15 @@ use crate::{Protocol, Sent};
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// That is no endpoint.
+    /// The URL is not an endpoint.
     #[error("{url:?} is not a valid OTLP endpoint: {reason}")]
     Endpoint {
-        /// What was given, without a user's name and password, and without query.
+        /// The URL, without user, password and query.
         url: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// A variable of the environment holds something else than it should.
+    /// An environment variable has an invalid value.
     #[error("{variable}: {reason}")]
     Variable {
         /// Its name.
@@ -27,34 +27,34 @@ pub enum Error {
         /// What is wrong with its value.
         reason: String,
     },
-    /// There are no certificates to believe a server by.
+    /// There are no CA certificates.
     #[error("{}: no CA certificates: {reason}", path.as_deref().unwrap_or("this machine".as_ref()).display())]
     Certificates {
-        /// The file, if one was named.
+        /// The file, if one was given.
         path: Option<PathBuf>,
         /// What is wrong with it.
         reason: String,
     },
-    /// `https://`, and this program was built without.
+    /// The URL is `https://`, but this program was built without TLS.
     #[error("{endpoint}: this program was built without TLS")]
     WithoutTls {
         /// The URL.
         endpoint: String,
     },
-    /// The system has no room for another task.
+    /// The system cannot start another task.
     #[error("cannot prepare the connection: {0}")]
     Prepare(String),
-    /// There is no connection to be had.
+    /// No connection could be established.
     #[error("cannot connect to {endpoint}: {reason}")]
     Unreachable {
         /// The URL.
         endpoint: String,
-        /// What the system said.
+        /// The system's error.
         reason: String,
         /// Its kind.
         kind: io::ErrorKind,
     },
-    /// There is a connection, and no secure one.
+    /// A connection was established, but TLS failed.
     #[error("{endpoint}: TLS failed: {reason}")]
     Tls {
         /// The URL.
@@ -62,52 +62,52 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
-    /// What answers there speaks something else.
+    /// The server uses another protocol.
     #[error("{endpoint} does not accept OTLP over {protocol}: {reason}")]
     WrongProtocol {
         /// The URL.
         endpoint: String,
-        /// What was tried.
+        /// The protocol that was tried.
         protocol: Protocol,
-        /// What came instead.
+        /// The response.
         reason: String,
     },
-    /// It knows nothing of profiles.
+    /// The server does not support profiles.
     #[error("{endpoint} does not accept profiles: {reason}")]
     NoProfiles {
         /// The URL.
         endpoint: String,
-        /// Its answer.
+        /// Its response.
         reason: String,
     },
-    /// It takes profiles, and not this one.
+    /// The server supports profiles, but refused this one.
     #[error("{endpoint} refused the profile: {reason}")]
     Refused {
         /// The URL.
         endpoint: String,
-        /// Its answer.
+        /// Its response.
         reason: String,
     },
-    /// It may take it later.
+    /// The server may accept the profile later.
     #[error("{endpoint} is unavailable: {reason}")]
     Unavailable {
         /// The URL.
         endpoint: String,
-        /// Its answer.
+        /// Its response.
         reason: String,
     },
-    /// It did not answer in time.
+    /// The server did not respond in time.
     #[error("{endpoint} did not respond within {} s", .waited.as_secs_f64())]
     TimedOut {
         /// The URL.
         endpoint: String,
-        /// How long an attempt may take.
+        /// The timeout of an attempt.
         waited: Duration,
     },
 }
 
 impl Error {
-    /// What would help, if that is not part of the message.
+    /// What may help, if the message does not say it.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -144,15 +144,15 @@ impl Error {
     }
 }
 
-/// A profile that could not be sent, or not all of it.
+/// A profile that could not be sent, or only in part.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Failed {
-    /// Why.
+    /// The error.
     pub why: Error,
-    /// How many times the message was tried to send that failed.
+    /// Number of attempts to send the message that failed.
     pub attempts: u32,
-    /// The messages before it, which the collector has.
+    /// The messages before it, which the collector has accepted.
     pub sent: Sent,
 }
 

@@ -1,4 +1,4 @@
-//! Sends a profile, message by message.
+//! Sends a profile, one message after another.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,24 +14,24 @@ use crate::grpc::Grpc;
 use crate::http1::Http;
 use crate::{Endpoint, Error, Failed, Protocol};
 
-/// How this program calls itself to a collector.
+/// This program's name in requests.
 pub(crate) const NAME: &str = concat!("otelctx/", env!("CARGO_PKG_VERSION"));
-/// The longest pause before another attempt. Who asks for a longer one is not waited for.
+/// Maximum delay before a retry. If the collector requests a longer one, there is no retry.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// The most different remarks of a collector that are kept.
+/// Maximum number of different remarks of a collector that are kept.
 const REMARKS: usize = 5;
 
-/// What a collector has taken.
+/// What a collector has accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sent {
-    /// In how many messages.
+    /// Number of messages.
     pub messages: usize,
-    /// Their bytes, before compression.
+    /// Their size before compression, in bytes.
     pub bytes: usize,
-    /// How many profiles it says that it has rejected of what it was sent.
+    /// Number of profiles that the collector reported as rejected.
     pub rejected_profiles: u64,
-    /// What it said beside, whether it has rejected anything or not: a few lines at most.
+    /// Other messages from the collector, whether or not it rejected anything: a few lines at most.
     pub remarks: Vec<String>,
 }
 
@@ -48,12 +48,12 @@ impl Sent {
     }
 }
 
-/// Sends profiles to an endpoint, over one connection as long as that holds.
+/// Sends profiles to an endpoint, over one connection as long as it lasts.
 pub struct Exporter {
     endpoint: Arc<Endpoint>,
     connector: Connector,
     client: Client,
-    /// Runs within this thread, while something is sent; gone only when dropped.
+    /// Runs on this thread while something is sent; `None` only while it is dropped.
     runtime: Option<Runtime>,
 }
 
@@ -72,7 +72,7 @@ impl Client {
 }
 
 impl Exporter {
-    /// Prepares; nothing is connected to yet.
+    /// Creates an exporter, without connecting yet.
     ///
     /// # Errors
     ///
@@ -100,7 +100,8 @@ impl Exporter {
         })
     }
 
-    /// Whether a connection can be made now, so that one knows before there is anything to send.
+    /// Checks whether a connection can be established now, to detect errors before there is
+    /// anything to send.
     ///
     /// # Errors
     ///
@@ -113,13 +114,13 @@ impl Exporter {
         connected.unwrap_or_else(|_| Err(self.timed_out()))
     }
 
-    /// Sends a profile, in as many messages as it takes. It takes at most
-    /// [`attempts`](Endpoint::attempts) times [`timeout`](Endpoint::timeout) and the pauses between for
-    /// each of them; after one that failed, no other is tried.
+    /// Sends a profile, in as many messages as necessary. Each takes at most
+    /// [`attempts`](Endpoint::attempts) times [`timeout`](Endpoint::timeout) plus the delays
+    /// between attempts; after a message that failed, no further one is sent.
     ///
     /// # Errors
     ///
-    /// [`Failed`], which tells also what was taken before.
+    /// [`Failed`], which also contains what was accepted before.
     pub fn send(&mut self, profile: &Profile, options: &Options) -> Result<Sent, Failed> {
         let mut sent = Sent::default();
         for message in profile.otlp_messages(options, self.endpoint.message_size) {
@@ -142,7 +143,7 @@ impl Exporter {
         Ok(sent)
     }
 
-    /// One message, as often as it is worth it.
+    /// Sends one message, with retries.
     fn send_message(&mut self, body: &Bytes) -> Result<Answer, (Error, u32)> {
         let mut pause = self.endpoint.pause;
         for attempt in 1.. {
@@ -152,7 +153,7 @@ impl Exporter {
             };
             let wait = match failure.again {
                 Again::Never => None,
-                // Between a half and the whole of it.
+                // Between half of it and all of it.
                 Again::Later => Some(pause.mul_f64(1.0 - fastrand::f64() / 2.0)),
                 Again::After(asked) => (asked <= MAX_RETRY_DELAY).then_some(asked),
             };
@@ -183,7 +184,7 @@ impl Exporter {
 
 impl Drop for Exporter {
     fn drop(&mut self) {
-        // Not waiting for a look-up of the host's name that hangs.
+        // Do not wait for a lookup of the host's name that hangs.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

@@ -1,4 +1,4 @@
-//! OTLP by gRPC. A message goes out as the bytes that it is: the same as in a file, or by HTTP.
+//! OTLP over gRPC. A message consists of the same bytes as in a file, or over HTTP.
 
 use std::error::Error as _;
 use std::future::Future;
@@ -26,13 +26,13 @@ use crate::{Error, Protocol, other_protocol};
 /// The method of the service in `profiles_service.proto`.
 const METHOD: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
 
-/// tonic's words where an answer by HTTP/2 has no `grpc-status`.
+/// tonic's message if an HTTP/2 response has no `grpc-status`.
 const NO_GRPC: &str = "grpc-status header missing";
 
-/// tonic's words where an answer is longer than [`ANSWER_SIZE`].
+/// tonic's message if a response is longer than [`ANSWER_SIZE`].
 const TOO_LONG: &str = "decoded message length too large";
 
-/// Sends over one connection, which is made anew when it has broken.
+/// Sends over one connection, which is re-established if it breaks.
 pub(crate) struct Grpc {
     connector: Connector,
     client: tonic::client::Grpc<Channel>,
@@ -40,7 +40,7 @@ pub(crate) struct Grpc {
 }
 
 impl Grpc {
-    /// To be called within a runtime, which the connection lives on.
+    /// Must be called within a runtime, in which the connection will live.
     pub(crate) fn new(connector: Connector) -> Result<Self, Error> {
         let endpoint = connector.endpoint();
         let wrong = |why: &dyn std::fmt::Display| Error::Endpoint {
@@ -53,7 +53,7 @@ impl Grpc {
         let channel = transport.connect_with_connector_lazy(Connect(connector.clone()));
         let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(ANSWER_SIZE);
         if endpoint.gzip {
-            // A server answers the way it was asked.
+            // A server compresses its responses like the requests.
             client = client
                 .send_compressed(CompressionEncoding::Gzip)
                 .accept_compressed(CompressionEncoding::Gzip);
@@ -107,7 +107,7 @@ impl Grpc {
         let is_ours = status.message().contains(TOO_LONG);
         let again = match (status.code(), retry_info(status.details())) {
             (Code::OutOfRange, _) if is_ours => Again::Never,
-            // The codes that the OTLP specification calls retryable.
+            // The codes that are retryable according to the OTLP specification.
             (
                 Code::Unavailable
                 | Code::Cancelled
@@ -127,7 +127,7 @@ impl Grpc {
                 | Code::DataLoss,
                 None,
             ) => Again::Later,
-            // A connection that broke meanwhile.
+            // The connection has broken.
             _ if status.source().is_some() => Again::Later,
             _ => Again::Never,
         };
@@ -142,12 +142,12 @@ impl Grpc {
 
 type Source<'s> = &'s (dyn std::error::Error + 'static);
 
-/// Everything that a status goes back to.
+/// The chain of a status's causes.
 fn sources(status: &Status) -> impl Iterator<Item = Source<'_>> {
     std::iter::successors(status.source(), |why| (**why).source())
 }
 
-/// What the connector said, if it was that.
+/// The connector's error, if it is the cause.
 fn found_in(status: &Status) -> Option<Error> {
     sources(status).find_map(|why| why.downcast_ref::<Error>().cloned())
 }
@@ -165,7 +165,7 @@ fn reason(status: &Status) -> String {
     }
 }
 
-/// Connects as tonic asks.
+/// Connects when tonic needs a connection.
 struct Connect(Connector);
 
 impl Service<Uri> for Connect {
@@ -183,7 +183,7 @@ impl Service<Uri> for Connect {
     }
 }
 
-/// Messages that are encoded already, and their answers.
+/// Messages that are already encoded, and their responses.
 #[derive(Default)]
 struct Messages;
 

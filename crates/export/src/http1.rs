@@ -1,5 +1,5 @@
-//! OTLP by HTTP/1.1: a protobuf message is the body of a POST, its answer the body of the response
-//! (OTLP specification, "OTLP/HTTP").
+//! OTLP over HTTP/1.1: a protobuf message is the body of a POST request, and the response's body is
+//! one, too (OTLP specification, "OTLP/HTTP").
 
 use std::io::Write;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::{Error, Protocol, other_protocol};
 const PROTOBUF: &str = "application/x-protobuf";
 const JSON: &str = "application/json";
 
-/// Sends over one connection as long as that holds.
+/// Sends over one connection as long as it lasts.
 pub(crate) struct Http {
     connector: Connector,
     headers: HeaderMap,
@@ -49,7 +49,7 @@ impl Http {
         }
     }
 
-    /// A message as it goes into a request's body.
+    /// Encodes a message as a request's body.
     pub(crate) fn body(&self, message: Vec<u8>) -> Bytes {
         if !self.connector.endpoint().gzip {
             return message.into();
@@ -66,7 +66,7 @@ impl Http {
         };
         let response = connection.send_request(self.request(body.clone())).await;
         let response = match response {
-            // The other side has closed it since it was used last.
+            // The server has closed it since it was last used.
             Err(_) if !is_new => {
                 connection = self.connect().await?;
                 connection.send_request(self.request(body)).await
@@ -106,7 +106,7 @@ impl Http {
             Ok(both) => both,
             Err(why) => return Err(self.broken(&why).await),
         };
-        // It ends with the connection; what goes wrong is told to the request.
+        // It ends with the connection; the request returns its errors.
         tokio::spawn(driver);
         Ok(connection)
     }
@@ -115,7 +115,7 @@ impl Http {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
         *request.headers_mut() = self.headers.clone();
-        // The host stands in a header, so here is but the path.
+        // The host is in a header, so the URI here is only the path.
         let path = self.connector.endpoint().uri.path_and_query().cloned();
         *request.uri_mut() = path.map_or(Uri::from_static("/"), Uri::from);
         request
@@ -142,7 +142,7 @@ impl Http {
         })
     }
 
-    /// A success, maybe of a part only; otherwise why it is none.
+    /// A success, possibly partial; otherwise the reason why it is not one.
     fn taken(&self, head: &Response<()>, body: &[u8]) -> Result<Answer, String> {
         let kind = content_type(head);
         if body.is_empty() {
@@ -188,7 +188,8 @@ impl Http {
     }
 }
 
-/// What can't be reached now may be there soon; what is not believed will not be believed then.
+/// An unreachable server may be reachable soon; a server whose certificate is rejected will stay
+/// rejected.
 pub(crate) fn again_if_unreachable(error: Error) -> Failure {
     match error {
         Error::Unreachable { .. } => Failure::for_now(error),
@@ -201,7 +202,7 @@ fn content_type(head: &Response<()>) -> &str {
     kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default()
 }
 
-/// The status, and what else is said of it.
+/// The status, and the rest of the error message.
 fn reason(head: &Response<()>, body: &[u8]) -> String {
     let status = head.status();
     let said = if status.is_redirection() {
@@ -221,18 +222,18 @@ fn reason(head: &Response<()>, body: &[u8]) -> String {
     }
 }
 
-/// `Retry-After` in seconds. Where it is a date, the usual pause is as good.
+/// `Retry-After` in seconds. If it is a date, the default delay is used.
 fn seconds(value: &HeaderValue) -> Option<Duration> {
     let seconds = value.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
 }
 
-/// An answer as JSON, which some receivers give to protobuf as well.
+/// A response in JSON, which some receivers also send in reply to protobuf.
 fn json(body: &[u8]) -> Option<Answer> {
     let value: serde_json::Value = serde_json::from_slice(body).ok()?;
     let partial = value.as_object()?.get("partialSuccess");
     let field = |name| partial.and_then(|partial| partial.get(name));
-    // In JSON, a 64-bit number is a text.
+    // In JSON, a 64-bit number is a string.
     let rejected = field("rejectedProfiles").and_then(|number| match number {
         serde_json::Value::String(digits) => digits.parse().ok(),
         number => number.as_i64(),

@@ -1,14 +1,11 @@
-//! Sends profiles to an OpenTelemetry Collector, or to whatever else takes OTLP profiles
-//! (`v1development`), by gRPC or by HTTP.
+//! Sends profiles to an OpenTelemetry Collector, or to another receiver of OTLP profiles
+//! (`v1development`), over gRPC or HTTP.
 //!
-//! What it does for you:
+//! It splits a profile into messages of an accepted size, each complete in itself; keeps one
+//! connection for all messages, and for later profiles; retries, a bounded number of times, if the
+//! collector is unavailable; and reports the collector's messages, with hints.
 //!
-//! - divides a profile into messages that a collector takes, each whole in itself;
-//! - keeps one connection for all of them, and for the profiles after;
-//! - tries again, a bounded number of times, when the collector is not ready;
-//! - tells what the collector said, and what would help.
-//!
-//! What stays your job: keeping what could not be sent.
+//! It does not store what could not be sent.
 //!
 //! ```no_run
 //! # fn profile() -> otelctx_profile::Profile { unimplemented!() }

@@ -1,5 +1,5 @@
-//! Detects another protocol at an endpoint whose connection broke: it is the most frequent mistake, and
-//! its symptoms depend on which side writes first.
+//! Detects another protocol at an endpoint whose connection broke: this is the most common mistake,
+//! and its symptoms depend on which side writes first.
 
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use crate::Protocol;
 use crate::answer::shown;
 use crate::connect::Connector;
 
-/// What a client sends first in HTTP/2 (RFC 9113, section 3.4): the preface and an empty SETTINGS frame.
+/// The first bytes of an HTTP/2 client (RFC 9113, section 3.4): the preface and an empty SETTINGS
+/// frame.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// The bytes of a frame's head: length, type, flags and stream (section 4.1).
+/// Size of a frame header: length, type, flags and stream (section 4.1).
 const FRAME_HEAD: usize = 9;
-/// The type of a SETTINGS frame, which is the first of each side (section 6.5).
+/// The type of a SETTINGS frame, the first frame of each side (section 6.5).
 const SETTINGS: u8 = 4;
 /// How long to wait for a greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
@@ -30,7 +31,7 @@ pub(crate) async fn detect(connector: &Connector) -> Option<String> {
         Protocol::Grpc if is_http2 => None,
         Protocol::Grpc => Some(format!("it responds with {start:?}, not with HTTP/2")),
         Protocol::Http if is_http2 => Some("it responds with HTTP/2".to_owned()),
-        // A server by HTTP/1 waits for a request.
+        // An HTTP/1 server waits for a request.
         Protocol::Http => Some(format!("it speaks first: {start:?}")),
     }
 }
