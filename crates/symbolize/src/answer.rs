@@ -4,16 +4,16 @@ use std::io::{self, Write};
 
 use otelctx_profile::{Function, Identity};
 
-/// The longest text, in bytes. Longer ones are truncated.
+/// Maximum size of a string, in bytes. Longer ones are truncated.
 const MAX_TEXT: usize = 1 << 16;
 
 /// The results for a file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) identity: Identity,
-    /// For each address, the innermost first.
+    /// For each address, innermost first.
     pub(crate) functions: Vec<Vec<Function>>,
-    /// Whether some of it could not be decoded.
+    /// Whether parts could not be decoded.
     pub(crate) is_broken: bool,
 }
 
@@ -34,7 +34,7 @@ impl Answer {
         Ok(())
     }
 
-    /// `None` if it is cut short.
+    /// `None` if it is truncated.
     pub(crate) fn read(mut from: &[u8]) -> Option<Self> {
         let from = &mut from;
         let is_broken = take_number(from)? != 0;

@@ -13,15 +13,15 @@ use object::endian::Endianness;
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Object, ObjectSection, ObjectSegment, ReadCache};
 
-/// The largest file that is copied, in bytes: 4 GiB.
+/// Maximum size of a file, in bytes: 4 GiB.
 const LARGEST: u64 = 4 << 30;
-/// Bytes at a file's start that are always copied: its headers.
+/// Number of bytes at the start of a file that are always copied: its headers.
 const HEAD: u64 = 1 << 16;
-/// The largest section of names that is read, in bytes.
+/// Maximum size of the section of section names, in bytes.
 const LARGEST_NAMES: u64 = 1 << 20;
 
-/// Sections that name another file, which the target chooses and which must not be opened. And one that
-/// is compressed in an unknown way, which would keep the others from being decoded.
+/// Sections that refer to another file, which the target chooses and which must not be opened; and
+/// a section with an unknown compression, which would prevent the others from being decoded.
 const HIDDEN: [&[u8]; 4] = [
     b".gnu_debuglink\0",
     b".gnu_debugaltlink\0",
@@ -35,7 +35,7 @@ pub(crate) struct Copy {
     file: File,
     /// Loaded segments: offset in the file, size in the file, address.
     segments: Vec<(u64, u64, u64)>,
-    /// Addresses of each section: its first, and behind its last.
+    /// Start and end addresses of each section.
     sections: Vec<(u64, u64)>,
     /// The name and the CRC-32 in `.gnu_debuglink`.
     pub(crate) debug_link: Option<(Vec<u8>, u32)>,
@@ -147,8 +147,8 @@ impl Copy {
     }
 }
 
-/// A new file without a name: on disk, or in memory where that has no such files (overlay before Linux
-/// 6.3).
+/// Creates a file without a name: on disk, or in memory if the file system has no such files
+/// (overlay before Linux 6.3).
 pub(crate) fn nameless() -> io::Result<File> {
     let on_disk = OpenOptions::new()
         .read(true)
@@ -158,7 +158,7 @@ pub(crate) fn nameless() -> io::Result<File> {
     on_disk.or_else(|_| Ok(memfd_create(c"otelctx", MFdFlags::MFD_CLOEXEC)?.into()))
 }
 
-/// Offset and size of the names of sections.
+/// Offset and size of the section names.
 fn section_names<'d, R: object::ReadRef<'d>>(
     elf: &ElfFile64<'d, Endianness, R>,
 ) -> Option<(u64, u64)> {

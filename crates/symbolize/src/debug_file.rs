@@ -1,4 +1,4 @@
-//! Separate debug files, below directories that belong to the machine.
+//! Separate debug files, below directories that belong to this machine.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,11 +10,11 @@ use otelctx_profile::sample::format::hexadecimal;
 
 use crate::copy::Copy;
 
-/// Where distributions put them (gdb's manual, "Debugging Information in Separate Files").
+/// Where distributions install them (gdb's manual, "Debugging Information in Separate Files").
 pub(crate) const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
 
-/// The debug file of a module: by its build id, or by its debug link's name in the directory that
-/// mirrors the module's own, with the checksum deciding.
+/// Finds the debug file of a module: by its build ID, or by the name in its debug link in the
+/// directory that mirrors the module's own, if the checksum matches.
 pub(crate) fn find(copy: &Copy, module: &Module, directories: &[PathBuf]) -> Option<PathBuf> {
     by_build_id(&module.build_id, directories).or_else(|| by_link(copy, module, directories))
 }
@@ -38,7 +38,7 @@ fn by_link(copy: &Copy, module: &Module, directories: &[PathBuf]) -> Option<Path
     paths.find(|path| checksum(path) == Some(*crc))
 }
 
-/// A path that stays below where it is put.
+/// The path, if it contains no `..` and so stays below a directory that it is appended to.
 fn plain(path: &Path) -> Option<&Path> {
     let plain = |component| matches!(component, Component::Normal(_));
     path.components().all(plain).then_some(path)

@@ -11,14 +11,14 @@ use otelctx_profile::{Identity, SymbolQuery};
 use otelctx_remote::{Device, Process, module};
 use sha2::{Digest, Sha256};
 
-/// Bytes of each end of a file in the head-tail hash (OpenTelemetry semantic
-/// conventions, `process.executable.build_id.htlhash`).
+/// Number of bytes of each end of a file in the head-tail hash (OpenTelemetry semantic conventions,
+/// `process.executable.build_id.htlhash`).
 const END: u64 = 4096;
-/// The kernel's notes, among them its build-id.
+/// The kernel's notes, which include its build ID.
 const KERNEL_NOTES: &str = "/sys/kernel/notes";
 
-/// The file of a module: from a process that has it mapped if it still runs, else by its path.
-/// Device and inode decide.
+/// Opens the file of a module: through a process that has it mapped if it is running, otherwise by
+/// its path. Device and inode must match.
 pub(crate) fn open(query: SymbolQuery<'_>) -> Option<File> {
     let (module, process) = (query.module, query.process);
     let device = Device {

@@ -1,9 +1,9 @@
-//! Names of functions: from the symbols and the DWARF of files, from separate debug files
-//! (`/usr/lib/debug`, by build id and by debug link), and from the kernel.
+//! Resolves function names: from the symbols and DWARF of files, from separate debug files
+//! (`/usr/lib/debug`, by build ID and by debug link), and from the kernel.
 //!
 //! A target's files are not trusted. They are copied and never mapped, because the target could
-//! truncate them; a worker process with limits on time and memory decodes them; paths inside them are
-//! searched below `/usr/lib/debug` only.
+//! truncate them; a worker process with limits on time and memory decodes them; paths in them are
+//! only searched below `/usr/lib/debug`.
 //!
 //! Names are demangled (Rust, C++), and functions that were inlined at an address are listed one by
 //! one. `blazesym` does the decoding.
@@ -26,10 +26,10 @@ use otelctx_profile::{Function, Identity, SymbolQuery};
 use answer::Answer;
 use copy::Copy;
 
-/// Names functions for a profile.
+/// Resolves functions for a profile.
 ///
-/// Cheap to create. A module is decoded when it is asked for, in a worker process; the identity of the
-/// last one is kept, because it is asked for next.
+/// Cheap to create. A module is decoded in a worker process when it is queried. The identity of the
+/// last module is cached, because it is queried next.
 #[derive(Clone, Debug)]
 pub struct Symbols {
     debug_directories: Vec<PathBuf>,
@@ -47,7 +47,7 @@ impl Default for Symbols {
     }
 }
 
-/// A file that exists and whose functions could not be named.
+/// A file that exists but whose functions could not be resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The file's path as its process sees it.
@@ -56,7 +56,7 @@ pub struct Failure {
     pub reason: FailureReason,
 }
 
-/// Why the functions of a file have no names.
+/// Why the functions of a file could not be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureReason {
@@ -85,28 +85,28 @@ impl fmt::Display for Failure {
 }
 
 impl Symbols {
-    /// Symbols of files, separate debug files and the kernel.
+    /// Creates a symbolizer for files, separate debug files and the kernel.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Also searches `directory` for separate debug files, before the usual ones: by build-id in its
-    /// `.build-id`, by debug link in the directory that mirrors the module's. Files there are trusted,
-    /// and must not change meanwhile.
+    /// Also searches `directory` for separate debug files, before the default ones: by build ID in
+    /// its `.build-id`, and by debug link in the directory that mirrors the module's. Files there
+    /// are trusted, and must not change during use.
     #[must_use]
     pub fn debug_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.debug_directories.insert(0, directory.into());
         self
     }
 
-    /// The files whose functions could not be named, in the order in which they were asked for.
+    /// The files whose functions could not be resolved, in the order in which they were queried.
     #[must_use]
     pub fn failures(&self) -> &[Failure] {
         &self.failures
     }
 
-    /// The file of a module, decoded in a worker process.
+    /// Decodes the file of a module in a worker process.
     fn of_file(&mut self, query: SymbolQuery<'_>, offsets: &[u64]) -> Answer {
         let debug_directories = &self.debug_directories;
         let child = |with_dwarf| {
@@ -135,7 +135,7 @@ impl Symbols {
             path: query.module.path.clone(),
             reason,
         }));
-        // The symbols may be well formed where the DWARF is not.
+        // The symbols may be well-formed even if the DWARF is not.
         let answer = answer.or_else(|_| child(false));
         let mut answer = answer.unwrap_or_else(|_| Answer {
             identity: Identity {
@@ -174,8 +174,8 @@ impl otelctx_profile::Symbolizer for Symbols {
     }
 }
 
-/// The functions at offsets of a file, and whether some could not be decoded; `None` if it can't be
-/// opened or is no ELF file.
+/// The functions at offsets of a file, and whether some could not be decoded; `None` if it cannot
+/// be opened or is not an ELF file.
 fn in_file(
     query: SymbolQuery<'_>,
     offsets: &[u64],
@@ -190,7 +190,7 @@ fn in_file(
     in_copy(&copy, separate, offsets, with_dwarf)
 }
 
-/// The same for a copy, and a debug file that belongs to it.
+/// The same for a copy, and the debug file that belongs to it.
 fn in_copy(
     copy: &Copy,
     separate: Option<PathBuf>,
@@ -232,14 +232,14 @@ fn in_copy(
     Some((functions, !is_sound))
 }
 
-/// The functions at addresses, and whether some could not be decoded. `None` if nothing could.
-/// `reaches` tells whether a symbol of unknown size may reach from its address to another one.
+/// The functions at addresses, and whether some could not be decoded. `None` if none could.
+/// `reaches` returns whether a symbol of unknown size may extend from its address to another one.
 fn symbolize(
     source: &Source<'_>,
     addresses: Input<&[u64]>,
     reaches: impl Fn(u64, u64) -> bool,
 ) -> Option<(Vec<Vec<Function>>, bool)> {
-    // It caches what it has parsed: one for each module.
+    // It caches what it has parsed, so there is one for each module.
     let symbolizer = Symbolizer::builder().enable_auto_reload(false).build();
     let (Input::AbsAddr(all) | Input::VirtOffset(all) | Input::FileOffset(all)) = addresses;
     if let Ok(found) = symbolizer.symbolize(source, addresses) {
@@ -247,7 +247,7 @@ fn symbolize(
         let found = found.map(|(found, address)| functions(found, *address, &reaches));
         return Some((found.collect(), false));
     }
-    // Only one of the addresses may be affected.
+    // Perhaps only one of the addresses is affected.
     let one = |address: &u64| {
         let input = addresses.map(|_| *address);
         let found = symbolizer.symbolize_single(source, input).ok()?;
@@ -260,7 +260,7 @@ fn symbolize(
     })
 }
 
-/// The innermost first.
+/// The functions, innermost first.
 fn functions(
     symbolized: &Symbolized<'_>,
     address: u64,
@@ -275,7 +275,7 @@ fn functions(
         inlined,
         ..
     } = symbol;
-    // Such as `_init`, behind which stubs of the procedure linkage table follow.
+    // Such as `_init`, which is followed by stubs of the procedure linkage table.
     if symbol.size.is_none() && !reaches(symbol.addr, address) {
         return Vec::new();
     }

@@ -1,5 +1,5 @@
-//! The library that the kernel maps into each process (vdso(7)). It is the same in all processes of one
-//! architecture, so the names are read from this process's own.
+//! The library that the kernel maps into each process (vdso(7)). It is the same in all processes of
+//! one architecture, so names are read from this process's own.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,14 +10,14 @@ use crate::copy::{Copy, nameless};
 
 /// The name of its mapping.
 const NAME: &str = "[vdso]";
-/// Limit on its size, in bytes. It has a few pages.
+/// Maximum size, in bytes. It has a few pages.
 const LARGEST: u64 = 1 << 20;
 
 /// The functions at addresses of a process's vdso; `None` if it is not mapped there.
 pub(crate) fn functions(query: SymbolQuery<'_>, addresses: &[u64]) -> Option<Vec<Vec<Function>>> {
     let mapping = query.mapping.filter(|_| query.module.path == NAME)?;
     let image = own()?;
-    // A process of another architecture has another one.
+    // A process of another architecture has a different vDSO.
     if image.len() as u64 != mapping.end.checked_sub(mapping.start)? {
         return None;
     }
