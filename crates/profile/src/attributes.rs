@@ -1,17 +1,17 @@
-//! A record's attributes as every format writes them: each name once, and none that the format
+//! A record's attributes, as all formats write them: each name once, and no name that the format
 //! itself uses.
 
 use std::borrow::Cow;
 
 use otelctx_sample::format::record::Context;
 
-/// The prefix that the OpenTelemetry eBPF profiler puts before the names of record attributes. Here
-/// it marks an attribute whose name the profile itself uses, such as `thread.name`, is empty, or
+/// The prefix that the OpenTelemetry eBPF profiler adds to the names of record attributes. Here it
+/// marks an attribute whose name is used by the profile itself, such as `thread.name`, is empty, or
 /// starts with this prefix.
 pub(crate) const UPSTREAM_PREFIX: &str = "process.context.label.";
 
-/// A context's attributes, sorted by name. Of several with the same name the last counts, as for a
-/// key that a record repeats.
+/// A context's attributes, sorted by name. The last of several with the same name counts, as for a
+/// repeated key in a record.
 pub(crate) fn attributes(context: &Context) -> Vec<(&str, &str)> {
     let last_first = context.attributes.iter().rev();
     let mut attributes: Vec<_> = last_first
@@ -29,7 +29,7 @@ pub(crate) fn attribute<'c>(context: &'c Context, name: &str) -> Option<&'c str>
     found.map(|(_, value)| value.as_str())
 }
 
-/// The name of an attribute where the names in `own` are taken. Distinct names stay distinct.
+/// The name of an attribute if the names in `own` are taken. Distinct names stay distinct.
 pub(crate) fn beside<'n>(own: &[&str], name: &'n str) -> Cow<'n, str> {
     let is_taken = name.is_empty() || own.contains(&name) || name.starts_with(UPSTREAM_PREFIX);
     match is_taken {

@@ -23,7 +23,7 @@ use nix::unistd::{AccessFlags, access, geteuid, linkat};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file's ending names no format.
+    /// The file's extension belongs to no format.
     #[error(
         "{}: unknown file extension; use .otlp, .pb.gz (pprof), .json.gz (Firefox Profiler), .svg \
          (flame graph) or .folded",
@@ -46,16 +46,16 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// The file is sound as far as is known, and takes more memory than may be taken.
+    /// The file seems valid, but decoding it exceeds the memory limit.
     #[error("{}: too large: {reason}; record for a shorter time, at a lower frequency (-F) or \
         fewer processes (-p, --filter)", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// What it takes, and the limit.
+        /// The required memory, and the limit.
         reason: String,
     },
-    /// The file holds something else than an OTLP profile, or only a part of one.
+    /// The file is not an OTLP profile, or only a part of one.
     #[error("{}: not a complete OTLP profile: {reason}; record it again with `-o FILE.otlp`", path.display())]
     Malformed {
         /// The file.
@@ -65,8 +65,8 @@ pub enum Error {
     },
 }
 
-/// Writes `content` to `path`. Whatever happens, also if this process is killed, `path` has its earlier
-/// content or all of the new one. If this process is killed, a file `.NAME.PID` can be left in the same
+/// Writes `content` to `path`. Even if this process is killed, `path` has either its earlier
+/// content or all of the new content. A killed process can leave a file `.NAME.PID` in the same
 /// directory, see above; the next call for `path` removes it.
 ///
 /// A file that is not regular (a pipe, a terminal) is written to directly.
@@ -88,7 +88,7 @@ fn try_write(
     if existing.as_ref().is_some_and(|found| !found.is_file()) {
         return fill(&OpenOptions::new().write(true).open(path)?, content);
     }
-    // A symbolic link stays, and its target is replaced.
+    // A symbolic link is kept, and its target replaced.
     let path = &if existing.is_some() {
         path.canonicalize()?
     } else {
@@ -134,8 +134,8 @@ fn try_write(
     }
 }
 
-/// Whether a profile can be written at `path`, as far as that can be known before there is one.
-/// Leaves nothing behind but what [`Profile::write_file`](crate::Profile::write_file) removes.
+/// Checks whether a profile can be written to `path`, as far as possible without one. Leaves
+/// nothing behind that [`Profile::write_file`](crate::Profile::write_file) would not remove.
 ///
 /// # Errors
 ///
@@ -157,7 +157,7 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
     })
 }
 
-/// A file in a directory that has no name, to be written and read.
+/// Creates a file without a name in a directory, for writing and reading.
 pub(crate) fn unlinked(directory: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
@@ -183,7 +183,7 @@ pub(crate) fn directory(path: &Path) -> &Path {
     }
 }
 
-/// A file without a name, which disappears with its last descriptor.
+/// Creates a file without a name, which is deleted when its last descriptor is closed.
 fn nameless(directory: &Path) -> io::Result<File> {
     OpenOptions::new()
         .write(true)
@@ -191,14 +191,14 @@ fn nameless(directory: &Path) -> io::Result<File> {
         .open(directory)
 }
 
-/// Some file systems (overlay before Linux 6.3, NFS, FUSE) have no unnamed files. A kernel that does not
-/// know the flag returns `EISDIR` (open(2)).
+/// Some file systems (overlay before Linux 6.3, NFS, FUSE) do not support files without a name. A
+/// kernel that does not know the flag returns `EISDIR` (open(2)).
 fn has_no_nameless_files(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EOPNOTSUPP | Errno::EISDIR))
 }
 
-/// A new file beside `path`, with its path.
+/// Creates a new file next to `path`. Returns its path, too.
 fn named(path: &Path) -> io::Result<(PathBuf, Locked)> {
     clear(path);
     let other = beside(path);
@@ -214,13 +214,13 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!("{}{}", head(path), std::process::id()))
 }
 
-/// The start of the names of files beside `path`, before the process ID.
+/// The prefix of the names of files next to `path`, before the process ID.
 fn head(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     format!(".{name}.")
 }
 
-/// Removes files that killed writers of `path` have left. Failures are ignored.
+/// Removes files left behind by killed writers of `path`. Failures are ignored.
 fn clear(path: &Path) {
     let head = head(path);
     for entry in fs::read_dir(directory(path))
@@ -237,9 +237,10 @@ fn clear(path: &Path) {
     }
 }
 
-/// Whether a file belongs to this user and has no writer.
+/// Whether a file belongs to this user and has no active writer.
 fn is_abandoned(path: &Path) -> bool {
-    // Where others may create files, that name can be anything: a link, a pipe without a writer.
+    // In a directory that others can write to, the name can be anything: a link, a pipe without a
+    // writer.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new()
         .read(true)
@@ -252,7 +253,7 @@ fn is_abandoned(path: &Path) -> bool {
 
 const LOCK: FlockArg = FlockArg::LockExclusiveNonblock;
 
-/// A file that is locked while it is open, where its file system has locks.
+/// A file that is locked while it is open, if its file system supports locks.
 enum Locked {
     With(Flock<File>),
     Without(File),

@@ -12,7 +12,7 @@
 //! Samples that differ in trace, span, attributes or thread are never merged where the format can
 //! keep them apart: in all but the last two, which have stacks only.
 //!
-//! What stays your job: taking the samples, and resolving functions ([`Symbolizer`]).
+//! It does not take samples, and leaves resolving functions to a [`Symbolizer`].
 
 mod attributes;
 mod file;

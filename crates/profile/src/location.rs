@@ -13,7 +13,7 @@ use crate::{Function, Identity, SymbolQuery, Symbolizer};
 pub struct LocationIndex(u32);
 
 impl LocationIndex {
-    /// From 0.
+    /// The position, from 0.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -23,12 +23,12 @@ impl LocationIndex {
 /// A frame of a stack, resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// The address of a native frame, as it was sampled: of an instruction or behind a call. 0 for a
-    /// frame that a runtime has named.
+    /// The sampled address of a native frame: of an instruction, or a return address. 0 for a frame
+    /// that a runtime has named.
     pub address: u64,
     /// What the frame's code belongs to.
     pub place: Place,
-    /// The functions there, innermost inlined one first; empty if unknown.
+    /// The functions at the address, innermost inlined function first; empty if unknown.
     pub functions: Vec<Function>,
 }
 
@@ -39,18 +39,18 @@ pub enum Place {
     Kernel,
     /// This mapping of a process.
     Mapped(Mapping),
-    /// Memory of a process in which no mapping is known.
+    /// Memory of a process that is in no known mapping.
     Unknown,
     /// A runtime, which has named the function.
     Runtime(FrameKind),
 }
 
-/// Gives each frame one location.
+/// Assigns a location to each frame.
 #[derive(Default)]
 pub(crate) struct Locator {
     known: HashMap<Key, LocationIndex, foldhash::fast::RandomState>,
     locations: Vec<Location>,
-    /// What to ask for the names of each location.
+    /// The query for the functions of each location.
     questions: Vec<Option<Question>>,
 }
 
@@ -62,7 +62,7 @@ struct Key {
     frame: FrameId,
 }
 
-/// What to ask a [`Symbolizer`] for one address.
+/// A query for one address.
 #[derive(Clone, Copy)]
 struct Question {
     process: ProcessId,
@@ -71,7 +71,8 @@ struct Question {
 }
 
 impl Locator {
-    /// The locations of a sample's stack, innermost first: the kernel's, then those in the process.
+    /// The locations of a sample's stack, innermost first: the kernel frames, then the user-mode
+    /// frames.
     pub(crate) fn stack(
         &mut self,
         catalog: &Catalog,
@@ -149,7 +150,7 @@ impl Locator {
         let mut by_module: BTreeMap<_, (ProcessId, Vec<(usize, u64)>)> = BTreeMap::new();
         for (index, question) in self.questions.into_iter().enumerate() {
             let Some(question) = question else { continue };
-            // A file has the same code in each process; memory without a file does not.
+            // A file contains the same code in each process; memory without a file does not.
             let own = !catalog.module_facts(question.module).is_shared();
             by_module
                 .entry((question.module, own.then_some(question.process)))
@@ -194,7 +195,7 @@ fn named_location(frame: &NamedFrame) -> Location {
     }
 }
 
-/// The question for the functions at an instruction; none where no module is known.
+/// The query for the functions at an instruction; none if its module is unknown.
 fn question(
     catalog: &Catalog,
     kernel: ModuleId,
@@ -205,7 +206,7 @@ fn question(
     let (module, address) = match place {
         Place::Kernel => (kernel, instruction),
         Place::Mapped(mapping) if catalog.module_facts(mapping.module).has_file() => {
-            // A mapping comes from the target's side: its sum may be anything.
+            // The mapping comes from the target: the sum may overflow.
             let offset = (instruction - mapping.start).wrapping_add(mapping.offset);
             (mapping.module, offset)
         }

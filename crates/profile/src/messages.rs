@@ -1,19 +1,19 @@
 //! The messages in an OTLP file.
 
-/// The messages in a file: a single message, or several, each after its size (four bytes, big
+/// The messages in a file: a single message, or several, each preceded by its size (four bytes, big
 /// endian), as the OpenTelemetry Collector's file exporter writes them.
 #[derive(Clone)]
 pub(crate) struct Messages<'f> {
-    /// Empty at the end.
+    /// The remaining bytes.
     rest: &'f [u8],
     have_sizes: bool,
 }
 
 impl<'f> Messages<'f> {
     pub(crate) fn new(file: &'f [u8]) -> Self {
-        // A message starts with a field number shifted by three bits, and field number 0 does not
-        // exist (https://protobuf.dev/programming-guides/encoding). A size below 128 MiB starts
-        // with less.
+        // A message starts with a field number shifted by three bits, and there is no field number
+        // 0 (https://protobuf.dev/programming-guides/encoding). The first byte of a size below 128
+        // MiB is less than that.
         let have_sizes = file.first().is_some_and(|first| *first < 1 << 3);
         Self {
             rest: file,

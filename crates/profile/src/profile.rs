@@ -81,9 +81,9 @@ type Key = (
     StackId,
 );
 
-/// For each context, by index, the first one that every format writes the same: the two may differ in
-/// flags, in the order of attributes, and in the ones that [`attributes`] drops. A context without ids
-/// and attributes counts as none.
+/// Maps each context, by index, to the first one that every format writes identically: they may
+/// differ in flags, in the order of attributes, and in attributes that [`attributes`] drops. A
+/// context without IDs and attributes counts as none.
 fn distinct_contexts(catalog: &Catalog) -> Vec<Option<ContextId>> {
     let mut first: HashMap<_, ContextId, foldhash::fast::RandomState> = HashMap::default();
     let contexts = catalog.contexts();
@@ -118,7 +118,7 @@ fn key(catalog: &Catalog, contexts: &[Option<ContextId>], sample: &Sample) -> Ke
 }
 
 impl Profile {
-    /// Resolves a recording's frames by `symbolizer`.
+    /// Resolves a recording's frames with `symbolizer`.
     pub fn new(recording: Recording, symbolizer: &mut dyn Symbolizer) -> Self {
         let Recording {
             mut catalog,

@@ -31,7 +31,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A monotonic time as calendar time, in nanoseconds after 1970-01-01 UTC.
+    /// Converts a monotonic time to calendar time, in nanoseconds after 1970-01-01 UTC.
     #[must_use]
     pub fn unix(&self, time: u64) -> u64 {
         self.start_unix
@@ -45,7 +45,7 @@ impl Clock {
         self.end.saturating_sub(self.start).max(1)
     }
 
-    /// This clock, with its span extended to include `time`.
+    /// This clock with its span extended to include `time`.
     pub(crate) fn including(self, time: u64) -> Self {
         let start = self.start.min(time);
         Self {

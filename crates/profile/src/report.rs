@@ -1,4 +1,4 @@
-//! Sums over a recorded file: CPU time by attribute, by trace and by function.
+//! Summarizes a recorded file: CPU time by attribute, by trace and by function.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -22,17 +22,17 @@ use crate::worker::{self, Failure, Limits};
 
 /// The name for samples without the attribute.
 pub const NO_ATTRIBUTE: &str = "(none)";
-/// The largest file that is read, in bytes.
+/// Maximum size of a file, in bytes.
 const MAX_FILE: u64 = 1 << 30;
-/// 4.2 million samples in a file of 252 MiB took 34 s of CPU time on a busy machine; the largest file
-/// has four times as many. The report of as many traces takes half a GiB of output.
+/// 4.2 million samples in a file of 252 MiB took 34 s of CPU time on a busy machine; the largest
+/// file has four times as many. A report with as many traces takes half a GiB of output.
 const LIMITS: Limits = Limits {
     memory: 4 << 30,
     output: 1 << 30,
     cpu: 600,
     timeout: 1800,
 };
-/// The name for a function whose file is unknown, too.
+/// The name of a function whose file is unknown, too.
 const UNKNOWN: &str = "[unknown]";
 
 /// Sums of CPU time over a recorded file.
@@ -47,12 +47,12 @@ pub struct Report {
     pub by_attribute: Vec<(String, Cost)>,
     /// By trace.
     pub by_trace: Vec<(Trace, Cost)>,
-    /// By function. Where the function is unknown, its file stands for it, and `[unknown]` where that
-    /// is unknown, too.
+    /// By function. An unknown function is replaced by its file, or by `[unknown]` if that is
+    /// unknown, too.
     pub by_function: Vec<(String, FunctionCost)>,
     /// By process: service name and process id.
     pub by_process: Vec<(String, Cost)>,
-    /// From the first recorded moment to the last, in nanoseconds.
+    /// From the first recorded time to the last, in nanoseconds.
     pub duration: u64,
 }
 
@@ -101,7 +101,8 @@ fn file_too_large(path: &Path) -> Error {
     too_large(path, format!("it has more than {} MiB", MAX_FILE >> 20))
 }
 
-/// Decodes and sums up a file in a worker process, whose memory includes the file: two bytes of a file can stand for a message of a hundred, and the file may be hostile.
+/// Decodes and summarizes a file in a worker process. The memory limit includes the file, because
+/// two bytes of a file can encode a message of a hundred, and the file may be hostile.
 fn sum_up(bytes: &[u8], path: &Path, by: &str, limits: Limits) -> Result<Report, Error> {
     let output = worker::run(limits, |pipe| {
         let decoded = Messages::new(bytes)
@@ -158,9 +159,9 @@ fn other_format(bytes: &[u8]) -> Option<&'static str> {
 }
 
 impl Report {
-    /// Reads an OTLP file and adds it up by the attribute `by`. The file is a single message, as this
-    /// crate writes it, or several with their sizes before them, as the OpenTelemetry Collector's file
-    /// exporter writes them with `format: proto`.
+    /// Reads and summarizes an OTLP file by the attribute `by`. The file is a single message, as
+    /// this crate writes it, or several messages preceded by their sizes, as the OpenTelemetry
+    /// Collector's file exporter writes them with `format: proto`.
     ///
     /// # Errors
     ///
@@ -170,20 +171,19 @@ impl Report {
             path: path.to_owned(),
             source,
         })?;
-        // A pipe has no size; it is too large once that much was read.
+        // A pipe has no size; it is too large once this much was read.
         if file.metadata().is_ok_and(|found| found.len() > MAX_FILE) {
             return Err(file_too_large(path));
         }
         Self::read_from(file, path, by)
     }
 
-    /// The same from another source than a file; errors name it `path`.
+    /// Reads from a source other than a file; errors name it `path`.
     ///
     /// # Errors
     ///
-    /// [`Error::Read`], [`Error::TooLarge`] for a file of more than 1 GiB or one that takes more than
-    /// 4 GiB of memory, and [`Error::Malformed`] for one that is cut short or breaks a rule of the
-    /// format.
+    /// [`Error::Read`], [`Error::TooLarge`] if the file is larger than 1 GiB or takes more than 4
+    /// GiB of memory, and [`Error::Malformed`] if it is truncated or violates a rule of the format.
     pub fn read_from(source: impl Read, path: &Path, by: &str) -> Result<Self, Error> {
         let mut bytes = Vec::new();
         let read = source.take(MAX_FILE + 1).read_to_end(&mut bytes);
@@ -208,7 +208,7 @@ impl Report {
         sum_up(&bytes, path, by, LIMITS)
     }
 
-    /// Adds up `data`, which must break no rule ([`rules::violations`]).
+    /// Summarizes `data`, which must not violate a rule ([`rules::violations`]).
     #[must_use]
     pub fn of(data: &ProfilesData, by: &str) -> Self {
         Self::of_all(std::slice::from_ref(data), by)
@@ -255,7 +255,7 @@ fn process_name(dictionary: &ProfilesDictionary, resource: Option<&Resource>) ->
 
 #[derive(Default)]
 struct Sums<'d> {
-    /// The first recorded moment and the last, in nanoseconds after 1970-01-01 UTC.
+    /// The first and the last recorded time, in nanoseconds after 1970-01-01 UTC.
     span: Option<(u64, u64)>,
     total: Cost,
     with_trace: Cost,
@@ -340,7 +340,7 @@ impl<'d> Sums<'d> {
             if depth == 0 {
                 sum.own.add(cost);
             }
-            // A recursive function is on the stack several times.
+            // A recursive function occurs on the stack several times.
             if seen.insert(name) {
                 sum.total.add(cost);
             }
@@ -438,7 +438,8 @@ mod tests {
 
     use super::*;
 
-    /// Two million samples of two bytes each in the file, and a hundred and more in memory.
+    /// Two million samples, which take two bytes each in the file, and more than a hundred in
+    /// memory.
     #[test]
     fn a_file_that_takes_too_much_memory_is_refused_and_takes_down_nothing() {
         let mut file = [2 << 3 | 2, 0].repeat(2 << 20);
@@ -457,7 +458,7 @@ mod tests {
         assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
         let expected = "a.otlp: too large: decoding it takes more than 128 MiB of memory";
         assert!(error.to_string().starts_with(expected), "{error}");
-        // With more memory it is found to lack a dictionary.
+        // With more memory, the missing dictionary is found.
         let error = sum_up(&file, path, "http.route", LIMITS).unwrap_err();
         assert!(matches!(error, Error::Malformed { .. }), "{error:?}");
     }

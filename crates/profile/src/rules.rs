@@ -83,7 +83,7 @@ impl Check<'_> {
         self.table("string", &dictionary.string_table, |entry| entry);
         let attributes = &dictionary.attribute_table;
         self.unique("attribute", attributes, KeyValueAndUnit::encode_to_vec);
-        // The OpenTelemetry Collector writes it with a value that has no content.
+        // The OpenTelemetry Collector writes it with an empty value.
         let mut first = attributes.first().cloned();
         if let Some(entry) = &mut first {
             entry.value = entry.value.take().filter(|value| value.value.is_some());

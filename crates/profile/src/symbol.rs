@@ -27,7 +27,7 @@ pub struct Identity {
     pub htlhash: Option<[u8; 16]>,
 }
 
-/// Asks for the functions of a module.
+/// A query for the functions of a module.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct SymbolQuery<'a> {
@@ -40,7 +40,7 @@ pub struct SymbolQuery<'a> {
 }
 
 impl<'a> SymbolQuery<'a> {
-    /// A query about a module of a process, at any mapping.
+    /// Creates a query about a module of a process, without a mapping.
     #[must_use]
     pub fn new(module: &'a Module, process: &'a ProcessFacts) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl<'a> SymbolQuery<'a> {
         }
     }
 
-    /// The same query, with a mapping.
+    /// Sets the mapping.
     #[must_use]
     pub fn mapped(self, mapping: Option<&'a Mapping>) -> Self {
         Self { mapping, ..self }
@@ -59,8 +59,8 @@ impl<'a> SymbolQuery<'a> {
 
 /// Resolves addresses to functions.
 pub trait Symbolizer {
-    /// The functions at each of `addresses`, innermost inlined one first; an empty list where nothing
-    /// is known.
+    /// Resolves each of `addresses` to its functions, innermost inlined function first; to an empty
+    /// list if unknown.
     ///
     /// Addresses are offsets in the module's file. For the kernel ([`Module::is_kernel`]) they are
     /// addresses in memory, and for a module without a file ([`Module::has_file`]) addresses in the

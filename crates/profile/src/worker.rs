@@ -1,9 +1,9 @@
-//! Worker processes: untrusted data is decoded in a child process, so that hostile data takes down no
-//! more than that.
+//! Worker processes: untrusted data is decoded in a child process, so that hostile data cannot take
+//! down more than that.
 //!
-//! A decoder may be made to recurse deeper than any stack, to allocate more than all memory, to
-//! unpack without end, or to read from a file system that never answers. A worker has limits for all
-//! of it, and the kernel frees what it leaves.
+//! A decoder may be made to recurse too deeply, to allocate too much memory, to decompress without
+//! end, or to read from a file system that never responds. A worker has limits for all of these,
+//! and the kernel frees its resources.
 
 use std::io::{self, PipeReader, Read, Write};
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -22,14 +22,14 @@ use nix::unistd::{ForkResult, Pid, dup2_stderr, fork, getpid, getppid};
 /// Limits of a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Memory in bytes, with what it inherits. `chrome` with all its DWARF takes a quarter of the
-    /// default, 4 GiB.
+    /// Memory in bytes, including what is inherited. 4 GiB by default; `chrome` with all its DWARF
+    /// takes a quarter of that.
     pub memory: u64,
-    /// Bytes of output. 256 MiB by default.
+    /// Size of the output, in bytes. 256 MiB by default.
     pub output: u64,
     /// CPU time in seconds. 60 by default.
     pub cpu: u64,
-    /// Time in seconds after which the worker is killed; it may have to wait for a CPU. 180 by
+    /// Time in seconds after which the worker is killed; it includes waiting for a CPU. 180 by
     /// default.
     pub timeout: u64,
 }
@@ -47,15 +47,15 @@ impl Default for Limits {
 
 /// Interval between checks of a worker that writes nothing, in milliseconds.
 pub const PERIOD: u8 = 100;
-/// Bytes of a worker's output that are read at a time: the capacity of a pipe.
+/// Number of bytes of a worker's output that are read at a time: the capacity of a pipe.
 const CHUNK: usize = 64 << 10;
 /// Attempts at a system call that fails, for example because of a signal.
 const MAX_ATTEMPTS: u32 = 8;
 
-/// How long to wait for the end of a worker that was killed.
+/// How long to wait for a killed worker to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a worker returned nothing.
+/// Why a worker returned no output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
@@ -76,17 +76,17 @@ pub enum Failure {
 ///
 /// # Errors
 ///
-/// That of fork(2).
+/// The error of fork(2).
 pub fn start(work: impl FnOnce() -> i32) -> io::Result<i32> {
     let parent = getpid();
-    // SAFETY: only this thread exists in the child. Another one may hold the allocator's locks, which
-    // libc itself takes around a fork (glibc, malloc/arena.c; musl, fork/fork.c), and locks of this
-    // program, of which `work` takes none.
+    // SAFETY: only this thread exists in the child. Another thread may have held locks: libc itself
+    // handles those of the allocator around a fork (glibc, malloc/arena.c; musl, fork/fork.c), and
+    // `work` takes no lock of this program.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(child.as_raw()),
         ForkResult::Child => {
             let _ = set_pdeathsig(Signal::SIGKILL);
-            // The parent may have ended before.
+            // The parent may have ended before that.
             let status = if getppid() == parent { work() } else { 1 };
             // SAFETY: it ends the process without running the parent's exit handlers.
             unsafe { nix::libc::_exit(status) }
@@ -94,14 +94,14 @@ pub fn start(work: impl FnOnce() -> i32) -> io::Result<i32> {
     }
 }
 
-/// Runs `work` in a worker process with these limits, and returns what it writes.
+/// Runs `work` in a worker process with these limits, and returns its output.
 ///
 /// `work` must take no lock that another thread of this process may hold; if it waits for one, the
 /// worker times out.
 ///
 /// # Errors
 ///
-/// Why there is no output, or not all of it.
+/// Why the output is missing or incomplete.
 pub fn run(
     limits: Limits,
     work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -112,8 +112,8 @@ pub fn run(
         // Printing a panic takes locks that another thread may have held at the fork.
         std::panic::set_hook(Box::new(|_| {}));
         let mut pipe = io::BufWriter::new(pipe);
-        // A panic must not unwind into the parent's stack frames: it would drop their values, and
-        // with them what they own outside this process.
+        // A panic must not unwind into the parent's stack frames: it would drop their values,
+        // including resources outside this process.
         let work = AssertUnwindSafe(|| work(&mut pipe).and_then(|()| pipe.flush()));
         i32::from(!matches!(catch_unwind(work), Ok(Ok(()))))
     });
@@ -126,7 +126,7 @@ pub fn run(
     output.and_then(|output| succeeded.then_some(output).ok_or(Failure::Died))
 }
 
-/// Sets the limits of this process. Where one cannot be set, a lower one is in place.
+/// Sets the limits of this process. If a limit cannot be set, a lower one is already in place.
 fn confine(limits: Limits) {
     let resources = [
         (Resource::RLIMIT_DATA, limits.memory),
@@ -137,7 +137,7 @@ fn confine(limits: Limits) {
         let _ = setrlimit(resource, limit, limit);
     }
     let _ = set_dumpable(false);
-    // The message of a decoder that aborts is of no use to a user.
+    // The message of a decoder that aborts does not help the user.
     if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
         let _ = dup2_stderr(null);
     }
@@ -163,7 +163,7 @@ fn read_output(child: Pid, pipe: PipeReader, limits: Limits) -> Result<Vec<u8>, 
     }
 }
 
-/// What [`follow`] tells of a worker.
+/// An event of a worker, reported by [`follow`].
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// It wrote these bytes to the pipe with this index.
@@ -172,8 +172,8 @@ pub enum Event<'a> {
     Nothing,
 }
 
-/// Follows what worker process `child` writes until it has closed all pipes, or has ended and another
-/// process holds them open. `handle` says whether more of that pipe is wanted, or breaks off.
+/// Follows the output of worker process `child` until it has closed all pipes, or has ended while
+/// another process holds them open. `handle` returns whether to keep reading this pipe, or breaks.
 ///
 /// # Errors
 ///
@@ -198,7 +198,7 @@ pub fn follow<B>(
             if let Break(reason) = handle(Event::Nothing) {
                 return Ok(Some(reason));
             }
-            // One more period without output after its end: everything that it wrote was read.
+            // Another period without output after it ended: everything it wrote was read.
             if has_ended {
                 return Ok(None);
             }
@@ -230,7 +230,7 @@ pub fn follow<B>(
     Ok(None)
 }
 
-/// The positions of the pipes that have data or have ended; none after a period.
+/// The positions of pipes that have data or have ended; none if a period has passed.
 fn ready(pipes: &[(usize, PipeReader)]) -> nix::Result<Vec<usize>> {
     let mut polled: Vec<PollFd> = Vec::new();
     for (_, pipe) in pipes {
@@ -248,8 +248,8 @@ fn is_zombie(child: i32) -> bool {
     status.is_ok_and(|status| status != WaitStatus::StillAlive)
 }
 
-/// Whether the worker ended with status 0, as far as that can be known. A killed worker may wait for a
-/// file system forever; it is then left to init.
+/// Whether the worker ended with status 0, as far as is known. A killed worker may wait for a file
+/// system forever; it is then left to init.
 fn wait(child: Pid, has_closed_its_pipe: bool) -> bool {
     let flags = (!has_closed_its_pipe).then_some(WaitPidFlag::WNOHANG);
     let end = Instant::now() + KILL_TIMEOUT;
@@ -260,7 +260,7 @@ fn wait(child: Pid, has_closed_its_pipe: bool) -> bool {
             }
             Ok(status) => return matches!(status, WaitStatus::Exited(_, 0)),
             Err(Errno::EINTR) => {}
-            // Where this process ignores SIGCHLD, perhaps since it was started, the kernel keeps no
+            // If this process ignores SIGCHLD, which it may have inherited, the kernel keeps no
             // status (wait(2)). Callers can tell from the output whether it is complete.
             Err(Errno::ECHILD) => return true,
             Err(_) => return false,
@@ -282,7 +282,7 @@ mod tests {
         };
         let limits = Limits::default();
         assert_eq!(run(limits, endless), Err(Failure::OutputTooLarge));
-        // Of this test's workers none is left; others run in other tests.
+        // No worker of this test is left; other tests may have some.
         let one = run(limits, |pipe| {
             pipe.write_all(&getpid().as_raw().to_ne_bytes())
         });

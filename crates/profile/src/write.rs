@@ -58,8 +58,8 @@ impl Format {
 }
 
 impl Format {
-    /// The file of a part of a recording, for formats of which each part makes a file: part 1 has
-    /// `path` itself, part 2 of `a/b.otlp` has `a/b.2.otlp`.
+    /// The path of a part of a recording, for formats with one file per part: part 1 has `path`
+    /// itself, part 2 of `a/b.otlp` has `a/b.2.otlp`.
     #[must_use]
     pub fn part_path(path: &Path, part: usize) -> PathBuf {
         match (part, path.file_stem(), path.extension()) {
@@ -73,8 +73,8 @@ impl Format {
         }
     }
 
-    /// Whether a file of this format is made of all parts of a recording together ([`Aggregate`]).
-    /// Of OTLP each part makes a file.
+    /// Whether this format has one file for all parts of a recording ([`Aggregate`]). OTLP has one
+    /// file per part.
     #[must_use]
     pub fn is_aggregate(self) -> bool {
         self != Self::Otlp
@@ -94,8 +94,8 @@ pub struct Options {
 }
 
 impl Profile {
-    /// Writes this profile to `path`, in the format of its extension. On an error, or if this process
-    /// is killed, the file stays as it was.
+    /// Writes this profile to `path`, in the format of its extension. If this fails, or this
+    /// process is killed, an existing file is unchanged.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl Profile {
     ///
     /// # Errors
     ///
-    /// Those of `writer`.
+    /// The errors of `writer`.
     pub fn write(
         &self,
         format: Format,
@@ -125,8 +125,7 @@ impl Profile {
     }
 }
 
-/// The start and end of a place in memory, and its offset in the file. The kernel has the upper
-/// half.
+/// Start and end of a place in memory, and its offset in the file. The kernel has the upper half.
 fn range(place: Place) -> (u64, u64, u64) {
     match place {
         Place::Kernel => (1 << 63, u64::MAX, 0),
@@ -135,7 +134,7 @@ fn range(place: Place) -> (u64, u64, u64) {
     }
 }
 
-/// The service of a process, or its command, and its id.
+/// The service name of a process, or its command name, and its ID.
 fn name_of(process: &ProcessFacts) -> String {
     let service = process
         .resource

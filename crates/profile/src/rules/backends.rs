@@ -10,8 +10,8 @@ use super::{Check, entry, key};
 /// Size of a head-tail hash, in bytes.
 const HTLHASH_SIZE: usize = 16;
 
-/// Describes what a backend would miss in `data`, which must break no rule ([`super::violations`]);
-/// empty for every file that this crate writes:
+/// Describes what a backend would miss in `data`, which must not violate a rule
+/// ([`super::violations`]); empty for every file that this crate writes:
 ///
 /// - A profile counts samples with a period of CPU time, or off-CPU nanoseconds without a period:
 ///   what Pyroscope maps. Each value has its time.

@@ -1,7 +1,7 @@
-//! How samples and catalogs stand in the spool.
+//! The encoding of samples and catalogs in the spool.
 //!
-//! Numbers are little-endian, text and lists have their length before them. Nobody but the process
-//! that wrote it ever reads a spool.
+//! Numbers are little-endian; strings and lists are preceded by their length. Only the process that
+//! wrote a spool ever reads it.
 
 use std::io;
 
@@ -12,19 +12,19 @@ use otelctx_sample::{
     Catalog, Event, Found, Frame, FrameKind, Module, NamedFrame, ProcessFacts, ReadStep, Sample,
 };
 
-/// A sample takes this many bytes.
+/// Size of a sample, in bytes.
 pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + 8 + 1 + 4 + 4 + 4;
-/// The time off-CPU of a sample that was taken on a CPU.
+/// Encodes that a sample was taken on a CPU, in place of the time off-CPU.
 const ON_CPU: u64 = u64::MAX;
 
-/// A sample by the positions that its entries have in their catalog.
+/// A sample that refers to entries by their positions in their catalog.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) time: u64,
     pub(super) cpu: u32,
     pub(super) thread: usize,
     pub(super) event: Event,
-    /// With the context's position.
+    /// With the position of the context.
     pub(super) found: Found<usize>,
     pub(super) user_stack: usize,
     pub(super) kernel_stack: usize,
@@ -35,7 +35,7 @@ mod outcome {
     pub(super) const DETACHED: u8 = 1;
     pub(super) const NOT_PUBLISHED: u8 = 2;
     pub(super) const INVALID: u8 = 3;
-    /// And the step.
+    /// Plus the step.
     pub(super) const UNREADABLE: u8 = 4;
 }
 
@@ -93,7 +93,8 @@ pub(super) fn read_sample(bytes: &mut &[u8]) -> io::Result<Entry> {
     })
 }
 
-/// Adds a catalog. `kinds` are the kinds of named frames, which have no other name than themselves.
+/// Adds a catalog. `kinds` are the kinds of named frames, which are encoded by their position in
+/// it.
 pub(super) fn write_catalog(out: &mut Vec<u8>, catalog: &Catalog, kinds: &mut Vec<FrameKind>) {
     number(out, catalog.modules().len());
     for (_, module) in catalog.modules() {
@@ -190,7 +191,7 @@ pub(super) fn read_module(bytes: &mut &[u8]) -> io::Result<Module> {
     })
 }
 
-/// A process, its mappings with the positions of their modules.
+/// A process; its mappings refer to modules by position.
 pub(super) struct Process {
     pub(super) facts: ProcessFacts,
     /// Start, end, offset, since; module.
@@ -257,7 +258,7 @@ pub(super) fn read_thread(bytes: &mut &[u8]) -> io::Result<(usize, i32, String)>
     Ok((process, tid, take_text(bytes)?))
 }
 
-/// A catalog holds fewer than 2^32 entries of a kind.
+/// A catalog contains fewer than 2^32 entries of a kind.
 fn number(out: &mut Vec<u8>, number: usize) {
     out.extend((number as u32).to_le_bytes());
 }
@@ -271,7 +272,7 @@ fn text(out: &mut Vec<u8>, text: &str) {
     block(out, text.as_bytes());
 }
 
-/// Something else has written to the file.
+/// The error if another process has written to the file.
 pub(super) fn damaged() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the spool file was changed")
 }

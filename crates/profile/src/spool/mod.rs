@@ -1,9 +1,10 @@
-//! A recording in the making: samples go to a file, so that its length does not matter.
+//! A recording in progress: samples are written to a file, so that its length is not limited by
+//! memory.
 //!
-//! The file has no name, and goes away with the process. It holds segments: the samples that were taken
-//! with one catalog, and behind them that catalog. A catalog that has grown too large is written and
-//! replaced, so that the memory of a recording is bounded. When it ends, segments are put together to
-//! parts, of which each is bounded as well; nearly all recordings have one.
+//! The file has no name, and is deleted with the process. It consists of segments: the samples that
+//! were taken with one catalog, followed by that catalog. A catalog that has grown too large is
+//! written and replaced, so that the memory of a recording is bounded. At the end, segments are
+//! combined into parts, each of which is bounded as well; nearly all recordings have one part.
 
 mod codec;
 mod part;
@@ -22,17 +23,18 @@ use crate::{Clock, Recording, file};
 use codec::SAMPLE_SIZE;
 use part::Part;
 
-/// Samples are written when there are this many bytes of them.
+/// Samples are written once there are this many bytes of them.
 const BUFFER: usize = 256 * 1024;
-/// A catalog that takes more memory than this is replaced, in bytes: small beside what the command
-/// takes anyway, so that its memory hardly changes.
+/// Maximum memory of a catalog before it is replaced, in bytes: small compared to the rest of the
+/// command's memory.
 const MAX_CATALOG: usize = 2 << 20;
-/// But not before it has served this many samples: two and a half seconds of two busy CPUs at 999 Hz.
+/// Minimum number of samples per catalog: two and a half seconds of two busy CPUs at 999 Hz.
 const MIN_SEGMENT_SAMPLES: u64 = 5_000;
-/// A part is full with this many samples: with all that a profile keeps of each some 400 MB.
+/// Maximum number of samples of a part: with everything that a profile keeps about each, about 400
+/// MB.
 const MAX_PART_SAMPLES: usize = 4_000_000;
-/// A part is full when its catalog takes this much memory, in bytes. As OTLP it is smaller than
-/// 1 GiB: a sample takes less than 40 bytes there, and the tables less than the catalog.
+/// Maximum memory of a part's catalog, in bytes. As OTLP, the part is smaller than 1 GiB: a sample
+/// takes less than 40 bytes, and the tables less than the catalog.
 const MAX_PART_CATALOG: usize = 256 << 20;
 
 /// The limits of a spool.
@@ -49,15 +51,15 @@ const LIMITS: Limits = Limits {
     part_catalog: MAX_PART_CATALOG,
 };
 
-/// Samples on their way to a file.
+/// Writes samples to a file.
 #[derive(Debug)]
 pub struct Spool {
     file: File,
     /// Samples that are not written yet.
     buffer: Vec<u8>,
-    /// Where the next bytes go.
+    /// The position at which the next bytes are written.
     end: u64,
-    /// Where the samples begin that belong to the catalog in use.
+    /// The position of the first sample that belongs to the current catalog.
     start: u64,
     segments: Vec<Segment>,
     kinds: Vec<FrameKind>,
@@ -65,7 +67,7 @@ pub struct Spool {
     len: u64,
 }
 
-/// Samples, and behind them their catalog.
+/// Samples, followed by their catalog.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     start: u64,
@@ -74,11 +76,11 @@ struct Segment {
 }
 
 impl Spool {
-    /// A spool beside `path`, or where that is no place for files, in the current directory or the one
-    /// for temporary files; in memory if no file can be made in any of them.
+    /// Creates a spool next to `path`, or if that is not possible, in the current directory or the
+    /// directory for temporary files; or in memory if no file can be created in any of them.
     ///
     /// # Errors
-    /// When there is no room in memory either.
+    /// If there is not enough memory either.
     pub fn beside(path: &Path) -> io::Result<Self> {
         let is_file = path.metadata().is_ok_and(|found| found.is_file());
         let is_new = path.symlink_metadata().is_err();
@@ -105,31 +107,32 @@ impl Spool {
         }
     }
 
-    /// How many samples it has.
+    /// Number of samples.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether there are no samples.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Adds a sample. [`Spool::write`] is to be called every now and then.
+    /// Adds a sample. [`Spool::write`] must be called regularly.
     pub fn push(&mut self, sample: &Sample) {
         self.len += 1;
         self.limits.rotation.count(1);
         codec::write_sample(&mut self.buffer, sample);
     }
 
-    /// Writes samples if there are many, and the catalog if it is large: then it is empty afterwards, and
-    /// the sampler has to be told (`Sampler::reset_catalog`). Returns whether it was.
+    /// Writes samples if there are many, and the catalog if it is large. In the latter case it is
+    /// empty afterwards, and the sampler must be notified (`Sampler::reset_catalog`). Returns
+    /// whether the catalog was written.
     ///
     /// # Errors
-    /// When the file cannot be written, for example because the disk is full. Nothing is lost, but the
-    /// recording has to end.
+    /// If the file cannot be written, for example because the disk is full. Nothing is lost, but
+    /// the recording must end.
     pub fn write(&mut self, catalog: &mut Catalog) -> io::Result<bool> {
         if self.buffer.len() >= BUFFER {
             self.flush()?;
@@ -158,7 +161,7 @@ impl Spool {
             end: self.end + self.buffer.len() as u64,
         };
         let written = self.file.write_all_at(&self.buffer, self.end);
-        // It keeps its memory: the next catalog takes as much.
+        // Keeps its memory: the next catalog needs as much.
         self.buffer.clear();
         written?;
         self.segments.push(segment);
@@ -166,7 +169,7 @@ impl Spool {
         Ok(())
     }
 
-    /// The recording, part by part. `catalog` is the one in use.
+    /// Returns the recording, part by part. `catalog` is the current one.
     #[must_use]
     pub fn finish(
         mut self,
@@ -196,19 +199,19 @@ impl Spool {
     }
 }
 
-/// The segment whose catalog is not in the file.
+/// The last segment, whose catalog is not in the file.
 #[derive(Debug)]
 struct Last {
     samples: (u64, u64),
-    /// Samples behind those.
+    /// Further samples, which are not in the file.
     buffer: Vec<u8>,
     catalog: Vec<u8>,
 }
 
-/// A recording, part by part. The counters are those of the first; the others have none.
+/// A recording, part by part. The first part has the counters; those of the others are zero.
 ///
-/// What was read is given back to the file system, and the file itself before the last part is returned:
-/// on a disk that is full there is room for what is made of it.
+/// Space that was read is returned to the file system, and the file is deleted before the last part
+/// is returned, so that a full disk has room for the output.
 #[derive(Debug)]
 pub struct Parts {
     file: Option<File>,
@@ -218,7 +221,7 @@ pub struct Parts {
     limits: Limits,
     samples: u64,
     clock: Clock,
-    /// The time of the parts that were not read yet.
+    /// The time span of the parts that were not read yet.
     rest: Clock,
     period: NonZeroU64,
     counts: Counts,
@@ -238,13 +241,13 @@ impl Iterator for Parts {
 }
 
 impl Parts {
-    /// How many samples all parts have.
+    /// Number of samples in all parts.
     #[must_use]
     pub fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// The time that all parts span.
+    /// The time span of all parts.
     #[must_use]
     pub fn clock(&self) -> Clock {
         self.clock
@@ -273,7 +276,7 @@ impl Parts {
         }
         let mut clock = self.rest;
         if self.last.is_some() {
-            // The next part begins where this one ends.
+            // The next part starts where this one ends.
             let newest = part.samples.iter().map(|sample| sample.time).max();
             clock.end = newest.map_or(clock.start, |time| time.saturating_add(1));
             clock.end = clock.end.max(clock.start);
@@ -312,7 +315,7 @@ impl Parts {
         Ok(bytes)
     }
 
-    /// Where a file system cannot do that, the room comes back in the end.
+    /// If the file system does not support this, the space is returned at the end.
     fn give_back(&self, from: u64, to: u64) {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         if let Some(file) = &self.file {

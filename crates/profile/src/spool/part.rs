@@ -1,4 +1,4 @@
-//! A part of a recording, put together from segments of the spool.
+//! A part of a recording, combined from segments of the spool.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,21 +14,21 @@ use super::codec::{
     take_number,
 };
 
-/// A process by what tells it from others: id, start, program.
+/// Identifies a process: ID, start time, program.
 type Identity = (i32, u64, String);
 
-/// A catalog that others are added to.
+/// A catalog to which others are added.
 #[derive(Debug, Default)]
 pub(super) struct Part {
     pub(super) catalog: Catalog,
     pub(super) samples: Vec<Sample>,
     /// The newest entry of each process.
     processes: HashMap<Identity, ProcessId>,
-    /// What was last seen mapped at a range.
+    /// The last known mapping at an address range.
     mapped: HashMap<(ProcessId, u64, u64), (u64, ModuleId), RandomState>,
 }
 
-/// The ids that the entries of a segment have in the part, by their positions.
+/// The IDs in the part of a segment's entries, by position.
 #[derive(Debug)]
 pub(super) struct Ids {
     threads: Vec<ThreadId>,
@@ -46,8 +46,8 @@ impl Part {
         for _ in 0..take_number(bytes)? {
             let process = read_process(bytes)?;
             let identity = identity(&process.facts);
-            // The first entry of a segment goes on with the last one of the segment before; another one
-            // has come by an exec.
+            // The first entry of a segment continues the last one of the previous segment; further
+            // entries were added by an exec.
             let known = self.processes.get(&identity).copied();
             let is_first = renewed.insert(identity.clone(), ()).is_none();
             let id = match known.filter(|_| is_first && process.facts.start_ticks > 0) {

@@ -35,7 +35,7 @@ fn clock(end: u64) -> Clock {
     }
 }
 
-/// Adds two processes, as a sampler does whose catalog was replaced.
+/// Adds two processes, like a sampler whose catalog was replaced.
 fn processes(catalog: &mut Catalog, published: bool) -> [ProcessId; 2] {
     let module = catalog.module(Module {
         path: "/usr/bin/shop".into(),
@@ -68,7 +68,7 @@ fn processes(catalog: &mut Catalog, published: bool) -> [ProcessId; 2] {
     })
 }
 
-/// The sample of that number, each with a trace and a stack of its own.
+/// The sample with this number, each with its own trace and stack.
 fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Sample {
     let mut context = Context::default();
     context.trace_id = TraceId::from_bytes(u128::from(number + 1).to_be_bytes());
@@ -105,7 +105,7 @@ fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Samp
     }
 }
 
-/// A sample with all that it refers to, in words.
+/// A sample and everything that it refers to, as text.
 fn told(catalog: &Catalog, sample: &Sample) -> String {
     let thread = catalog.thread_facts(sample.thread);
     let process = catalog.process(thread.process);
@@ -123,7 +123,7 @@ fn told(catalog: &Catalog, sample: &Sample) -> String {
     )
 }
 
-/// Records that many samples. Returns what they were, and the recording.
+/// Records this many samples. Returns them as text, and the recording.
 fn record(limits: Limits, samples: u64) -> (Vec<String>, Vec<Recording>) {
     let mut spool = spool(limits);
     let mut catalog = Catalog::new();
@@ -168,7 +168,7 @@ fn what_is_spooled_comes_back() {
         };
         assert_eq!(recording.clock, clock(1600));
         assert_eq!((recording.period, recording.counts.lost), (PERIOD, 3));
-        // However often the catalog was replaced, a process is one, with what was last told of it.
+        // However often the catalog was replaced, each process occurs once, with its last facts.
         let processes: Vec<_> = recording.catalog.processes().map(|(_, it)| it).collect();
         let pids: Vec<i32> = processes.iter().map(|it| it.pid).collect();
         assert_eq!(pids, [1, 2]);
@@ -196,7 +196,7 @@ fn a_long_recording_has_parts_that_follow_each_other() {
                 .all(|it| (begin..end).contains(&it.time))
         );
         assert_eq!(recording.clock.unix(begin), clock(0).unix(begin));
-        // A segment more than the limit, at most.
+        // At most one segment more than the limit.
         assert!(recording.samples.len() < 1100);
         start = end;
     }
@@ -205,7 +205,7 @@ fn a_long_recording_has_parts_that_follow_each_other() {
     assert_eq!((lost[0], lost.iter().sum::<u64>()), (3, 3));
 }
 
-/// The program of a process is another process of the recording.
+/// A process that executes another program is another process in the recording.
 #[test]
 fn a_process_that_executes_another_program_stays_two() {
     let mut spool = spool(small());
@@ -228,7 +228,7 @@ fn a_process_that_executes_another_program_stays_two() {
     assert_eq!(executables, ["/bin/sh", "/usr/bin/shop", "/bin/sh"]);
 }
 
-/// `/dev/full` is a disk without room (full(4)).
+/// `/dev/full` is a full disk (full(4)).
 #[test]
 fn nothing_is_lost_when_the_disk_is_full() {
     let full = OpenOptions::new().read(true).write(true).open("/dev/full");

@@ -1,4 +1,4 @@
-//! A recording added up over its parts, for the formats that make one file of it.
+//! A recording aggregated over its parts, for formats with one file per recording.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
@@ -10,23 +10,23 @@ use super::pprof::Pprof;
 use super::{flame_graph, folded};
 use crate::{Clock, Error, Format, Options, Profile, file};
 
-/// Room for the text of stacks, in bytes.
+/// Maximum size of the text of stacks, in bytes.
 const MAX_STACKS: usize = 128 << 20;
-/// Stands for all stacks, traces or spans that found no room.
+/// Represents all stacks, traces or spans for which there was no room.
 pub(super) const OTHER: &str = "(other)";
 
-/// The room that is left for entries of tables.
+/// A memory budget for entries of tables.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
-    /// In bytes, at the beginning.
+    /// The budget, in bytes.
     pub(super) size: usize,
     left: usize,
-    /// Of that, bytes that are not to be taken now.
+    /// Bytes of the budget that are reserved for now.
     pub(super) reserved: usize,
 }
 
 impl Room {
-    /// What an entry takes in an index beside its contents: an estimate, in bytes.
+    /// Estimated memory of an entry in an index, in bytes, without its contents.
     const ENTRY: usize = 32;
 
     pub(super) fn new(size: usize) -> Self {
@@ -37,7 +37,7 @@ impl Room {
         }
     }
 
-    /// Takes room for an entry of this many bytes, if there is that much.
+    /// Takes this many bytes from the budget, if they are left.
     pub(super) fn take(&mut self, bytes: usize) -> bool {
         let bytes = bytes.saturating_add(Self::ENTRY);
         let is_enough = self.left.saturating_sub(self.reserved) >= bytes;
@@ -46,15 +46,15 @@ impl Room {
     }
 }
 
-/// A recording added up over its parts, for the formats that make one file of it
-/// ([`Format::is_aggregate`]). Each format's memory is bounded.
+/// A recording aggregated over its parts, for formats with one file per recording
+/// ([`Format::is_aggregate`]). The memory of each format is bounded.
 #[derive(Debug)]
 pub struct Aggregate {
     options: Options,
     stacks: Option<Stacks>,
     pprof: Option<Pprof>,
     firefox: Option<Firefox>,
-    /// By id and start.
+    /// By ID and start time.
     processes: HashSet<(i32, u64)>,
     /// The name of one of them.
     process: String,
@@ -65,16 +65,17 @@ pub struct Aggregate {
 /// On-CPU stacks as text.
 #[derive(Debug)]
 struct Stacks {
-    /// Each stack with its samples, in the order of their text.
+    /// Each stack with its number of samples, ordered by text.
     lines: BTreeMap<String, usize>,
     room: Room,
-    /// Samples whose stacks found no room.
+    /// Number of samples whose stacks had no room.
     others: usize,
 }
 
 impl Aggregate {
-    /// Nothing yet, for files of these formats. `clock` is that of the whole recording, `samples` how
-    /// many samples it has at most: the Firefox Profiler is shown fewer of very many.
+    /// Creates an empty aggregate for these formats. `clock` is that of the whole recording,
+    /// `samples` its maximum number of samples: in long recordings, the Firefox Profiler gets only
+    /// a subset.
     #[must_use]
     pub fn new(options: &Options, formats: &[Format], clock: Clock, samples: u64) -> Self {
         let wants = |format| formats.contains(&format);
@@ -94,7 +95,7 @@ impl Aggregate {
         }
     }
 
-    /// Adds a part of a recording. Parts follow each other in time.
+    /// Adds a part of a recording. Parts must be added in order.
     pub fn add(&mut self, part: &Profile) {
         if let Some(stacks) = &mut self.stacks {
             stacks.add(part, &self.options);
@@ -114,11 +115,11 @@ impl Aggregate {
         self.period = part.period();
     }
 
-    /// Writes `path` in the format of its ending.
+    /// Writes `path` in the format of its extension.
     ///
     /// # Errors
     ///
-    /// [`Error::Ending`] for a format that this was not made for, [`Error::Write`].
+    /// [`Error::Ending`] for a format for which the aggregate was not created, [`Error::Write`].
     pub fn write_file(&mut self, path: &Path) -> Result<(), Error> {
         let format = Format::from_path(path)?;
         let is_there = match format {
@@ -146,7 +147,7 @@ impl Aggregate {
         }
     }
 
-    /// Each stack with its samples.
+    /// Each stack with its number of samples.
     pub(super) fn lines(&self) -> impl Iterator<Item = (&str, usize)> {
         self.stacks.iter().flat_map(|stacks| {
             let lines = stacks.lines.iter();
@@ -157,7 +158,7 @@ impl Aggregate {
         })
     }
 
-    /// What was recorded: the service if it is one process, else how many there are.
+    /// What was recorded: the service if it is one process, otherwise the number of processes.
     fn subject(&self) -> String {
         match self.processes.len() {
             1 => self.process.clone(),
@@ -165,7 +166,7 @@ impl Aggregate {
         }
     }
 
-    /// The subject, and what it is divided by.
+    /// The subject, and the attribute by which it is divided.
     pub(super) fn title(&self) -> String {
         let subject = self.subject();
         match &self.options.by {

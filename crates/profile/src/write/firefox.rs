@@ -16,32 +16,33 @@ use super::folded::each_frame;
 use crate::attributes::{attribute, attributes};
 use crate::{Clock, Kind, LocationIndex, Options, Place, Profile};
 
-/// Most samples in a file. Of a longer recording each shown sample stands for several of its thread.
+/// Maximum number of samples in a file. In a longer recording, each shown sample represents several
+/// of its thread.
 const MAX_SAMPLES: u64 = 4_000_000;
-/// Room for tracks, stacks and the text of spans, in bytes by estimate.
+/// Maximum memory of tracks, stacks and the text of spans, in bytes (estimated).
 const MAX_MEMORY: usize = 512 << 20;
-/// What the profile has of a track, beside samples and spans, and of a frame of a stack, in bytes.
+/// Estimated memory of a track without samples and spans, and of a frame, in bytes.
 const TRACK: usize = 2048;
 const FRAME: usize = 100;
 
-/// A profile that parts of a recording are added to.
+/// A profile to which the parts of a recording are added.
 #[derive(Debug)]
 pub(super) struct Firefox {
     out: fx::Profile,
     /// The attribute that names spans.
     by: Option<String>,
     categories: Categories,
-    /// By id, start and program.
+    /// By ID, start time and program.
     processes: HashMap<(i32, u64, String), fx::ProcessHandle>,
-    /// By process and id.
+    /// By process and thread ID.
     tracks: IndexMap<(fx::ProcessHandle, i32), Track>,
     strings: HashMap<String, fx::StringHandle>,
-    /// Stacks by thread, callers and the innermost frame.
+    /// Stacks by thread, callers and innermost frame.
     stacks: HashMap<StackKey, fx::StackHandle, RandomState>,
     room: Room,
-    /// Of the whole recording.
+    /// The clock of the whole recording.
     clock: Clock,
-    /// How many samples of a thread one stands for.
+    /// Number of samples of a thread that each shown sample represents.
     stride: usize,
 }
 
@@ -56,7 +57,7 @@ type StackKey = (
 #[derive(Debug)]
 struct Track {
     thread: fx::ThreadHandle,
-    /// The span of the last sample, with the first and the last sample's time.
+    /// The span of the last sample, with the times of its first and last sample.
     span: Option<(SpanMarker, u64, u64)>,
 }
 
@@ -68,7 +69,7 @@ struct TrackSample<'p> {
 }
 
 impl Firefox {
-    /// For a recording of that many samples, in all its parts.
+    /// Creates a profile of a recording with this many samples, in all its parts.
     pub(super) fn new(options: &Options, clock: Clock, samples: u64) -> Self {
         let start = Duration::from_nanos(clock.unix(clock.start));
         let start = fx::ReferenceTimestamp::from_duration_since_unix_epoch(start);
@@ -116,7 +117,7 @@ impl Firefox {
         }
     }
 
-    /// The position of a thread's track; of a common one for threads that find no room.
+    /// The position of a thread's track, or of the shared track of threads without room.
     fn track(&mut self, part: &Profile, id: ThreadId) -> usize {
         let thread = part.thread(id);
         let facts = part.process(thread.process);
@@ -170,7 +171,7 @@ impl Firefox {
         shown
     }
 
-    /// A stack; one that stands for others if there is no room for it.
+    /// A stack, or the one that represents others if there is no room for it.
     fn stack(
         &mut self,
         part: &Profile,
@@ -223,7 +224,7 @@ impl Firefox {
         Some(stack)
     }
 
-    /// Text, if there is room for it.
+    /// A string, if there is room for it.
     fn string(&mut self, text: &str) -> Option<fx::StringHandle> {
         if let Some(known) = self.strings.get(text) {
             return Some(*known);
@@ -236,8 +237,9 @@ impl Firefox {
         Some(string)
     }
 
-    /// Notes each run of samples of one span. It becomes a marker when another one follows, which may
-    /// be in the next part: from the first sample to the end of the time that the last one stands for.
+    /// Records each run of samples of one span. It becomes a marker when another span follows,
+    /// possibly in the next part: from the first sample to the end of the time that the last sample
+    /// represents.
     fn add_spans(&mut self, part: &Profile, track: usize, shown: &[&TrackSample<'_>]) {
         for run in shown.chunk_by(|one, other| one.context == other.context) {
             let (start, end) = (run[0].time, run[run.len() - 1].time);
@@ -258,7 +260,7 @@ impl Firefox {
         let context = part.context(id);
         let text = attributes(context).into_iter();
         let text: Vec<_> = text.map(|(key, value)| format!("{key}={value}")).collect();
-        // Markers of one name share a row of the chart.
+        // Markers with the same name share a row of the chart.
         let name = self.by.as_deref().and_then(|name| attribute(context, name));
         let texts = [
             name.unwrap_or("span"),
@@ -312,7 +314,7 @@ struct Categories {
     user: fx::CategoryHandle,
     kernel: fx::CategoryHandle,
     span: fx::CategoryHandle,
-    /// For frames that a runtime has named, by what executes them.
+    /// Categories of frames that a runtime has named, by what executes them.
     runtimes: HashMap<FrameKind, fx::CategoryHandle>,
 }
 
@@ -338,7 +340,7 @@ impl Categories {
     }
 }
 
-/// A span that a thread worked on.
+/// A span that a thread was working on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct SpanMarker {
     category: fx::CategoryHandle,

@@ -23,7 +23,7 @@ pub(super) fn write(stacks: &Aggregate, writer: &mut dyn Write) -> io::Result<()
     // Each function has the same colour in every graph.
     chosen.hash = true;
     if lines.is_empty() {
-        // inferno reports an error where there are no samples.
+        // inferno returns an error if there are no samples.
         return writer.write_all(EMPTY.as_bytes());
     }
     flamegraph::from_lines(&mut chosen, lines.iter().map(String::as_str), writer)
@@ -62,7 +62,7 @@ const EMPTY: &str = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"400\" hei
 mod tests {
     use super::*;
 
-    /// The truth is `date -u -d @SECONDS`.
+    /// The expected values are from `date -u -d @SECONDS`.
     #[test]
     fn a_time_is_told_by_the_calendar() {
         for (seconds, told) in [

@@ -1,7 +1,7 @@
 //! OTLP profiles: one `ProfilesData` of `opentelemetry.proto.profiles.v1development`.
 //!
-//! Written in two passes, so that only one sample's message is in memory at a time: the first fills
-//! the tables and adds up sizes, the second writes the bytes.
+//! Written in two passes, so that only one sample's message is in memory at a time: the first pass
+//! fills the tables and computes sizes, the second writes the bytes.
 
 mod messages;
 mod tables;
@@ -22,7 +22,7 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 use crate::{Group, Kind, Options, Profile};
 use tables::{Entries, Tables};
 
-/// Field numbers of the messages that are written piece by piece.
+/// Field numbers of the messages that are written incrementally.
 mod field {
     /// In `ProfilesData`.
     pub(super) const RESOURCE_PROFILES: u32 = 1;
@@ -98,7 +98,7 @@ fn field_size(tag: u32, size: usize) -> usize {
     key_len(tag) + encoded_len_varint(size as u64) + size
 }
 
-/// All of a `ResourceProfiles` but its scopes.
+/// A `ResourceProfiles` without its scopes.
 fn resource_message(profile: &Profile, process: ProcessId) -> proto::ResourceProfiles {
     proto::ResourceProfiles {
         resource: Some(resource(profile, process)),
@@ -106,7 +106,7 @@ fn resource_message(profile: &Profile, process: ProcessId) -> proto::ResourcePro
     }
 }
 
-/// All of a `ScopeProfiles` but its profiles.
+/// A `ScopeProfiles` without its profiles.
 fn scope_message() -> proto::ScopeProfiles {
     proto::ScopeProfiles {
         scope: Some(InstrumentationScope {
@@ -118,7 +118,7 @@ fn scope_message() -> proto::ScopeProfiles {
     }
 }
 
-/// All of a `Profile` but its samples.
+/// A `Profile` without its samples.
 fn profile_message(profile: &Profile, kind: Kind, tables: &mut Tables<'_>) -> proto::Profile {
     let mut value_type = |kind, unit| {
         Some(proto::ValueType {
@@ -172,7 +172,7 @@ fn value(sample: &Sample) -> i64 {
     }
 }
 
-/// The resource that the process publishes, completed by what the recorder detected.
+/// The resource that the process publishes, supplemented by what the recorder detected.
 fn resource(profile: &Profile, process: ProcessId) -> Resource {
     let facts = profile.process(process);
     let mut attributes: Vec<KeyValue> = Vec::new();
@@ -180,10 +180,10 @@ fn resource(profile: &Profile, process: ProcessId) -> Resource {
         .resource
         .iter()
         .map(|(key, value)| (key.as_str(), any_value(value)))
-        // They describe how contexts are shared, which is not telemetry.
+        // They describe how contexts are shared, and are not telemetry.
         .filter(|(key, _)| !key.starts_with(THREADLOCAL));
     for (key, value) in published.chain(detected(facts)) {
-        // What the process publishes goes before what the recorder detected; each key stands once.
+        // Published attributes take precedence over detected ones; each key occurs once.
         if !key.is_empty() && attributes.iter().all(|attribute| attribute.key != key) {
             attributes.push(KeyValue {
                 key: key.to_owned(),
@@ -198,11 +198,11 @@ fn resource(profile: &Profile, process: ProcessId) -> Resource {
     }
 }
 
-/// What the recorder detected of a process.
+/// Attributes of a process that the recorder detected.
 fn detected(facts: &ProcessFacts) -> impl Iterator<Item = (&str, AnyValue)> {
     let text = |text: &str| (!text.is_empty()).then(|| string(text));
     let name = facts.executable_name();
-    // The convention is the executable's name; a thread of the kernel has none.
+    // The convention is the executable's name; a kernel thread has none.
     let program = if name.is_empty() { &facts.comm } else { name };
     let pid = any_value::Value::IntValue(facts.pid.into());
     [
@@ -245,7 +245,7 @@ fn any_value(value: &Value) -> AnyValue {
                 })
                 .collect(),
         })),
-        // A kind of value that this version does not know is written without a value.
+        // An unknown kind of value is written without a value.
         _ => None,
     };
     AnyValue { value }

@@ -15,10 +15,10 @@ use super::aggregate::{OTHER, Room};
 use crate::attributes::{attributes, beside};
 use crate::{Clock, Group, Kind, Place, Profile};
 
-/// Room for all that samples have, in bytes by estimate.
+/// Maximum memory of all samples, in bytes (estimated).
 const MAX_MEMORY: usize = 384 << 20;
-/// Of that, the room for samples without ids of traces and spans: where the rest is used up, samples
-/// have [`OTHER`] as their trace.
+/// The part of it for samples without trace and span IDs: once the rest is used up, samples have
+/// [`OTHER`] as their trace.
 const WITHOUT_IDS: usize = 128 << 20;
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -105,7 +105,7 @@ struct Function {
     filename: i64,
 }
 
-/// The fields of `Profile` itself, which is written piece by piece.
+/// The fields of `Profile` itself, which is written incrementally.
 mod field {
     pub(super) const SAMPLE_TYPE: u32 = 1;
     pub(super) const SAMPLE: u32 = 2;
@@ -120,20 +120,20 @@ mod field {
     pub(super) const DEFAULT_SAMPLE_TYPE: u32 = 14;
 }
 
-/// Entries that are kept once. An id is a position in its table.
+/// Distinct entries. An ID is a position in its table.
 type Table<T> = IndexSet<T, RandomState>;
 
-/// Samples added up over the parts of a recording.
+/// Samples aggregated over the parts of a recording.
 #[derive(Debug)]
 pub(super) struct Pprof {
     strings: Table<String>,
-    /// Without ids and flags; and whether a location in it has a function.
+    /// Without IDs and flags; the value is whether a location in it has a function.
     mappings: IndexMap<Mapping, bool, RandomState>,
     functions: Table<Function>,
     locations: Table<Location>,
     stacks: Table<Vec<u64>>,
     samples: IndexMap<Key, Values, RandomState>,
-    /// Values of samples that found no room.
+    /// Values of samples for which there was no room.
     others: Values,
     /// Samples by executable.
     executables: BTreeMap<i64, usize>,
@@ -196,7 +196,7 @@ impl Pprof {
         }
     }
 
-    /// The key of a group of samples; none if there is no room for what it refers to.
+    /// The key of a group of samples; none if there is no room for its data.
     fn key(
         &mut self,
         part: &Profile,
@@ -294,7 +294,7 @@ impl Pprof {
         Some(index as u64 + 1)
     }
 
-    /// The id of a mapping, from 1; 0 where there is none.
+    /// The ID of a mapping, from 1; 0 if there is none.
     fn mapping(&mut self, part: &Profile, place: Place, is_named: bool) -> Option<u64> {
         if matches!(place, Place::Unknown | Place::Runtime(_)) {
             return Some(0);
@@ -373,7 +373,7 @@ impl Pprof {
         out.gzip.finish().map(drop)
     }
 
-    /// Adds a sample that stands for all that found no room.
+    /// Adds a sample that represents all samples for which there was no room.
     fn add_others(&mut self) {
         let name = self.string(OTHER).unwrap_or_default();
         let function = Function {
@@ -403,8 +403,8 @@ impl Pprof {
             };
             out.message(field::LOCATION, &location)?;
         }
-        // The first mapping is the main program's (profile.proto, Profile.mapping): the executable
-        // with the most samples.
+        // The first mapping must be the main program's (profile.proto, Profile.mapping): the
+        // executable with the most samples.
         let main = self.executables.iter().max_by_key(|(_, samples)| **samples);
         let main = main.map_or(0, |(executable, _)| *executable);
         let mut mappings: Vec<_> = (1..).zip(&self.mappings).collect();
@@ -430,8 +430,8 @@ impl Pprof {
     }
 }
 
-/// The position of an entry, which is added if it is new and there is room for it and for `size`
-/// bytes outside the table.
+/// The position of an entry. Adds it if it is new and there is room for it and for `size` bytes
+/// outside the table.
 fn intern<T, Q>(table: &mut Table<T>, entry: &Q, size: usize, room: &mut Room) -> Option<usize>
 where
     T: Hash + Eq,
@@ -499,7 +499,7 @@ mod tests {
         start_unix: 0,
     };
 
-    /// A part with samples at one address, each with a trace of its own.
+    /// A part with samples at one address, each with its own trace.
     fn part(traces: std::ops::Range<u64>) -> Profile {
         let mut catalog = Catalog::new();
         let process = catalog.add_process(ProcessFacts::default());
@@ -529,7 +529,8 @@ mod tests {
         Profile::new(recording, &mut NoSymbols)
     }
 
-    /// Samples with their trace, in a file that was made in so much room; and the file itself.
+    /// Samples with their traces, from a file that was written with this memory limit; and the file
+    /// itself.
     fn written(room: usize, parts: [std::ops::Range<u64>; 2]) -> (Vec<(String, i64)>, Decoded) {
         let mut pprof = Pprof::bounded(room);
         for range in parts {
@@ -565,7 +566,7 @@ mod tests {
         assert_eq!(bounded.iter().map(|(_, count)| count).sum::<i64>(), 1200);
         let others: Vec<_> = bounded.iter().filter(|(trace, _)| trace == OTHER).collect();
         assert_eq!(others.len(), 1);
-        // It still says where and on what.
+        // It still has its location and its process.
         let id = |text: &str| decoded.strings.iter().position(|it| it == text).unwrap() as i64;
         let other = decoded
             .samples

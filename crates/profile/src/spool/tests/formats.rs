@@ -1,4 +1,4 @@
-//! However many parts a recording has, the formats that make one file of it have the same in it.
+//! Formats with one file per recording have the same content, however many parts the recording has.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -89,7 +89,7 @@ struct PprofLocation {
     address: u64,
 }
 
-/// Time, duration, and each sample in words.
+/// Time, duration, and each sample as text.
 fn pprof(file: &[u8]) -> (i64, i64, BTreeSet<String>) {
     let profile = Pprof::decode(&unzipped(file)[..]).unwrap();
     let address = |id: &u64| {
@@ -112,7 +112,7 @@ fn pprof(file: &[u8]) -> (i64, i64, BTreeSet<String>) {
     (profile.time, profile.duration, samples)
 }
 
-/// Each thread's samples and spans in words.
+/// Each thread's samples and spans as text.
 fn firefox(file: &[u8]) -> Vec<Vec<String>> {
     let profile: Json = serde_json::from_slice(&unzipped(file)).unwrap();
     let thread = |thread: &Json| {

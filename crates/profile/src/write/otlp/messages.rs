@@ -1,4 +1,4 @@
-//! Splits a profile into several messages where one would be larger than the receiver accepts.
+//! Splits a profile into several messages if one would be larger than the receiver accepts.
 //!
 //! Each message has its own dictionary, with the entries that its samples use. The same tables first
 //! determine how many groups fit, and then write the message.
@@ -27,12 +27,12 @@ pub struct OtlpMessages<'p> {
 }
 
 impl Profile {
-    /// This profile as OTLP messages of at most `limit` bytes: each is a complete `ProfilesData`, which
-    /// is also an `ExportProfilesServiceRequest`, with its own dictionary. Together they have each
-    /// sample once. Without samples there is no message.
+    /// Encodes this profile as OTLP messages of at most `limit` bytes. Each is a complete
+    /// `ProfilesData`, which is also an `ExportProfilesServiceRequest`, with its own dictionary.
+    /// Each sample is in exactly one of them. Without samples there are no messages.
     ///
-    /// A single sample, with its stack, its attributes and the resource of its process, may exceed
-    /// `limit`; then its message does, too.
+    /// If a single sample, with its stack, its attributes and the resource of its process, exceeds
+    /// `limit`, so does its message.
     #[must_use]
     pub fn otlp_messages<'p>(&'p self, options: &'p Options, limit: usize) -> OtlpMessages<'p> {
         OtlpMessages {
@@ -60,8 +60,8 @@ impl Iterator for OtlpMessages<'_> {
 }
 
 impl<'p> OtlpMessages<'p> {
-    /// The next groups that fit into a message, at least one. A group is split only where it fills
-    /// messages by itself: within one message its samples belong together.
+    /// The next groups that fit into a message, at least one. A group is only split if it does not
+    /// fit into one message.
     fn fitting(&mut self) -> Vec<Group<'p>> {
         let mut size = Size::new(self.profile, self.options);
         let mut fitting: Vec<Group<'p>> = Vec::new();
@@ -107,7 +107,7 @@ fn leading(samples: &[Sample], room: usize) -> usize {
     sizes.take_while(|sum| *sum <= room).count()
 }
 
-/// An upper bound of the size of a message in the making.
+/// An upper bound of the size of a message being built.
 struct Size<'p> {
     profile: &'p Profile,
     tables: Tables<'p>,
@@ -129,7 +129,7 @@ impl<'p> Size<'p> {
         self.outside_tables + self.tables.encoded_len()
     }
 
-    /// Adds a group without its samples' values and times; `before` is the group before it.
+    /// Adds a group without its samples' values and times; `before` is the previous group.
     fn add(&mut self, before: Option<&Group<'p>>, group: &Group<'p>) {
         let same_process = before.is_some_and(|before| before.process == group.process);
         if !same_process {

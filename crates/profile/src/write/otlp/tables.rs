@@ -17,10 +17,10 @@ use super::field_size;
 use crate::attributes::{UPSTREAM_PREFIX, attributes, beside};
 use crate::{LocationIndex, Place, Profile};
 
-/// Names of attributes that the profile itself puts on samples.
+/// Names of attributes that the profile itself adds to samples.
 const THREAD_ID: &str = "thread.id";
 const THREAD_NAME: &str = "thread.name";
-/// Attributes for an id without the other one: a link has both.
+/// Attributes for an ID without the other one: a link needs both.
 const TRACE_ID: &str = "trace_id";
 const SPAN_ID: &str = "span_id";
 const OWN: [&str; 4] = [THREAD_ID, THREAD_NAME, TRACE_ID, SPAN_ID];
@@ -36,7 +36,7 @@ mod field {
     pub(super) const STACK: u32 = 7;
 }
 
-/// Each look-up adds the entry if it is new.
+/// The tables of a dictionary. Each lookup adds the entry if it is new.
 pub(super) struct Tables<'p> {
     profile: &'p Profile,
     attribute_prefix: &'p str,
@@ -47,7 +47,7 @@ pub(super) struct Tables<'p> {
     functions: Table<proto::Function>,
     locations: Table<Location>,
     stacks: Table<proto::Stack>,
-    /// The entries that were made from each context, thread, location and stack.
+    /// The entries for each context, thread, location and stack.
     of_context: HashMap<ContextId, (i32, Vec<i32>), RandomState>,
     of_thread: HashMap<ThreadId, [i32; 2], RandomState>,
     of_location: HashMap<LocationIndex, i32, RandomState>,
@@ -276,8 +276,8 @@ impl<'p> Tables<'p> {
         (link, indices)
     }
 
-    /// The name of a record's attribute on a sample, where names must be unique and not empty. Distinct
-    /// names stay distinct.
+    /// The name of a record's attribute on a sample, where names must be unique and not empty.
+    /// Distinct names stay distinct.
     fn name(&self, name: &str) -> String {
         let name = format!("{}{name}", self.attribute_prefix);
         match self.attribute_prefix {
@@ -404,6 +404,6 @@ impl<'p> Tables<'p> {
 pub(super) trait Entries {
     /// A message.
     fn entry(&mut self, tag: u32, message: &impl Message) -> io::Result<()>;
-    /// A text.
+    /// A string.
     fn string(&mut self, tag: u32, text: &str) -> io::Result<()>;
 }
