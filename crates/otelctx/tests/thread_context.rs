@@ -587,6 +587,47 @@ fn a_runtime_writes_the_slot_and_the_record_itself() {
 }
 
 #[test]
+fn a_size_that_a_runtime_writes_leads_nowhere_outside_of_the_record() {
+    in_own_process(
+        "a_size_that_a_runtime_writes_leads_nowhere_outside_of_the_record",
+        || {
+            static KEY: Key = Key::new("key");
+            let _process = ProcessContext::new()
+                .service_name("test")
+                .publish()
+                .unwrap();
+            KEY.register().unwrap();
+            let thread_record = thread_record();
+            thread_record.set([1; 16], [1; 8], TraceFlags::NONE);
+            let raw = thread_record.as_raw().unwrap().as_ptr().cast::<u8>();
+            // What follows the record, to the end of the largest size.
+            let others: Vec<_> = (0..120).map(|_| record(2).reserve(612)).collect();
+            let after = || -> Vec<u8> {
+                // SAFETY: a chunk of records is a page, and the first records are in it.
+                unsafe { std::slice::from_raw_parts(raw.add(640), 640).to_vec() }
+            };
+            let before = after();
+            for size in [613, 640, 700, u16::MAX] {
+                // SAFETY: within the record, which is this thread's.
+                unsafe { raw.add(26).cast::<u16>().write(size) };
+                thread_record.append(&KEY, &"x".repeat(255));
+                assert!(!append_current(&KEY, "late"), "{size}");
+                assert_eq!(after(), before, "{size}");
+                let attributes = current().unwrap().attributes;
+                assert!(attributes.iter().all(|(key, _)| key == "key"), "{size}");
+                thread_record.shrink_to(usize::MAX);
+                assert!(thread_record.attributes_size() <= 612, "{size}");
+            }
+            thread_record.set([3; 16], [3; 8], TraceFlags::NONE);
+            thread_record.append(&KEY, "value");
+            assert_eq!(attributes(), [(0, "value".to_owned())]);
+            thread_record.detach();
+            drop(others);
+        },
+    );
+}
+
+#[test]
 fn ids_come_both_or_not_at_all() {
     let flags = TraceFlags::SAMPLED;
     for (trace, span) in [([0; 16], [1; 8]), ([1; 16], [0; 8]), ([0; 16], [0; 8])] {

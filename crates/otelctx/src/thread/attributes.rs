@@ -23,11 +23,12 @@ pub struct Attributes<'a> {
 }
 
 impl Attributes<'_> {
-    /// Creates a writer that continues after the first `used` bytes of attributes.
+    /// Creates a writer that continues after the first `used` bytes of attributes. If the record is
+    /// not that long, because a language runtime has written a wrong size, no attribute fits.
     ///
     /// # Safety
     /// `block` points to a record of `size` bytes that only this thread changes during the writer's
-    /// lifetime; the first `used` bytes of its attributes are already written.
+    /// lifetime.
     #[inline(always)]
     pub(super) unsafe fn new(block: *mut u8, size: usize, used: usize) -> Self {
         // SAFETY: as the caller promises.
@@ -35,7 +36,7 @@ impl Attributes<'_> {
             let start = block.add(offset::ATTRIBUTES);
             Self {
                 start,
-                next: start.add(used),
+                next: start.wrapping_add(used),
                 end: block.add(size),
                 truncated: false,
                 record: PhantomData,
@@ -82,7 +83,7 @@ impl Attributes<'_> {
     #[inline(always)]
     fn entry(&mut self, index: u8, length: usize) -> Option<*mut u8> {
         let size = ENTRY_HEADER_SIZE + length;
-        if (self.end as usize) - (self.next as usize) < size {
+        if self.next as usize + size > self.end as usize {
             self.truncated = true;
             return None;
         }

@@ -6,7 +6,7 @@ use otelctx_format::KeyMap;
 use super::attached_blocks::{AttachedBlocks, Entry};
 use super::attributes::Attributes;
 use super::bytes::{copy, is_valid, set_used, used};
-use super::in_place::thread_record;
+use super::in_place::{thread_record, MAX_ATTRIBUTES_SIZE};
 use super::keys::{published_names, Key};
 use super::pool::{self, SIZES};
 use super::shared::SharedRecord;
@@ -203,13 +203,19 @@ unsafe fn append(block: *mut u8, class: usize, key: &Key, value: &str) -> bool {
 /// `None` if nothing is attached, or the record is marked as invalid.
 #[must_use]
 pub fn current() -> Option<Context> {
-    // SAFETY: the slot contains a record of the size that it states (OTEP 4947).
+    // SAFETY: the slot contains a record of the size that it states (OTEP 4947). Only the record that
+    // is rewritten in place may state any size.
     let bytes = unsafe {
-        let attached = state::slot(arch::state()).read_volatile();
+        let state = arch::state();
+        let attached = state::slot(state).read_volatile();
         if attached.is_null() {
             return None;
         }
-        std::slice::from_raw_parts(attached, HEADER_SIZE + used(attached))
+        let mut size = used(attached);
+        if attached == (*state).in_place {
+            size = size.min(MAX_ATTRIBUTES_SIZE);
+        }
+        std::slice::from_raw_parts(attached, HEADER_SIZE + size)
     };
     let keys = KeyMap::new(published_names()).ok()?;
     Some(record::decode(bytes).ok()?.resolve(&keys))

@@ -14,6 +14,10 @@ use super::pool;
 use super::state::{self, exit_has_begun, State};
 use crate::arch;
 
+/// Bytes of attributes that the record has room for. A size that a language runtime has written
+/// may be larger.
+pub(super) const MAX_ATTRIBUTES_SIZE: usize = RECOMMENDED_SIZE - offset::ATTRIBUTES;
+
 /// The calling thread's own record: 640 bytes that are rewritten in place, for programs that know
 /// when a thread switches to other work but have no scope for a guard.
 ///
@@ -178,7 +182,7 @@ impl ThreadRecord {
         unsafe {
             let block = (*self.state).in_place;
             if !block.is_null() {
-                shrink(block, size);
+                shrink(block, size.min(MAX_ATTRIBUTES_SIZE));
             }
         }
     }
