@@ -193,6 +193,26 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
         assert!(left() < 200_000, "{} bytes", left());
     });
 
+    // The same for records that are swapped in; the other publisher restores each.
+    let before_foreign = left();
+    in_thread(move || {
+        static FOREIGN: [u8; 64] = [0; 64];
+        for _ in 0..5_000 {
+            swap_current(Some(record(9).share()));
+            let replaced = attached();
+            // SAFETY: the slot is this thread's, and what is in it says that it is to be ignored.
+            unsafe { slot().write(FOREIGN.as_ptr().cast_mut()) };
+            drop(swap_current(None));
+            // SAFETY: as above; what was replaced stays a record.
+            unsafe { slot().write(replaced) };
+        }
+        assert!(
+            left() - before_foreign < 200_000,
+            "{} bytes",
+            left() - before_foreign
+        );
+    });
+
     // Shared records: as much memory as there ever were at once, and no more.
     let share = || record(6).share();
     drop(share());

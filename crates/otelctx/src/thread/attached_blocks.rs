@@ -177,12 +177,7 @@ impl AttachedBlocks {
         unsafe {
             Self::prepare(state);
             let this = &raw mut (*state).shared;
-            let attached = Self::entries(this).count();
-            if attached >= INLINE && found_slot(state).read_volatile().is_null() {
-                Self::clear(state);
-            } else if attached >= MAX_ATTACHED {
-                state::clear_slot(state);
-                Self::clear(state);
+            if !Self::make_room(state) {
                 // No guard of this thread has this generation, so it will leave the slot alone.
                 return (ptr::null_mut(), (*this).generation.wrapping_sub(1));
             }
@@ -197,10 +192,32 @@ impl AttachedBlocks {
         }
     }
 
+    /// Clears the list if nobody restores anything, or if it is full. Returns false in the latter
+    /// case: the slot is empty then, unless it contains another publisher's record.
+    ///
+    /// # Safety
+    /// `state` belongs to the calling thread, and is [prepared](Self::prepare).
+    pub(super) unsafe fn make_room(state: *mut State) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let attached = Self::entries(&raw mut (*state).shared).count();
+            let is_full = attached >= MAX_ATTACHED;
+            if attached >= INLINE && found_slot(state).read_volatile().is_null() {
+                Self::clear(state);
+                return true;
+            }
+            if is_full {
+                state::clear_slot(state);
+                Self::clear(state);
+            }
+            !is_full
+        }
+    }
+
     /// Adds an entry for a block. Takes over the reference.
     ///
     /// # Safety
-    /// `state` belongs to the calling thread.
+    /// `state` belongs to the calling thread, and there is [room](Self::make_room).
     pub(super) unsafe fn add(state: *mut State, block: *mut u8) -> *mut Entry {
         // SAFETY: as the caller promises; `overflow` is null or came from Box.
         unsafe {

@@ -84,7 +84,8 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
             return None;
         }
         if foreign {
-            // The other publisher may restore it, so it stays alive.
+            // The other publisher may restore it, so it stays alive, unless too many do already.
+            AttachedBlocks::make_room(state);
             retain(old.block);
             let kept = AttachedBlocks::add(state, old.block);
             (*kept).copy = old.copy;
