@@ -31,6 +31,9 @@ struct Recorded {
 
 pub(crate) fn run(report: &mut Report) {
     report.group("instructions");
+    if !is_installed() {
+        return report.skipped("every operation", NO_VALGRIND);
+    }
     let recorded = if report.write { None } else { recorded(report) };
     let works = build().and_then(|program| scratch::output(&mut Command::new(program)));
     let works = match works {
@@ -115,6 +118,9 @@ fn toolchain() -> String {
 
 /// Counts the instructions for doing a work once; `None` where there is no valgrind.
 pub(crate) fn count(work: &str) -> Result<Option<f64>, String> {
+    if !is_installed() {
+        return Ok(None);
+    }
     let scratch = scratch::Directory::new("callgrind");
     let file = scratch.path().join("out");
     let program = build()?;
@@ -131,11 +137,7 @@ pub(crate) fn count(work: &str) -> Result<Option<f64>, String> {
             "GLIBC_TUNABLES",
             "glibc.cpu.hwcaps=-AVX_Usable,-AVX2_Usable,-AVX2,-AVX,-ERMS,-FSRM",
         );
-    let times = match scratch::output(&mut command) {
-        Err(_) if !is_installed() => return Ok(None),
-        Err(why) => return Err(why),
-        Ok(text) => text.trim().parse::<f64>(),
-    };
+    let times = scratch::output(&mut command)?.trim().parse::<f64>();
     let times = times.map_err(|error| error.to_string())?;
     let text = std::fs::read_to_string(&file).map_err(|error| error.to_string())?;
     let total: Option<f64> = text

@@ -231,6 +231,19 @@ fn a_reader_sees_the_old_record_or_the_new_one_or_none() {
                 || thread_record().set([5; 16], [5; 8], TraceFlags::NONE),
                 |()| thread_record().append(&KEY, "later"),
             );
+            let empty = [&[5; 24][..], &[1, 0, 0, 0]].concat();
+            at_any_instruction_or(
+                "shrink the thread's record, append",
+                &empty,
+                || {
+                    thread_record()
+                        .set_with([5; 16], [5; 8], TraceFlags::NONE, |a| a.add(&KEY, "old"))
+                },
+                |()| {
+                    thread_record().shrink_to(0);
+                    thread_record().append(&KEY, "other");
+                },
+            );
             at_any_instruction(
                 "detach the thread's record and reuse it",
                 || thread_record().set([5; 16], [5; 8], TraceFlags::NONE),
