@@ -449,14 +449,14 @@ impl StoppedThread<'_> {
 
     fn read(&mut self, variables: &ThreadVariables) -> Result<Option<usize>, Error> {
         let (tid, thread_pointer) = (self.thread.tid, self.stopped.thread_pointer());
+        let process = self.thread.process;
         // It was opened when the variables were resolved.
-        match self.thread.process.open_memory() {
-            Some(memory) => {
-                let memory = self.ahead.over_all(memory);
-                variables.read(&memory, tid, thread_pointer, &mut self.record)
-            }
-            None => Ok(None),
-        }
+        let memory = process.open_memory().ok_or_else(|| {
+            let pid = process.id();
+            remote::Error::NoSuchProcess { pid }
+        })?;
+        let memory = self.ahead.over_all(memory);
+        variables.read(&memory, tid, thread_pointer, &mut self.record)
     }
 }
 
@@ -657,5 +657,31 @@ mod tests {
         let mut buffer = vec![0; record::RECOMMENDED_SIZE];
         assert!(read_record(&image, 2 * PAGE - 40, &mut buffer).is_err());
         assert!(read_record(&image, u64::MAX - 1, &mut buffer).is_err());
+    }
+
+    #[test]
+    fn without_the_process_s_memory_no_thread_is_detached() {
+        let flags = ["-DLINKED", "-rdynamic"];
+        let compiler = otelctx_fixtures::Compiler::gcc();
+        let Some(program) = compiler.program(&["threads.c", "variable.c"], &flags) else {
+            return;
+        };
+        let mut program = std::process::Command::new(program);
+        let target = otelctx_fixtures::Target::spawn(&mut program);
+        let mut options = crate::Options::default();
+        options.any_schema = true;
+        let open = || Process::with_options(target.pid(), options.clone()).unwrap();
+        let support = Arc::new(open().thread_support().unwrap());
+        assert!(matches!(*support, ThreadSupport::Readable(_)));
+        // Nothing was resolved through this one, so it has opened no memory.
+        let process = open();
+        let thread = Thread::new(&process, support, target.pid());
+        let stopped = thread.stop().unwrap().context();
+        for outcome in [stopped, thread.context()] {
+            let Err(Error::Remote(remote::Error::NoSuchProcess { pid })) = outcome else {
+                panic!("{outcome:?}")
+            };
+            assert_eq!(pid, target.pid());
+        }
     }
 }
