@@ -359,3 +359,6 @@ fn look(thread: &Thread<'_>, is_readable: bool) -> ThreadOutcome {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests;
