@@ -668,8 +668,10 @@ mod tests {
         };
         let mut program = std::process::Command::new(program);
         let target = otelctx_fixtures::Target::spawn(&mut program);
-        let mut options = crate::Options::default();
-        options.any_schema = true;
+        let options = crate::Options {
+            any_schema: true,
+            ..crate::Options::default()
+        };
         let open = || Process::with_options(target.pid(), options.clone()).unwrap();
         let support = Arc::new(open().thread_support().unwrap());
         assert!(matches!(*support, ThreadSupport::Readable(_)));
