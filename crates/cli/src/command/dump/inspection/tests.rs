@@ -15,7 +15,7 @@ use super::*;
 const LIBRARIES: usize = 3;
 
 /// A process that has one of its libraries loaded at a time: another one in each walk over its
-/// mappings, for so many walks.
+/// mappings, until `changing` walks have been made.
 struct Reloading {
     process: LiveProcess<'static>,
     libraries: Vec<Vec<u8>>,
