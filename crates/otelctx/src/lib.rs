@@ -83,8 +83,8 @@
 //! - Attach on the right thread: a [`Record`] belongs to its thread; [`Record::share`] creates one
 //!   that any thread may attach.
 //! - In signal handlers, only attach and detach records that were created before, on threads that
-//!   have   attached one before. Attaching a shared record can allocate if the thread has attached
-//!   it   already, or has attached six others.
+//!   have attached one before. Attaching a shared record can allocate if the thread has attached
+//!   it already, or has attached six others.
 //!
 //! # Features
 //!

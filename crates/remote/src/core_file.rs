@@ -1,11 +1,11 @@
 //! A core file: the memory and the threads of a process as they were when it was written, by the
 //! kernel or by a debugger (`gcore`).
 //!
-//! A core lacks most of what a process has mapped of files: their contents are taken from the
-//! files themselves, if those are at hand with the same build-id. What is neither in the core nor
-//! in such a file is an error that says so, and never zeros.
+//! A core file lacks most of the contents of mapped files: they are read from the files themselves,
+//! if files with the same build IDs are available. Memory that is neither in the core file nor in
+//! such a file is an error that says so, and never read as zeroes.
 //!
-//! The core is read with pread, never mapped, and trusted in nothing.
+//! The core file is read with pread, never mapped, and not trusted.
 
 mod files;
 mod notes;
@@ -31,7 +31,8 @@ pub use notes::CoreThread;
 use notes::{MappedFile, Notes};
 use segments::{Held, Load, Segments, missing};
 
-/// Mappings that one module has at most; the dynamic linker makes one for each of its segments.
+/// Maximum number of mappings of one module; the dynamic linker creates one for each of its
+/// segments.
 const MAX_SEGMENTS: usize = 512;
 
 /// A core file.
@@ -39,31 +40,31 @@ const MAX_SEGMENTS: usize = 512;
 pub struct CoreFile {
     path: PathBuf,
     file: File,
-    /// The tree in which the files are that the process had mapped.
+    /// The directory tree with the files that the process had mapped.
     root: PathBuf,
     segments: Segments,
     notes: Notes,
-    /// Ids of the threads and where each is in the notes, sorted.
+    /// Thread IDs and their positions in the notes, sorted.
     by_id: Vec<(i32, usize)>,
     missing: Vec<Missing>,
-    /// The file that memory was last taken from, by the start of its module.
+    /// The file from which memory was last read, by the start of its module.
     backing: Mutex<Option<(u64, Option<Backing>)>>,
 }
 
-/// What a core file lacks as a whole.
+/// Parts that a core file lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Missing {
-    /// The file ends before its contents do.
+    /// The file is truncated.
     CutShort {
-        /// Bytes that it has.
+        /// Its size, in bytes.
         length: u64,
-        /// Bytes that it should have.
+        /// The size that it should have.
         expected: u64,
     },
-    /// Some of the notes: threads may be missing, and the names of what was mapped.
+    /// Some of the notes: threads and the names of mappings may be missing.
     Notes,
-    /// Names of the files that were mapped (NT_FILE), all or some of them.
+    /// Some or all names of the files that were mapped (NT_FILE).
     FileNames,
 }
 
@@ -91,16 +92,16 @@ impl fmt::Display for Missing {
     }
 }
 
-/// A file in the place of memory that the core lacks.
+/// A file that provides memory missing from the core file.
 #[derive(Debug)]
 struct Backing {
     file: File,
-    /// What the dynamic linker does not write to.
+    /// Segments to which the dynamic linker does not write.
     read_only: Vec<Segment>,
 }
 
 impl CoreFile {
-    /// Opens the core file at `path`. The files that the process had mapped are searched for below
+    /// Opens the core file at `path`. The files that the process had mapped are searched below
     /// `root`, which is `/` for a process of this machine.
     pub fn open(path: &Path, root: &Path) -> Result<Self, Error> {
         let io = |source| Error::Io {
@@ -116,7 +117,7 @@ impl CoreFile {
         Self::from_file(file, path, root)
     }
 
-    /// Takes an open core file; `path` is what messages call it.
+    /// Reads an open core file; `path` is its name in messages.
     pub fn from_file(file: File, path: &Path, root: &Path) -> Result<Self, Error> {
         let length = file.metadata().map_err(|source| Error::Io {
             path: path.into(),
@@ -162,12 +163,12 @@ impl CoreFile {
         })
     }
 
-    /// The path that it was opened by.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the core lacks as a whole.
+    /// The parts that the core file lacks.
     pub fn missing(&self) -> &[Missing] {
         &self.missing
     }
@@ -178,19 +179,20 @@ impl CoreFile {
         Some(OsString::from_vec(self.mapped_name(mapped).to_vec()))
     }
 
-    /// The threads. The first is the one that the core was written for: if a signal ended the
-    /// process, the thread that it hit.
+    /// The threads. The first is the one for which the core file was written: if a signal
+    /// terminated the process, the thread that received it.
     pub fn threads(&self) -> &[CoreThread] {
         &self.notes.threads
     }
 
-    /// The signal that ended the process, and the thread that it hit; `None` if it went on.
+    /// The signal that terminated the process, and the thread that received it; `None` if the
+    /// process continued.
     pub fn crash(&self) -> Option<(i32, i32)> {
         let first = self.notes.threads.first()?;
         (first.signal != 0).then_some((first.signal, first.tid))
     }
 
-    /// Visits memory that no file name is known of. False to end.
+    /// Visits memory without a known file name, until `visit` returns false.
     fn visit_unnamed(&self, load: &Load, visit: &mut dyn FnMut(&Mapping<'_>) -> bool) -> bool {
         self.mapped_at(load.start).is_some()
             || visit(&Mapping {
@@ -209,7 +211,7 @@ impl CoreFile {
     }
 
     fn mapped_name(&self, mapped: &MappedFile) -> &[u8] {
-        // Made together with the names.
+        // It was created together with the names.
         let start = mapped.name as usize;
         &self.notes.names[start..start + usize::from(mapped.name_length)]
     }
@@ -225,7 +227,7 @@ impl CoreFile {
             .map(|index| &self.mapped()[index])
     }
 
-    /// Reads what the core itself holds at an address: as much as it has there in one piece.
+    /// Reads memory in the core file itself, at most up to the end of a segment.
     fn read_held(&self, address: u64, buffer: &mut [u8]) -> Result<usize, MemoryError> {
         let (offset, length) = match self.segments.held(address) {
             Held::At { offset, length } => (offset, length),
@@ -247,7 +249,7 @@ impl CoreFile {
                 }
                 Ok(read) => done += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // An offset beyond what files can have.
+                // The offset exceeds the maximum file size.
                 Err(error) if error.raw_os_error() == Some(nix::libc::EINVAL) => {
                     return Err(missing(address, Omission::CutShort));
                 }
@@ -263,8 +265,8 @@ impl CoreFile {
         Ok(take)
     }
 
-    /// Reads what the core left out from the file that was mapped there. Only what the file says
-    /// that nobody writes to: else the process may have had something else there.
+    /// Reads memory that is missing from the core file from the file that was mapped there. Only
+    /// segments that are not writable, because the process may have changed others.
     fn read_backing(&self, address: u64, buffer: &mut [u8]) -> Result<usize, Omission> {
         let writable = self.segments.load(address);
         if writable.is_some_and(|load| load.permissions.write) {
@@ -297,7 +299,7 @@ impl CoreFile {
             .map_err(|_| Omission::FileNotFound)
     }
 
-    /// The first of the mappings that belong to the same loaded module, which has its headers.
+    /// The first of the mappings of the same loaded module, which contains its headers.
     fn first_of_module(&self, index: usize) -> &MappedFile {
         let mapped = self.mapped();
         let mut first = &mapped[index];
@@ -311,8 +313,8 @@ impl CoreFile {
         first
     }
 
-    /// gdb does not even mention what it leaves out: the headers of the module tell what it is.
-    /// `known` keeps what they say of the last module, by its start.
+    /// gdb does not even mention mappings that it excludes: the module's headers show what they
+    /// are. `known` caches the result for the last module, by its start.
     fn unmentioned_permissions(
         &self,
         index: usize,
@@ -326,20 +328,21 @@ impl CoreFile {
             *known = Some((first.start, self.code(first.start)));
         }
         let mapped = &self.mapped()[index];
-        // Segments share pages of the file, whose size is not known here, but none of memory.
+        // Segments share pages of the file, whose size is unknown here, but do not share memory.
         let shows = |code: &Range<u64>| code.start < mapped.end && mapped.start < code.end;
         let code = known.as_ref().and_then(|(_, code)| code.as_deref());
         Permissions {
             execute: match code {
                 Some(code) => code.iter().any(shows),
-                // Code lies behind the headers.
+                // Code comes after the headers.
                 None => mapped.offset > 0,
             },
             ..Permissions::default()
         }
     }
 
-    /// Where the code is of the module whose headers are loaded at `start`, if the core has these.
+    /// The address ranges of code in the module whose headers are loaded at `start`, if the core
+    /// file contains them.
     fn code(&self, start: u64) -> Option<Vec<Range<u64>>> {
         let core = Core(self);
         let elf = Elf::read_headers(Source::Loaded(&core, start)).ok()??;
@@ -362,8 +365,8 @@ impl CoreFile {
         })
     }
 
-    /// Finds the file of the module whose headers are loaded at `start`, or says why it cannot be
-    /// identified.
+    /// Finds the file of the module whose headers are loaded at `start`. The error says why it
+    /// cannot be identified.
     fn find_file(&self, start: u64, name: &[u8]) -> Result<File, String> {
         let held = Core(self);
         let headers = Elf::read_headers(Source::Loaded(&held, start));
@@ -383,7 +386,7 @@ impl CoreFile {
     }
 }
 
-/// What the core itself holds, without any file.
+/// The contents of the core file, without other files.
 struct Core<'a>(&'a CoreFile);
 
 impl Memory for Core<'_> {
@@ -400,7 +403,7 @@ impl Memory for CoreFile {
                     .read_backing(at, rest)
                     .map_err(|omission| MemoryError::NotInCore {
                         page,
-                        // That of memory without a file stands.
+                        // For memory without a file, keep the reason.
                         why: match omission {
                             Omission::LeftOut => why,
                             omission => omission,
@@ -429,8 +432,8 @@ fn read_all(
 }
 
 impl Target for CoreFile {
-    /// A core has no devices and inodes: the inode is a number that stands for the name. Memory that
-    /// it names no file of has neither.
+    /// A core file has no devices and inodes: the inode is a number for the name. Memory without a
+    /// file name has neither.
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,

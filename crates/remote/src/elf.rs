@@ -1,7 +1,7 @@
-//! One ELF module, in a file or in memory: segments, sections, symbols, relocations, notes.
+//! A single ELF module, in a file or in memory: segments, sections, symbols, relocations, notes.
 //!
 //! Every table is bounded before it is read, and nothing is mapped: [`Elf`] reads through a
-//! [`Memory`], so that a file, loaded memory, a core file and a test's image are all the same.
+//! [`Memory`], so files, loaded memory, core files and test images are all treated the same.
 //!
 //! ```
 //! use otelctx_remote::elf::{Elf, FileBytes, Source, SymbolKind};
@@ -33,14 +33,14 @@ pub use crate::file::FileBytes;
 use crate::machine::{Machine, TlsSegment};
 use crate::memory::{Memory, MemoryError};
 
-/// Program headers that are read; a linker writes about a dozen.
+/// Maximum number of program headers; a linker writes about a dozen.
 const MAX_SEGMENTS: usize = 512;
-/// Entries of the dynamic table that are read; a linker writes about thirty.
+/// Maximum number of entries of the dynamic table; a linker writes about thirty.
 const MAX_DYNAMIC: usize = 4096;
-/// Maximum number of symbols or relocations read of one table: 192 MiB of them, above what the
-/// largest browsers have.
+/// Maximum number of symbols or relocations of one table: 192 MiB of them, more than the largest
+/// browsers have.
 const MAX_ENTRIES: u64 = 1 << 23;
-/// Bytes of a table read at a time.
+/// Number of bytes of a table read at a time.
 const CHUNK: u64 = 64 * 1024;
 
 /// Why a module is not readable.
@@ -72,9 +72,9 @@ pub struct Segment {
     pub offset: u64,
     /// Address in the module (`p_vaddr`); add the load bias for one in the process.
     pub address: u64,
-    /// Bytes in the file (`p_filesz`).
+    /// Size in the file, in bytes (`p_filesz`).
     pub file_size: u64,
-    /// Bytes in memory (`p_memsz`).
+    /// Size in memory, in bytes (`p_memsz`).
     pub memory_size: u64,
     /// `p_align`
     pub alignment: u64,
@@ -85,13 +85,13 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// One past the last offset of the file that it covers.
+    /// The offset after the last byte of the file that it covers.
     pub fn file_end(&self) -> u64 {
         self.offset.saturating_add(self.file_size)
     }
 }
 
-/// The dynamic table's entries that are used here; 0 where absent.
+/// The entries of the dynamic table that are used here; 0 if absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct DynamicTable {
     strings: u64,
@@ -107,7 +107,7 @@ pub(crate) struct DynamicTable {
     pub(crate) jump_relocations_size: u64,
     soname: Option<u64>,
     pub(crate) flags_1: u64,
-    /// DT_DEBUG is there: linkers write it into programs only.
+    /// Whether there is a DT_DEBUG entry: linkers write it into programs only.
     pub(crate) debug: bool,
 }
 
@@ -124,11 +124,11 @@ pub struct Elf<'a> {
 }
 
 impl<'a> Elf<'a> {
-    /// Reads headers and dynamic table of a little-endian 64-bit module. `Ok(None)` if the bytes
-    /// are no ELF at all.
+    /// Reads the headers and the dynamic table of a little-endian 64-bit module. `Ok(None)` if the
+    /// bytes are not an ELF file.
     ///
     /// # Errors
-    /// When the headers are malformed or cannot be read.
+    /// If the headers are malformed or cannot be read.
     pub fn read(source: Source<'a>) -> Result<Option<Self>, ElfError> {
         let Some(mut module) = Self::read_headers(source)? else {
             return Ok(None);
@@ -139,7 +139,7 @@ impl<'a> Elf<'a> {
         Ok(Some(module))
     }
 
-    /// Reads headers alone, see [`Self::read`].
+    /// Reads only the headers, see [`Self::read`].
     pub(crate) fn read_headers(source: Source<'a>) -> Result<Option<Self>, ElfError> {
         let (memory, base) = match source {
             Source::File(memory) => (memory, 0),
@@ -149,7 +149,7 @@ impl<'a> Elf<'a> {
         match memory.read(base, &mut magic) {
             Ok(()) if magic == elf::ELFMAG => {}
             Ok(()) | Err(MemoryError::Unmapped { .. }) => return Ok(None),
-            // Whether it is a module is unknown.
+            // It is unknown whether it is a module.
             Err(error) => return Err(error.into()),
         }
         let header: FileHeader64<LE> = read_struct(memory, base)?;
@@ -227,7 +227,8 @@ impl<'a> Elf<'a> {
         matches!(self.source, Source::File(_))
     }
 
-    /// The load bias: what is added to the module's addresses where it is loaded; 0 for a file.
+    /// The load bias: the difference between addresses in the process and in the module; 0 for a
+    /// file.
     pub fn bias(&self) -> u64 {
         match (self.source, self.loads.first()) {
             (Source::Loaded(_, base), Some(load)) => bias(base, 0, load),
@@ -235,10 +236,10 @@ impl<'a> Elf<'a> {
         }
     }
 
-    /// Fills `buffer` from an address of the module, as its headers count.
+    /// Fills `buffer` from an address of the module, as in its headers.
     ///
     /// # Errors
-    /// When the file does not provide all of it, or it cannot be read.
+    /// If the file does not contain all of it, or it cannot be read.
     pub fn read_at(&self, address: u64, buffer: &mut [u8]) -> Result<(), ElfError> {
         let at = match self.source {
             Source::File(_) => self.file_offset(address, buffer.len() as u64)?,
@@ -329,11 +330,11 @@ impl<'a> Elf<'a> {
         Ok(table)
     }
 
-    /// The name that the module gives itself (DT_SONAME), at most 255 bytes of it. `None` also if
-    /// that lies outside of the module.
+    /// The name in the module itself (DT_SONAME), at most 255 bytes. `None` also if it lies outside
+    /// the module.
     ///
     /// # Errors
-    /// When the name cannot be read.
+    /// If the name cannot be read.
     pub fn soname(&self) -> Result<Option<Vec<u8>>, ElfError> {
         let Some(offset) = self.table.soname else {
             return Ok(None);
@@ -353,10 +354,10 @@ impl<'a> Elf<'a> {
     }
 
     /// Calls `visit` with the address, type, symbol index and addend of every relocation that is
-    /// not relative: those of DT_RELA behind DT_RELACOUNT, and those of DT_JMPREL.
+    /// not relative: those of DT_RELA after DT_RELACOUNT, and those of DT_JMPREL.
     ///
     /// # Errors
-    /// When the tables are malformed or cannot be read, or when `visit` fails.
+    /// If the tables are malformed or cannot be read, or if `visit` fails.
     pub fn relocations(
         &self,
         visit: &mut dyn FnMut(u64, u32, u32, i64) -> Result<(), ElfError>,
@@ -405,8 +406,8 @@ impl<'a> Elf<'a> {
     }
 }
 
-/// What is added to the addresses of a module whose PT_LOAD segment `load` is mapped so that the
-/// page of the file at `offset` is at `start`.
+/// The load bias of a module whose PT_LOAD segment `load` is mapped so that the page of the file at
+/// `offset` is at `start`.
 pub(crate) fn bias(start: u64, offset: u64, load: &Segment) -> u64 {
     start
         .wrapping_sub(offset)

@@ -10,41 +10,42 @@ use crate::memory::MemoryError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The process does not exist (any more).
+    /// The process does not exist, or has exited.
     #[error("process {pid} does not exist, or has exited")]
     NoSuchProcess {
-        /// The process asked for.
+        /// The requested process.
         pid: i32,
     },
-    /// `/proc` is that of another PID namespace, where numbers belong to other processes: one would be read
-    /// and another one stopped.
+    /// `/proc` belongs to another PID namespace, in which IDs belong to other processes: one
+    /// process would be read, and another one stopped.
     #[error(
         "process {pid} cannot be inspected: /proc belongs to another PID namespace than this \
          process; mount /proc in this one, as `unshare --mount-proc` does"
     )]
     OtherPidNamespace {
-        /// The process asked for.
+        /// The requested process.
         pid: i32,
     },
-    /// The thread does not exist (any more), or another id was given than one of the process.
+    /// The thread does not exist or has exited, or the ID does not belong to a thread of the
+    /// process.
     #[error("thread {tid} of process {pid} does not exist, or has exited")]
     NoSuchThread {
         /// The process.
         pid: i32,
-        /// The thread asked for.
+        /// The requested thread.
         tid: i32,
     },
-    /// The kernel refused. `hint` names the capability or the setting that stands in the way.
+    /// The kernel denied access. `hint` names the required capability or setting.
     #[error("not permitted to {action} of process {pid}: {hint}")]
     NotPermitted {
         /// The process.
         pid: i32,
-        /// What was refused, worded to follow "not permitted to".
+        /// The denied action, worded to follow "not permitted to".
         action: &'static str,
-        /// What to do about it.
+        /// How to get permission.
         hint: String,
     },
-    /// Another tracer has the thread; there can be only one.
+    /// The thread has another tracer; there can be only one.
     #[error(
         "thread {tid} of process {pid} is already traced by process {tracer} \
          (a debugger, strace or another profiler): end that first"
@@ -57,7 +58,7 @@ pub enum Error {
         /// The `TracerPid` that the kernel reports.
         tracer: i32,
     },
-    /// The thread is a worker that the kernel started in the process, for io_uring. It executes no code
+    /// The thread is an io_uring worker that the kernel started in the process. It executes no code
     /// of the process and cannot be traced.
     #[error(
         "thread {tid} of process {pid} is a worker of the kernel's io_uring, which has no context"
@@ -68,7 +69,7 @@ pub enum Error {
         /// The thread.
         tid: i32,
     },
-    /// The thread did not stop in time. It is left running.
+    /// The thread did not stop in time. It keeps running.
     #[error(
         "thread {tid} of process {pid} did not stop within {} ms: the kernel reports state {state} \
          (D is an uninterruptible sleep)", .timeout.as_millis()
@@ -78,15 +79,15 @@ pub enum Error {
         pid: i32,
         /// The thread.
         tid: i32,
-        /// How long was waited.
+        /// How long to wait.
         timeout: Duration,
-        /// The state letter of `/proc/PID/task/TID/stat`, `?` when that could not be read.
+        /// The state letter of `/proc/PID/task/TID/stat`, `?` if it could not be read.
         state: char,
     },
-    /// The system starts no further thread in the reader.
+    /// The reader cannot start another thread.
     #[error("cannot start a thread of the reader to stop others: {0}")]
     NoOwnThread(#[source] io::Error),
-    /// The process runs as 32-bit code: only 64-bit threads have readable registers here.
+    /// The process executes 32-bit code: only 64-bit threads are supported.
     #[error("thread {tid} of process {pid} runs as 32-bit code, which is not supported")]
     Not64Bit {
         /// The process.
@@ -107,10 +108,10 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system answered.
+        /// The system's error.
         source: io::Error,
     },
-    /// An ELF file (or module in memory) is not what its headers say.
+    /// The contents of an ELF file, or of a module in memory, do not match its headers.
     #[error("{}: not a readable ELF module: {reason}", .path.display())]
     Elf {
         /// The file.
@@ -118,7 +119,7 @@ pub enum Error {
         /// What was found.
         reason: String,
     },
-    /// A file is no core file, or one that nothing can be read of.
+    /// A file is not a core file, or is entirely unreadable.
     #[error("{}: not a readable core file: {reason}", .path.display())]
     Core {
         /// The file.
@@ -138,7 +139,7 @@ pub enum Error {
         /// The process or core file that was being read.
         name: String,
     },
-    /// The C library of the process, or its architecture, is not known.
+    /// The C library of the process, or its architecture, is not supported.
     #[error("process {pid}: {reason}")]
     Unsupported {
         /// The process.
@@ -149,12 +150,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// For a read of the target's memory: says what was being read.
+    /// Adds to a memory error what was being read.
     pub(crate) fn memory(what: &'static str) -> impl FnOnce(MemoryError) -> Error {
         move |source| Error::Memory { what, source }
     }
 
-    /// For a read of a thread's entry: it is the thread that is gone.
+    /// Converts errors of reading a thread's entry: it is the thread that does not exist.
     pub(crate) fn of_thread(self, tid: i32) -> Self {
         match self {
             Error::NoSuchProcess { pid } => Error::NoSuchThread { pid, tid },

@@ -1,4 +1,4 @@
-//! Files on the reader's own side: opened without side effects, read without mapping them.
+//! Files on the reader's side: opened without side effects, and read without mapping them.
 
 use std::fs::File;
 use std::io;
@@ -8,9 +8,9 @@ use std::path::Path;
 use crate::Device;
 use crate::memory::{Memory, MemoryError};
 
-/// Opens a file on the reader's own side; `None` if it is a FIFO, a device, a directory or a socket.
+/// Opens a file on the reader's side; `None` if it is a FIFO, a device, a directory or a socket.
 pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
-    // Opening a device can do anything (a tape rewinds, a watchdog starts).
+    // Opening a device can have any effect (a tape rewinds, a watchdog starts).
     if !std::fs::metadata(path)?.is_file() {
         return Ok(None);
     }
@@ -22,21 +22,21 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
     Ok(file.metadata()?.is_file().then_some(file))
 }
 
-/// Opens the file at `path`, on the reader's own side, if it is the very one that a mapping of
-/// `device` and `inode` shows: for a process that has ended and shows its files no more.
+/// Opens the file at `path`, on the reader's side, if it is the one that a mapping with `device`
+/// and `inode` refers to: for a process that has ended and so does not give access to its files.
 pub fn open_mapped(path: &Path, device: Device, inode: u64) -> Option<File> {
     let file = open_regular(path).ok()??;
     is_mapped_file(&file, device, inode).then_some(file)
 }
 
-/// Whether the file is the one that a mapping of `device` and `inode` shows.
+/// Whether the file is the one that a mapping with `device` and `inode` refers to.
 pub(crate) fn is_mapped_file(file: &File, device: Device, inode: u64) -> bool {
     file.metadata()
         .is_ok_and(|it| it.ino() == inode && Device::from_stat(it.dev()) == device)
 }
 
-/// A file's bytes, read with pread: a file that the target truncates ends a read early, where a
-/// mapping of it would end the reader.
+/// A file's bytes, read with pread: if the target truncates the file, a read ends early, whereas a
+/// mapping of it would crash the reader.
 #[derive(Debug, Clone, Copy)]
 pub struct FileBytes<'a>(pub &'a File);
 

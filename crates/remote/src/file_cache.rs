@@ -1,8 +1,8 @@
-//! Facts about ELF files, computed once a file and shared by every process that has it mapped.
+//! Facts about ELF files, computed once per file and shared by all processes that have it mapped.
 //!
-//! A file is identified by device, inode, size, modification and change time, and by nothing else:
-//! what is kept of it does not depend on the question that was asked first. Any type can be kept
-//! beside the crate's own facts, see [`LoadedModule::fact`](crate::LoadedModule::fact).
+//! A file is identified only by device, inode, size, modification and change time: the cached facts
+//! do not depend on which was requested first. Facts of any type can be cached next to the crate's
+//! own, see [`LoadedModule::fact`](crate::LoadedModule::fact).
 
 use std::any::{Any, TypeId};
 use std::cell::Cell;
@@ -18,15 +18,16 @@ use crate::memory::{Memory, MemoryError};
 
 /// Maximum number of files in a cache; it is emptied when it is full.
 const MAX_FILES: usize = 16 * 1024;
-/// Maximum number of facts of one file; they are dropped when there are more.
+/// Maximum number of facts about one file; they are dropped if there are more.
 const MAX_FACTS: usize = 256;
-/// Maximum number of bytes read of one file for one fact: several times what the tables of a large
-/// browser have. A sparse file costs its maker nothing.
+/// Maximum number of bytes read of one file for one fact: several times the size of a large
+/// browser's tables. A sparse file costs its creator nothing.
 pub(crate) const MAX_READ: u64 = 256 << 20;
-/// The cost of a short read, as the number of bytes that take as long: about half a microsecond.
+/// The cost of a short read, as the number of bytes that take the same time: about half a
+/// microsecond.
 const SHORT_READ: u64 = 1024;
 
-/// Identity and state of a file: as long as all of it is the same, so are the contents.
+/// Identity and state of a file: if all of it is unchanged, so are the contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FileKey {
     device: u64,
@@ -49,7 +50,7 @@ impl FileKey {
     }
 }
 
-/// A fact about a file: `None` if it is not an ELF file, an error's text if it cannot be read.
+/// A fact about a file: `None` if it is not an ELF file, an error message if it cannot be read.
 pub type Fact<T> = Result<Option<Arc<T>>, String>;
 
 /// Facts about files, for any number of processes and threads. Clones share them.
@@ -57,22 +58,22 @@ pub type Fact<T> = Result<Option<Arc<T>>, String>;
 pub struct FileCache(Arc<Mutex<HashMap<FileKey, FileFacts>>>);
 
 impl FileCache {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new() -> Self {
         FileCache::default()
     }
 
-    /// Number of files in it.
+    /// Number of files in the cache.
     pub fn len(&self) -> usize {
         self.files().len()
     }
 
-    /// Whether it has no file.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.files().is_empty()
     }
 
-    /// What is known of a file, to be added to.
+    /// The cached facts about a file.
     pub(crate) fn facts(&self, key: FileKey) -> FileFacts {
         let mut files = self.files();
         if files.len() >= MAX_FILES && !files.contains_key(&key) {
@@ -88,7 +89,7 @@ impl FileCache {
 
 type Kept = Result<Option<Arc<dyn Any + Send + Sync>>, String>;
 
-/// The facts of one file, by type and name. Clones share them.
+/// The facts about one file, by type and name. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct FileFacts(Arc<Mutex<HashMap<(TypeId, String), Kept>>>);
 
@@ -103,17 +104,17 @@ impl FileFacts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The fact of this type and name, if it was computed before.
+    /// The fact with this type and name, if it was computed before.
     pub(crate) fn known<T: Any + Send + Sync>(&self, name: &str) -> Option<Fact<T>> {
         let kept = self.kept();
         let kept = kept.get(&(TypeId::of::<T>(), name.to_owned()))?;
         Some(kept.clone().map(|fact| {
-            // Kept under the id of its own type.
+            // It is stored under the ID of its own type.
             fact.and_then(|fact| fact.downcast().ok())
         }))
     }
 
-    /// Computes a fact and keeps it. Returns what reading cost as well, see [`Counted`].
+    /// Computes a fact and caches it. Also returns the cost of reading, see [`Counted`].
     pub(crate) fn compute<T: Any + Send + Sync>(
         &self,
         name: &str,
@@ -140,7 +141,7 @@ impl FileFacts {
     }
 }
 
-/// Reads the ELF module at `source`, at the most `limit` bytes of it: the result, and what it cost.
+/// Reads the ELF module at `source`, at most `limit` bytes of it. Returns the result and its cost.
 /// `None` if it is not an ELF file.
 pub(crate) fn read_within<T>(
     limit: u64,
@@ -162,7 +163,7 @@ pub(crate) fn read_within<T>(
         Source::Loaded(memory, base) => from(Source::Loaded(&counted(memory), base)),
     };
     let result = match result {
-        // Whatever was read then is incomplete.
+        // The result is incomplete.
         _ if cost.get() > limit => Err(format!(
             "more than {} MiB of it would have to be read",
             limit >> 20
@@ -173,7 +174,7 @@ pub(crate) fn read_within<T>(
     (result, cost.get())
 }
 
-/// Memory that adds up the cost of reads: bytes, a short read as [`SHORT_READ`]. Fails above a
+/// Memory that counts the cost of reads: bytes, or [`SHORT_READ`] for a short read. Fails above a
 /// limit.
 struct Counted<'a> {
     memory: &'a dyn Memory,

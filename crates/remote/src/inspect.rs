@@ -1,6 +1,6 @@
-//! Everything that a file contains about one thread-local variable, to explain why a reader finds it
-//! or does not. [`Module`] is what readers use; this covers the rest as well:
-//! symbols of other kinds, versions, what the linker did to the code, files that are not linked.
+//! Everything that a file contains about one thread-local variable, to explain why a reader finds
+//! it or not. Readers use [`Module`]; this also covers symbols of other kinds, versions, how the
+//! linker changed the code, and files that are not linked.
 
 mod archive;
 mod other;
@@ -23,44 +23,44 @@ use crate::module::{Access, Module, ModuleFile};
 pub use archive::Member;
 pub use other::Other;
 
-/// Libraries that are named.
+/// Maximum number of needed libraries.
 const MAX_NEEDED: usize = 64;
-/// Maximum number of bytes of `.comment` read: a line per compiler.
+/// Maximum number of bytes of `.comment` read: it has a line per compiler.
 const MAX_COMMENT: u64 = 64 * 1024;
-/// Maximum number of bytes of code searched for relaxed accesses, less than a second's work;
+/// Maximum number of bytes of code searched for relaxed accesses, which takes less than a second;
 /// the largest browsers have half of that.
 const MAX_CODE: u64 = 1 << 29;
-/// Bytes of relocations of an object file.
+/// Maximum size of the relocations of an object file, in bytes.
 const MAX_RELOCATIONS: u64 = 1 << 29;
-/// Bytes of code at a time.
+/// Number of bytes of code read at a time.
 const CODE_CHUNK: u64 = 1 << 20;
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Contents {
     /// A 64-bit little-endian ELF file.
     Elf(Box<Inspection>),
-    /// An ELF file of another word size or byte order.
+    /// An ELF file with another word size or byte order.
     Foreign {
         /// The word size in bits.
         bits: u8,
-        /// The most significant byte comes first.
+        /// Whether the most significant byte comes first.
         big_endian: bool,
         /// `e_machine`
         machine: u16,
     },
     /// A static library.
     Archive {
-        /// How many members it has.
+        /// Number of members.
         count: usize,
-        /// The members that know the variable or cannot be read.
+        /// The members that define or use the variable, or cannot be read.
         members: Vec<Member>,
     },
-    /// No ELF file at all.
+    /// Not an ELF file.
     Other(Other),
 }
 
-/// What kind of ELF file it is.
+/// The kind of an ELF file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Not linked yet.
@@ -69,73 +69,72 @@ pub enum Kind {
     Executable,
     /// A program at any address, started by a dynamic linker.
     PositionIndependent,
-    /// A program without dynamic linker, at a fixed address.
+    /// A program without a dynamic linker, at a fixed address.
     Static,
-    /// A program without dynamic linker, which moves itself.
+    /// A program without a dynamic linker, which relocates itself.
     StaticPie,
     /// A library for the dynamic linker.
     Library,
     /// The memory of a process that has ended.
     Core,
-    /// What `objcopy --only-keep-debug` took out of a program or library.
+    /// A file with debug information only, as written by `objcopy --only-keep-debug`.
     DebugInformation,
-    /// Something that no linker makes for Linux.
+    /// Anything that linkers do not create for Linux.
     Unknown,
 }
 
-/// An ELF file and the variable.
+/// What an ELF file contains about the variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inspection {
-    /// What kind of file it is.
+    /// The kind of file.
     pub kind: Kind,
     /// The architecture it was built for.
     pub machine: Machine,
-    /// It has no `.symtab`.
+    /// Whether it has no `.symtab`.
     pub stripped: bool,
-    /// The libraries that it asks for (DT_NEEDED).
+    /// The libraries that it needs (DT_NEEDED).
     pub needed: Vec<String>,
-    /// The directories that it has the dynamic linker search for them, separated by colons:
-    /// DT_RUNPATH, or DT_RPATH where it has none. `$ORIGIN` is its own directory.
+    /// The directories in which the dynamic linker searches for them, separated by colons:
+    /// DT_RUNPATH, or DT_RPATH if there is none. `$ORIGIN` is the file's own directory.
     pub search_path: Option<String>,
-    /// What compilers and linkers wrote into `.comment`.
+    /// The compilers and linkers in `.comment`.
     pub made_by: Vec<String>,
-    /// Entries of that name in `.dynsym`.
+    /// Symbols with the name in `.dynsym`.
     pub dynamic: Vec<Entry>,
-    /// Entries of that name in `.symtab`.
+    /// Symbols with the name in `.symtab`.
     pub local: Vec<Entry>,
-    /// The named version of the one that is exported.
+    /// The version of the exported symbol.
     pub version: Option<String>,
-    /// A relocation fills in the offset in the block (DTPOFF): the linker left general dynamic code
-    /// as it was.
+    /// Whether a relocation is for the offset in the block (DTPOFF): the linker did not relax
+    /// general dynamic code.
     pub block_offset: bool,
-    /// What linkers left of TLS descriptors in the code.
+    /// Code sequences that linkers generate for relaxed TLS descriptors.
     pub relaxed: Relaxed,
-    /// Of an object file: how its code reaches the variable.
+    /// For an object file: the access models of its code.
     pub code: Vec<Access>,
-    /// It holds gcc's intermediate code (-flto), which is not decoded.
+    /// Whether it contains gcc's intermediate code (-flto), which is not decoded.
     pub intermediate: bool,
-    /// What readers go by, of a file that can be loaded.
+    /// The facts that readers use, for a file that can be loaded.
     pub module: Option<Module>,
 }
 
 /// An entry of a symbol table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// It is a thread-local variable (STT_TLS).
+    /// Whether it is a thread-local variable (STT_TLS).
     pub thread_local: bool,
-    /// This file defines it.
+    /// Whether this file defines it.
     pub defined: bool,
-    /// Bytes.
+    /// Size, in bytes.
     pub size: u64,
-    /// For its own module or object file only (STB_LOCAL).
+    /// Whether it is visible only in its own module or object file (STB_LOCAL).
     pub local: bool,
-    /// For its own module only once it is linked (STV_HIDDEN).
+    /// Whether it is visible only in its own module once linked (STV_HIDDEN).
     pub hidden: bool,
 }
 
 impl Contents {
-    /// Reads what the file at `path`, on the reader's own side, is, and what it says about the
-    /// variable `name`.
+    /// Inspects the file at `path`, on the reader's side, for the variable `name`.
     pub fn open(path: &Path, name: &str) -> Result<Self, Error> {
         let io = |source| Error::Io {
             path: path.into(),
@@ -150,7 +149,7 @@ impl Contents {
         })
     }
 
-    /// The same for a file that is open; the error is the reason.
+    /// Inspects an open file; the error is the reason.
     pub fn of(file: &File, name: &str) -> Result<Self, String> {
         let size = file.metadata().map_err(|error| error.to_string())?.len();
         let bytes = FileBytes(file);
@@ -159,13 +158,13 @@ impl Contents {
             false => Self::of_memory(&bytes, size, name),
         };
         contents.map_err(|error| match error {
-            // How many bytes it has is more useful than the address.
+            // The size of the file is more useful than the address.
             ElfError::Memory(_) => format!("it is truncated after {size} bytes"),
             error => error.to_string(),
         })
     }
 
-    /// Whether a file is an ELF file of 32 bits: nothing else is read of it.
+    /// Whether a file is a 32-bit ELF file. Reads nothing else.
     pub fn is_32_bit(file: &File) -> bool {
         let mut start = [0; 5];
         let read = FileBytes(file).read(0, &mut start);
@@ -255,7 +254,7 @@ impl Inspection {
         Ok(inspection)
     }
 
-    /// Whether gcc, clang, rustc or a linker has left this word.
+    /// Whether gcc, clang, rustc or a linker has written this name into `.comment`.
     pub fn is_made_by(&self, tool: &str) -> bool {
         self.made_by.iter().any(|line| line.contains(tool))
     }
@@ -300,7 +299,7 @@ fn made_by(elf: &Elf<'_>, sections: &[Section]) -> Result<Vec<String>, ElfError>
     Ok(lines.filter(|it| !it.is_empty()).map(text).collect())
 }
 
-/// The access models of an object file's code, each once, as its relocations have them.
+/// The distinct access models of an object file's code, from its relocations.
 fn in_code(
     elf: &Elf<'_>,
     sections: &[Section],
@@ -384,7 +383,7 @@ mod tests {
         }
     }
 
-    /// A static library of one member.
+    /// A static library with one member.
     fn archive_of(member: &[u8]) -> Vec<u8> {
         let mut bytes = b"!<arch>\n".to_vec();
         let size = member.len();

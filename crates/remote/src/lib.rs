@@ -1,41 +1,40 @@
-//! Another process seen from outside: memory, mappings, ELF modules, thread-local variables,
-//! threads. It knows nothing of OpenTelemetry.
+//! Another process, observed from outside: memory, mappings, ELF modules, thread-local variables,
+//! threads. This crate knows nothing of OpenTelemetry.
 //!
-//! What it does for you:
-//! - shows a running process ([`LiveProcess`]), a core file ([`CoreFile`]) and a process made by hand
-//!   for a test ([`TargetImage`]) through one trait, [`Target`]; what you write for one works for all;
-//! - reads memory exactly or not at all ([`Memory`]), and streams mappings in bounded memory
-//!   ([`mappings`]), millions of them;
-//! - lists the modules that are loaded ([`Modules`]), with their symbols, sections, segments,
-//!   relocations and build-id ([`elf`]), and gives the address of a symbol in the process
+//! What it provides:
+//! - one trait, [`Target`], for a running process ([`LiveProcess`]), a core file ([`CoreFile`]) and
+//!   a hand-made process for tests ([`TargetImage`]): code written for one works for all;
+//! - reads of memory that return everything or an error ([`Memory`]), and mappings that are
+//!   streamed in bounded memory ([`mappings`]), even millions of them;
+//! - a list of the loaded modules ([`Modules`]), with their symbols, sections, segments,
+//!   relocations and build IDs ([`elf`]), and the addresses of symbols in the process
 //!   ([`LoadedModule::address_of`]);
-//! - keeps what was read of a file, once for every process that has it mapped ([`FileCache`]), and
-//!   any type of yours beside it ([`LoadedModule::fact`]);
-//! - finds a thread-local variable by name in whatever module defines it, and computes its address
-//!   for one thread ([`tls`]);
-//! - lists threads with their thread pointers, reads threads that sleep without stopping them
-//!   ([`threads`]), and stops others, hands out their registers, and leaves them as they were
+//! - a cache of facts about files, shared by all processes that have them mapped ([`FileCache`]),
+//!   including facts of your own types ([`LoadedModule::fact`]);
+//! - thread-local variables by name, in any module that defines them, and their addresses for a
+//!   thread ([`tls`]);
+//! - threads with their thread pointers, and reads of sleeping threads without stopping them
+//!   ([`threads`]); stops of other threads, with their registers, that leave them unchanged
 //!   ([`stop`]).
 //!
-//! What stays your job: choosing processes, and having the right to inspect them (`CAP_SYS_PTRACE`,
-//! or the same user where ptrace is not restricted).
+//! It does not choose processes, and does not obtain the right to inspect them (`CAP_SYS_PTRACE`,
+//! or the same user where ptrace is not restricted). It runs no code in the target, never writes to
+//! its memory, and maps none of its files. It supports 64-bit little-endian Linux processes on
+//! x86-64 and aarch64.
 //!
-//! What it is not for: it runs no code in the target, writes no byte of its memory, and maps none
-//! of its files. It reads 64-bit little-endian Linux processes, on x86-64 and aarch64.
-//!
-//! Everything read from a target is untrusted: bounded before it is used, and an error that says
-//! what was read, never a zero in its place.
+//! Everything read from a target is untrusted: it is bounded before use, and a failed read is an
+//! error that says what was read, never a zero.
 //!
 //! ```
 //! use otelctx_remote::elf::SymbolKind;
 //! use otelctx_remote::{FileCache, LiveProcess, Memory, Modules, Process};
 //!
-//! /// What is to be found from outside.
+//! /// To be found from outside.
 //! #[unsafe(no_mangle)]
 //! static ANSWER: u64 = 42;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // This very process: reading another one is the same.
+//! // This process; others are read in the same way.
 //! let process = Process::open(std::process::id() as i32)?;
 //! let memory = process.memory()?;
 //! let target = LiveProcess::new(&process, &memory);
@@ -48,7 +47,7 @@
 //! let symbol = module.symbol(&target, "ANSWER")?.ok_or("no such symbol")?;
 //! assert_eq!((symbol.kind, symbol.size), (SymbolKind::Object, 8));
 //!
-//! // A fact of one's own, computed once a file however many processes have it mapped.
+//! // A custom fact, computed once per file, however many processes have it mapped.
 //! struct CodeSize(u64);
 //! let code = module.fact(&target, "", |elf| {
 //!     let code = elf.loads().iter().filter(|segment| segment.executable);

@@ -18,22 +18,23 @@ pub enum Machine {
 pub struct TlsSegment {
     /// `p_vaddr`
     pub address: u64,
-    /// `p_filesz`, bytes with an initial value.
+    /// `p_filesz`: number of bytes with an initial value.
     pub file_size: u64,
-    /// `p_memsz`, bytes of a block.
+    /// `p_memsz`: size of a block, in bytes.
     pub memory_size: u64,
     /// `p_align`
     pub alignment: u64,
 }
 
-/// How code reaches a thread-local variable.
+/// How code accesses a thread-local variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Through a TLS descriptor.
     Tlsdesc,
     /// `__tls_get_addr` with module and offset.
     GeneralDynamic,
-    /// `__tls_get_addr` for the module, the offset fixed by the linker. Not in OTEP 4947.
+    /// `__tls_get_addr` for the module; the offset is fixed by the linker. Not supported by OTEP
+    /// 4947.
     LocalDynamic,
     /// The offset from the thread pointer is in the global offset table.
     InitialExec,
@@ -50,7 +51,7 @@ impl Machine {
         }
     }
 
-    /// The machine that this reader runs on.
+    /// The architecture of this reader.
     pub fn own() -> Self {
         if cfg!(target_arch = "x86_64") {
             Machine::X86_64

@@ -1,7 +1,7 @@
-//! `/proc/PID/maps`, parsed as it streams by.
+//! Parses `/proc/PID/maps` as a stream.
 //!
-//! A process can have millions of mappings, so nothing is kept but the tail of a line that a read
-//! cut in two. read(2) returns at most 4 KiB of maps whatever the buffer, takes the target's
+//! A process can have millions of mappings, so only the incomplete line at the end of a read is
+//! kept. read(2) returns at most 4 KiB of maps, regardless of the buffer's size, takes the target's
 //! lock each time, and is consistent only within one read.
 
 pub(crate) mod query;
@@ -14,11 +14,11 @@ use crate::Device;
 pub(crate) use search::is_clock_check_due;
 pub use search::{NameFilter, NamedMapping, Scan, ScanOptions, Search};
 
-/// A line longer than this is not a mapping: a path has at most 4096 bytes, each at most four
-/// characters when escaped (`\012`), behind a head of about 75.
+/// Maximum size of a line that can be a mapping: a path has at most 4096 bytes, each of which takes
+/// at most four characters when escaped (`\012`), after about 75 other characters.
 const MAX_LINE: usize = 4 * 4096 + 256;
 
-/// The letters of the second column.
+/// The permissions in the second column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Permissions {
     /// `r`
@@ -36,19 +36,19 @@ pub struct Permissions {
 pub struct Mapping<'a> {
     /// First address.
     pub start: u64,
-    /// First address behind it.
+    /// The first address after it.
     pub end: u64,
-    /// What may be done with it.
+    /// Its permissions.
     pub permissions: Permissions,
     /// Offset in the file, in bytes.
     pub offset: u64,
-    /// Device of the file, zero for anonymous memory.
+    /// Device of the file; zero for anonymous memory.
     pub device: Device,
-    /// Inode of the file, zero for anonymous memory.
+    /// Inode of the file; zero for anonymous memory.
     pub inode: u64,
-    /// The last column as the kernel wrote it: a path (a newline in it is `\012` in the text, itself
-    /// from `PROCMAP_QUERY`, and ` (deleted)` may follow), a name in brackets, or nothing. Not UTF-8
-    /// in general.
+    /// The last column as the kernel wrote it: a path (a newline is escaped as `\012` in the text,
+    /// but not with `PROCMAP_QUERY`, and ` (deleted)` may follow), a name in brackets, or nothing.
+    /// Not necessarily UTF-8.
     pub name: &'a [u8],
 }
 
@@ -94,7 +94,7 @@ impl<'a> Mapping<'a> {
         })
     }
 
-    /// Size in bytes; 0 for a line that claims to end before it starts.
+    /// Size in bytes; 0 if the line is inconsistent.
     pub fn size(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
@@ -114,7 +114,7 @@ fn decimal(rest: &mut &[u8]) -> Option<u64> {
     digits(rest, 10)
 }
 
-/// Takes digits off the front: at least one, and no more than fit into 64 bits.
+/// Consumes digits at the start: at least one, and no more than fit into 64 bits.
 fn digits(rest: &mut &[u8], base: u64) -> Option<u64> {
     let mut value = 0_u64;
     let mut length = 0;
@@ -131,39 +131,39 @@ fn digits(rest: &mut &[u8], base: u64) -> Option<u64> {
     (length > 0).then_some(value)
 }
 
-/// What a walk over the mappings came to.
+/// The result of a walk over the mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Walk {
-    /// Mappings that the caller saw.
+    /// Number of mappings that were visited.
     pub mappings: u64,
-    /// Lines that were no mapping and were left out.
+    /// Number of lines that are not mappings, and were skipped.
     pub malformed: u64,
-    /// The caller ended the walk.
+    /// Whether the caller ended the walk.
     pub stopped: bool,
 }
 
-/// A parser that takes the text piece by piece, cut anywhere.
+/// A parser for text that arrives in pieces, split anywhere.
 #[derive(Debug, Default)]
 pub struct Parser {
-    /// The beginning of a line whose end is still to come.
+    /// The start of a line whose end has not arrived yet.
     partial: Vec<u8>,
-    /// The line being collected is too long: drop it up to its newline.
+    /// Whether the current line is too long and is skipped up to its newline.
     skipping: bool,
     walk: Walk,
 }
 
 impl Parser {
-    /// A parser at the start of the text.
+    /// Creates a parser for the start of the text.
     pub fn new() -> Self {
         Parser::default()
     }
 
-    /// Whether the text ended within a line so far.
+    /// Whether the text so far ends within a line.
     pub(crate) fn is_inside_line(&self) -> bool {
         self.skipping || !self.partial.is_empty()
     }
 
-    /// Takes the next piece, and calls `visit` for every line that it completes, until that
+    /// Parses the next piece, and calls `visit` for every line that it completes, until `visit`
     /// breaks.
     pub fn feed(
         &mut self,
@@ -201,7 +201,7 @@ impl Parser {
         ControlFlow::Continue(())
     }
 
-    /// Ends the text. A last line without newline is one that the kernel did not finish.
+    /// Ends the text. A last line without a newline is incomplete.
     pub fn finish(self) -> Walk {
         let mut walk = self.walk;
         if !self.partial.is_empty() {

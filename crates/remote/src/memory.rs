@@ -8,16 +8,16 @@ use std::os::unix::fs::FileExt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// Nothing readable is mapped somewhere in the range.
+    /// Part of the range is not mapped, or not readable.
     #[error("no readable memory at {address:#x} ({length} bytes requested)")]
     Unmapped {
         /// Start of the range.
         address: u64,
-        /// Bytes asked for.
+        /// Number of bytes requested.
         length: usize,
     },
-    /// The address space is gone: the process has exited, or has executed another program since
-    /// this memory was opened.
+    /// The address space does not exist any more: the process has exited, or has executed another
+    /// program since this memory was opened.
     #[error(
         "the address space is gone while reading {address:#x}: the process has exited or has \
          executed another program"
@@ -31,17 +31,17 @@ pub enum MemoryError {
     Limit {
         /// Start of the range.
         address: u64,
-        /// Bytes asked for.
+        /// Number of bytes requested.
         length: u64,
         /// The caller's limit.
         limit: usize,
     },
-    /// The core file does not hold it.
+    /// The core file does not contain it.
     #[error("the page at {page:#x} is not in the core file: {why}")]
     NotInCore {
-        /// Address of the first page that is missing.
+        /// Address of the first missing page.
         page: u64,
-        /// Why it is.
+        /// Why it is missing.
         why: Omission,
     },
     /// Any other error.
@@ -49,7 +49,7 @@ pub enum MemoryError {
     System {
         /// Start of the range.
         address: u64,
-        /// Bytes asked for.
+        /// Number of bytes requested.
         length: usize,
         /// The error number.
         errno: i32,
@@ -60,13 +60,13 @@ pub enum MemoryError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Omission {
-    /// The core file ends before it.
+    /// The core file is truncated before it.
     #[error("the file is truncated")]
     CutShort,
     /// It was mapped, but not written to the core.
     #[error("it was excluded when the core file was written")]
     LeftOut,
-    /// It shows a file whose contents nobody changed, and that file is not at hand.
+    /// It maps an unmodified part of a file, and that file is not available.
     #[error("it maps a file of which no copy with the same build ID was found")]
     FileNotFound,
     /// The core file does not mention it.
@@ -74,12 +74,12 @@ pub enum Omission {
     NotMentioned,
 }
 
-/// Memory of another process, of a core file, or an image made by hand.
+/// The memory of another process, a core file, or a hand-made image.
 ///
-/// Integers are in the byte order of the machine that the reader runs on.
+/// Integers are in the byte order of the reader's machine.
 pub trait Memory {
-    /// Fills `buffer` from `address`: all of it, or an error, and then the contents of `buffer` are
-    /// unspecified.
+    /// Fills `buffer` from `address`: all of it, or returns an error. The contents of `buffer` are
+    /// unspecified after an error.
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError>;
 
     /// Reads one byte.
@@ -110,7 +110,7 @@ pub trait Memory {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Reads `length` bytes, at most `limit`: the length may come from the target, the limit may
+    /// Reads `length` bytes, at most `limit`. The length may come from the target; the limit must
     /// not.
     fn read_vec(&self, address: u64, length: u64, limit: usize) -> Result<Vec<u8>, MemoryError> {
         let fits = usize::try_from(length)
@@ -135,17 +135,18 @@ impl<M: Memory + ?Sized> Memory for &M {
     }
 }
 
-/// The memory of a running process, through `/proc/PID/mem` opened once: about 1 µs a read.
+/// The memory of a running process, read through `/proc/PID/mem`, which is opened once: about 1 µs
+/// per read.
 ///
-/// The descriptor belongs to the address space that the process had when it was opened. After an
-/// exec every read fails with [`MemoryError::Gone`]; the new program's memory never shows through.
+/// The descriptor refers to the address space that the process had when it was opened. After an
+/// exec, every read fails with [`MemoryError::Gone`]; the new program's memory is never returned.
 #[derive(Debug)]
 pub struct ProcessMemory {
     file: File,
 }
 
 impl ProcessMemory {
-    /// Takes an open `/proc/PID/mem`.
+    /// Wraps an open `/proc/PID/mem`.
     pub(crate) fn new(file: File) -> Self {
         ProcessMemory { file }
     }
@@ -160,13 +161,15 @@ impl Memory for ProcessMemory {
                 .checked_add(done as u64)
                 .filter(|at| *at <= i64::MAX as u64)
             else {
-                // pread takes no negative offset, and no user memory lies up there.
+                // pread does not accept negative offsets, and there is no user memory at these
+                // addresses.
                 return Err(MemoryError::Unmapped { address, length });
             };
             match self.file.read_at(&mut buffer[done..], at) {
                 // fs/proc/base.c, mem_rw: 0 when the address space has no users left.
                 Ok(0) => return Err(MemoryError::Gone { address }),
-                // A short read stops before a page that cannot be read; the next round tells.
+                // A short read stops before an unreadable page; the next iteration returns the
+                // error.
                 Ok(read) => done += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
@@ -186,15 +189,15 @@ impl Memory for ProcessMemory {
     }
 }
 
-/// Memory made by hand, for tests: pieces of bytes at addresses.
+/// Hand-made memory for tests: byte ranges at addresses.
 #[derive(Debug, Clone, Default)]
 pub struct Image {
-    /// By start address; of pieces that overlap, the one with the highest start wins.
+    /// By start address; of overlapping ranges, the one with the highest start takes precedence.
     pieces: std::collections::BTreeMap<u64, Vec<u8>>,
 }
 
 impl Image {
-    /// An image with nothing mapped.
+    /// Creates an image with nothing mapped.
     pub fn new() -> Self {
         Image::default()
     }

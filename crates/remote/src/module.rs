@@ -1,5 +1,5 @@
-//! Facts of one ELF file that do not change from process to process: what it is, and whether and how
-//! it knows one thread-local variable.
+//! Facts about an ELF file that are the same in all processes: what it is, and whether and how it
+//! defines or uses one thread-local variable.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -23,44 +23,43 @@ pub use crate::file::open_mapped;
 /// Maximum number of relocations kept of one module; a linker writes one or two for a variable.
 const MAX_RELOCATIONS: usize = 64;
 
-/// What one ELF file is.
+/// Facts about an ELF file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleFile {
     /// The architecture it was built for.
     pub machine: Machine,
-    /// It is a program (also a position-independent one), not a library.
+    /// Whether it is a program (including a position-independent one), not a library.
     pub executable: bool,
-    /// It has a dynamic table: the dynamic linker can export its symbols.
+    /// Whether it has a dynamic table: the dynamic linker can export its symbols.
     pub dynamic: bool,
-    /// It names a dynamic linker (PT_INTERP). An executable without one is static.
+    /// Whether it names a dynamic linker (PT_INTERP). An executable without one is static.
     pub interpreter: bool,
-    /// The name it gives itself (DT_SONAME).
+    /// Its SONAME (DT_SONAME).
     pub soname: Option<Vec<u8>>,
     /// Its thread-local storage.
     pub tls: Option<TlsSegment>,
     /// The first PT_LOAD segment.
     pub(crate) first_load: Segment,
-    /// The first one with code, from which the load bias follows.
+    /// The first one with code, which determines the load bias.
     pub(crate) first_code: Segment,
-    /// One past the last address of the PT_LOAD segments.
+    /// The address after the last one of the PT_LOAD segments.
     pub(crate) end: u64,
     pub(crate) jump_relocations: (u64, u64),
-    /// The C library that this module is.
+    /// The C library, if this module is one.
     pub(crate) library: Option<CLibrary>,
     pub(crate) glibc: glibc::FileFacts,
     pub(crate) threads: threads::FileFacts,
 }
 
-/// What one ELF file says about one thread-local variable.
+/// Facts about an ELF file and one thread-local variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Module {
-    /// The file as such.
+    /// The file.
     pub file: Arc<ModuleFile>,
-    /// How it knows the variable.
+    /// Its symbol for the variable.
     pub symbol: Symbol,
-    /// How its code reaches the variable, as far as the dynamic linker has a part in it. Empty in
-    /// a module without references, and in an executable whose accesses were relaxed to local
-    /// exec.
+    /// How its code accesses the variable, as far as the dynamic linker is involved. Empty for a
+    /// module without references, and for an executable whose accesses were relaxed to local exec.
     pub relocations: Vec<Relocation>,
 }
 
@@ -84,24 +83,24 @@ impl Deref for Module {
     }
 }
 
-/// How a module knows the variable.
+/// A module's symbol for the variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Symbol {
     /// Defined in `.dynsym`: readers find it.
     Exported {
         /// Offset in the module's TLS block (`st_value`).
         offset: u64,
-        /// Bytes (`st_size`).
+        /// Size in bytes (`st_size`).
         size: u64,
     },
     /// Defined in `.symtab` only: the linker kept it local, or the program is static.
     Local {
         /// Offset in the module's TLS block (`st_value`).
         offset: u64,
-        /// Bytes (`st_size`).
+        /// Size in bytes (`st_size`).
         size: u64,
     },
-    /// Referred to, defined elsewhere.
+    /// Referenced, but defined elsewhere.
     Undefined,
     /// Defined in `.dynsym`, but not as a thread-local variable.
     NotThreadLocal,
@@ -109,15 +108,15 @@ pub enum Symbol {
     Absent,
 }
 
-/// A place in a module that the dynamic linker fills so that code finds the variable.
+/// A location in a module that the dynamic linker fills in so that code can access the variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relocation {
-    /// Which access model the code uses there.
+    /// The access model of the code that uses it.
     pub access: Access,
-    /// Where: an address of the module as its headers count, of one word (initial exec) or two.
+    /// Its address in the module, as in the headers; one word (initial exec) or two.
     pub slot: u64,
-    /// It names the symbol, so the dynamic linker may bind it to another module's definition.
-    /// Otherwise the linker bound it to this module's own.
+    /// Whether it names the symbol, so that the dynamic linker may bind it to another module's
+    /// definition. Otherwise the linker has bound it to this module's own definition.
     pub named: bool,
 }
 
@@ -146,9 +145,9 @@ impl ModuleFile {
         let pie = flags_1 & elf::DF_1_PIE.0 != 0;
         Ok(ModuleFile {
             machine: elf.machine(),
-            // Linkers before DF_1_PIE (binutils 2.26): PT_INTERP does not tell. glibc's libc.so
-            // has it, and so has every library of gold or mold by way of musl-gcc, which always
-            // passes --dynamic-linker.
+            // For linkers before DF_1_PIE (binutils 2.26), PT_INTERP is not sufficient: glibc's
+            // libc.so has it, and so has every library linked by gold or mold through musl-gcc,
+            // which always passes --dynamic-linker.
             executable: elf.file_type() == elf::ET_EXEC || pie || (elf.interpreter && debug),
             dynamic: elf.dynamic.is_some(),
             interpreter: elf.interpreter,
@@ -185,8 +184,8 @@ impl ModuleFile {
 }
 
 impl Module {
-    /// Reads what the ELF file at `path`, on the reader's own side, says about the thread-local
-    /// variable `name`.
+    /// Reads the facts about the thread-local variable `name` in the ELF file at `path`, on the
+    /// reader's side.
     pub fn open(path: &Path, name: &str) -> Result<Self, Error> {
         let io = |source| Error::Io {
             path: path.into(),
@@ -205,14 +204,15 @@ impl Module {
         }
     }
 
-    /// Reads what an open file says, see [`Self::open`]. `None` if it is no readable ELF file.
+    /// Reads the facts from an open file, see [`Self::open`]. `None` if it is not a readable ELF
+    /// file.
     pub fn of_file(file: &File, name: &str) -> Option<Self> {
         Self::read(Source::File(&FileBytes(file)), name)
             .ok()
             .flatten()
     }
 
-    /// Reads what an ELF file's bytes say, see [`Self::open`]. `None` if they are not those of a
+    /// Reads the facts from the bytes of an ELF file, see [`Self::open`]. `None` if they are not a
     /// readable ELF file.
     pub fn from_bytes(bytes: &[u8], name: &str) -> Option<Self> {
         let mut image = Image::new();
@@ -220,7 +220,7 @@ impl Module {
         Self::read(Source::File(&image), name).ok().flatten()
     }
 
-    /// Reads what a module says, within the limit for one file.
+    /// Reads the facts from a module, within the limit for one file.
     pub(crate) fn read(source: Source<'_>, name: &str) -> Result<Option<Self>, String> {
         Self::read_within(MAX_READ, source, name).0
     }
@@ -236,7 +236,7 @@ impl Module {
         })
     }
 
-    /// What `elf`, the file whose facts are given, says about the variable.
+    /// The facts about the variable in `elf`, whose facts as a file are given.
     pub(crate) fn of(elf: &Elf<'_>, file: Arc<ModuleFile>, name: &str) -> Result<Self, ElfError> {
         let found = elf.dynamic_symbol(name.as_bytes())?;
         let symbol = match found {
@@ -271,8 +271,8 @@ impl Module {
     }
 }
 
-/// The build-id of an ELF file, which its linker made of the contents (NT_GNU_BUILD_ID). `None` if
-/// the file has none, or is no readable ELF file.
+/// The build ID of an ELF file, which its linker derived from the contents (NT_GNU_BUILD_ID).
+/// `None` if the file has none, or is not a readable ELF file.
 pub fn build_id(file: &File) -> Option<Vec<u8>> {
     let bytes = FileBytes(file);
     Elf::read_headers(Source::File(&bytes))
@@ -299,7 +299,7 @@ fn relocations(
         if by_symbol.is_none() && by != 0 {
             return Ok(());
         }
-        // The dynamic linker does not look elsewhere for a local symbol.
+        // The dynamic linker resolves a local symbol only within the module.
         let named = by_symbol.is_some_and(|symbol| !symbol.local);
         let own = |value: u64| {
             let base = by_symbol.map_or(0, |symbol| symbol.value);
@@ -332,7 +332,7 @@ fn relocations(
         }
         Ok(())
     })?;
-    // What the module's local variables use says nothing about one that is bound by name.
+    // References to the module's local variables are irrelevant if the variable is bound by name.
     if found.iter().any(|relocation| relocation.named) {
         found.retain(|relocation| relocation.named);
     }

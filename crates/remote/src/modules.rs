@@ -18,12 +18,12 @@ use crate::{Device, Error};
 /// Maximum number of modules read of one process; browsers load a few hundred.
 const MAX_MODULES: usize = 16 * 1024;
 
-/// Maximum number of bytes of the names of these modules; a path has at most 4096, each at most four
-/// when escaped.
+/// Maximum size of the names of these modules, in bytes; a path has at most 4096 bytes, each of
+/// which takes at most four when escaped.
 const MAX_NAMES: usize = 8 << 20;
 
-/// Maximum number of bytes read of the modules of one process, some hundred times what the tables of
-/// a large browser have: about half a second's work. Facts in the cache cost nothing.
+/// Maximum number of bytes read of the modules of one process, several hundred times the size of a
+/// large browser's tables: about half a second of work. Cached facts cost nothing.
 const MAX_COST: u64 = 1 << 30;
 
 fn deadline_passed(target: &dyn Target) -> Error {
@@ -31,46 +31,46 @@ fn deadline_passed(target: &dyn Target) -> Error {
     Error::Deadline { name }
 }
 
-/// An ELF module and where a process has loaded it.
+/// An ELF module, and where a process has loaded it.
 #[derive(Debug, Clone)]
 pub struct LoadedModule {
     /// The file that it was loaded from.
     pub file: Arc<ModuleFile>,
-    /// The load bias: what is added to the module's addresses to get those of the process.
+    /// The load bias: the difference between addresses in the process and in the module.
     pub bias: u64,
     /// The name of its mapping, as the kernel wrote it.
     pub name: OsString,
-    /// First address of its first mapping, which normally holds its ELF header.
+    /// First address of its first mapping, which normally contains its ELF header.
     pub start: u64,
-    /// First address behind its first mapping.
+    /// The first address after its first mapping.
     pub end: u64,
-    /// The device of its file, as the mapping shows it.
+    /// The device of its file, from the mapping.
     pub device: Device,
-    /// The inode of its file, as the mapping shows it.
+    /// The inode of its file, from the mapping.
     pub inode: u64,
     facts: FileFacts,
-    /// `None` if its file could not be opened: its facts are those of the loaded memory.
+    /// `None` if its file could not be opened: its facts are from the loaded memory.
     key: Option<FileKey>,
 }
 
 impl LoadedModule {
-    /// Whether an address of the process lies inside of the module.
+    /// Whether an address of the process lies within the module.
     pub fn contains(&self, address: u64) -> bool {
         let start = self.bias.wrapping_add(self.file.first_load.address);
         let end = self.bias.wrapping_add(self.file.end);
         (start..end).contains(&address)
     }
 
-    /// A fact of the module's file: computed by `read` the first time, and kept in the [`FileCache`]
-    /// for every process that has the file mapped. One type can be kept under several names, for
-    /// facts that depend on one, such as that of a variable.
+    /// A fact about the module's file: computed by `read` the first time, and stored in the
+    /// [`FileCache`] for every process that has the file mapped. A type can be stored under several
+    /// names, for facts that depend on a name, such as that of a variable.
     ///
-    /// `read` gets the file, or the loaded memory if the file cannot be opened (deleted or replaced,
-    /// and no right to `/proc/PID/map_files`): that has no sections and no `.symtab`. At the most
-    /// 256 MiB are read.
+    /// `read` is passed the file, or the loaded memory if the file cannot be opened (deleted or
+    /// replaced, and no permission for `/proc/PID/map_files`), which has no sections and no
+    /// `.symtab`. At most 256 MiB are read.
     ///
     /// # Errors
-    /// [`Error::Elf`] when the module cannot be read; that is kept as well.
+    /// [`Error::Elf`] if the module cannot be read; errors are stored as well.
     pub fn fact<T: Any + Send + Sync>(
         &self,
         target: &dyn Target,
@@ -89,10 +89,10 @@ impl LoadedModule {
         self.readable(fact)
     }
 
-    /// Calls `read` with the module, see [`Self::fact`]; nothing is kept.
+    /// Calls `read` with the module, see [`Self::fact`], without storing the result.
     ///
     /// # Errors
-    /// [`Error::Elf`] when the module cannot be read.
+    /// [`Error::Elf`] if the module cannot be read.
     pub fn read<T>(
         &self,
         target: &dyn Target,
@@ -101,22 +101,22 @@ impl LoadedModule {
         self.readable(self.read_within(target, read).0)
     }
 
-    /// The definition of `name` in its symbol tables: `.dynsym`, else `.symtab`. Computed once a
-    /// file.
+    /// The definition of `name` in its symbol tables: `.dynsym`, or else `.symtab`. Computed once
+    /// per file.
     ///
     /// # Errors
-    /// [`Error::Elf`] when the module cannot be read.
+    /// [`Error::Elf`] if the module cannot be read.
     pub fn symbol(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
         let symbol: Arc<Option<ElfSymbol>> =
             self.fact(target, name, |elf| elf.symbol(name.as_bytes()))?;
         Ok(*symbol)
     }
 
-    /// The definition of `name` in `.dynsym`. Unlike [`Self::symbol`] this costs next to nothing in
-    /// modules that do not export it. Computed once a file.
+    /// The definition of `name` in `.dynsym`. Unlike [`Self::symbol`], this is very cheap for
+    /// modules that do not export it. Computed once per file.
     ///
     /// # Errors
-    /// [`Error::Elf`] when the module cannot be read.
+    /// [`Error::Elf`] if the module cannot be read.
     pub fn exported(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
         struct Exported(Option<ElfSymbol>);
         let symbol = self.fact(target, name, |elf| {
@@ -126,21 +126,21 @@ impl LoadedModule {
     }
 
     /// The address of the symbol `name` in the process: a variable or a function. `None` if the
-    /// module does not define it, or only as a thread-local variable, which has an address for
-    /// each thread: see [`tls`](crate::tls).
+    /// module does not define it, or defines it as a thread-local variable, which has an address
+    /// for each thread: see [`tls`](crate::tls).
     ///
     /// # Errors
-    /// [`Error::Elf`] when the module cannot be read.
+    /// [`Error::Elf`] if the module cannot be read.
     pub fn address_of(&self, target: &dyn Target, name: &str) -> Result<Option<u64>, Error> {
         let symbol = self.symbol(target, name)?;
         let symbol = symbol.filter(|symbol| symbol.kind != SymbolKind::ThreadLocal);
         Ok(symbol.map(|symbol| self.bias.wrapping_add(symbol.value)))
     }
 
-    /// The build-id of its file, if its linker made one. Computed once a file.
+    /// The build ID of its file, if there is one. Computed once per file.
     ///
     /// # Errors
-    /// [`Error::Elf`] when the module cannot be read.
+    /// [`Error::Elf`] if the module cannot be read.
     pub fn build_id(&self, target: &dyn Target) -> Result<Option<Vec<u8>>, Error> {
         struct BuildId(Option<Vec<u8>>);
         let id = self.fact(target, "", |elf| elf.build_id().map(BuildId))?;
@@ -179,26 +179,26 @@ impl LoadedModule {
 pub struct Modules {
     /// The modules that could be read, in address order.
     pub loaded: Vec<LoadedModule>,
-    /// The modules that could not, with the reason.
+    /// The modules that could not be read, with the reason.
     pub unreadable: Vec<(OsString, String)>,
-    /// Which code was mapped when they were read: compare with [`Target::code_layout`] to find out
-    /// whether modules were loaded or unloaded since.
+    /// The code that was mapped when they were read: compare with [`Target::code_layout`] to find
+    /// out whether modules were loaded or unloaded since.
     pub layout: CodeLayout,
 }
 
 impl Modules {
-    /// Reads the modules that a process has loaded: one walk over its mappings, and what is not in
-    /// the cache of each file.
+    /// Reads the modules that a process has loaded: one walk over its mappings, and the facts that
+    /// are not cached yet for each file.
     ///
     /// # Errors
-    /// When the mappings cannot be read, or the target's deadline has passed.
+    /// If the mappings cannot be read, or the target's deadline has passed.
     #[doc(alias = "dl_iterate_phdr")]
     pub fn read(target: &dyn Target, cache: &FileCache) -> Result<Self, Error> {
         Self::read_named(target, cache, &|_| true)
     }
 
-    /// The same for those modules only whose mappings have a name that `wanted` accepts, as the kernel
-    /// wrote it. The files of the others are not opened.
+    /// Reads only the modules for whose names `wanted` returns true. The names are those of the
+    /// mappings, as the kernel wrote them. The files of other modules are not opened.
     ///
     /// # Errors
     /// See [`Modules::read`].
@@ -221,7 +221,7 @@ impl Modules {
         })
     }
 
-    /// The C library of the process, if one of its modules is a known one.
+    /// The C library of the process, if one of its modules is a supported one.
     pub fn c_library(&self) -> Option<CLibrary> {
         c_library(self.loaded.iter().map(|module| &*module.file))
     }
@@ -242,8 +242,8 @@ impl Modules {
     }
 }
 
-/// The C library that manages the thread-local storage of a process with these modules: glibc where its
-/// dynamic linker is loaded, whatever else is.
+/// The C library that manages the thread-local storage of a process with these modules: glibc if
+/// its dynamic linker is loaded, whatever else is.
 pub(crate) fn c_library<'a>(
     modules: impl Iterator<Item = &'a ModuleFile> + Clone,
 ) -> Option<CLibrary> {
@@ -253,21 +253,21 @@ pub(crate) fn c_library<'a>(
     modules.clone().find_map(|module| module.library)
 }
 
-/// The name of facts that depend on nothing but the file.
+/// The name of facts that depend only on the file.
 const FILE: &str = "";
 
-/// A module and what its file says about one thread-local variable.
+/// A module, and its file's facts about one thread-local variable.
 #[derive(Debug, Clone)]
 pub(crate) struct Loaded {
     pub(crate) module: Arc<Module>,
-    /// What is added to the module's addresses.
+    /// The load bias.
     pub(crate) bias: u64,
     /// The name of its mapping.
     pub(crate) name: OsString,
 }
 
 impl Loaded {
-    /// Whether an address of the process lies inside of the module.
+    /// Whether an address of the process lies within the module.
     pub(crate) fn contains(&self, address: u64) -> bool {
         let start = self.bias.wrapping_add(self.module.first_load.address);
         let end = self.bias.wrapping_add(self.module.end);
@@ -275,7 +275,7 @@ impl Loaded {
     }
 }
 
-/// Modules, with what they say about one thread-local variable.
+/// Modules, with their facts about one thread-local variable.
 #[derive(Debug)]
 pub(crate) struct TlsModules {
     pub(crate) loaded: Vec<Loaded>,
@@ -283,7 +283,7 @@ pub(crate) struct TlsModules {
     pub(crate) layout: CodeLayout,
 }
 
-/// Reads what every module of the process says about the thread-local variable `name`.
+/// Reads the facts of every module of the process about the thread-local variable `name`.
 pub(crate) fn tls_modules(
     target: &dyn Target,
     cache: &FileCache,
@@ -338,7 +338,7 @@ fn tls_modules_within(
     })
 }
 
-/// Where a module is, and what is known of its file.
+/// Where a module is, and its file's facts.
 struct Place {
     run: Run,
     bias: u64,
@@ -362,8 +362,8 @@ impl Place {
     }
 }
 
-/// Mappings of one file that follow one another: what a dynamic linker makes of a module. Memory
-/// without a file (zeroed data) may lie between them.
+/// Consecutive mappings of one file: what a dynamic linker creates for a module. There may be
+/// memory without a file (zeroed data) between them.
 #[derive(Debug)]
 struct Run {
     start: u64,
@@ -372,10 +372,10 @@ struct Run {
     last_offset: u64,
     device: Device,
     inode: u64,
-    /// That of the first executable mapping.
+    /// The name of the first executable mapping.
     name: Vec<u8>,
-    /// Address and file offset of the first executable mapping. Unlike those in front of it, which
-    /// a symbolizer may have put there, it is the module's for sure.
+    /// Address and file offset of the first executable mapping. It certainly belongs to the module,
+    /// unlike earlier mappings, which a symbolizer may have created.
     code: Option<(u64, u64)>,
 }
 
@@ -392,7 +392,7 @@ impl Run {
         }
     }
 
-    /// Whether the mapping belongs to the same loaded module: the same file, further on in it.
+    /// Whether the mapping belongs to the same loaded module: the same file, at a later offset.
     /// Small segments share a page of the file, which is mapped for each of them.
     fn takes(&self, mapping: &Mapping<'_>) -> bool {
         self.inode == mapping.inode
@@ -401,7 +401,7 @@ impl Run {
     }
 }
 
-/// That of an executable mapping: others need not have theirs.
+/// The name of an executable mapping; others may have no name.
 fn name(mapping: &Mapping<'_>) -> Vec<u8> {
     match mapping.permissions.execute {
         true => mapping.name.to_vec(),
@@ -414,8 +414,8 @@ fn code(mapping: &Mapping<'_>) -> Option<(u64, u64)> {
     executable.then_some((mapping.start, mapping.offset))
 }
 
-/// Finds the modules: runs of mappings of one file of which one is executable. Also how many are
-/// left out.
+/// Finds the modules: runs of mappings of one file of which one is executable. Also returns the
+/// number of skipped modules.
 fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     let mut runs = Vec::new();
     let mut left_out = 0;
@@ -449,8 +449,9 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     Ok((runs, left_out, layout.finish()))
 }
 
-/// Calls `keep` with each module of the process of a wanted name and a fact of its file, which `read` gets or computes
-/// with its cost. Returns the modules that could not be read, and the layout.
+/// Calls `keep` with each module of the process with a wanted name and a fact about its file, which
+/// `read` looks up or computes within its cost. Returns the modules that could not be read, and the
+/// layout.
 fn visit<T: AsRef<ModuleFile>>(
     limit: u64,
     target: &dyn Target,
@@ -489,8 +490,8 @@ fn visit<T: AsRef<ModuleFile>>(
                 }
                 Err(error) => (FileFacts::default(), None, (Err(error.to_string()), 0)),
             },
-            // Deleted or replaced, and no right to map_files: what is loaded tells the same,
-            // except for .symtab.
+            // Deleted or replaced, and no permission for map_files: the loaded memory has the same
+            // data, except for .symtab.
             Err(why) => {
                 let facts = FileFacts::default();
                 let (fact, cost) = read(&facts, Source::Loaded(target, run.start));
@@ -508,7 +509,7 @@ fn visit<T: AsRef<ModuleFile>>(
                 let (Some((start, offset)), code) = (run.code, module.first_code) else {
                     continue;
                 };
-                // The page of the file that the segment starts in is mapped with it.
+                // The page of the file in which the segment starts is mapped with it.
                 let before = code.offset.saturating_sub(offset);
                 if before >= code.alignment.max(0x1000) || offset >= code.file_end() {
                     continue;
@@ -564,7 +565,7 @@ mod tests {
         let all = read(MAX_COST, &cache);
         assert!(all.loaded.len() > 1);
         assert_eq!(all.unreadable, []);
-        // What is known costs nothing.
+        // Cached facts cost nothing.
         assert_eq!(read(0, &cache).loaded.len(), all.loaded.len());
         assert_eq!(all.layout, target.code_layout().unwrap());
     }

@@ -1,5 +1,5 @@
-//! A process seen from outside, of whatever kind: running, ended (its core file), or made by hand for
-//! a test. Everything above this module works on a [`Target`] and does not ask which it is.
+//! A process, observed from outside: running, ended (its core file), or hand-made for a test.
+//! Everything above this module works on a [`Target`], regardless of its kind.
 
 mod image;
 mod live;
@@ -16,26 +16,26 @@ use crate::{Device, Error, Memory};
 pub use image::TargetImage;
 pub use live::LiveProcess;
 
-/// A process: its memory, what it has mapped, its threads.
+/// A process: its memory, its mappings, its threads.
 ///
-/// Its memory is read through [`Memory`], of which this is an extension, so that a `&dyn Target`
-/// serves wherever a `&dyn Memory` does. The modules that it has loaded are
-/// [`Modules::read`](crate::Modules::read).
+/// This extends [`Memory`], through which its memory is read, so that a `&dyn Target` can be used
+/// wherever a `&dyn Memory` can. [`Modules::read`](crate::Modules::read) returns the modules that
+/// it has loaded.
 pub trait Target: Memory {
     /// Calls `visit` for each mapping until it breaks, in address order.
     ///
     /// # Errors
-    /// When the mappings cannot be read.
+    /// If the mappings cannot be read.
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
     ) -> Result<Walk, Error>;
 
     /// Calls `visit` for each mapping of a file, in address order. Executable mappings have their
-    /// names, others may not.
+    /// names; others may have none.
     ///
     /// # Errors
-    /// When the mappings cannot be read, or [`Self::deadline`] has passed.
+    /// If the mappings cannot be read, or [`Self::deadline`] has passed.
     fn file_mappings(&self, visit: &mut dyn FnMut(&Mapping<'_>)) -> Result<(), Error> {
         let walk = self.mappings(&mut |mapping| {
             if mapping.inode != 0 {
@@ -46,7 +46,7 @@ pub trait Target: Memory {
         walk.map(drop)
     }
 
-    /// Which code is mapped where: changes with every dlopen, dlclose and exec.
+    /// Identifies the code that is mapped, and where: changes with every dlopen, dlclose and exec.
     ///
     /// # Errors
     /// See [`Self::file_mappings`].
@@ -56,22 +56,22 @@ pub trait Target: Memory {
         Ok(layout.finish())
     }
 
-    /// Why mappings of files may be missing from the others, as a sentence without a full stop. `None`
-    /// if all are there.
+    /// Why mappings of files may be missing, as a sentence without a full stop. `None` if none are
+    /// missing.
     fn unlisted(&self) -> Option<String> {
         None
     }
 
-    /// When to give up reading. Never by default.
+    /// When to give up reading. `None`, the default, is never.
     fn deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// Opens the very file that a mapping shows, by the mapping's range, name, device and inode.
+    /// Opens the file of a mapping, given the mapping's range, name, device and inode.
     ///
     /// # Errors
-    /// When it cannot be opened, with the reason if there is more to say than that. The loaded
-    /// memory has to do then.
+    /// If it cannot be opened, with the reason if that is informative. The loaded memory is used
+    /// instead.
     fn mapped_file(
         &self,
         range: (u64, u64),
@@ -80,44 +80,46 @@ pub trait Target: Memory {
         inode: u64,
     ) -> Result<File, Option<String>>;
 
-    /// The architecture that it runs on.
+    /// The architecture on which it runs.
     fn machine(&self) -> Machine;
 
-    /// What messages call it.
+    /// Its name in messages.
     fn name(&self) -> OsString;
 
-    /// Its process id; for a core file the one that the process itself had. `None` if unknown.
+    /// Its process ID; for a core file, the one in the process's own PID namespace. `None` if
+    /// unknown.
     fn pid(&self) -> Option<i32> {
         None
     }
 
-    /// Its short name: 15 bytes at most, chosen by it. Empty if unknown.
+    /// Its command name: at most 15 bytes, chosen by the process. Empty if unknown.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If it has ended.
     fn comm(&self) -> Result<OsString, Error> {
         Ok(OsString::new())
     }
 
-    /// Whether it runs: another read may give another result. False for a core file.
+    /// Whether it is running, so that another read may return another result. False for a core
+    /// file.
     fn is_running(&self) -> bool {
         false
     }
 
-    /// Calls `visit` with the id of each thread until it breaks. The list does not end while a
+    /// Calls `visit` with the ID of each thread until it breaks. The list does not end while a
     /// process creates threads as fast as it is read.
     ///
     /// # Errors
-    /// When the threads cannot be listed.
+    /// If the threads cannot be listed.
     fn thread_ids(&self, visit: &mut dyn FnMut(i32) -> ControlFlow<()>) -> Result<(), Error> {
         let _ = visit;
         Ok(())
     }
 
-    /// What is known of one of its threads without stopping it.
+    /// What is known about one of its threads without stopping it.
     ///
     /// # Errors
-    /// [`Error::NoSuchThread`] when it has exited, or never was.
+    /// [`Error::NoSuchThread`] if it has exited, or never existed.
     fn thread(&self, tid: i32) -> Result<ThreadInfo, Error> {
         Err(Error::NoSuchThread {
             pid: self.pid().unwrap_or_default(),
@@ -126,26 +128,26 @@ pub trait Target: Memory {
     }
 }
 
-/// A thread, as far as it is known without stopping it.
+/// Facts about a thread that are known without stopping it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ThreadInfo {
-    /// Its id as the reader sees it; in a core file the one that the process itself saw.
+    /// Its ID in the reader's PID namespace; in a core file, in the process's own.
     pub tid: i32,
-    /// Its name: 15 bytes at most, chosen by the target. `None` for a core file.
+    /// Its name: at most 15 bytes, chosen by the target. `None` for a core file.
     pub name: Option<OsString>,
     /// Its state letter, see [`Status::state`](crate::process::Status::state). `None` for a core
     /// file.
     pub state: Option<char>,
-    /// fs base on x86-64, TPIDR_EL0 on aarch64. `None` for a running process, whose threads have to
-    /// be stopped for it, and if a core file lacks it.
+    /// fs base on x86-64, TPIDR_EL0 on aarch64. `None` for a running process, whose threads must be
+    /// stopped for it, and if a core file lacks it.
     pub thread_pointer: Option<u64>,
-    /// The registers that a stack is unwound from. `None` for a running process, and if a core file
-    /// lacks them.
+    /// The registers for unwinding a stack. `None` for a running process, and if a core file lacks
+    /// them.
     pub registers: Option<CallRegisters>,
 }
 
-/// The registers that a stack is unwound from.
+/// The registers for unwinding a stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CallRegisters {
     /// rip, or pc.
@@ -159,7 +161,7 @@ pub struct CallRegisters {
 }
 
 impl ThreadInfo {
-    /// A thread of which nothing but the id is known.
+    /// A thread of which only the ID is known.
     pub fn new(tid: i32) -> Self {
         ThreadInfo {
             tid,
@@ -168,7 +170,7 @@ impl ThreadInfo {
     }
 }
 
-/// Tells two sets of loaded modules apart. Two values of different targets are not comparable.
+/// Distinguishes sets of loaded modules. Values of different targets are not comparable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeLayout(u64);
 
@@ -177,7 +179,7 @@ pub struct CodeLayout(u64);
 pub(crate) struct CodeLayoutBuilder(DefaultHasher);
 
 impl CodeLayoutBuilder {
-    /// Takes a mapping of a file; only executable ones count.
+    /// Adds a mapping of a file; only executable ones count.
     pub(crate) fn add(&mut self, mapping: &Mapping<'_>) {
         if mapping.permissions.execute {
             let Mapping {

@@ -1,8 +1,8 @@
-//! Where a thread-local variable lies in one process.
+//! Where a thread-local variable is in a process.
 //!
-//! Every module that refers to the variable has a slot that the dynamic linker filled when it
-//! bound the reference. The slots say which definition is in use, and whether its storage is
-//! static or dynamic; the module list of the dynamic linker completes that.
+//! Every module that refers to the variable has a slot that the dynamic linker filled when it bound
+//! the reference. The slots show which definition is in use, and whether its storage is static or
+//! dynamic; the dynamic linker's list of modules provides the rest.
 
 mod definition;
 mod slot;
@@ -21,11 +21,12 @@ use crate::threads::ThreadLists;
 use crate::{Error, FileCache, Memory};
 use definition::{Definition, bind, definition};
 
-/// Bytes of the variable: a pointer.
+/// Size of the variable, in bytes: a pointer.
 const SIZE: u64 = 8;
-/// Definitions that are told apart in one process, which uses one of them or a few.
+/// Maximum number of definitions in a process, which usually has one or a few.
 const MAX_DEFINITIONS: usize = 256;
-/// Slots that are followed in one process; every module that refers to the variable has one or two.
+/// Maximum number of slots that are followed in a process; every module that refers to the variable
+/// has one or two.
 const MAX_SLOTS: usize = 1 << 16;
 
 /// Where each thread keeps the variable.
@@ -42,9 +43,9 @@ pub enum Storage {
 pub struct TlsVariable {
     /// Name of the mapping of the module that defines it.
     pub module: OsString,
-    /// How the code reaches it.
+    /// How code accesses it.
     pub access: Access,
-    /// In `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
+    /// Whether it is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
     pub exported: bool,
     place: Place,
     machine: Machine,
@@ -54,17 +55,18 @@ pub struct TlsVariable {
 /// How to get from the thread pointer to the variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// At this distance from the thread pointer, in bytes.
+    /// At this offset from the thread pointer, in bytes.
     Static(i64),
-    /// In the block of a module that the thread's dynamic thread vector (DTV) has.
+    /// In the block of a module, which the thread's dynamic thread vector (DTV) points to.
     Dynamic {
-        /// Whose vector it is.
+        /// The C library that the vector belongs to.
         library: CLibrary,
         /// The module's index in the vector.
         module: u64,
-        /// In the module's block, in bytes.
+        /// The offset in the module's block, in bytes.
         offset: u64,
-        /// The generation that a vector must have seen to hold the module's block; glibc alone.
+        /// The generation that a vector must have reached to contain the module's block; only for
+        /// glibc.
         generation: Option<u64>,
     },
 }
@@ -74,22 +76,23 @@ pub enum Place {
 pub struct Resolution {
     /// The definitions that the process uses; definitions that code is bound to come first.
     pub variables: Vec<TlsVariable>,
-    /// Modules that define it while the process uses another module's.
+    /// Modules that define it although the process uses another module's definition.
     pub bound_elsewhere: Vec<OsString>,
-    /// Modules that could not be read, or define something else under the name, with the reason.
+    /// Modules that could not be read, or define something else with the name, with the reason.
     pub unreadable: Vec<(OsString, String)>,
-    /// A module defines the variable, and its place is not known: unreadable, or not bound yet.
+    /// Whether a module defines the variable, but its location is unknown: unreadable, or not bound
+    /// yet.
     pub unplaced: bool,
-    /// Where the process keeps its list of threads.
+    /// Where the process stores its list of threads.
     pub threads: ThreadLists,
-    /// Which code was mapped when this was resolved, see [`Target::code_layout`].
+    /// The code that was mapped when this was resolved, see [`Target::code_layout`].
     pub layout: Option<CodeLayout>,
 }
 
 /// Resolves the thread-local variable `name`, 8 bytes, in all modules of the process.
 ///
-/// The result holds until the process loads or unloads a module, or executes another program.
-/// Needs no stopped thread.
+/// The result is valid until the process loads or unloads a module, or executes another program. No
+/// thread needs to be stopped.
 #[doc(alias = "__tls_get_addr")]
 pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Resolution, Error> {
     let modules::TlsModules {
@@ -171,8 +174,8 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
     Ok(resolution)
 }
 
-/// The dynamic linker's own list. Empty, with a word to `unreadable`, if it cannot be read: the
-/// slots tell most of it, too.
+/// The dynamic linker's own list. Empty if it cannot be read, which is reported in `unreadable`:
+/// the slots contain most of the information, too.
 fn glibc_tls_modules(
     memory: &dyn Memory,
     loaded: &[Loaded],
@@ -199,7 +202,7 @@ fn variable(
     let module = &definition.loaded.module;
     let place = match (definition.fixed, definition.module, library) {
         (Some(offset), ..) => Place::Static(offset),
-        // A thread may still have the block of a library that was closed, under the same id.
+        // A thread may still have the block of a closed library with the same ID.
         (None, Some((_, None)), Some(CLibrary::Glibc)) => {
             return Err(
                 "its storage is dynamic, and a thread's block cannot be distinguished from that \
@@ -252,21 +255,21 @@ impl TlsVariable {
         }
     }
 
-    /// How to get there, for those who cannot call [`Self::address`]: a program in the kernel.
+    /// How to get to it, for code that cannot call [`Self::address`]: a kernel program.
     pub fn place(&self) -> Place {
         self.place
     }
 
-    /// Where the dynamic linker notes that the module is loaded, if it is glibc's, tells, and may
-    /// close the module. Any other words there mean that the variable is gone.
+    /// Where the dynamic linker stores that the module is loaded, for a glibc that describes this
+    /// and a module that may be closed. If the words change, the variable does not exist any more.
     pub fn registration(&self) -> Option<Registration> {
         self.registration
     }
 
-    /// The variable's address for the thread with this thread pointer, `None` if the thread
-    /// never touched it. Reads nothing for static storage, three times for dynamic storage.
+    /// The variable's address for the thread with this thread pointer; `None` if the thread has
+    /// never accessed it. Takes no reads for static storage, three for dynamic storage.
     pub fn address(&self, memory: &dyn Memory, thread_pointer: u64) -> Result<Option<u64>, Error> {
-        // A thread that has no thread pointer yet has no thread-local storage.
+        // A thread without a thread pointer has no thread-local storage yet.
         if thread_pointer == 0 {
             return Ok(None);
         }

@@ -3,9 +3,9 @@
 //!
 //! What it provides:
 //! - [`Tracker`] polls processes that have run, with a back-off, and reports changes. Samplers are
-//!   built   on it: processes that are not sampled cost nothing.
+//!   built on it: processes that are not sampled cost nothing.
 //! - [`Watch`] polls every process on the machine with one system call each, and reports processes
-//!   that   publish, update and withdraw a process context, and that end.
+//!   that publish, update and withdraw a process context, and that end.
 //! - Both only use memory for processes that exist, so they can run for days.
 //!
 //! It must be called regularly, and needs the right to read the processes (`CAP_SYS_PTRACE`, or the

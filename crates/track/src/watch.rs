@@ -3,10 +3,10 @@
 //! A poll takes one system call for each process, and a listing of `/proc`:
 //!
 //! - For a process with a context, one read of its header at the known address. Updates, an exec
-//!   and an   exit all change its result.
+//!   and an exit all change its result.
 //! - For a process without a readable context, one read of `/proc/PID/statm`. A process that starts
-//!   to   publish first maps memory for it, which changes its size. Then its mappings are scanned,
-//!   and once   more at the next poll, because memory may be named after it was mapped.
+//!   to publish first maps memory for it, which changes its size. Then its mappings are scanned,
+//!   and once more at the next poll, because memory may be named after it was mapped.
 //!
 //! The latter misses a mapping that replaced others of exactly the same size; the former misses a
 //! second context. Therefore each process is rescanned periodically ([`Watch::rescan_interval`]).

@@ -1,4 +1,4 @@
-//! The files that a process had mapped, found again on the reader's side.
+//! Finds the files that a process had mapped on the reader's machine.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -9,12 +9,12 @@ use std::path::{Component, Path, PathBuf};
 use crate::elf::{Elf, Segment, Source};
 use crate::file::FileBytes;
 
-/// What the kernel puts behind the name of a file that had no name any more.
+/// The kernel's suffix for the name of a deleted file.
 const DELETED: &[u8] = b" (deleted)";
 
-/// Finds the file that was mapped as `name`, in the tree at `root`, by its build-id: at its path,
-/// in the directories in which distributions and debuginfod keep files by build-id, or by its
-/// name alone.
+/// Finds the file that was mapped as `name` by its build ID, in the tree at `root`: at its path, in
+/// the directories in which distributions and debuginfod store files by build ID, or by its file
+/// name.
 pub(crate) fn find(root: &Path, name: &[u8], build_id: &[u8]) -> Option<File> {
     places(root, name, build_id)
         .iter()
@@ -25,7 +25,7 @@ pub(crate) fn find(root: &Path, name: &[u8], build_id: &[u8]) -> Option<File> {
 fn places(root: &Path, name: &[u8], build_id: &[u8]) -> Vec<PathBuf> {
     let mut places = Vec::new();
     let name = name.strip_suffix(DELETED).unwrap_or(name);
-    // The core is untrusted: no path outside of the root is opened.
+    // The core file is untrusted: do not open paths outside the root.
     let relative: Option<PathBuf> = Path::new(OsStr::from_bytes(name))
         .components()
         .filter(|part| *part != Component::RootDir)
@@ -52,7 +52,7 @@ pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Opens a regular file. Others are not even opened: that alone can have an effect.
+/// Opens a regular file. Other files are not opened, because that can have side effects.
 fn open(path: &Path) -> Option<File> {
     let is_file = |metadata: fs::Metadata| metadata.is_file();
     if !fs::metadata(path).is_ok_and(is_file) {
@@ -66,8 +66,8 @@ fn open(path: &Path) -> Option<File> {
     file.metadata().is_ok_and(is_file).then_some(file)
 }
 
-/// The build-id of a file; `None` also of one that has debug information alone
-/// (`objcopy --only-keep-debug`), which has the same as the program.
+/// The build ID of a file. `None` also for a file with debug information only (`objcopy
+/// --only-keep-debug`), which has the same build ID as the program.
 fn build_id(file: &File) -> Option<Vec<u8>> {
     let bytes = FileBytes(file);
     let elf = Elf::read_headers(Source::File(&bytes)).ok()??;

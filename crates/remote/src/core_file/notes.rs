@@ -11,16 +11,16 @@ use crate::target::CallRegisters;
 
 /// Maximum number of notes read; a core has up to about ten per thread.
 const MAX_NOTES: u32 = 1 << 20;
-/// Threads that are kept: four times what a kernel starts by default (`kernel.threads-max`).
+/// Maximum number of threads: four times the kernel's default limit (`kernel.threads-max`).
 const MAX_THREADS: usize = 1 << 17;
-/// Mappings that are kept; as many as program headers.
+/// Maximum number of mappings: as many as program headers.
 const MAX_MAPPED: u64 = 1 << 19;
-/// Bytes of file names that are kept, one that follows itself counted once. By default the kernel
-/// writes at most 4 MiB of NT_FILE.
+/// Maximum size of all file names, in bytes; consecutive repetitions count once. By default the
+/// kernel writes at most 4 MiB of NT_FILE.
 const MAX_NAMES: usize = 8 << 20;
-/// The longest file name that is read, in bytes (PATH_MAX, and ` (deleted)`).
+/// Maximum size of a file name, in bytes (PATH_MAX, plus ` (deleted)`).
 const MAX_NAME: usize = 4096 + 16;
-/// Bytes read at a time.
+/// Number of bytes read at a time.
 const CHUNK: u64 = 4096;
 
 /// `struct elf_prstatus` (<sys/procfs.h>): the same on every 64-bit machine, up to the registers.
@@ -31,19 +31,19 @@ const PROCESS_SIZE: u64 = 136;
 const PROCESS_PID: usize = 24;
 const PROCESS_NAME: usize = 40;
 const PROCESS_NAME_SIZE: usize = 16;
-/// Entry of the auxiliary vector that has the address of the program's headers (<elf.h>).
+/// The entry of the auxiliary vector with the address of the program headers (<elf.h>).
 const AT_PHDR: u64 = 3;
 
-/// A thread, as the core file has it.
+/// A thread in a core file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CoreThread {
-    /// Its id in its own PID namespace.
+    /// Its ID in its own PID namespace.
     pub tid: i32,
-    /// The signal that ended the process (the same in every thread), 0 if it went on.
+    /// The signal that terminated the process (the same for every thread); 0 if it continued.
     pub signal: i32,
     /// The thread pointer: fs base on x86-64, TPIDR_EL0 on aarch64. `None` if it is missing.
     pub thread_pointer: Option<u64>,
-    /// The registers that its stack is unwound from. `None` if they are missing.
+    /// The registers for unwinding its stack. `None` if they are missing.
     pub registers: Option<CallRegisters>,
 }
 
@@ -54,33 +54,32 @@ pub(crate) struct MappedFile {
     pub(crate) end: u64,
     /// In bytes.
     pub(crate) offset: u64,
-    /// Where its name begins in [`Notes::names`]: the same in mappings of one file that follow one
-    /// another.
+    /// Start of its name in [`Notes::names`]: the same for consecutive mappings of one file.
     pub(crate) name: u32,
-    /// Bytes of the name.
+    /// Length of the name, in bytes.
     pub(crate) name_length: u16,
 }
 
-/// What the notes say.
+/// The contents of the notes.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     pub(crate) threads: Vec<CoreThread>,
     pub(crate) pid: Option<i32>,
     pub(crate) comm: Option<Vec<u8>>,
-    /// Where the program's headers are loaded.
+    /// The address at which the program headers are loaded.
     pub(crate) program_headers: Option<u64>,
     /// Sorted by their addresses; `None` without NT_FILE.
     pub(crate) mapped: Option<Vec<MappedFile>>,
-    /// `mapped` has all that were mapped.
+    /// Whether `mapped` is complete.
     pub(crate) all_mapped: bool,
-    /// The names of `mapped`, each with a NUL byte behind it.
+    /// The names of `mapped`, each terminated by a NUL byte.
     pub(crate) names: Vec<u8>,
-    /// Some of the notes are missing, or there are more than the limit.
+    /// Whether notes are missing, or exceed the limits.
     pub(crate) incomplete: bool,
 }
 
 impl Notes {
-    /// Reads the notes at these offsets, of these sizes, in a file of `length` bytes.
+    /// Reads the notes at these offsets and of these sizes, in a file of `length` bytes.
     pub(crate) fn read(file: &File, length: u64, places: &[(u64, u64)], machine: Machine) -> Self {
         let mut notes = Notes::default();
         let mut left = MAX_NOTES;
@@ -96,7 +95,7 @@ impl Notes {
         notes
     }
 
-    /// `None` where the notes are cut short.
+    /// `None` if the notes are truncated.
     fn read_all(
         &mut self,
         bytes: &mut Bytes<'_>,
@@ -116,7 +115,7 @@ impl Notes {
                 size,
                 kind: NoteType(kind?),
             };
-            // Debuggers add notes under names of their own.
+            // Debuggers add notes with their own names.
             let owner = match name_size {
                 5 => bytes.array::<5>(at + 12)? == *b"CORE\0",
                 6 => bytes.array::<6>(at + 12)? == *b"LINUX\0",
@@ -125,7 +124,7 @@ impl Notes {
             if owner {
                 self.take(bytes, note, machine)?;
             }
-            // A note whose contents are not needed may still be cut short.
+            // A note whose contents are not needed may still be truncated.
             if start.checked_add(size)? > bytes.end {
                 return None;
             }
@@ -134,7 +133,7 @@ impl Notes {
         Some(())
     }
 
-    /// Takes what is of use in a note, `None` where it is cut short.
+    /// Reads the useful contents of a note; `None` if it is truncated.
     fn take(&mut self, bytes: &mut Bytes<'_>, note: Note, machine: Machine) -> Option<()> {
         let layout = machine.status_layout();
         match (note.kind, layout) {
@@ -166,7 +165,7 @@ impl Notes {
                     thread_pointer,
                 });
             }
-            // A thread in an unknown layout.
+            // A thread with an unknown layout.
             (elf::NT_PRSTATUS, _) => self.incomplete = true,
             (elf::NT_PRPSINFO, _) if note.size == PROCESS_SIZE => {
                 let fields = bytes.array::<{ PROCESS_SIZE as usize }>(note.start)?;
@@ -209,7 +208,7 @@ impl Notes {
         if count > MAX_MAPPED || name_at > end {
             return None;
         }
-        // The names are in a second place of the note.
+        // The names are at a second position in the note.
         let mut names = bytes.again();
         let (mut last, mut last_length) = (0, 0);
         let mapped = self.mapped.insert(Vec::new());
@@ -218,14 +217,14 @@ impl Notes {
             let [start, stop, offset] = [0, 8, 16].map(|skip| bytes.u64(at + skip));
             let name = names.text(name_at, end)?;
             name_at += name.len() as u64 + 1;
-            // A module's mappings follow one another.
+            // The mappings of a module are consecutive.
             if index == 0 || name != self.names[last..last + last_length] {
                 if self.names.len() + name.len() >= MAX_NAMES {
                     return None;
                 }
                 (last, last_length) = (self.names.len(), name.len());
                 self.names.extend_from_slice(&name);
-                // Also one of no bytes has a place of its own.
+                // An empty name is stored as well.
                 self.names.push(0);
             }
             let (start, end) = (start?, stop?);
@@ -234,7 +233,7 @@ impl Notes {
                     start,
                     end,
                     offset: offset?.saturating_mul(unit),
-                    // Both below their limits.
+                    // Both are below their limits.
                     name: last as u32,
                     name_length: last_length as u16,
                 });
@@ -245,7 +244,7 @@ impl Notes {
     }
 }
 
-/// Where the contents of a note are.
+/// The position of a note's contents.
 #[derive(Debug, Clone, Copy)]
 struct Note {
     start: u64,
@@ -253,7 +252,7 @@ struct Note {
     kind: NoteType,
 }
 
-/// The bytes of a file up to an end, some of them in a buffer.
+/// The bytes of a file up to an end, buffered.
 struct Bytes<'a> {
     file: &'a File,
     end: u64,
@@ -271,12 +270,12 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    /// The same, with a buffer of its own.
+    /// The same bytes, with a separate buffer.
     fn again(&self) -> Self {
         Bytes::new(self.file, self.end)
     }
 
-    /// What is in the buffer from `at` on, at least `length` bytes. `None` behind the end.
+    /// The buffered bytes from `at` on, at least `length` bytes. `None` beyond the end.
     fn from(&mut self, at: u64, length: usize) -> Option<&[u8]> {
         let end = at.checked_add(length as u64)?;
         if end > self.end {
@@ -306,7 +305,7 @@ impl<'a> Bytes<'a> {
         self.array(at).map(u64::from_le_bytes)
     }
 
-    /// A text up to its NUL byte, which comes before `end`.
+    /// A string up to its NUL byte, which must come before `end`.
     fn text(&mut self, mut at: u64, end: u64) -> Option<Vec<u8>> {
         let mut text = Vec::new();
         while at < end && text.len() <= MAX_NAME {

@@ -1,4 +1,4 @@
-//! What memory a core file holds, by its program headers.
+//! The memory in a core file, according to its program headers.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,30 +12,29 @@ use crate::file::FileBytes;
 use crate::machine::Machine;
 use crate::memory::{MemoryError, Omission};
 
-/// Mappings of a process that are kept: eight times what the kernel lets it have by default
-/// (`vm.max_map_count`).
+/// Maximum number of mappings: eight times the kernel's default limit (`vm.max_map_count`).
 const MAX_SEGMENTS: u64 = 1 << 19;
-/// Segments of notes; there is one.
+/// Maximum number of note segments; there is usually one.
 const MAX_NOTES: usize = 16;
-/// Program headers that are read at a time.
+/// Number of program headers read at a time.
 const CHUNK: u64 = 1024;
-/// Pages of no supported architecture are smaller.
+/// The smallest page size of the supported architectures, in bytes.
 const PAGE: u64 = 4096;
 
 /// A PT_LOAD segment: a mapping of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) start: u64,
-    /// Bytes of the mapping.
+    /// Size of the mapping, in bytes.
     pub(crate) memory_size: u64,
-    /// Bytes of it that were written to the core.
+    /// Number of bytes of it that are in the core file.
     pub(crate) file_size: u64,
     offset: u64,
     pub(crate) permissions: Permissions,
 }
 
 impl Load {
-    /// One past its last address.
+    /// The address after its last one.
     pub(crate) fn end(&self) -> u64 {
         self.start.saturating_add(self.memory_size)
     }
@@ -49,20 +48,20 @@ pub(crate) struct Segments {
     pub(crate) loads: Vec<Load>,
     /// Offset and size of the notes.
     pub(crate) notes: Vec<(u64, u64)>,
-    /// There are more of them.
+    /// Whether there are more notes.
     pub(crate) more_notes: bool,
-    /// Bytes that the file has to have for all of its contents.
+    /// The size that the file must have to contain everything, in bytes.
     pub(crate) expected_size: u64,
 }
 
-/// What a core file has to say of an address.
+/// What a core file contains at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// That many bytes from this offset in the file on.
+    /// This many bytes, at this offset in the file.
     At { offset: u64, length: u64 },
-    /// Nothing, up to the given address, although it was mapped.
+    /// Nothing, up to this address, although it was mapped.
     LeftOut(u64),
-    /// It is not mentioned, up to the given address.
+    /// It is not mentioned, up to this address.
     NotMentioned(u64),
 }
 
@@ -89,7 +88,7 @@ impl Segments {
         }
         let mut count = u64::from(header.e_phnum.get(LE));
         if count == u64::from(elf::PN_XNUM) {
-            // More than fit the field: the first section header has the number (elf(5)).
+            // The number exceeds the field: it is in the first section header (elf(5)).
             let section: SectionHeader64<LE> =
                 read_struct(&memory, header.e_shoff.get(LE)).map_err(cut)?;
             count = u64::from(section.sh_info.get(LE));
@@ -136,7 +135,7 @@ impl Segments {
                         read: flags & elf::PF_R.0 != 0,
                         write: flags & elf::PF_W.0 != 0,
                         execute: flags & elf::PF_X.0 != 0,
-                        // A core does not tell.
+                        // A core file does not contain this.
                         shared: false,
                     },
                 });
@@ -150,7 +149,7 @@ impl Segments {
         }
     }
 
-    /// The mapping that an address lies in.
+    /// The mapping that contains an address.
     pub(crate) fn load(&self, address: u64) -> Option<&Load> {
         let behind = self.loads.partition_point(|load| load.start <= address);
         let load = self.loads.get(behind.checked_sub(1)?)?;
@@ -173,7 +172,7 @@ impl Segments {
     }
 }
 
-/// A page that the core lacks.
+/// The error for a page that the core file lacks.
 pub(crate) fn missing(address: u64, why: Omission) -> MemoryError {
     MemoryError::NotInCore {
         page: address & !(PAGE - 1),

@@ -1,4 +1,4 @@
-//! Core files made by hand, for what no process here can be brought to leave behind.
+//! Hand-made core files, for cases that no real process here can produce.
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
@@ -19,7 +19,7 @@ const HEADERS: u64 = 64;
 /// {type, flags, offset, address, size in the file, size in memory}
 type Header = (u32, u32, u64, u64, u64, u64);
 
-/// A core of these program headers, and what follows them.
+/// A core file with these program headers, followed by `rest`.
 fn core(machine: u16, headers: &[Header], rest: &[u8]) -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
     bytes.extend(4_u16.to_le_bytes());
@@ -208,7 +208,7 @@ fn offsets_of_files_are_counted_in_the_notes_unit() {
     }
 }
 
-/// Without its headers it cannot be told whether a file with code has the variable.
+/// Without its headers, it is unknown whether a file with code defines the variable.
 #[test]
 fn a_module_whose_headers_are_missing_is_told() {
     let mut contents = [1, 4096, 0x1000, 0x2000, 0].map(u64::to_le_bytes).concat();
@@ -237,7 +237,7 @@ fn files(mapped: &[[u64; 3]], names: &[u8]) -> Vec<u8> {
     note(b"CORE\0", NT_FILE, &contents)
 }
 
-/// Names and starts of its mappings.
+/// Names and start addresses of its mappings.
 fn named(core: &CoreFile) -> Vec<(Vec<u8>, u64)> {
     let mut named = Vec::new();
     let walk = core.mappings(&mut |mapping| {
@@ -272,7 +272,7 @@ fn memory_without_a_file_is_a_mapping_without_a_name() {
     }
 }
 
-/// The variable could be in one of those without a name.
+/// The variable may be in one of those without a name.
 #[test]
 fn a_list_of_files_that_breaks_off_is_told() {
     let notes = [
@@ -287,7 +287,7 @@ fn a_list_of_files_that_breaks_off_is_told() {
     assert_eq!(modules.unreadable[0], unreadable);
 }
 
-/// A module's mappings follow one another and share a name, of which there is one copy.
+/// The mappings of a module are consecutive and share one copy of their name.
 #[test]
 fn names_that_follow_themselves_are_kept_once() {
     let mapped = [1, 2, 3, 4, 5].map(|page| [page << 12, (page + 1) << 12, 0]);
@@ -325,12 +325,13 @@ fn notes_that_are_not_read_are_reported() {
     assert_eq!(missing(&core(X86_64, &headers, &whole)), [Missing::Notes]);
 }
 
-/// gdb does not mention code that it leaves out. With pages of 64 KiB (aarch64) the file's page in
-/// which the code begins is mapped from an offset that is not that of a smaller page.
+/// gdb does not mention code that it excludes. With pages of 64 KiB (aarch64), the file's page that
+/// contains the start of the code is mapped from an offset that differs from that of a smaller
+/// page.
 #[test]
 fn unmentioned_code_is_known_by_the_headers_whatever_the_size_of_pages() {
     const BASE: u64 = 0x40_0000;
-    // What lld writes: read-only, code, data.
+    // As written by lld: read-only, code, data.
     let module = core(
         AARCH64,
         &[

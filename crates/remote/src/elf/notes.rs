@@ -1,4 +1,4 @@
-//! The notes of a module: its build-id.
+//! The notes of a module: its build ID.
 
 use object::LittleEndian as LE;
 use object::elf::{self, NoteHeader64};
@@ -7,14 +7,14 @@ use super::{Elf, ElfError, Source, read_struct};
 
 /// Maximum number of bytes of notes read; a linker writes about a hundred.
 const MAX_NOTES: u64 = 64 * 1024;
-/// The longest build-id that is read, in bytes. Linkers write 20 or fewer.
+/// Maximum size of a build ID, in bytes. Linkers write at most 20.
 const MAX_BUILD_ID: u64 = 64;
 
 impl Elf<'_> {
-    /// The build-id, which the linker made of the module's contents (NT_GNU_BUILD_ID).
+    /// The build ID, which the linker derives from the module's contents (NT_GNU_BUILD_ID).
     ///
     /// # Errors
-    /// When the notes are malformed or cannot be read.
+    /// If the notes are malformed or cannot be read.
     pub fn build_id(&self) -> Result<Option<Vec<u8>>, ElfError> {
         for segment in &self.notes {
             let start = match self.source {
@@ -38,7 +38,7 @@ impl Elf<'_> {
                         .read_vec(id_at, id_size, MAX_BUILD_ID as usize)?;
                     return Ok((!id.is_empty()).then_some(id));
                 }
-                // Entries of a segment with an alignment of 8 are padded to that.
+                // Entries of a segment with an alignment of 8 are padded to 8 bytes.
                 let padding = if segment.alignment == 8 { 8 } else { 4 };
                 done += (id_at.wrapping_sub(at))
                     .saturating_add(id_size)

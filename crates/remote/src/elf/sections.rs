@@ -1,4 +1,5 @@
-//! Sections: what linkers leave for debuggers and each other, and programs run without.
+//! Sections, which linkers write for debuggers and for each other, and which are not needed at run
+//! time.
 
 use object::LittleEndian as LE;
 use object::elf::{
@@ -10,19 +11,19 @@ use super::{
     CHUNK, Elf, ElfError, MAX_DYNAMIC, Source, chunks, read_struct, read_structs, structs,
 };
 
-/// Sections of one file. An object file of a large program, with a section for each function,
-/// has some ten thousand.
+/// Maximum number of sections of a file. An object file of a large program, with a section for each
+/// function, has about ten thousand.
 const MAX_SECTIONS: u64 = 1 << 18;
-/// Maximum size of a string table, in bytes: above what the largest browsers have.
+/// Maximum size of a string table, in bytes: more than the largest browsers have.
 const MAX_STRINGS: u64 = 1 << 29;
-/// Places in one string table that spell the name; linkers share them.
+/// Maximum number of positions in a string table with the name; linkers share them.
 const MAX_SPELLINGS: usize = 64;
 /// Maximum size of a library's name or search path, in bytes: PATH_MAX.
 const MAX_STRING: u64 = 4096;
-/// Symbols of that name in one table: every object file may have one of its own.
+/// Maximum number of symbols with the name in one table: every object file may have a local one.
 const MAX_NAMESAKES: usize = 1024;
 
-/// One section, as its header has it.
+/// A section, from its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Section {
     name: u32,
@@ -33,13 +34,13 @@ pub struct Section {
     pub address: u64,
     /// Offset in the file, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Size, in bytes.
     pub size: u64,
     pub(crate) link: u32,
     pub(crate) info: u32,
 }
 
-/// A symbol of the name that was asked for.
+/// A symbol with the requested name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Namesake {
     pub(crate) index: u32,
@@ -54,10 +55,11 @@ pub(crate) struct Namesake {
 }
 
 impl Elf<'_> {
-    /// All section headers; none of a module that is loaded, or that was stripped of them.
+    /// All section headers; none for a module that is loaded, or whose section headers were
+    /// stripped.
     ///
     /// # Errors
-    /// When there are more than 262,144, or the headers cannot be read.
+    /// If there are more than 262,144, or the headers cannot be read.
     pub fn sections(&self) -> Result<Vec<Section>, ElfError> {
         let Source::File(file) = self.source else {
             return Ok(Vec::new());
@@ -69,7 +71,7 @@ impl Elf<'_> {
         }
         let mut count = u64::from(self.header.e_shnum.get(LE));
         if count == 0 {
-            // Too many for the field: the first header has the number (ELF, "Section Header").
+            // The number exceeds the field: it is in the first header (ELF, "Section Header").
             let first: SectionHeader64<LE> = read_struct(file, at)?;
             count = first.sh_size.get(LE);
         }
@@ -90,7 +92,7 @@ impl Elf<'_> {
         Ok(headers.iter().map(section).collect())
     }
 
-    /// The first section whose name begins like this.
+    /// The first section whose name has this prefix.
     pub(crate) fn section_like(
         &self,
         sections: &[Section],
@@ -118,7 +120,7 @@ impl Elf<'_> {
         Ok(None)
     }
 
-    /// The section of this name, if the file has one.
+    /// The section with this name, if there is one.
     ///
     /// # Errors
     /// See [`Self::sections`].
@@ -130,7 +132,7 @@ impl Elf<'_> {
     /// The first `limit` bytes of a section.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     pub fn section_bytes(&self, section: &Section, limit: u64) -> Result<Vec<u8>, ElfError> {
         let size = section.size.min(limit);
         Ok(self
@@ -158,16 +160,16 @@ impl Elf<'_> {
     /// The names of the libraries that it needs (DT_NEEDED), at most `most` of them.
     ///
     /// # Errors
-    /// When the dynamic table or a name cannot be read.
+    /// If the dynamic table or a name cannot be read.
     pub fn needed(&self, most: usize) -> Result<Vec<String>, ElfError> {
         self.dynamic_strings(elf::DT_NEEDED, most)
     }
 
-    /// The directories that it has the dynamic linker search for libraries, separated by colons:
-    /// DT_RUNPATH, or DT_RPATH where it has none.
+    /// The directories in which the dynamic linker searches for its libraries, separated by colons:
+    /// DT_RUNPATH, or DT_RPATH if there is none.
     ///
     /// # Errors
-    /// When the dynamic table or the string cannot be read.
+    /// If the dynamic table or the string cannot be read.
     pub fn search_path(&self) -> Result<Option<String>, ElfError> {
         for tag in [elf::DT_RUNPATH, elf::DT_RPATH] {
             if let Some(path) = self.dynamic_strings(tag, 1)?.pop() {
@@ -206,7 +208,7 @@ impl Elf<'_> {
         Ok(names)
     }
 
-    /// Every symbol of this name in a symbol table, of any type.
+    /// All symbols with this name in a symbol table, of any type.
     pub(crate) fn symbols_named(
         &self,
         sections: &[Section],
@@ -258,7 +260,7 @@ impl Elf<'_> {
         let mut found = Vec::new();
         let mut start = 0;
         while start < strings.size {
-            // Chunks overlap, so that none cuts the name.
+            // Chunks overlap, so that the name is not split.
             let length = (strings.size - start).min(CHUNK + spelling.len() as u64 - 1);
             let at = strings.offset.wrapping_add(start);
             let bytes = self.memory().read_vec(at, length, 2 * CHUNK as usize)?;
@@ -272,16 +274,16 @@ impl Elf<'_> {
         Ok(found)
     }
 
-    /// The name of the version that a symbol of `.dynsym` belongs to; `None` for those outside of
-    /// all (linker's VERSION command, System V ABI "Symbol Versioning").
+    /// The name of the version of a symbol in `.dynsym`; `None` if it has none (linker's VERSION
+    /// command, System V ABI "Symbol Versioning").
     pub(crate) fn version(
         &self,
         sections: &[Section],
         symbol: u32,
     ) -> Result<Option<String>, ElfError> {
-        /// VER_NDX_GLOBAL; greater ones have a name.
+        /// VER_NDX_GLOBAL; larger indexes have a name.
         const GLOBAL: u16 = 1;
-        /// Versions of one library; glibc has some forty.
+        /// Maximum number of versions of a library; glibc has about forty.
         const MAX_VERSIONS: usize = 4096;
         /// Not for programs that are linked from now on.
         const OLD: u16 = 0x8000;

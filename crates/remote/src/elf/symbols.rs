@@ -6,10 +6,10 @@ use object::elf::{self, SectionHeader64, Sym64, SymbolType};
 use super::ElfError::Malformed;
 use super::{CHUNK, Elf, ElfError, Source, chunks, read_structs, structs};
 
-/// Links of one hash chain that are followed; linkers keep chains to a handful.
+/// Maximum number of links of a hash chain that are followed; linkers create short chains.
 const MAX_CHAIN: u64 = 1 << 12;
-/// Symbols whose names are compared one by one; a program has a few hundred thread-local variables,
-/// and libpthread about as many objects.
+/// Maximum number of symbols whose names are compared one by one; a program has a few hundred
+/// thread-local variables, and libpthread about as many objects.
 const MAX_COMPARED: u64 = 1 << 14;
 const TOO_MANY_COMPARED: ElfError =
     Malformed("it has more than 16,384 symbols of one kind to compare");
@@ -17,18 +17,18 @@ const TOO_MANY_COMPARED: ElfError =
 /// A defined symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ElfSymbol {
-    /// `st_value`: an address in the module, or, of a thread-local variable, the offset in the
+    /// `st_value`: an address in the module, or for a thread-local variable the offset in the
     /// module's block.
     pub value: u64,
-    /// Bytes (`st_size`).
+    /// Size in bytes (`st_size`).
     pub size: u64,
-    /// What it is.
+    /// Its kind.
     pub kind: SymbolKind,
-    /// It is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
+    /// Whether it is in `.dynsym`. If not, it was found in `.symtab`, which `strip` removes.
     pub dynamic: bool,
 }
 
-/// What a symbol is.
+/// The kind of a symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SymbolKind {
@@ -42,25 +42,25 @@ pub enum SymbolKind {
     Other(u8),
 }
 
-/// A symbol that was asked for by name.
+/// A symbol that was found by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FoundSymbol {
-    /// Its index in `.dynsym`; 0 for one from `.symtab`.
+    /// Its index in `.dynsym`; 0 if it is from `.symtab`.
     pub(crate) index: u32,
     pub(crate) value: u64,
     pub(crate) size: u64,
     pub(crate) kind: SymbolType,
     pub(crate) defined: bool,
-    /// Known to its own module only (STB_LOCAL). gold and mold put hidden variables into `.dynsym`
-    /// so that relocations of TLS descriptors can name them.
+    /// Whether it is visible only in its own module (STB_LOCAL). gold and mold put hidden variables
+    /// into `.dynsym` so that relocations of TLS descriptors can name them.
     pub(crate) local: bool,
 }
 
 impl Elf<'_> {
-    /// The definition of `name`: in `.dynsym`, else in `.symtab`, which only files have.
+    /// The definition of `name`: in `.dynsym`, or else in `.symtab`, which only files have.
     ///
     /// # Errors
-    /// When the tables are malformed, larger than the limits, or cannot be read.
+    /// If the tables are malformed, exceed the limits, or cannot be read.
     pub fn symbol(&self, name: &[u8]) -> Result<Option<ElfSymbol>, ElfError> {
         if let Some(found) = self.exported_symbol(name)? {
             return Ok(Some(found));
@@ -70,7 +70,8 @@ impl Elf<'_> {
             return Ok(None);
         };
         let named = self.symbols_named(&sections, table, name)?;
-        // A global definition, if there is one: other files may have local symbols of the name.
+        // A global definition, if there is one: other object files may have local symbols with the
+        // name.
         let defined = || named.iter().filter(|symbol| symbol.defined);
         let found = defined().find(|symbol| !symbol.local);
         Ok(found.or_else(|| defined().next()).map(|found| ElfSymbol {
@@ -81,7 +82,8 @@ impl Elf<'_> {
         }))
     }
 
-    /// The definition of `name` in `.dynsym`: a look-up in a hash table, unlike one in `.symtab`.
+    /// The definition of `name` in `.dynsym`. This is a lookup in a hash table, unlike in
+    /// `.symtab`.
     ///
     /// # Errors
     /// See [`Self::symbol`].
@@ -95,7 +97,7 @@ impl Elf<'_> {
         }))
     }
 
-    /// Looks a symbol up in `.dynsym`: a definition through the hash table, else a reference.
+    /// Looks up a symbol in `.dynsym`: a definition in the hash table, or else a reference.
     pub(crate) fn dynamic_symbol(&self, name: &[u8]) -> Result<Option<FoundSymbol>, ElfError> {
         let table = &self.table;
         if table.symbols == 0 || table.strings == 0 {
@@ -160,8 +162,8 @@ impl Elf<'_> {
         }
         let mut unhashed = first.saturating_sub(1);
         if unhashed == 0 {
-            // Where nothing is exported GNU ld writes an empty table that does not tell how many
-            // symbols there are (binutils bfd/elflink.c, "Empty .gnu.hash … section is special").
+            // If nothing is exported, GNU ld writes an empty table that does not contain the number
+            // of symbols (binutils bfd/elflink.c, "Empty .gnu.hash … section is special").
             self.relocations(&mut |_, _, symbol, _| {
                 unhashed = unhashed.max(u64::from(symbol));
                 Ok(())
@@ -225,8 +227,8 @@ impl Elf<'_> {
         Ok(bytes.split_last() == Some((&0, name)))
     }
 
-    /// Searches the part of `.dynsym` that no hash table covers, from index 1, for a thread-local variable:
-    /// a reference, or one that is local to the module.
+    /// Searches the part of `.dynsym` that no hash table covers, from index 1, for a thread-local
+    /// variable: a reference, or one that is local to the module.
     fn unhashed_tls_symbol(
         &self,
         count: u64,
@@ -255,7 +257,7 @@ impl Elf<'_> {
         Ok(found)
     }
 
-    /// Looks a thread-local definition up in `.symtab`, which only files have.
+    /// Looks up a thread-local definition in `.symtab`, which only files have.
     pub(crate) fn static_tls_symbol(&self, name: &[u8]) -> Result<Option<FoundSymbol>, ElfError> {
         let mut found = None;
         self.static_definitions(elf::STT_TLS, name.len(), &mut |symbol, its_name| {
@@ -267,8 +269,8 @@ impl Elf<'_> {
         Ok(found)
     }
 
-    /// The values of the objects in `.symtab`, which only files have, whose names begin with
-    /// `prefix` and have at most `longest` bytes; without the prefix.
+    /// The values of the objects in `.symtab`, which only files have, whose names have the prefix
+    /// `prefix` and at most `longest` bytes. The prefix is removed from the names.
     pub(crate) fn static_objects(
         &self,
         prefix: &[u8],

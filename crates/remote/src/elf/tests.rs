@@ -1,4 +1,4 @@
-//! Modules made by hand whose tables lie: what they cost is bounded, and what is wrong is said.
+//! Hand-made modules with hostile tables: their cost is bounded, and errors are reported.
 
 use std::cell::Cell;
 
@@ -13,11 +13,10 @@ const NAME: &str = "otel_thread_ctx_v1";
 /// Where the parts of [`file`] are; addresses are file offsets.
 const DYNAMIC: u64 = 0x400;
 const TABLES: u64 = 0x1000;
-/// The file, which is one segment, ends here: 1 TiB, nearly all of it holes.
+/// End of the file, which is one segment: 1 TiB, almost all of it holes.
 const END: u64 = 1 << 40;
 
-/// A file that keeps account of what is read of it. What the image lacks up to the end is
-/// `filler`, again and again.
+/// A file that counts what is read of it. Bytes that are not in the image are `filler`, repeated.
 struct Hostile {
     image: Image,
     filler: [u8; 8],
@@ -43,7 +42,7 @@ impl Memory for Hostile {
                 *byte = self.filler[at as usize % 8];
             }
         }
-        // What the image has wins.
+        // Bytes of the image take precedence.
         let mut piece = vec![0; buffer.len().min(64)];
         if self.image.read(address, &mut piece).is_ok() {
             buffer[..piece.len()].copy_from_slice(&piece);
@@ -92,7 +91,7 @@ fn facts(file: &Hostile) -> Result<Option<Symbol>, String> {
     facts.map(|module| module.map(|module| module.symbol))
 }
 
-/// Symbols, names and hash table in the same place: none of them ends anywhere.
+/// Symbols, names and hash table overlap: none of them ends.
 fn cyclic(hash: DynamicTag) -> [(DynamicTag, u64); 4] {
     [
         (elf::DT_SYMTAB, TABLES),
@@ -104,7 +103,7 @@ fn cyclic(hash: DynamicTag) -> [(DynamicTag, u64); 4] {
 
 #[test]
 fn a_chain_of_dt_hash_that_loops() {
-    // One bucket, a huge number of chains; each leads to symbol 1, whose name is not the one.
+    // One bucket, a huge number of chains; each leads to symbol 1, which has another name.
     let mut file = file([1, 0, 0, 0, 1, 0, 0, 0], &cyclic(elf::DT_HASH));
     file.image.map(TABLES, [1, 0, 0, 0, 255, 255, 255, 255]);
     let error = facts(&file).unwrap_err();
@@ -115,7 +114,7 @@ fn a_chain_of_dt_hash_that_loops() {
 
 #[test]
 fn a_chain_of_dt_gnu_hash_that_does_not_end() {
-    // A filter that lets everything pass, all links even: none is the last.
+    // A bloom filter that passes everything; all links are even, so none is the last.
     let mut file = file([0xfe; 8], &cyclic(elf::DT_GNU_HASH));
     file.image.map_u64(TABLES, &[1 << 32 | 1, 1, u64::MAX]);
     let error = facts(&file).unwrap_err();
@@ -123,12 +122,12 @@ fn a_chain_of_dt_gnu_hash_that_does_not_end() {
     assert!(file.reads.get() <= 3 * 4097 + 16, "{}", file.reads.get());
 }
 
-/// The name's offset in every symbol leads into the symbols: each is compared, and none is it.
+/// Every symbol's name offset points into the symbols: each is compared, and none matches.
 #[test]
 fn more_thread_local_variables_than_any_program_has() {
     // st_name and st_info (STT_TLS) of every symbol.
     let mut file = file([6; 8], &cyclic(elf::DT_GNU_HASH));
-    // Hashed symbols begin at 2^20: those in front are looked through.
+    // Hashed symbols start at 2^20: those before it are searched.
     file.image.map_u64(TABLES, &[1 << 52 | 1, 1, 0]);
     let error = facts(&file).unwrap_err();
     assert!(error.contains("16,384 symbols"), "{error}");
@@ -140,14 +139,14 @@ fn counts_beyond_all_reason() {
     let sizes = |tag: DynamicTag, size_tag: DynamicTag| [(tag, TABLES), (size_tag, u64::MAX)];
     let hash = cyclic(elf::DT_GNU_HASH);
     for (extra, expected) in [
-        // A file may name more symbols than it could relocate.
+        // A file may contain more symbols than it could relocate.
         (&sizes(elf::DT_RELA, elf::DT_RELASZ)[..], "8 million"),
         (&sizes(elf::DT_JMPREL, elf::DT_PLTRELSZ), "8 million"),
         (&[(elf::DT_RELAENT, 0)], "not RELA"),
         (&[(elf::DT_RELAENT, u64::MAX)], "not RELA"),
         (&[(elf::DT_PLTREL, elf::DT_REL.0 as u64)], "not RELA"),
     ] {
-        // An empty table that does not tell how many symbols there are: relocations do.
+        // An empty table without the number of symbols: relocations are used instead.
         let mut file = file([0; 8], &[&hash[..], extra].concat());
         file.image.map_u64(TABLES, &[1 << 32 | 1, 1, 0]);
         let error = facts(&file).unwrap_err();
@@ -178,7 +177,7 @@ fn counts_beyond_all_reason() {
     assert!(skipped.bytes.get() < 1 << 14, "{}", skipped.bytes.get());
 }
 
-/// Tables of holes that are each below the limit: together they are not, and that is the end of it.
+/// Tables of holes that are each below the limit, but exceed it together.
 #[test]
 fn a_module_costs_so_much_and_no_more() {
     const LIMIT: u64 = 2 << 20;
@@ -219,7 +218,7 @@ fn headers_beyond_all_reason() {
     assert!(with(56, &[255, 255]).unwrap_err().contains("512"));
     assert!(with(54, &[0, 0]).unwrap_err().contains("unknown size"));
     assert!(with(32, &[255; 8]).is_err());
-    // Section headers: 65,535 of them, of holes, at the end, behind it.
+    // Section headers: 65,535 of them, in holes, at the end, and beyond it.
     let counts = [0, 0, 0, 0, 0, 0, 56, 0, 3, 0, 64, 0, 255, 255];
     let sections = |at: u64| [&at.to_le_bytes()[..], &counts].concat();
     assert_eq!(with(40, &sections(TABLES)), Ok(Some(Symbol::Absent)));
@@ -227,7 +226,7 @@ fn headers_beyond_all_reason() {
     assert!(with(40, &sections(u64::MAX - 64)).is_err());
 }
 
-/// A dynamic table larger than any is read as far as is sensible.
+/// A dynamic table that is larger than any real one is read up to a limit.
 #[test]
 fn a_dynamic_table_without_end() {
     let mut file = file([1, 0, 0, 0, 0, 0, 0, 0], &[]);
@@ -241,8 +240,8 @@ fn a_dynamic_table_without_end() {
     assert!(file.bytes.get() <= 70_000, "{}", file.bytes.get());
 }
 
-/// A library of a linker, whose file is cut while it is read, or of which one read fails: what
-/// comes out is an error or what the whole file says, whatever the moment.
+/// A linked library whose file is truncated while it is read, or of which one read fails: the
+/// result is an error or the same as for the whole file, at any time.
 #[test]
 fn a_file_that_is_cut_short_while_it_is_read() {
     struct Failing<'a> {
@@ -287,7 +286,7 @@ fn a_file_that_is_cut_short_while_it_is_read() {
         let (whole, reads) = read(0..0);
         let whole = whole.unwrap().unwrap();
         assert!(reads > 8, "{reads}");
-        // Without its first bytes it is not an ELF file.
+        // Without its first bytes, it is not an ELF file.
         for first in 1..reads {
             for fails in [first..first + 1, first..u64::MAX] {
                 match read(fails.clone()).0 {

@@ -1,27 +1,27 @@
-//! Static libraries: `ar` archives in the form of GNU and System V (ar(5)).
+//! Static libraries: `ar` archives in the GNU or System V format (ar(5)).
 
 use super::{Contents, Inspection};
 use crate::elf::ElfError;
 use crate::memory::{Memory, MemoryError};
 
 const MAGIC: &[u8; 8] = b"!<arch>\n";
-/// Members lie in files of their own.
+/// The members are in separate files.
 const THIN_MAGIC: &[u8; 8] = b"!<thin>\n";
-/// Bytes of a member's header: name 16, date 12, owner 6, group 6, mode 8, size 10, end 2.
+/// Size of a member's header, in bytes: name 16, date 12, owner 6, group 6, mode 8, size 10, end 2.
 const HEADER: usize = 60;
 /// Maximum number of members inspected; a large static library has some ten thousand.
 const MAX_MEMBERS: usize = 1 << 17;
 /// Maximum number of members reported.
 const MAX_TOLD: usize = 256;
-/// Bytes of the table of long names.
+/// Maximum size of the table of long names, in bytes.
 const MAX_NAMES: usize = 16 << 20;
 
 /// A member of a static library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Its name, as the object file was called.
+    /// Its name, the file name of the object file.
     pub name: String,
-    /// What it says; the error is the reason why it can't be read.
+    /// Its contents, or why they cannot be read.
     pub contents: Result<Box<Inspection>, String>,
 }
 
@@ -31,7 +31,7 @@ pub(super) fn is_archive(memory: &dyn Memory) -> bool {
     memory.read(0, &mut magic).is_ok() && (&magic == MAGIC || &magic == THIN_MAGIC)
 }
 
-/// A part of a file, as if it were one.
+/// A part of a file, accessed like a file.
 struct Part<'a> {
     whole: &'a dyn Memory,
     start: u64,
@@ -83,7 +83,7 @@ pub(super) fn read(memory: &dyn Memory, size: u64, name: &str) -> Result<Content
             .next_multiple_of(2);
         match &header[..16] {
             [b'/', b'/', ..] => names = part.read_vec(0, length, MAX_NAMES)?,
-            // The index of symbols.
+            // The symbol index.
             [b'/', b' ', ..] => {}
             header if header.starts_with(b"/SYM64/") => {}
             header => {
@@ -109,7 +109,7 @@ pub(super) fn read(memory: &dyn Memory, size: u64, name: &str) -> Result<Content
     Ok(Contents::Archive { count, members })
 }
 
-/// `name/`, or `/offset` of one in the table of long names.
+/// `name/`, or `/offset` of a name in the table of long names.
 fn member_name(header: &[u8], names: &[u8]) -> String {
     let short = String::from_utf8_lossy(header);
     let short = short.trim_end();

@@ -1,17 +1,17 @@
-//! Files that are no ELF.
+//! Files that are not ELF.
 
-/// Bytes of a file's start that tell what it is.
+/// Number of bytes at a file's start that identify its type.
 pub(super) const START: usize = 64;
 
-/// What a file is, if not ELF.
+/// The type of a file that is not ELF.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Other {
-    /// It has no bytes.
+    /// The file is empty.
     Empty,
-    /// A text for an interpreter, which is named.
+    /// A script for this interpreter.
     Script(String),
-    /// A text for a linker, in place of a library.
+    /// A linker script in place of a library.
     LinkerScript,
     /// An object file of LLVM's link-time optimizer.
     Bitcode,
@@ -20,7 +20,7 @@ pub enum Other {
 }
 
 impl Other {
-    /// By the first bytes.
+    /// Identifies the type by the first bytes.
     pub(super) fn of(start: &[u8]) -> Self {
         if start.is_empty() {
             return Self::Empty;

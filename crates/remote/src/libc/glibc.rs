@@ -1,37 +1,39 @@
-//! glibc: where its dynamic linker keeps the modules' TLS blocks.
+//! glibc: how its dynamic linker stores the modules' TLS blocks.
 //!
-//! The layout of the structures used here stands in `_thread_db_*`, for debuggers
-//! (`nptl_db/structs.def`, `nptl/libpthread_db.h`): no offset is guessed. libc.so exports these
-//! since 2.34. Before, they are local symbols of libpthread.so, which distributions leave in its
-//! `.symtab` for that reason; a process that does not load it has them nowhere.
+//! The layouts of these structures are described in `_thread_db_*`, which is meant for debuggers
+//! (`nptl_db/structs.def`, `nptl/libpthread_db.h`): no offset is guessed. libc.so has exported
+//! these symbols since 2.34. Before, they are local symbols of libpthread.so, which distributions
+//! keep in its `.symtab` for this reason; a process that does not load it does not have them.
 
 use crate::Memory;
 use crate::elf::{Elf, ElfError};
 use crate::machine::Machine;
 use crate::memory::MemoryError;
 
-/// The name that glibc's libc.so gives itself.
+/// The SONAME of glibc's libc.so.
 pub(crate) const SONAME: &[u8] = b"libc.so.6";
-/// The name of its library of threads, which was merged into libc.so in 2.34.
+/// The SONAME of its library of threads, which was merged into libc.so in 2.34.
 pub(crate) const THREADS_SONAME: &[u8] = b"libpthread.so.0";
-/// What the names of those symbols begin with.
+/// Prefix of these symbols.
 const PREFIX: &str = "_thread_db_";
-/// The longest that is read has 48 bytes.
+/// Maximum size of a name; the longest one in use has 48 bytes.
 const MAX_NAME: usize = 64;
-/// What the names of its dynamic linker begin with, on every architecture.
+/// Prefix of the names of its dynamic linker, on every architecture.
 const LOADER_PREFIX: &[u8] = b"ld-linux";
 
-/// Slots of the slot-information list that are read: modules with thread-local storage.
+/// Maximum number of slots of the slot-information list: modules with thread-local storage.
 const MAX_MODULES: u64 = 64 * 1024;
-/// Nodes of that list; glibc adds one for every 62 modules or more (`TLS_SLOTINFO_SURPLUS`).
+/// Maximum number of nodes of that list; glibc adds one for every 62 or more modules
+/// (`TLS_SLOTINFO_SURPLUS`).
 const MAX_NODES: usize = 1024;
 
-/// Size of a `dtv_t`: the block's pointer and what to free (`sysdeps/generic/dl-dtv.h`).
+/// Size of a `dtv_t`, in bytes: a pointer to the block, and a pointer to free
+/// (`sysdeps/generic/dl-dtv.h`).
 const ENTRY: u64 = 16;
 /// A block that the thread has not allocated (`TLS_DTV_UNALLOCATED`).
 const UNALLOCATED: u64 = u64::MAX;
 
-/// What libc.so, libpthread.so and ld.so tell about themselves; nothing in other modules.
+/// Facts about libc.so, libpthread.so and ld.so; empty for other modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct FileFacts {
     /// Address of `_rtld_global` in ld.so.
@@ -43,7 +45,7 @@ pub(crate) struct FileFacts {
 /// Offsets in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// In `_rtld_global`, of the pointer to the first `dtv_slotinfo_list`.
+    /// In `_rtld_global`, the offset of the pointer to the first `dtv_slotinfo_list`.
     list: u64,
     list_length: u64,
     list_next: u64,
@@ -84,7 +86,7 @@ impl FileFacts {
 }
 
 impl Layout {
-    /// `None` if the module does not tell. `address` is where it has what it tells under a name.
+    /// `None` if the module does not describe it. `address` returns the address of a symbol.
     fn read(
         elf: &Elf<'_>,
         address: &dyn Fn(&str) -> Result<Option<u64>, ElfError>,
@@ -137,14 +139,14 @@ impl Layout {
     }
 }
 
-/// A loaded module with thread-local storage, as the dynamic linker has it.
+/// A loaded module with thread-local storage, according to the dynamic linker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TlsModule {
-    /// Index in a thread's vector.
+    /// Its index in a thread's vector.
     pub(crate) id: u64,
-    /// The vector's generation that first knew it.
+    /// The first generation of the vector that contains it.
     pub(crate) generation: u64,
-    /// `l_addr`: what is added to the module's addresses.
+    /// `l_addr`: the load bias.
     pub(crate) bias: u64,
     /// `l_tls_offset`, if the module has static storage.
     pub(crate) static_offset: Option<u64>,
@@ -152,13 +154,13 @@ pub(crate) struct TlsModule {
     pub(crate) registration: Option<Registration>,
 }
 
-/// Where glibc notes which module an index belongs to (`struct dtv_slotinfo`). It clears the map
-/// when it closes the module, and gives the next one another generation.
+/// Where glibc stores which module an index belongs to (`struct dtv_slotinfo`). It clears the map
+/// when it closes the module, and gives the next module another generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Registration {
     /// Address of the two words.
     pub address: u64,
-    /// What they are while the module is loaded: its generation, and the address of its link map.
+    /// Their values while the module is loaded: its generation, and the address of its link map.
     pub words: [u64; 2],
 }
 
@@ -173,7 +175,7 @@ pub(crate) fn tls_modules(
     let mut node = memory.read_u64(rtld_global.wrapping_add(layout.list))?;
     let mut nodes = Vec::new();
     for _ in 0..MAX_NODES {
-        // One that leads back into itself has no more to tell.
+        // A node that leads back to itself adds nothing.
         if node == 0 || first_id >= MAX_MODULES || nodes.contains(&node) {
             break;
         }
@@ -185,14 +187,15 @@ pub(crate) fn tls_modules(
                 .wrapping_add(layout.list_slots)
                 .wrapping_add(index.wrapping_mul(layout.slot_size));
             let map = memory.read_u64(slot.wrapping_add(layout.slot_map))?;
-            // Module ids start at 1. Slot 0 is not used as one, but not always empty: glibc 2.36
-            // was seen to keep the executable's map there, too.
+            // Module IDs start at 1. Slot 0 is not used, but is not always empty: glibc 2.36 also
+            // stores the executable's map there.
             if map == 0 || first_id + index == 0 {
                 continue;
             }
             let tls_offset = memory.read_u64(map.wrapping_add(layout.tls_offset))?;
             let generation = memory.read_u64(slot.wrapping_add(layout.slot_generation))?;
-            // The two are all there is to a slot, in this order, in every glibc that tells.
+            // In every glibc that describes them, a slot consists of these two words, in this
+            // order.
             let as_known = (layout.slot_generation, layout.slot_map) == (0, 8);
             modules.push(TlsModule {
                 id: first_id + index,
@@ -201,7 +204,7 @@ pub(crate) fn tls_modules(
                     address: slot,
                     words: [generation, map],
                 }),
-                // First member of every `struct link_map` (<link.h>).
+                // The first member of every `struct link_map` (<link.h>).
                 bias: memory.read_u64(map)?,
                 // NO_TLS_OFFSET and FORCED_DYNAMIC_TLS_OFFSET (include/link.h) are 0 and −1, or
                 // −1 and −2 where 0 is a valid offset.
@@ -214,8 +217,8 @@ pub(crate) fn tls_modules(
     Ok(modules)
 }
 
-/// Where the thread control block keeps the vector: second word of `tcbhead_t` on x86-64, first
-/// on aarch64 (`sysdeps/{x86_64/nptl,aarch64/nptl}/tls.h`).
+/// The offset of the vector in the thread control block: the second word of `tcbhead_t` on x86-64,
+/// the first on aarch64 (`sysdeps/{x86_64/nptl,aarch64/nptl}/tls.h`).
 fn vector_offset(machine: Machine) -> u64 {
     match machine {
         Machine::Aarch64 => 0,
@@ -223,7 +226,7 @@ fn vector_offset(machine: Machine) -> u64 {
     }
 }
 
-/// The block of a module in a thread's dynamic thread vector, by the conditions of
+/// The block of a module according to a thread's dynamic thread vector, by the conditions of
 /// `__tls_get_addr` and `_dl_tlsdesc_dynamic`.
 pub(crate) fn block(
     memory: &dyn Memory,
@@ -236,7 +239,7 @@ pub(crate) fn block(
     if vector == 0 || module == 0 {
         return Ok(None);
     }
-    // dtv[-1] is the number of entries, dtv[0] the generation that the thread has seen.
+    // dtv[-1] is the number of entries, dtv[0] the generation that the thread has updated to.
     let mut head = [0; 24];
     memory.read(vector.wrapping_sub(ENTRY), &mut head)?;
     let word = |at: usize| {
@@ -245,7 +248,7 @@ pub(crate) fn block(
         u64::from_le_bytes(bytes)
     };
     let (length, seen) = (word(0), word(16));
-    // A thread that is behind may still hold the block of a closed module with the same id.
+    // A thread that has not updated may still have the block of a closed module with the same ID.
     if module > length || generation.is_some_and(|generation| seen < generation) {
         return Ok(None);
     }
@@ -260,7 +263,7 @@ mod tests {
     use super::*;
     use crate::memory::Image;
 
-    /// Not glibc's numbers: they are what a libc.so says.
+    /// Not glibc's numbers: those come from a libc.so.
     const LAYOUT: Layout = Layout {
         list: 0x20,
         list_length: 0,
@@ -306,7 +309,7 @@ mod tests {
         let none = map(&mut memory, 0x8100, 0x7f00, 0);
         let forced = map(&mut memory, 0x8200, 0x7f10, u64::MAX);
         let forced_too = map(&mut memory, 0x8300, 0x7f20, u64::MAX - 1);
-        // Slot 0 is nobody's, though something be there.
+        // Slot 0 belongs to no module, even if it is not empty.
         memory.map_u64(NODE, &[3, 0x3000, 0, program, 1, program, 0, 0]);
         memory.map_u64(0x3000, &[4, 0, 2, none, 5, forced, 6, forced_too, 7, 0]);
         let expected = [
@@ -325,7 +328,7 @@ mod tests {
         assert_eq!(modules(memory).0.unwrap(), expected);
     }
 
-    /// A list that leads back to itself, with slots and without.
+    /// A cyclic list, with and without slots.
     #[test]
     fn a_list_without_end() {
         for (length, most) in [(0, 2 * 1024 + 1), (2, 3 * 65_536), (u64::MAX, 2 * 65_536)] {

@@ -1,4 +1,5 @@
-//! Thread-specific data: what `pthread_getspecific` would return in another process's thread.
+//! Thread-specific data: the values that `pthread_getspecific` would return in another process's
+//! thread.
 
 use super::CLibrary;
 use super::thread_db::ThreadDb;
@@ -8,45 +9,46 @@ use crate::memory::{Memory, MemoryError};
 use crate::modules::Modules;
 use crate::target::Target;
 
-/// Keys of one block of the two-level table in glibc's `struct pthread` (PTHREAD_KEY_2NDLEVEL_SIZE in
-/// nptl/descr.h).
+/// Number of keys in a block of the two-level table in glibc's `struct pthread`
+/// (PTHREAD_KEY_2NDLEVEL_SIZE in nptl/descr.h).
 const KEYS_PER_BLOCK: u64 = 32;
 /// PTHREAD_KEYS_MAX of glibc, 1,024, and of musl, 128 (<limits.h>).
 const GLIBC_KEYS: u32 = 1024;
 const MUSL_KEYS: u32 = 128;
 
-/// Where the threads of a process keep their values of `pthread_setspecific`.
+/// Where the threads of a process store their values of `pthread_setspecific`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PthreadKeys(Layout);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
     Glibc {
-        /// Bytes from the `struct pthread` up to the thread pointer.
+        /// Number of bytes from the `struct pthread` to the thread pointer.
         below: u64,
-        /// In `struct pthread`, of the pointers to blocks of keys.
+        /// Offset in `struct pthread` of the pointers to blocks of keys.
         specific: u64,
-        /// In such a block, of its entries.
+        /// Offset in such a block of its entries.
         entries: u64,
         entry_size: u64,
         entry_sequence: u64,
         entry_data: u64,
-        /// Address of the process's `__pthread_keys`, and its elements.
+        /// Address of the process's `__pthread_keys`, and its number of elements.
         keys: u64,
         key_size: u64,
         key_sequence: u64,
     },
     Musl {
-        /// From the thread pointer to the pointer to the values.
+        /// Offset from the thread pointer of the pointer to the values.
         values: i64,
     },
 }
 
 impl PthreadKeys {
-    /// Of a process; `None` if its C library is not known, or does not say where.
+    /// Determines the layout of a process; `None` if its C library is unknown or does not describe
+    /// it.
     ///
     /// # Errors
-    /// [`Error::Elf`] when the module that should say cannot be read.
+    /// [`Error::Elf`] if the module that should describe it cannot be read.
     pub fn of(target: &dyn Target, modules: &Modules) -> Result<Option<Self>, Error> {
         if modules.c_library() == Some(CLibrary::Musl) {
             // `tsd` in `struct pthread` (src/internal/pthread_impl.h), which begins at the thread
@@ -81,12 +83,12 @@ impl PthreadKeys {
         Ok(layout().map(Self))
     }
 
-    /// The value that a thread has for `key`, by its thread pointer. `None` where
-    /// `pthread_getspecific` returns null: also for a value that was left from a key of that number
-    /// which was deleted, and for a number that no key has.
+    /// The value of a thread for `key`, given its thread pointer. `None` if `pthread_getspecific`
+    /// returns null, which includes values of a deleted key with the same number, and numbers
+    /// without a key.
     ///
     /// # Errors
-    /// When the memory cannot be read.
+    /// If the memory cannot be read.
     #[doc(alias = "pthread_getspecific")]
     pub fn get(
         &self,
@@ -102,7 +104,7 @@ impl PthreadKeys {
                     return Ok(None);
                 }
                 match memory.read_u64(thread_pointer.wrapping_add_signed(values))? {
-                    // No key was used yet.
+                    // No key has been used yet.
                     0 => Ok(None),
                     values => Ok(not_null(memory.read_u64(values.wrapping_add(8 * number))?)),
                 }

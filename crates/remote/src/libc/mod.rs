@@ -1,4 +1,4 @@
-//! What differs between C libraries, and what they keep of threads.
+//! Differences between C libraries, and their data about threads.
 
 pub(crate) mod glibc;
 mod keys;
@@ -23,9 +23,9 @@ pub enum CLibrary {
 }
 
 impl CLibrary {
-    /// Recognises glibc by the name it gives itself, and musl by a function that its dynamic linker
-    /// looks up in itself: musl has no name unless a distribution gives it one, and other C libraries
-    /// (bionic, by way of libhybris beside glibc) have the same.
+    /// Recognizes glibc by its SONAME, and musl by a function that its dynamic linker looks up in
+    /// itself: musl has no SONAME unless a distribution sets one, and other C libraries (bionic,
+    /// through libhybris next to glibc) have the same SONAME.
     pub(crate) fn recognise(
         elf: &Elf<'_>,
         soname: Option<&[u8]>,
@@ -40,16 +40,16 @@ impl CLibrary {
         }
     }
 
-    /// Whether static storage may begin at the thread pointer itself, so that an offset of 0 is a
-    /// place and not a slot that is still empty. musl keeps the words behind the pointer for the
-    /// executable's storage alone (`GAP_ABOVE_TP`, ldso/dynlink.c): without any, a library's is
-    /// there.
+    /// Whether static storage may start at the thread pointer itself, so that an offset of 0 is
+    /// valid and does not mean an empty slot. musl reserves the words after the thread pointer only
+    /// for the executable's storage (`GAP_ABOVE_TP`, ldso/dynlink.c): if the executable has none, a
+    /// library's storage is there.
     pub(crate) fn has_offset_zero(self, machine: Machine) -> bool {
         (self, machine) == (CLibrary::Musl, Machine::Aarch64)
     }
 
     /// The address of a module's block for the thread with this thread pointer; `None` if the
-    /// thread has not allocated it. `generation` is the module's, where known.
+    /// thread has not allocated it. `generation` is the module's, if known.
     pub(crate) fn block(
         self,
         memory: &dyn Memory,
@@ -73,7 +73,7 @@ mod tests {
     use crate::memory::Image;
     use crate::module::Module;
 
-    /// bionic's libc.so has the name that musl's may have; only musl's is musl.
+    /// bionic's libc.so can have the same name as musl's.
     #[test]
     fn a_name_alone_is_no_musl() {
         for name in ["libc.so", "libc.musl-x86_64.so.1"] {
@@ -103,8 +103,8 @@ mod tests {
         ] {
             let mut memory = Image::new();
             memory.map_u64(THREAD.wrapping_add_signed(a), &[VECTOR]);
-            // Number of entries and generation: in front of the vector, and at its start; musl's
-            // start is the number of entries.
+            // The number of entries and the generation: before the vector, and at its start; musl's
+            // vector starts with the number of entries.
             memory.map_u64(VECTOR - 16, &[3, 0, 3]);
             memory.map_u64(VECTOR + 3 * b, &[0x5000]);
             let block = |module| library.block(&memory, machine, THREAD, module, Some(3));
@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    /// What musl has not allocated is null.
+    /// A block that musl has not allocated is null.
     #[test]
     fn a_block_that_musl_has_not_allocated() {
         let mut memory = Image::new();
@@ -126,7 +126,7 @@ mod tests {
         };
         assert_eq!(block(1), Ok(Some(0x5000)));
         assert_eq!(block(2), Ok(None));
-        // The length is no block.
+        // The length is not a block.
         assert_eq!(block(0), Ok(None));
     }
 }

@@ -1,24 +1,25 @@
-//! musl: the dynamic thread vector is an array of pointers, its length in front
+//! musl: the dynamic thread vector is an array of pointers, preceded by its length
 //! (`src/internal/pthread_impl.h`, `src/thread/__tls_get_addr.c`).
 
 use crate::Memory;
 use crate::machine::Machine;
 use crate::memory::MemoryError;
 
-/// The last stage of its dynamic linker (`ldso/dynlink.c`), which the stage before finds by name.
+/// The last stage of its dynamic linker (`ldso/dynlink.c`), which the previous stage looks up by
+/// name.
 pub(crate) const DYNAMIC_LINKER: &[u8] = b"__dls3";
-/// The name of musl's `libc.so`, where it gives itself one.
+/// The SONAME of musl's `libc.so`, if it has one.
 const SONAME: &[u8] = b"libc.so";
-/// What Alpine Linux makes of it.
+/// Prefix of the name on Alpine Linux.
 const SONAME_PREFIX: &[u8] = b"libc.musl-";
 
-/// Whether musl may have this name. Others may, too.
+/// Whether musl may have this name. Other libraries may, too.
 pub(crate) fn is_name(soname: &[u8]) -> bool {
     soname == SONAME || soname.starts_with(SONAME_PREFIX)
 }
 
-/// Where the thread pointer's structure keeps the vector: `struct pthread` begins at the thread
-/// pointer on x86-64 and ends at it on aarch64 (`TLS_ABOVE_TP`).
+/// The offset of the vector from the thread pointer: `struct pthread` starts at the thread pointer
+/// on x86-64 and ends at it on aarch64 (`TLS_ABOVE_TP`).
 fn vector_offset(machine: Machine) -> u64 {
     match machine {
         Machine::Aarch64 => (-8_i64) as u64,

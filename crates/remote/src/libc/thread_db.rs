@@ -1,7 +1,8 @@
-//! What glibc says about its own structures, for debuggers: the `_thread_db_*` table.
+//! glibc's description of its own structures for debuggers: the `_thread_db_*` table.
 //!
-//! Source: `nptl_db/structs.def` and `nptl/libpthread_db.h`. libc.so exports the table since 2.34;
-//! before, it is in the `.symtab` of libpthread.so, as it is in that of a static program.
+//! Source: `nptl_db/structs.def` and `nptl/libpthread_db.h`. libc.so has exported the table since
+//! 2.34; before, it is in the `.symtab` of libpthread.so; in a static program, it is in the
+//! program's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +13,14 @@ use crate::elf::{Elf, ElfError};
 use crate::modules::Modules;
 use crate::target::Target;
 
-/// What the names of the table begin with.
+/// Prefix of the table's symbols.
 const PREFIX: &str = "_thread_db_";
-/// The longest name behind the prefix that is read; the longest there is has 48 bytes.
+/// Maximum size of a name without the prefix; the longest one in use has 48 bytes.
 const MAX_NAME: usize = 64;
-/// What the names of sizes begin with, behind [`PREFIX`].
+/// Prefix of the names of sizes, after [`PREFIX`].
 const SIZE_OF: &str = "sizeof_";
 
-/// The names of the table that libc.so is asked for, which has no way to list them.
+/// The names that are looked up in libc.so, whose symbols cannot be listed.
 const NAMES: [&str; 32] = [
     "dtv_dtv",
     "dtv_slotinfo_gen",
@@ -58,15 +59,15 @@ const NAMES: [&str; 32] = [
 /// A field of a structure (DB_STRUCT_FIELD in `nptl_db/db_info.c`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field {
-    /// Its size, or that of an element of an array, in bits.
+    /// Its size, or the size of an array's element, in bits.
     pub bits: u32,
-    /// Elements of an array; 1 for anything else, 0 for an array without a fixed length.
+    /// Number of elements of an array; 1 for anything else, 0 for an array without a fixed length.
     pub count: u32,
     /// Its offset in the structure, in bytes.
     pub offset: u32,
 }
 
-/// The `_thread_db_*` table of one glibc.
+/// The `_thread_db_*` table of a glibc.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ThreadDb {
     fields: BTreeMap<String, Field>,
@@ -74,10 +75,11 @@ pub struct ThreadDb {
 }
 
 impl ThreadDb {
-    /// The table of a process's glibc; `None` if none of its modules has it. Read once a file.
+    /// Reads the table of a process's glibc; `None` if none of its modules has it. Read once per
+    /// file.
     ///
     /// # Errors
-    /// [`Error::Elf`] when the module that should have it cannot be read.
+    /// [`Error::Elf`] if the module that should have it cannot be read.
     pub fn of(target: &dyn Target, modules: &Modules) -> Result<Option<Arc<Self>>, Error> {
         for module in &modules.loaded {
             let file = &module.file;
@@ -94,7 +96,7 @@ impl ThreadDb {
         Ok(None)
     }
 
-    /// A field, by structure and name as the table has them: `pthread_tid`, `list_t_next`.
+    /// A field, by its structure's and its own name, as in the table: `pthread_tid`, `list_t_next`.
     pub fn field(&self, name: &str) -> Option<Field> {
         self.fields.get(name).copied()
     }

@@ -1,5 +1,5 @@
-//! `PROCMAP_QUERY` (Linux 6.11): one mapping a call, as numbers, and those skipped in the kernel that
-//! are not wanted.
+//! `PROCMAP_QUERY` (Linux 6.11): returns one mapping per call, in binary form; the kernel skips
+//! mappings that are not requested.
 //!
 //! Source: include/uapi/linux/fs.h, fs/proc/task_mmu.c (`do_procmap_query`).
 
@@ -11,15 +11,15 @@ use nix::errno::Errno;
 use super::{Mapping, Permissions};
 use crate::Device;
 
-/// What a mapping must have to be returned, and what can be read off one that was.
+/// What a mapping must have to be returned, and the properties of a returned mapping.
 pub(crate) mod flags {
     pub(crate) const READABLE: u64 = 1;
     pub(crate) const WRITABLE: u64 = 2;
     pub(crate) const EXECUTABLE: u64 = 4;
     pub(super) const SHARED: u64 = 8;
-    /// If the address is not mapped, the next mapping behind it counts.
+    /// If the address is not mapped, the next mapping after it counts.
     pub(super) const COVERING_OR_NEXT: u64 = 0x10;
-    /// It has a file; shared anonymous memory has one that nobody can open.
+    /// It has a file; shared anonymous memory has one that cannot be opened.
     pub(crate) const FILE_BACKED: u64 = 0x20;
 }
 
@@ -48,13 +48,13 @@ mod call {
     nix::ioctl_readwrite!(procmap_query, b'f', 17, super::ProcmapQuery);
 }
 
-/// Names longer than this are not asked for, unless they are paths. A memfd's has at most 249 bytes
-/// and what stands around it, that of anonymous memory 80.
+/// Maximum size of names other than paths. The name of a memfd has at most 249 bytes plus a prefix
+/// and a suffix, that of anonymous memory 80.
 const MAX_NAME: usize = 512;
-/// The kernel shows no longer path (PATH_MAX).
+/// Maximum size of a path in the kernel (PATH_MAX).
 const MAX_PATH: usize = 4096;
 
-/// Asks an open `/proc/PID/maps`.
+/// Queries an open `/proc/PID/maps`.
 #[derive(Debug)]
 pub(crate) struct Query<'f> {
     maps: &'f File,
@@ -67,14 +67,14 @@ impl<'f> Query<'f> {
         Query { maps, name }
     }
 
-    /// One that gives paths, however long.
+    /// A query that returns paths of any length.
     pub(crate) fn with_paths(maps: &'f File) -> Self {
         let name = vec![0; MAX_PATH];
         Query { maps, name }
     }
 
-    /// The first mapping that ends behind `address` and has all of `wanted`, without its name.
-    /// `None` behind the last one; ESRCH if there is no memory; ENOTTY if the kernel is older.
+    /// The first mapping that ends after `address` and has all of `wanted`, without its name.
+    /// `None` after the last one; ESRCH if there is no memory; ENOTTY if the kernel is older.
     pub(crate) fn next(
         &mut self,
         address: u64,
@@ -96,7 +96,7 @@ impl<'f> Query<'f> {
             answer => answer?,
         };
         Ok(answer.map(|(mapping, name_size)| Mapping {
-            // Its size counts the zero behind it.
+            // The size includes the terminating zero.
             name: self.name.get(..name_size.saturating_sub(1)).unwrap_or(&[]),
             ..mapping
         }))
@@ -120,8 +120,8 @@ impl<'f> Query<'f> {
             },
             ..ProcmapQuery::default()
         };
-        // SAFETY: the kernel fills in the structure, whose size it is told, and at most
-        // `vma_name_size` bytes of the name, which are there.
+        // SAFETY: the kernel fills in the structure, whose size is passed, and at most
+        // `vma_name_size` bytes of the name, which is that large.
         match unsafe { call::procmap_query(self.maps.as_raw_fd(), &raw mut query) } {
             Ok(_) => {}
             Err(Errno::ENOENT) => return Ok(None),

@@ -1,7 +1,7 @@
-//! Finding mappings by their names among millions of others.
+//! Finds mappings by their names among millions of others.
 //!
-//! With `PROCMAP_QUERY` the kernel skips mappings that cannot match. Without it the whole text has to
-//! be read, but only lines that contain one of the names are parsed.
+//! With `PROCMAP_QUERY`, the kernel skips mappings that cannot match. Without it, the whole text
+//! must be read, but only lines that contain one of the names are parsed.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -88,14 +88,14 @@ pub struct Search<'a> {
 #[derive(Debug)]
 enum Rest {
     Found(Vec<NamedMapping>),
-    /// What is still to be scanned: all of an open `/proc/PID/maps` but what was visited.
+    /// What remains to be scanned: all of an open `/proc/PID/maps` except what was visited.
     NotYet(File, Visited),
 }
 
 /// Maximum number of ranges remembered of a scan: 1 MiB of them. Mappings beyond are visited twice.
 const MAX_RANGES: usize = 64 * 1024;
 
-/// Address ranges whose mappings were visited, in address order. Neighbours are one range.
+/// Address ranges whose mappings were visited, in address order. Adjacent ranges are merged.
 #[derive(Debug, Default)]
 struct Visited(Vec<(u64, u64)>);
 
@@ -110,7 +110,7 @@ impl Visited {
     }
 
     /// The first address from `address` on that was not visited. `next` is the index of the first
-    /// range that may hold it; addresses have to ascend.
+    /// range that may contain it; addresses must be in ascending order.
     fn skip(&self, address: u64, next: &mut usize) -> u64 {
         while let Some((start, end)) = self.0.get(*next) {
             if *end <= address {
@@ -131,8 +131,8 @@ impl<'a> Search<'a> {
         if filter.options.reads_text() {
             return Self::in_text(maps, filter);
         }
-        // Where anonymous memory has no names, one walk finds all: a second one would take the kernel
-        // through every mapping again.
+        // If anonymous memory cannot have names, one walk finds everything; a second one would make
+        // the kernel visit every mapping again.
         let in_one_walk = !anonymous_memory_has_names();
         let only = match in_one_walk {
             true => flags::FILE_BACKED | flags::READABLE,
@@ -163,7 +163,7 @@ impl<'a> Search<'a> {
                     }
                 }
                 Ok(_) => break,
-                // An older kernel, or one that does not permit it.
+                // The kernel is older, or denies it.
                 Err(error) if address == 0 && error != Errno::ESRCH => {
                     return Self::in_text(maps, filter);
                 }
@@ -204,8 +204,8 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Finds the others: mappings without a file, or not writable. What was visited at first is
-    /// skipped, so that no mapping is visited twice.
+    /// Finds the others: mappings without a file, or not writable. Ranges that were visited first
+    /// are skipped, so that no mapping is visited twice.
     pub(crate) fn others(self) -> io::Result<Scan<Vec<NamedMapping>>> {
         let (maps, visited) = match self.rest {
             Rest::Found(found) => return Ok(Scan::Complete(found)),
@@ -252,7 +252,7 @@ pub(crate) fn is_clock_check_due(seen: &mut u64) -> bool {
 }
 
 impl NameFilter<'_> {
-    /// Whether a mapping may be one, whatever its name.
+    /// Whether a mapping is a candidate, regardless of its name.
     fn is_possible(&self, mapping: &Mapping<'_>) -> bool {
         let is_data = mapping.permissions.read && !mapping.permissions.execute;
         let in_memory = || memfd_device().is_none_or(|device| mapping.device == device);
@@ -276,8 +276,8 @@ fn is_writable_file(mapping: &Mapping<'_>) -> bool {
     mapping.permissions.write && mapping.inode != 0
 }
 
-/// The device that memfds and shared anonymous memory are on, by one of this process's own. `None`
-/// if it can't have one.
+/// The device of memfds and shared anonymous memory, determined with a memfd of this process.
+/// `None` if it cannot create one.
 fn memfd_device() -> Option<Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     *DEVICE.get_or_init(|| {
@@ -286,14 +286,14 @@ fn memfd_device() -> Option<Device> {
     })
 }
 
-/// Whether this kernel can give anonymous memory a name (CONFIG_ANON_VMA_NAME).
+/// Whether this kernel supports names for anonymous memory (CONFIG_ANON_VMA_NAME).
 pub(crate) fn anonymous_memory_has_names() -> bool {
     const PR_SET_VMA: i32 = 0x5356_4d41;
     const PR_SET_VMA_ANON_NAME: u64 = 0;
     static HAS_NAMES: OnceLock<bool> = OnceLock::new();
     *HAS_NAMES.get_or_init(|| {
-        // SAFETY: names nothing: the range is empty. An error other than EINVAL (kernel/sys.c,
-        // prctl_set_vma) does not tell.
+        // SAFETY: names nothing, because the range is empty. Errors other than EINVAL
+        // (kernel/sys.c, prctl_set_vma) are inconclusive.
         let answer =
             unsafe { nix::libc::prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, 0_u64, 0_u64, 0_u64) };
         answer == 0 || Errno::last() != Errno::EINVAL
@@ -303,7 +303,7 @@ pub(crate) fn anonymous_memory_has_names() -> bool {
 /// Parses only lines that contain one of several names, anywhere.
 struct NamedLines<'n> {
     names: Vec<Finder<'n>>,
-    /// Holds the beginning of a line whose end is still to come.
+    /// The start of a line whose end has not arrived yet.
     cut: Parser,
     seen: u64,
 }
@@ -346,7 +346,7 @@ impl<'n> NamedLines<'n> {
         }
     }
 
-    /// Takes the next piece of the text.
+    /// Parses the next piece of the text.
     fn feed(&mut self, mut piece: &[u8], visit: &mut dyn FnMut(&Mapping<'_>)) {
         let mut visit_cut = |mapping: &Mapping<'_>| {
             visit(mapping);
@@ -372,7 +372,7 @@ impl<'n> NamedLines<'n> {
                 hits.push((start, from));
             }
         }
-        // By address again, and each line once, however many names it has.
+        // In address order, and each line once, however many names it contains.
         hits.sort_unstable();
         hits.dedup();
         for (start, end) in hits {
@@ -424,7 +424,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         assert_eq!(skipped, [0, 0x3000, 0x3000, 0x4000, 0x6000, 0x7000]);
     }
 
-    /// A line that was cut is visited whatever is in it.
+    /// A line that was split is visited whatever it contains.
     #[test]
     fn lines_with_a_name_are_visited_once_and_in_order_wherever_the_text_is_cut() {
         for cut in 1..=TEXT.len() {
@@ -446,7 +446,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
                 continue;
             };
             if mapping.inode != 0 {
-                // As if this machine's memfds were there, or not.
+                // With and without the assumption that this machine's memfds are on this device.
                 let own = memfd_device().unwrap_or_default();
                 let elsewhere = Device {
                     major: own.major + 1,

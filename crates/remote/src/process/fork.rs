@@ -1,4 +1,4 @@
-//! What a fork takes over, by `/proc/PID/smaps`.
+//! What a forked child inherits, from `/proc/PID/smaps`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::time::Instant;
@@ -7,13 +7,13 @@ use super::Process;
 use crate::Error;
 use crate::mappings::is_clock_check_due;
 
-/// Maximum number of bytes of it read: some 20,000 mappings, about a second's work for the kernel.
+/// Maximum number of bytes read of it: about 20,000 mappings, which take the kernel about a second.
 const LIMIT: u64 = 16 << 20;
 
 impl Process {
-    /// Whether a child gets a copy of the mapping that starts at `address`: not if it was marked
-    /// with MADV_DONTFORK. `None` if the kernel does not tell, or only behind very many mappings, or
-    /// not before `deadline`.
+    /// Whether a forked child gets a copy of the mapping that starts at `address`: not if it was
+    /// marked with MADV_DONTFORK. `None` if the kernel does not report it, if it comes after too
+    /// many other mappings, or if `deadline` has passed.
     pub fn is_copied_on_fork(
         &self,
         address: u64,
@@ -35,7 +35,7 @@ fn is_copied(
     let is_late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
     let mut found = false;
     let mut seen = 0;
-    // The names of mappings may hold any bytes.
+    // The names of mappings may contain any bytes.
     for line in lines.split(b'\n') {
         let line = line?;
         if is_clock_check_due(&mut seen) && is_late() {

@@ -1,4 +1,4 @@
-//! Scans of a process's mappings, fast however many it has.
+//! Scans of a process's mappings that are fast for any number of mappings.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -17,8 +17,8 @@ use crate::mappings::{
 impl Process {
     /// Finds mappings by their names.
     ///
-    /// Once the thread-group leader has exited `/proc/PID/maps` is empty; another thread's is
-    /// read then.
+    /// Once the thread-group leader has exited, `/proc/PID/maps` is empty; another thread's is read
+    /// then.
     #[doc(alias = "PROCMAP_QUERY")]
     pub fn search<'a>(&self, filter: NameFilter<'a>) -> Result<Scan<Search<'a>>, Error> {
         let is_nothing = |scan: &io::Result<_>| scan.as_ref().is_err_and(is_gone);
@@ -42,8 +42,8 @@ impl Process {
         self.mappings_of_files(Files::Code, options, visit)
     }
 
-    /// Calls `visit` for each mapping of a file. Executable mappings have their names, others may
-    /// not.
+    /// Calls `visit` for each mapping of a file. Executable mappings have their names; others may
+    /// have none.
     pub fn file_mappings(
         &self,
         options: ScanOptions,
@@ -65,7 +65,7 @@ impl Process {
         };
         self.read_maps(
             |maps| visit_files(maps, files, &options, &mut visit),
-            // A scan that ended halfway is not repeated: no mapping may be visited twice.
+            // A scan that failed halfway is not repeated: no mapping may be visited twice.
             |scan| !visited.get() && scan.as_ref().is_err_and(is_gone),
         )
     }
@@ -82,12 +82,12 @@ impl Process {
         };
         self.read_maps(
             |maps| visit_executable(maps, &mut visit),
-            // A scan that ended halfway is not repeated: no mapping may be visited twice.
+            // A scan that failed halfway is not repeated: no mapping may be visited twice.
             |scan| !visited.get() && scan.as_ref().is_err_and(is_gone),
         )
     }
 
-    /// Reads `maps`, and another thread's if there is nothing in it.
+    /// Reads `maps`, or another thread's if it is empty.
     pub(super) fn read_maps<T>(
         &self,
         mut read: impl FnMut(File) -> io::Result<T>,
@@ -110,9 +110,9 @@ impl Process {
 /// Which mappings of files are visited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Files {
-    /// Executable ones, without their names.
+    /// Executable mappings, without their names.
     Code,
-    /// All, the executable ones with their names.
+    /// All mappings; the executable ones with their names.
     All,
 }
 
@@ -168,7 +168,7 @@ fn query_files(
             Ok(Some(mapping)) if mapping.end > address => {
                 address = mapping.end;
                 let is_named = files == Files::All && mapping.permissions.execute;
-                // It may have gone meanwhile.
+                // The mapping may have been removed since.
                 match is_named.then(|| query.next_named(mapping.start, filter)) {
                     Some(Ok(Some(named))) if named.start == mapping.start => visit(&named),
                     Some(Err(error)) => return Err(error.into()),
@@ -198,7 +198,7 @@ fn visit_executable(
                 }
             }
             Ok(_) => return Ok(()),
-            // An older kernel, or one that does not permit it.
+            // The kernel is older, or denies it.
             Err(error) if address == 0 && error != Errno::ESRCH => break,
             Err(error) => return Err(error.into()),
         }

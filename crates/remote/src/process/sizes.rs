@@ -6,17 +6,17 @@ use std::os::unix::fs::FileExt;
 
 use crate::{Error, Process};
 
-/// How much a process has mapped, in pages (proc(5), `/proc/PID/statm`). Every mapping that is
-/// made or removed changes it, unless others make up for it exactly.
+/// The amount of mapped memory of a process, in pages (proc(5), `/proc/PID/statm`). It changes with
+/// every mapping that is created or removed, unless other changes compensate exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sizes {
-    /// Everything. 0 for a process without memory: a zombie, or a kernel thread.
+    /// All mapped memory. 0 for a process without memory: a zombie, or a kernel thread.
     pub total: u64,
-    /// What is private and writable, and stacks.
+    /// Private writable memory, and stacks.
     pub data: u64,
 }
 
-/// `/proc/PID/statm`, opened once: each read is one system call, and does not need the right to
+/// `/proc/PID/statm`, opened once: each read is one system call, and does not require the right to
 /// trace the process.
 #[derive(Debug)]
 pub struct SizesFile {
@@ -53,11 +53,11 @@ impl Process {
 }
 
 impl SizesFile {
-    /// How much is mapped now.
+    /// Reads the current amount of mapped memory.
     ///
     /// # Errors
-    /// [`Error::NoSuchProcess`] when the process, or the thread it was opened for, has exited: also
-    /// if its id has been reused.
+    /// [`Error::NoSuchProcess`] if the process, or the thread for which it was opened, has exited,
+    /// even if its ID was reused.
     pub fn read(&self) -> Result<Sizes, Error> {
         // Seven numbers of at most 20 digits.
         let mut text = [0; 160];

@@ -1,4 +1,4 @@
-//! A process made by hand, for tests.
+//! A hand-made process, for tests.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use crate::mappings::{self, Mapping, Walk};
 use crate::memory::{Image, MemoryError};
 use crate::{Device, Error, Memory};
 
-/// A process made by hand: an [`Image`] for its memory, mappings as text, and threads.
+/// A hand-made process: an [`Image`] for its memory, mappings as text, and threads.
 ///
 /// ```
 /// use otelctx_remote::{Memory, Target, TargetImage, ThreadInfo};
@@ -34,14 +34,14 @@ pub struct TargetImage {
     pub files: BTreeMap<u64, PathBuf>,
     /// Its threads.
     pub threads: Vec<ThreadInfo>,
-    /// Its architecture: the reader's own unless changed.
+    /// Its architecture: the reader's by default.
     pub machine: Machine,
-    /// Its process id.
+    /// Its process ID.
     pub pid: Option<i32>,
 }
 
 impl TargetImage {
-    /// A process that has nothing.
+    /// Creates an empty process.
     pub fn new() -> Self {
         TargetImage {
             memory: Image::new(),

@@ -11,7 +11,7 @@ use crate::mappings::{Mapping, Scan, ScanOptions, Walk};
 use crate::memory::{MemoryError, ProcessMemory};
 use crate::{Device, Error, Memory, Process};
 
-/// A running process and its memory, opened before, as a [`Target`].
+/// A running process and its opened memory, as a [`Target`].
 #[derive(Debug, Clone, Copy)]
 pub struct LiveProcess<'p> {
     process: &'p Process,
@@ -21,7 +21,8 @@ pub struct LiveProcess<'p> {
 }
 
 impl<'p> LiveProcess<'p> {
-    /// A process, with the memory of the program that it runs now: see [`Process::memory`].
+    /// Combines a process with the memory of the program that it is running: see
+    /// [`Process::memory`].
     pub fn new(process: &'p Process, memory: &'p ProcessMemory) -> Self {
         LiveProcess {
             process,
@@ -83,7 +84,7 @@ impl Target for LiveProcess<'_> {
     }
 
     fn code_layout(&self) -> Result<CodeLayout, Error> {
-        // Without names: faster where the kernel answers `PROCMAP_QUERY`.
+        // Without names: faster if the kernel supports `PROCMAP_QUERY`.
         let mut layout = CodeLayoutBuilder::default();
         let mut add = |mapping: &Mapping<'_>| layout.add(mapping);
         self.complete(self.process.code_mappings(self.options(), &mut add)?)?;

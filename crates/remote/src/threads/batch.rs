@@ -1,4 +1,4 @@
-//! Several ranges of a process's memory, read by one system call.
+//! Reads several ranges of a process's memory with one system call.
 
 use std::cell::RefCell;
 use std::io::IoSliceMut;
@@ -9,15 +9,15 @@ use nix::unistd::Pid;
 
 use crate::{Memory, MemoryError, Process};
 
-/// What one call takes (UIO_MAXIOV in <linux/uio.h>).
+/// Maximum number of ranges per call (UIO_MAXIOV in <linux/uio.h>).
 const MAX_RANGES: usize = 1024;
-/// Bytes read at once at most.
+/// Maximum number of bytes per call.
 const MAX_BYTES: usize = 256 << 10;
 
 /// A range of memory: address and length in bytes.
 pub type MemoryRange = (u64, usize);
 
-/// Ranges of a process's memory that were read at once.
+/// Ranges of a process's memory that are read at once.
 #[derive(Debug, Default)]
 pub struct Batch {
     pieces: Vec<Piece>,
@@ -27,14 +27,14 @@ pub struct Batch {
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     address: u64,
-    /// Where it starts and ends in `bytes`.
+    /// Its start and end in `bytes`.
     start: usize,
     end: usize,
 }
 
 impl Batch {
-    /// Adds ranges to be read; returns which of the batch's they are, or nothing where there is no room for
-    /// more.
+    /// Adds ranges to read; returns their positions in the batch, or an empty range if there is no
+    /// room.
     pub fn add(&mut self, ranges: &[MemoryRange]) -> Option<Range<usize>> {
         let first = self.pieces.len();
         let mut start = self.size();
@@ -58,8 +58,8 @@ impl Batch {
         self.pieces.last().map_or(0, |piece| piece.end)
     }
 
-    /// Reads all that was added. What can't be read this way is missing. If the process has executed another
-    /// program, it is that one's memory: see [`Self::discard_if_gone`].
+    /// Reads all ranges. Ranges that cannot be read this way are missing. If the process has
+    /// executed another program, this reads that program's memory: see [`Self::discard_if_gone`].
     pub fn read(&mut self, process: &Process) {
         if self.pieces.is_empty() {
             return;
@@ -76,7 +76,8 @@ impl Batch {
         self.bytes.truncate(read);
     }
 
-    /// Removes what was read if `memory`, opened before, is that of a program that no longer runs.
+    /// Removes what was read if `memory`, which was opened before, belongs to a program that no
+    /// longer runs.
     pub fn discard_if_gone(&mut self, memory: &dyn Memory) {
         // Nothing is mapped at 0.
         if let Err(MemoryError::Gone { .. }) = memory.read(0, &mut [0]) {
@@ -90,12 +91,12 @@ impl Batch {
         self.bytes.clear();
     }
 
-    /// Memory of which everything in the batch has been read already.
+    /// Memory for which all ranges in the batch are already read.
     pub fn over_all<'m>(&'m self, memory: &'m dyn Memory) -> NotedMemory<'m> {
         self.over(0..self.pieces.len(), memory)
     }
 
-    /// Memory of which these ranges of the batch have been read already.
+    /// Memory for which these ranges of the batch are already read.
     pub fn over<'m>(&'m self, pieces: Range<usize>, memory: &'m dyn Memory) -> NotedMemory<'m> {
         NotedMemory {
             pieces: self.pieces.get(pieces).unwrap_or_default(),
@@ -106,7 +107,7 @@ impl Batch {
     }
 }
 
-/// Memory that notes which ranges are read.
+/// Memory that records which ranges are read.
 pub struct NotedMemory<'m> {
     pieces: &'m [Piece],
     bytes: &'m [u8],
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(read(1..3, address, 6).unwrap(), "FIRST ");
         assert!(read(0..3, 8, 4).is_err());
         assert!(read(0..3, u64::MAX - 1, 4).is_err());
-        // More than one call takes is left out as a whole.
+        // Ranges that exceed one call are rejected as a whole.
         assert_eq!(batch.add(&[(address, 1); MAX_RANGES]), None);
         batch.clear();
         assert_eq!(batch.add(&[(address, 1); MAX_RANGES]), Some(0..MAX_RANGES));

@@ -1,4 +1,4 @@
-//! The system call that a thread sleeps in.
+//! The system call in which a thread sleeps.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -14,7 +14,7 @@ const IO_PGETEVENTS: c_long = 292;
 /// A system call, as `/proc/PID/task/TID/syscall` shows it while the thread sleeps in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// Its number; −1 for a thread that sleeps outside of one, such as in a page fault.
+    /// Its number; −1 if the thread sleeps outside a system call, for example in a page fault.
     pub number: i64,
     /// Its arguments.
     pub arguments: [u64; 6],
@@ -53,10 +53,10 @@ impl Call {
         })
     }
 
-    /// Whether a stop of its thread, thread of process `pid`, would lengthen the sleep: the call has
-    /// a finite time-out, and the kernel ends it with EINTR, so that it can only be restarted with
-    /// the full time-out. Other calls with a time-out (nanosleep, poll, futex, select) are restarted
-    /// by the kernel with what is left of it. `true` where that cannot be found out.
+    /// Whether stopping its thread, a thread of process `pid`, would lengthen the sleep: the call
+    /// has a finite timeout, and the kernel ends it with EINTR, so that it can only be restarted
+    /// with the full timeout. Other calls with a timeout (nanosleep, poll, futex, select) are
+    /// restarted by the kernel with the remaining time. `true` if unknown.
     pub fn is_lengthened_by_a_stop(&self, pid: i32) -> bool {
         let [first, _, third, fourth, fifth, _] = self.arguments;
         match self.number {
@@ -84,7 +84,7 @@ impl Call {
     }
 }
 
-/// Whether a descriptor of the process is a socket with this time-out. The question goes to a copy of the
+/// Whether a descriptor of the process is a socket with this timeout. Queries a copy of the
 /// descriptor, which the target does not notice (Linux 5.6).
 fn has_socket_timeout(pid: i32, descriptor: u64, option: c_int) -> bool {
     match socket_timeout(pid, descriptor as c_long, option) {
@@ -94,11 +94,11 @@ fn has_socket_timeout(pid: i32, descriptor: u64, option: c_int) -> bool {
 }
 
 fn socket_timeout(pid: i32, descriptor: c_long, option: c_int) -> Result<libc::timeval, Errno> {
-    // SAFETY: takes numbers only.
+    // SAFETY: the call takes only numbers.
     let process = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    // SAFETY: the kernel has just made this descriptor, and nobody else has it.
+    // SAFETY: the kernel has just created this descriptor, and no other code uses it.
     let process = unsafe { OwnedFd::from_raw_fd(Errno::result(process)? as c_int) };
-    // SAFETY: takes numbers only.
+    // SAFETY: the call takes only numbers.
     let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), descriptor, 0) };
     // SAFETY: as above.
     let copy = unsafe { OwnedFd::from_raw_fd(Errno::result(copy)? as c_int) };
@@ -107,7 +107,7 @@ fn socket_timeout(pid: i32, descriptor: c_long, option: c_int) -> Result<libc::t
         tv_usec: 0,
     };
     let mut size = size_of::<libc::timeval>() as libc::socklen_t;
-    // SAFETY: both live through the call, and the size is the value's.
+    // SAFETY: both are valid during the call, and the size is the value's.
     let result = unsafe {
         libc::getsockopt(
             copy.as_raw_fd(),

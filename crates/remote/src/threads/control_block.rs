@@ -1,32 +1,32 @@
-//! Where C libraries keep their list of threads, and how a thread's control block looks.
+//! Where C libraries store their list of threads, and the layout of a thread's control block.
 
 use crate::elf::{Elf, ElfError};
 use crate::libc::CLibrary;
 use crate::machine::Machine;
 use crate::modules::{Loaded, c_library};
 
-/// What the names of glibc's own descriptions of its structures begin with (`nptl_db/structs.def`).
+/// Prefix of glibc's descriptions of its own structures (`nptl_db/structs.def`).
 const PREFIX: &[u8] = b"_thread_db_";
-/// The longest of these that is read has 36 bytes.
+/// Maximum size of these names; the longest one in use has 36 bytes.
 const MAX_NAME: usize = 64;
-/// glibc's two lists of threads, by the symbols of a static program: threads that use a stack of the
-/// application (the first thread among them), and those with a stack of glibc's.
+/// glibc's two lists of threads, by the symbols of a static program: threads with a stack from the
+/// application (including the first thread), and threads with a stack from glibc.
 const STATIC_LISTS: [&[u8]; 2] = [b"_dl_stack_user", b"_dl_stack_used"];
 
 /// Offsets in glibc's `struct pthread`, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ThreadLayout {
-    /// Of the node in the list of threads: next, previous.
+    /// Offset of the node in the list of threads: next, previous.
     pub(super) list: u64,
-    /// Of the thread's id.
+    /// Offset of the thread's ID.
     pub(super) tid: u64,
-    /// Of the whole structure.
+    /// Size of the whole structure.
     pub(super) size: u64,
 }
 
 impl ThreadLayout {
-    /// On x86-64 in every glibc since 2.10: a `tcbhead_t`, which the ABI fixes, of 704 bytes, the
-    /// node, the id (nptl/descr.h). The size does not matter there.
+    /// On x86-64 in every glibc since 2.10: a `tcbhead_t`, defined by the ABI, of 704 bytes, the
+    /// node, the ID (nptl/descr.h). The size is irrelevant there.
     pub(super) const X86_64: Self = Self {
         list: 704,
         tid: 720,
@@ -34,18 +34,18 @@ impl ThreadLayout {
     };
 }
 
-/// What a file tells about the threads of its process; nothing in most files.
+/// A file's facts about the threads of its process; empty for most files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct FileFacts {
     pub(super) layout: Option<ThreadLayout>,
-    /// glibc's libc.so: offsets of the lists in `_rtld_global`.
+    /// For glibc's libc.so: offsets of the lists in `_rtld_global`.
     pub(super) lists_in_rtld_global: [Option<u64>; 2],
-    /// A static program: addresses of the lists.
+    /// For a static program: addresses of the lists.
     pub(super) lists: [Option<u64>; 2],
 }
 
 impl FileFacts {
-    /// From glibc's libc.so (2.34 and later), which exports its descriptions.
+    /// Reads the facts from glibc's libc.so (2.34 and later), which exports its descriptions.
     pub(crate) fn of_glibc(elf: &Elf<'_>) -> Result<Self, ElfError> {
         let address = |name: &str| {
             let symbol = elf.dynamic_symbol(&[PREFIX, name.as_bytes()].concat())?;
@@ -62,7 +62,7 @@ impl FileFacts {
         })
     }
 
-    /// From the `.symtab` of a static program.
+    /// Reads the facts from the `.symtab` of a static program.
     pub(crate) fn of_static_program(elf: &Elf<'_>) -> Result<Self, ElfError> {
         let mut facts = Self::default();
         let lists = elf.static_objects(b"_dl_stack_us", MAX_NAME)?;
@@ -104,7 +104,7 @@ fn layout(
     Ok(fits.then_some(ThreadLayout { list, tid, size }))
 }
 
-/// Where a process keeps its threads, as far as its files tell.
+/// Where a process stores its list of threads, according to its files.
 #[derive(Debug, Clone, Default)]
 pub struct ThreadLists {
     pub(super) machine: Option<Machine>,
@@ -112,12 +112,12 @@ pub struct ThreadLists {
     pub(super) layout: Option<ThreadLayout>,
     /// Addresses of the heads of glibc's lists.
     pub(super) heads: Vec<u64>,
-    /// First address of the C library and of the first behind it, where its data is to be scanned.
+    /// First address of the C library and the first address after it, where to scan for its data.
     pub(super) library_range: Option<(u64, u64)>,
 }
 
 impl ThreadLists {
-    /// Puts together what the loaded modules tell.
+    /// Combines the facts of the loaded modules.
     pub(crate) fn of(loaded: &[Loaded], machine: Machine) -> Self {
         let mut lists = Self {
             machine: Some(machine),
@@ -161,7 +161,7 @@ pub(super) mod musl {
     /// Offset of the id, in bytes.
     pub(in crate::threads) const TID: u64 = 48;
 
-    /// What of a control block is used.
+    /// The fields of a control block that are used.
     pub(in crate::threads) struct Block {
         pub(in crate::threads) previous: u64,
         pub(in crate::threads) next: u64,
@@ -169,7 +169,7 @@ pub(super) mod musl {
     }
 
     impl Block {
-        /// `None` if there is none: its first word is its own address.
+        /// `None` if it is not a control block, whose first word is its own address.
         pub(in crate::threads) fn read(memory: &dyn Memory, address: u64) -> Option<Self> {
             let mut bytes = [0; TID as usize + 4];
             memory.read(address, &mut bytes).ok()?;

@@ -1,4 +1,4 @@
-//! Thread pointers from the C library's list of threads: no thread is stopped for them.
+//! Thread pointers from the C library's list of threads, without stopping threads.
 
 use std::collections::HashMap;
 
@@ -8,47 +8,47 @@ use crate::machine::Machine;
 use crate::target::Target;
 use crate::{Memory, MemoryError};
 
-/// Bytes around the head of one of glibc's lists in which the other head is searched for, where no symbol
-/// leads to it: in a static program next to it, and before glibc 2.34 in libpthread's `.data`, 17 KiB
-/// before `.bss` (Debian's 2.31).
+/// Range around the head of one of glibc's lists, in bytes, in which the other head is searched if
+/// there is no symbol for it: in a static program it is adjacent, and before glibc 2.34 it is in
+/// libpthread's `.data`, 17 KiB before `.bss` (Debian's 2.31).
 const HEADS_APART: u64 = 32 << 10;
-/// Places in there that are compared with what they point at.
+/// Maximum number of candidates in that range.
 const MAX_CANDIDATES: usize = 4096;
-/// A page is readable as a whole or not at all, see [`crate::Memory`].
+/// Unit in which memory is readable or not, see [`crate::Memory`].
 const PAGE: u64 = 4096;
 
-/// A thread's thread pointer, and where its control block has the thread's id.
+/// A thread's thread pointer, and the location of the thread's ID in its control block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadPointer {
     /// fs base on x86-64, TPIDR_EL0 on aarch64.
     pub address: u64,
-    /// Address of the id, in 32 bits.
+    /// Address of the ID, which has 32 bits.
     tid_at: u64,
 }
 
 impl ThreadPointer {
-    /// Whether the control block is that of thread `tid`, as the process's own PID namespace counts.
-    /// To be asked each time the thread pointer is used, while the thread sleeps or stands still: a
-    /// thread that exits gives its block to the next one.
+    /// Whether the control block belongs to thread `tid`, in the process's own PID namespace. Must
+    /// be checked whenever the thread pointer is used, while the thread sleeps or is stopped: a
+    /// thread that exits leaves its block to the next one.
     pub fn is_of(&self, memory: &dyn Memory, tid: i32) -> bool {
         memory.read_u32(self.tid_at) == Ok(tid as u32)
     }
 
-    /// Address of the id that [`Self::is_of`] compares, for those who read it together with the
-    /// memory around it.
+    /// Address of the ID that [`Self::is_of`] compares, for reading it together with adjacent
+    /// memory.
     pub fn tid_address(&self) -> u64 {
         self.tid_at
     }
 }
 
-/// The thread pointers of a process, by thread id as the process's own PID namespace counts.
+/// The thread pointers of a process, by thread IDs in the process's own PID namespace.
 #[derive(Debug, Clone, Default)]
 pub struct ThreadPointers {
     known: HashMap<i32, ThreadPointer>,
     shape: Option<Shape>,
 }
 
-/// What a thread pointer leads to.
+/// The kind of control block at a thread pointer.
 #[derive(Debug, Clone, Copy)]
 enum Shape {
     /// With the distance from the thread pointer down to the `struct pthread`.
@@ -57,13 +57,13 @@ enum Shape {
 }
 
 impl ThreadPointers {
-    /// Walks the lists. `leader` is the id of the process's first thread, which a scan searches for where
-    /// nothing leads to the lists. `threads` is how many threads there are about: the walk ends some
-    /// way above.
+    /// Walks the lists. `leader` is the ID of the process's first thread, which is searched for if
+    /// no symbol leads to the lists. `threads` is the approximate number of threads: the walk ends
+    /// somewhat above it.
     ///
-    /// The process runs meanwhile and may change its lists. The walk ends where one does not hold
-    /// together, and threads may be missing then. Threads that clone(2) made without the C library
-    /// are in no list.
+    /// The process may change its lists during the walk. The walk of a list ends if it is
+    /// inconsistent, and threads may be missing then. Threads created with clone(2) without the C
+    /// library are in no list.
     pub fn find(lists: &ThreadLists, target: &dyn Target, leader: i32, threads: usize) -> Self {
         let mut walk = Walk {
             memory: target,
@@ -96,23 +96,23 @@ impl ThreadPointers {
         walk.found
     }
 
-    /// The thread pointer of a thread, by its id in the process's own PID namespace. What the id
-    /// belongs to may have changed: see [`ThreadPointer::is_of`].
+    /// The thread pointer of a thread, by its ID in the process's own PID namespace. The ID may
+    /// belong to another thread by now: see [`ThreadPointer::is_of`].
     pub fn get(&self, tid: i32) -> Option<ThreadPointer> {
         self.known.get(&tid).copied()
     }
 
-    /// Forgets a thread: its control block is another's by now.
+    /// Removes a thread: its control block now belongs to another thread.
     pub fn forget(&mut self, tid: i32) {
         self.known.remove(&tid);
     }
 
-    /// Adds a thread whose thread pointer a stop told.
+    /// Adds a thread whose thread pointer was read in a stop.
     pub fn add(&mut self, tid: i32, pointer: ThreadPointer) {
         self.known.insert(tid, pointer);
     }
 
-    /// How many threads were found.
+    /// Number of threads found.
     pub fn len(&self) -> usize {
         self.known.len()
     }
@@ -122,8 +122,8 @@ impl ThreadPointers {
         self.known.is_empty()
     }
 
-    /// What [`ThreadPointer::is_of`] needs of a thread pointer that a stop told; `None` if the control
-    /// blocks of this process are not known.
+    /// The [`ThreadPointer`] for an address that was read in a stop; `None` if the control blocks
+    /// of this process are unknown.
     pub fn at(&self, address: u64) -> Option<ThreadPointer> {
         let tid_at = match self.shape? {
             Shape::Glibc(layout, below) => address.wrapping_sub(below).wrapping_add(layout.tid),
@@ -136,7 +136,7 @@ impl ThreadPointers {
 struct Walk<'m> {
     memory: &'m dyn Memory,
     found: ThreadPointers,
-    /// Nodes that may still be visited.
+    /// Number of nodes that may still be visited.
     left: usize,
 }
 
@@ -163,14 +163,14 @@ impl Walk<'_> {
         while at != head && self.left > 0 {
             self.left -= 1;
             match self.glibc_thread(at) {
-                // A list that is being changed.
+                // The list is being changed.
                 Ok(node) if node.previous == before => (before, at) = (at, node.next),
                 _ => break,
             }
         }
     }
 
-    /// Walks the ring that a control block is in, and the other one, whose head lies near.
+    /// Walks the ring that contains a control block, and the other ring, whose head is nearby.
     fn glibc_from(&mut self, block: u64, layout: &ThreadLayout) {
         let start = block.wrapping_add(layout.list);
         let mut at = start;
@@ -212,7 +212,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether a `struct pthread` is there, on x86-64: it points at itself twice.
+    /// Whether there is a `struct pthread`, on x86-64: it points to itself twice.
     fn is_block(&self, address: u64) -> bool {
         let is_own = |offset| self.memory.read_u64(address.wrapping_add(offset)) == Ok(address);
         is_own(0) && is_own(16)
@@ -225,13 +225,13 @@ impl Walk<'_> {
         Ok(Node { next, previous })
     }
 
-    /// Adds the thread whose node is there.
+    /// Adds the thread whose node is at this address.
     fn glibc_thread(&mut self, at: u64) -> Result<Node, MemoryError> {
         let Some(Shape::Glibc(layout, below)) = self.found.shape else {
             return self.node(at);
         };
         let block = at.wrapping_sub(layout.list);
-        // The id follows the node in every glibc so far: one read tells all.
+        // The ID follows the node in every glibc so far: one read is enough.
         let (node, tid) = if layout.tid == layout.list + 16 {
             let mut bytes = [0; 20];
             self.memory.read(at, &mut bytes)?;
@@ -243,7 +243,7 @@ impl Walk<'_> {
             let tid = self.memory.read_u32(block.wrapping_add(layout.tid))?;
             (self.node(at)?, tid)
         };
-        // aarch64 keeps no pointer to itself in there.
+        // On aarch64, there is no pointer to itself in the block.
         let is_own = below != 0 || self.memory.read_u64(block.wrapping_add(16))? == block;
         if is_own {
             self.add(block.wrapping_add(below), tid);

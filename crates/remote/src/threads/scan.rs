@@ -1,4 +1,4 @@
-//! Finding a control block by its pointers to itself, where no symbol leads to it.
+//! Finds a control block by its pointers to itself, if no symbol leads to it.
 
 use std::ops::ControlFlow;
 
@@ -6,27 +6,27 @@ use super::control_block::{ThreadLayout, ThreadLists, musl};
 use crate::target::Target;
 use crate::{Memory, libc::CLibrary};
 
-/// Bytes scanned at most. The first thread's block lies in the C library's own data, in the data of a
-/// static program, or at the start of its heap.
+/// Maximum number of bytes scanned. The first thread's block is in the C library's own data, in the
+/// data of a static program, or at the start of its heap.
 const MAX_SCANNED: u64 = 16 << 20;
-/// Bytes of one mapping scanned at most.
+/// Maximum number of bytes scanned of one mapping.
 const MAX_OF_MAPPING: u64 = 1 << 20;
-/// Mappings visited at most.
+/// Maximum number of mappings visited.
 const MAX_MAPPINGS: usize = 4096;
-/// Bytes read at a time.
+/// Number of bytes read at a time.
 const CHUNK: usize = 64 << 10;
-/// Where one page of a chunk cannot be read, the others may be.
+/// If one page of a chunk cannot be read, others may be readable.
 const PAGE: usize = 4096;
 
-/// What kind of control block was found.
+/// The kind of control block that was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Block {
     Glibc,
     Musl,
 }
 
-/// Scans writable memory for the control block of the thread with this id, on x86-64: the first word
-/// of such a block is its own address.
+/// Scans writable memory for the control block of the thread with this ID, on x86-64: the first
+/// word of the block is its own address.
 pub(super) fn find(lists: &ThreadLists, target: &dyn Target, tid: u32) -> Option<(Block, u64)> {
     let mut scan = Scan {
         library: lists.library,
@@ -86,7 +86,7 @@ impl Scan<'_> {
         None
     }
 
-    /// Searches for a block in what was read from `start`.
+    /// Searches for a block in the memory read from `start`.
     fn words(&self, start: u64, size: usize) -> Option<(Block, u64)> {
         let words = self.buffer[..size]
             .chunks_exact(8)

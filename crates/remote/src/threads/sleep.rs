@@ -1,13 +1,13 @@
-//! Reading memory while its thread sleeps, and proving that the thread slept all the time.
+//! Reads memory of a sleeping thread, and proves that the thread slept throughout.
 //!
-//! That a thread is in state S with the same switch counters before and after is not enough: one
-//! that is about to sleep, finds its condition true and returns to user code does so without a
-//! switch. `/proc/PID/task/TID/syscall` closes that gap. The kernel answers it only for a thread that
-//! is off its CPU and off the run queue, and still is when the answer is complete
-//! (lib/syscall.c, `task_current_syscall`); otherwise it says `running`.
+//! It is not enough that a thread is in state S with the same switch counters before and after: a
+//! thread that is about to sleep, finds its condition true and returns to user code does so without
+//! a switch. `/proc/PID/task/TID/syscall` closes this gap. The kernel reports the call only for a
+//! thread that is off its CPU and off the run queue, and still is when the report is complete
+//! (lib/syscall.c, `task_current_syscall`); otherwise it reports `running`.
 //!
-//! A write that another thread, io_uring or another process makes to the memory is not noticed, as it
-//! is not during a stop of one thread.
+//! Writes to the memory by another thread, io_uring or another process are not detected, as is the
+//! case when only one thread is stopped.
 
 use std::fs::File;
 use std::io;
@@ -18,41 +18,41 @@ use nix::libc;
 use super::call::Call;
 use crate::Process;
 
-/// Bytes of `schedstat`: three numbers of at most 20 digits.
+/// Size of `schedstat`, in bytes: three numbers of at most 20 digits.
 const SCHEDSTAT_SIZE: usize = 96;
-/// Bytes of `syscall`: a number and eight hexadecimal words of at most 19 characters.
+/// Size of `syscall`, in bytes: a number and eight hexadecimal words of at most 19 characters.
 const SYSCALL_SIZE: usize = 256;
-/// Bytes of `status` at most; its line of groups has no other limit.
+/// Maximum number of bytes read of `status`; its line of groups has no other limit.
 const STATUS_SIZE: u64 = 64 * 1024;
 
-/// How a thread proves that it slept.
+/// How to prove that a thread slept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// By the third number of `schedstat`, how often the thread was put on a CPU: read before
-    /// `syscall` and after the memory. It rises before the thread executes a user instruction.
-    /// Needs CONFIG_SCHED_INFO.
+    /// By the third number of `schedstat`, which counts how often the thread was put on a CPU: read
+    /// before `syscall` and after the memory. It increases before the thread executes a user
+    /// instruction. Needs CONFIG_SCHED_INFO.
     Schedstat,
-    /// By `syscall` and the context switches that `status` counts, both before and after the memory.
-    /// Works on every kernel and takes about three times as long.
+    /// By `syscall` and the context switches in `status`, both before and after the memory. Works
+    /// on every kernel and takes about three times as long.
     Status,
 }
 
-/// A thread's files in `/proc`, kept open: once the thread has exited every read fails, also when
-/// its id has passed to another thread.
+/// A thread's files in `/proc`, kept open: once the thread has exited, every read fails, even if
+/// its ID is reused.
 #[derive(Debug)]
 pub struct ThreadFiles {
     syscall: File,
     schedstat: Option<File>,
     status: Option<File>,
-    /// How often the thread had been put on a CPU when it was last seen asleep.
+    /// How often the thread had been put on a CPU when it was last found asleep.
     asleep_at: Option<u64>,
-    /// How often it had been since, if it was not asleep all the time.
+    /// How often it had been put on a CPU since, if it was not asleep throughout.
     ran_at: Option<u64>,
 }
 
 impl ThreadFiles {
-    /// Opens the files that are needed: two, or three where the kernel keeps no `schedstat`. Reading
-    /// them takes the right to trace the process.
+    /// Opens the necessary files: two, or three if the kernel has no `schedstat`. Reading them
+    /// requires the right to trace the process.
     pub fn open(process: &Process, tid: i32) -> io::Result<Self> {
         let open = |name: &str| process.open_entry(&format!("task/{tid}/{name}"));
         let syscall = open("syscall")?;
@@ -85,7 +85,7 @@ impl ThreadFiles {
         })
     }
 
-    /// Which protocol is used.
+    /// The protocol in use.
     pub fn protocol(&self) -> Protocol {
         match self.schedstat {
             Some(_) => Protocol::Schedstat,
@@ -93,11 +93,11 @@ impl ThreadFiles {
         }
     }
 
-    /// Calls `read` while the thread sleeps. `None` if the thread ran before `read` was done: what
-    /// that read is worthless then.
+    /// Calls `read` while the thread sleeps. `None` if the thread ran before `read` returned: its
+    /// result is invalid then.
     ///
     /// # Errors
-    /// When the thread has exited, or the right to trace it is missing.
+    /// If the thread has exited, or this process has no right to trace it.
     pub fn read_asleep<T>(&mut self, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
         self.asleep_at = None;
         let before = self.ran_at.take();
@@ -114,12 +114,12 @@ impl ThreadFiles {
         }
     }
 
-    /// Whether the thread has stayed asleep since the last [`Self::read_asleep`] that succeeded: then its
-    /// thread pointer is the same, and what was read of its memory before this call holds. Takes one system
-    /// call. Always `false` by [`Protocol::Status`].
+    /// Whether the thread has stayed asleep since the last successful [`Self::read_asleep`]: its
+    /// thread pointer is unchanged then, and memory that was read before this call is still valid.
+    /// Takes one system call. Always `false` with [`Protocol::Status`].
     ///
     /// # Errors
-    /// When the thread has exited.
+    /// If the thread has exited.
     pub fn has_stayed_asleep(&mut self) -> io::Result<bool> {
         let (Some(schedstat), Some(asleep_at)) = (&self.schedstat, self.asleep_at) else {
             return Ok(false);
@@ -129,10 +129,10 @@ impl ThreadFiles {
         Ok(times == asleep_at)
     }
 
-    /// The system call that the thread sleeps in; `None` if it runs.
+    /// The system call in which the thread sleeps; `None` if it is running.
     ///
     /// # Errors
-    /// When the thread has exited, or the right to trace it is missing.
+    /// If the thread has exited, or this process has no right to trace it.
     pub fn call(&self) -> io::Result<Option<Call>> {
         let mut buffer = [0; SYSCALL_SIZE];
         Ok(Call::parse(read_whole(&self.syscall, &mut buffer)?))
@@ -141,14 +141,14 @@ impl ThreadFiles {
     fn is_asleep(&self) -> io::Result<bool> {
         let mut buffer = [0; SYSCALL_SIZE];
         let text = read_whole(&self.syscall, &mut buffer)?;
-        // A number, or −1 outside of a system call.
+        // A number, or −1 outside a system call.
         Ok(text
             .first()
             .is_some_and(|byte| *byte == b'-' || byte.is_ascii_digit()))
     }
 
-    /// The counter has to be read before the kernel says that the thread is off the run queue. The
-    /// other way round, a thread that runs between the two is not noticed.
+    /// The counter must be read before the kernel reports that the thread is off the run queue. In
+    /// the opposite order, a thread that runs between the two is not detected.
     fn by_schedstat<T>(
         &self,
         schedstat: &File,
@@ -176,14 +176,14 @@ impl ThreadFiles {
     }
 }
 
-/// How many threads' files a process may keep open: as many as take half of what the soft limit
-/// allows (RLIMIT_NOFILE), at two files a thread.
+/// Maximum number of threads whose files a process should keep open: as many as take half of the
+/// soft limit (RLIMIT_NOFILE), with two files per thread.
 pub fn max_kept() -> usize {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the structure lives through the call.
+    // SAFETY: the structure is valid during the call.
     let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     match result {
         0 => usize::try_from(limit.rlim_cur / 4).unwrap_or(usize::MAX),
@@ -191,7 +191,7 @@ pub fn max_kept() -> usize {
     }
 }
 
-/// Reads a file of `/proc` that one read returns whole.
+/// Reads a file of `/proc` that a single read returns completely.
 fn read_whole<'b>(file: &File, buffer: &'b mut [u8]) -> io::Result<&'b [u8]> {
     let size = file.read_at(buffer, 0)?;
     Ok(&buffer[..size])
@@ -206,7 +206,7 @@ fn times_run(schedstat: &File) -> io::Result<u64> {
 }
 
 /// The sum of voluntary and other context switches of a thread that is off its CPU; `None` if it is
-/// not, or the kernel does not tell.
+/// not, or the kernel does not report them.
 fn switches(status: &File, text: &mut Vec<u8>) -> io::Result<Option<u64>> {
     text.clear();
     let mut chunk = [0; 4096];

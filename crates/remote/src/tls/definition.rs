@@ -1,4 +1,4 @@
-//! The modules that define the variable, and the evidence for where each of them keeps it.
+//! The modules that define the variable, and the evidence for where each of them stores it.
 
 use super::SIZE;
 use super::slot::{Location, slot};
@@ -13,15 +13,15 @@ use crate::modules::Loaded;
 pub(super) struct Definition<'a> {
     pub(super) loaded: &'a Loaded,
     pub(super) offset: u64,
-    /// Distance of the variable from the thread pointer, if its storage is static.
+    /// Offset of the variable from the thread pointer, if its storage is static.
     pub(super) fixed: Option<i64>,
     /// Module id and generation.
     pub(super) module: Option<(u64, Option<u64>)>,
     /// Access models of the references that are bound to it, its own module's first.
     pub(super) accesses: Vec<Access>,
-    /// References of its own module are bound to another definition.
+    /// Whether references of its own module are bound to another definition.
     pub(super) bound_elsewhere: bool,
-    /// Of a module that can be closed.
+    /// For a module that can be closed.
     pub(super) registration: Option<glibc::Registration>,
 }
 
@@ -35,7 +35,7 @@ impl Definition<'_> {
         }
     }
 
-    /// Takes a slot's word for it where nothing better is known.
+    /// Uses a slot's contents if nothing more reliable is known.
     fn learn(&mut self, location: Location) {
         match location {
             Location::Static(offset) => self.fixed = self.fixed.or(Some(offset)),
@@ -75,8 +75,8 @@ pub(super) fn definition<'a>(
         return Err("its definition is outside its thread-local storage".to_string());
     };
     let known = tls_modules.iter().find(|known| known.bias == loaded.bias);
-    // glibc numbers the executable 1 (elf/rtld.c, `rtld_main`); a library that can be run looks
-    // like one to a reader of the file alone.
+    // glibc gives the executable ID 1 (elf/rtld.c, `rtld_main`); from its file alone, a library
+    // that can be executed looks the same.
     let executable = module.executable && known.is_none_or(|known| known.id == 1);
     let block = if executable {
         module.machine.executable_block(&tls)
@@ -98,7 +98,7 @@ pub(super) fn definition<'a>(
 
 /// Follows the slots of one module to the definitions that they lead to.
 ///
-/// An error if one of them is missing from the core; the others are followed all the same.
+/// Returns an error if one of them is missing from the core file; the others are still followed.
 pub(super) fn bind(
     memory: &dyn Memory,
     referrer: &Loaded,
@@ -128,7 +128,7 @@ pub(super) fn bind(
             let unplaced = |index: &usize| {
                 definitions[*index].module.is_none() && definitions[*index].fixed.is_none()
             };
-            // Another offset is another definition's, of a module that could not be read.
+            // Another offset belongs to another definition, of a module that could not be read.
             let possible = |index: &usize| match location {
                 Location::Static(_) => true,
                 Location::Dynamic { offset, .. } => definitions[*index].offset == offset,

@@ -1,4 +1,4 @@
-//! The slots that the dynamic linker fills where it binds a reference.
+//! The slots that the dynamic linker fills when it binds a reference.
 
 use crate::Memory;
 use crate::libc::CLibrary;
@@ -7,12 +7,12 @@ use crate::memory::{MemoryError, Omission};
 use crate::module::Relocation;
 use crate::modules::Loaded;
 
-/// Where the dynamic linker says that a reference leads.
+/// Where a reference leads, according to the dynamic linker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Location {
-    /// Distance from the thread pointer.
+    /// Offset from the thread pointer.
     Static(i64),
-    /// A module's block, the offset in it, and the generation if the slot tells.
+    /// A module's block, the offset in it, and the generation if the slot contains it.
     Dynamic {
         module: u64,
         offset: u64,
@@ -20,8 +20,8 @@ pub(super) enum Location {
     },
 }
 
-/// What a live process does not let us read makes no sense as a slot; what a core file lacks
-/// might.
+/// In a live process, an unreadable address means that the slot is not valid; in a core file, the
+/// memory may just be missing.
 fn sense<T>(read: Result<T, MemoryError>) -> Result<Option<T>, MemoryError> {
     match read {
         Ok(value) => Ok(Some(value)),
@@ -34,7 +34,7 @@ fn sense<T>(read: Result<T, MemoryError>) -> Result<Option<T>, MemoryError> {
     }
 }
 
-/// Reads a slot; `None` while the dynamic linker has not filled it, or if it makes no sense.
+/// Reads a slot; `None` if the dynamic linker has not filled it yet, or it is not valid.
 pub(super) fn slot(
     memory: &dyn Memory,
     referrer: &Loaded,

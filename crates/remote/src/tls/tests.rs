@@ -1,4 +1,4 @@
-//! Slots and vectors made by hand, for states that no program here can be brought into.
+//! Hand-made slots and vectors, for states that no real program here can produce.
 
 use std::sync::Arc;
 
@@ -107,8 +107,8 @@ fn descriptors() {
     // Nothing there yet.
     assert_eq!(of([0, 0]), None);
     assert_eq!(of([0, -24_i64 as u64]), None);
-    // Lazy binding (glibc 2.31): the resolver is the module's own stub, or the dynamic linker's own,
-    // and the argument the relocation.
+    // Lazy binding (glibc 2.31): the resolver is the module's own stub, or the dynamic linker's
+    // own, and the argument is the relocation.
     assert_eq!(of([BIAS + 0x1020, BIAS + 0x618]), None);
     assert_eq!(of([BIAS + 0x1020, 0x1000]), None);
     assert_eq!(of([RESOLVER, BIAS + 0x648]), None);
@@ -141,8 +141,8 @@ fn other_slots() {
     );
 }
 
-/// A named reference that leads to an offset at which the module has nothing is bound to another
-/// module's definition.
+/// A named reference to an offset at which the module has nothing is bound to another module's
+/// definition.
 #[test]
 fn a_slot_with_another_offset_is_not_the_definitions() {
     for (offset, module) in [(8, Some((2, None))), (40, None)] {
@@ -158,7 +158,7 @@ fn a_slot_with_another_offset_is_not_the_definitions() {
 const THREAD: u64 = 0x7f22_0000_0000;
 const VECTOR: u64 = 0x7f22_0000_1000;
 
-/// A thread's vector: length and generation, then blocks of module 1, 2 …
+/// A thread's vector: length and generation, then the blocks of modules 1, 2 …
 fn thread(length: u64, generation: u64, blocks: &[u64]) -> Image {
     let mut memory = Image::new();
     memory.map_u64(THREAD, &[THREAD, VECTOR + 16]);
@@ -229,8 +229,8 @@ fn threads_without_storage() {
     assert_eq!(variable.address(&memory, THREAD).unwrap(), Some(THREAD - 8));
 }
 
-/// An initial-exec reference of any module says that storage is static, whatever the others know:
-/// each thread's DTV may still say that nothing is allocated.
+/// An initial-exec reference of any module proves that storage is static, whatever the others say:
+/// each thread's DTV may still show nothing as allocated.
 #[test]
 fn static_evidence_of_another_module_wins() {
     let defining = library(Access::GeneralDynamic);
@@ -255,8 +255,8 @@ fn static_evidence_of_another_module_wins() {
     );
 }
 
-/// The list of glibc's dynamic linker tells a traditional reference's generation, and where static
-/// storage is that only the DTV leads to otherwise.
+/// The list of glibc's dynamic linker provides the generation for a traditional reference, and the
+/// location of static storage that otherwise only the DTV leads to.
 #[test]
 fn what_the_dynamic_linkers_list_adds() {
     let loaded = library(Access::GeneralDynamic);
@@ -290,7 +290,7 @@ fn what_the_dynamic_linkers_list_adds() {
     }
 }
 
-/// Without a generation a block may be that of a library which glibc has closed; musl closes none.
+/// Without a generation, a block may belong to a library that glibc has closed; musl closes none.
 #[test]
 fn a_module_whose_generation_nothing_tells() {
     let loaded = library(Access::GeneralDynamic);
@@ -314,8 +314,8 @@ fn a_module_whose_generation_nothing_tells() {
     assert_eq!(of(CLibrary::Musl), Ok(place));
 }
 
-/// A definition must lie in its module's block, whole: an offset of anybody's choice leads anywhere
-/// from the thread pointer.
+/// A definition must lie entirely in its module's block: otherwise the target could choose any
+/// offset from the thread pointer.
 #[test]
 fn a_definition_outside_of_the_modules_storage() {
     for (offset, inside) in [(8, true), (9, false), (16, false), (u64::MAX - 3, false)] {
@@ -327,7 +327,7 @@ fn a_definition_outside_of_the_modules_storage() {
     let mut loaded = library(Access::GeneralDynamic);
     Arc::make_mut(&mut Arc::make_mut(&mut loaded.module).file).tls = None;
     assert!(definition(&loaded, (8, 8), Machine::X86_64, &[]).is_err());
-    // One of another architecture is no definition here.
+    // A module of another architecture defines nothing here.
     let loaded = library(Access::GeneralDynamic);
     assert!(definition(&loaded, (8, 8), Machine::Aarch64, &[]).is_err());
 }

@@ -40,7 +40,7 @@ impl Target for Counting {
     }
 }
 
-/// Not glibc's numbers: they are what a libc.so says.
+/// Not glibc's numbers: those come from a libc.so.
 const LAYOUT: ThreadLayout = ThreadLayout {
     list: 0x40,
     tid: 0x50,
@@ -58,7 +58,7 @@ fn lists(machine: Machine) -> ThreadLists {
     }
 }
 
-/// A ring of control blocks, each with its id.
+/// A ring of control blocks, each with its ID.
 fn ring(blocks: &[(u64, u32)]) -> Image {
     let mut image = Image::new();
     let mut nodes = vec![HEAD];
@@ -111,17 +111,17 @@ fn a_ring_leads_to_each_thread() {
 #[test]
 fn a_thread_that_has_ended_and_what_is_no_control_block_are_left_out() {
     let mut image = ring(&[(0x8000, 7), (0x9000, 0), (0xa000, u32::MAX), (0xb000, 9)]);
-    // It points at itself only once.
+    // It points to itself only once.
     image.map_u64(0xb010, &[0x8000]);
     let (found, _) = find(&lists(Machine::X86_64), image, 4);
     assert_eq!(known(&found), [(7, 0x8000)]);
 }
 
-/// A process may link its lists as it likes.
+/// A process can link its lists arbitrarily.
 #[test]
 fn a_list_that_does_not_hold_together_or_has_no_end() {
     let blocks = [(0x8000, 7), (0x9000, 8), (0xa000, 9)];
-    // The second's next node does not lead back to it.
+    // The second node's next node does not point back to it.
     let mut image = ring(&blocks);
     image.map_u64(0xa000 + LAYOUT.list + 8, &[0x8000 + LAYOUT.list]);
     let (found, _) = find(&lists(Machine::X86_64), image, 3);
