@@ -202,14 +202,16 @@ impl Process {
 
     /// The process's status.
     pub fn status(&self) -> Result<Status, Error> {
-        Ok(Status::parse(&self.read_entry("status", STATUS_LIMIT)?))
+        let flags = || self.stat().ok()?.flags();
+        let text = self.read_entry("status", STATUS_LIMIT)?;
+        Ok(Status::parse(&text, flags))
     }
 
     /// One thread's status.
     pub fn thread_status(&self, tid: i32) -> Result<Status, Error> {
         let status = self.read_entry(&format!("task/{tid}/status"), STATUS_LIMIT);
         status
-            .map(|text| Status::parse(&text))
+            .map(|text| Status::parse(&text, || self.thread_stat(tid).ok()?.flags()))
             .map_err(|error| error.of_thread(tid))
     }
 

@@ -80,6 +80,11 @@ impl Stat {
         state.unwrap_or('?')
     }
 
+    /// `PF_…` of include/linux/sched.h.
+    pub(super) fn flags(&self) -> Option<u64> {
+        self.number(9)
+    }
+
     /// CPU time used in user and kernel mode, in nanoseconds, as exact as the clock's ticks.
     pub fn cpu_time(&self) -> Option<u64> {
         let ticks = self.number(14)? + self.number(15)?;

@@ -1,5 +1,8 @@
 //! `/proc/PID/status`: one line a fact, in text.
 
+/// The flag of a task that has never had memory (include/linux/sched.h).
+const PF_KTHREAD: u64 = 0x0020_0000;
+
 /// Fields of `/proc/PID/status`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
@@ -21,7 +24,8 @@ pub struct Status {
 }
 
 impl Status {
-    pub(crate) fn parse(text: &[u8]) -> Self {
+    /// `flags` reads the task's flags. It is only called if the task has no memory.
+    pub(crate) fn parse(text: &[u8], flags: impl FnOnce() -> Option<u64>) -> Self {
         let mut has_memory = false;
         let mut status = Status {
             state: '?',
@@ -53,14 +57,15 @@ impl Status {
                 _ => {}
             }
         }
-        status.kernel_thread = !has_memory && !matches!(status.state, 'Z' | 'X' | '?');
+        // A task that is ending has no memory either.
+        status.kernel_thread = !has_memory && flags().is_some_and(|flags| flags & PF_KTHREAD != 0);
         status
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Status;
+    use super::{PF_KTHREAD, Status};
 
     #[test]
     fn lines_are_read_by_their_names() {
@@ -76,7 +81,18 @@ mod tests {
             namespace_pids: vec![7, 1],
             kernel_thread: false,
         };
-        assert_eq!(Status::parse(text), expected);
-        assert_eq!(Status::parse(b"").state, '?');
+        assert_eq!(Status::parse(text, || unreachable!()), expected);
+        assert_eq!(Status::parse(b"", || None).state, '?');
+    }
+
+    /// A process that was ending was called a kernel thread: it has no memory any more, and is not yet
+    /// a zombie.
+    #[test]
+    fn a_process_that_is_ending_is_no_kernel_thread() {
+        const PF_EXITING: u64 = 4;
+        let text = b"Name:\tshop\nState:\tR (running)\nTgid:\t7\n";
+        for (flags, expected) in [(PF_EXITING, false), (PF_KTHREAD, true)] {
+            assert_eq!(Status::parse(text, || Some(flags)).kernel_thread, expected);
+        }
     }
 }
