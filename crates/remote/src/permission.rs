@@ -48,8 +48,8 @@ fn advice(yama: &str, own: Own) -> String {
             false => "a security module, or the process belongs to another user namespace",
         };
         return format!(
-            "this process has the capability CAP_SYS_PTRACE, so it is refused by {by}: run \
-             otelctx outside the sandbox"
+            "otelctx has the capability CAP_SYS_PTRACE, so it is refused by {by}: run it outside \
+             the sandbox"
         );
     }
     let how = match own.root {

@@ -32,7 +32,7 @@ Examples:
   otelctx ps --watch                       a line for each process that starts, exits or updates
   otelctx ps --watch --json | jq .service")]
 pub(crate) struct Arguments {
-    /// Print one JSON value (fields: docs/json.md)
+    /// Print one JSON value, with --watch one per line (fields: docs/json.md)
     #[arg(long)]
     json: bool,
     /// Count the threads that have a trace (stops each one for a few microseconds)
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     listing.processes.iter().for_each(Row::explain);
     if listing.processes.is_empty() && !arguments.json {
         terminal::complain(
-            "no process on this machine publishes a context",
+            listing.skipped.nothing_found(),
             Some("to see one, run:  otelctx demo --duration 60 & sleep 1; otelctx ps"),
         );
     }
@@ -217,6 +217,16 @@ impl Skipped {
         None
     }
 
+    /// What an empty list means.
+    fn nothing_found(&self) -> &'static str {
+        let is_complete =
+            self.not_permitted == 0 && self.too_many_mappings.is_empty() && self.failed.is_empty();
+        match is_complete {
+            true => "no process on this machine publishes a context",
+            false => "no process that could be inspected publishes a context",
+        }
+    }
+
     /// Reports on standard error what is missing from the list.
     fn report(&self, max_mappings: Option<u64>) {
         let processes = |number| crate::output::text::count(number, "process", "processes");
@@ -239,5 +249,18 @@ impl Skipped {
         for failure in &self.failed {
             terminal::complain(&failure.error, None);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Skipped;
+
+    #[test]
+    fn an_empty_list_says_no_more_than_what_was_inspected() {
+        let mut skipped = Skipped::default();
+        assert!(skipped.nothing_found().contains("on this machine"));
+        skipped.not_permitted = 1;
+        assert!(skipped.nothing_found().contains("that could be inspected"));
     }
 }
