@@ -3,7 +3,7 @@
 use std::env;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::libc;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
@@ -35,7 +35,7 @@ impl Terminal {
         // https://no-color.org: any value that is not empty.
         let colours = is_terminal && !set("NO_COLOR") && env::var_os("TERM") != Some("dumb".into());
         Self {
-            width: is_terminal.then(columns).flatten(),
+            width: columns(io::stdout().as_fd()),
             colours,
         }
     }
@@ -135,7 +135,8 @@ impl Terminal {
     }
 }
 
-fn columns() -> Option<usize> {
+/// Width of a terminal, if `file` is one and knows it.
+pub(crate) fn columns(file: BorrowedFd<'_>) -> Option<usize> {
     let mut size = libc::winsize {
         ws_row: 0,
         ws_col: 0,
@@ -143,7 +144,7 @@ fn columns() -> Option<usize> {
         ws_ypixel: 0,
     };
     // SAFETY: TIOCGWINSZ writes one winsize, and `size` is one.
-    let answer = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    let answer = unsafe { libc::ioctl(file.as_raw_fd(), libc::TIOCGWINSZ, &raw mut size) };
     // A terminal without a known size reports 0.
     (answer == 0 && size.ws_col > 0).then(|| size.ws_col.into())
 }

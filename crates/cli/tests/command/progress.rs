@@ -14,10 +14,10 @@ const COLUMNS: u16 = 120;
 const LINE: &str = "recording: ";
 
 /// What the terminal showed in turn, and what it shows in the end. Standard output is a pipe.
-fn on_terminal(arguments: &[&str]) -> (Vec<String>, String) {
+fn on_terminal(columns: u16, arguments: &[&str]) -> (Vec<String>, String) {
     let size = Winsize {
         ws_row: ROWS,
-        ws_col: COLUMNS,
+        ws_col: columns,
         ws_xpixel: 0,
         ws_ypixel: 0,
     };
@@ -27,7 +27,7 @@ fn on_terminal(arguments: &[&str]) -> (Vec<String>, String) {
     let mut child = command.spawn().unwrap();
     // The child's end is now the only one: reading ends when it does.
     drop(command);
-    let mut screen = vt100::Parser::new(ROWS, COLUMNS, 0);
+    let mut screen = vt100::Parser::new(ROWS, columns, 0);
     let mut shown = Vec::new();
     let mut bytes = [0; 4096];
     let mut terminal = File::from(pty.master);
@@ -59,7 +59,8 @@ fn a_line_on_the_terminal_counts_and_goes() {
     let scratch = Scratch::new("progress");
     let path = scratch.path("a.otlp");
     given_time(|seconds| {
-        let (shown, last) = on_terminal(&["record", "-p", &pid, "-d", seconds, "-o", &path]);
+        let (shown, last) =
+            on_terminal(COLUMNS, &["record", "-p", &pid, "-d", seconds, "-o", &path]);
         assert!(!last.contains(LINE), "{last}");
         let counted: Vec<usize> = shown.iter().filter_map(|text| samples(text)).collect();
         assert!(counted.is_sorted(), "{shown:#?}");
@@ -69,8 +70,26 @@ fn a_line_on_the_terminal_counts_and_goes() {
         }
     });
     // What is said otherwise stays.
-    let (_, last) = on_terminal(&["record", "-p", &pid, "-d", "0.3", "-o", &path, "--ptrace"]);
+    let (_, last) = on_terminal(
+        COLUMNS,
+        &["record", "-p", &pid, "-d", "0.3", "-o", &path, "--ptrace"],
+    );
     assert!(last.contains("stops threads briefly"), "{last}");
+    assert!(!last.contains(LINE), "{last}");
+}
+
+/// A line that the terminal wrapped was left behind each time that it changed.
+#[test]
+fn a_narrow_terminal_shows_one_line_too() {
+    let target = Target::start("busy");
+    let pid = target.pid().to_string();
+    let scratch = Scratch::new("progress-narrow");
+    let path = scratch.path("a.otlp");
+    let arguments = ["record", "-p", &pid, "-d", "1.2", "-o", &path];
+    let (shown, last) = on_terminal(30, &arguments);
+    let lines = |text: &String| text.matches(LINE).count();
+    assert!(shown.iter().any(|text| lines(text) == 1), "{shown:#?}");
+    assert!(shown.iter().all(|text| lines(text) < 2), "{shown:#?}");
     assert!(!last.contains(LINE), "{last}");
 }
 

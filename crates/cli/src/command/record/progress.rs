@@ -1,10 +1,12 @@
 //! A status line on the terminal while a recording runs.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use otelctx_profile::sample::Counts;
 
+use crate::output::terminal::{columns, cut};
 use crate::output::text::grouped;
 
 /// How often the line is updated.
@@ -36,7 +38,11 @@ impl Progress {
             return;
         }
         self.next = now + EVERY;
-        let line = line(now - self.start, self.duration, counts);
+        let mut line = line(now - self.start, self.duration, counts);
+        // Only the last row of a wrapped line would be overwritten. The width may change any time.
+        if let Some(width) = columns(io::stderr().as_fd()) {
+            line = cut(&line, width);
+        }
         // Failures are harmless.
         let _ = write!(io::stderr(), "\r\x1b[K{line}");
     }
