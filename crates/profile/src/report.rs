@@ -398,11 +398,12 @@ fn names<'d>(
         let name = entry(&dictionary.string_table, mapping.filename_strindex)?;
         (!name.is_empty()).then_some(name)
     };
-    let instead = if location.lines.is_empty() {
-        Some(file().map_or(UNKNOWN, String::as_str))
-    } else {
-        None
-    };
+    let instead = location.lines.is_empty().then(|| match file() {
+        // The kernel's name for memory without a file, such as JIT-compiled code.
+        Some(name) if name == "//anon" => "[anon]",
+        Some(name) => name,
+        None => UNKNOWN,
+    });
     named.map(String::as_str).chain(instead)
 }
 
@@ -434,6 +435,7 @@ fn largest_first<T: Ord + Hash>(sums: impl Iterator<Item = (T, Cost)>) -> Vec<(T
 
 #[cfg(test)]
 mod tests {
+    use opentelemetry_proto::tonic::profiles::v1development::Mapping;
     use prost::encoding::encode_varint;
 
     use super::*;
@@ -461,5 +463,28 @@ mod tests {
         // With more memory, the missing dictionary is found.
         let error = sum_up(&file, path, "http.route", LIMITS).unwrap_err();
         assert!(matches!(error, Error::Malformed { .. }), "{error:?}");
+    }
+
+    /// `//anon` looked like a path.
+    #[test]
+    fn a_function_without_a_name_is_shown_as_its_file() {
+        let texts = ["", "/lib/a.so", "//anon"].map(str::to_owned);
+        let mapping = |filename_strindex| Mapping {
+            filename_strindex,
+            ..Mapping::default()
+        };
+        let dictionary = ProfilesDictionary {
+            string_table: texts.to_vec(),
+            mapping_table: (0..3).map(mapping).collect(),
+            ..ProfilesDictionary::default()
+        };
+        let shown = [UNKNOWN, "/lib/a.so", "[anon]"];
+        for (mapping_index, shown) in (0..).zip(shown) {
+            let location = Location {
+                mapping_index,
+                ..Location::default()
+            };
+            assert!(names(&dictionary, &location).eq([shown]));
+        }
     }
 }

@@ -51,6 +51,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
 }
 
 fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String {
+    if report.total.samples == 0 {
+        return "the recording has no samples\n".to_owned();
+    }
     let seconds = report.duration as f64 / 1e9;
     let mut text = format!(
         "{} in {seconds:.1} s, {} of CPU time, {} with a trace\n",
@@ -66,7 +69,10 @@ fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String
         text.push_str(&format!("\n{}\n", terminal.paint(Style::Bold, head)));
         text.push_str(&table);
         if all > most {
-            text.push_str(&format!("  and {} more: -n 0\n", grouped(all - most)));
+            text.push_str(&format!(
+                "  and {} more; -n 0 shows all\n",
+                grouped(all - most)
+            ));
         }
     };
     let number = |name| (name, Align::Right);

@@ -336,10 +336,11 @@ fn a_target_that_ends_is_recorded_until_then() {
 #[test]
 fn an_empty_recording_says_why() {
     let scratch = Scratch::new("record-empty");
-    let path = scratch.path("a.svg");
+    let (path, otlp) = (scratch.path("a.svg"), scratch.path("a.otlp"));
     let sleeper = Sleeper::start();
     let pid = sleeper.pid();
-    let answer = otelctx(&["record", "-d", "0.3", "-o", &path, "-p", &pid]).expect(0);
+    let arguments = ["record", "-d", "0.3", "-o", &path, "-o", &otlp, "-p", &pid];
+    let answer = otelctx(&arguments).expect(0);
     assert!(
         answer.stdout.starts_with("0 samples of 0 processes in "),
         "{answer:?}"
@@ -352,6 +353,8 @@ fn an_empty_recording_says_why() {
         assert!(answer.stderr.contains(said), "{said}: {answer:?}");
     }
     assert!(fs::read_to_string(&path).unwrap().contains("No samples."));
+    let report = otelctx(&["report", &otlp]).expect(0).stdout;
+    assert_eq!(report, "the recording has no samples\n");
     let target = Target::start("busy");
     let pid = target.pid().to_string();
     let filter = ["--filter", "service.name=busy shop"];
