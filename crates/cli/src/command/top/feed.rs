@@ -49,13 +49,14 @@ impl<'c> Feed<'c> {
     /// With a window of `length` nanoseconds.
     pub(super) fn new(sampler: Sampler, filter: &'c Filter, length: u64) -> Self {
         Self {
+            // The first samples are older than this call.
+            window: Window::new(length, sampler.started()),
             sampler,
             filter,
             catalog: Catalog::new(),
             aside: None,
             generation: 0,
             rotation: Rotation::new(MAX_CATALOG, MIN_SAMPLES),
-            window: Window::new(length, monotonic()),
             counts: Counts::default(),
             interned: Interned::default(),
         }
@@ -231,8 +232,8 @@ mod tests {
     /// Stacks that make a catalog too large.
     const FILLED: usize = 2_000;
 
-    #[test]
-    fn a_paused_view_keeps_its_stacks_and_new_samples_are_bounded() {
+    /// A sampler of a process that has ended.
+    fn sampler() -> Sampler {
         let mut child = std::process::Command::new("sleep").arg("600").spawn();
         let child = child.as_mut().unwrap();
         let mut options = Options::new(Targets::Processes(vec![child.id() as i32]));
@@ -240,8 +241,25 @@ mod tests {
         let sampler = Sampler::start(&options);
         child.kill().unwrap();
         child.wait().unwrap();
-        let filter = Filter::default();
-        let mut feed = Feed::new(sampler.unwrap(), &filter, 0);
+        sampler.unwrap()
+    }
+
+    /// It began later than the first samples: two CPUs were shown as used by 230 %.
+    #[test]
+    fn the_first_window_begins_when_sampling_does() {
+        let (filter, sampler) = (Filter::default(), sampler());
+        let started = sampler.started();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let mut feed = Feed::new(sampler, &filter, 0);
+        let least = monotonic() - started;
+        feed.close();
+        assert!(feed.window.wall() >= least);
+    }
+
+    #[test]
+    fn a_paused_view_keeps_its_stacks_and_new_samples_are_bounded() {
+        let (filter, sampler) = (Filter::default(), sampler());
+        let mut feed = Feed::new(sampler, &filter, 0);
         feed.catalog.native_stack(&[1]);
         let before = feed.catalog.stack_count();
         feed.rotation = Rotation::new(100_000, 0);
