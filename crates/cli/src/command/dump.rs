@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
         hide_default_value = true
     )]
     sysroot: PathBuf,
-    /// Print one JSON value (fields: docs/json.md)
+    /// Print one JSON value, with --all one per line (fields: docs/json.md)
     #[arg(long)]
     json: bool,
     /// Time limit for each process, in seconds; what was read by then is shown

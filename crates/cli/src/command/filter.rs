@@ -77,7 +77,9 @@ impl Filter {
 fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("a resource attribute and its value, such as service.name=shop".to_owned()),
+        _ => {
+            Err("expected a resource attribute and its value, such as service.name=shop".to_owned())
+        }
     }
 }
 

@@ -11,6 +11,8 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
         Ok(seconds) if (0.1..=MAX_SECONDS).contains(&seconds) => {
             Ok(Duration::from_secs_f64(seconds))
         }
-        _ => Err(format!("a number of seconds from 0.1 to {MAX_SECONDS}")),
+        _ => Err(format!(
+            "expected a number of seconds from 0.1 to {MAX_SECONDS}"
+        )),
     }
 }
