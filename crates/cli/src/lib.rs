@@ -107,9 +107,9 @@ pub fn run(setup: &Setup) -> ExitCode {
     }
     let done = match Arguments::parse().command {
         Command::Demo(arguments) => demo::run(&arguments),
-        Command::Ps(arguments) => ps::run(&arguments),
+        Command::Ps(arguments) => ps::run(&arguments, setup),
         Command::Dump(arguments) => dump::run(&arguments, setup),
-        Command::Check(arguments) => check::run(&arguments),
+        Command::Check(arguments) => check::run(&arguments, setup),
         Command::Record(arguments) => record::run(&arguments, setup),
         Command::Report(arguments) => report::run(&arguments),
         Command::Top(arguments) => top::run(&arguments, setup),

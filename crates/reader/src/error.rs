@@ -44,6 +44,13 @@ pub enum Error {
         /// The thread.
         tid: i32,
     },
+    /// The thread would have to be stopped, which [`Options::never_stop`](crate::Options::never_stop)
+    /// forbids.
+    #[error("thread {tid} was not asleep, and can be read only if it is stopped")]
+    NotAsleep {
+        /// The thread.
+        tid: i32,
+    },
     /// The thread sleeps in a system call with a timeout, and could only be read by stopping it,
     /// which would restart the timeout: it was not stopped.
     #[error(
@@ -111,6 +118,7 @@ impl Error {
             Self::TooManyMappings { .. } => ReadStep::Resolve,
             Self::Deadline { .. }
             | Self::NotStopped { .. }
+            | Self::NotAsleep { .. }
             | Self::WouldLengthen { .. }
             | Self::NotRunning { .. }
             | Self::NoThreadPointer { .. } => ReadStep::Thread,

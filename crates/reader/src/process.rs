@@ -39,6 +39,8 @@ pub struct Options {
     pub max_record: usize,
     /// How long to wait for a thread to stop. 500 ms by default.
     pub stop_timeout: Duration,
+    /// Do not stop threads to read them: one that is not asleep is an [`Error::NotAsleep`].
+    pub never_stop: bool,
     /// When to give up on the process: no slow operation is started after it. None by default.
     pub deadline: Option<Instant>,
     /// Read the thread-local variable even if the process context does not announce it.
@@ -55,6 +57,7 @@ impl Default for Options {
             maps_as_text: false,
             max_record: record::RECOMMENDED_SIZE,
             stop_timeout: Duration::from_millis(500),
+            never_stop: false,
             deadline: None,
             any_schema: false,
             runtimes: Runtimes::default(),

@@ -60,8 +60,8 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
         Scope::Thread
     }
 
-    /// Reads a thread, which is stopped, or belongs to a core file. `None` if the runtime does not
-    /// know the thread.
+    /// Reads a thread, which is stopped or asleep, or belongs to a core file. `None` if the runtime
+    /// does not know the thread.
     ///
     /// # Errors
     /// If memory cannot be read, or is inconsistent.
@@ -322,8 +322,8 @@ pub struct RuntimeReading {
     pub thread: Result<RuntimeThread, RuntimeError>,
 }
 
-/// Reads a thread, which is stopped or belongs to a core file, with the runtimes of its process.
-/// Runtimes that do not know the thread, or cannot be read, are omitted.
+/// Reads a thread, which is stopped or asleep, or belongs to a core file, with the runtimes of its
+/// process. Runtimes that do not know the thread, or cannot be read, are omitted.
 pub fn read_thread(
     target: &dyn Target,
     runtimes: &[Present],

@@ -369,9 +369,10 @@ impl<'p> Thread<'p> {
     /// Why the thread must be stopped, after an attempt to read it asleep.
     ///
     /// # Errors
-    /// If the stop would restart a timeout.
+    /// If the thread must not be stopped, or the stop would restart a timeout.
     fn stop_reason<T>(&self, asleep: &Asleep<T>) -> Result<StopReason, Error> {
         match asleep {
+            _ if self.process.options().never_stop => Err(Error::NotAsleep { tid: self.tid }),
             Asleep::Unknown(Some(call)) if call.is_lengthened_by_a_stop(self.process.id()) => {
                 Err(Error::WouldLengthen { tid: self.tid })
             }

@@ -88,6 +88,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     options.max_payload = arguments.max_payload as usize;
     options.max_record = arguments.record_size as usize;
     options.any_schema = arguments.force;
+    options.never_stop = arguments.no_stop;
     // Before anything else: who wants no thread stopped is not to have them stopped.
     let snapshots = arguments.no_stop.then(|| {
         let loaded = Snapshots::load(options.max_record);

@@ -12,6 +12,7 @@ pub(crate) mod ps;
 pub(crate) mod record;
 pub(crate) mod report;
 mod retry;
+mod runtimes;
 mod same_memory;
 mod seconds;
 pub(crate) mod top;

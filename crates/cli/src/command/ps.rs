@@ -7,6 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use otelctx_reader::remote::{process, stop};
+use otelctx_reader::runtime::Runtimes;
 use otelctx_reader::{ContextState, Error as ReaderError, FileCache, Options, Process};
 use serde::{Deserialize, Serialize};
 
@@ -16,11 +17,11 @@ use super::retry::unless_ended;
 use super::same_memory::{Place, SameMemory};
 use super::seconds::seconds;
 use super::worker::{self, Worker};
-use crate::Status;
 use crate::error::{Error, not_permitted};
 use crate::output::json;
 use crate::output::table::Table;
 use crate::output::terminal::{self, Terminal};
+use crate::{Setup, Status};
 
 /// List the processes that publish a context
 ///
@@ -78,11 +79,11 @@ struct Failure {
 }
 
 /// Runs the command.
-pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     if arguments.watch {
         return watch::run(arguments);
     }
-    let listing = gather(arguments)?;
+    let listing = gather(arguments, &setup.runtimes)?;
     let text = if arguments.json {
         json::render(&listing)
     } else {
@@ -100,12 +101,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     Ok(Status::Done)
 }
 
-fn gather(arguments: &Arguments) -> Result<Listing, Error> {
+fn gather(arguments: &Arguments, runtimes: &Runtimes) -> Result<Listing, Error> {
     let mut pids = process::processes()?;
     pids.sort_unstable();
     let mut listing = Listing::default();
     let mut same = SameMemory::default();
-    let inspect_all = |worker: &Worker, pids: &[i32]| inspect_all(worker, pids, arguments);
+    let inspect_all =
+        |worker: &Worker, pids: &[i32]| inspect_all(worker, pids, arguments, runtimes);
     let deadline = arguments.deadline;
     worker::each(&pids, deadline, inspect_all, |heard| match heard {
         Ok(Seen::Row(row, place)) => {
@@ -134,12 +136,17 @@ enum Seen {
     Skipped(Skipped, Option<String>),
 }
 
-fn inspect_all(worker: &Worker, pids: &[i32], arguments: &Arguments) -> io::Result<()> {
+fn inspect_all(
+    worker: &Worker,
+    pids: &[i32],
+    arguments: &Arguments,
+    runtimes: &Runtimes,
+) -> io::Result<()> {
     let modules = FileCache::default();
     let looked = stop::on_own_thread(|| {
         for &pid in pids {
             worker.begin(pid);
-            match unless_ended(pid, || look(pid, arguments, modules.clone())) {
+            match unless_ended(pid, || look(pid, arguments, runtimes, modules.clone())) {
                 Ok(Some(Some((row, place)))) => worker.send(&Seen::Row(Box::new(row), place))?,
                 Ok(_) => {}
                 Err(error) => {
@@ -158,12 +165,14 @@ fn inspect_all(worker: &Worker, pids: &[i32], arguments: &Arguments) -> io::Resu
 fn look(
     pid: i32,
     arguments: &Arguments,
+    runtimes: &Runtimes,
     modules: FileCache,
 ) -> Result<Option<(Row, Option<Place>)>, ReaderError> {
     let deadline = Deadline::after(arguments.deadline);
     let mut options = Options::default();
     options.max_mappings = arguments.max_mappings;
     options.deadline = Some(deadline.end());
+    options.runtimes = runtimes.clone();
     let mut process = Process::with_files(pid, options, modules)?;
     Ok(match process.context()? {
         ContextState::Absent => None,

@@ -19,10 +19,10 @@ use otelctx_reader::remote::stop;
 use self::finding::Answer;
 use super::seconds::seconds;
 use super::worker;
-use crate::Status;
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, Terminal};
+use crate::{Setup, Status};
 
 /// Check whether readers can find a program's contexts, and how to fix it if not
 ///
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
 }
 
 /// Runs the command.
-pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
     let digits = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = arguments.target.to_str().filter(digits);
     let terminal = Terminal::of_stdout();
@@ -60,7 +60,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         .parse()
         .map_err(|_| Error::NoProcessId(number.into()))?;
     worker::one(pid, arguments.deadline, |worker| {
-        let answer = stop::on_own_thread(|| process::check(pid, arguments.deadline))??;
+        let runtimes = setup.runtimes.clone();
+        let answer = stop::on_own_thread(|| process::check(pid, arguments.deadline, runtimes))??;
         worker.end();
         tell(&answer, arguments.json, &terminal)
     })

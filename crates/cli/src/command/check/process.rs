@@ -13,6 +13,7 @@ use otelctx_reader::remote::mappings::{Scan, ScanOptions};
 use otelctx_reader::remote::module::{Machine, Module, Symbol};
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::remote::{Access, Storage};
+use otelctx_reader::runtime::{Present, Runtimes};
 use otelctx_reader::{
     ContextState, Error as ReaderError, Found, Options, Process, SYMBOL, ThreadSupport,
     ThreadVariables, Unreadable,
@@ -26,6 +27,7 @@ use crate::command::deadline::Deadline;
 use crate::command::ids::process_of;
 use crate::command::partial::{Partial, ThreadOutcome};
 use crate::command::retry::read_thread;
+use crate::command::runtimes::sentence;
 use crate::error::Error;
 use crate::output::text::{self, count};
 
@@ -40,12 +42,13 @@ const MAX_INSPECTED: usize = 16;
 /// `timeout`.
 ///
 /// `id` is that of the process or of one of its threads.
-pub(super) fn check(id: i32, timeout: Duration) -> Result<Answer, Error> {
+pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<Answer, Error> {
     let deadline = Deadline::after(timeout);
     let mut options = Options::default();
     options.deadline = Some(deadline.end());
     // The variable is of interest even if the process context does not announce it.
     options.any_schema = true;
+    options.runtimes = runtimes;
     let pid = process_of(id)?;
     let mut process = Process::with_options(pid, options)?;
     let status = process.running()?.status()?;
@@ -74,6 +77,11 @@ pub(super) fn check(id: i32, timeout: Duration) -> Result<Answer, Error> {
             }
             looked => looked?,
         }
+    }
+    match process.runtimes() {
+        Ok(present) => findings.extend(present.iter().map(runtime)),
+        Err(ReaderError::Deadline { .. }) => {}
+        Err(error) => return Err(error.into()),
     }
     let lossy = |text: &OsStr| text.to_string_lossy().into_owned();
     let subject = Subject::Process {
@@ -118,6 +126,15 @@ fn check_threads(
         }
     }
     Ok(())
+}
+
+/// A language runtime, whose threads and tasks `dump` shows beside what is published.
+fn runtime(present: &Present) -> Finding {
+    let text = format!("runtime {}", sentence(present));
+    match present.process {
+        Ok(_) => Finding::ok("runtime", text),
+        Err(_) => Finding::note("runtime", text),
+    }
 }
 
 /// The deadline passed before all threads were read. If none was read, it is unknown whether they

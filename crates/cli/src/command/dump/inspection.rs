@@ -155,11 +155,7 @@ impl Inspection {
     fn read_threads(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<Readings, Error> {
         let until = self.until;
         let may_change = self.process.running().is_ok();
-        // Who wants no thread stopped is told nothing of runtimes.
-        let present = match snapshots {
-            Some(_) => Arc::default(),
-            None => self.process.runtimes()?,
-        };
+        let present = self.process.runtimes()?;
         let Threads {
             support,
             threads,
@@ -170,12 +166,6 @@ impl Inspection {
             .threads_of(&self.context, || Instant::now() < until.list)?;
         let late = PartialReason::Deadline(self.timeout);
         let is_readable = matches!(*support, ThreadSupport::Readable(_));
-        if let (ThreadSupport::Readable(variables), Some(snapshots)) =
-            (&*support, snapshots.as_deref_mut())
-        {
-            let (names, variables) = (names(&threads), variables.clone());
-            return snapshot(&mut self.process, support, &variables, names, snapshots);
-        }
         let runtimes = match threads.first() {
             Some(thread) if !present.is_empty() => {
                 let process = thread.process();
@@ -183,6 +173,17 @@ impl Inspection {
             }
             _ => None,
         };
+        if let (ThreadSupport::Readable(variables), Some(snapshots)) =
+            (&*support, snapshots.as_deref_mut())
+        {
+            let (names, variables) = (names(&threads), variables.clone());
+            let asleep = runtimes.map(|reader| reader.asleep(&threads, until.threads));
+            let mut seen = snapshot(&mut self.process, support, &variables, names, snapshots)?;
+            if let Some(asleep) = asleep {
+                seen.runtimes = asleep.add_to(&mut seen.looks);
+            }
+            return Ok(seen);
+        }
         let read = |thread| match &runtimes {
             Some(runtimes) => runtimes.look(thread),
             None => look(thread, is_readable),

@@ -10,8 +10,9 @@ use serde::ser::{SerializeMap, Serializer};
 
 use super::core::CoreReport;
 use super::report::{Look, Report, Support};
-use super::runtimes::{RuntimesJson, TasksJson, ThreadRuntimesJson};
+use super::runtimes::{TasksJson, ThreadRuntimesJson};
 use crate::command::partial::PartialJson;
+use crate::command::runtimes::RuntimesJson;
 use crate::output::json::{AttributeMap, OrError};
 use crate::output::text;
 
@@ -34,6 +35,7 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         Support::Unknown(error) => Some(OrError::error(error)),
     };
     let conflicts = report.runtimes.conflicts;
+    let present = &*report.runtimes.present;
     DumpJson {
         pid: report.pid,
         comm: lossy(&report.comm),
@@ -50,7 +52,7 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         threads_stopped: report.stopped_threads().map(|(stopped, _)| stopped),
         kernel_workers: report.kernel_workers,
         partial: report.partial.as_ref().map(PartialJson::of),
-        runtimes: (!report.runtimes.present.is_empty()).then_some(RuntimesJson(&report.runtimes)),
+        runtimes: (!present.is_empty()).then_some(RuntimesJson(present)),
         context_conflicts: (conflicts > 0).then_some(conflicts),
         threads: ThreadsJson(report),
         tasks: (!report.runtimes.tasks.is_empty()).then_some(TasksJson(&report.runtimes.tasks)),

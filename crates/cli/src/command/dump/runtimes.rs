@@ -1,5 +1,6 @@
 //! What language runtimes say of a process, its threads and its tasks.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -10,16 +11,17 @@ use otelctx_reader::format::record::Context;
 use otelctx_reader::remote::stop::StoppedProcess;
 use otelctx_reader::runtime::{
     Present, RuntimeError, RuntimeReading, RuntimeThread, Scope, Task, TaskReading, ThreadState,
-    scope,
+    choose, scope,
 };
-use otelctx_reader::sample::NamedFrame;
+use otelctx_reader::sample::{NamedFrame, ReadStep};
 use otelctx_reader::{Error, Found, Process, Thread, remote};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::inspection::ThreadOutcome;
 use super::json::ContextJson;
-use super::report::{Look, Report};
+use super::report::{Look, MOST_CONTEXTS, Report};
+use crate::command::runtimes::sentence;
 use crate::error::is_gone;
 use crate::output::attributes::pairs;
 use crate::output::json::{AttributeMap, OrError};
@@ -43,15 +45,18 @@ pub(super) struct Reader<'p> {
 }
 
 impl<'p> Reader<'p> {
-    /// Stops the whole process if that is necessary.
+    /// Stops the whole process if that is necessary, and permitted.
     pub(super) fn start(
         process: &'p Process,
         present: Arc<[Present]>,
         until: Instant,
     ) -> Result<Self, Error> {
-        let timeout = process.options().stop_timeout;
+        let options = process.options();
+        let timeout = options.stop_timeout;
         let stopped = match (scope(&present), process.running()) {
-            (Scope::Process, Ok(running)) => Some(StoppedProcess::stop(running, timeout, until)?),
+            (Scope::Process, Ok(running)) if !options.never_stop => {
+                Some(StoppedProcess::stop(running, timeout, until)?)
+            }
             _ => None,
         };
         Ok(Self {
@@ -73,25 +78,104 @@ impl<'p> Reader<'p> {
             Ok((name, state)) => ThreadOutcome::Read(look(thread.tid(), name, state)),
             Err(error) if is_gone(&error) => ThreadOutcome::Ended,
             Err(Error::Remote(remote::Error::KernelWorker { .. })) => ThreadOutcome::KernelWorker,
+            Err(error @ Error::NotAsleep { .. }) => {
+                let name = thread.name().ok().flatten();
+                let runtimes = self.failed(&error);
+                let look = Look::new(thread.tid(), name, Some(Err(error)));
+                ThreadOutcome::Read(Look { runtimes, ..look })
+            }
             Err(error) => ThreadOutcome::Read(Look::new(thread.tid(), None, Some(Err(error)))),
         }
     }
 
+    /// What the runtimes say of a thread that could not be read.
+    fn failed(&self, error: &Error) -> Vec<RuntimeReading> {
+        let readable = self.present.iter().filter(|it| it.process.is_ok());
+        let failed = |present: &Present| RuntimeReading {
+            name: present.name,
+            thread: Err(RuntimeError::new(error.to_string())),
+        };
+        readable.map(failed).collect()
+    }
+
     /// Reads the tasks and resumes the process.
     pub(super) fn finish(self, looks: &[Look]) -> Runtimes {
-        let running = self.stopped.as_ref().map(StoppedProcess::running);
-        let tasks = match running {
-            None | Some([]) => self.process.tasks(&self.present),
-            Some([(_, why), ..]) => {
-                let failed = |present: &Present| TaskReading {
-                    name: present.name,
-                    tasks: Err(RuntimeError::new(why.to_string())),
-                };
-                let readable = self.present.iter().filter(|it| it.process.is_ok());
-                readable.map(failed).collect()
-            }
-        };
+        let tasks = self.tasks();
         Runtimes::of(self.present, tasks, looks)
+    }
+
+    fn tasks(&self) -> Vec<TaskReading> {
+        let running = self.stopped.as_ref().map(StoppedProcess::running);
+        let never = self.process.running().is_ok() && self.process.options().never_stop;
+        let why = match running {
+            None if never => "the process has to be stopped for that".to_owned(),
+            None | Some([]) => return self.process.tasks(&self.present),
+            Some([(_, why), ..]) => why.to_string(),
+        };
+        let failed = |present: &Present| {
+            let process = present.process.as_ref().ok()?;
+            (process.scope() == Scope::Process).then(|| TaskReading {
+                name: present.name,
+                tasks: Err(RuntimeError::new(why.clone())),
+            })
+        };
+        self.present.iter().filter_map(failed).collect()
+    }
+
+    /// Reads `threads` while they sleep, until `until` and up to [`MOST_CONTEXTS`]. Beyond that, what
+    /// is missing is said of each thread.
+    pub(super) fn asleep(self, threads: &[Thread<'_>], until: Instant) -> Asleep {
+        let mut kept = 0;
+        let mut read = HashMap::new();
+        for thread in threads {
+            let tid = thread.tid();
+            if Instant::now() >= until || kept > MOST_CONTEXTS {
+                let pid = self.process.pid().unwrap_or_default();
+                let action = "read what runtimes know of all threads";
+                read.insert(tid, self.failed(&Error::Deadline { pid, action }));
+            } else if let ThreadOutcome::Read(look) = self.look(thread) {
+                kept += size(&look.runtimes);
+                read.insert(tid, look.runtimes);
+            }
+        }
+        Asleep {
+            tasks: self.tasks(),
+            present: self.present,
+            read,
+        }
+    }
+}
+
+/// What runtimes say where no thread may be stopped.
+pub(super) struct Asleep {
+    present: Arc<[Present]>,
+    tasks: Vec<TaskReading>,
+    /// By thread.
+    read: HashMap<i32, Vec<RuntimeReading>>,
+}
+
+impl Asleep {
+    /// Adds this to what was read of the threads by other means.
+    pub(super) fn add_to(mut self, looks: &mut [Look]) -> Runtimes {
+        for look in &mut *looks {
+            let Some(runtimes) = self.read.remove(&look.tid) else {
+                continue;
+            };
+            let (native, error) = match look.outcome.take() {
+                Some(Ok(found)) => (found, None),
+                // Which step failed makes no difference here.
+                Some(Err(error)) => (Found::Unreadable(ReadStep::Record), Some(error)),
+                None => (Found::NotPublished, None),
+            };
+            let chosen = choose(native, &runtimes);
+            look.is_conflict = chosen.is_conflict;
+            look.outcome = Some(match (error, chosen.context) {
+                (Some(error), context) if context.attached().is_none() => Err(error),
+                (_, context) => Ok(context),
+            });
+            look.runtimes = runtimes;
+        }
+        Runtimes::of(self.present, self.tasks, looks)
     }
 }
 
@@ -139,22 +223,6 @@ pub(super) fn size(readings: &[RuntimeReading]) -> usize {
         Err(error) => error.to_string().len(),
     };
     readings.iter().map(of).sum()
-}
-
-/// The runtimes of a process, by name.
-pub(super) struct RuntimesJson<'r>(pub(super) &'r Runtimes);
-
-impl Serialize for RuntimesJson<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let present = self.0.present.iter();
-        serializer.collect_map(present.map(|present| {
-            let value = match &present.process {
-                Ok(process) => OrError::Value(AttributeMap(process.facts())),
-                Err(error) => OrError::error(error),
-            };
-            (present.name, value)
-        }))
-    }
 }
 
 /// What runtimes say of a thread, by the names of the runtimes.
@@ -277,12 +345,7 @@ impl<'r> TaskJson<'r> {
 pub(super) fn head(runtimes: &Runtimes, terminal: &Terminal) -> String {
     let mut text = String::new();
     for present in &*runtimes.present {
-        let name = present.name;
-        let sentence = match &present.process {
-            Ok(process) => format!("{name} {}", pairs(&process.facts()).join("  ")),
-            Err(error) => format!("{name} can't be read: {}", escape(&error.to_string())),
-        };
-        text += &terminal.sentence("  runtime   ", &sentence);
+        text += &terminal.sentence("  runtime   ", &sentence(present));
     }
     if runtimes.conflicts > 0 {
         let sentence = format!(

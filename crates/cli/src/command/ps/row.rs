@@ -1,11 +1,16 @@
 //! The row of one process.
 
-use otelctx_reader::{Broken, Error, Found, Process, ProcessContext, ThreadSupport};
+use otelctx_reader::format::record::Context;
+use otelctx_reader::runtime::Present;
+use otelctx_reader::{
+    Broken, Error, Found, Process, ProcessContext, StopReason, Thread, ThreadSupport,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::command::deadline::Deadline;
 use crate::command::partial::{PartialJson, ThreadOutcome};
 use crate::command::retry::read_thread;
+use crate::command::runtimes::RuntimesJson;
 use crate::error::MORE_TIME;
 use crate::output::attributes::{language, string};
 use crate::output::table::Align;
@@ -34,6 +39,9 @@ pub(super) struct Row {
     /// The threads' contexts were found although they are not in `.dynsym`: other readers may fail.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(super) not_exported: bool,
+    /// The language runtimes that it has, with their facts.
+    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+    pub(super) runtimes: serde_json::Map<String, serde_json::Value>,
     /// Processes that run in the memory of this one, and so show the same context.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) shares_memory_with: Vec<i32>,
@@ -68,6 +76,11 @@ impl Row {
             Ok(ThreadSupport::Unreadable(why)) => row.unreadable = Some(why.to_string()),
             // The process context was already read.
             Err(why @ Error::Deadline { .. }) => row.unreadable = Some(why.to_string()),
+            Err(error) => return Err(error),
+        }
+        match process.runtimes() {
+            Ok(present) => row.runtimes = object(&present),
+            Err(Error::Deadline { .. }) => {}
             Err(error) => return Err(error),
         }
         Ok(row)
@@ -111,12 +124,19 @@ impl Row {
         if self.unreadable.is_some() {
             return Ok(());
         }
+        let present = process.runtimes()?;
         let mut with_trace = 0;
         let partial = deadline.threads(process, |thread| {
-            let reading = read_thread(thread);
-            match reading.outcome {
+            let (outcome, stop) = match present.is_empty() {
+                true => {
+                    let reading = read_thread(thread);
+                    (reading.outcome, reading.stop)
+                }
+                false => of_all_sources(thread, &present),
+            };
+            match outcome {
                 Ok(Found::Invalid) => ThreadOutcome::Invalid {
-                    asleep: reading.stop.is_none(),
+                    asleep: stop.is_none(),
                 },
                 Ok(outcome) => {
                     let context = outcome.attached();
@@ -168,6 +188,9 @@ impl Row {
                 threads += &format!("; not exported, so other readers fail{hint}");
             }
         }
+        for name in self.runtimes.keys() {
+            threads += &format!("; runtime {name}");
+        }
         [
             self.pid.to_string(),
             or_none(&self.service),
@@ -176,6 +199,30 @@ impl Row {
             keys,
             threads,
         ]
+    }
+}
+
+/// Reads a thread of a process with runtimes, and why it was stopped.
+fn of_all_sources(
+    thread: &Thread<'_>,
+    present: &[Present],
+) -> (Result<Found<Context>, Error>, Option<StopReason>) {
+    match thread.state(present, None) {
+        Ok(state) => {
+            let chosen = state.choose().ok();
+            let outcome = chosen.map_or(state.native, |chosen| Ok(chosen.context));
+            (outcome, state.stop)
+        }
+        Err(error) => (Err(error), None),
+    }
+}
+
+/// The JSON object of the runtimes.
+fn object(present: &[Present]) -> serde_json::Map<String, serde_json::Value> {
+    match serde_json::to_value(RuntimesJson(present)) {
+        Ok(serde_json::Value::Object(object)) => object,
+        // It is an object, and names are strings.
+        _ => serde_json::Map::new(),
     }
 }
 

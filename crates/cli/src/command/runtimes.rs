@@ -1,0 +1,33 @@
+//! What language runtimes say of a process as a whole.
+
+use otelctx_reader::runtime::Present;
+use serde::Serialize;
+use serde::ser::Serializer;
+
+use crate::output::attributes::pairs;
+use crate::output::json::{AttributeMap, OrError};
+use crate::output::terminal::escape;
+
+/// The runtimes of a process, by name.
+pub(super) struct RuntimesJson<'r>(pub(super) &'r [Present]);
+
+impl Serialize for RuntimesJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|present| {
+            let value = match &present.process {
+                Ok(process) => OrError::Value(AttributeMap(process.facts())),
+                Err(error) => OrError::error(error),
+            };
+            (present.name, value)
+        }))
+    }
+}
+
+/// A runtime on one line: its name and its facts, or why it cannot be read.
+pub(super) fn sentence(present: &Present) -> String {
+    let name = present.name;
+    match &present.process {
+        Ok(process) => format!("{name} {}", pairs(&process.facts()).join("  ")),
+        Err(error) => format!("{name} can't be read: {}", escape(&error.to_string())),
+    }
+}
