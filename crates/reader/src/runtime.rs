@@ -11,7 +11,7 @@
 mod read;
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use otelctx_format::process_context::Attributes;
@@ -24,8 +24,11 @@ pub use read::{TaskReading, ThreadState, scope};
 /// Maximum number of frames kept per thread or task: as many as the kernel keeps of a native stack
 /// (`kernel.perf_event_max_stack`).
 pub const MAX_FRAMES: usize = 127;
-/// Maximum number of tasks listed per process.
+/// Maximum number of tasks kept of one runtime in one process.
 pub const MAX_TASKS: usize = 16 * 1024;
+/// Maximum memory of these, in bytes, so that a process cannot fill the reader's: about 16,384 tasks
+/// with twenty frames each.
+pub const MAX_TASK_BYTES: usize = 64 << 20;
 
 /// A language runtime that can be found in a process.
 pub trait Runtime: fmt::Debug + Send + Sync {
@@ -71,15 +74,19 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
         thread: ThreadView,
     ) -> Result<Option<RuntimeThread>, RuntimeError>;
 
-    /// Contexts that no thread is executing now: suspended tasks, parked goroutines. At most
-    /// [`MAX_TASKS`]. Only called if [`Self::scope`] is the process, which is stopped, and for core
-    /// files.
+    /// Calls `visit` with each context that no thread is executing now (suspended tasks, parked
+    /// goroutines) until it breaks: the caller limits their number and memory, and the time. Only
+    /// called if [`Self::scope`] is the process, which is stopped, and for core files.
     ///
     /// # Errors
     /// If memory cannot be read, or is inconsistent.
-    fn tasks(&self, target: &dyn Target) -> Result<Vec<Task>, RuntimeError> {
-        let _ = target;
-        Ok(Vec::new())
+    fn tasks(
+        &self,
+        target: &dyn Target,
+        visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+    ) -> Result<(), RuntimeError> {
+        let _ = (target, visit);
+        Ok(())
     }
 
     /// The step of the kernel program that reads its threads while they are sampled. `None` if
@@ -126,7 +133,7 @@ pub struct ThreadView {
 impl ThreadView {
     /// Creates a view of a thread from its ID and its thread pointer.
     #[must_use]
-    pub fn new(tid: i32, thread_pointer: u64) -> Self {
+    pub const fn new(tid: i32, thread_pointer: u64) -> Self {
         Self {
             tid,
             thread_pointer,
@@ -195,6 +202,18 @@ pub struct Task {
     pub context: Found<Context>,
     /// Its frames, innermost first.
     pub frames: Vec<NamedFrame>,
+}
+
+impl Task {
+    /// About how many bytes it takes.
+    pub(crate) fn memory(&self) -> usize {
+        let context = self.context.attached().map_or(0, |context| {
+            let texts = context.attributes.iter();
+            texts.map(|(key, value)| 48 + key.len() + value.len()).sum()
+        });
+        let frames = self.frames.iter().map(NamedFrame::memory);
+        size_of::<Self>() + context + frames.sum::<usize>()
+    }
 }
 
 /// A step of the kernel program, and its configuration for a process.

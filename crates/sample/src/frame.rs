@@ -112,6 +112,12 @@ impl NamedFrame {
             name => name,
         }
     }
+
+    /// How much memory it takes, in bytes: an estimate.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        size_of::<Self>() + self.function.len() + self.qualified_name.len() + self.file.len()
+    }
 }
 
 /// What executes the code of a [`NamedFrame`]: the value of `profile.frame.type` in OTLP. The

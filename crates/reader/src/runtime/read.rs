@@ -1,10 +1,16 @@
 //! Reads threads and tasks together with their runtimes.
 
+use std::ops::ControlFlow;
+use std::time::Instant;
+
 use otelctx_format::record::Context;
 use otelctx_remote::{Memory, Stopped, Target};
 use otelctx_sample::Found;
 
-use super::{Chosen, Present, RuntimeError, RuntimeReading, Scope, Task, ThreadView, choose};
+use super::{
+    Chosen, MAX_TASK_BYTES, MAX_TASKS, Present, RuntimeError, RuntimeProcess, RuntimeReading,
+    Scope, Task, ThreadView, choose,
+};
 use crate::{Error, Process, StopReason, Thread};
 
 /// A reading of a thread at one moment.
@@ -44,6 +50,41 @@ pub struct TaskReading {
     pub name: &'static str,
     /// Its tasks, or why they could not be read.
     pub tasks: Result<Vec<Task>, RuntimeError>,
+    /// There are more tasks than were kept: more than [`MAX_TASKS`] or [`MAX_TASK_BYTES`], or the
+    /// deadline passed.
+    pub is_truncated: bool,
+}
+
+impl TaskReading {
+    /// Tasks that could not be read.
+    pub fn failed(name: &'static str, why: impl Into<String>) -> Self {
+        Self {
+            name,
+            tasks: Err(RuntimeError::new(why)),
+            is_truncated: false,
+        }
+    }
+
+    fn of(name: &'static str, process: &dyn RuntimeProcess, target: &dyn Target) -> Self {
+        let mut tasks = Vec::new();
+        let mut bytes = 0;
+        let mut is_truncated = false;
+        let is_late = || target.deadline().is_some_and(|end| Instant::now() >= end);
+        let visited = process.tasks(target, &mut |task| {
+            bytes += task.memory();
+            is_truncated = tasks.len() == MAX_TASKS || bytes > MAX_TASK_BYTES || is_late();
+            if is_truncated {
+                return ControlFlow::Break(());
+            }
+            tasks.push(task);
+            ControlFlow::Continue(())
+        });
+        Self {
+            name,
+            tasks: visited.map(|()| tasks),
+            is_truncated,
+        }
+    }
 }
 
 /// Whether the whole process must be stopped for these runtimes.
@@ -63,10 +104,8 @@ pub fn scope(runtimes: &[Present]) -> Scope {
 fn tasks(target: &dyn Target, runtimes: &[Present]) -> Vec<TaskReading> {
     let read = |present: &Present| {
         let process = present.process.as_ref().ok()?;
-        (process.scope() == Scope::Process).then(|| TaskReading {
-            name: present.name,
-            tasks: process.tasks(target),
-        })
+        let is_whole = process.scope() == Scope::Process;
+        is_whole.then(|| TaskReading::of(present.name, &**process, target))
     };
     runtimes.iter().filter_map(read).collect()
 }
@@ -142,5 +181,81 @@ impl Thread<'_> {
             runtimes,
             stop,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_format::process_context::Attributes;
+    use otelctx_remote::TargetImage;
+    use otelctx_sample::NamedFrame;
+
+    use super::*;
+    use crate::Options;
+    use crate::runtime::RuntimeThread;
+
+    /// A runtime whose list of tasks does not end.
+    #[derive(Debug)]
+    struct Endless {
+        bytes_of_a_name: usize,
+    }
+
+    impl RuntimeProcess for Endless {
+        fn facts(&self) -> Attributes {
+            Vec::new()
+        }
+
+        fn scope(&self) -> Scope {
+            Scope::Process
+        }
+
+        fn thread(
+            &self,
+            _: &dyn Target,
+            _: ThreadView,
+        ) -> Result<Option<RuntimeThread>, RuntimeError> {
+            Ok(None)
+        }
+
+        fn tasks(
+            &self,
+            _: &dyn Target,
+            visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+        ) -> Result<(), RuntimeError> {
+            let function = "f".repeat(self.bytes_of_a_name);
+            let frame = NamedFrame {
+                function,
+                ..NamedFrame::default()
+            };
+            let task = Task {
+                id: 1,
+                context: Found::Detached,
+                frames: vec![frame],
+            };
+            while visit(task.clone()).is_continue() {}
+            Ok(())
+        }
+    }
+
+    /// How many tasks are kept of this runtime.
+    fn kept(bytes_of_a_name: usize, options: Options) -> usize {
+        let process = Process::of_target(TargetImage::new(), options);
+        let present = Present {
+            name: "endless",
+            process: Ok(std::sync::Arc::new(Endless { bytes_of_a_name })),
+        };
+        let readings = process.tasks(&[present]);
+        let [reading] = &readings[..] else {
+            panic!("{readings:?}")
+        };
+        assert!(reading.is_truncated);
+        reading.tasks.as_ref().unwrap().len()
+    }
+
+    #[test]
+    fn an_endless_list_of_tasks_is_bounded_in_number_and_memory() {
+        assert_eq!(kept(1, Options::default()), MAX_TASKS);
+        let large = 1 << 20;
+        assert_eq!(kept(large, Options::default()), MAX_TASK_BYTES / large - 1);
     }
 }

@@ -36,6 +36,8 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
     };
     let conflicts = report.runtimes.conflicts;
     let present = &*report.runtimes.present;
+    let tasks = &report.runtimes.tasks;
+    let truncated = tasks.iter().filter(|reading| reading.is_truncated);
     DumpJson {
         pid: report.pid,
         comm: lossy(&report.comm),
@@ -55,7 +57,8 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         runtimes: (!present.is_empty()).then_some(RuntimesJson(present)),
         context_conflicts: (conflicts > 0).then_some(conflicts),
         threads: ThreadsJson(report),
-        tasks: (!report.runtimes.tasks.is_empty()).then_some(TasksJson(&report.runtimes.tasks)),
+        tasks: (!tasks.is_empty()).then_some(TasksJson(tasks)),
+        tasks_truncated: truncated.map(|reading| reading.name).collect(),
     }
 }
 
@@ -99,6 +102,8 @@ struct DumpJson<'r> {
     threads: ThreadsJson<'r>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tasks: Option<TasksJson<'r>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tasks_truncated: Vec<&'static str>,
 }
 
 #[derive(Serialize)]

@@ -114,10 +114,8 @@ impl<'p> Reader<'p> {
         };
         let failed = |present: &Present| {
             let process = present.process.as_ref().ok()?;
-            (process.scope() == Scope::Process).then(|| TaskReading {
-                name: present.name,
-                tasks: Err(RuntimeError::new(why.clone())),
-            })
+            let is_whole = process.scope() == Scope::Process;
+            is_whole.then(|| TaskReading::failed(present.name, why.clone()))
         };
         self.present.iter().filter_map(failed).collect()
     }
@@ -214,12 +212,8 @@ fn look(tid: i32, name: Option<OsString>, state: ThreadState) -> Look {
 
 /// About how many bytes what runtimes say of a thread takes.
 pub(super) fn size(readings: &[RuntimeReading]) -> usize {
-    let frame = |frame: &NamedFrame| {
-        let names = frame.function.len() + frame.qualified_name.len() + frame.file.len();
-        size_of::<NamedFrame>() + names
-    };
     let of = |reading: &RuntimeReading| match &reading.thread {
-        Ok(thread) => thread.stack.frames().map(frame).sum(),
+        Ok(thread) => thread.stack.frames().map(NamedFrame::memory).sum(),
         Err(error) => error.to_string().len(),
     };
     readings.iter().map(of).sum()
@@ -388,6 +382,9 @@ pub(super) fn frames(report: &Report) -> String {
                     let context = context(&task.context);
                     let _ = write!(text, "\n  task {}  {name}  {context}\n", task.id);
                     add_frames(&mut text, task.frames.iter());
+                }
+                if reading.is_truncated {
+                    let _ = write!(text, "\n  and more tasks of {name}\n");
                 }
             }
             Err(error) => {

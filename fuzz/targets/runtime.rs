@@ -1,0 +1,124 @@
+//! What a language runtime says of its threads and tasks: the toy runtime, of memory that anybody can
+//! have made.
+//!
+//! Input: the memory at [`START`], with the runtime's first structure at its beginning. The same bytes
+//! are decoded as what the kernel step has added to a sample.
+#![no_main]
+
+use std::cell::Cell;
+
+use libfuzzer_sys::fuzz_target;
+use otelctx_reader::runtime::{
+    MAX_FRAMES, MAX_TASK_BYTES, MAX_TASKS, Present, RuntimeError, RuntimeThread, ThreadView,
+    read_thread,
+};
+use otelctx_reader::sample::NamedFrame;
+use otelctx_reader::{Options, Process};
+use otelctx_remote::memory::Image;
+use otelctx_remote::{
+    Device, Error, Machine, Mapping, Memory, MemoryError, Target, TargetImage, mappings,
+};
+use otelctx_toy::Toy;
+
+/// Where the memory starts.
+const START: u64 = 0x10_0000;
+/// The thread that is asked for, by its thread pointer.
+const THREAD: ThreadView = ThreadView::new(1, START);
+/// Limit on reads of one thread: the list of threads, and for each frame itself, its function and
+/// three names of 17 reads.
+const MAX_READS: u64 = 1024 + MAX_FRAMES as u64 * (2 + 3 * 17) + 8;
+/// Bytes of a name that is not UTF-8, as text: 255, each replaced by three.
+const MAX_NAME: usize = 3 * 255;
+
+/// A process that has only memory, and counts its reads.
+struct Counting(Image, Cell<u64>);
+
+impl Memory for Counting {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.1.set(self.1.get() + 1);
+        self.0.read(address, buffer)
+    }
+}
+
+impl Target for Counting {
+    fn mappings(
+        &self,
+        _: &mut dyn FnMut(&Mapping<'_>) -> std::ops::ControlFlow<()>,
+    ) -> Result<mappings::Walk, Error> {
+        Ok(mappings::Walk::default())
+    }
+
+    fn mapped_file(
+        &self,
+        _: (u64, u64),
+        _: &[u8],
+        _: Device,
+        _: u64,
+    ) -> Result<std::fs::File, Option<String>> {
+        Err(None)
+    }
+
+    fn machine(&self) -> Machine {
+        Machine::own()
+    }
+
+    fn name(&self) -> std::ffi::OsString {
+        "the process".into()
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let mut memory = Image::new();
+    memory.map(START, data);
+    let target = Counting(memory.clone(), Cell::new(0));
+    let read = |process| {
+        let present = Present {
+            name: "toy",
+            process: Ok(process),
+        };
+        let readings = read_thread(&target, &[present], THREAD);
+        readings.into_iter().map(|it| it.thread).next()
+    };
+    let toy = Toy::at(START);
+    let thread = read(toy.clone());
+    assert!(target.1.get() <= MAX_READS, "{} reads", target.1.get());
+    check(thread.as_ref());
+    // The names of functions are known now, and a process that is read for the first time says the same.
+    assert_eq!(read(toy.clone()), thread);
+    assert_eq!(read(Toy::at(START)), thread);
+
+    let decoded = toy.decode(&target, data).transpose();
+    check(decoded.as_ref());
+    assert_eq!(toy.decode(&target, data).transpose(), decoded);
+
+    let image = TargetImage {
+        memory,
+        ..TargetImage::new()
+    };
+    let process = Process::of_target(image, Options::default());
+    let present = Present {
+        name: "toy",
+        process: Ok(toy),
+    };
+    for reading in process.tasks(&[present]) {
+        let Ok(tasks) = reading.tasks else { continue };
+        assert!(tasks.len() <= MAX_TASKS);
+        let frames = || tasks.iter().flat_map(|task| &task.frames);
+        frames().for_each(check_frame);
+        let memory: usize = frames().map(NamedFrame::memory).sum();
+        assert!(memory <= MAX_TASK_BYTES, "{memory} bytes");
+    }
+});
+
+fn check(thread: Option<&Result<RuntimeThread, RuntimeError>>) {
+    if let Some(Ok(thread)) = thread {
+        assert!(thread.stack.frames().count() <= MAX_FRAMES);
+        thread.stack.frames().for_each(check_frame);
+    }
+}
+
+fn check_frame(frame: &NamedFrame) {
+    for name in [&frame.function, &frame.qualified_name, &frame.file] {
+        assert!(name.len() <= MAX_NAME, "{} bytes", name.len());
+    }
+}
