@@ -1,4 +1,4 @@
-//! Roles that the bench program plays in child processes: `otelctx-bench child ROLE …`.
+//! Roles of the bench program in child processes: `otelctx-bench child ROLE …`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -64,7 +64,7 @@ impl Drop for Role {
 
 /// This program in a role.
 pub(crate) fn command(arguments: &[&str]) -> Command {
-    // The link stays right when the file is replaced by a newer build meanwhile.
+    // The link stays valid if the file is replaced by a newer build.
     let mut command = Command::new("/proc/self/exe");
     command.arg("child").args(arguments);
     command
@@ -95,16 +95,16 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Says that this process is ready, and waits until standard input ends.
+/// Reports that this process is ready, and waits until standard input is closed.
 pub(crate) fn wait() {
     println!("ready");
     // Whether it ends or fails, the parent is gone.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Allows any process to read this one, where Yama restricts that to ancestors.
+/// Allows any process to read this one, if Yama restricts that to ancestors.
 fn allow_readers() {
-    // SAFETY: takes no pointer. It fails where there is no such restriction.
+    // SAFETY: the call takes no pointer. It fails if there is no such restriction.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
 }
 

@@ -1,9 +1,9 @@
 //! Comparisons of two sides that are measured in turn.
 //!
-//! The well-known benchmark crates measure one function to its end and then the next, minutes
-//! later on a machine whose clock rate and neighbours change meanwhile. A ratio of two such
-//! numbers carries that change. Here both sides of a pair take turns every few microseconds, each
-//! going first in half of the rounds, and the medians of thousands of rounds count.
+//! Common benchmark crates measure one function to its end and then the next, minutes later on a
+//! machine whose clock rate and other load have changed. A ratio of two such numbers includes that
+//! change. Here both sides of a pair take turns every few microseconds, each going first in half of
+//! the rounds, and the medians of thousands of rounds are compared.
 
 use std::time::Instant;
 
@@ -48,9 +48,9 @@ impl Rounds {
         self.ours.len()
     }
 
-    /// The medians, divided by `unit`, and the median of the rounds' ratios: a neighbour that
-    /// slows the machine down for half of the time moves the medians of the two sides by chance,
-    /// but hardly the ratio within a round.
+    /// The medians, divided by `unit`, and the median of the rounds' ratios: other load that slows
+    /// the machine down half of the time changes the medians of the two sides at random, but hardly
+    /// the ratio within a round.
     pub(crate) fn medians(&self, unit: f64) -> Pair {
         let ratios = self.ours.iter().zip(&self.peer).map(|(o, p)| o / p);
         Pair {

@@ -10,12 +10,12 @@ pub(crate) struct Row {
     group: &'static str,
     work: String,
     ours: f64,
-    /// What `ours` is compared with, in the same unit; null where the bound is absolute.
+    /// What `ours` is compared with, in the same unit; null if the bound is absolute.
     peer: Option<f64>,
     unit: &'static str,
     /// Of ours to the peer's.
     ratio: Option<f64>,
-    /// Upper bound on `ratio` or, without a peer, on `ours`. Null where a row is only recorded.
+    /// Upper bound on `ratio` or, without a peer, on `ours`. Null if there is no bound.
     bound: Option<f64>,
     holds: Option<bool>,
 }

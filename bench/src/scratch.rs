@@ -1,9 +1,9 @@
-//! Building and running other programs.
+//! Builds and runs other programs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A directory that is removed with this value.
+/// A directory that is removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Directory(PathBuf);
 
@@ -12,7 +12,7 @@ impl Directory {
     pub(crate) fn new(name: &str) -> Self {
         let path =
             std::env::temp_dir().join(format!("otelctx-bench-{name}-{}", std::process::id()));
-        // What cannot be made shows in the first use of it.
+        // Errors show in the first use of it.
         let _ = std::fs::create_dir_all(&path);
         Self(path)
     }

@@ -1,8 +1,8 @@
-//! How long threads are stopped: from the return of the waitid(2) that sees the stop to the return
-//! of the ptrace(2) that lets the thread go.
+//! How long threads are stopped: from the return of the waitid(2) that reports the stop to the
+//! return of the ptrace(2) that resumes the thread.
 //!
-//! These functions take the place of the C library's in the bench program, also for the crates
-//! in it. So the production code is measured as it is, and a bare stop by the same clock.
+//! These functions replace the C library's in the bench program, including the crates in it. So the
+//! production code is measured unchanged, and a minimal stop with the same clock.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_void};
@@ -19,7 +19,7 @@ pub(crate) fn take() -> Option<f64> {
     LAST.take()
 }
 
-/// waitid(2), noting when it reports something.
+/// waitid(2), recording when it reports something.
 ///
 /// # Safety
 /// That of the system call.
@@ -40,7 +40,7 @@ unsafe extern "C" fn waitid(
     result as c_int
 }
 
-/// ptrace(2), noting when it resumes a thread.
+/// ptrace(2), recording when it resumes a thread.
 ///
 /// # Safety
 /// That of the system call.

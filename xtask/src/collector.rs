@@ -1,4 +1,4 @@
-//! OpenTelemetry's Collector, which tests send profiles to. Built by its own builder with the few
+//! OpenTelemetry's Collector, to which tests send profiles. Built with its own builder and only the
 //! components that profiles need, into `target/setup/otelcol/otelcol`.
 
 use std::fs;

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use crate::report::{self, Outcome};
 use crate::workspace::{APPLICATION_CRATES, cargo};
 
-/// The most crates in the publisher's tree, itself included.
+/// Maximum number of crates in the publisher's tree, including itself.
 const MAX_CRATES: usize = 5;
 
-/// At most five crates, none of them a procedural macro, for every crate that applications carry.
+/// Checks that every crate for applications has at most five crates in its tree, and no procedural
+/// macros.
 pub(crate) fn run() -> Outcome {
     let mut lines = Vec::new();
     for name in APPLICATION_CRATES {

@@ -1,4 +1,4 @@
-//! The project's chores: `cargo xtask VERB`. One file per verb.
+//! The project's development tasks: `cargo xtask TASK`. One file per task.
 
 mod aarch64;
 mod advisories;
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // Standard output is the chore's own (`bench --json`).
+    // Standard output belongs to the task (`bench --json`).
     eprintln!("{verb}: {outcome}");
     match outcome {
         Outcome::Failed(_) => ExitCode::FAILURE,

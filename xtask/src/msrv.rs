@@ -1,5 +1,5 @@
-//! `cargo xtask msrv`: the application crates with an older Rust, and for targets other than the
-//! machine's own.
+//! `cargo xtask msrv`: compiles the application crates with an older Rust, and for targets other
+//! than the machine's own.
 //!
 //! The workspace's lints (`clippy::incompatible_msrv`) already refuse library calls newer than
 //! each crate's `rust-version`; this compiles with the oldest compiler that is available.

@@ -10,7 +10,7 @@ use std::process::Command;
 use crate::report::{self, Outcome};
 use crate::workspace::{cargo, metadata, root};
 
-/// Files that every published crate has beside its code.
+/// Files that every published crate has in addition to its code.
 const REQUIRED: [&str; 2] = ["README.md", "LICENSE"];
 
 pub(crate) fn run() -> Outcome {

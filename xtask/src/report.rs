@@ -1,10 +1,10 @@
-//! The outcome of a chore, and the summary of several.
+//! The outcome of a task, and the summary of several.
 
 use std::fmt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The outcome of one chore, with a line to print.
+/// The outcome of a task, with a line to print.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// It passed.
@@ -25,21 +25,21 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// `Err` is a failed chore: lets a chore use `?` and still end as one line.
+/// `Err` is a failed task: lets a task use `?` and return a one-line outcome.
 impl From<Result<Self, String>> for Outcome {
     fn from(result: Result<Self, String>) -> Self {
         result.unwrap_or_else(Self::Failed)
     }
 }
 
-/// Named chores run one after another; a failed one does not keep the others from running.
+/// Runs named tasks one after another; a failed task does not keep the others from running.
 #[derive(Default)]
 pub(crate) struct Report {
     steps: Vec<(&'static str, Duration, Outcome)>,
 }
 
 impl Report {
-    /// Runs one chore and prints its result.
+    /// Runs a task and prints its result.
     pub(crate) fn step(&mut self, name: &'static str, chore: impl FnOnce() -> Outcome) {
         println!("==> {name}");
         let start = Instant::now();

@@ -1,16 +1,16 @@
-//! `cargo xtask setup`: what the tests need beyond Rust and a C linker.
+//! `cargo xtask setup`: installs what the tests need in addition to Rust and a C linker.
 //!
-//! Tests find these at fixed places and skip, with a line, where they are missing:
+//! Tests find these at fixed paths, and skip with a message if they are missing:
 //!
 //! | path | what |
 //! |---|---|
 //! | the machine | the packages of [`PACKAGES`] |
 //! | `target/setup/python3` | link to the Python that `ddtrace` was installed for |
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
-//! | `target/setup/viewers/node_modules` | what people open profiles with, and a Node.js to run it: [`VIEWERS`] |
+//! ~what people open profiles with~profile viewers
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
 //! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64 and musl |
-//! | `target/setup/otelcol/otelcol` | OpenTelemetry's Collector, which takes what is sent |
+//! ~OpenTelemetry's Collector, which takes what is sent~OpenTelemetry's Collector
 //! | `target/setup/guest-RELEASE-ARCHITECTURE` | kernels of Debian's releases, for `cargo xtask aarch64` and `kernels` |
 //! | `target/setup/musl-x86_64/gcc`, `target/setup/musl-aarch64/gcc` | compilers for musl |
 //! | `target/setup/glibc-2.31`, `…/glibc-newest` | C libraries with their dynamic linkers (`ld.so`, `lib`, `tree`) |
@@ -72,8 +72,8 @@ const PACKAGES: [(&str, &str, &str); 25] = [
 /// The release of PyPI's `ddtrace` that the interop tests compare values with.
 const DDTRACE: &str = "ddtrace==4.16.*";
 
-/// The Firefox Profiler's own code and speedscope from npm, as the tests compare what they show, and
-/// the Node.js that the first runs on.
+/// The Firefox Profiler's own code and speedscope from npm, whose views the tests compare, and the
+/// Node.js for the former.
 const VIEWERS: [&str; 3] = [
     "@firefox-devtools/profiler-cli@0.10.0",
     "speedscope@1.25.0",
@@ -89,8 +89,8 @@ enum Missing {
     NotInstalled(String),
 }
 
-/// Installs what is missing, without using the network for what is there. Fails if something is
-/// missing that is available; what is not available is skipped, with a line.
+/// Installs what is missing, without using the network for what is installed. Fails if something
+/// that is available cannot be installed; what is not available is skipped with a message.
 pub(crate) fn run() -> Outcome {
     let mut missing = packages();
     let debian = || {
@@ -99,7 +99,7 @@ pub(crate) fn run() -> Outcome {
             .ok_or("no Debian packages".to_owned())
     };
     let program = |name: &str| have(name).then_some(()).ok_or(format!("no {name}"));
-    // `needs` is what an installation that failed could not do without.
+    // `needs` returns what the installation requires.
     let mut add = |what: &str, got: Result<(), String>, needs: &dyn Fn() -> Result<(), String>| {
         if let Err(error) = got {
             missing.push(match needs() {
@@ -216,7 +216,7 @@ fn apt(program: &str) -> Command {
     command
 }
 
-/// Installs packages one by one, so that one that fails keeps none of the others away.
+/// Installs packages one by one, so that one failure does not affect the others.
 ///
 /// # Errors
 /// If apt cannot get its lists.
@@ -237,12 +237,12 @@ fn is_known(package: &str) -> bool {
     report::output(apt("apt-cache").args(show)).is_ok_and(|text| !text.is_empty())
 }
 
-/// Installs `ddtrace` into a folder of its own, for the Python that is linked beside it.
+/// Installs `ddtrace` into its own directory, for the Python that is linked next to it.
 fn ddtrace() -> Result<(), String> {
     let folder = setup_dir().join("ddtrace");
     let link = setup_dir().join("python3");
     let stamp = folder.join(".installed");
-    // Follows the link: a Python that has gone means a new installation.
+    // Follows the link: if that Python was removed, reinstalls.
     if link.exists() && fs::read_to_string(&stamp).is_ok_and(|text| text == DDTRACE) {
         println!("have {DDTRACE} in {}", folder.display());
         return Ok(());
@@ -269,7 +269,7 @@ fn ddtrace() -> Result<(), String> {
         .map_err(|error| format!("{}: {error}", setup_dir().display()))
 }
 
-/// Installs [`VIEWERS`] into a folder of their own.
+/// Installs [`VIEWERS`] into its own directory.
 fn viewers() -> Result<(), String> {
     let folder = setup_dir().join("viewers");
     let stamp = folder.join(".installed");

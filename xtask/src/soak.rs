@@ -1,4 +1,4 @@
-//! `cargo xtask soak [RUN…]`: the runs that take minutes, by hand. CI does not run them.
+//! `cargo xtask soak [RUN…]`: runs that take minutes, started by hand. CI does not run them.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use crate::bench;
 use crate::report::{self, Outcome};
 use crate::workspace::cargo;
 
-/// A run, which prints its figures.
+/// A run, which prints its results.
 struct Run {
     name: &'static str,
     minutes: u32,
@@ -54,7 +54,7 @@ const RUNS: [Run; 5] = [
     },
 ];
 
-/// Runs what is named, or lists all runs.
+/// Runs the named runs, or lists all runs.
 pub(crate) fn run(names: &[String]) -> Outcome {
     let unknown = names
         .iter()
@@ -95,7 +95,7 @@ fn sleepers(test: &str, minutes: u32) -> Outcome {
         "otelctx-integration",
     ]);
     command.args(["--test", "sleepers", "--", "--exact", "--nocapture", test]);
-    // One of them reads with two protocols, one after the other.
+    // One of them reads with two protocols, one after another.
     let seconds = minutes * 60 / 2;
     command.env("OTELCTX_SOAK_SECONDS", seconds.to_string());
     match report::run(&mut command) {

@@ -10,7 +10,7 @@ use crate::{
 /// Seconds for each fuzz target without `--fuzz-seconds`, which `.ci/run` sets.
 const FUZZ_SECONDS: u64 = 10;
 
-/// Runs every step, also after one has failed; the summary says what was skipped and why.
+/// Runs every step, even after one has failed; the summary lists what was skipped and why.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
     let fuzz_seconds = match arguments {
         [] => FUZZ_SECONDS,

@@ -4,8 +4,8 @@
 //! root skip with a line. What they compile goes into a folder that `nobody` owns; cargo itself is
 //! usually in root's home, and tests that call it skip too.
 //!
-//! A checkout below a folder that only root may enter (`/root`, a private temporary folder) is
-//! shown at the same path in a mount namespace of the tests' own.
+//! A checkout below a directory that only root may enter (`/root`, a private temporary directory)
+//! is visible at the same path in a mount namespace for the tests.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,7 +45,7 @@ impl TestProgram {
         self.executable.ancestors().nth(3).unwrap_or(root())
     }
 
-    /// Folders that `nobody` may not enter and must, to reach the checkout and the program.
+    /// Directories that `nobody` must enter to reach the checkout and the program, but may not.
     fn closed(&self) -> BTreeSet<&Path> {
         let needed = [root(), self.target()];
         needed.into_iter().filter_map(closed_ancestor).collect()

@@ -1,4 +1,4 @@
-//! `cargo xtask words`: the vocabulary that ARCHITECTURE.md's glossary asks for.
+//! `cargo xtask words`: checks the vocabulary of ARCHITECTURE.md's glossary.
 //!
 //! Finds words that the project does not use in tracked files and in their names. Identifiers are
 //! split into their words, so that `LookedAt` and `looked_at` are found like "looked at".
@@ -11,7 +11,7 @@ use std::process::Command;
 use crate::report::{self, Outcome};
 use crate::workspace::root;
 
-/// What to find, and what to write instead.
+/// Words to find, and their replacement.
 struct Rule {
     /// Words that follow one another; `|` separates forms of one.
     words: &'static [&'static str],
@@ -61,12 +61,12 @@ const RULES: [Rule; 10] = [
     },
 ];
 
-/// Names of files and folders, without extension, that say nothing to a newcomer.
+/// Names of files and directories, without extension, that do not describe their content.
 const NAMES: [&str; 10] = [
     "apart", "choice", "looked", "mend", "mends", "nothing", "patience", "spoken", "told", "seen",
 ];
 
-/// Where a rule does not hold: a path's start, the words, and why.
+/// Exceptions: a path prefix, the words, and the reason.
 const ALLOWED: [(&str, &str, &str); 3] = [
     (
         "xtask/src/words.rs",
@@ -81,7 +81,7 @@ const ALLOWED: [(&str, &str, &str); 3] = [
     ("CHANGELOG.md", "looked at", "the former name of a field"),
 ];
 
-/// Paths that are not prose of the project.
+/// Paths that are not the project's own text.
 const UNCHECKED: [&str; 4] = ["Cargo.lock", "LICENSE", "fuzz/Cargo.lock", "fuzz/corpus/"];
 
 /// Checks every tracked file.
@@ -131,7 +131,7 @@ fn is_allowed(path: &str, found: &str) -> bool {
     ALLOWED.iter().any(allows)
 }
 
-/// A finding for each part of a path that is no good name.
+/// A finding for each part of a path that is not a good name.
 fn in_name(path: &str) -> impl Iterator<Item = String> {
     let parts = Path::new(path).components();
     let stems = parts.filter_map(|part| Path::new(part.as_os_str()).file_stem()?.to_str());
@@ -142,7 +142,7 @@ fn in_name(path: &str) -> impl Iterator<Item = String> {
         .map(move |name| format!("{path}: \"{name}\" in the name of a file: say what is in it"))
 }
 
-/// What a line has of the words to avoid, and what to write instead.
+/// The forbidden words in a line, and their replacements.
 fn in_text(line: &str) -> impl Iterator<Item = (String, &'static str)> {
     let words = words(line);
     let found = |rule: &Rule| {
@@ -158,8 +158,8 @@ fn in_text(line: &str) -> impl Iterator<Item = (String, &'static str)> {
     RULES.iter().flat_map(found).collect::<Vec<_>>().into_iter()
 }
 
-/// A line's words in lower case, and its punctuation, which no rule goes across. Identifiers are
-/// split: `looked_at`, `LookedAt`.
+/// The words of a line in lower case, and its punctuation, so that no rule matches across it.
+/// Identifiers are split: `looked_at`, `LookedAt`.
 fn words(line: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut previous = ' ';

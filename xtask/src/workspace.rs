@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::report;
 
-/// The crates that applications carry: low minimum Rust, no heavy tree.
+/// The crates for applications: they support an older Rust, and have a small dependency tree.
 pub(crate) const APPLICATION_CRATES: [&str; 3] = ["otelctx-format", "otelctx", "otelctx-build"];
 
 /// The root of the checkout.
@@ -24,7 +24,7 @@ pub(crate) fn setup_dir() -> PathBuf {
     root().join("target/setup")
 }
 
-/// The cargo that runs this chore.
+/// The cargo that runs this task.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
@@ -37,7 +37,7 @@ pub(crate) fn nightly(program: &str) -> Command {
     command
         .current_dir(root())
         .args(["run", "nightly", program]);
-    // Set by the cargo that runs this chore; the nightly one must not inherit it.
+    // Set by the cargo that runs this task; the nightly one must not inherit it.
     command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
     command
 }

@@ -1,6 +1,6 @@
-//! Operations whose instructions are counted: fixed inputs, a fixed number of times, in one function
-//! that callgrind finds by name. `counted` lists the operations, `counted NAME` runs one and prints
-//! how often.
+//! Operations whose instructions are counted: with fixed inputs, a fixed number of times, in a
+//! function that callgrind finds by name. `counted` lists the operations, `counted NAME` runs one
+//! and prints the number of times.
 //!
 //! Memory comes from a bump allocator. The C library's allocator depends on the neighbours of each
 //! block, so that a count would change with unrelated code.
@@ -127,9 +127,9 @@ fn otelctx_bench_counted(work: fn(u64), times: u64) {
     work(times);
 }
 
-/// Attaches and detaches until another thread has added as many keys as there is room for; returns
-/// how often. Each key is added after at least one more round, because the scheduler may run either
-/// thread to its end first.
+/// Attaches and detaches until another thread has added as many keys as possible; returns how
+/// often. At least one round passes between two keys, because otherwise the scheduler might run
+/// either thread to its end first.
 fn while_keys_are_added() -> u64 {
     let attach_detach = ours::WORKS[0];
     attach_detach(1);

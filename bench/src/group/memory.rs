@@ -11,7 +11,7 @@ use crate::scratch::{self, Directory};
 
 /// How long to record; `OTELCTX_SOAK_SECONDS` shortens it.
 const TIME: Duration = Duration::from_secs(600);
-/// Of each ten processes on a busy machine most live for a moment only: one is started this often.
+/// On a busy machine, most processes are short-lived: one is started this often.
 const BETWEEN_STARTS: Duration = Duration::from_millis(20);
 
 pub(crate) fn run(report: &mut Report) {
@@ -21,7 +21,7 @@ pub(crate) fn run(report: &mut Report) {
     }
 }
 
-/// A process that ends with this value.
+/// A process that is killed when dropped.
 struct Running(Child);
 
 impl Running {
@@ -39,7 +39,7 @@ impl Drop for Running {
     }
 }
 
-/// Two services that publish, a program that spins on each CPU, and processes that come and go.
+/// Two services that publish, a program that spins on each CPU, and short-lived processes.
 fn record(report: &mut Report) -> Result<(), String> {
     let otelctx = scratch::otelctx()?;
     let _spinning = super::sampler::spin(&[])?;

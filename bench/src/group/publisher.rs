@@ -1,7 +1,7 @@
 //! Records in a Rust executable, against libdd-otel-thread-ctx in the same one.
 //!
-//! The two define the same thread-local variable, which the linker makes one. Each side detaches
-//! what it attached at the end of each round.
+//! The two define the same thread-local variable, which the linker merges. Each side detaches what
+//! it attached at the end of each round.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -53,13 +53,13 @@ pub(crate) fn run(report: &mut Report) {
     share_while_publishing(report);
 }
 
-/// Threads that share records at once.
+/// Number of threads that share records at the same time.
 const THREADS: usize = 8;
-/// How often each does it in a round, and rounds of the pair.
+/// Number of operations per thread and round, and rounds of the pair.
 const SHARES: u64 = 100_000;
 const SHARE_ROUNDS: usize = 41;
 
-/// What sharing takes of a thread's CPU time when others share, too, to one thread alone.
+/// The CPU time of sharing per thread when other threads share, too, compared with a single thread.
 fn share_on_threads(report: &mut Report) {
     let on = |threads: usize| {
         let times: Vec<f64> = std::thread::scope(|scope| {
@@ -79,13 +79,13 @@ fn share_on_threads(report: &mut Report) {
     report.pair(work, rounds.medians(1.0), "ns", 1.5);
 }
 
-/// Mappings of the process while another thread publishes, so that publishing takes long.
+/// Number of mappings while another thread publishes, so that publishing takes long.
 const MAPPINGS: usize = 60_000;
-/// Rounds, each of a whole publication.
+/// Number of rounds, each with a whole publication.
 const PUBLICATIONS: usize = 21;
 
-/// What sharing takes at worst while another thread publishes again and again, to the same while it
-/// does not.
+/// The worst-case time of sharing while another thread publishes repeatedly, compared with the time
+/// while it does not.
 fn share_while_publishing(report: &mut Report) {
     let work = "the same while another thread publishes, p99.9";
     let Some(_mappings) = Mappings::new(MAPPINGS) else {
@@ -133,7 +133,7 @@ fn share_while_publishing(report: &mut Report) {
     report.pair(work, rounds.quantiles(0.999, 1.0), "ns", 2.0);
 }
 
-/// Mappings of a page each, until it is dropped.
+/// Mappings of one page each, until dropped.
 struct Mappings {
     start: *mut libc::c_void,
     size: usize,

@@ -1,4 +1,4 @@
-//! Processes with very many mappings, very many processes, very many threads.
+//! Processes with very many mappings; very many processes; very many threads.
 
 use std::fs::File;
 use std::io::Read;
@@ -173,7 +173,8 @@ fn many_threads(report: &mut Report) -> Result<(), String> {
     Ok(())
 }
 
-/// Our work against opening, reading and closing these processes' `maps`, in milliseconds.
+/// This project's work compared with opening, reading and closing these processes' `maps`, in
+/// milliseconds.
 fn against_maps(pids: &[i32], rounds: usize, mut ours: impl FnMut() -> bool) -> Pair {
     let mut failed = false;
     let mut timed = |work: &mut dyn FnMut() -> bool| {

@@ -1,6 +1,6 @@
-//! How long a thread is stopped while its context is read, against a bare stop: PTRACE_SEIZE,
-//! PTRACE_INTERRUPT, PTRACE_GETREGSET of the general registers, PTRACE_DETACH. And how long reading a
-//! sleeping thread takes without a stop, against all of a bare stop.
+//! How long a thread is stopped while its context is read, compared with a minimal stop:
+//! PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_GETREGSET of the general registers, PTRACE_DETACH; and
+//! how long it takes to read a sleeping thread without a stop, compared with a whole minimal stop.
 
 use std::ffi::c_void;
 use std::io::Error;
@@ -16,7 +16,7 @@ use crate::stopped_time;
 
 /// Stops of each side.
 const STOPS: usize = 10_000;
-/// Sleeping threads that are read, and how often all of them.
+/// Number of sleeping threads, and of rounds.
 const SLEEPERS: usize = 1000;
 const ROUNDS: usize = 20;
 

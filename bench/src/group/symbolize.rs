@@ -1,4 +1,4 @@
-//! Naming the functions of a big program, against perf.
+//! Resolving the functions of a large program, compared with perf.
 
 use std::collections::HashMap;
 use std::fs;

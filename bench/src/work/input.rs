@@ -11,7 +11,7 @@ pub(crate) struct Input {
     pub(crate) user: &'static str,
 }
 
-/// Read through `black_box` each time, so that no side knows it at compile time.
+/// Accessed through `black_box` each time, so that neither side knows it at compile time.
 pub(crate) static INPUT: Input = Input {
     trace_id: 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736_u128.to_be_bytes(),
     span_id: 0x00f0_67aa_0ba9_02b7_u64.to_be_bytes(),

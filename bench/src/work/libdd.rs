@@ -1,6 +1,6 @@
 //! The side of libdd-otel-thread-ctx, with default features, used as its documentation shows.
 //!
-//! Every record of it carries the local root span, whatever else is asked for.
+//! Every record that it writes contains the local root span.
 
 use std::hint::black_box;
 
@@ -66,8 +66,8 @@ fn update_attributes(count: u64) {
     drop(OwnedThreadContext::detach());
 }
 
-/// What it replaces is what the round before attached, and is dropped: one exchange a record, its
-/// cheapest way.
+/// Replacing drops the record attached in the previous round: one exchange per record, its cheapest
+/// usage.
 pub(crate) fn build(count: u64) {
     for _ in 0..count {
         let input = black_box(&INPUT);

@@ -1,11 +1,12 @@
-//! The publishers' operations, once for each side. The same files make the cdylibs of `cdylib/`.
+//! The publishers' operations, once for each side. The cdylibs of `cdylib/` are built from the same
+//! files.
 
 pub(crate) mod input;
 pub(crate) mod libdd;
 pub(crate) mod ours;
 pub(crate) mod reference;
 
-/// What the functions of `ours::WORKS` and `libdd::WORKS` do, in order, and the bounds on their ratio.
+/// The functions of `ours::WORKS` and `libdd::WORKS`, in order, and the bounds on their ratio.
 pub(crate) const WORKS: [(&str, Option<f64>); 6] = [
     ("attach + detach a prepared record", Some(0.1)),
     ("update in place: ids and flags", Some(0.25)),

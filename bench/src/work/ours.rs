@@ -9,7 +9,7 @@ use otelctx::{
 
 use super::input::INPUT;
 
-// In the order that libdatadog's key map has: its local root comes first, always.
+// In the order of libdatadog's key map, whose first key is always the local root.
 static LOCAL_ROOT: Key = Key::new("datadog.local_root_span_id");
 static ROUTE: Key = Key::new("http.route");
 static USER: Key = Key::new("user.id");
@@ -101,7 +101,7 @@ fn shared() -> SharedRecord {
         .share()
 }
 
-/// The thread owns what it shows: out, and in again.
+/// The thread owns the record: it is swapped out, and in again.
 #[allow(dead_code)]
 pub(crate) fn swap_out_and_in(count: u64) {
     swap_current(Some(shared()));
@@ -112,7 +112,7 @@ pub(crate) fn swap_out_and_in(count: u64) {
     swap_current(None);
 }
 
-/// By a guard that keeps the record alive.
+/// With a guard that keeps the record alive.
 #[allow(dead_code)]
 pub(crate) fn attach_detach_shared(count: u64) {
     let record = shared();

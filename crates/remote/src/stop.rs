@@ -1,9 +1,9 @@
-//! Stopping a thread with ptrace, and resuming it as it was.
+//! Stops a thread with ptrace, and resumes it unchanged.
 //!
 //! A stop is PTRACE_SEIZE and PTRACE_INTERRUPT; resuming is PTRACE_DETACH. Neither sends a signal.
-//! Two things need care so that the thread notices nothing: a signal that was being delivered when
-//! the thread stopped is handed back, and a system call that the stop ended with EINTR is restarted,
-//! with its full time-out.
+//! Two things are necessary so that the thread does not notice: a signal that was being delivered
+//! when the thread stopped is passed on, and a system call that the stop ended with EINTR is
+//! restarted, with its full timeout.
 
 mod all;
 pub mod suspend;
@@ -22,21 +22,21 @@ pub use all::StoppedProcess;
 use suspend::Traced;
 use tracee::{MAX_PAUSE, Outcome, Poll, Stop};
 
-/// Longer time-outs are shortened to this one: an hour. Some that a caller can name do not fit into
-/// an [`Instant`].
+/// Maximum timeout; longer ones are shortened. A caller can pass one that does not fit into an
+/// [`Instant`].
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long to wait for the end of a thread that was killed while it was stopped.
 const DEATH_TIMEOUT: Duration = Duration::from_millis(100);
 
 thread_local! {
     /// Threads (process, thread) that this OS thread still traces without a [`Stopped`]: they did
-    /// not stop in time, or are dying.
+    /// not stop in time, or are exiting.
     static LATE: RefCell<Vec<(i32, i32, Traced)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A stopped thread. Dropping this resumes it.
 ///
-/// ptrace binds a stop to the OS thread that requested it, so this cannot be sent to another.
+/// ptrace ties a stop to the OS thread that requested it, so this is not `Send`.
 #[derive(Debug)]
 pub struct Stopped {
     pid: i32,
@@ -52,17 +52,17 @@ pub struct Stopped {
 impl Stopped {
     /// Stops thread `tid` of `process`, waiting at most `timeout`.
     ///
-    /// A thread in an uninterruptible sleep is not stopped. One that enters such a sleep just when
-    /// it is told to stop, or gets no CPU in time, stays traced until it stops. It is resumed by the
-    /// next call in this OS thread, by [`resume_late`], or when this OS thread ends: see
-    /// [`on_own_thread`].
+    /// A thread in an uninterruptible sleep is not stopped. A thread that enters such a sleep just
+    /// when the stop is requested, or gets no CPU in time, stays traced until it stops. It is
+    /// resumed by the next call in this OS thread, by [`resume_late`], or when this OS thread ends:
+    /// see [`on_own_thread`].
     #[doc(alias("PTRACE_SEIZE", "PTRACE_INTERRUPT"))]
     pub fn stop(process: &Process, tid: i32, timeout: Duration) -> Result<Self, Error> {
         Self::stop_then(process, tid, timeout, || ())
     }
 
-    /// [`Self::stop`], with something to be done as soon as the thread has stopped. Reading its registers
-    /// comes after it, because that waits until the thread has left its CPU (kernel/ptrace.c,
+    /// [`Self::stop`] with a callback that runs as soon as the thread has stopped. Its registers
+    /// are read afterwards, because that waits until the thread has left its CPU (kernel/ptrace.c,
     /// `ptrace_check_attach`), which takes as long as reading memory.
     pub fn stop_then(
         process: &Process,
@@ -74,7 +74,8 @@ impl Stopped {
         let deadline = Instant::now() + timeout;
         resume_late();
         wait_while_uninterruptible(process, tid, timeout, deadline)?;
-        // Some kernels refuse to trace it. Others show the registers of the thread that it works for.
+        // Some kernels refuse to trace it. Others return the registers of the thread that it works
+        // for.
         if is_kernel_worker(process, tid) {
             let pid = process.pid();
             return Err(Error::KernelWorker { pid, tid });
@@ -82,7 +83,7 @@ impl Stopped {
         Self::trace(process, tid, timeout, deadline, then)
     }
 
-    /// Traces a thread in whatever state it is, and waits for it to stop.
+    /// Traces a thread in any state, and waits for it to stop.
     fn trace(
         process: &Process,
         tid: i32,
@@ -92,8 +93,8 @@ impl Stopped {
     ) -> Result<Self, Error> {
         let pid = process.pid();
         let traced = Traced::new();
-        // EPERM also means that the thread is ending, or is being killed by an exec in another
-        // thread, and /proc may show neither a moment later: only a refusal that lasts is one.
+        // EPERM also means that the thread is exiting, or is being killed by an exec in another
+        // thread, which /proc may not show until later: only repeated errors count.
         tracee::seize(tid)
             .or_else(|_| tracee::seize(tid))
             .or_else(|_| {
@@ -101,9 +102,9 @@ impl Stopped {
                 tracee::seize(tid)
             })
             .map_err(|errno| refused(process, tid, errno))?;
-        // From here on the id cannot pass to another thread; before, it could have.
+        // From here on, the ID cannot be reused for another thread; before, it could have been.
         let belongs = process.has_thread(tid);
-        // The wait notices a thread that has died since.
+        // The wait detects a thread that has died since.
         let _ = tracee::interrupt(tid);
         match tracee::wait_for_stop(pid, tid, deadline) {
             Outcome::Stopped(stop) => {
@@ -135,7 +136,7 @@ impl Stopped {
         }
     }
 
-    /// Reads the registers of a thread that has stopped. On an error it is resumed.
+    /// Reads the registers of a stopped thread. Resumes it if that fails.
     fn new(pid: i32, tid: i32, stop: Stop, traced: Traced) -> Result<Self, Error> {
         let registers = Registers::read(tid);
         let stopped = Stopped {
@@ -171,8 +172,8 @@ impl Stopped {
         &self.registers
     }
 
-    /// Resumes the thread, and returns [`Error::NoSuchThread`] if it was killed while it was
-    /// stopped: what was read from it may be wrong then. Dropping does the same without the report.
+    /// Resumes the thread. Returns [`Error::NoSuchThread`] if it was killed while it was stopped:
+    /// data read from it may be wrong. Dropping does the same without the error.
     #[doc(alias = "PTRACE_DETACH")]
     pub fn resume(mut self) -> Result<(), Error> {
         if self.release() {
@@ -190,7 +191,7 @@ impl Stopped {
         if std::mem::replace(&mut self.resumed, true) {
             return true;
         }
-        // A group-stopped thread would have seen EINTR without this tracer, too.
+        // A group-stopped thread would have received EINTR without this tracer, too.
         if self.registers.is_interrupted_call() && !self.stop.group_stop {
             // Fails only if the thread has died: there is nothing to restart.
             let _ = self.registers.restart_call(self.tid);
@@ -198,7 +199,7 @@ impl Stopped {
         if tracee::detach(self.tid, self.stop.signal).is_ok() {
             return true;
         }
-        // Killed. An exec in another thread waits until the tracer has reaped it.
+        // It was killed. An exec in another thread waits until the tracer has reaped it.
         let deadline = Instant::now() + DEATH_TIMEOUT;
         match tracee::wait_for_stop(self.pid, self.tid, deadline) {
             Outcome::Gone => {}
@@ -224,8 +225,8 @@ impl Drop for Stopped {
     }
 }
 
-/// Resumes the threads that stopped only after their time-out. An OS thread that stops threads over
-/// a long time calls this regularly: a thread that stops late stands still until then.
+/// Resumes threads that stopped only after their timeout. An OS thread that stops threads over a
+/// long time should call this regularly: a thread that stops late is not resumed until then.
 pub fn resume_late() {
     let waiting = LATE.with_borrow_mut(std::mem::take);
     for (pid, tid, traced) in waiting {
@@ -239,7 +240,7 @@ pub fn resume_late() {
     }
 }
 
-/// A thread that is told to stop in an uninterruptible sleep stays traced until it wakes.
+/// A thread that is requested to stop in an uninterruptible sleep stays traced until it wakes.
 fn wait_while_uninterruptible(
     process: &Process,
     tid: i32,
@@ -312,7 +313,7 @@ fn is_kernel_worker(process: &Process, tid: i32) -> bool {
 /// Runs `work` on a new OS thread and returns its result.
 ///
 /// A thread of the target that did not stop in time stays traced until it stops, or until the OS
-/// thread that requested the stop ends. Stopping threads in here leaves nothing traced behind.
+/// thread that requested the stop ends. If threads are stopped in `work`, none stay traced.
 ///
 /// # Errors
 ///
@@ -343,8 +344,8 @@ mod tests {
         }
     }
 
-    /// An exec in another thread hands the id of a traced leader to a thread that is not traced.
-    /// On a busy machine the deadline passes before the second poll.
+    /// An exec in another thread transfers the ID of a traced leader to a thread that is not
+    /// traced. On a busy machine, the deadline passes before the second poll.
     #[test]
     fn an_id_that_is_not_traced_any_more_is_not_late() {
         let Some(program) = Compiler::gcc().program::<&str>(&["signals.c"], &[]) else {
@@ -358,8 +359,8 @@ mod tests {
         );
     }
 
-    /// A thread that enters an uninterruptible sleep (here vfork's) just when it is told to stop
-    /// stays traced until the next stop, the end of the OS thread, or [`resume_late`].
+    /// A thread that enters an uninterruptible sleep (here by vfork) just when the stop is
+    /// requested stays traced until the next stop, the end of the OS thread, or [`resume_late`].
     #[test]
     fn a_thread_that_stops_too_late_is_resumed() {
         #[derive(PartialEq)]
@@ -395,7 +396,7 @@ mod tests {
             } else {
                 late();
             }
-            // The child sleeps; without it the parent goes on, and into the stop asked for.
+            // The child sleeps; once it is killed, the parent continues and stops as requested.
             let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
             let child = children.unwrap().trim().parse().unwrap();
             let killed = nix::sys::signal::kill(

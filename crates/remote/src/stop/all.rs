@@ -1,4 +1,4 @@
-//! Stopping all threads of a process.
+//! Stops all threads of a process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::Stopped;
 use crate::{Error, Process};
 
-/// Listings of the threads: threads that were created while others were being stopped are in the next.
-/// A thread that is stopped creates none.
+/// Maximum number of listings of the threads: threads created while others were being stopped are
+/// in the next one. A stopped thread creates none.
 const MAX_LISTINGS: usize = 16;
 
 /// A process whose threads are stopped. Dropping this resumes them.
@@ -18,11 +18,11 @@ pub struct StoppedProcess {
 }
 
 impl StoppedProcess {
-    /// Stops every thread of a process, waiting at most `timeout` for each, and no longer than until
+    /// Stops every thread of a process, waiting at most `timeout` for each, and at most until
     /// `deadline` for all.
     ///
     /// # Errors
-    /// When the threads can't be listed.
+    /// If the threads cannot be listed.
     pub fn stop(process: &Process, timeout: Duration, deadline: Instant) -> Result<Self, Error> {
         let mut stopped = Self {
             threads: BTreeMap::new(),
@@ -39,7 +39,8 @@ impl StoppedProcess {
                 let left = deadline.saturating_duration_since(Instant::now());
                 match Stopped::stop(process, tid, timeout.min(left)) {
                     Ok(thread) => drop(stopped.threads.insert(tid, thread)),
-                    // It has ended, or the kernel runs it: it executes none of the process's code.
+                    // It has ended, or is a kernel worker, which executes none of the process's
+                    // code.
                     Err(Error::NoSuchThread { .. } | Error::KernelWorker { .. }) => {}
                     Err(error) => stopped.running.push((tid, error)),
                 }
@@ -51,7 +52,7 @@ impl StoppedProcess {
         Ok(stopped)
     }
 
-    /// One of its threads; `None` if that could not be stopped.
+    /// One of its threads; `None` if the thread could not be stopped.
     pub fn thread(&self, tid: i32) -> Option<&Stopped> {
         self.threads.get(&tid)
     }

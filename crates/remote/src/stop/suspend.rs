@@ -1,36 +1,37 @@
-//! Suspending this very process, as Ctrl-Z does, only while it has no thread of another stopped: that
-//! thread would stand still until somebody continues this process.
+//! Suspends this process, as Ctrl-Z does, only while it has no thread of another process stopped:
+//! that thread would stay stopped until this process continues.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Threads that this process traces.
+/// Number of threads that this process traces.
 static TRACED: AtomicUsize = AtomicUsize::new(0);
-/// The process is to be suspended.
+/// Whether suspending this process was requested.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
-/// It is being suspended.
+/// Whether this process is being suspended.
 static SUSPENDING: AtomicBool = AtomicBool::new(false);
-/// How it is suspended.
+/// How to suspend this process.
 static ACTION: OnceLock<fn()> = OnceLock::new();
 
-/// How often is checked whether the process has been suspended and continued.
+/// How often to check whether the process was suspended and has continued.
 const PERIOD: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// Threads that this OS thread traces.
+    /// Number of threads that this OS thread traces.
     static OWN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Sets how [`request`] suspends this process: `action` returns when the process continues. It may run
-/// in a signal handler. The first call counts.
+/// Sets how [`request`] suspends this process: `action` returns when the process continues. It may
+/// run in a signal handler. Only the first call counts.
 pub fn set_action(action: fn()) {
     let _ = ACTION.set(action);
 }
 
-/// Suspends this process as soon as it has no thread stopped: at once, or else when the last one is
-/// resumed, by the OS thread that resumes it. Until then no other is stopped. For signal handlers, too.
+/// Suspends this process as soon as it has no thread stopped: immediately, or when the last one is
+/// resumed, by the OS thread that resumes it. Until then, no other thread is stopped. May be called
+/// in signal handlers.
 pub fn request() {
     REQUESTED.store(true, Ordering::SeqCst);
     if TRACED.load(Ordering::SeqCst) == 0 {
@@ -38,7 +39,7 @@ pub fn request() {
     }
 }
 
-/// Whether a request is still to be met.
+/// Whether a request is pending.
 pub fn is_requested() -> bool {
     REQUESTED.load(Ordering::SeqCst)
 }
@@ -54,13 +55,13 @@ fn run() {
     SUSPENDING.store(false, Ordering::SeqCst);
 }
 
-/// Counts a thread that is traced, until this is dropped.
+/// Counts a thread as traced until dropped.
 #[derive(Debug)]
 pub(super) struct Traced(());
 
 impl Traced {
-    /// Waits while the process is to be suspended, unless this OS thread traces another thread: that
-    /// has to be resumed first.
+    /// Waits while a request is pending, unless this OS thread traces another thread, which must be
+    /// resumed first.
     pub(super) fn new() -> Self {
         loop {
             TRACED.fetch_add(1, Ordering::SeqCst);

@@ -1,55 +1,56 @@
-//! The ptrace and waitid calls, as functions that return values.
+//! The system calls ptrace and waitid, as functions that return values.
 
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::libc::{self, c_int, c_void};
 
-/// Polls without a pause: a sleeping thread stops within some 20 µs.
+/// Number of polls without a delay: a sleeping thread stops within about 20 µs.
 const SPINS: u32 = 100;
-/// The first and the longest pause between the polls after that.
+/// The first and the longest delay between later polls.
 const MIN_PAUSE: Duration = Duration::from_micros(20);
 pub(super) const MAX_PAUSE: Duration = Duration::from_millis(1);
 
 /// A stop as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stop {
-    /// The signal that was being delivered, to be handed back; 0 for none.
+    /// The signal that was being delivered, which must be passed on; 0 if none.
     pub(super) signal: c_int,
-    /// The whole process is stopped by a signal; the thread stays so when it is let go.
+    /// Whether the whole process is stopped by a signal; then the thread stays stopped when it is
+    /// detached.
     pub(super) group_stop: bool,
 }
 
-/// What polling a tracee returns.
+/// The result of polling a tracee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Poll {
     Running,
     Stopped(Stop),
-    /// It has ended, or is no longer traced by us.
+    /// It has ended, or is no longer traced by this process.
     Gone,
 }
 
-/// How waiting for a stop ended.
+/// The result of waiting for a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Stopped(Stop),
     /// It has ended.
     Gone,
-    /// The thread has executed another program, is the thread-group leader now, and has stopped
-    /// as that.
+    /// The thread has executed another program, has become the thread-group leader, and has
+    /// stopped.
     Executed(Stop),
     /// The deadline has passed, and this thread is still traced.
     Late(i32),
 }
 
-/// What the C library's `ptrace` takes as its request.
+/// The type of the request in the C library's `ptrace`.
 #[cfg(target_env = "musl")]
 type Request = c_int;
 #[cfg(not(target_env = "musl"))]
 type Request = libc::c_uint;
 
 fn ptrace(request: Request, tid: i32, data: usize) -> Result<(), Errno> {
-    // SAFETY: these requests (SEIZE, INTERRUPT, DETACH) take numbers, no pointers.
+    // SAFETY: these requests (SEIZE, INTERRUPT, DETACH) take only numbers.
     let result = unsafe { libc::ptrace(request, tid, std::ptr::null_mut::<c_void>(), data) };
     Errno::result(result).map(drop)
 }
@@ -62,27 +63,27 @@ pub(super) fn interrupt(tid: i32) -> Result<(), Errno> {
     ptrace(libc::PTRACE_INTERRUPT, tid, 0)
 }
 
-/// Ends the tracing of a stopped thread, delivering `signal` if it is not 0. A group-stopped
-/// thread stays stopped (kernel/ptrace.c, `__ptrace_unlink`).
+/// Detaches from a stopped thread, delivering `signal` if it is not 0. A group-stopped thread stays
+/// stopped (kernel/ptrace.c, `__ptrace_unlink`).
 pub(super) fn detach(tid: i32, signal: c_int) -> Result<(), Errno> {
     ptrace(libc::PTRACE_DETACH, tid, signal as usize)
 }
 
-/// Asks whether a tracee has stopped or ended.
+/// Checks whether a tracee has stopped or ended.
 ///
-/// A stop of a tracee is reported whatever the flags (kernel/exit.c, `wait_task_stopped`); WNOWAIT
-/// leaves it, and above all an end, to be seen again.
+/// A stop is reported with any flags (kernel/exit.c, `wait_task_stopped`); WNOWAIT leaves it, and
+/// more importantly an end, in a waitable state.
 pub(super) fn poll(pid: i32, tid: i32) -> Poll {
     let (code, status) = match wait(tid, libc::WEXITED | libc::WNOWAIT) {
         Ok(Some(news)) => news,
         Err(Errno::ECHILD) => return Poll::Gone,
-        // Only ECHILD says that it is no longer traced.
+        // Only ECHILD means that it is no longer traced.
         Ok(None) | Err(_) => return Poll::Running,
     };
     if code == libc::CLD_TRAPPED {
         return Poll::Stopped(Stop::from_status(status));
     }
-    // The tracer reaps a thread, and the process's parent waits for that. A child of this very
+    // The tracer must reap a thread, because the process's parent waits for that. A child of this
     // process is left to the code that waits for the child.
     if tid != pid || !is_own_child(pid) {
         let _ = wait(tid, libc::WEXITED);
@@ -90,22 +91,22 @@ pub(super) fn poll(pid: i32, tid: i32) -> Poll {
     Poll::Gone
 }
 
-/// A tracee's `si_code` and `si_status`, without waiting; `None` if nothing has changed.
+/// A tracee's `si_code` and `si_status`, without waiting; `None` if its state has not changed.
 fn wait(tid: i32, flags: c_int) -> Result<Option<(c_int, c_int)>, Errno> {
     // SAFETY: an all-zero siginfo_t is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = flags | libc::WNOHANG | libc::__WALL;
-    // SAFETY: info is a siginfo_t that lives through the call.
+    // SAFETY: info is a siginfo_t that is valid during the call.
     let result = unsafe { libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut info, flags) };
     Errno::result(result)?;
-    // SAFETY: waitid fills in the fields of SIGCHLD; without news they stay zero.
+    // SAFETY: waitid fills in the fields of SIGCHLD; without a change of state they stay zero.
     let (found, status) = unsafe { (info.si_pid(), info.si_status()) };
     Ok((found != 0).then_some((info.si_code, status)))
 }
 
 fn is_own_child(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The parent is the second field behind the name, which may hold anything.
+    // The parent is the second field after the name, which may contain anything.
     let parent = stat
         .rsplit(')')
         .next()
@@ -115,7 +116,7 @@ fn is_own_child(pid: i32) -> bool {
 
 /// Waits until thread `tid` of process `pid` has stopped, or until `deadline`.
 ///
-/// It polls: waitpid(2) has no time-out, and a timer's signal would disturb the program that uses
+/// This polls: waitpid(2) has no timeout, and a timer's signal would disturb the program that uses
 /// this library.
 pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
     let mut pause = MIN_PAUSE;
@@ -126,7 +127,7 @@ pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
             Poll::Stopped(stop) if current == tid => return Outcome::Stopped(stop),
             Poll::Stopped(stop) => return Outcome::Executed(stop),
             Poll::Running => {}
-            // A thread that executes a program takes the id of its process.
+            // A thread that executes a program takes over its process's ID.
             Poll::Gone if current != pid && interrupt(pid).is_ok() => current = pid,
             Poll::Gone => return Outcome::Gone,
         }
@@ -135,8 +136,8 @@ pub(super) fn wait_for_stop(pid: i32, tid: i32, deadline: Instant) -> Outcome {
             std::thread::yield_now();
             continue;
         }
-        // When another thread executes a program, this id may live on untraced. Only another
-        // request shows that.
+        // If another thread executes a program, this ID may live on untraced. Only another request
+        // shows that.
         let late = Instant::now() >= deadline;
         if (late || pause == MAX_PAUSE)
             && interrupt(current).is_err()
@@ -157,7 +158,8 @@ impl Stop {
     fn from_status(status: c_int) -> Self {
         let (signal, event) = (status & 0xff, status >> 8);
         match (event, signal) {
-            // Our own interrupt, or a stop of the whole process: no signal is being delivered.
+            // This tracer's interrupt, or a stop of the whole process: no signal is being
+            // delivered.
             (libc::PTRACE_EVENT_STOP, signal) => Stop {
                 signal: 0,
                 group_stop: signal != libc::SIGTRAP,
