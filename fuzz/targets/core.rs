@@ -1,4 +1,4 @@
-//! A core file: process context, thread-local variable and records out of memory that anybody can
+//! A core file: process context, thread-local variable and records from memory that anyone can
 //! have made.
 //!
 //! Input: two bytes, where to cut it short; then the core file.

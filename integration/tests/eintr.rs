@@ -8,7 +8,7 @@ use otelctx_fixtures::{Compiler, Target};
 use otelctx_reader::{Found, Process};
 
 const DUMPS: usize = 10_000;
-/// Dumps between two pauses in which calls reach their time-outs of 20 ms.
+/// Dumps between two pauses in which calls reach their timeouts of 20 ms.
 const AT_A_TIME: usize = 500;
 /// The calls of sleepers.c; the main thread, in read, is one more thread.
 const CALLS: usize = 10;

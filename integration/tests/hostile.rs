@@ -88,14 +88,14 @@ fn of_two_contexts_the_first_is_read_and_the_other_reported() {
     let ContextState::Published(context) = process.context().unwrap() else {
         panic!()
     };
-    let mut told: Vec<u64> = facts(&target.lines, "address")
+    let mut printed: Vec<u64> = facts(&target.lines, "address")
         .iter()
         .map(|fact| fact[0].parse().unwrap())
         .collect();
-    told.sort_unstable();
+    printed.sort_unstable();
     assert_eq!(
         (context.address, &context.others[..]),
-        (told[0], &told[1..])
+        (printed[0], &printed[1..])
     );
 }
 

@@ -28,7 +28,7 @@ fn pairs(attributes: &Attributes) -> Vec<(String, String)> {
 #[test]
 fn what_libdd_publishes_is_read_exactly() {
     let target = Target::spawn(&mut Command::new(env!("CARGO_BIN_EXE_libdd")));
-    let told = |word| -> Vec<(String, String)> {
+    let printed = |word| -> Vec<(String, String)> {
         facts(&target.lines, word)
             .iter()
             .map(|fact| (fact[0].clone(), fact[1].clone()))
@@ -36,10 +36,10 @@ fn what_libdd_publishes_is_read_exactly() {
     };
     let mut process = Process::open(target.pid()).unwrap();
     let context = context(&mut process);
-    assert_eq!(pairs(&context.payload.resource), told("resource"));
-    assert_eq!(pairs(&context.payload.attributes), told("attribute"));
+    assert_eq!(pairs(&context.payload.resource), printed("resource"));
+    assert_eq!(pairs(&context.payload.attributes), printed("attribute"));
     assert!(
-        told("resource").len() >= 8 && told("attribute").len() >= 3,
+        printed("resource").len() >= 8 && printed("attribute").len() >= 3,
         "{:?}",
         target.lines
     );
@@ -69,10 +69,10 @@ fn what_libdd_publishes_is_read_exactly() {
             read.insert(fact[0].clone(), fact);
         }
     }
-    let told = facts(&target.lines, "thread")
+    let printed = facts(&target.lines, "thread")
         .into_iter()
         .map(|fact| (fact[0].clone(), fact.to_vec()));
-    assert_eq!(read, told.collect());
+    assert_eq!(read, printed.collect());
     assert_eq!(read.len(), 3);
 }
 
@@ -103,10 +103,10 @@ fn what_ddtrace_publishes_from_python_is_read_exactly() {
     let mut seen = 0;
     for thread in process.threads().unwrap() {
         let tid = thread.tid().to_string();
-        let told = facts(&target.lines, "thread")
+        let printed = facts(&target.lines, "thread")
             .into_iter()
             .find(|fact| fact[0] == tid);
-        match (thread.context().unwrap(), told) {
+        match (thread.context().unwrap(), printed) {
             (Found::Attached(context), Some(fact)) => {
                 seen += 1;
                 assert_eq!(context.trace_id.to_string(), fact[1]);
@@ -115,7 +115,7 @@ fn what_ddtrace_publishes_from_python_is_read_exactly() {
                 assert!(context.attributes.contains(&root), "{context:?}");
             }
             (Found::Detached, None) => {}
-            (read, told) => panic!("thread {tid}: read {read:?}, the target says {told:?}"),
+            (read, printed) => panic!("thread {tid}: read {read:?}, the target says {printed:?}"),
         }
     }
     assert_eq!(seen, 2);

@@ -29,10 +29,12 @@ fn a_variable_that_points_at_no_record_is_an_error() {
         assert_eq!(threads.len(), 1, "{task}");
         match threads[0].context() {
             Err(Error::Pointer {
-                tid, reason: told, ..
+                tid,
+                reason: expected,
+                ..
             }) => {
                 assert_eq!(tid, target.pid());
-                assert!(told.contains(reason), "{task}: {told}");
+                assert!(expected.contains(reason), "{task}: {expected}");
             }
             other => panic!("{task}: {other:?}"),
         }
@@ -74,7 +76,7 @@ fn records_are_read_only_under_a_schema_that_announces_them() {
     let (_target, mut process) = hostile("final-schema");
     assert!(assert_attached(&mut process, &[("a", "x")]).is_empty());
 
-    for (task, told) in [
+    for (task, expected) in [
         (
             "no-schema",
             "no schema: it does not publish threadlocal.schema_version",
@@ -83,7 +85,7 @@ fn records_are_read_only_under_a_schema_that_announces_them() {
     ] {
         let (target, mut process) = hostile(task);
         match only_thread(&mut process) {
-            Err(Error::Unreadable { why, .. }) => assert_eq!(why.to_string(), told),
+            Err(Error::Unreadable { why, .. }) => assert_eq!(why.to_string(), expected),
             other => panic!("{task}: {other:?}"),
         }
         let mut process = with_options(&target, |options| options.any_schema = true);

@@ -1,4 +1,4 @@
-//! Threads that sleep are read without being stopped: what is read is never torn, and their time-outs
+//! Threads that sleep are read without being stopped: what is read is never torn, and their timeouts
 //! pass as if nobody had read them.
 
 use std::collections::BTreeMap;
@@ -130,7 +130,7 @@ fn sleepers_of_each_c_library_are_not_disturbed() {
     println!("{kinds} kinds of programs");
 }
 
-/// Before 2.34, libpthread was a library of its own and told nothing of the threads in `_rtld_global`.
+/// Before 2.34, libpthread was a library of its own and `_rtld_global` had no list of threads.
 #[test]
 fn sleepers_of_an_older_glibc_are_not_disturbed() {
     let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/setup/glibc-2.31");
@@ -169,7 +169,7 @@ fn sleepers_of_another_pid_namespace_are_not_disturbed() {
     };
     let is_allowed = unshare(Path::new("true")).status();
     if !is_allowed.is_ok_and(|status| status.success()) {
-        return eprintln!("skipped: unshare refuses a PID namespace of one's own");
+        return eprintln!("skipped: unshare cannot create a PID namespace");
     }
     let Some(program) = compile(&Compiler::gcc(), "idle.c", &[]) else {
         return;
@@ -191,7 +191,7 @@ fn sleepers_of_another_pid_namespace_are_not_disturbed() {
 
 /// It executes no code of the process and cannot be traced.
 #[test]
-fn a_worker_of_io_uring_is_told_apart() {
+fn an_io_uring_worker_is_recognized() {
     let Some(target) = start("uring.c", &[], &[]) else {
         return;
     };
@@ -284,7 +284,7 @@ fn only_the_thread_that_runs_is_stopped() {
 
 /// The C library does not list them. Reading them takes a stop, which would lengthen their sleep.
 #[test]
-fn a_sleep_with_a_time_out_is_not_lengthened_for_an_unknown_thread_pointer() {
+fn a_sleep_with_a_timeout_is_not_lengthened_for_an_unknown_thread_pointer() {
     let Some(target) = start("idle.c", &[], &["workers=5", "own=2"]) else {
         return;
     };
@@ -410,7 +410,7 @@ fn what_was_read_ahead_is_neither_torn_nor_stale() {
     }
 }
 
-/// What each call came to since the last report: rounds, and ends other than its time-out.
+/// What each call came to since the last report: rounds, and ends other than its timeout.
 fn report(target: &mut Target) -> BTreeMap<String, (i32, i32)> {
     target.lines.clear();
     target.command("report");
@@ -427,9 +427,9 @@ fn report(target: &mut Target) -> BTreeMap<String, (i32, i32)> {
     results.collect()
 }
 
-/// 14 dumps a second, each by a process opened anew, as the command does it.
+/// 14 dumps a second, each with a newly opened process, like the command.
 #[test]
-fn time_outs_pass_as_without_a_reader() {
+fn timeouts_pass_as_without_a_reader() {
     let flags = ["-DMILLISECONDS=500"];
     let (Some(mut read_target), Some(mut other)) = (
         start("sleepers.c", &flags, &[]),

@@ -15,7 +15,7 @@ use crate::counts::{Counts, Output};
 use crate::report;
 use crate::workspace::{cargo, root};
 
-/// Runs the command's demo, and its verbs on the demo's service. The demo may exit with 1 because a
+/// Runs the command's demo, and its subcommands on the demo's service. The demo may exit with 1 because a
 /// thread did not stop in time, and dump and check have longer deadlines than by default: the
 /// machine is emulated, and its host may be busy.
 pub(crate) const COMMAND: &str = "\

@@ -32,7 +32,7 @@ use counts::Counts;
 use report::Outcome;
 
 const USAGE: &str = "\
-cargo xtask VERB
+cargo xtask TASK
 
   check         format, lints and unit tests: the inner loop, under 3 minutes
   setup         install what the tests need, and say what is missing
@@ -57,11 +57,11 @@ cargo xtask VERB
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let Some((verb, rest)) = arguments.split_first() else {
+    let Some((task, rest)) = arguments.split_first() else {
         eprint!("{USAGE}");
         return ExitCode::from(2);
     };
-    let outcome = match verb.as_str() {
+    let outcome = match task.as_str() {
         "check" => check::run(),
         "setup" => setup::run(),
         "test" => test::run(rest),
@@ -84,12 +84,12 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         unknown => {
-            eprint!("no such verb: {unknown}\n\n{USAGE}");
+            eprint!("no such task: {unknown}\n\n{USAGE}");
             return ExitCode::from(2);
         }
     };
     // Standard output belongs to the task (`bench --json`).
-    eprintln!("{verb}: {outcome}");
+    eprintln!("{task}: {outcome}");
     match outcome {
         Outcome::Failed(_) => ExitCode::FAILURE,
         Outcome::Passed(_) | Outcome::Skipped(_) => ExitCode::SUCCESS,

@@ -40,10 +40,10 @@ pub(crate) struct Report {
 
 impl Report {
     /// Runs a task and prints its result.
-    pub(crate) fn step(&mut self, name: &'static str, chore: impl FnOnce() -> Outcome) {
+    pub(crate) fn step(&mut self, name: &'static str, task: impl FnOnce() -> Outcome) {
         println!("==> {name}");
         let start = Instant::now();
-        let outcome = chore();
+        let outcome = task();
         let took = start.elapsed();
         println!("<== {name}: {outcome} ({} s)", took.as_secs());
         self.steps.push((name, took, outcome));

@@ -49,8 +49,8 @@ const RUNS: [Run; 5] = [
     Run {
         name: "timeouts",
         minutes: 5,
-        summary: "loops with a 500 ms time-out under 14 dumps a second: as many rounds as without",
-        how: How::Sleepers("time_outs_pass_as_without_a_reader"),
+        summary: "loops with a 500 ms timeout under 14 dumps a second: as many rounds as without",
+        how: How::Sleepers("timeouts_pass_as_without_a_reader"),
     },
 ];
 

@@ -18,7 +18,7 @@ struct Rule {
     instead: &'static str,
 }
 
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 21] = [
     Rule {
         words: &["mend|mends|mended|mending"],
         instead: "fix, hint (a sentence) or fixed",
@@ -58,6 +58,50 @@ const RULES: [Rule; 10] = [
     Rule {
         words: &["patience"],
         instead: "deadline or timeout",
+    },
+    Rule {
+        words: &["time", "out|outs"],
+        instead: "timeout",
+    },
+    Rule {
+        words: &["for", "ever"],
+        instead: "forever",
+    },
+    Rule {
+        words: &["told|heard"],
+        instead: "report, print, configure or distinguish",
+    },
+    Rule {
+        words: &["somebody|anybody|everybody"],
+        instead: "the subject",
+    },
+    Rule {
+        words: &["anew"],
+        instead: "again",
+    },
+    Rule {
+        words: &["one", "'", "s", "own"],
+        instead: "its own, or the owner",
+    },
+    Rule {
+        words: &["go|goes|gone", "through"],
+        instead: "scan, visit or search",
+    },
+    Rule {
+        words: &["let|lets|letting", "go"],
+        instead: "resume or release",
+    },
+    Rule {
+        words: &["what", "stays", "your"],
+        instead: "what it does not do",
+    },
+    Rule {
+        words: &["stand|stands", "still"],
+        instead: "stop, stay stopped or pause",
+    },
+    Rule {
+        words: &["chore|chores"],
+        instead: "task",
     },
 ];
 

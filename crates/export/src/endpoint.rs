@@ -140,25 +140,31 @@ impl Endpoint {
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, Error> {
         let environment = Environment(&variable);
-        let told = environment.parsed("PROTOCOL", Protocol::from_str)?;
+        let from_variable = environment.parsed("PROTOCOL", Protocol::from_str)?;
         let of_profiles = environment.value("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT");
         let of_all = environment.value("OTEL_EXPORTER_OTLP_ENDPOINT");
         let mut endpoint = match (url, of_profiles, of_all) {
             (Some(url), _, _) => {
                 let by_port = by_port(&parse(url)?);
-                Self::new(url, protocol.or(by_port).or(told).unwrap_or(Protocol::Http))?
+                Self::new(
+                    url,
+                    protocol
+                        .or(by_port)
+                        .or(from_variable)
+                        .unwrap_or(Protocol::Http),
+                )?
             }
             (None, Some(url), _) => {
                 let uri = parse(&url)?;
-                let protocol = protocol.or(told).or_else(|| by_port(&uri));
+                let protocol = protocol.or(from_variable).or_else(|| by_port(&uri));
                 Self::of(uri, protocol.unwrap_or(Protocol::Http))
             }
             (None, None, Some(url)) => {
-                let protocol = protocol.or(told).or(by_port(&parse(&url)?));
+                let protocol = protocol.or(from_variable).or(by_port(&parse(&url)?));
                 Self::new(&url, protocol.unwrap_or(Protocol::Http))?
             }
             (None, None, None) => {
-                let protocol = protocol.or(told).unwrap_or(Protocol::Http);
+                let protocol = protocol.or(from_variable).unwrap_or(Protocol::Http);
                 Self::new(&format!("http://localhost:{}", protocol.port()), protocol)?
             }
         };

@@ -89,20 +89,20 @@ fn the_environment_says_what_it_says_to_every_exporter() {
 }
 
 #[test]
-fn what_is_wrong_is_named_and_no_secret_is_told() {
+fn errors_name_what_is_wrong_without_secrets() {
     let wrong = |url, variables: &[(&str, &str)]| {
         let error = endpoint(url, None, variables).unwrap_err();
-        let told = error.to_string();
-        assert!(!told.contains("s3cret"), "{told}");
-        told
+        let message = error.to_string();
+        assert!(!message.contains("s3cret"), "{message}");
+        message
     };
-    let told = wrong(Some("localhost:4317"), &[]);
+    let message = wrong(Some("localhost:4317"), &[]);
     assert!(
-        told.contains("starts with neither http:// nor https://"),
-        "{told}"
+        message.contains("starts with neither http:// nor https://"),
+        "{message}"
     );
-    let told = wrong(Some("http://me:s3cret@a:4317"), &[]);
-    assert!(told.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{told}");
+    let message = wrong(Some("http://me:s3cret@a:4317"), &[]);
+    assert!(message.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{message}");
     wrong(Some("ftp://a/?token=s3cret"), &[]);
     wrong(Some("http://a b/?token=s3cret"), &[]);
     wrong(Some("http://a b/?token=x@y&s3cret"), &[]);
@@ -123,10 +123,10 @@ fn what_is_wrong_is_named_and_no_secret_is_told() {
         ("PROFILES_ENDPOINT", "unix:///s3cret@x"),
     ];
     for (name, value) in variables {
-        let told = wrong(None, &[(name, value)]);
+        let message = wrong(None, &[(name, value)]);
         assert!(
-            told.contains(name) || name.ends_with("ENDPOINT"),
-            "{name}: {told}"
+            message.contains(name) || name.ends_with("ENDPOINT"),
+            "{name}: {message}"
         );
     }
     // A look-up that needs none of them.

@@ -70,7 +70,7 @@ fn who_is_not_ready_is_asked_again_with_the_same() {
 }
 
 #[test]
-fn nobody_is_asked_for_ever() {
+fn retries_end() {
     for protocol in BOTH {
         let server = Server::start(protocol, vec![unavailable(protocol)]);
         let failed = send(&endpoint(&server.url(), protocol)).unwrap_err();
@@ -160,7 +160,7 @@ fn who_refuses_is_not_asked_again() {
 }
 
 #[test]
-fn who_knows_no_profiles_is_told_apart() {
+fn a_server_without_profiles_is_recognized() {
     for (protocol, reply) in [
         (
             Protocol::Grpc,
@@ -184,7 +184,7 @@ fn who_knows_no_profiles_is_told_apart() {
 }
 
 #[test]
-fn what_is_rejected_is_told_and_adds_up() {
+fn rejected_profiles_are_reported_and_summed() {
     for protocol in BOTH {
         let replies = vec![
             Reply::Partly(2, "no\nroom"),
@@ -251,7 +251,7 @@ fn parts_of_a_profile_go_over_one_connection_until_one_fails() {
 }
 
 #[test]
-fn a_connection_that_was_closed_meanwhile_is_made_anew_at_once() {
+fn a_closed_connection_is_reopened_at_once() {
     let server = Server::start(Protocol::Http, vec![Reply::Last, Reply::Taken]);
     let mut endpoint = endpoint(&server.url(), Protocol::Http);
     endpoint.pause = HOUR;
@@ -356,7 +356,7 @@ fn who_does_not_answer_is_given_up() {
 }
 
 #[test]
-fn what_is_no_collector_is_told_apart() {
+fn a_server_that_is_not_a_collector_is_recognized() {
     let says = |bytes: &'static [u8]| {
         raw(move |mut stream| {
             // What is no HTTP/1 speaks before it is asked.

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn more_pairs_than_anybody_needs_are_malformed() {
+    fn too_many_pairs_are_malformed() {
         let list = |count| {
             (0..count)
                 .map(|n| format!("{n:x}={n},"))

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_map_is_told_apart() {
+    fn attributes_that_are_not_key_maps_are_distinguished() {
         assert_eq!(
             KeyMap::of(&payload(Value::Int(1))),
             Err(KeyMapError::NotAnArray)

@@ -187,7 +187,7 @@ fn libraries_for_other_languages_export_the_variable() {
         format!("[lib]\ncrate-type = [\"cdylib\"]\n[dependencies]\notelctx.path = {OTELCTX:?}\n");
     let library = r#"
 #[no_mangle]
-pub extern "C" fn attach_for_ever() {
+pub extern "C" fn attach_forever() {
     std::mem::forget(Box::leak(Box::new(otelctx::Record::new([1; 16], [2; 8]))).attach());
 }
 #[no_mangle]
@@ -195,7 +195,7 @@ pub extern "C" fn is_exported() -> bool {
     otelctx::is_exported().is_ok()
 }
 #[no_mangle]
-pub extern "C" fn publish_for_ever() {
+pub extern "C" fn publish_forever() {
     std::mem::forget(otelctx::ProcessContext::detect().publish());
 }
 "#;
@@ -237,7 +237,7 @@ fn a_static_library_needs_nothing_that_only_its_build_has() {
     );
     let library = r#"
 #[no_mangle]
-pub extern "C" fn attach_for_ever() {
+pub extern "C" fn attach_forever() {
     std::mem::forget(Box::leak(Box::new(otelctx::Record::new([1; 16], [2; 8]))).attach());
 }
 #[no_mangle]
@@ -245,8 +245,8 @@ pub extern "C" fn is_exported() -> bool {
     otelctx::is_exported().is_ok()
 }
 "#;
-    let main = "#include <stdbool.h>\nvoid attach_for_ever(void);\nbool is_exported(void);\n\
-                int main(void) { attach_for_ever(); return is_exported() ? 0 : 1; }\n";
+    let main = "#include <stdbool.h>\nvoid attach_forever(void);\nbool is_exported(void);\n\
+                int main(void) { attach_forever(); return is_exported() ? 0 : 1; }\n";
     let files = [("src/lib.rs", library), ("main.c", main)];
     let package = Package::new("static-library", &manifest, &files);
     let print = ("RUSTFLAGS", "--print=native-static-libs");

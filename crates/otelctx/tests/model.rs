@@ -110,7 +110,7 @@ impl Model {
         *self.living.entry(number).or_default() += 1;
     }
 
-    fn let_go(&mut self, number: u64) {
+    fn release(&mut self, number: u64) {
         *self.living.get_mut(&number).unwrap() -= 1;
     }
 
@@ -157,7 +157,7 @@ impl Model {
         if let (Some(old), Some(before)) = (self.current, before) {
             let copy = before.copy_with_ids(ids(old).0, ids(old).1, TraceFlags::NONE);
             assert_eq!(copy.attributes_size(), 2 + old.to_string().len());
-            self.let_go(old);
+            self.release(old);
             if self.random.below(2) == 0 {
                 self.handles.push((old, before));
             }
@@ -236,7 +236,7 @@ impl Model {
             }
             Guard::Owned(guard) => drop(guard),
         }
-        self.let_go(number);
+        self.release(number);
         if before != Some(number) {
             assert_eq!(shown(), before, "the record of another one stays");
         }
@@ -276,7 +276,7 @@ impl Model {
                 _ => {
                     // SAFETY: made by attach().
                     drop(unsafe { Box::from_raw(record) });
-                    self.let_go(number);
+                    self.release(number);
                 }
             }
         }
@@ -292,7 +292,7 @@ impl Model {
 
     fn write_in_place(&mut self) {
         if let Some(old) = self.in_place.take() {
-            self.let_go(old);
+            self.release(old);
         }
         if self.random.below(3) == 0 {
             if let Some((None, shown)) = self.chain.first_mut() {

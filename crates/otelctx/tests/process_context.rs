@@ -324,9 +324,9 @@ fn foreign_header(payload_address: u64) -> Header {
 }
 
 #[test]
-fn a_context_of_somebody_else_is_found_after_the_main_thread_has_ended() {
+fn a_foreign_context_is_found_after_the_main_thread_has_ended() {
     in_own_process(
-        "a_context_of_somebody_else_is_found_after_the_main_thread_has_ended",
+        "a_foreign_context_is_found_after_the_main_thread_has_ended",
         || {
             // The child's main thread is this one.
             in_forked_child(|| {
@@ -352,8 +352,8 @@ fn a_context_of_somebody_else_is_found_after_the_main_thread_has_ended() {
 }
 
 #[test]
-fn a_context_of_somebody_else_is_named() {
-    in_own_process("a_context_of_somebody_else_is_named", || {
+fn a_foreign_context_is_named() {
+    in_own_process("a_foreign_context_is_named", || {
         let header = foreign_mapping();
         // Not valid: not a context, however it is named.
         let process = ProcessContext::new().publish().unwrap();
@@ -771,16 +771,16 @@ fn threads_with_and_without_the_page_that_a_fork_wipes_share_one_lock() {
     in_own_process(
         "threads_with_and_without_the_page_that_a_fork_wipes_share_one_lock",
         || {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (sender, receiver) = std::sync::mpsc::channel();
             // A thread that is not in the sandbox.
             let other = thread::spawn(move || {
-                told.recv().unwrap();
+                receiver.recv().unwrap();
                 ProcessContext::new().publish().unwrap_err()
             });
             seccomp::deny(&[libc::SYS_madvise]);
             static KEY: Key = Key::new("key");
             KEY.register().unwrap();
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             let errors = [
                 ProcessContext::new().publish().unwrap_err(),
                 other.join().unwrap(),

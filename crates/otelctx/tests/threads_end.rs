@@ -129,7 +129,7 @@ fn a_thread_that_ends_leaves_no_memory_of_records() {
         assert_eq!(left(), before_guards);
     }
 
-    // The same while another publisher's record lies over it, and is taken away first.
+    // The same while another publisher's record is above it, and is detached first.
     thread_local! {
         static HIDDEN: RefCell<Option<Hidden>> = const { RefCell::new(None) };
     }

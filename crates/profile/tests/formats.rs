@@ -254,7 +254,7 @@ fn what_a_killed_writer_has_left_is_removed_and_nothing_else() {
     }
     std::os::unix::fs::symlink("a.folded.1", beside(".a.folded.2")).unwrap();
     mkfifo(&beside(".a.folded.3"), Mode::S_IRWXU).unwrap();
-    // Somebody is writing it.
+    // A writer is active.
     let written = fs::File::create(beside(".a.folded.4")).unwrap();
     let written = Flock::lock(written, FlockArg::LockExclusiveNonblock).unwrap();
     let names = || {
@@ -281,7 +281,7 @@ fn what_cannot_be_written_is_said_and_leaves_nothing() {
     let fails = |path: &Path| {
         let error = profile.write_file(path, &Options::default()).unwrap_err();
         assert!(
-            matches!(&error, Error::Write { path: told, .. } if told == path),
+            matches!(&error, Error::Write { path: failed, .. } if failed == path),
             "{error:?}"
         );
         error.to_string()

@@ -48,9 +48,9 @@ fn written(profile: &Profile, format: Format, options: &Options) -> Vec<u8> {
 }
 
 /// Of each sample how many looks it has, its trace id's first byte, and its attributes but the thread's.
-type Told = Vec<(usize, u8, BTreeMap<String, String>)>;
+type Described = Vec<(usize, u8, BTreeMap<String, String>)>;
 
-fn told(data: &ProfilesData) -> Told {
+fn described(data: &ProfilesData) -> Described {
     let dictionary = data.dictionary.as_ref().unwrap();
     let profile = &data.resource_profiles[0].scope_profiles[0].profiles[0];
     let attribute = |index: &i32| {
@@ -75,7 +75,7 @@ fn told(data: &ProfilesData) -> Told {
             attributes,
         )
     });
-    let mut samples: Told = samples.collect();
+    let mut samples: Described = samples.collect();
     samples.sort();
     samples
 }
@@ -106,7 +106,7 @@ fn contexts_with_one_id_alone_or_odd_names_stay_apart_and_keep_the_rules() {
         let trace = |byte: &str| byte.repeat(16);
         let of = |name: &str| format!("{prefix}{escape}{name}");
         let x = || "x".to_owned();
-        let mut samples: Told = vec![
+        let mut samples: Described = vec![
             sample(1, 0, &[]),
             sample(1, 1, &[]),
             sample(1, 0, &[("trace_id", trace("01"))]),
@@ -132,7 +132,11 @@ fn contexts_with_one_id_alone_or_odd_names_stay_apart_and_keep_the_rules() {
             [""; 0],
             "prefix {prefix:?}"
         );
-        assert_eq!(told(&data), expected(prefix, escape), "prefix {prefix:?}");
+        assert_eq!(
+            described(&data),
+            expected(prefix, escape),
+            "prefix {prefix:?}"
+        );
     }
     // A prefix that makes a name one of the profile's own.
     options.attribute_prefix = "thread.".to_owned();
@@ -279,10 +283,10 @@ fn texts_are_frames_and_xml_whatever_is_in_them() {
         a:b \u{fffd}<&\";(empty);worker_3 1\n";
     assert_eq!(folded, expected);
     let svg = String::from_utf8(written(&profile, Format::FlameGraph, &options)).unwrap();
-    let told = |what: &str| assert!(svg.contains(what), "{what}: {svg}");
-    told(">a b\u{fffd}&lt;c&gt; 5: CPU by r<");
-    told("<title>worker_3 (1 samples, 33.33%)</title>");
-    told("<title>a:b \u{fffd}&lt;&amp;&quot; (1 samples, 33.33%)</title>");
+    let shows = |what: &str| assert!(svg.contains(what), "{what}: {svg}");
+    shows(">a b\u{fffd}&lt;c&gt; 5: CPU by r<");
+    shows("<title>worker_3 (1 samples, 33.33%)</title>");
+    shows("<title>a:b \u{fffd}&lt;&amp;&quot; (1 samples, 33.33%)</title>");
     // https://www.w3.org/TR/xml/#charsets
     let is_bad = |character: char| matches!(character, '\0'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{fffe}' | '\u{ffff}');
     assert_eq!(svg.find(is_bad), None);

@@ -313,7 +313,7 @@ fn the_firefox_profiler_has_a_category_for_each_runtime() {
     let profile: serde_json::Value = serde_json::from_slice(&json).unwrap();
     let categories = &profile["meta"]["categories"];
     let number = |value: &serde_json::Value| usize::try_from(value.as_u64().unwrap()).unwrap();
-    let mut told = Vec::new();
+    let mut described = Vec::new();
     for thread in profile["threads"].as_array().unwrap() {
         let (stacks, frames) = (&thread["stackTable"], &thread["frameTable"]);
         for stack in thread["samples"]["stack"].as_array().unwrap() {
@@ -328,11 +328,11 @@ fn the_firefox_profiler_has_a_category_for_each_runtime() {
                 names.push(format!("{name} ({})", category.as_str().unwrap()));
                 next = &stacks["prefix"][index];
             }
-            told.push(names.join(", "));
+            described.push(names.join(", "));
         }
     }
     let checkout = "Shop.checkout (cpython), handle (cpython), serve (User), main (User)";
     let parse = "parse (User), serve (User), handle (cpython), main (User)";
     let toy = "loop (toy), handle (cpython)";
-    assert_eq!(told, [checkout, parse, checkout, toy]);
+    assert_eq!(described, [checkout, parse, checkout, toy]);
 }

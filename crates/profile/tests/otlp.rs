@@ -69,7 +69,7 @@ fn stack(dictionary: &ProfilesDictionary, sample: &Sample) -> Vec<String> {
 }
 
 /// A sample in words: attributes, span (first byte), stack, values.
-fn told(dictionary: &ProfilesDictionary, sample: &Sample) -> (String, u8, String, Vec<i64>) {
+fn described(dictionary: &ProfilesDictionary, sample: &Sample) -> (String, u8, String, Vec<i64>) {
     let attributes = attributes(dictionary, &sample.attribute_indices);
     let attributes: Vec<_> = attributes
         .iter()
@@ -99,11 +99,11 @@ fn samples_stay_apart_in_thread_span_and_attributes() {
     let [on, off] = profiles(&data, 0) else {
         panic!("two kinds")
     };
-    let told = |profile: &Message| -> Vec<_> {
+    let described = |profile: &Message| -> Vec<_> {
         profile
             .samples
             .iter()
-            .map(|sample| told(dictionary, sample))
+            .map(|sample| described(dictionary, sample))
             .collect()
     };
     let parse = "parse:7 serve:21 main:10";
@@ -113,7 +113,7 @@ fn samples_stay_apart_in_thread_span_and_attributes() {
             number + 1
         )
     };
-    let mut samples = told(on);
+    let mut samples = described(on);
     samples.sort();
     let mut expected = vec![
         (worker(1, "/cart"), 1, parse.to_owned(), vec![1; 4]),
@@ -136,7 +136,7 @@ fn samples_stay_apart_in_thread_span_and_attributes() {
     expected.sort();
     assert_eq!(samples, expected);
     assert_eq!(
-        told(off),
+        described(off),
         [(
             worker(2, "/cart"),
             1,

@@ -267,7 +267,7 @@ fn files_of_another_machine_are_found_by_build_id() {
     }
 }
 
-/// It has the program's build-id, and nothing of what the core lacks.
+/// It has the program's build ID, and nothing of what the core lacks.
 #[test]
 fn a_file_of_debug_information_alone_is_not_used() {
     let Some((copy, directory, crashed)) = crashed_copy() else {
@@ -302,7 +302,7 @@ fn a_file_with_another_build_id_is_not_used() {
     let Some((copy, directory, crashed)) = crashed_copy() else {
         return;
     };
-    // The same program but for one byte of its build-id, then none at all.
+    // The same program but for one byte of its build ID, then none at all.
     let id = build_id(&copy);
     let bytes = fs::read(&copy).unwrap();
     let raw: Vec<u8> = (0..id.len() / 2)
@@ -439,7 +439,7 @@ fn a_core_that_the_kernel_cut_short_says_so() {
     assert_cut(&mut core, &crashed.target);
 }
 
-/// What is told of a core that was cut is right, or an error that names what is missing.
+/// A truncated core file gives right results, or an error that names what is missing.
 fn assert_cut(core: &mut Core, target: &Target) -> usize {
     let missing = core.missing.clone();
     match core.process.context().unwrap() {

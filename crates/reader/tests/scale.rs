@@ -52,8 +52,8 @@ fn two_million_mappings_take_little_memory() {
     let output = reader("reads_in_both_ways", &[target.pid()])
         .output()
         .unwrap();
-    let told = String::from_utf8(output.stdout).unwrap();
-    let line = told.lines().find_map(|line| line.split_once("VmHWM:"));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let line = printed.lines().find_map(|line| line.split_once("VmHWM:"));
     let kib: u64 = line
         .unwrap()
         .1
@@ -62,7 +62,7 @@ fn two_million_mappings_take_little_memory() {
         .unwrap()
         .parse()
         .unwrap();
-    assert!(output.status.success() && kib <= 64 * 1024, "{told}");
+    assert!(output.status.success() && kib <= 64 * 1024, "{printed}");
 }
 
 /// What this thread has read so far, in bytes, if the kernel counts that.

@@ -35,7 +35,7 @@ fn read(process: &mut Process) -> BTreeMap<i32, (String, String)> {
 }
 
 /// The same, as the program tells it.
-fn told(target: &Target) -> BTreeMap<i32, (String, String)> {
+fn printed(target: &Target) -> BTreeMap<i32, (String, String)> {
     let threads = target.threads.iter().filter_map(|thread| {
         let truth = thread.attached.as_ref()?;
         Some((thread.tid, (truth.trace_id.clone(), truth.span_id.clone())))
@@ -61,7 +61,7 @@ fn what_is_not_announced_is_read_only_when_asked_for() {
     ));
     let read = read(&mut open(target.pid()));
     assert_eq!(read.len(), 2);
-    assert_eq!(read, told(&target));
+    assert_eq!(read, printed(&target));
 }
 
 #[test]
@@ -79,18 +79,18 @@ fn a_library_closed_and_loaded_again_at_the_same_place() {
             .env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0"),
     );
     let mut process = open(target.pid());
-    assert_eq!(read(&mut process), told(&target));
+    assert_eq!(read(&mut process), printed(&target));
 
     // Only the first worker touches the variable again; the second one's vector still leads to the
     // record that it had attached before.
-    let before = told(&target);
+    let before = printed(&target);
     target.command("reload");
     let first = target
         .threads
         .iter()
         .find(|thread| thread.name == "worker-0");
     let first = first.unwrap().tid;
-    let mut expected = told(&target);
+    let mut expected = printed(&target);
     expected.retain(|tid, _| *tid == first);
     assert_ne!(expected[&first], before[&first]);
     assert_eq!(read(&mut process), expected);
@@ -128,7 +128,7 @@ fn a_library_loaded_again_whose_static_storage_is_elsewhere() {
     };
     let slot = |target: &Target| target.threads[1].attached.as_ref().unwrap().slot;
     let mut process = open(target.pid());
-    assert_eq!(read(&mut process), told(&target));
+    assert_eq!(read(&mut process), printed(&target));
     let before = (mappings(), slot(&target));
     assert!(process.modules_unchanged().unwrap());
 
@@ -142,7 +142,7 @@ fn a_library_loaded_again_whose_static_storage_is_elsewhere() {
             thread.attached = None;
         }
     }
-    assert_eq!(read(&mut process), told(&target));
+    assert_eq!(read(&mut process), printed(&target));
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn the_threads_of_a_process_whose_first_one_has_ended() {
             }
         }
     }
-    assert_eq!(read, told(&target));
+    assert_eq!(read, printed(&target));
 }
 
 fn remote_state(pid: i32) -> char {
@@ -205,7 +205,7 @@ fn a_process_in_namespaces_of_its_own() {
     };
     let allowed = unshare(&["true".as_ref()]).status();
     if !allowed.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: unshare refuses namespaces of one's own");
+        eprintln!("skipped: unshare cannot create namespaces");
         return;
     }
     let target = Target::spawn(&mut unshare(&[
@@ -232,7 +232,7 @@ fn a_process_in_namespaces_of_its_own() {
         .into_iter()
         .map(|(tid, ids)| (numbers[&tid], ids))
         .collect();
-    assert_eq!(read, told(&target));
+    assert_eq!(read, printed(&target));
     assert_eq!(read.len(), 2);
     let ThreadSupport::Readable(variables) = process.thread_support().unwrap() else {
         panic!()
@@ -273,8 +273,8 @@ fn of_several_definitions_the_one_with_a_record_counts() {
         assert_eq!(read(&mut process), BTreeMap::new());
         // Loads the second library while its threads run.
         target.command("attach");
-        assert_eq!(read(&mut process), told(&target));
-        assert_eq!(told(&target).len(), 2);
+        assert_eq!(read(&mut process), printed(&target));
+        assert_eq!(printed(&target).len(), 2);
         let ThreadSupport::Readable(variables) = process.thread_support().unwrap() else {
             panic!()
         };
@@ -289,8 +289,8 @@ fn of_several_definitions_the_one_with_a_record_counts() {
     };
     let target = Target::spawn(Command::new(&program).arg(format!("lib={}", one.display())));
     let mut process = open(target.pid());
-    assert_eq!(read(&mut process), told(&target));
-    assert_eq!(told(&target).len(), 2);
+    assert_eq!(read(&mut process), printed(&target));
+    assert_eq!(printed(&target).len(), 2);
     let ThreadSupport::Readable(variables) = process.thread_support().unwrap() else {
         panic!()
     };

@@ -105,7 +105,7 @@ impl FileFacts {
     }
 
     /// The fact with this type and name, if it was computed before.
-    pub(crate) fn known<T: Any + Send + Sync>(&self, name: &str) -> Option<Fact<T>> {
+    pub(crate) fn get<T: Any + Send + Sync>(&self, name: &str) -> Option<Fact<T>> {
         let kept = self.kept();
         let kept = kept.get(&(TypeId::of::<T>(), name.to_owned()))?;
         Some(kept.clone().map(|fact| {

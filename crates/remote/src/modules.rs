@@ -77,7 +77,7 @@ impl LoadedModule {
         name: &str,
         read: impl FnOnce(&Elf<'_>) -> Result<T, ElfError>,
     ) -> Result<Arc<T>, Error> {
-        let fact = match self.facts.known(name) {
+        let fact = match self.facts.get(name) {
             Some(known) => known,
             None => {
                 let (result, _) = self.read_within(target, read);
@@ -209,7 +209,7 @@ impl Modules {
     ) -> Result<Self, Error> {
         let mut loaded = Vec::new();
         let read = |facts: &FileFacts, source: Source<'_>| {
-            let known = facts.known(FILE).map(|fact| (fact, 0));
+            let known = facts.get(FILE).map(|fact| (fact, 0));
             known.unwrap_or_else(|| facts.compute(FILE, source, ModuleFile::of))
         };
         let keep = |module: Place, file| loaded.push(module.at(file));
@@ -300,11 +300,11 @@ fn tls_modules_within(
 ) -> Result<TlsModules, Error> {
     let mut loaded = Vec::new();
     let read = |facts: &FileFacts, source: Source<'_>| {
-        if let Some(known) = facts.known(name) {
+        if let Some(known) = facts.get(name) {
             return (known, 0);
         }
         facts.compute(name, source, |elf| {
-            let file = match facts.known(FILE) {
+            let file = match facts.get(FILE) {
                 Some(Ok(Some(file))) => file,
                 _ => {
                     let file = Arc::new(ModuleFile::of(elf)?);

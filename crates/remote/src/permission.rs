@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_root_is_not_told_to_become_it() {
+    fn root_is_not_advised_to_become_root() {
         let status = "Name:\tx\nUid:\t0\t0\t0\t0\nCapEff:\t00000000a80425fb\nSeccomp:\t2\n";
         let contained = Own::of(status);
         let expected = Own {

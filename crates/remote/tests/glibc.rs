@@ -36,7 +36,7 @@ enum Kind {
 }
 
 /// Kind, flags of the variable, what a reader finds with the older and with the newest one. Where
-/// two are told apart by a bar, the first is before any thread has touched the variable.
+/// two are separated by a bar, the first is before any thread has touched the variable.
 const ROWS: [(Kind, &str, &str, &str); 10] = {
     use Kind::{Dlopen, DlopenNoSurplus, Executable, Linked};
     const STATIC: &str = "Tlsdesc Static";
@@ -145,7 +145,7 @@ impl Glibc {
         Some([library("-DFIRST")?, library("-DSECOND")?])
     }
 
-    /// The program, which will attach when told to, and the file with the variable.
+    /// The program, which will attach on request, and the file with the variable.
     fn start(&self, kind: Kind, model: &str) -> Option<(Target, PathBuf)> {
         let with = |flags: &[&str]| {
             let mut all = self.flags();
@@ -184,7 +184,7 @@ impl Glibc {
 
 /// What a reader finds in a process now; it has compared every thread with what that says of
 /// itself.
-fn look(target: &Target, module: &Path) -> String {
+fn inspect(target: &Target, module: &Path) -> String {
     let process = Process::open(target.pid()).unwrap();
     let memory = process.memory().unwrap();
     let resolution = resolve(
@@ -209,8 +209,11 @@ fn look(target: &Target, module: &Path) -> String {
         let address = variable.address(&memory, stopped.thread_pointer()).unwrap();
         let value = address.map(|address| memory.read_u64(address).unwrap());
         stopped.resume().unwrap();
-        let told = target.threads.iter().find(|told| told.tid == thread.tid);
-        match told.and_then(|told| told.attached.as_ref()) {
+        let printed = target
+            .threads
+            .iter()
+            .find(|printed| printed.tid == thread.tid);
+        match printed.and_then(|printed| printed.attached.as_ref()) {
             Some(truth) => assert_eq!((address, value), (Some(truth.slot), Some(truth.record))),
             None => assert_eq!(value.unwrap_or(0), 0, "{thread:?}"),
         }
@@ -233,11 +236,11 @@ fn before_and_after_the_first_touch() {
             let linker = glibc.folder.join("ld.so").canonicalize().unwrap();
             assert_eq!(executable, linker);
 
-            let before = look(&target, &module);
+            let before = inspect(&target, &module);
             target.command("attach");
             let attached = target.threads.iter().filter(|it| it.attached.is_some());
             assert_eq!(attached.count(), 2);
-            let after = look(&target, &module);
+            let after = inspect(&target, &module);
 
             // Written past the test harness, which would keep the table of a test that passes.
             let row = format!("{name:<12} {kind:?} {model}");
@@ -255,7 +258,7 @@ fn resolution(process: &Process) -> Resolution {
     resolve(&LiveProcess::new(process, &memory), &FileCache::new(), NAME).unwrap()
 }
 
-/// The addresses of the variable in the threads of this name, each read while it stands still.
+/// The addresses of the variable in the threads of this name, each read while it is stopped.
 fn addresses(process: &Process, found: &Resolution, named: &str) -> Vec<Option<u64>> {
     let [variable] = &found.variables[..] else {
         panic!("{found:?}")

@@ -20,7 +20,7 @@ use otelctx_remote::{
 const NAME: &str = "otel_thread_ctx_v1";
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-fn look(target: &Target) -> Resolution {
+fn resolved(target: &Target) -> Resolution {
     let process = Process::open(target.pid()).unwrap();
     let memory = process.memory().unwrap();
     resolve(
@@ -76,7 +76,7 @@ impl otelctx_remote::Target for WithoutList<'_> {
     }
 }
 
-fn look_without_list(target: &Target) -> Resolution {
+fn resolved_without_list(target: &Target) -> Resolution {
     let process = Process::open(target.pid()).unwrap();
     let memory = process.memory().unwrap();
     let target = WithoutList(LiveProcess::new(&process, &memory));
@@ -105,7 +105,7 @@ fn a_symbol_that_is_not_the_variable() {
         };
         let mut command = Command::new(&program);
         command.arg(format!("lib={}", library.display()));
-        let resolution = look(&Target::spawn(&mut command));
+        let resolution = resolved(&Target::spawn(&mut command));
         assert_eq!(resolution.variables, [], "{kind}");
         assert_eq!(resolution.unreadable, [(library.into_os_string(), reason)]);
     }
@@ -134,11 +134,15 @@ fn a_thread_whose_vector_is_too_short() {
             .env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0");
         let target = Target::spawn(&mut command);
         // A descriptor tells the generation as well as the list does.
-        let without_list = look_without_list(&target);
-        let told = usize::from(access == Access::Tlsdesc);
-        assert_eq!(without_list.variables.len(), told, "{without_list:?}");
-        assert_eq!(without_list.unreadable.len(), 1 - told, "{without_list:?}");
-        let resolution = look(&target);
+        let without_list = resolved_without_list(&target);
+        let expected = usize::from(access == Access::Tlsdesc);
+        assert_eq!(without_list.variables.len(), expected, "{without_list:?}");
+        assert_eq!(
+            without_list.unreadable.len(),
+            1 - expected,
+            "{without_list:?}"
+        );
+        let resolution = resolved(&target);
         assert_eq!(resolution.unreadable, []);
         let [variable] = &resolution.variables[..] else {
             panic!("{resolution:?}")
@@ -178,7 +182,7 @@ fn a_thread_whose_vector_is_too_short() {
     }
 }
 
-/// Holds that a DTPMOD64 without a DTPOFF64 is told by the next word of the table: nothing else says
+/// Checks that a DTPMOD64 without a DTPOFF64 is distinguished by the next word of the table: nothing else says
 /// which module it is where the dynamic linker keeps no list, as musl's. mold's names no symbol
 /// either, lld's does.
 #[test]
@@ -198,7 +202,7 @@ fn a_module_id_whose_offset_the_linker_wrote() {
         let mut command = Command::new(&program);
         command.arg(format!("lib={}", library.display()));
         let target = Target::spawn(&mut command);
-        let resolution = look(&target);
+        let resolution = resolved(&target);
         let [variable] = &resolution.variables[..] else {
             panic!("{resolution:?}")
         };

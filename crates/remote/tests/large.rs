@@ -117,15 +117,15 @@ fn a_module_of_1_gib_with_10_mib_of_relative_relocations() {
     let target = Target::spawn(&mut command);
     let space = Counted::new(target.pid());
     let cache = FileCache::new();
-    let look = || {
+    let resolve = || {
         let of_memory = space.bytes.get();
         let (bytes, resolution) = bytes_read(|| resolve(&space, &cache, NAME).unwrap()).unwrap();
         (bytes - (space.bytes.get() - of_memory), resolution)
     };
     // Of all modules: libc.so and others are among them.
-    let (first, resolution) = look();
+    let (first, resolution) = resolve();
     assert!(bytes < first && first <= MIB, "{first} bytes");
-    let (second, again) = look();
+    let (second, again) = resolve();
     assert_eq!(second, 0);
     assert_eq!(again.variables, resolution.variables);
 

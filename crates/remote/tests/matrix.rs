@@ -27,7 +27,7 @@ fn every_kind_of_program() {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some(row) = rows.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let verdict = catch_unwind(AssertUnwindSafe(|| look(row)))
+                    let verdict = catch_unwind(AssertUnwindSafe(|| inspect(row)))
                         .unwrap_or_else(|_| Err("the program did not run, see above".into()));
                     verdicts.lock().unwrap().push((row, verdict));
                 }
@@ -124,7 +124,7 @@ fn counts(verdicts: &[(&Row, Verdict)], word: impl Fn(&str) -> Option<String>) -
 }
 
 /// Starts a program and compares; `Ok` says what was found.
-fn look(row: &Row) -> Verdict {
+fn inspect(row: &Row) -> Verdict {
     let mut target = Target::spawn(&mut row.command());
     if row.late {
         target.command("attach");

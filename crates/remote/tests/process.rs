@@ -233,7 +233,7 @@ fn loaded(target: &Target, library: &Path) -> LoadedModule {
 }
 
 /// map_files opens whatever is mapped there by now, and a path whatever lies there: device and inode
-/// decide, or inode and build-id.
+/// decide, or inode and build ID.
 #[test]
 fn a_file_is_a_mapping_s_by_device_and_inode_or_by_inode_and_build_id() {
     for (build_id, by_build_id) in [("-Wl,--build-id", true), ("-Wl,--build-id=none", false)] {

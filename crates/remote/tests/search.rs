@@ -57,15 +57,15 @@ fn found(process: &Process, names: &[&[u8]], limit: usize) -> Found {
     found
 }
 
-/// What the target has told of its contexts, the last first.
-fn told(target: &Target) -> Vec<u64> {
+/// What the target has printed about its contexts, the last first.
+fn printed(target: &Target) -> Vec<u64> {
     let address = |line: &String| {
         let address = line.strip_prefix("context 0x")?;
         Some(u64::from_str_radix(address, 16).unwrap())
     };
-    let mut told: Vec<_> = target.lines.iter().filter_map(address).collect();
-    told.sort_unstable();
-    told
+    let mut printed: Vec<_> = target.lines.iter().filter_map(address).collect();
+    printed.sort_unstable();
+    printed
 }
 
 fn starts(found: &[NamedMapping]) -> Vec<u64> {
@@ -82,7 +82,7 @@ fn a_name_is_found_among_many_mappings_in_either_way() {
         target.command(&format!("map {kind} 60000"));
         target.command("publish second");
         let (first, others) = found(&process, &NAMES, 64);
-        assert_eq!(starts(&first), told(&target));
+        assert_eq!(starts(&first), printed(&target));
         assert_eq!(others, []);
         for named in &first {
             assert_eq!(named.name, b"/memfd:OTEL_CTX (deleted)");
@@ -99,7 +99,7 @@ fn what_is_not_writable_comes_last_and_code_never() {
     target.command("read-only");
     let process = Process::open(target.pid()).unwrap();
     let (first, others) = found(&process, &NAMES, 64);
-    assert_eq!((first, starts(&others)), (vec![], told(&target)));
+    assert_eq!((first, starts(&others)), (vec![], printed(&target)));
 }
 
 /// Not a memfd, whatever it is called.
@@ -125,7 +125,7 @@ fn anonymous_memory_is_found_by_its_name_where_it_has_one() {
     let process = Process::open(target.pid()).unwrap();
     let maps = fs::read_to_string(format!("/proc/{}/maps", target.pid())).unwrap();
     let expected = if maps.contains("[anon:OTEL_CTX]") {
-        told(&target)
+        printed(&target)
     } else {
         eprintln!("this kernel does not name anonymous memory");
         vec![]
@@ -144,7 +144,7 @@ fn of_every_process_both_ways_find_the_same() {
         let Ok(process) = Process::open(pid) else {
             continue;
         };
-        // Another process may change meanwhile, and is compared anew then.
+        // Another process may change meanwhile, and is then compared again.
         let same = (0..5).any(|_| {
             let both = [false, true].map(|text| search(&process, &names, 64, text));
             match both {
@@ -171,7 +171,7 @@ fn once_the_leader_has_exited_another_thread_is_asked() {
     target.command("publish first");
     target.command("leave");
     let process = Process::open(target.pid()).unwrap();
-    assert_eq!(starts(&found(&process, &NAMES, 64).0), told(&target));
+    assert_eq!(starts(&found(&process, &NAMES, 64).0), printed(&target));
     let mut code = Vec::new();
     let options = ScanOptions::default();
     let all = process.code_mappings(options, &mut |mapping| code.push(mapping.start));

@@ -94,7 +94,7 @@ fn a_stop_is_not_the_sleepers_eintr() {
                 .resume()
                 .unwrap();
         }
-        // Now and then a call is to reach its time-out.
+        // Let a call reach its timeout now and then.
         std::thread::sleep(Duration::from_millis(if round % 10 == 0 { 50 } else { 3 }));
     }
     for result in report(&mut target) {
@@ -136,7 +136,7 @@ fn a_signal_without_effect_does_not_interrupt() {
     wait_for_state(&process, tid, 'S');
     for _ in 0..20 {
         let stopped = Stopped::stop(&process, tid, TIMEOUT).unwrap();
-        // A tracee is told of signals that it would not hear of otherwise.
+        // A tracee gets signals that it would not get otherwise.
         send(target.pid(), tid, libc::SIGCHLD);
         stopped.resume().unwrap();
     }
@@ -239,7 +239,7 @@ fn a_process_is_stopped_and_continued_as_without_a_tracer() {
 }
 
 #[test]
-fn the_reader_itself_is_told_that_it_cannot_be_stopped() {
+fn stopping_the_reader_itself_is_an_error() {
     let own = i32::try_from(std::process::id()).unwrap();
     let process = Process::open(own).unwrap();
     let error = Stopped::stop(&process, own, TIMEOUT).unwrap_err();
@@ -337,7 +337,7 @@ fn killed_while_stopped() {
 }
 
 #[test]
-fn an_exec_while_a_thread_is_stopped_goes_through() {
+fn an_exec_while_a_thread_is_stopped_completes() {
     for leader in [true, false] {
         let Some(mut target) = spawn("signals.c") else {
             return;

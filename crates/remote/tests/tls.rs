@@ -354,7 +354,7 @@ fn relocations_without_symbol() {
 }
 
 #[test]
-fn local_dynamic_is_read_and_told_apart() {
+fn local_dynamic_is_read_and_distinguished() {
     let flags = ["-mtls-dialect=gnu", "-DMODEL=\"local-dynamic\"", "-DBIG=24"];
     let Some(library) = Compiler::gcc().library(&["variable.c"], &flags) else {
         return;

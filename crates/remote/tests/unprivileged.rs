@@ -1,4 +1,4 @@
-//! What a reader without rights can see, and what it is told about the rest.
+//! What a reader without privileges can read, and the errors for the rest.
 
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
@@ -93,7 +93,7 @@ fn looks_without_rights() {
             "{text}"
         );
     }
-    // What everybody may see.
+    // What every user may read.
     assert!(process.comm().is_ok());
     assert!(!process.threads().unwrap().is_empty());
 }

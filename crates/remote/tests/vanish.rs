@@ -31,7 +31,7 @@ fn descriptors() -> usize {
 }
 
 /// Everything that a reader does, once.
-fn look(process: &Process, threads: [i32; 2], cache: &FileCache) -> Result<(), Error> {
+fn inspect(process: &Process, threads: [i32; 2], cache: &FileCache) -> Result<(), Error> {
     let mut first = 0;
     process.mappings(&mut |mapping| {
         first = mapping.start;
@@ -87,7 +87,7 @@ fn targets_that_vanish_at_random_moments() {
             while after < 3 {
                 after += i32::from(ender.is_finished());
                 let started = Instant::now();
-                match look(&process, threads, &cache) {
+                match inspect(&process, threads, &cache) {
                     Ok(()) => looks += 1,
                     Err(
                         Error::NoSuchThread { .. }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* What the program tells: one layout for all events, shared with src/ebpf/abi.rs.
+/* The program's events: one layout for all events, shared with src/ebpf/abi.rs.
  *
  * A fixed head, and behind it parts, each with a head of its own. A step that looks deeper (a runtime's
  * frames, its labels: steps.h) adds a part of its own kind.
@@ -7,7 +7,7 @@
 #ifndef EVENT_H
 #define EVENT_H
 
-/* What an event tells of. */
+/* Kinds of events. */
 enum event_kind {
     EVENT_ON_CPU = 1, /* the thread ran when the clock ticked */
     EVENT_FORK = 2,   /* a process began; detail is its parent's id */
@@ -54,8 +54,8 @@ enum step_outcome {
     STEP_DONE = 0,
     STEP_ABSENT = 1, /* the step was not loaded */
     STEP_MEMORY = 2, /* what it needs of the process could not be read */
-    STEP_UNCONFIGURED = 3, /* it was told nothing of the process */
-    STEP_LIMIT = 4, /* a list has more entries than the step goes through */
+    STEP_UNCONFIGURED = 3, /* it has no configuration for the process */
+    STEP_LIMIT = 4, /* a list has more entries than the step visits */
 };
 
 struct event_head {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* What becomes of processes: they fork, execute, exit. */
+/* Events of processes: fork, exec, exit. */
 #ifndef PROCESS_H
 #define PROCESS_H
 
@@ -46,7 +46,7 @@ int task_newtask(struct bpf_raw_tracepoint_args *context)
         return 0;
     if (!bpf_map_lookup_elem(&targets, &parent))
         return 0;
-    /* A child inherits no process context: what it is to be told of comes when it publishes. */
+    /* A child inherits no process context: its configuration is set when it publishes. */
     static const struct target nothing = {};
     __u32 child = new_id((struct task_struct *)context->args[0]);
     if (!child)

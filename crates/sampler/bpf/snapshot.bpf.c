@@ -99,7 +99,7 @@ int snapshot(struct bpf_iter__task *context)
         if (record)
             found = read_record(part, record, max_record, task);
         if (found == OUTCOME_ATTACHED) {
-            /* Whatever is different now makes it torn: what was read is told, both times. */
+            /* Any difference means that it is torn: both reads are reported. */
             __u64 second_record = pointer(&target->place[i], tp, task, &again);
             again = second_record == record ? read_record(second, record, max_record, task)
                                             : OUTCOME_NOT_VALID;

@@ -57,7 +57,7 @@ struct {
     __type(value, __u8[STEP_CONFIGURATION_SIZE]);
 } step_configurations SEC(".maps");
 
-/* Goes on to the next step, which does not return, or tells the sample. */
+/* Calls the next step, which does not return, or submits the sample. */
 static __always_inline void go_on(void *context, struct scratch *scratch, void *programs)
 {
     for (__u32 i = 0; i < sizeof scratch->steps; i++) {
@@ -121,7 +121,7 @@ static __always_inline int run_step(void *context, void *scratches, void *progra
         return run_step(context, &switch_scratch, &switch_steps, number, name##_step); \
     }
 
-/* Puts a sample of the running thread together, and tells it. */
+/* Builds a sample of the running thread, and submits it. */
 static __always_inline void take(void *context, void *scratches, void *programs,
                                  struct task_struct *task, const struct target *target, __u32 pid,
                                  __u32 tid, __u8 kind, __u8 flags)

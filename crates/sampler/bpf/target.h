@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* What the program is told of a process; shared with src/ebpf/abi.rs. */
+/* The program's data about a process; shared with src/ebpf/abi.rs. */
 #ifndef TARGET_H
 #define TARGET_H
 

@@ -138,8 +138,8 @@ fn locked_memory_is_limited() -> bool {
         rlim_max: 0,
     };
     // SAFETY: the structure is valid during the call.
-    let told = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    told == 0 && limit.rlim_cur != libc::RLIM_INFINITY
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    result == 0 && limit.rlim_cur != libc::RLIM_INFINITY
 }
 
 /// Why the kernel's verifier rejected a program, if it did.
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_the_verifier_says_the_reason_is_told() {
+    fn the_verifiers_reason_is_reported() {
         let log = "592: (85) call bpf_get_stack#67\n\
                    R2 min value is outside of the allowed memory range\n\
                    verification time 9744202 usec\n\
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_in_one_line() {
+    fn an_error_is_one_line() {
         let error = io::Error::other("first\nand a log\nof many lines");
         assert_eq!(chain(&error), "first");
     }

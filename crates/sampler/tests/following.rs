@@ -116,7 +116,7 @@ fn monotonic() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// A shell that does what `script` says once it is told to go on.
+/// A shell that does what `script` says once it may continue.
 fn shell(script: &str, program: &PathBuf) -> Target {
     let script = format!("echo ready; read line; {script}");
     let mut command = Command::new("sh");
@@ -192,7 +192,7 @@ fn a_process_that_comes_where_all_are_sampled() {
 /// `unshare`'s, busybox's too: another PID namespace, and `/proc` as that sees it.
 const NAMESPACE: [&str; 3] = ["-p", "-f", "--mount-proc"];
 
-/// What the recorder is told is in ids of its own namespace.
+/// The recorder gets IDs of its own namespace.
 #[test]
 fn a_child_in_a_namespace() {
     let own = std::env::current_exe().unwrap();
@@ -272,7 +272,7 @@ fn a_library_that_is_closed() {
 }
 
 #[test]
-fn another_catalog_is_told_everything_again() {
+fn another_catalog_gets_everything_again() {
     let Some(program) = Sampled::own().workers() else {
         return;
     };

@@ -27,7 +27,7 @@ fn both(pid: i32) -> [Options; 2] {
     })
 }
 
-/// A shell that counts once it is told to, and of which nobody learns that it has ended.
+/// A shell that counts on request, and whose end is not reported.
 fn counting(to: u32) -> Target {
     let mut command = Command::new("sh");
     let script = format!("echo ready; read line; echo done; {}", count(to));
@@ -85,7 +85,7 @@ fn all_that_a_process_runs_is_sampled_or_counted_as_lost() {
         eprintln!("{method}: {seen} of {ticks} ticks, {counts:?}");
         assert!(ticks > 20, "{method}: {ticks}");
         // A clock meets who just runs, more often or less. What was run since the last look, of a
-        // busy machine, is missing by ptrace. An emulated machine's clocks stand still at times.
+        // busy machine, is missing by ptrace. An emulated machine's clocks sometimes stop.
         let least = match (&method, is_emulated()) {
             (_, true) => 1,
             (Method::Ptrace(_), _) => ticks * 3 / 4,

@@ -108,7 +108,7 @@ fn hold(way: &SpanProgram, index: usize, without_ebpf: bool) {
     assert!(right > enough / 5, "{}: {right} right samples", way.name);
     // ptrace stops a thread anywhere, and loses ticks when it is late.
     if !without_ebpf {
-        // The ring holds what comes within a second, and an emulated machine may stand still for longer.
+        // The ring holds what comes within a second, and an emulated machine may pause for longer.
         assert!(
             counts.lost == 0 || is_emulated(),
             "{}: {counts:?}",

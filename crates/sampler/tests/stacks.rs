@@ -22,7 +22,7 @@ const ODD: u32 = 24;
 
 /// Samples a program until enough of its other threads' stacks were compared. `None`, with a line,
 /// where the kernel does not let us use eBPF.
-fn look(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Counts> {
+fn sample(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Counts> {
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = 499;
     let mut sampler = Sampler::start(&options).unwrap();
@@ -84,7 +84,7 @@ fn every_frame_is_there_however_far_it_is_from_the_next() {
             let range = function..function + FUNCTION;
             range.contains(&address)
         };
-        let counts = look(&target, &what, |stack| {
+        let counts = sample(&target, &what, |stack| {
             let calls = stack.iter().take_while(|it| is_in(**it, places[0])).count();
             assert_eq!(calls, depth.min(MOST), "{what}: {stack:x?}");
             if depth < MOST {
@@ -113,10 +113,10 @@ fn a_stack_ends_where_its_frames_lead_nowhere() {
         if last == 1 {
             expected.resize(MOST - 1, 3);
         }
-        let looked = look(&target, &what, |stack| {
+        let counts = sample(&target, &what, |stack| {
             assert_eq!(stack[1..], expected, "{what}");
         });
-        if looked.is_none() {
+        if counts.is_none() {
             return;
         }
     }

@@ -1,4 +1,4 @@
-//! Files that somebody made to do harm.
+//! Hostile files.
 
 mod tools;
 
@@ -10,9 +10,9 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use otelctx_symbolize::{Failure, FailureReason, Symbols};
-use tools::{Scratch, Told, found, instructions, text, tool, truth};
+use tools::{Resolved, Scratch, found, instructions, text, tool, truth};
 
-/// One test at a time: a child that is forked while another thread holds a lock has it held for ever.
+/// One test at a time: in a child forked while another thread holds a lock, it stays locked forever.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -61,12 +61,12 @@ fn reasons(symbols: &Symbols) -> Vec<FailureReason> {
     symbols.failures().iter().map(reason).collect()
 }
 
-fn named(name: &str) -> Vec<Told> {
+fn named(name: &str) -> Vec<Resolved> {
     vec![vec![(name.into(), "a.c".into(), 7)]; 3]
 }
 
 /// The same without DWARF.
-fn of_symbols(name: &str) -> Vec<Told> {
+fn of_symbols(name: &str) -> Vec<Resolved> {
     vec![vec![(name.into(), String::new(), 0)]; 3]
 }
 
@@ -86,8 +86,8 @@ fn entries_nested_deeper_than_any_stack_end_a_child_only() {
     let deep = format!("{function}.fill 4000000,1,3\n.fill 4000002,1,0");
     let path = program(&scratch, "deep", &deep);
     let mut symbols = Symbols::new();
-    let told = found(&mut symbols, &path, &serve(&path));
-    assert_eq!(told, of_symbols("serve"));
+    let resolved = found(&mut symbols, &path, &serve(&path));
+    assert_eq!(resolved, of_symbols("serve"));
     assert_eq!(reasons(&symbols), [FailureReason::TooLarge]);
 }
 
@@ -98,8 +98,8 @@ fn a_function_that_is_its_own_origin_is_left_to_the_symbols() {
     // The entry refers to itself: 32 bytes into the unit.
     let path = program(&scratch, "cycle", ".byte 4\n.4byte 32\n.8byte serve, end");
     let mut symbols = Symbols::new();
-    let told = found(&mut symbols, &path, &serve(&path));
-    assert_eq!(told, of_symbols("serve"));
+    let resolved = found(&mut symbols, &path, &serve(&path));
+    assert_eq!(resolved, of_symbols("serve"));
     assert_eq!(symbols.failures(), []);
 }
 
@@ -132,8 +132,8 @@ fn a_section_that_says_it_is_giant_ends_a_child_only() {
         let file = fs::File::options().write(true).open(&path).unwrap();
         file.write_all_at(&size.to_le_bytes(), offset + 8).unwrap();
         let mut symbols = Symbols::new();
-        let told = found(&mut symbols, &path, &offsets);
-        assert_eq!(told, of_symbols("serve"), "{size:#x}");
+        let resolved = found(&mut symbols, &path, &offsets);
+        assert_eq!(resolved, of_symbols("serve"), "{size:#x}");
         assert_eq!(reasons(&symbols), [FailureReason::TooLarge], "{size:#x}");
     }
 }
@@ -169,10 +169,11 @@ fn wherever_a_file_is_cut_or_changed_there_is_an_answer() {
     );
     let (whole, offsets) = (fs::read(&path).unwrap(), serve(&path));
     let names = |symbols: &mut Symbols| {
-        let told = found(symbols, &path, &offsets);
-        assert_eq!(told.len(), 3);
-        told.iter()
-            .all(|told| told.is_empty() || told[0].0 == "serve")
+        let resolved = found(symbols, &path, &offsets);
+        assert_eq!(resolved.len(), 3);
+        resolved
+            .iter()
+            .all(|resolved| resolved.is_empty() || resolved[0].0 == "serve")
     };
     for length in (0..whole.len()).step_by(97) {
         fs::write(&path, &whole[..length]).unwrap();
@@ -195,11 +196,14 @@ fn a_fifo_and_a_directory_in_the_place_of_a_file_are_left_alone() {
         let path = scratch.0.join(make);
         tool(make, &[text(&path)]);
         let mut symbols = Symbols::new();
-        assert_eq!(found(&mut symbols, &path, &[0, 1]), vec![Told::new(); 2]);
+        assert_eq!(
+            found(&mut symbols, &path, &[0, 1]),
+            vec![Resolved::new(); 2]
+        );
     }
 }
 
-/// Who is told to decode a file, for the test below.
+/// Who is resolved to decode a file, for the test below.
 #[test]
 fn decodes_a_file_that_is_named_in_the_environment() {
     let _alone = alone();
@@ -208,11 +212,11 @@ fn decodes_a_file_that_is_named_in_the_environment() {
     };
     let path = PathBuf::from(path);
     let addresses = instructions(&path, &["serve"]);
-    let told = found(&mut Symbols::new(), &path, &addresses);
+    let resolved = found(&mut Symbols::new(), &path, &addresses);
     let _ = writeln!(
         std::io::stderr(),
-        "told {}",
-        told == truth(&path, &addresses)
+        "resolved {}",
+        resolved == truth(&path, &addresses)
     );
 }
 
@@ -254,9 +258,9 @@ fn a_targets_file_is_never_mapped() {
         println!("skipped: {said}");
         return;
     }
-    assert!(said.contains("told true"), "{said}");
+    assert!(said.contains("resolved true"), "{said}");
     let calls = fs::read_to_string(calls).unwrap();
-    // objdump and addr2line, which told the truth, are other programs.
+    // objdump and addr2line, which resolved the truth, are other programs.
     let others: Vec<&str> = calls
         .lines()
         .filter(|line| line.contains("execve(") && !line.contains("hostile"))

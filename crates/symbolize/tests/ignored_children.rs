@@ -8,7 +8,7 @@ use otelctx_symbolize::Symbols;
 use tools::{Scratch, found, instructions, text, tool, truth};
 
 #[test]
-fn names_are_told_where_childrens_ends_are_ignored() {
+fn functions_are_resolved_even_if_sigchld_is_ignored() {
     let scratch = Scratch::new("ignored");
     let source = scratch.0.join("a.c");
     std::fs::write(&source, "int serve(int n) { return n * n; }\n").unwrap();

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use otelctx_fixtures::Compiler;
 use otelctx_profile::sample::{Catalog, Mapping, Module};
 use otelctx_symbolize::{FailureReason, Symbols};
-use tools::{Scratch, Told, found, in_process, instructions, module, text, tool, truth};
+use tools::{Resolved, Scratch, found, in_process, instructions, module, text, tool, truth};
 
 fn program(scratch: &Scratch, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let built = Compiler::gcc().program(&[source], flags)?;
@@ -20,7 +20,7 @@ fn program(scratch: &Scratch, source: &str, flags: &[&str]) -> Option<PathBuf> {
     Some(path)
 }
 
-fn named(name: &str) -> Told {
+fn named(name: &str) -> Resolved {
     vec![(name.into(), String::new(), 0)]
 }
 
@@ -44,7 +44,10 @@ fn debug_information_of_each_version_is_read_packed_or_not() {
         };
         let addresses = instructions(&program, &["serve", "main"]);
         let expected = truth(&program, &addresses);
-        assert!(expected.iter().any(|told| told.len() == 3), "{expected:?}");
+        assert!(
+            expected.iter().any(|resolved| resolved.len() == 3),
+            "{expected:?}"
+        );
         let mut symbols = Symbols::new();
         assert_eq!(
             found(&mut symbols, &program, &addresses),
@@ -78,7 +81,7 @@ fn of_split_debug_information_the_programs_own_part_is_read() {
 }
 
 #[test]
-fn symbols_count_where_debug_information_is_not_decoded_and_that_is_told() {
+fn symbols_are_used_if_debug_information_fails_which_is_reported() {
     let scratch = Scratch::new("zstd");
     let Some(program) = program(&scratch, "inlined.c", &["-O2", "-g"]) else {
         return;
@@ -270,8 +273,8 @@ fn a_file_that_was_deleted_is_read_from_who_has_it_mapped() {
     fs::copy("/bin/true", &path).unwrap();
     let (mapping, _) = running.mapping("/waiting");
     let symbols = &mut Symbols::new();
-    let told = in_process(symbols, &module, running.pid(), Some(&mapping), &serve);
-    assert_eq!(told, expected);
+    let resolved = in_process(symbols, &module, running.pid(), Some(&mapping), &serve);
+    assert_eq!(resolved, expected);
 }
 
 #[test]
@@ -302,8 +305,8 @@ fn a_file_in_another_mount_namespace_is_read_there() {
     };
     let (mapping, _) = running.mapping("/inside/waiting");
     let symbols = &mut Symbols::new();
-    let told = in_process(symbols, &module, running.pid(), Some(&mapping), &serve);
-    assert_eq!(told, expected);
+    let resolved = in_process(symbols, &module, running.pid(), Some(&mapping), &serve);
+    assert_eq!(resolved, expected);
 }
 
 #[test]
@@ -325,18 +328,18 @@ fn the_vdso_has_the_names_that_it_exports() {
     };
     let asked = [mapping.start + address + 1];
     let symbols = &mut Symbols::new();
-    let told = in_process(symbols, &module, running.pid(), Some(&mapping), &asked);
+    let resolved = in_process(symbols, &module, running.pid(), Some(&mapping), &asked);
     let names = [
         "clock_gettime",
         "__vdso_clock_gettime",
         "__kernel_clock_gettime",
     ];
-    assert!(names.contains(&&told[0][0].0[..]), "{told:?}");
+    assert!(names.contains(&&resolved[0][0].0[..]), "{resolved:?}");
     // Elsewhere in memory without a file there are no names, whatever it is called.
     let module = Module {
         path: "[anon]".into(),
         ..Module::default()
     };
-    let told = in_process(symbols, &module, running.pid(), Some(&mapping), &asked);
-    assert_eq!(told, [[]]);
+    let resolved = in_process(symbols, &module, running.pid(), Some(&mapping), &asked);
+    assert_eq!(resolved, [[]]);
 }

@@ -13,7 +13,7 @@ use otelctx_profile::sample::{Counts, Event, Found, Sample};
 use otelctx_profile::{Clock, Location, Profile, Recording, SymbolQuery, Symbolizer};
 use otelctx_remote::Device;
 use otelctx_symbolize::Symbols;
-use tools::{Scratch, Told, text, tool, truth};
+use tools::{Resolved, Scratch, text, tool, truth};
 
 fn program(scratch: &Scratch) -> Option<PathBuf> {
     let flags = ["-g", "-O2", "-Wl,--build-id"];
@@ -97,9 +97,9 @@ fn instructions(path: &Path) -> Vec<u64> {
     addresses
 }
 
-fn told(locations: &[Location]) -> Vec<Told> {
-    let told = |location: &Location| tools::told(&location.functions);
-    locations.iter().map(told).collect()
+fn resolved(locations: &[Location]) -> Vec<Resolved> {
+    let resolved = |location: &Location| tools::resolved(&location.functions);
+    locations.iter().map(resolved).collect()
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn functions_lines_and_inlined_calls_are_those_of_addr2line() {
         "{expected:?}"
     );
     let (_, locations) = located(&program, &addresses, &mut Symbols::new());
-    assert_eq!(told(&locations), expected);
+    assert_eq!(resolved(&locations), expected);
 }
 
 #[test]
@@ -150,12 +150,12 @@ fn a_stripped_program_is_named_by_its_debug_file() {
     // The debug file lies beside the program as well, where the target could have put it.
     let unnamed = |symbols: &mut Symbols| {
         let (_, locations) = located(&program, &addresses, symbols);
-        told(&locations).iter().all(Vec::is_empty)
+        resolved(&locations).iter().all(Vec::is_empty)
     };
     assert!(unnamed(&mut Symbols::new()), "beside the program");
     let named = |directory: &Path| {
         let mut symbols = Symbols::new().debug_directory(directory);
-        told(&located(&program, &addresses, &mut symbols).1)
+        resolved(&located(&program, &addresses, &mut symbols).1)
     };
     assert_eq!(named(&directory), expected, "by build id");
     fs::copy(&debug, by_link.join("inlined.debug")).unwrap();

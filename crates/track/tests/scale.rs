@@ -70,7 +70,7 @@ fn polls() {
     let pids = env::var(PIDS).unwrap_or_default();
     let pids = pids.split(',').filter_map(|pid| pid.parse().ok());
     let mut pids: Vec<i32> = pids.collect();
-    // The kernel's numbers begin anew at times.
+    // The kernel's numbers wrap around.
     pids.sort_unstable();
     for _ in 0..polls {
         watch.poll_these(&pids);

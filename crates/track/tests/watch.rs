@@ -21,7 +21,7 @@ fn service(context: &ProcessContext) -> String {
 }
 
 /// Events in short.
-fn told(events: Vec<Event>) -> Vec<(i32, String)> {
+fn reported(events: Vec<Event>) -> Vec<(i32, String)> {
     let short = |change| match change {
         Change::Published(context) => format!("published {}", service(&context)),
         Change::Updated(context) => format!("updated {}", service(&context)),
@@ -36,7 +36,7 @@ fn told(events: Vec<Event>) -> Vec<(i32, String)> {
         .collect()
 }
 
-/// One target, and a watch of it alone that looks nowhere anew of its own accord.
+/// One target, and a watch of it alone that never rescans periodically.
 struct Watched {
     target: Target,
     watch: Watch,
@@ -53,22 +53,22 @@ impl Watched {
     /// machine that is slow just now, a process is not scanned each time.
     fn after(&mut self, command: &str) -> Vec<String> {
         self.target.command(command);
-        self.told()
+        self.reported()
     }
 
-    fn told(&mut self) -> Vec<String> {
+    fn reported(&mut self) -> Vec<String> {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
-            let told = self.poll();
-            if !told.is_empty() {
-                return told;
+            let reported = self.poll();
+            if !reported.is_empty() {
+                return reported;
             }
-            assert!(Instant::now() < deadline, "nothing was told");
+            assert!(Instant::now() < deadline, "nothing was reported");
         }
     }
 
     fn poll(&mut self) -> Vec<String> {
-        let events = told(self.watch.poll_these(&[self.target.pid()]));
+        let events = reported(self.watch.poll_these(&[self.target.pid()]));
         events.into_iter().map(|(_, what)| what).collect()
     }
 }
@@ -117,7 +117,7 @@ fn another_program_in_the_same_process_is_another_publisher() {
     assert_eq!(it.after("publish shop"), ["published shop"]);
     it.target.command("execute");
     it.target.command("publish shop");
-    assert_eq!(it.told(), ["published shop"]);
+    assert_eq!(it.reported(), ["published shop"]);
     assert_eq!(it.after("execute"), ["withdrawn"]);
     assert_eq!(it.after("publish bank"), ["published bank"]);
 }
@@ -137,7 +137,7 @@ fn a_process_whose_leader_has_exited_is_still_watched() {
 }
 
 #[test]
-fn a_process_that_has_ended_is_told_of_once() {
+fn a_process_that_has_ended_is_reported_once() {
     let Some(mut it) = Watched::start() else {
         return;
     };
@@ -151,13 +151,13 @@ fn a_process_that_has_ended_is_told_of_once() {
     // Not waited for: a zombie is in the listing still.
     let mut all = Vec::new();
     while all.is_empty() {
-        all = told(watch.poll_these(&[pid]));
+        all = reported(watch.poll_these(&[pid]));
     }
     assert_eq!(all, [(pid, "ended".to_owned())]);
-    assert_eq!(told(watch.poll_these(&[pid])), []);
+    assert_eq!(reported(watch.poll_these(&[pid])), []);
     drop(target);
-    assert_eq!(told(watch.poll_these(&[pid])), []);
-    assert_eq!(told(watch.poll_these(&[])), []);
+    assert_eq!(reported(watch.poll_these(&[pid])), []);
+    assert_eq!(reported(watch.poll_these(&[])), []);
     assert!(watch.is_empty());
 }
 
@@ -168,7 +168,10 @@ fn one_that_is_gone_from_the_listing_has_ended() {
     };
     assert_eq!(it.after("publish shop"), ["published shop"]);
     let pid = it.target.pid();
-    assert_eq!(told(it.watch.poll_these(&[])), [(pid, "ended".to_owned())]);
+    assert_eq!(
+        reported(it.watch.poll_these(&[])),
+        [(pid, "ended".to_owned())]
+    );
 }
 
 #[test]
@@ -203,9 +206,9 @@ fn the_whole_machine_is_watched() {
     let Some(mut target) = start() else { return };
     let mut watch = Watch::default();
     let of_target = |events: Vec<Event>, pid| -> Vec<_> {
-        told(events)
+        reported(events)
             .into_iter()
-            .filter(|told| told.0 == pid)
+            .filter(|reported| reported.0 == pid)
             .collect()
     };
     let pid = target.pid();

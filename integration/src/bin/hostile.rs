@@ -179,6 +179,6 @@ fn main() {
         _ => {}
     }
     println!("ready");
-    std::io::stdout().flush().expect("somebody reads this");
+    std::io::stdout().flush().expect("standard output is open");
     let _ = std::io::stdin().read(&mut [0]);
 }

@@ -29,7 +29,7 @@ fn main() {
     // Programs that replace this one do not say it again.
     if std::env::var_os("RESTLESS_STARTED").is_none() {
         println!("ready");
-        std::io::stdout().flush().expect("somebody reads this");
+        std::io::stdout().flush().expect("standard output is open");
     }
     for round in 0_u64.. {
         let pause = Duration::from_micros(round.wrapping_mul(2_654_435_761) % 1500);

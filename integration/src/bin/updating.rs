@@ -26,7 +26,7 @@ fn main() {
         .publish()
         .expect("nothing else is published here");
     println!("ready");
-    std::io::stdout().flush().expect("somebody reads this");
+    std::io::stdout().flush().expect("standard output is open");
     let start = Instant::now();
     for number in 1.. {
         published

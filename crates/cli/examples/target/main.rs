@@ -1,6 +1,6 @@
 //! The process that the tests of the command inspect: `target SCENARIO [ARGUMENT]`.
 //!
-//! A program of its own, because a test harness has threads, output and time-outs of its own. It
+//! A separate program, because a test harness has its own threads, output and timeouts. It
 //! prints `NAME: NUMBER` for each thread that a test wants to know of, then `ready`, and runs until
 //! its standard input is closed.
 
@@ -78,9 +78,9 @@ static METHOD: Key = Key::new("http.request.method");
 fn worker(name: &str, work: impl FnOnce(&dyn Fn()) + Send + 'static) {
     let attached = Arc::new(Barrier::new(2));
     let here = attached.clone();
-    let told = name.to_owned();
+    let own = name.to_owned();
     let worker = thread::Builder::new().name(name.into()).spawn(move || {
-        println!("{told}: {}", gettid());
+        println!("{own}: {}", gettid());
         work(&|| {
             here.wait();
             loop {
@@ -213,7 +213,7 @@ fn hostile_busy() {
     ready();
 }
 
-/// Does as it is told: `publish NAME`, `update NAME`, `withdraw`, `exec` (a shop).
+/// Follows commands: `publish NAME`, `update NAME`, `withdraw`, `exec` (a shop).
 fn changing() {
     let context = |name: &str| otelctx::ProcessContext::new().service_name(name);
     let mut published = None;
@@ -257,7 +257,7 @@ fn crowd() {
 /// How many of a [`crowd`] have attached their records.
 static ATTACHED: AtomicU64 = AtomicU64::new(0);
 
-/// Attaches a record, and waits for ever.
+/// Attaches a record, and waits forever.
 extern "C" fn member(number: *mut libc::c_void) -> *mut libc::c_void {
     attach_number(number as u64);
     ATTACHED.fetch_add(1, Ordering::Release);

@@ -39,13 +39,13 @@ impl Deadline {
         Instant::now() >= self.end
     }
 
-    /// Calls `look` for each thread of `process`, one after another until the deadline, and once
+    /// Calls `read_thread` for each thread of `process`, one after another until the deadline, and once
     /// more for each thread whose record was invalid: if it still is, the thread has no record
     /// attached. Returns the number of threads that were read, and why not all were, if so.
     pub(super) fn threads(
         &self,
         process: &mut Process,
-        mut look: impl FnMut(&Thread<'_>) -> ThreadOutcome,
+        mut read_thread: impl FnMut(&Thread<'_>) -> ThreadOutcome,
     ) -> Result<(usize, Option<Partial>), Error> {
         // The list has no end if a process creates threads as fast as they are listed.
         let half = self.half();
@@ -60,7 +60,7 @@ impl Deadline {
         for (index, thread) in threads.iter().enumerate() {
             let seen = match self.has_passed() {
                 true => ThreadOutcome::Late,
-                false => look(thread),
+                false => read_thread(thread),
             };
             match seen {
                 ThreadOutcome::Read => read += 1,
@@ -76,7 +76,7 @@ impl Deadline {
             }
         }
         settle(&mut invalid, self.end, |index| {
-            match look(&threads[index]) {
+            match read_thread(&threads[index]) {
                 ThreadOutcome::Invalid { asleep } => Again::Invalid { asleep },
                 _ => Again::Settled,
             }

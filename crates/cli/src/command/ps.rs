@@ -109,9 +109,9 @@ fn gather(arguments: &Arguments, runtimes: &Runtimes) -> Result<Listing, Error> 
     let inspect_all =
         |worker: &Worker, pids: &[i32]| inspect_all(worker, pids, arguments, runtimes);
     let deadline = arguments.deadline;
-    worker::each(&pids, deadline, inspect_all, |heard| match heard {
+    worker::each(&pids, deadline, inspect_all, |received| match received {
         Ok(Seen::Row(row, place)) => {
-            let known = place.and_then(|place| same.known(row.pid, place));
+            let known = place.and_then(|place| same.find_or_add(row.pid, place));
             let mut rows = listing.processes.iter_mut();
             match known.and_then(|known| rows.find(|row| row.pid == known)) {
                 Some(known) => known.shares_memory_with.push(row.pid),

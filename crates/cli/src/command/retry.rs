@@ -75,16 +75,16 @@ pub(super) fn settle(
 }
 
 /// Number of attempts that may find no process although there is one.
-const LOOKS: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
-/// Calls `look` for process `pid`, and again if it reports that the process has ended although it
+/// Calls `read` for process `pid`, and again if it reports that the process has ended although it
 /// exists. `None` if it has ended.
 pub(super) fn unless_ended<T>(
     pid: i32,
-    mut look: impl FnMut() -> Result<T, Error>,
+    mut read: impl FnMut() -> Result<T, Error>,
 ) -> Result<Option<T>, Error> {
-    for _ in 0..LOOKS {
-        match look() {
+    for _ in 0..MAX_ATTEMPTS {
+        match read() {
             Err(error) if is_gone(&error) => {}
             answer => return answer.map(Some),
         }

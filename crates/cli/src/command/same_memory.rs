@@ -30,7 +30,7 @@ pub(super) struct SameMemory(HashMap<Place, Vec<i32>>);
 
 impl SameMemory {
     /// Returns an earlier process whose memory `pid` shares. If there is none, adds `pid`.
-    pub(super) fn known(&mut self, pid: i32, place: Place) -> Option<i32> {
+    pub(super) fn find_or_add(&mut self, pid: i32, place: Place) -> Option<i32> {
         let known = self.0.entry(place).or_default();
         let same = known.iter().copied().find(|known| share(*known, pid));
         if same.is_none() {

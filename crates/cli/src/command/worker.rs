@@ -259,6 +259,6 @@ fn shared() -> io::Result<&'static AtomicI32> {
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     // SAFETY: a new mapping where the kernel chooses disturbs nothing.
     let page = unsafe { mmap_anonymous(None, size, protection, MapFlags::MAP_SHARED) }?;
-    // SAFETY: it is aligned to a page, stays mapped for ever, and starts as zeroes: NONE.
+    // SAFETY: it is aligned to a page, is never unmapped, and starts as zeroes: NONE.
     Ok(unsafe { page.cast::<AtomicI32>().as_ref() })
 }

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_told_as_rfc_3339_has_it() {
+    fn a_time_is_formatted_by_rfc_3339() {
         // `date -u -d @1709210096 +%FT%TZ`
         let leap_day = UNIX_EPOCH + Duration::from_millis(1_709_210_096_007);
         assert_eq!(utc(leap_day), "2024-02-29T12:34:56.007Z");

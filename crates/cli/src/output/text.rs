@@ -26,8 +26,8 @@ pub(crate) fn storage(storage: Storage) -> &'static str {
 /// A path from `/proc/PID/maps`, where a line break is written as `\012`
 /// (fs/proc/task_mmu.c, show_map_vma). It cannot be distinguished from a name with these four
 /// characters.
-pub(crate) fn path(told: &OsStr) -> String {
-    told.to_string_lossy().replace("\\012", "\n")
+pub(crate) fn path(escaped: &OsStr) -> String {
+    escaped.to_string_lossy().replace("\\012", "\n")
 }
 
 /// `1 key`, `2 keys`.

@@ -79,10 +79,10 @@ fn processes_that_come_and_go_harm_no_other_line() {
     let own = line(&lines, shop.pid()).unwrap();
     assert_eq!(own["process_context"]["resource"]["service.name"], "shop");
     for line in &lines {
-        let told = ["process_context", "error"]
+        let reported = ["process_context", "error"]
             .iter()
             .any(|it| line.get(it).is_some());
-        assert!(told, "{line}");
+        assert!(reported, "{line}");
     }
 }
 

@@ -148,7 +148,7 @@ fn a_dump_ends_at_its_deadline_and_says_how_far_it_came() {
     assert_none_is_stopped(&target);
 }
 
-/// Runs a command on a target that nothing can be told of at times, where the machine is so busy that
+/// Runs a command on a target that sometimes cannot be read, if the machine is so busy that
 /// the deadline comes before its threads are reached.
 fn reaching_threads<T>(mut run: impl FnMut() -> Option<T>) -> T {
     (0..20).find_map(|_| run()).expect("threads are reached")
@@ -343,7 +343,7 @@ fn records_that_stay_invalid_are_detached() {
 
 /// The list of its threads need not have an end.
 #[test]
-fn a_process_that_creates_threads_for_ever_is_dumped() {
+fn a_process_that_creates_threads_forever_is_dumped() {
     let target = Target::start("restless");
     let answer = Answer::of(dump(&target, &["--json"]).output().unwrap());
     let value = answer.json();
@@ -362,18 +362,18 @@ fn a_process_that_creates_threads_for_ever_is_dumped() {
 }
 
 #[test]
-fn a_process_that_creates_threads_for_ever_is_checked_and_counted() {
+fn a_process_that_creates_threads_forever_is_checked_and_counted() {
     let target = Target::start("restless");
     let deadline = ["--deadline", "0.5"];
     let answer = check(&target, &deadline);
-    let told = ["threads", "partial"].map(|id| text_of(&answer, id));
-    assert!(told.iter().any(Option::is_some), "{answer:#}");
+    let reported = ["threads", "partial"].map(|id| text_of(&answer, id));
+    assert!(reported.iter().any(Option::is_some), "{answer:#}");
     let (row, _) = counted(&target, &deadline);
     assert!(row["threads_with_trace"].is_u64(), "{row:#}");
     assert_none_is_stopped(&target);
 }
 
-/// Threads were left out, and that is told everywhere.
+/// Threads were skipped, which is reported everywhere.
 fn assert_partial(partial: &Value, threads: usize, answer: &Answer) {
     assert_eq!(answer.status, 1);
     assert_eq!(partial["read"], threads, "{partial}");

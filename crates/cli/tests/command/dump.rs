@@ -183,8 +183,8 @@ fn what_is_broken_is_an_error_and_what_is_absent_is_none() {
             .expect(1)
             .json();
         for field in ["process_context", "thread_context"] {
-            let told = answer[field]["error"].as_str().unwrap();
-            assert!(told.contains(error), "{scenario}: {field}: {told}");
+            let reported = answer[field]["error"].as_str().unwrap();
+            assert!(reported.contains(error), "{scenario}: {field}: {reported}");
         }
         assert!(answer["threads"][0]["context"]["error"].is_string());
         // Threads that can be read all the same do not make it right.
@@ -205,7 +205,7 @@ fn a_larger_payload_is_read_when_asked_for() {
         .json();
     let error = answer["process_context"]["error"].as_str().unwrap();
     assert!(error.contains("more than the limit of 64"), "{error}");
-    // The reason is told once.
+    // The reason is reported once.
     let text = otelctx(&["dump", &pid, "--max-payload", "64"])
         .expect(1)
         .stdout;

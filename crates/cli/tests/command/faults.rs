@@ -33,7 +33,7 @@ const RUNTIME: [&str; 10] = [
 ];
 /// The message when that happens to the worker process.
 const CHILD_ENDED: &str = "otelctx: the worker process ended unexpectedly\n";
-/// Calls that do not fail, or whose failure nobody is told of.
+/// Calls that do not fail, or whose failure is not reported.
 const NEVER_FAIL: [&str; 8] = [
     "exit",
     "exit_group",
@@ -115,7 +115,7 @@ impl Subject {
         })
     }
 
-    /// `dump --json` with the preloaded library, which is told this.
+    /// `dump --json` with the preloaded library, configured like this.
     fn dump(&self, option: &str, value: &str) -> Child {
         let pid = self.target.pid().to_string();
         let mut dump = command(&["dump", "--json", "--deadline", DEADLINE, &pid]);
@@ -355,13 +355,13 @@ fn check_truth(answer: &Value, target: &Target, kind: Kind) {
     };
     assert_eq!(answer["thread_context"]["storage"], storage);
     for thread in answer["threads"].as_array().unwrap() {
-        let told = target.threads.iter().find(|it| thread["tid"] == it.tid);
-        let context = told.and_then(|it| Some((it, it.attached.as_ref()?))).map(
-            |(it, attached)| {
+        let printed = target.threads.iter().find(|it| thread["tid"] == it.tid);
+        let context = printed
+            .and_then(|it| Some((it, it.attached.as_ref()?)))
+            .map(|(it, attached)| {
                 json!({"trace_id": attached.trace_id, "span_id": attached.span_id, "trace_flags": 1,
                    "attributes": {"worker": it.name}})
-            },
-        );
+            });
         assert_eq!(thread["context"], json!(context));
     }
 }

@@ -28,8 +28,8 @@ const NAMES: [&str; 3] = ["a.otlp", "a.json.gz", "a.svg"];
 enum Moment {
     /// Some time after it was started.
     Starting,
-    /// Some time after it began to look.
-    Looking,
+    /// Some time after it started to sample.
+    Sampling,
     /// While a child of it decodes symbols.
     Naming,
     /// While it has a file open that it writes.
@@ -62,7 +62,7 @@ fn held(pid: u32) -> Vec<(libc::c_long, u32)> {
 /// Whether the kernel still has it.
 ///
 /// It is not opened for that: an array of programs whose last descriptor is closed a second time, before
-/// the kernel has come to clear it, stays for ever (kernel/bpf/arraymap.c, prog_array_map_clear).
+/// the kernel has come to clear it, stays forever (kernel/bpf/arraymap.c, prog_array_map_clear).
 fn exists((tells_next, id): (libc::c_long, u32)) -> bool {
     // union bpf_attr: where to begin, the answer, and what is zero here.
     let mut attributes = [id - 1, 0, 0, 0];
@@ -176,11 +176,11 @@ fn wait_for(
     let mut ended = || recorder.try_wait().unwrap().is_some();
     let (is_it, some_time): (&dyn Fn() -> bool, _) = match moment {
         Moment::Starting => (&|| true, 400_000),
-        Moment::Looking if by_ptrace => (
+        Moment::Sampling if by_ptrace => (
             &|| status(target).iter().any(|status| is_traced(status)),
             100_000,
         ),
-        Moment::Looking => (&|| !held(pid).is_empty(), 100_000),
+        Moment::Sampling => (&|| !held(pid).is_empty(), 100_000),
         Moment::Naming => (&|| !children(pid).is_empty(), 20_000),
         Moment::Writing => (&|| has_open(pid, folder), 2000),
     };
@@ -310,7 +310,7 @@ fn round(target: &Target, moment: Moment, how: How) -> Had {
     }
     Had {
         held: held.len(),
-        traced: usize::from(how.by_ptrace && came && matches!(moment, Moment::Looking)),
+        traced: usize::from(how.by_ptrace && came && matches!(moment, Moment::Sampling)),
         children: children.len(),
         left: beside.len(),
     }
@@ -327,7 +327,7 @@ fn rounds(by_ptrace: bool) {
         };
         for moment in [
             Moment::Starting,
-            Moment::Looking,
+            Moment::Sampling,
             Moment::Naming,
             Moment::Writing,
         ] {
@@ -394,7 +394,7 @@ fn mentioning(word: &str) -> Vec<String> {
     found
 }
 
-/// Its program does not begin then, and nothing waits for ever.
+/// Then its program does not start, and nothing waits forever.
 #[test]
 fn a_recorder_that_may_not_look_takes_its_program_along() {
     let scratch = Scratch::new("killed-refused-command");

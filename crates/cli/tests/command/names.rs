@@ -82,7 +82,7 @@ fn sandboxed(denied: &[libc::c_long]) -> Option<String> {
         }
     });
     let found = found(target.pid());
-    // A publisher that cannot be found was told so.
+    // A publisher that cannot be found got an error.
     assert_eq!(target.number("invisible") == 1, found.is_none());
     found
 }

@@ -42,7 +42,7 @@ fn identities(data: &ProfilesData) -> BTreeMap<String, [Option<String>; 2]> {
     mappings.collect()
 }
 
-fn told(program: &str, arguments: &[&str]) -> String {
+fn output_of(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
@@ -50,13 +50,13 @@ fn told(program: &str, arguments: &[&str]) -> String {
 
 /// What others tell of a file.
 fn truth(path: &str) -> [Option<String>; 2] {
-    let notes = told("readelf", &["-n", path]);
+    let notes = output_of("readelf", &["-n", path]);
     let mut lines = notes.lines();
     let id = lines.find_map(|line| line.trim().strip_prefix("Build ID: "));
     // OpenTelemetry's semantic conventions: of the first and the last 4 KiB, and the size in eight bytes.
     let script = "{ head -c 4096 \"$1\"; tail -c 4096 \"$1\"; \
         printf \"$(printf '%016x' $(stat -c %s \"$1\") | sed 's/../\\\\x&/g')\"; } | sha256sum";
-    let sum = told("bash", &["-c", script, "-", path]);
+    let sum = output_of("bash", &["-c", script, "-", path]);
     [id.map(str::to_owned), Some(sum[..32].to_owned())]
 }
 

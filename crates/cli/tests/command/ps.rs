@@ -87,11 +87,11 @@ fn what_can_not_be_read_is_shown_with_the_reason() {
         let listing = otelctx(&["ps", "--json"]).expect(0).json();
         let shown = row(&listing, target.pid()).unwrap();
         assert_eq!(shown["service"], service);
-        let told = shown["unreadable"].as_str().unwrap();
-        assert!(told.contains(why), "{told}");
+        let reported = shown["unreadable"].as_str().unwrap();
+        assert!(reported.contains(why), "{reported}");
         let text = otelctx(&["ps"]).expect(0).stdout;
         let line = format!(
-            "{told}; `otelctx check {}` says how to fix it",
+            "{reported}; `otelctx check {}` says how to fix it",
             target.pid()
         );
         assert!(text.contains(&line), "{text}");

@@ -385,7 +385,7 @@ fn an_empty_recording_says_why() {
             Ok(())
         });
     }
-    // What publishes nothing is told from what has none attached.
+    // Not publishing and having nothing attached are distinguished.
     let loops = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done";
     let answer = otelctx(&["record", "-o", &path, "--", "sh", "-c", loops]).expect(0);
     assert!(
@@ -519,7 +519,7 @@ fn what_is_no_profile_is_refused_by_report() {
     .unwrap();
     refused(&noise, "noise: not a complete OTLP profile: ");
     refused("/dev/null", "it is empty");
-    // For ever more of it.
+    // More of it, forever.
     refused(
         "/dev/zero",
         "/dev/zero: too large: it has more than 1024 MiB; record for a shorter time",

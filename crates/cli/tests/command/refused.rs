@@ -30,7 +30,7 @@ const CAP_BPF: libc::c_ulong = 39;
 // <linux/bpf.h>
 const BPF_MAP_CREATE: u32 = 0;
 
-/// Whether this is root, who can take away from itself what is to be missing.
+/// Whether this is root, who can drop the privileges that are to be missing.
 fn is_root() -> bool {
     if !geteuid().is_root() {
         eprintln!("skipped: needs root");
@@ -38,7 +38,7 @@ fn is_root() -> bool {
     geteuid().is_root()
 }
 
-/// Records a busy target with something taken away from the recorder, and asserts that it says why
+/// Records a busy target with something denied to the recorder, and asserts that it says why
 /// in one line (`None`: that it says nothing, because it is by eBPF), and that its samples are right.
 fn recorded(name: &str, why: Option<&str>, take_away: impl FnOnce(&mut Command)) {
     let target = Target::start("busy");
@@ -49,7 +49,7 @@ fn recorded(name: &str, why: Option<&str>, take_away: impl FnOnce(&mut Command))
     command.args(["record", "-d", seconds(), "-p", &pid, "-o", &path]);
     take_away(&mut command);
     let answer = Answer::of(command.output().unwrap());
-    told(name, &answer, why);
+    assert_reported(name, &answer, why);
     right(name, &path);
 }
 
@@ -58,15 +58,15 @@ fn seconds() -> &'static str {
     if is_emulated() { "10" } else { "1" }
 }
 
-fn told(name: &str, answer: &Answer, why: Option<&str>) {
+fn assert_reported(name: &str, answer: &Answer, why: Option<&str>) {
     assert_eq!(answer.status, 0, "{name}: {answer:?}");
     let lines: Vec<&str> = answer.stderr.lines().collect();
-    let is_told = match (why, &lines[..]) {
+    let is_reported = match (why, &lines[..]) {
         (Some(why), [line]) => line.starts_with(STOPPED) && line.contains(why),
         (None, []) => true,
         _ => false,
     };
-    assert!(is_told, "{name}: {answer:?}");
+    assert!(is_reported, "{name}: {answer:?}");
 }
 
 /// Asserts that one thread of the target has the trace that it works on, and no other has any.
@@ -180,7 +180,7 @@ fn without_rights_a_program_of_the_users_own_is_recorded() {
     let pid = target.pid().to_string();
     let answer = copy.run(&["record", "-d", seconds(), "-p", &pid, "-o", &path]);
     let hint = format!("run as root, or `{SETCAP}{}`", copy.path().display());
-    told("nobody", &answer, Some(&hint));
+    assert_reported("nobody", &answer, Some(&hint));
     right("nobody", &path);
 }
 

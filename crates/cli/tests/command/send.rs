@@ -57,7 +57,7 @@ fn what_could_not_be_sent_is_in_the_files_all_the_same() {
 }
 
 /// How many samples a recording has, and how many of them a context, by what it says of itself.
-fn told(answer: &Answer) -> (usize, usize) {
+fn reported(answer: &Answer) -> (usize, usize) {
     let (line, _) = answer.stdout.split_once('\n').unwrap();
     let number = |text: &str| text.replace(',', "").parse().unwrap();
     let (samples, rest) = line.split_once(" sample").unwrap();
@@ -85,7 +85,7 @@ fn a_collector_has_each_sample_with_its_trace_and_process() {
             let to = ["-d", seconds, "-o", &path, "--otlp", &url];
             let answer = otelctx(&[&["record", "-p", &pid], &to[..]].concat()).expect(0);
             sent.push(otlp::read(&path));
-            let (all, some) = told(&answer);
+            let (all, some) = reported(&answer);
             samples += all;
             attached += some;
             match some > 0 && all > some {

@@ -59,7 +59,7 @@ fn is_suspended(child: &mut Child) -> bool {
     false
 }
 
-/// No thread of the target stands still, and the computing ones go on.
+/// No thread of the target stays stopped, and the computing ones continue.
 fn assert_runs(target: &Target) {
     let pid = target.pid();
     let busy: Vec<i32> = states(pid)

@@ -13,7 +13,7 @@ use crate::run::{Answer, Scratch, deny, with_default_signals};
 /// Of the user `nobody`.
 pub(crate) const NOBODY: u32 = 65_534;
 
-/// The command where anybody can run it. Removed when dropped.
+/// The command where any user can run it. Removed when dropped.
 pub(crate) struct Copy(PathBuf);
 
 impl Copy {
@@ -60,7 +60,7 @@ impl Drop for Copy {
     }
 }
 
-/// Whether process 1 is somebody else's, as it is outside of very small containers.
+/// Whether process 1 belongs to another user, as it does outside very small containers.
 fn init_is_foreign() -> bool {
     use std::os::unix::fs::MetadataExt;
     let owner = std::fs::metadata("/proc/1").map(|it| it.uid());

@@ -34,7 +34,7 @@ impl Watch {
         Self { child, lines }
     }
 
-    /// The next event of this process. A machine that is busy takes its time; nobody takes for ever.
+    /// The next event of this process. A busy machine takes longer, but not forever.
     fn event(&mut self, pid: i32) -> Value {
         loop {
             let line = self.lines.next().expect("it goes on").unwrap();
@@ -46,7 +46,7 @@ impl Watch {
     }
 
     /// The same in short.
-    fn told(&mut self, pid: i32) -> (String, Value) {
+    fn event_and_service(&mut self, pid: i32) -> (String, Value) {
         let mut event = self.event(pid);
         (
             event["event"].as_str().unwrap().to_owned(),
@@ -67,7 +67,7 @@ impl Drop for Watch {
 }
 
 #[test]
-fn everything_that_happens_to_a_process_is_told_once() {
+fn every_event_of_a_process_is_reported_once() {
     let mut changing = Target::start("changing");
     let there = Target::start("shop");
     let pid = changing.pid();
@@ -95,24 +95,24 @@ fn everything_that_happens_to_a_process_is_told_once() {
             "unreadable": null,
         })
     );
-    let told = |event: &str, service: &str| (event.to_owned(), Value::from(service));
+    let expected = |event: &str, service: &str| (event.to_owned(), Value::from(service));
     // Late, for it was there before.
     changing.send("publish late");
-    assert_eq!(watch.told(pid), told("published", "late"));
-    changing.send("update anew");
-    assert_eq!(watch.told(pid), told("updated", "anew"));
+    assert_eq!(watch.event_and_service(pid), expected("published", "late"));
+    changing.send("update new");
+    assert_eq!(watch.event_and_service(pid), expected("updated", "new"));
     changing.send("withdraw");
-    assert_eq!(watch.told(pid), told("withdrawn", "anew"));
+    assert_eq!(watch.event_and_service(pid), expected("withdrawn", "new"));
     changing.send("publish again");
-    assert_eq!(watch.told(pid), told("published", "again"));
+    assert_eq!(watch.event_and_service(pid), expected("published", "again"));
     changing.send("exec");
-    let (mut event, mut service) = watch.told(pid);
+    let (mut event, mut service) = watch.event_and_service(pid);
     if event == "withdrawn" {
         // It was polled between the exec and its publishing.
         assert_eq!(service, "again");
-        (event, service) = watch.told(pid);
+        (event, service) = watch.event_and_service(pid);
     }
-    assert_eq!((event, service), told("published", "shop"));
+    assert_eq!((event, service), expected("published", "shop"));
     let new = Target::start("no_schema");
     let event = watch.event(new.pid());
     assert_eq!(
@@ -131,7 +131,7 @@ fn everything_that_happens_to_a_process_is_told_once() {
         "{event}"
     );
     drop(changing);
-    assert_eq!(watch.told(pid), told("ended", "shop"));
+    assert_eq!(watch.event_and_service(pid), expected("ended", "shop"));
 }
 
 #[test]
@@ -163,9 +163,9 @@ fn text_has_a_line_for_each_event() {
     // Nothing is left of it that could be checked.
     let broken = Target::start("newer_version");
     let pid = broken.pid().to_string();
-    let told = line(&|words| words.get(2) == Some(&pid.as_str()));
-    assert_eq!(told[1], "broken");
-    assert_eq!(told[told.len() - 2..], ["fix", "it"]);
+    let words_of_line = line(&|words| words.get(2) == Some(&pid.as_str()));
+    assert_eq!(words_of_line[1], "broken");
+    assert_eq!(words_of_line[words_of_line.len() - 2..], ["fix", "it"]);
     drop(broken);
     let ended = line(&|words| words.get(2) == Some(&pid.as_str()));
     assert_eq!(ended[1], "ended");

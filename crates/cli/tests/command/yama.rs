@@ -1,5 +1,5 @@
 //! What each setting of the Yama security module (`kernel.yama.ptrace_scope`) allows, and how a
-//! refusal is told.
+//! refusal is reported.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -111,15 +111,15 @@ fn every_setting_allows_what_it_says_and_is_named_when_it_refuses() {
             let listing = answer.json();
             let mut processes = listing["processes"].as_array().unwrap().iter();
             let listed = processes.any(|process| process["pid"] == pid);
-            let told = answer.stderr.contains(refusal.unwrap_or("otelctx:"));
+            let reported = answer.stderr.contains(refusal.unwrap_or("otelctx:"));
             say(&format!(
-                "{scope}, {reader:?}, ps: listed {listed}, said so {told}"
+                "{scope}, {reader:?}, ps: listed {listed}, said so {reported}"
             ));
             let skipped = &listing["skipped"]["not_permitted"];
             match refusal {
                 None => assert!(listed, "{answer:?}"),
                 Some(_) => {
-                    assert!(!listed && told, "{answer:?}");
+                    assert!(!listed && reported, "{answer:?}");
                     assert!(skipped.as_u64().unwrap() >= 1, "{answer:?}");
                 }
             }

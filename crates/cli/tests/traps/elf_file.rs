@@ -69,7 +69,7 @@ impl ElfFile {
                 let address = self.append(&words, 1 << 20);
                 self.set_dynamic(DT_GNU_HASH, address);
             }
-            // One bucket, whose chain is symbol 1, for ever.
+            // One bucket, whose chain is symbol 1, endlessly.
             "hash-cycle" => {
                 let address = self.append(&[1, u32::MAX, 1, 0, 1], 0);
                 self.rename_dynamic(DT_GNU_HASH, DT_HASH);

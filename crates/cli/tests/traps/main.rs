@@ -228,7 +228,7 @@ fn each_trap_gets_a_clear_answer() {
     };
     let mut wrong = Vec::new();
     for row in ROWS {
-        if let Err(why) = look(row, &programs) {
+        if let Err(why) = inspect(row, &programs) {
             wrong.push(format!("{} ({:?}): {why}", row.trap, row.variable));
         }
     }
@@ -280,7 +280,7 @@ impl Drop for Folder {
     }
 }
 
-fn look(row: &Row, programs: &Programs) -> Result<(), String> {
+fn inspect(row: &Row, programs: &Programs) -> Result<(), String> {
     let folder = Folder::new();
     let file = folder.0.join("a/module.so");
     let (trap, patch) = row.trap.split_once('=').unwrap_or((row.trap, ""));
@@ -461,7 +461,7 @@ fn of_dump(run: &Run, target: &Target) -> [String; 2] {
         };
         let mut context = &thread["context"];
         if answer["thread_context"]["error"].is_string() {
-            // What is so for all threads is told once.
+            // What applies to all threads is reported once.
             context = &answer["thread_context"];
         }
         let attached = truth.attached.as_ref().unwrap();

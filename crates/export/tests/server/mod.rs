@@ -1,4 +1,4 @@
-//! A small collector that does what it is told: answers that a real one can't be made to give.
+//! A small configurable collector: it sends responses that a real one cannot be made to send.
 
 #![allow(dead_code)]
 

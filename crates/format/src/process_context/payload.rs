@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_bytes_are_told_apart() {
+    fn malformed_bytes_are_distinguished() {
         assert_eq!(kind(&[0x0a, 5]), PayloadErrorKind::CutShort);
         assert_eq!(
             kind(&[0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f]),

@@ -122,9 +122,9 @@ impl<'d> Check<'d> {
     fn thread(&mut self, sample: &Sample) {
         let value = |name| self.value(&sample.attribute_indices, name);
         let (name, id) = (value("thread.name"), value("thread.id"));
-        let is_told =
+        let has_identity =
             matches!(name, Some(Value::StringValue(_))) && matches!(id, Some(Value::IntValue(_)));
-        self.require(is_told, || {
+        self.require(has_identity, || {
             format!("a sample has the thread {name:?} with the id {id:?}")
         });
         let (values, times) = (sample.values.len(), sample.timestamps_unix_nano.len());

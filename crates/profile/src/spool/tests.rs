@@ -106,7 +106,7 @@ fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Samp
 }
 
 /// A sample and everything that it refers to, as text.
-fn told(catalog: &Catalog, sample: &Sample) -> String {
+fn described(catalog: &Catalog, sample: &Sample) -> String {
     let thread = catalog.thread_facts(sample.thread);
     let process = catalog.process(thread.process);
     let context = match &sample.found {
@@ -131,7 +131,7 @@ fn record(limits: Limits, samples: u64) -> (Vec<String>, Vec<Recording>) {
     let mut before = Vec::new();
     for number in 0..samples {
         let sample = sample(&mut catalog, known, number);
-        before.push(told(&catalog, &sample));
+        before.push(described(&catalog, &sample));
         spool.push(&sample);
         if spool.write(&mut catalog).unwrap() {
             assert_eq!(catalog.stack_count(), 0);
@@ -145,11 +145,11 @@ fn record(limits: Limits, samples: u64) -> (Vec<String>, Vec<Recording>) {
     (before, parts.map(Result::unwrap).collect())
 }
 
-fn all_told(recordings: &[Recording]) -> Vec<String> {
+fn all_described(recordings: &[Recording]) -> Vec<String> {
     let of = |it: &Recording| {
         it.samples
             .iter()
-            .map(|one| told(&it.catalog, one))
+            .map(|one| described(&it.catalog, one))
             .collect()
     };
     recordings
@@ -162,7 +162,7 @@ fn all_told(recordings: &[Recording]) -> Vec<String> {
 fn what_is_spooled_comes_back() {
     for (limits, replaced) in [(LIMITS, false), (small(), true)] {
         let (before, recordings) = record(limits, 600);
-        assert_eq!(all_told(&recordings), before);
+        assert_eq!(all_described(&recordings), before);
         let [recording] = &recordings[..] else {
             panic!("{}", recordings.len())
         };
@@ -181,7 +181,7 @@ fn what_is_spooled_comes_back() {
 #[test]
 fn a_long_recording_has_parts_that_follow_each_other() {
     let (before, recordings) = record(small(), 5000);
-    assert_eq!(all_told(&recordings), before);
+    assert_eq!(all_described(&recordings), before);
     assert!(recordings.len() >= 3, "{}", recordings.len());
     let mut start = 1000;
     for recording in &recordings {
@@ -238,7 +238,7 @@ fn nothing_is_lost_when_the_disk_is_full() {
     let mut before = Vec::new();
     let error = loop {
         let sample = sample(&mut catalog, known, before.len() as u64);
-        before.push(told(&catalog, &sample));
+        before.push(described(&catalog, &sample));
         spool.push(&sample);
         match spool.write(&mut catalog) {
             Ok(replaced) => assert!(!replaced),
@@ -248,7 +248,7 @@ fn nothing_is_lost_when_the_disk_is_full() {
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     let parts = spool.finish(catalog, clock(9000), PERIOD, Counts::default());
     let recordings: Vec<Recording> = parts.map(Result::unwrap).collect();
-    assert_eq!(all_told(&recordings), before);
+    assert_eq!(all_described(&recordings), before);
 }
 
 #[test]

@@ -64,8 +64,8 @@ mod tests {
 
     /// The expected values are from `date -u -d @SECONDS`.
     #[test]
-    fn a_time_is_told_by_the_calendar() {
-        for (seconds, told) in [
+    fn a_time_is_formatted_by_the_calendar() {
+        for (seconds, expected) in [
             (0, "1970-01-01 00:00:00"),
             (951_782_399, "2000-02-28 23:59:59"),
             (951_868_799, "2000-02-29 23:59:59"),
@@ -74,7 +74,7 @@ mod tests {
             (1_735_689_599, "2024-12-31 23:59:59"),
             (4_107_542_400, "2100-03-01 00:00:00"),
         ] {
-            assert_eq!(utc(seconds), told);
+            assert_eq!(utc(seconds), expected);
         }
     }
 }

@@ -210,7 +210,7 @@ fn offsets_of_files_are_counted_in_the_notes_unit() {
 
 /// Without its headers, it is unknown whether a file with code defines the variable.
 #[test]
-fn a_module_whose_headers_are_missing_is_told() {
+fn a_module_whose_headers_are_missing_is_reported() {
     let mut contents = [1, 4096, 0x1000, 0x2000, 0].map(u64::to_le_bytes).concat();
     contents.extend(b"/usr/bin/shop\0");
     let notes = note(b"CORE\0", NT_FILE, &contents);
@@ -274,7 +274,7 @@ fn memory_without_a_file_is_a_mapping_without_a_name() {
 
 /// The variable may be in one of those without a name.
 #[test]
-fn a_list_of_files_that_breaks_off_is_told() {
+fn a_truncated_list_of_files_is_reported() {
     let notes = [
         note(b"CORE\0", NT_PRSTATUS, &status(336, 7, 11)),
         files(&[[0x1000, 0x2000, 0], [0x3000, 0x4000, 0]], b"/a\0/b"),

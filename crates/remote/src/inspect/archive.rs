@@ -12,7 +12,7 @@ const HEADER: usize = 60;
 /// Maximum number of members inspected; a large static library has some ten thousand.
 const MAX_MEMBERS: usize = 1 << 17;
 /// Maximum number of members reported.
-const MAX_TOLD: usize = 256;
+const MAX_REPORTED: usize = 256;
 /// Maximum size of the table of long names, in bytes.
 const MAX_NAMES: usize = 16 << 20;
 
@@ -97,7 +97,7 @@ pub(super) fn read(memory: &dyn Memory, size: u64, name: &str) -> Result<Content
                     Ok(_) => continue,
                     Err(error) => Err(error.to_string()),
                 };
-                if members.len() < MAX_TOLD {
+                if members.len() < MAX_REPORTED {
                     members.push(Member {
                         name: member_name(header, &names),
                         contents,

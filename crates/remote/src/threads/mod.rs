@@ -3,7 +3,7 @@
 //! - [`ThreadFiles::read_asleep`] reads a thread's memory while the thread sleeps, and notices if it
 //!   ran meanwhile;
 //! - [`ThreadPointers`] finds each thread's thread pointer in the C library's own list of threads;
-//! - [`Call`] is the system call that a thread sleeps in, and whether it has a time-out that a stop
+//! - [`Call`] is the system call that a thread sleeps in, and whether it has a timeout that a stop
 //!   would lengthen.
 
 mod batch;

@@ -63,17 +63,17 @@ pub(crate) fn instructions(path: &Path, symbols: &[&str]) -> Vec<u64> {
 }
 
 /// A function's name, its source's file name, and the line; the innermost first.
-pub(crate) type Told = Vec<(String, String, u32)>;
+pub(crate) type Resolved = Vec<(String, String, u32)>;
 
 /// What addr2line says of each address.
-pub(crate) fn truth(path: &Path, addresses: &[u64]) -> Vec<Told> {
+pub(crate) fn truth(path: &Path, addresses: &[u64]) -> Vec<Resolved> {
     let addresses: Vec<_> = addresses
         .iter()
         .map(|address| format!("{address:#x}"))
         .collect();
     let mut arguments = vec!["-a", "-f", "-i", "-C", "-e", text(path)];
     arguments.extend(addresses.iter().map(String::as_str));
-    let mut answers: Vec<Told> = Vec::new();
+    let mut answers: Vec<Resolved> = Vec::new();
     let output = tool("addr2line", &arguments);
     let mut lines = output.lines();
     while let Some(line) = lines.next() {
@@ -91,12 +91,12 @@ pub(crate) fn truth(path: &Path, addresses: &[u64]) -> Vec<Told> {
     answers
 }
 
-pub(crate) fn told(functions: &[Function]) -> Told {
-    let told = |function: &Function| {
+pub(crate) fn resolved(functions: &[Function]) -> Resolved {
+    let resolved = |function: &Function| {
         let file = function.file.rsplit('/').next().unwrap().to_owned();
         (function.name.clone(), file, function.line)
     };
-    functions.iter().map(told).collect()
+    functions.iter().map(resolved).collect()
 }
 
 /// The file at `path` as a module.
@@ -113,7 +113,7 @@ pub(crate) fn module(path: &Path) -> Module {
 
 /// What the crate says of addresses of the file at `path`, in which code has the same addresses as
 /// offsets.
-pub(crate) fn found(symbols: &mut Symbols, path: &Path, addresses: &[u64]) -> Vec<Told> {
+pub(crate) fn found(symbols: &mut Symbols, path: &Path, addresses: &[u64]) -> Vec<Resolved> {
     // No process has this id.
     in_process(symbols, &module(path), i32::MAX, None, addresses)
 }
@@ -125,12 +125,12 @@ pub(crate) fn in_process(
     pid: i32,
     mapping: Option<&Mapping>,
     offsets: &[u64],
-) -> Vec<Told> {
+) -> Vec<Resolved> {
     let process = ProcessFacts {
         pid,
         ..ProcessFacts::default()
     };
     let query = SymbolQuery::new(module, &process).mapped(mapping);
     let functions = symbols.functions(query, offsets);
-    functions.iter().map(|found| told(found)).collect()
+    functions.iter().map(|found| resolved(found)).collect()
 }

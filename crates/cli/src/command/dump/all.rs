@@ -28,7 +28,7 @@ struct Failed {
 
 /// What the child tells of a process, beside the line that it writes.
 #[derive(Debug, Serialize, Deserialize)]
-enum Told {
+enum Message {
     /// It could not be inspected; the hint says what would permit it.
     NotPermitted(String),
     /// Something of it can't be read.
@@ -59,7 +59,7 @@ pub(super) fn run(
         |worker, pids| {
             terminal::write(|out| write_all(worker, pids, options, timeout, &mut snapshots, out))
         },
-        |heard| tally.hear(heard),
+        |received| tally.receive(received),
     )?;
     if let Some(error) = tally.not_written {
         return Err(Error::Output(error));
@@ -77,13 +77,13 @@ pub(super) fn run(
 }
 
 impl Tally {
-    fn hear(&mut self, heard: Received<Told>) {
-        match heard {
-            Ok(Told::NotPermitted(hint)) => {
+    fn receive(&mut self, received: Received<Message>) {
+        match received {
+            Ok(Message::NotPermitted(hint)) => {
                 self.not_permitted += 1;
                 self.hint.get_or_insert(hint);
             }
-            Ok(Told::Problem) => self.problem = true,
+            Ok(Message::Problem) => self.problem = true,
             Err((pid, error)) => {
                 self.problem = true;
                 let error = error.to_string();
@@ -121,18 +121,18 @@ fn write_all(
             Ok(None | Some(None)) => continue,
             Ok(Some(Some(mut report))) => {
                 if let ContextState::Published(context) = &report.context {
-                    report.shares_memory_with = same.known(pid, Place::of(context));
+                    report.shares_memory_with = same.find_or_add(pid, Place::of(context));
                 }
                 if report.has_problem() {
-                    worker.send(&Told::Problem)?;
+                    worker.send(&Message::Problem)?;
                 }
                 write_line(&json::of(&report), out)?;
                 explain(&report);
             }
             Err(error) => match not_permitted(&error) {
-                Some(hint) => worker.send(&Told::NotPermitted(hint.into()))?,
+                Some(hint) => worker.send(&Message::NotPermitted(hint.into()))?,
                 None => {
-                    worker.send(&Told::Problem)?;
+                    worker.send(&Message::Problem)?;
                     let error = error.to_string();
                     write_line(&Failed { pid, error }, out)?;
                 }

@@ -86,7 +86,7 @@ struct DumpJson<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     detected: Option<DetectedJson>,
     thread_context: Option<OrError<ThreadContextJson>>,
-    /// Only told when they were not.
+    /// Only present if they were not.
     #[serde(skip_serializing_if = "bool::clone")]
     stopped: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -188,7 +188,7 @@ struct VariableJson {
     module: String,
     access: &'static str,
     storage: &'static str,
-    /// Only told when it is not.
+    /// Only present if it is not.
     #[serde(skip_serializing_if = "bool::clone")]
     exported: bool,
 }
@@ -209,7 +209,7 @@ struct ThreadsJson<'r>(&'r Report);
 
 impl Serialize for ThreadsJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // What is true of all is told once, in `thread_context`.
+        // What applies to all threads is reported once, in `thread_context`.
         let unreadable = match self.0.support() {
             Support::Readable(_) | Support::Unpublished => None,
             Support::Unreadable(_) | Support::Unknown(_) => Some(NO_THREAD_READABLE),

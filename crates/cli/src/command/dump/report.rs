@@ -35,7 +35,7 @@ pub(super) struct Report {
     /// `--no-stop` was given: the threads ran while they were read.
     pub(super) running: bool,
     pub(super) context: ContextState,
-    /// What could be told of a process that says nothing readable of itself.
+    /// Attributes that were detected because the process publishes nothing readable.
     pub(super) detected: Option<Detected>,
     /// An error if there was no time to find out.
     pub(super) support: Result<Arc<ThreadSupport>, Error>,

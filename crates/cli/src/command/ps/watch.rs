@@ -105,7 +105,7 @@ impl Watching {
             };
             let lines: Vec<_> = events
                 .into_iter()
-                .filter_map(|event| self.told(event))
+                .filter_map(|event| self.entry(event))
                 .collect();
             self.write(&lines, out)?;
             out.flush()?;
@@ -123,15 +123,20 @@ impl Watching {
     }
 
     /// What to print for an event, if anything.
-    fn told(&mut self, Event { pid, change, .. }: Event) -> Option<(&'static str, Told)> {
+    fn entry(&mut self, Event { pid, change, .. }: Event) -> Option<(&'static str, Entry)> {
         let first = self.is_first;
         let row = match change {
-            Change::Ended => return self.shown.remove(&pid).map(|row| ("ended", Told::Row(row))),
+            Change::Ended => {
+                return self
+                    .shown
+                    .remove(&pid)
+                    .map(|row| ("ended", Entry::Row(row)));
+            }
             Change::Withdrawn => {
                 return self
                     .shown
                     .remove(&pid)
-                    .map(|row| ("withdrawn", Told::Row(row)));
+                    .map(|row| ("withdrawn", Entry::Row(row)));
             }
             Change::Failed(error) => return self.failed(pid, &error),
             Change::Published(context) => {
@@ -146,7 +151,7 @@ impl Watching {
         match row {
             (event, Ok(row)) => {
                 self.shown.insert(pid, row.clone());
-                Some((event, Told::Row(row)))
+                Some((event, Entry::Row(row)))
             }
             (_, Err(error)) => self.failed(pid, &error),
         }
@@ -165,27 +170,27 @@ impl Watching {
     }
 
     /// Processes that may not be inspected are only counted, because there are many.
-    fn failed(&mut self, pid: i32, error: &ReaderError) -> Option<(&'static str, Told)> {
+    fn failed(&mut self, pid: i32, error: &ReaderError) -> Option<(&'static str, Entry)> {
         if is_gone(error) {
             // It has ended since. If it was printed, the next poll reports that.
             return None;
         }
         let error = self.skipped.counted(pid, error)?;
-        Some(("failed", Told::Failed(pid, error.to_string())))
+        Some(("failed", Entry::Failed(pid, error.to_string())))
     }
 
-    fn write(&mut self, lines: &[(&'static str, Told)], out: &mut dyn Write) -> io::Result<()> {
+    fn write(&mut self, lines: &[(&'static str, Entry)], out: &mut dyn Write) -> io::Result<()> {
         let now = SystemTime::now();
         if self.json {
-            for (event, told) in lines {
+            for (event, entry) in lines {
                 let (time, event) = (clock::utc(now), *event);
-                let what = told.as_json();
+                let what = entry.as_json();
                 write_line(&Line { time, event, what }, out)?;
             }
             return Ok(());
         }
         let time = clock::local(now);
-        let rows = lines.iter().map(|(event, told)| told.cells(&time, event));
+        let rows = lines.iter().map(|(event, entry)| entry.cells(&time, event));
         rows.clone().for_each(|cells| self.table.fit(&cells));
         if self.is_first {
             out.write_all(self.table.head(&self.terminal).as_bytes())?;
@@ -198,12 +203,12 @@ impl Watching {
 }
 
 /// What to print about a process.
-enum Told {
+enum Entry {
     Row(Row),
     Failed(i32, String),
 }
 
-impl Told {
+impl Entry {
     fn as_json(&self) -> What<'_> {
         match self {
             Self::Row(row) => What::Row(row),

@@ -37,7 +37,7 @@ pub(super) struct Feed<'c> {
     interned: Interned,
 }
 
-/// Entries of the catalog that were used in this slice. Looked up anew in each slice, because a process may
+/// Entries of the catalog that were used in this slice. Looked up again in each slice, because a process may
 /// publish more later.
 #[derive(Default)]
 struct Interned {

@@ -134,7 +134,7 @@ impl Screen {
     /// Waits at most this long for a key or a change of size.
     pub(super) fn input(&self, timeout: Duration) -> io::Result<Input> {
         for timeout in [Duration::ZERO, timeout] {
-            // On a terminal that is gone, crossterm would read for ever.
+            // After the terminal has disappeared, crossterm would read forever.
             if !self.is_there(timeout)? {
                 return Ok(Input::Gone);
             }
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_gives_the_terminal_back_before_it_is_told() {
+    fn a_panic_restores_the_terminal_before_its_message() {
         let pty = openpty(None, None).unwrap();
         let before = tcgetattr(&pty.slave).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());

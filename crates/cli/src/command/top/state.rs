@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_go_through_everything_that_can_be_added_up() {
+    fn keys_cycle_through_all_groupings() {
         let mut state = state();
         let mut seen = Vec::new();
         for _ in 0..6 {

@@ -20,7 +20,7 @@ const MAX_WITH_CONTEXTS: usize = 6144;
 const MAX_CELLS: usize = 8192;
 
 /// Maximum number of cells of all slices, with one more for each slice. It bounds windows of hours; each
-/// view goes through all cells.
+/// view visits all cells.
 const MAX_TOTAL_CELLS: usize = 8 * MAX_CELLS;
 
 /// Name of everything that is counted together.

@@ -376,7 +376,7 @@ fn build_scripts_and_configurations_of_cargo() {
         assert_fixed(&package.build(), id, &line);
     }
 
-    // Static ones: the flags that are told go behind those which made it so.
+    // Static programs: the recommended flags follow the flags that made them static.
     let flags = |line: &str| {
         let list = line.split_once('[').unwrap().1.rsplit_once(']').unwrap().0;
         list.to_owned()
@@ -536,16 +536,16 @@ fn lines_for_cmake() {
         let _ = fs::remove_dir_all(&directory);
         return;
     }
-    let told: Vec<Vec<String>> = TARGETS
+    let reported: Vec<Vec<String>> = TARGETS
         .iter()
         .map(|(kind, name, _, id)| lines(&file(kind, name), id, "CMake"))
         .collect();
     // A finding may have several lines, of which each must do.
-    let most = told.iter().map(Vec::len).max().unwrap();
+    let most = reported.iter().map(Vec::len).max().unwrap();
     for round in 0..most {
         let line = |name: &str| {
             let index = TARGETS.iter().position(|target| target.1 == name).unwrap();
-            let lines = &told[index];
+            let lines = &reported[index];
             lines[round.min(lines.len() - 1)].clone()
         };
         cmake(&directory, |name, breaks| {

@@ -174,7 +174,7 @@ fn a_process_that_is_stopped_or_traced() {
     assert_eq!(answer.status, 0);
     assert!(findings(&answer).contains(&READ.to_owned()));
     let process = Process::open(target.pid()).unwrap();
-    // Let go, it stops again by itself, a moment later.
+    // Once resumed, it stops again by itself after a moment.
     while process.thread_state(target.pid()).unwrap() != 'T' {
         std::thread::sleep(Duration::from_millis(1));
     }

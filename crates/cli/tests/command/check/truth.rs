@@ -48,7 +48,7 @@ pub(super) fn compare(path: &Path, answer: &Answer, aarch64: bool) {
         "{symbols}\n{found:?}"
     );
 
-    // Every relocation that is named is there, of the type and at the place that are told.
+    // Every relocation that is named is there, of the reported type and at the reported place.
     let relocations = output(tool("readelf", aarch64).args(["-W", "--relocs"]).arg(path));
     let json = answer.json();
     let list = json["findings"].as_array().unwrap();

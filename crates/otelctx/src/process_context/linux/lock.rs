@@ -102,7 +102,7 @@ impl Drop for Locked {
 /// futex(2): waits while the word has this value, or wakes up to that number of waiters. It can
 /// return early because of a signal, or if a sandbox forbids it: callers check the word again.
 fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
-    // SAFETY: the word lives through the call, and there is no time-out.
+    // SAFETY: the word is valid during the call, and there is no timeout.
     unsafe {
         libc::syscall(
             libc::SYS_futex,

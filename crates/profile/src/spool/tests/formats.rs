@@ -101,13 +101,13 @@ fn pprof(file: &[u8]) -> (i64, i64, BTreeSet<String>) {
             .address
     };
     let string = |id: i64| &profile.strings[id as usize];
-    let told = |sample: &PprofSample| {
+    let described = |sample: &PprofSample| {
         let addresses: Vec<u64> = sample.locations.iter().map(address).collect();
         let label = |it: &PprofLabel| (string(it.key), string(it.text), it.number);
         let labels: Vec<_> = sample.labels.iter().map(label).collect();
         format!("{:?} {addresses:?} {labels:?}", sample.values)
     };
-    let samples: BTreeSet<String> = profile.samples.iter().map(told).collect();
+    let samples: BTreeSet<String> = profile.samples.iter().map(described).collect();
     assert_eq!(samples.len(), profile.samples.len(), "equal ones are one");
     (profile.time, profile.duration, samples)
 }

@@ -86,8 +86,8 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
             }
             let of = |part: Part<'_>| (part.kind, part.outcome, part.bytes.len());
             assert_eq!(of(absent), (step(ABSENT), step_outcome::ABSENT, 0));
-            let told_nothing = (step(toy), step_outcome::UNCONFIGURED, 0);
-            assert_eq!(of(unconfigured), told_nothing);
+            let not_configured = (step(toy), step_outcome::UNCONFIGURED, 0);
+            assert_eq!(of(unconfigured), not_configured);
             // The parts of every sample are unchanged.
             let before: Vec<u16> = all[..at].iter().map(|found| found.kind).collect();
             assert!(before.contains(&part::USER_STACK), "{before:?}");

@@ -42,7 +42,7 @@ impl Executor {
         task.wake();
     }
 
-    /// Polls ready tasks, for ever.
+    /// Polls ready tasks, forever.
     pub(super) fn work(&self) {
         loop {
             let task = self.next();
@@ -72,7 +72,7 @@ impl Executor {
         }
     }
 
-    /// Wakes tasks whose timers have expired, for ever.
+    /// Wakes tasks whose timers have expired, forever.
     pub(super) fn keep_time(&self) -> ! {
         let mut waiting = lock(&self.waiting);
         loop {
