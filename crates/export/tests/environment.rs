@@ -113,7 +113,7 @@ fn errors_name_what_is_wrong_without_secrets() {
         shown,
         "http://a:4318/b/v1development/profiles http/protobuf"
     );
-    assert!(wrong(Some("http://"), &[]).contains("no endpoint"));
+    assert!(wrong(Some("http://"), &[]).contains("is not a valid OTLP endpoint"));
     let variables = [
         ("PROTOCOL", "http/json"),
         ("TIMEOUT", "0"),

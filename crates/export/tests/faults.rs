@@ -400,7 +400,7 @@ fn a_server_that_is_not_a_collector_is_recognized() {
                 .why
                 .hint()
                 .unwrap()
-                .starts_with(&format!("choose {other} "))
+                .starts_with(&format!("use {other} "))
         );
     }
     let nobody = says(b"");
