@@ -1,9 +1,10 @@
 //! The interface to a symbolizer, which resolves addresses to functions.
 
 use otelctx_sample::{Mapping, Module, ProcessFacts};
+use serde::{Deserialize, Serialize};
 
 /// A function that contains an address.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Function {
     /// Its name, demangled.
     pub name: String,
@@ -16,7 +17,7 @@ pub struct Function {
 }
 
 /// Identifies a file, for backends that resolve symbols later.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// The GNU build id; empty if it has none.
     pub build_id: Vec<u8>,

@@ -1,14 +1,15 @@
-//! The output of a worker process for a file: numbers in 4 bytes, texts after their length.
+//! The output of a worker process for a file.
 
 use std::io::{self, Write};
 
 use otelctx_profile::{Function, Identity};
+use serde::{Deserialize, Serialize};
 
 /// Maximum size of a string, in bytes. Longer ones are truncated.
 const MAX_TEXT: usize = 1 << 16;
 
 /// The results for a file.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) identity: Identity,
     /// For each address, innermost first.
@@ -18,83 +19,27 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        number(out, u32::from(self.is_broken))?;
-        bytes(out, &self.identity.build_id)?;
-        bytes(out, self.identity.htlhash.as_ref().map_or(&[], |hash| hash))?;
-        number(out, self.functions.len() as u32)?;
-        for functions in &self.functions {
-            number(out, functions.len() as u32)?;
-            for function in functions {
-                text(out, &function.name)?;
-                text(out, &function.file)?;
-                number(out, function.line)?;
-            }
+    /// Writes it as JSON.
+    pub(crate) fn write(mut self, out: &mut dyn Write) -> io::Result<()> {
+        for function in self.functions.iter_mut().flatten() {
+            truncate(&mut function.name);
+            truncate(&mut function.file);
         }
-        Ok(())
+        Ok(serde_json::to_writer(out, &self)?)
     }
 
     /// `None` if it is truncated.
-    pub(crate) fn read(mut from: &[u8]) -> Option<Self> {
-        let from = &mut from;
-        let is_broken = take_number(from)? != 0;
-        let identity = Identity {
-            build_id: take_bytes(from)?.to_vec(),
-            htlhash: take_bytes(from)?.try_into().ok(),
-        };
-        let mut functions = Vec::new();
-        for _ in 0..take_number(from)? {
-            let mut here = Vec::new();
-            for _ in 0..take_number(from)? {
-                here.push(Function {
-                    name: take_text(from)?,
-                    system_name: String::new(),
-                    file: take_text(from)?,
-                    line: take_number(from)?,
-                });
-            }
-            functions.push(here);
-        }
-        Some(Self {
-            identity,
-            functions,
-            is_broken,
-        })
+    pub(crate) fn read(json: &[u8]) -> Option<Self> {
+        serde_json::from_slice(json).ok()
     }
 }
 
-fn number(out: &mut dyn Write, number: u32) -> io::Result<()> {
-    out.write_all(&number.to_ne_bytes())
-}
-
-fn bytes(out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
-    number(out, bytes.len() as u32)?;
-    out.write_all(bytes)
-}
-
-fn text(out: &mut dyn Write, text: &str) -> io::Result<()> {
+fn truncate(text: &mut String) {
     let mut end = text.len().min(MAX_TEXT);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    bytes(out, &text.as_bytes()[..end])
-}
-
-fn take_number(from: &mut &[u8]) -> Option<u32> {
-    let (number, rest) = from.split_first_chunk()?;
-    *from = rest;
-    Some(u32::from_ne_bytes(*number))
-}
-
-fn take_bytes<'a>(from: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let length = take_number(from)? as usize;
-    let (bytes, rest) = from.split_at_checked(length)?;
-    *from = rest;
-    Some(bytes)
-}
-
-fn take_text(from: &mut &[u8]) -> Option<String> {
-    Some(std::str::from_utf8(take_bytes(from)?).ok()?.to_owned())
+    text.truncate(end);
 }
 
 #[cfg(test)]
@@ -118,7 +63,7 @@ mod tests {
         }
     }
 
-    fn written(answer: &Answer) -> Vec<u8> {
+    fn written(answer: Answer) -> Vec<u8> {
         let mut bytes = Vec::new();
         answer.write(&mut bytes).unwrap();
         bytes
@@ -126,7 +71,7 @@ mod tests {
 
     #[test]
     fn an_answer_arrives_whole_or_not_at_all() {
-        let bytes = written(&answer());
+        let bytes = written(answer());
         assert_eq!(Answer::read(&bytes), Some(answer()));
         for length in 0..bytes.len() {
             assert_eq!(Answer::read(&bytes[..length]), None, "{length}");
@@ -138,7 +83,7 @@ mod tests {
         let mut answer = answer();
         answer.functions[0][0].name = "ä".repeat(MAX_TEXT);
         answer.functions[0][1].name = format!("x{}", "ä".repeat(MAX_TEXT));
-        let read = Answer::read(&written(&answer)).unwrap();
+        let read = Answer::read(&written(answer)).unwrap();
         assert_eq!(read.functions[0][0].name, "ä".repeat(MAX_TEXT / 2));
         assert_eq!(read.functions[0][1].name.len(), MAX_TEXT - 1);
     }
