@@ -157,12 +157,6 @@ impl Catalog {
         }
     }
 
-    /// The id of thread `tid` of `process`, if it was added.
-    #[must_use]
-    pub fn find_thread(&self, process: ProcessId, tid: i32) -> Option<ThreadId> {
-        self.thread_ids.get(&(process, tid)).copied()
-    }
-
     /// The thread with this id.
     #[must_use]
     pub fn thread_facts(&self, id: ThreadId) -> &ThreadFacts {
@@ -392,7 +386,6 @@ mod tests {
         assert_eq!(catalog.thread(before, 7, "renamed"), first);
         assert_ne!(catalog.thread(after, 7, "main"), first);
         assert_eq!(catalog.thread_facts(first).name, "renamed");
-        assert_eq!(catalog.find_thread(after, 8), None);
     }
 
     fn named(line: u32) -> Frame {
@@ -423,7 +416,6 @@ mod tests {
         let mut catalog = Catalog::new();
         for _ in 0..2 {
             let process = catalog.add_process(ProcessFacts::default());
-            assert_eq!(catalog.find_thread(process, 7), None);
             let indices = [
                 process.index(),
                 catalog.thread(process, 7, "main").index(),

@@ -32,8 +32,6 @@ pub struct Header {
 impl Header {
     /// Offset of the timestamp, in bytes from the header's start.
     pub const TIMESTAMP_OFFSET: usize = 16;
-    /// Offset of the payload size.
-    pub const PAYLOAD_SIZE_OFFSET: usize = 12;
     /// Offset of the payload's address.
     pub const PAYLOAD_ADDRESS_OFFSET: usize = 24;
 

@@ -33,12 +33,6 @@ impl ThreadPointer {
     pub fn is_of(&self, memory: &dyn Memory, tid: i32) -> bool {
         memory.read_u32(self.tid_at) == Ok(tid as u32)
     }
-
-    /// Address of the ID that [`Self::is_of`] compares, for reading it together with adjacent
-    /// memory.
-    pub fn tid_address(&self) -> u64 {
-        self.tid_at
-    }
 }
 
 /// The thread pointers of a process, by thread IDs in the process's own PID namespace.
