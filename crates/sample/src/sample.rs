@@ -55,6 +55,9 @@ pub struct Counts {
     /// Samples that were due but not taken or not delivered: the kernel's buffer was full, or
     /// (ptrace) the thread did not stop in time or was not running.
     pub lost: u64,
+    /// Samples that were due and skipped because ptrace cannot trace the process: there is no permission,
+    /// or it is a kernel thread.
+    pub not_traceable: u64,
     /// User stacks of which only the innermost frames were kept.
     pub truncated_stacks: u64,
     /// Samples whose user stack could not be walked.
@@ -94,6 +97,7 @@ impl Counts {
             invalid,
             unreadable,
             lost,
+            not_traceable,
             truncated_stacks,
             missing_stacks,
             incomplete_steps,
@@ -111,6 +115,7 @@ impl Counts {
             (&mut self.not_published, not_published),
             (&mut self.invalid, invalid),
             (&mut self.lost, lost),
+            (&mut self.not_traceable, not_traceable),
             (&mut self.truncated_stacks, truncated_stacks),
             (&mut self.missing_stacks, missing_stacks),
             (&mut self.incomplete_steps, incomplete_steps),
@@ -141,7 +146,7 @@ impl Counts {
         self.truncated_records += u64::from(skipped.incomplete_bytes > 0);
     }
 
-    /// All samples, except lost ones.
+    /// All samples, except lost and skipped ones.
     #[must_use]
     pub fn samples(&self) -> u64 {
         let read = self.attached + self.detached + self.not_published + self.invalid;

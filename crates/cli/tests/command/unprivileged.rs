@@ -8,7 +8,7 @@ use std::process::Command;
 use nix::libc;
 use nix::unistd::geteuid;
 
-use crate::run::{Answer, Scratch, deny, with_default_signals};
+use crate::run::{Answer, Scratch, deny, given_time, with_default_signals};
 
 /// Of the user `nobody`.
 pub(crate) const NOBODY: u32 = 65_534;
@@ -148,4 +148,50 @@ fn the_demo_needs_no_rights() {
     assert!(report["samples"].as_u64().unwrap() > 0, "{report:#}");
     assert_eq!(report["unreadable"], 0, "{report:#}");
     assert_eq!(report["files"].as_array().unwrap().len(), 5);
+}
+
+/// They were counted as lost, and `record` said that the machine was overloaded.
+#[test]
+fn samples_of_processes_that_may_not_be_traced_are_skipped_and_counted() {
+    if !geteuid().is_root() {
+        return eprintln!("skipped: needs a process of another user");
+    }
+    let (copy, scratch) = (Copy::new("not-traceable"), Scratch::new("skipped-samples"));
+    let directory = Path::new(&scratch.path("")).to_owned();
+    std::os::unix::fs::chown(&directory, Some(NOBODY), Some(NOBODY)).unwrap();
+    let run = |arguments: &str| {
+        // In a PID namespace of its own, where nothing else runs.
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        let own = format!("setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups");
+        let script = format!(
+            "(while :; do :; done) & {own} {} {arguments}",
+            copy.path().display()
+        );
+        unshare.args(["sh", "-c", &script]).current_dir(&directory);
+        with_default_signals(&mut unshare);
+        Answer::of(unshare.output().unwrap())
+    };
+    given_time(|seconds| {
+        let answer = run(&format!("record --all --json -o a.folded -d {seconds}"));
+        let answer = answer.expect(0);
+        let counts = &answer.json()["counts"];
+        assert_eq!(answer.json()["samples"], 0, "{answer:?}");
+        assert_eq!(counts["lost"], 0, "{answer:?}");
+        // The loop may have had no CPU.
+        if counts["not_traceable"] == 0 {
+            return Err(answer);
+        }
+        let why = "no samples: the processes that were running cannot be traced";
+        assert!(answer.stderr.contains(why), "{answer:?}");
+        Ok(())
+    });
+    given_time(|seconds| {
+        let answer = run(&format!("top --iterations 1 -i {seconds}")).expect(0);
+        assert!(!answer.stdout.contains(" lost"), "{answer:?}");
+        match answer.stdout.contains(" not traceable\n") {
+            true => Ok(()),
+            false => Err(answer),
+        }
+    });
 }

@@ -52,6 +52,8 @@ pub(crate) struct Recorder {
 struct Shared {
     stop: AtomicBool,
     lost: AtomicU64,
+    /// See [`Counts::not_traceable`].
+    not_traceable: AtomicU64,
     /// Whether a message about a process was lost.
     lost_process: AtomicBool,
     /// Number of sampled processes.
@@ -182,6 +184,7 @@ impl Recorder {
         let lost = self.shared.lost.load(Ordering::Relaxed);
         self.processes.counts.lost += lost - self.lost;
         self.lost = lost;
+        self.processes.counts.not_traceable = self.shared.not_traceable.load(Ordering::Relaxed);
         if self.shared.lost_process.swap(false, Ordering::Relaxed) {
             self.processes.request_all();
         }

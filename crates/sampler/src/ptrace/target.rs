@@ -29,6 +29,8 @@ pub(super) struct Configuration {
 pub(super) struct Target {
     process: Process,
     memory: Option<ProcessMemory>,
+    /// Otherwise its CPU time counts, and no thread of it is stopped.
+    is_traceable: bool,
     /// Whether it ran between the last two surveys.
     pub(super) runs: bool,
     /// CPU time at the last survey, in nanoseconds.
@@ -72,18 +74,30 @@ impl Target {
     /// after `start`.
     pub(super) fn new(process: Process, start: u64) -> Self {
         let mut accounts = HashMap::default();
-        if start_ticks(&process).is_none_or(|ticks| ticks < start) {
+        let is_traceable = is_traceable(&process);
+        let is_older = start_ticks(&process).is_none_or(|ticks| ticks < start);
+        if is_older && is_traceable {
             let account = |tid| Some((tid, Account::from(process.thread_cpu_time(tid)?)));
             let threads = process.thread_ids().unwrap_or_default();
             accounts.extend(threads.into_iter().filter_map(account));
         }
+        let cpu_time = match (is_traceable, is_older) {
+            (true, _) => None,
+            (false, true) => process.stat().ok().and_then(|stat| stat.cpu_time()),
+            (false, false) => Some(0),
+        };
         Self {
             process,
             memory: None,
-            runs: true,
-            cpu_time: None,
+            is_traceable,
+            runs: is_traceable,
+            cpu_time,
             accounts,
         }
+    }
+
+    pub(super) fn is_traceable(&self) -> bool {
+        self.is_traceable
     }
 
     /// The processes that it has started.
@@ -91,13 +105,17 @@ impl Target {
         self.process.children()
     }
 
-    /// Determines whether it has run since the last call. False if it has ended.
-    pub(super) fn survey(&mut self) -> bool {
+    /// Determines whether it has run since the last call. False if it has ended. If it cannot be
+    /// traced, adds the nanoseconds that it has run to `skipped`.
+    pub(super) fn survey(&mut self, skipped: &mut u64) -> bool {
         let Ok(stat) = self.process.stat() else {
             return false;
         };
         let cpu_time = stat.cpu_time();
-        self.runs = cpu_time != self.cpu_time;
+        self.runs = self.is_traceable && cpu_time != self.cpu_time;
+        if let (false, Some(old), Some(new)) = (self.is_traceable, self.cpu_time, cpu_time) {
+            *skipped += new.saturating_sub(old);
+        }
         self.cpu_time = cpu_time;
         // Its ID may have been reused.
         self.process.exists() && !stat.is_zombie()
@@ -158,6 +176,11 @@ impl Target {
         let is_gone = self.memory.as_ref().is_some_and(gone);
         if is_gone || self.memory.is_none() {
             self.memory = self.process.memory().ok();
+        }
+        // It has executed a set-user-ID program, for example.
+        if is_gone && self.memory.is_none() && !is_traceable(&self.process) {
+            (self.is_traceable, self.runs) = (false, false);
+            self.cpu_time = self.process.stat().ok().and_then(|stat| stat.cpu_time());
         }
         is_gone
     }
@@ -234,6 +257,14 @@ impl Target {
             .values()
             .for_each(|account| ended.add(account));
     }
+}
+
+/// Whether ptrace could stop its threads. False for a kernel thread.
+fn is_traceable(process: &Process) -> bool {
+    let is_kernel_thread = process.status().is_ok_and(|status| status.kernel_thread);
+    // Reading the memory takes the same permission (proc_pid_mem(5)).
+    let is_refused = || matches!(process.memory(), Err(Error::NotPermitted { .. }));
+    !is_kernel_thread && !is_refused()
 }
 
 /// The CPU of a thread that is running or runnable (fields 3 and 39 of its `stat`).

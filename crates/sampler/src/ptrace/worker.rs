@@ -52,6 +52,8 @@ pub(super) struct Worker {
     /// Children that targets already had and that were not requested: process ID and start time.
     older: HashSet<(i32, Option<u64>), RandomState>,
     ended: Ended,
+    /// CPU time of processes that cannot be traced, in nanoseconds, less whole periods.
+    skipped: u64,
     messages: SyncSender<Message>,
     shared: Arc<Shared>,
 }
@@ -76,6 +78,7 @@ impl Worker {
             start: nanoseconds(libc::CLOCK_BOOTTIME) / TICK,
             older: HashSet::default(),
             ended: Ended::default(),
+            skipped: 0,
             messages,
             shared,
         }
@@ -125,15 +128,27 @@ impl Worker {
         self.shared.lost.fetch_add(lost, Ordering::Relaxed);
     }
 
+    fn count_skipped(&mut self) {
+        let samples = self.skipped / self.period;
+        self.skipped %= self.period;
+        self.shared
+            .not_traceable
+            .fetch_add(samples, Ordering::Relaxed);
+    }
+
     /// Counts what is still owed as lost.
     fn close(&mut self) {
         let mut due = Vec::new();
         let mut lost = 0;
         for target in self.targets.values_mut() {
-            lost += target.note_run_times(self.period, &mut due, &mut self.ended);
+            match target.is_traceable() {
+                true => lost += target.note_run_times(self.period, &mut due, &mut self.ended),
+                false => drop(target.survey(&mut self.skipped)),
+            }
             target.close(&mut self.ended);
         }
         self.count_lost(lost);
+        self.count_skipped();
     }
 
     /// Samples running threads that are owed a sample.
@@ -218,7 +233,7 @@ impl Worker {
     pub(super) fn survey(&mut self) {
         let mut exited = Vec::new();
         self.targets.retain(|pid, target| {
-            let is_there = target.survey();
+            let is_there = target.survey(&mut self.skipped);
             if !is_there {
                 target.close(&mut self.ended);
                 exited.push(*pid);
@@ -248,6 +263,7 @@ impl Worker {
                 self.targets.insert(pid, Target::new(process, self.start));
             }
         }
+        self.count_skipped();
         let targets = self.targets.len();
         self.shared.targets.store(targets, Ordering::Relaxed);
     }

@@ -51,6 +51,12 @@ impl Before {
 
     /// Why no samples, or none with a trace, are left.
     pub(super) fn explanation(&self, kept: usize, arguments: &Arguments) -> Option<Explanation> {
+        if self.samples == 0 && self.counts.not_traceable > self.counts.lost {
+            return Some(Explanation {
+                message: "no samples: the processes that were running cannot be traced".to_owned(),
+                hint: "run as root, or record a process of your own with -p PID".to_owned(),
+            });
+        }
         if self.samples == 0 && self.counts.lost > 0 {
             let lost = self.counts.lost as usize;
             return Some(Explanation {

@@ -128,6 +128,11 @@ fn missing(counts: &Counts) -> Vec<String> {
         &format!("unreadable context ({steps})"),
         &format!("unreadable contexts ({steps})"),
     );
+    add(
+        counts.not_traceable,
+        "skipped sample of a process that cannot be traced",
+        "skipped samples of processes that cannot be traced",
+    );
     add(counts.invalid, "invalid record", "invalid records");
     add(
         counts.truncated_records,
@@ -204,7 +209,7 @@ mod tests {
         assert_eq!(summary(counts).text(), format!("{first}, 0 lost\n"));
         counts.lost = 7;
         assert_eq!(summary(counts).text(), format!("{first}, 7 lost\n"));
-        counts.invalid = 1;
+        (counts.invalid, counts.not_traceable) = (1, 10);
         counts.unreadable[ReadStep::Variable as usize] = 1000;
         counts.unreadable[ReadStep::Record as usize] = 2;
         counts.truncated_records = 3;
@@ -215,9 +220,9 @@ mod tests {
         counts.incomplete_steps = 8;
         counts.context_conflicts = 9;
         let second = "  missing: 1,002 unreadable contexts (variable: 1,000, record: 2), \
-            1 invalid record, 3 truncated records, 4 skipped attributes with an unknown key, \
-            5 skipped attributes that are not UTF-8, 6 truncated stacks, \
-            7 samples without their stacks, 8 samples without a runtime's part, \
+            10 skipped samples of processes that cannot be traced, 1 invalid record, \
+            3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
+            6 truncated stacks, 7 samples without their stacks, 8 samples without a runtime's part, \
             9 samples whose native context and runtime's context differ";
         assert_eq!(
             summary(counts).text(),
@@ -236,7 +241,7 @@ mod tests {
         (counts.truncated_records, counts.unknown_keys) = (20, 21);
         (counts.not_utf8, counts.truncated_stacks) = (22, 23);
         (counts.missing_stacks, counts.incomplete_steps) = (24, 25);
-        counts.context_conflicts = 26;
+        (counts.context_conflicts, counts.not_traceable) = (26, 27);
         let json = serde_json::to_value(summary(counts).json(&[], None)).unwrap();
         let expected = serde_json::json!({
             "samples": 1234, "with_context": 1200, "processes": 1,
@@ -247,7 +252,8 @@ mod tests {
                     "resolve": 10, "access": 11, "thread": 12, "memory": 13, "variable": 14,
                     "record": 15, "verify": 16,
                 },
-                "lost": 5, "truncated_records": 20, "unknown_keys": 21, "not_utf8": 22,
+                "lost": 5, "not_traceable": 27, "truncated_records": 20,
+                "unknown_keys": 21, "not_utf8": 22,
                 "truncated_stacks": 23, "missing_stacks": 24, "incomplete_steps": 25,
                 "context_conflicts": 26,
             },

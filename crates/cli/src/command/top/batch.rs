@@ -96,17 +96,21 @@ fn table(
     terminal: &Terminal,
 ) -> String {
     let (window, share) = (&feed.window, plan.share(&feed.window));
-    let lost = match window.counts().lost {
-        0 => String::new(),
-        lost => format!(" · {} lost", grouped(lost as usize)),
-    };
+    let counts = window.counts();
+    let missing = [
+        (counts.lost, "lost"),
+        (counts.not_traceable, "not traceable"),
+    ];
+    let missing = missing.into_iter().filter(|(number, _)| *number > 0);
+    let missing = missing.map(|(number, what)| format!(" · {} {what}", grouped(number as usize)));
     let mut text = format!(
-        "{}  CPU {} % of {} % · {} in {:.1} s{lost}\n",
+        "{}  CPU {} % of {} % · {} in {:.1} s{}\n",
         clock::local(SystemTime::now()),
         share.percent(window.samples()),
         plan.cpus * 100,
         count(window.samples() as usize, "sample", "samples"),
         window.wall() as f64 / 1e9,
+        missing.collect::<String>(),
     );
     let mut columns = columns(rows, by, attribute, share);
     // Bars are for terminals; this output may be searched.

@@ -144,6 +144,7 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
         samples: window.samples(),
         attached: attached.map(|(_, samples)| samples).sum(),
         lost: window.counts().lost,
+        not_traceable: window.counts().not_traceable,
         stopping: plan.stopping.clone(),
         stack,
         rows,

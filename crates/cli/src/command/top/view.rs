@@ -24,6 +24,8 @@ pub(super) struct Shown {
     /// Samples with a context.
     pub(super) attached: u64,
     pub(super) lost: u64,
+    /// Samples of processes that cannot be traced.
+    pub(super) not_traceable: u64,
     /// Why threads are stopped to sample them, if they are.
     pub(super) stopping: Option<String>,
     /// Innermost frames of the selected row's most frequent stack, and its number of samples.
@@ -266,6 +268,10 @@ fn summary(state: &State, shown: &Shown) -> String {
         count(shown.samples as usize, "sample", "samples"),
         shown.share.wall as f64 / 1e9
     ));
+    if shown.not_traceable > 0 {
+        let samples = grouped(shown.not_traceable as usize);
+        parts.push(format!("{samples} not traceable"));
+    }
     parts.join(" · ")
 }
 
