@@ -1,5 +1,4 @@
-//! What a language runtime says of its threads and tasks: the toy runtime, of memory that anybody can
-//! have made.
+//! A language runtime's threads and tasks: those of the toy runtime, from arbitrary memory.
 //!
 //! Input: the memory at [`START`], with the runtime's first structure at its beginning. The same bytes
 //! are decoded as what the kernel step has added to a sample.

@@ -79,7 +79,7 @@ impl Options {
 
     /// Sampling period in nanoseconds. The frequency is capped at 100 kHz, the kernel's own default
     /// limit (`kernel.perf_event_max_sample_rate`).
-    pub(crate) fn period(&self) -> u64 {
+    pub fn period(&self) -> u64 {
         1_000_000_000 / u64::from(self.frequency.clamp(1, 100_000))
     }
 }

@@ -110,7 +110,7 @@ fn gather(arguments: &Arguments, runtimes: &Runtimes) -> Result<Listing, Error> 
         |worker: &Worker, pids: &[i32]| inspect_all(worker, pids, arguments, runtimes);
     let deadline = arguments.deadline;
     worker::each(&pids, deadline, inspect_all, |received| match received {
-        Ok(Seen::Row(row, place)) => {
+        Ok(Inspected::Row(row, place)) => {
             let known = place.and_then(|place| same.find_or_add(row.pid, place));
             let mut rows = listing.processes.iter_mut();
             match known.and_then(|known| rows.find(|row| row.pid == known)) {
@@ -118,7 +118,7 @@ fn gather(arguments: &Arguments, runtimes: &Runtimes) -> Result<Listing, Error> 
                 None => listing.processes.push(*row),
             }
         }
-        Ok(Seen::Skipped(skipped, hint)) => listing.skipped.merge(skipped, hint),
+        Ok(Inspected::Skipped(skipped, hint)) => listing.skipped.merge(skipped, hint),
         Err((pid, error)) => {
             let error = error.to_string();
             listing.skipped.failed.push(Failure { pid, error });
@@ -129,7 +129,7 @@ fn gather(arguments: &Arguments, runtimes: &Runtimes) -> Result<Listing, Error> 
 
 /// The result for one process. Processes that publish nothing have none.
 #[derive(Debug, Serialize, Deserialize)]
-enum Seen {
+enum Inspected {
     /// Its row, and the location of its context if it could be read.
     Row(Box<Row>, Option<Place>),
     /// Why it was skipped, and how to get permission.
@@ -146,13 +146,15 @@ fn inspect_all(
     let looked = stop::on_own_thread(|| {
         for &pid in pids {
             worker.begin(pid);
-            match unless_ended(pid, || look(pid, arguments, runtimes, modules.clone())) {
-                Ok(Some(Some((row, place)))) => worker.send(&Seen::Row(Box::new(row), place))?,
+            match unless_ended(pid, || inspect(pid, arguments, runtimes, modules.clone())) {
+                Ok(Some(Some((row, place)))) => {
+                    worker.send(&Inspected::Row(Box::new(row), place))?
+                }
                 Ok(_) => {}
                 Err(error) => {
                     let mut skipped = Skipped::one(pid, &error);
                     let hint = skipped.hint.take();
-                    worker.send(&Seen::Skipped(skipped, hint))?;
+                    worker.send(&Inspected::Skipped(skipped, hint))?;
                 }
             }
         }
@@ -162,7 +164,7 @@ fn inspect_all(
 }
 
 /// `None` if the process publishes nothing.
-fn look(
+fn inspect(
     pid: i32,
     arguments: &Arguments,
     runtimes: &Runtimes,

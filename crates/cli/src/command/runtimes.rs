@@ -1,4 +1,4 @@
-//! What language runtimes say of a process as a whole.
+//! The language runtimes of a process.
 
 use otelctx_reader::runtime::Present;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! Every process that publishes, a line of JSON for each.
+//! Dumps every process that publishes, as one JSON object per line.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -26,16 +26,16 @@ struct Failed {
     error: String,
 }
 
-/// What the child tells of a process, beside the line that it writes.
+/// What a worker reports about a process, in addition to its line.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
-    /// It could not be inspected; the hint says what would permit it.
+    /// It could not be inspected; the hint says how to get permission.
     NotPermitted(String),
-    /// Something of it can't be read.
+    /// Part of it could not be read.
     Problem,
 }
 
-/// What came of all processes.
+/// The results for all processes.
 #[derive(Debug, Default)]
 struct Tally {
     not_permitted: usize,
@@ -94,7 +94,7 @@ impl Tally {
     }
 }
 
-/// What the child does.
+/// Dumps processes, in the worker.
 fn write_all(
     worker: &Worker,
     pids: &[i32],
@@ -138,7 +138,7 @@ fn write_all(
                 }
             },
         }
-        // Who reads the lines gets each as soon as it is there.
+        // Lines are written one by one, so that they can be read immediately.
         out.flush()?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What is said of a core file beside its process.
+//! Dumps a core file.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,24 +13,24 @@ use super::inspection::Inspection;
 use super::report::{Report, Support};
 use crate::error::Error;
 
-/// What is said of a core file, beside what is said of every process.
+/// Facts about a core file, in addition to those about every process.
 #[derive(Debug, Serialize)]
 pub(super) struct CoreReport {
     pub(super) file: PathBuf,
-    /// What ended the process, if a signal did.
+    /// The signal that terminated the process, if any.
     pub(super) signal: Option<String>,
-    /// The thread that the signal hit.
+    /// The thread that received the signal.
     pub(super) crashed_thread: Option<i32>,
-    /// What is missing, a sentence each.
+    /// What is missing, one sentence each.
     pub(super) missing: Vec<String>,
 }
 
-/// For a process that takes all the time it needs: a core file waits for nobody.
+/// No timeout: a core file does not change.
 const NO_TIMEOUT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Reads everything in the core file at `path`.
 pub(super) fn dump(path: &Path, sysroot: &Path, options: Options) -> Result<Report, Error> {
-    // Listed, because a file in its place would do for nothing.
+    // Listed, because a file instead of a directory would be useless.
     std::fs::read_dir(sysroot).map_err(|why| Error::Sysroot {
         path: sysroot.to_owned(),
         why,
@@ -57,14 +57,14 @@ fn signal_name(number: i32) -> String {
     )
 }
 
-/// The modules that could not be looked into, a sentence each.
+/// The modules that could not be read, one sentence each.
 fn unreadable_modules(report: &Report, missing: &[String]) -> Vec<String> {
     let modules = match report.support() {
         Support::Readable(variables) => &variables.resolution.unreadable[..],
         Support::Unreadable(Unreadable::NotFound { unreadable }) => unreadable,
         _ => &[],
     };
-    // What the core lacks as a whole stands in the way of the search for the variable, too.
+    // Parts that the core file lacks entirely also prevent the search for the variable.
     let modules = modules.iter().filter(|(_, why)| !missing.contains(why));
     let sentence = |(name, why): &(OsString, String)| format!("{}: {why}", name.to_string_lossy());
     modules.map(sentence).collect()

@@ -1,4 +1,4 @@
-//! Inspecting one process: what it publishes, then its threads.
+//! Inspects one process: what it publishes, then its threads.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use otelctx_reader::{
 };
 use otelctx_sampler::{Snapshots, ThreadSnapshot};
 
-use super::report::{Look, MOST_CONTEXTS, Report};
+use super::report::{MAX_CONTEXTS, Report, ThreadReport};
 use super::runtimes::{self, Runtimes};
 use crate::command::deadline::thread_count;
 use crate::command::partial::{Partial, PartialReason};
 use crate::command::retry::{Again, read_thread, settle};
 use crate::error::is_gone;
 
-/// Of the time that is given, the part in which threads are read: 9 of 10. The rest is for finding
-/// out whether libraries went meanwhile, and for writing.
+/// Fraction of the time for reading threads. The rest is for checking whether libraries were
+/// unloaded, and for writing.
 const FOR_THREADS: f64 = 0.9;
-/// Times that the threads are read where libraries were unloaded meanwhile each time.
+/// Maximum number of times to read the threads if libraries are unloaded each time.
 const MAX_READS: usize = 3;
-/// How long finding that out may take beyond it all: without an answer nothing that was read counts.
+/// Additional time for that check, as a fraction of the time: without it, no result is reliable.
 const FOR_MODULES: f64 = 0.1;
-/// Of that time, the part that may be spent on listing the threads.
+/// Fraction of the time for reading threads that may be spent on listing them.
 const FOR_LIST: f64 = 0.5;
 
-/// A process whose process context has been read, but not its threads yet.
+/// A process whose context was read, but not its threads yet.
 #[derive(Debug)]
 pub(super) struct Inspection {
     process: Process,
@@ -36,7 +36,7 @@ pub(super) struct Inspection {
     until: Until,
 }
 
-/// Until when what is done.
+/// Deadlines of the steps.
 #[derive(Clone, Copy, Debug)]
 struct Until {
     list: Instant,
@@ -45,7 +45,7 @@ struct Until {
 }
 
 impl Inspection {
-    /// Reads the context of the process that `open` opens with these options, for at most `timeout`.
+    /// Opens a process with `open` and these options, and reads its context, for at most `timeout`.
     pub(super) fn begin(
         mut options: Options,
         timeout: Duration,
@@ -68,23 +68,23 @@ impl Inspection {
         })
     }
 
-    /// What the process says of itself.
+    /// The process context.
     pub(super) fn context(&self) -> &ContextState {
         &self.context
     }
 
-    /// Reads the threads, through `snapshots` if no thread may be stopped. To be called on a thread of
-    /// its own, because it stops threads otherwise.
+    /// Reads the threads, with `snapshots` if no thread may be stopped. Otherwise this stops
+    /// threads, so it must be called on its own OS thread.
     pub(super) fn finish(mut self, mut snapshots: Option<&mut Snapshots>) -> Result<Report, Error> {
         let detected = match (&self.context, self.process.running()) {
             (ContextState::Published(_), _) | (_, Err(_)) => None,
             _ => Some(self.process.detected()?),
         };
         let mut kernel_workers = 0;
-        let (support, looks, runtimes, partial) = match self.settled(&mut snapshots) {
+        let (support, reports, runtimes, partial) = match self.settled(&mut snapshots) {
             Ok(seen) => {
                 kernel_workers = seen.kernel_workers;
-                (Ok(seen.support), seen.looks, seen.runtimes, seen.partial)
+                (Ok(seen.support), seen.reports, seen.runtimes, seen.partial)
             }
             Err(error @ Error::Deadline { .. }) => {
                 let partial = self.none_read();
@@ -103,15 +103,15 @@ impl Inspection {
             context: self.context,
             detected,
             support,
-            looks,
+            reports,
             runtimes,
             kernel_workers,
             partial,
         })
     }
 
-    /// The threads; again if a library went meanwhile, which may have left others' data where its
-    /// variable was.
+    /// Reads the threads; again if a library was unloaded meanwhile, because other data may have
+    /// taken the place of its variable.
     fn settled(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<Readings, Error> {
         let mut seen = self.read_threads(snapshots)?;
         let mut reads = 1;
@@ -127,8 +127,8 @@ impl Inspection {
         Ok(seen)
     }
 
-    /// Whether the modules stayed the same while the threads were read; not, if there was no time to
-    /// find out.
+    /// Whether the modules stayed the same while the threads were read. False if there was no time
+    /// to check.
     fn are_modules_unchanged(&mut self) -> Result<bool, Error> {
         self.process.set_deadline(Some(self.until.end));
         let unchanged = match self.process.modules_unchanged() {
@@ -137,12 +137,12 @@ impl Inspection {
         };
         match unchanged {
             Err(Error::Deadline { .. }) => Ok(false),
-            // Also if the process has ended: what was read of it stands.
+            // Also if the process has ended: data that was read from it is valid.
             unchanged => Ok(unchanged.unwrap_or(true)),
         }
     }
 
-    /// For when it took all the time to find out how the threads are read.
+    /// The partial result if determining how to read the threads took all the time.
     fn none_read(&self) -> Partial {
         Partial {
             read: 0,
@@ -151,7 +151,7 @@ impl Inspection {
         }
     }
 
-    /// What each thread works on. One that ends meanwhile is left out.
+    /// Reads each thread. Threads that end meanwhile are omitted.
     fn read_threads(&mut self, snapshots: &mut Option<&mut Snapshots>) -> Result<Readings, Error> {
         let until = self.until;
         let may_change = self.process.running().is_ok();
@@ -180,16 +180,16 @@ impl Inspection {
             let asleep = runtimes.map(|reader| reader.asleep(&threads, until.threads));
             let mut seen = snapshot(&mut self.process, support, &variables, names, snapshots)?;
             if let Some(asleep) = asleep {
-                seen.runtimes = asleep.add_to(&mut seen.looks);
+                seen.runtimes = asleep.add_to(&mut seen.reports);
             }
             return Ok(seen);
         }
         let read = |thread| match &runtimes {
-            Some(runtimes) => runtimes.look(thread),
-            None => look(thread, is_readable),
+            Some(runtimes) => runtimes.read(thread),
+            None => inspect_thread(thread, is_readable),
         };
-        let mut looks: Vec<Look> = Vec::new();
-        // The thread that each look is of, and which looks found an invalid record.
+        let mut reports: Vec<ThreadReport> = Vec::new();
+        // The thread of each result, and the results with an invalid record.
         let (mut read_threads, mut invalid) = (Vec::new(), Vec::new());
         let mut kept = 0;
         let (mut ended, mut kernel_workers) = (0, 0);
@@ -199,30 +199,30 @@ impl Inspection {
                 why = Some(late);
                 break;
             }
-            if kept > MOST_CONTEXTS {
-                why = Some(PartialReason::Memory(MOST_CONTEXTS));
+            if kept > MAX_CONTEXTS {
+                why = Some(PartialReason::Memory(MAX_CONTEXTS));
                 break;
             }
             match read(thread) {
-                ThreadOutcome::Read(look) => {
-                    kept += look.size();
-                    if look.is_invalid() && may_change {
-                        invalid.push(looks.len());
+                InspectedThread::Read(result) => {
+                    kept += result.size();
+                    if result.is_invalid() && may_change {
+                        invalid.push(reports.len());
                     }
-                    looks.push(look);
+                    reports.push(result);
                     read_threads.push(thread);
                 }
-                ThreadOutcome::Ended => ended += 1,
-                ThreadOutcome::KernelWorker => kernel_workers += 1,
+                InspectedThread::Ended => ended += 1,
+                InspectedThread::KernelWorker => kernel_workers += 1,
             }
         }
         let is_settled = settle(&mut invalid, until.threads, |index| {
-            let ThreadOutcome::Read(look) = read(read_threads[index]) else {
+            let InspectedThread::Read(result) = read(read_threads[index]) else {
                 return Again::Settled;
             };
-            let (is_invalid, asleep) = (look.is_invalid(), look.stop.is_none());
-            let stop = looks[index].stop.or(look.stop);
-            looks[index] = Look { stop, ..look };
+            let (is_invalid, asleep) = (result.is_invalid(), result.stop.is_none());
+            let stop = reports[index].stop.or(result.stop);
+            reports[index] = ThreadReport { stop, ..result };
             match is_invalid {
                 true => Again::Invalid { asleep },
                 false => Again::Settled,
@@ -230,19 +230,19 @@ impl Inspection {
         });
         if is_settled {
             for index in invalid {
-                looks[index].outcome = Some(Ok(Found::Detached));
+                reports[index].outcome = Some(Ok(Found::Detached));
             }
         }
-        let runtimes = runtimes.map(|reader| reader.finish(&looks));
+        let runtimes = runtimes.map(|reader| reader.finish(&reports));
         let mut of = threads.len() - ended - kernel_workers;
         if !is_complete {
             of = of.max(thread_count(&self.process));
         }
-        let read = looks.len();
+        let read = reports.len();
         let partial = why.map(|why| Partial { read, of, why });
         Ok(Readings {
             support,
-            looks,
+            reports,
             runtimes: runtimes.unwrap_or_default(),
             kernel_workers,
             partial,
@@ -250,36 +250,38 @@ impl Inspection {
     }
 }
 
-/// What was seen of the threads.
+/// The readings of all threads.
 struct Readings {
     support: Arc<ThreadSupport>,
-    looks: Vec<Look>,
+    reports: Vec<ThreadReport>,
     runtimes: Runtimes,
-    /// Threads that were skipped: workers of the kernel's io_uring.
+    /// Number of skipped threads: the kernel's io_uring workers.
     kernel_workers: usize,
     partial: Option<Partial>,
 }
 
 impl Readings {
-    /// Keeps nothing of the threads but their number.
+    /// Keeps only the number of threads.
     fn forget(mut self, why: PartialReason) -> Self {
-        // Without contexts there is nothing that could be wrong.
+        // Without contexts, nothing can be wrong.
         if matches!(*self.support, ThreadSupport::Readable(_)) {
-            let of = self.partial.map_or(self.looks.len(), |partial| partial.of);
-            self.looks.clear();
+            let of = self
+                .partial
+                .map_or(self.reports.len(), |partial| partial.of);
+            self.reports.clear();
             self.partial = Some(Partial { read: 0, of, why });
         }
         self
     }
 }
 
-/// The threads that a snapshot is to tell of.
+/// The IDs and names of the threads in a snapshot.
 fn names(threads: &[Thread<'_>]) -> Vec<(i32, OsString)> {
     let named = |thread: &Thread<'_>| Some((thread.tid(), thread.name().ok()??));
     threads.iter().filter_map(named).collect()
 }
 
-/// What each thread works on, without stopping any.
+/// Reads each thread without stopping it.
 fn snapshot(
     process: &mut Process,
     support: Arc<ThreadSupport>,
@@ -287,60 +289,60 @@ fn snapshot(
     names: Vec<(i32, OsString)>,
     snapshots: &mut Snapshots,
 ) -> Result<Readings, Error> {
-    let all: Vec<Look> = match snapshots.threads(process, variables) {
+    let all: Vec<ThreadReport> = match snapshots.threads(process, variables) {
         Ok(threads) => threads.into_iter().map(of_snapshot).collect(),
         Err(otelctx_sampler::Error::Reader(error)) => return Err(error),
         Err(otelctx_sampler::Error::Remote(error)) => return Err(error.into()),
         Err(refused) => {
             let refused = refused.to_string();
-            let look = |(tid, name)| Look {
+            let result = |(tid, name)| ThreadReport {
                 outcome: Some(Err(refused.clone())),
-                ..Look::new(tid, Some(name), None)
+                ..ThreadReport::new(tid, Some(name), None)
             };
-            names.into_iter().map(look).collect()
+            names.into_iter().map(result).collect()
         }
     };
     let of = all.len();
     let mut kept = 0;
-    let mut looks = all;
-    let whole = looks.iter().take_while(|look| {
-        kept += look.size();
-        kept <= MOST_CONTEXTS
+    let mut reports = all;
+    let whole = reports.iter().take_while(|result| {
+        kept += result.size();
+        kept <= MAX_CONTEXTS
     });
     let read = whole.count();
-    looks.truncate(read);
-    let why = PartialReason::Memory(MOST_CONTEXTS);
+    reports.truncate(read);
+    let why = PartialReason::Memory(MAX_CONTEXTS);
     Ok(Readings {
         support,
-        looks,
+        reports,
         runtimes: Runtimes::default(),
         kernel_workers: 0,
         partial: (read < of).then_some(Partial { read, of, why }),
     })
 }
 
-fn of_snapshot(thread: ThreadSnapshot) -> Look {
+fn of_snapshot(thread: ThreadSnapshot) -> ThreadReport {
     let outcome = match thread.context {
         Found::Unreadable(step) => Err(format!(
             "{step} while the thread ran: try without --no-stop"
         )),
         outcome => Ok(outcome),
     };
-    Look {
+    ThreadReport {
         outcome: Some(outcome),
-        ..Look::new(thread.tid, Some(thread.name.into()), None)
+        ..ThreadReport::new(thread.tid, Some(thread.name.into()), None)
     }
 }
 
-/// What reading one thread came to.
-pub(super) enum ThreadOutcome {
-    Read(Look),
+/// The outcome of reading one thread.
+pub(super) enum InspectedThread {
+    Read(ThreadReport),
     Ended,
     KernelWorker,
 }
 
 /// Reads a thread.
-fn look(thread: &Thread<'_>, is_readable: bool) -> ThreadOutcome {
+fn inspect_thread(thread: &Thread<'_>, is_readable: bool) -> InspectedThread {
     let mut stop = None;
     let (name, outcome) = match thread.name() {
         Ok(name) if is_readable => {
@@ -352,11 +354,13 @@ fn look(thread: &Thread<'_>, is_readable: bool) -> ThreadOutcome {
         Err(error) => (None, Some(Err(error))),
     };
     match &outcome {
-        Some(Err(error)) if is_gone(error) => ThreadOutcome::Ended,
-        Some(Err(Error::Remote(remote::Error::KernelWorker { .. }))) => ThreadOutcome::KernelWorker,
-        _ => ThreadOutcome::Read(Look {
+        Some(Err(error)) if is_gone(error) => InspectedThread::Ended,
+        Some(Err(Error::Remote(remote::Error::KernelWorker { .. }))) => {
+            InspectedThread::KernelWorker
+        }
+        _ => InspectedThread::Read(ThreadReport {
             stop,
-            ..Look::new(thread.tid(), name, outcome)
+            ..ThreadReport::new(thread.tid(), name, outcome)
         }),
     }
 }

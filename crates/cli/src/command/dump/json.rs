@@ -1,4 +1,4 @@
-//! What was found, as JSON (docs/json.md).
+//! The report as JSON (docs/json.md).
 
 use std::ffi::OsStr;
 
@@ -9,14 +9,14 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::core::CoreReport;
-use super::report::{Look, Report, Support};
+use super::report::{Report, Support, ThreadReport};
 use super::runtimes::{TasksJson, ThreadRuntimesJson};
 use crate::command::partial::PartialJson;
 use crate::command::runtimes::RuntimesJson;
 use crate::output::json::{AttributeMap, OrError};
 use crate::output::text;
 
-/// The report, to be serialized without a second copy of its threads.
+/// The report, serialized without copying its threads.
 pub(super) fn of(report: &Report) -> impl Serialize + '_ {
     let (process_context, second_contexts) = match &report.context {
         ContextState::Published(context) => (
@@ -121,7 +121,7 @@ impl ProcessContextJson {
     fn of(context: &ProcessContext) -> Self {
         Self {
             mapping: context.mapping.clone(),
-            // The only one there is: a header of another version is not accepted.
+            // There is only one: headers with another version are rejected.
             version: otelctx_reader::format::process_context::VERSION,
             monotonic_published_at_ns: context.monotonic_published_at_ns.to_string(),
             resource: AttributeMap(context.payload.resource.clone()),
@@ -204,7 +204,7 @@ impl VariableJson {
     }
 }
 
-/// The threads, made one after the other while they are written.
+/// The threads, converted one by one as they are written.
 struct ThreadsJson<'r>(&'r Report);
 
 impl Serialize for ThreadsJson<'_> {
@@ -214,12 +214,12 @@ impl Serialize for ThreadsJson<'_> {
             Support::Readable(_) | Support::Unpublished => None,
             Support::Unreadable(_) | Support::Unknown(_) => Some(NO_THREAD_READABLE),
         };
-        let looks = self.0.looks.iter();
-        serializer.collect_seq(looks.map(|look| ThreadJson::of(self.0, look, unreadable)))
+        let reports = self.0.reports.iter();
+        serializer.collect_seq(reports.map(|thread| ThreadJson::of(self.0, thread, unreadable)))
     }
 }
 
-/// Of each thread, when `thread_context` is an error.
+/// The error of each thread if `thread_context` is an error.
 const NO_THREAD_READABLE: &str = "no thread's context can be read, see thread_context";
 
 #[derive(Serialize)]
@@ -234,19 +234,19 @@ struct ThreadJson<'r> {
 }
 
 impl<'r> ThreadJson<'r> {
-    fn of(report: &'r Report, look: &'r Look, unreadable: Option<&str>) -> Self {
-        let context = match &look.outcome {
+    fn of(report: &'r Report, thread: &'r ThreadReport, unreadable: Option<&str>) -> Self {
+        let context = match &thread.outcome {
             None => unreadable.map(|why| OrError::error(&why)),
             Some(Ok(Found::Attached(context))) => Some(OrError::Value(ContextJson::of(context))),
             Some(Ok(_)) => None,
             Some(Err(error)) => Some(OrError::error(error)),
         };
         Self {
-            tid: look.tid,
-            name: look.name.as_deref().map(lossy),
+            tid: thread.tid,
+            name: thread.name.as_deref().map(lossy),
             context,
-            invalid: look.is_invalid(),
-            runtimes: ThreadRuntimesJson::of(report, look),
+            invalid: thread.is_invalid(),
+            runtimes: ThreadRuntimesJson::of(report, thread),
         }
     }
 }
@@ -273,7 +273,7 @@ impl<'r> ContextJson<'r> {
     }
 }
 
-/// The attributes of a record: texts, each name once.
+/// The attributes of a record: strings, each name once.
 struct RecordAttributes<'r>(&'r [(String, String)]);
 
 impl Serialize for RecordAttributes<'_> {

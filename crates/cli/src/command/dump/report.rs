@@ -14,62 +14,62 @@ use super::core::CoreReport;
 use super::runtimes::{self, Runtimes};
 use crate::command::partial::Partial;
 
-/// The most that contexts of threads may take here, in bytes. 30,000 threads with three attributes
-/// each take half of it; larger records must not fill this machine's memory.
-pub(super) const MOST_CONTEXTS: usize = 24 << 20;
+/// Maximum memory of all threads' contexts, in bytes. 30,000 threads with three attributes each
+/// take half of it; larger records must not exhaust this machine's memory.
+pub(super) const MAX_CONTEXTS: usize = 24 << 20;
 
-/// Everything that was found.
+/// Everything that was read.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// Known of every process, but not of every core file.
+    /// `None` if a core file does not contain it.
     pub(super) pid: Option<i32>,
     pub(super) comm: OsString,
-    /// The thread that was asked for, where that is not the process's first.
+    /// The thread whose ID was given, if it is not the process's first.
     pub(super) asked_thread: Option<i32>,
-    /// A process whose line came before, and in whose memory this one runs.
+    /// A process that was shown before, and whose memory this one shares.
     pub(super) shares_memory_with: Option<i32>,
-    /// The process is no more: this is its core file.
+    /// For a process that has ended: its core file.
     pub(super) core: Option<CoreReport>,
-    /// `--force` was given.
+    /// Whether `--force` was given.
     pub(super) forced: bool,
-    /// `--no-stop` was given: the threads ran while they were read.
+    /// Whether `--no-stop` was given: the threads were running while they were read.
     pub(super) running: bool,
     pub(super) context: ContextState,
     /// Attributes that were detected because the process publishes nothing readable.
     pub(super) detected: Option<Detected>,
-    /// An error if there was no time to find out.
+    /// An error if there was not enough time.
     pub(super) support: Result<Arc<ThreadSupport>, Error>,
-    pub(super) looks: Vec<Look>,
+    pub(super) reports: Vec<ThreadReport>,
     pub(super) runtimes: Runtimes,
-    /// Threads that were skipped: workers of the kernel's io_uring, which have no context.
+    /// Number of skipped threads: the kernel's io_uring workers, which have no context.
     pub(super) kernel_workers: usize,
-    /// Not all threads are in `looks`.
+    /// Not all threads are in `reports`.
     pub(super) partial: Option<Partial>,
 }
 
-/// One thread.
+/// The result of reading one thread.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct ThreadReport {
     pub(super) tid: i32,
-    /// Core files do not tell it.
+    /// `None` if a core file does not contain it.
     pub(super) name: Option<OsString>,
-    /// `None` where no thread has a context that could be read.
+    /// `None` if no thread has a readable context.
     pub(super) outcome: Option<Result<Found<Context>, String>>,
-    /// Whether it was stopped to be read, and why.
+    /// Why it was stopped, if it was.
     pub(super) stop: Option<StopReason>,
-    /// Another source has a context with other ids.
+    /// Whether another source has a context with different IDs.
     pub(super) is_conflict: bool,
-    /// What language runtimes say of it.
+    /// The readings of language runtimes.
     pub(super) runtimes: Vec<RuntimeReading>,
 }
 
-impl Look {
+impl ThreadReport {
     /// Whether a record is attached whose `valid` field is not 1.
     pub(super) fn is_invalid(&self) -> bool {
         matches!(self.outcome, Some(Ok(Found::Invalid)))
     }
 
-    /// A thread with its native context, and what was read of that.
+    /// Creates the result of reading a thread's native context.
     pub(super) fn new(
         tid: i32,
         name: Option<OsString>,
@@ -85,7 +85,7 @@ impl Look {
         }
     }
 
-    /// About how many bytes it takes: more than nothing if there was something to read.
+    /// Estimated memory, in bytes; 0 if there was nothing to read.
     pub(super) fn size(&self) -> usize {
         let runtimes = runtimes::size(&self.runtimes);
         let Some(outcome) = &self.outcome else {
@@ -100,16 +100,16 @@ impl Look {
                 size_of_val(attributes) + texts.sum::<usize>()
             }
             Ok(_) => 0,
-            // The target's own names are in it.
+            // It contains names from the target.
             Err(error) => error.len(),
         };
-        size_of::<Look>() + more + runtimes
+        size_of::<ThreadReport>() + more + runtimes
     }
 }
 
 impl Report {
-    /// Whether something is published that can't be read, or was not. That nothing is published is
-    /// no problem.
+    /// Whether something is published that is unreadable, or was not read. Publishing nothing is
+    /// not a problem.
     pub(super) fn has_problem(&self) -> bool {
         let missing = self.core.as_ref().map_or(0, |core| core.missing.len());
         missing > 0
@@ -117,11 +117,11 @@ impl Report {
             || matches!(self.context, ContextState::Broken(_))
             || match self.support() {
                 Support::Readable(_) => self
-                    .looks
+                    .reports
                     .iter()
-                    .any(|look| matches!(look.outcome, Some(Err(_)))),
+                    .any(|thread| matches!(thread.outcome, Some(Err(_)))),
                 Support::Unpublished => false,
-                // A library with the variable may be loaded later: nothing that there is was missed.
+                // A library with the variable may be loaded later: nothing was missed.
                 Support::Unreadable(Unreadable::NotFound { unreadable }) => {
                     self.forced || !unreadable.is_empty()
                 }
@@ -129,16 +129,16 @@ impl Report {
             }
     }
 
-    /// How many threads were stopped to be read, and how many of them were running; `None` for a core
-    /// file.
+    /// Number of threads that were stopped to be read, and how many of them were running; `None`
+    /// for a core file.
     pub(super) fn stopped_threads(&self) -> Option<(usize, usize)> {
-        let stops = || self.looks.iter().filter_map(|look| look.stop);
+        let stops = || self.reports.iter().filter_map(|thread| thread.stop);
         let running = stops().filter(|stop| *stop == StopReason::Running).count();
         self.core.is_none().then(|| (stops().count(), running))
     }
 
-    /// Modules of a process that may have a variable, too, and could not be looked into. Those of a
-    /// core file are among what it says to be missing.
+    /// Modules that could not be read, and may define the variable. For a core file, they are
+    /// listed as missing instead.
     pub(super) fn unreadable_modules(&self) -> &[(OsString, String)] {
         match (self.support(), &self.core) {
             (Support::Readable(variables), None) => &variables.resolution.unreadable,
@@ -146,7 +146,7 @@ impl Report {
         }
     }
 
-    /// What is known of the threads' contexts.
+    /// Whether the threads' contexts can be read.
     pub(super) fn support(&self) -> Support<'_> {
         match self.support.as_deref() {
             Ok(ThreadSupport::Readable(variables)) => Support::Readable(variables),
@@ -158,7 +158,7 @@ impl Report {
         }
     }
 
-    /// What reads a process context that is too large.
+    /// The command that reads a process context that is too large.
     pub(super) fn larger_payload(&self) -> Option<String> {
         match self.context {
             ContextState::Broken(Broken::TooLarge { size, .. }) => {
@@ -169,15 +169,15 @@ impl Report {
     }
 }
 
-/// What is known of the threads' contexts.
+/// Whether the threads' contexts can be read.
 #[derive(Debug)]
 pub(super) enum Support<'r> {
-    /// How they are reached.
+    /// They can, from these variables.
     Readable(&'r ThreadVariables),
-    /// The process does not say that they have any.
+    /// The process does not announce any.
     Unpublished,
-    /// The process says so, and they can't be read.
+    /// The process announces them, but they cannot be read.
     Unreadable(&'r Unreadable),
-    /// There was no time to find out.
+    /// There was not enough time to find out.
     Unknown(&'r Error),
 }

@@ -1,4 +1,4 @@
-//! What language runtimes say of a process, its threads and its tasks.
+//! The readings of language runtimes: of a process, its threads and its tasks.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -18,34 +18,34 @@ use otelctx_reader::{Error, Found, Process, Thread, remote};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use super::inspection::ThreadOutcome;
+use super::inspection::InspectedThread;
 use super::json::ContextJson;
-use super::report::{Look, MOST_CONTEXTS, Report};
+use super::report::{MAX_CONTEXTS, Report, ThreadReport};
 use crate::command::runtimes::sentence;
 use crate::error::is_gone;
 use crate::output::attributes::pairs;
 use crate::output::json::{AttributeMap, OrError};
 use crate::output::terminal::{Terminal, escape};
 
-/// What runtimes say, beside what they say of each thread.
+/// The readings of runtimes, except those of threads.
 #[derive(Debug, Default)]
 pub(super) struct Runtimes {
     pub(super) present: Arc<[Present]>,
     pub(super) tasks: Vec<TaskReading>,
-    /// Threads with contexts of several sources that contradict each other.
+    /// Number of threads whose sources have contradictory contexts.
     pub(super) conflicts: usize,
 }
 
-/// Reads the threads of a process that has runtimes.
+/// Reads the threads of a process that contains runtimes.
 pub(super) struct Reader<'p> {
     process: &'p Process,
     present: Arc<[Present]>,
-    /// If the runtimes want that.
+    /// The stopped process, if the runtimes need that.
     stopped: Option<StoppedProcess>,
 }
 
 impl<'p> Reader<'p> {
-    /// Stops the whole process if that is necessary, and permitted.
+    /// Stops the whole process if necessary and permitted.
     pub(super) fn start(
         process: &'p Process,
         present: Arc<[Present]>,
@@ -67,7 +67,7 @@ impl<'p> Reader<'p> {
     }
 
     /// Reads a thread.
-    pub(super) fn look(&self, thread: &Thread<'_>) -> ThreadOutcome {
+    pub(super) fn read(&self, thread: &Thread<'_>) -> InspectedThread {
         let stopped = self.stopped.as_ref();
         let stopped = stopped.and_then(|process| process.thread(thread.tid()));
         let state = thread.name().and_then(|name| {
@@ -75,20 +75,22 @@ impl<'p> Reader<'p> {
             Ok((name, state))
         });
         match state {
-            Ok((name, state)) => ThreadOutcome::Read(look(thread.tid(), name, state)),
-            Err(error) if is_gone(&error) => ThreadOutcome::Ended,
-            Err(Error::Remote(remote::Error::KernelWorker { .. })) => ThreadOutcome::KernelWorker,
+            Ok((name, state)) => InspectedThread::Read(report_of(thread.tid(), name, state)),
+            Err(error) if is_gone(&error) => InspectedThread::Ended,
+            Err(Error::Remote(remote::Error::KernelWorker { .. })) => InspectedThread::KernelWorker,
             Err(error @ Error::NotAsleep { .. }) => {
                 let name = thread.name().ok().flatten();
                 let runtimes = self.failed(&error);
-                let look = Look::new(thread.tid(), name, Some(Err(error)));
-                ThreadOutcome::Read(Look { runtimes, ..look })
+                let result = ThreadReport::new(thread.tid(), name, Some(Err(error)));
+                InspectedThread::Read(ThreadReport { runtimes, ..result })
             }
-            Err(error) => ThreadOutcome::Read(Look::new(thread.tid(), None, Some(Err(error)))),
+            Err(error) => {
+                InspectedThread::Read(ThreadReport::new(thread.tid(), None, Some(Err(error))))
+            }
         }
     }
 
-    /// What the runtimes say of a thread that could not be read.
+    /// The readings for a thread that could not be read.
     fn failed(&self, error: &Error) -> Vec<RuntimeReading> {
         let readable = self.present.iter().filter(|it| it.process.is_ok());
         let failed = |present: &Present| RuntimeReading {
@@ -99,9 +101,9 @@ impl<'p> Reader<'p> {
     }
 
     /// Reads the tasks and resumes the process.
-    pub(super) fn finish(self, looks: &[Look]) -> Runtimes {
+    pub(super) fn finish(self, reports: &[ThreadReport]) -> Runtimes {
         let tasks = self.tasks();
-        Runtimes::of(self.present, tasks, looks)
+        Runtimes::of(self.present, tasks, reports)
     }
 
     fn tasks(&self) -> Vec<TaskReading> {
@@ -120,20 +122,20 @@ impl<'p> Reader<'p> {
         self.present.iter().filter_map(failed).collect()
     }
 
-    /// Reads `threads` while they sleep, until `until` and up to [`MOST_CONTEXTS`]. Beyond that, what
-    /// is missing is said of each thread.
+    /// Reads `threads` while they sleep, until `until` and up to [`MAX_CONTEXTS`]. Beyond that,
+    /// each thread's reading says what is missing.
     pub(super) fn asleep(self, threads: &[Thread<'_>], until: Instant) -> Asleep {
         let mut kept = 0;
         let mut read = HashMap::new();
         for thread in threads {
             let tid = thread.tid();
-            if Instant::now() >= until || kept > MOST_CONTEXTS {
+            if Instant::now() >= until || kept > MAX_CONTEXTS {
                 let pid = self.process.pid().unwrap_or_default();
                 let action = "read what runtimes know of all threads";
                 read.insert(tid, self.failed(&Error::Deadline { pid, action }));
-            } else if let ThreadOutcome::Read(look) = self.look(thread) {
-                kept += size(&look.runtimes);
-                read.insert(tid, look.runtimes);
+            } else if let InspectedThread::Read(result) = self.read(thread) {
+                kept += size(&result.runtimes);
+                read.insert(tid, result.runtimes);
             }
         }
         Asleep {
@@ -144,45 +146,45 @@ impl<'p> Reader<'p> {
     }
 }
 
-/// What runtimes say where no thread may be stopped.
+/// The readings of runtimes if no thread may be stopped.
 pub(super) struct Asleep {
     present: Arc<[Present]>,
     tasks: Vec<TaskReading>,
-    /// By thread.
+    /// By thread ID.
     read: HashMap<i32, Vec<RuntimeReading>>,
 }
 
 impl Asleep {
-    /// Adds this to what was read of the threads by other means.
-    pub(super) fn add_to(mut self, looks: &mut [Look]) -> Runtimes {
-        for look in &mut *looks {
-            let Some(runtimes) = self.read.remove(&look.tid) else {
+    /// Adds the readings to the results of reading the threads by other means.
+    pub(super) fn add_to(mut self, reports: &mut [ThreadReport]) -> Runtimes {
+        for result in &mut *reports {
+            let Some(runtimes) = self.read.remove(&result.tid) else {
                 continue;
             };
-            let (native, error) = match look.outcome.take() {
+            let (native, error) = match result.outcome.take() {
                 Some(Ok(found)) => (found, None),
-                // Which step failed makes no difference here.
+                // The failed step does not matter here.
                 Some(Err(error)) => (Found::Unreadable(ReadStep::Record), Some(error)),
                 None => (Found::NotPublished, None),
             };
             let chosen = choose(native, &runtimes);
-            look.is_conflict = chosen.is_conflict;
-            look.outcome = Some(match (error, chosen.context) {
+            result.is_conflict = chosen.is_conflict;
+            result.outcome = Some(match (error, chosen.context) {
                 (Some(error), context) if context.attached().is_none() => Err(error),
                 (_, context) => Ok(context),
             });
-            look.runtimes = runtimes;
+            result.runtimes = runtimes;
         }
-        Runtimes::of(self.present, self.tasks, looks)
+        Runtimes::of(self.present, self.tasks, reports)
     }
 }
 
 impl Runtimes {
-    fn of(present: Arc<[Present]>, tasks: Vec<TaskReading>, looks: &[Look]) -> Self {
+    fn of(present: Arc<[Present]>, tasks: Vec<TaskReading>, reports: &[ThreadReport]) -> Self {
         Self {
             present,
             tasks,
-            conflicts: looks.iter().filter(|look| look.is_conflict).count(),
+            conflicts: reports.iter().filter(|result| result.is_conflict).count(),
         }
     }
 
@@ -194,13 +196,13 @@ impl Runtimes {
     }
 }
 
-/// A thread by what was read of it.
-fn look(tid: i32, name: Option<OsString>, state: ThreadState) -> Look {
+/// The result of reading a thread.
+fn report_of(tid: i32, name: Option<OsString>, state: ThreadState) -> ThreadReport {
     let (outcome, is_conflict) = match state.choose() {
         Ok(chosen) => (Ok(chosen.context), chosen.is_conflict),
         Err(error) => (Err(error.to_string()), false),
     };
-    Look {
+    ThreadReport {
         tid,
         name,
         outcome: Some(outcome),
@@ -210,7 +212,7 @@ fn look(tid: i32, name: Option<OsString>, state: ThreadState) -> Look {
     }
 }
 
-/// About how many bytes what runtimes say of a thread takes.
+/// Estimated memory of a thread's readings, in bytes.
 pub(super) fn size(readings: &[RuntimeReading]) -> usize {
     let of = |reading: &RuntimeReading| match &reading.thread {
         Ok(thread) => thread.stack.frames().map(NamedFrame::memory).sum(),
@@ -219,17 +221,17 @@ pub(super) fn size(readings: &[RuntimeReading]) -> usize {
     readings.iter().map(of).sum()
 }
 
-/// What runtimes say of a thread, by the names of the runtimes.
+/// The readings of a thread, by the names of the runtimes.
 pub(super) struct ThreadRuntimesJson<'r> {
     runtimes: &'r Runtimes,
-    look: &'r Look,
+    result: &'r ThreadReport,
 }
 
 impl<'r> ThreadRuntimesJson<'r> {
-    pub(super) fn of(report: &'r Report, look: &'r Look) -> Self {
+    pub(super) fn of(report: &'r Report, result: &'r ThreadReport) -> Self {
         Self {
             runtimes: &report.runtimes,
-            look,
+            result,
         }
     }
 }
@@ -237,11 +239,11 @@ impl<'r> ThreadRuntimesJson<'r> {
 impl Serialize for ThreadRuntimesJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        for reading in &self.look.runtimes {
+        for reading in &self.result.runtimes {
             let value = match &reading.thread {
                 Ok(thread) => {
                     let facts = self.runtimes.facts(reading.name);
-                    OrError::Value(ThreadRuntimeJson::of(thread, facts, self.look))
+                    OrError::Value(ThreadRuntimeJson::of(thread, facts, self.result))
                 }
                 Err(error) => OrError::error(error),
             };
@@ -255,7 +257,7 @@ impl Serialize for ThreadRuntimesJson<'_> {
 struct ThreadRuntimeJson<'r> {
     #[serde(flatten)]
     facts: AttributeMap,
-    /// Where another source had one of its own.
+    /// If another source has a context of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     context: Option<ContextJson<'r>>,
     frames: Vec<FrameJson<'r>>,
@@ -264,9 +266,9 @@ struct ThreadRuntimeJson<'r> {
 }
 
 impl<'r> ThreadRuntimeJson<'r> {
-    fn of(thread: &'r RuntimeThread, mut facts: Attributes, look: &Look) -> Self {
+    fn of(thread: &'r RuntimeThread, mut facts: Attributes, result: &ThreadReport) -> Self {
         facts.extend(thread.facts.iter().cloned());
-        let is_other = |context: &&Context| match &look.outcome {
+        let is_other = |context: &&Context| match &result.outcome {
             Some(Ok(Found::Attached(chosen))) => chosen != *context,
             _ => true,
         };
@@ -302,7 +304,7 @@ impl<'r> FrameJson<'r> {
     }
 }
 
-/// Contexts that no thread has.
+/// Contexts that no thread is executing.
 pub(super) struct TasksJson<'r>(pub(super) &'r [TaskReading]);
 
 impl Serialize for TasksJson<'_> {
@@ -335,7 +337,7 @@ impl<'r> TaskJson<'r> {
     }
 }
 
-/// The runtimes of a process, a line each, and how many threads have contexts that contradict each other.
+/// The runtimes of a process, one per line, and the number of threads with contradictory contexts.
 pub(super) fn head(runtimes: &Runtimes, terminal: &Terminal) -> String {
     let mut text = String::new();
     for present in &*runtimes.present {
@@ -352,12 +354,12 @@ pub(super) fn head(runtimes: &Runtimes, terminal: &Terminal) -> String {
     text
 }
 
-/// The frames of each thread that a runtime knows, and of each task with its context.
+/// The frames of each thread that a runtime knows, and of each task, with its context.
 pub(super) fn frames(report: &Report) -> String {
     let mut text = String::new();
-    for look in &report.looks {
-        for reading in &look.runtimes {
-            let (tid, name) = (look.tid, reading.name);
+    for result in &report.reports {
+        for reading in &result.runtimes {
+            let (tid, name) = (result.tid, reading.name);
             match &reading.thread {
                 Ok(thread) => {
                     let facts = facts(&thread.facts);

@@ -1,4 +1,4 @@
-//! What was found, for a person.
+//! The report as text.
 
 use std::io::{self, Write};
 
@@ -14,23 +14,23 @@ use crate::output::table::{Align, Table};
 use crate::output::terminal::{Style, Terminal, escape};
 use crate::output::text::{self, count};
 
-/// Shown where no id is set.
+/// Shown if an ID is not set.
 const NO_ID: &str = "-";
 
-/// Lines of what a core file lacks.
-const MOST_MISSING: usize = 8;
+/// Maximum number of lines about missing parts of a core file.
+const MAX_MISSING: usize = 8;
 
-/// Of threads that were not stopped.
+/// Added if threads were not stopped.
 const WHILE_THEY_RAN: &str =
     "while the threads ran: each record was read twice, and is shown if both reads agree";
 
-/// Of a thread whose record is not valid, where a second read was not possible.
+/// Shown for a thread with an invalid record, if a second read was not possible.
 const INVALID: &str = "invalid: being rewritten, or detached";
 
-/// Starts what is said of all threads.
+/// Start of lines about all threads.
 const THREADS: &str = "  threads   ";
 
-/// The whole answer.
+/// Writes the whole report.
 pub(super) fn write(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(about_process(report, terminal).as_bytes())?;
     let has_runtimes = !report.runtimes.present.is_empty();
@@ -41,14 +41,14 @@ pub(super) fn write(report: &Report, terminal: &Terminal, out: &mut dyn Write) -
     out.write_all(runtimes::frames(report).as_bytes())
 }
 
-/// Everything but the table of threads.
+/// Everything except the table of threads.
 fn about_process(report: &Report, terminal: &Terminal) -> String {
     let mut text = head(report, terminal);
     if let Some(tid) = report.asked_thread {
         text += &format!("  asked     thread {tid} of this process\n");
     }
     if let Some(core) = &report.core {
-        text += &core_lines(core, report.looks.is_empty(), terminal);
+        text += &core_lines(core, report.reports.is_empty(), terminal);
     }
     match &report.context {
         ContextState::Published(context) => {
@@ -89,7 +89,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
         text += &terminal.sentence("  read      ", &read(report, stopped));
     }
     let unreadable = report.unreadable_modules();
-    for (module, why) in unreadable.iter().take(MOST_MISSING) {
+    for (module, why) in unreadable.iter().take(MAX_MISSING) {
         let sentence = format!(
             "{} could not be inspected: {}",
             escape(&text::path(module)),
@@ -104,9 +104,9 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
     text
 }
 
-/// How many threads were read, and how many of them were stopped for it.
+/// How many threads were read, and how many of them were stopped.
 fn read(report: &Report, (stopped, running): (usize, usize)) -> String {
-    let threads = count(report.looks.len(), "thread", "threads");
+    let threads = count(report.reports.len(), "thread", "threads");
     let stopped = match (stopped, running) {
         (0, _) => "none stopped".to_owned(),
         (1, 1) => "1 stopped (it was running)".to_owned(),
@@ -123,9 +123,9 @@ fn read(report: &Report, (stopped, running): (usize, usize)) -> String {
     format!("{threads}, {stopped}{skipped}")
 }
 
-/// How the threads' contexts are reached, or why there are none.
+/// How the threads' contexts are read, or why there are none.
 fn about_threads(report: &Report, terminal: &Terminal) -> String {
-    let threads = count(report.looks.len(), "thread", "threads");
+    let threads = count(report.reports.len(), "thread", "threads");
     let why = match report.support() {
         Support::Readable(variables) => {
             return terminal.sentence(THREADS, &source(variables, report.forced));
@@ -135,7 +135,7 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
             return terminal.sentence(THREADS, &sentence);
         }
         Support::Unknown(error) => return terminal.sentence(THREADS, &escape(&error.to_string())),
-        // Said above.
+        // Reported above.
         Support::Unreadable(Unreadable::BrokenProcessContext(_)) => " without it".into(),
         Support::Unreadable(why) => format!(": {}", escape(&why.to_string())),
     };
@@ -146,7 +146,7 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
     text
 }
 
-/// Service (or the program's name), pid, language.
+/// Service name (or the program's name), process ID, language.
 fn head(report: &Report, terminal: &Terminal) -> String {
     let resource = match &report.context {
         ContextState::Published(context) => Some(&context.payload.resource),
@@ -170,26 +170,26 @@ fn core_lines(core: &CoreReport, no_threads: bool, terminal: &Terminal) -> Strin
     let file = escape(&core.file.to_string_lossy());
     let end = match (&core.signal, core.crashed_thread) {
         (Some(signal), Some(tid)) => format!("ended by {signal} in thread {tid}"),
-        // The threads tell.
+        // The lines of threads show it.
         _ if no_threads => "it is unknown how the process ended".to_owned(),
         _ => "written while the process was running".to_owned(),
     };
     let mut text = terminal.sentence("  core      ", &format!("{file}, {end}"));
-    for missing in core.missing.iter().take(MOST_MISSING) {
+    for missing in core.missing.iter().take(MAX_MISSING) {
         text += &terminal.sentence("  missing   ", &escape(missing));
     }
     text + &more_missing(core.missing.len())
 }
 
-/// How many of `all` that is missing are not shown.
+/// How many of `all` missing parts are not shown.
 fn more_missing(all: usize) -> String {
-    match all.saturating_sub(MOST_MISSING) {
+    match all.saturating_sub(MAX_MISSING) {
         0 => String::new(),
         more => format!("  missing   and {more} more: --json lists them\n"),
     }
 }
 
-/// Where the contexts of the threads come from.
+/// Where the threads' contexts come from.
 fn source(variables: &ThreadVariables, forced: bool) -> String {
     let places: Vec<String> = variables
         .resolution
@@ -225,26 +225,26 @@ fn table(report: &Report, terminal: &Terminal, out: &mut dyn Write) -> io::Resul
         ("SPAN", Align::Left),
         ("ATTRIBUTES", Align::Left),
     ]);
-    let rows = report.looks.iter().map(|look| {
-        let [trace, span, attributes] = match &look.outcome {
+    let rows = report.reports.iter().map(|thread| {
+        let [trace, span, attributes] = match &thread.outcome {
             Some(Ok(Found::Attached(context))) => context_cells(context),
             Some(Ok(Found::Invalid)) => word(INVALID),
             Some(Ok(_)) | None => word("none attached"),
             Some(Err(error)) => word(&format!("unreadable: {}", escape(&error.to_string()))),
         };
-        let name = match (&look.name, core) {
+        let name = match (&thread.name, core) {
             (Some(name), _) => escape(&name.to_string_lossy()),
-            (None, Some(core)) if core.crashed_thread == Some(look.tid) => {
+            (None, Some(core)) if core.crashed_thread == Some(thread.tid) => {
                 core.signal.clone().unwrap_or_default()
             }
             _ => String::new(),
         };
-        [look.tid.to_string(), name, trace, span, attributes]
+        [thread.tid.to_string(), name, trace, span, attributes]
     });
     table.write(rows, terminal, out)
 }
 
-/// In place of a context.
+/// A word in place of a context.
 fn word(text: &str) -> [String; 3] {
     [text.into(), String::new(), String::new()]
 }

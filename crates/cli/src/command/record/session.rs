@@ -66,7 +66,7 @@ impl Session {
                 sampler = Sampler::start(&options)?;
             }
         }
-        let period = 1_000_000_000 / u64::from(options.frequency.max(1));
+        let period = options.period();
         let start = sampler.started();
         let since = Duration::from_nanos(monotonic().saturating_sub(start));
         let now = SystemTime::now().duration_since(UNIX_EPOCH);

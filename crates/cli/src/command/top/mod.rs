@@ -180,7 +180,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         }),
         interval: arguments.interval,
         deadline: arguments.duration.map(|duration| Instant::now() + duration),
-        period: 1_000_000_000 / u64::from(arguments.frequency),
+        period: options.period(),
         cpus: online_cpus(),
         stopping,
         child: child.map_err(cannot_start)?,

@@ -126,11 +126,11 @@ fn each_read_of_the_threads_counts_only_if_the_modules_stayed_the_same() {
     let partial = always.partial.unwrap();
     assert!(matches!(partial.why, PartialReason::Modules(_)));
     assert_eq!((partial.read, partial.of), (0, threads));
-    assert_eq!(always.looks.len(), 0);
+    assert_eq!(always.reports.len(), 0);
     // As long as the first read takes, and not at all.
     for changing in [3, 0] {
         let settled = inspect(changing);
         assert_eq!(settled.partial, None, "{changing}");
-        assert_eq!(settled.looks.len(), threads, "{changing}");
+        assert_eq!(settled.reports.len(), threads, "{changing}");
     }
 }
