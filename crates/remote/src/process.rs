@@ -1,5 +1,5 @@
-//! One process, through `/proc`: everything that is read there of a process or of its threads, relative
-//! to a descriptor of the process's directory.
+//! A process, read through `/proc`: everything that is read there about a process or its threads,
+//! relative to a descriptor of the process's directory.
 
 mod fork;
 mod search;
@@ -35,15 +35,15 @@ pub use sizes::{Sizes, SizesFile};
 pub use stat::{Stat, TICK};
 pub use status::Status;
 
-/// The most that is read of a `/proc` file whose length the target decides.
+/// Maximum number of bytes read of a `/proc` file whose length the target controls.
 const STATUS_LIMIT: u64 = 64 * 1024;
 
-/// The most that is read of the list of one thread's children, in bytes: as many as there can be
-/// processes (PID_MAX_LIMIT), at 8 bytes each.
+/// Maximum number of bytes read of the list of one thread's children: as many as there can be
+/// processes (PID_MAX_LIMIT), with 8 bytes each.
 const MAX_CHILDREN: u64 = 32 << 20;
 
-/// A process, pinned by a descriptor of its directory in `/proc`: once the process has exited every
-/// read through it fails, even if its id has been reused.
+/// A process, pinned by a descriptor of its directory in `/proc`: once the process has exited,
+/// every read fails, even if its ID was reused.
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
@@ -53,13 +53,13 @@ pub struct Process {
 /// A thread of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thread {
-    /// Its id as the reader sees it.
+    /// Its ID in the reader's PID namespace.
     pub tid: i32,
-    /// Its name: 15 bytes at most, chosen by the target.
+    /// Its name: at most 15 bytes, chosen by the target.
     pub name: OsString,
 }
 
-/// Ids of the processes that exist now.
+/// The IDs of all existing processes.
 pub fn processes() -> Result<Vec<i32>, Error> {
     let path = Path::new("/proc");
     let mut directory = Dir::open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
@@ -84,7 +84,7 @@ fn numbers(directory: &mut Dir) -> impl Iterator<Item = Result<i32, Errno>> {
 }
 
 impl Process {
-    /// Opens the process; reads nothing yet.
+    /// Opens the process. Reads nothing yet.
     pub fn open(pid: i32) -> Result<Self, Error> {
         if !is_own_proc() {
             return Err(Error::OtherPidNamespace { pid });
@@ -101,17 +101,17 @@ impl Process {
         }
     }
 
-    /// Its id.
+    /// Its process ID.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Whether the process still exists. A zombie does.
+    /// Whether the process still exists, including as a zombie.
     pub fn exists(&self) -> bool {
         self.open_entry("stat").is_ok()
     }
 
-    /// Its short name: 15 bytes at most, chosen by the target.
+    /// Its command name: at most 15 bytes, chosen by the target.
     pub fn comm(&self) -> Result<OsString, Error> {
         self.name_of("comm")
     }
@@ -124,8 +124,8 @@ impl Process {
         Ok(OsString::from_vec(name))
     }
 
-    /// Where `/proc/PID/exe` leads: a path in the target's mount namespace, ` (deleted)` behind
-    /// it when the file is gone. For a program started through `ld.so PROGRAM` it is ld.so.
+    /// The target of `/proc/PID/exe`: a path in the process's mount namespace, followed by `
+    /// (deleted)` if the file was deleted. For a program started with `ld.so PROGRAM`, it is ld.so.
     pub fn executable(&self) -> Result<PathBuf, Error> {
         let entry = format!("{}exe", self.task_prefix());
         readlinkat(&self.directory, entry.as_str())
@@ -133,7 +133,7 @@ impl Process {
             .map_err(|errno| self.error("exe", "read the executable's name", errno.into()))
     }
 
-    /// Opens the file that [`Self::executable`] names, also if it has been removed since.
+    /// Opens the file that [`Self::executable`] names, even if it was deleted.
     pub fn open_executable(&self) -> Result<File, Error> {
         let entry = format!("{}exe", self.task_prefix());
         self.open_entry(&entry)
@@ -141,7 +141,8 @@ impl Process {
     }
 
     /// Its threads, in the order of `/proc/PID/task`, without threads that exit meanwhile. Like
-    /// [`Self::thread_ids`], without end while a process creates threads as fast as they are listed.
+    /// [`Self::thread_ids`], this does not end while a process creates threads as fast as they are
+    /// listed.
     pub fn threads(&self) -> Result<Vec<Thread>, Error> {
         let mut threads = Vec::new();
         for tid in self.thread_ids()? {
@@ -154,7 +155,7 @@ impl Process {
         Ok(threads)
     }
 
-    /// The ids of its threads, see [`Self::visit_thread_ids`] for when to break off.
+    /// The IDs of its threads. [`Self::visit_thread_ids`] can be ended early.
     pub fn thread_ids(&self) -> Result<Vec<i32>, Error> {
         let mut ids = Vec::new();
         self.visit_thread_ids(&mut |tid| {
@@ -164,7 +165,7 @@ impl Process {
         Ok(ids)
     }
 
-    /// Calls `visit` with the id of each thread until it breaks. The list has no end while a
+    /// Calls `visit` with the ID of each thread until it breaks. The list does not end while a
     /// process creates threads as fast as it is read.
     pub fn visit_thread_ids(
         &self,
@@ -183,11 +184,11 @@ impl Process {
         Ok(())
     }
 
-    /// The name of thread `tid`: 15 bytes at most, chosen by the target.
+    /// The name of thread `tid`: at most 15 bytes, chosen by the target.
     pub fn thread_name(&self, tid: i32) -> Result<OsString, Error> {
         let name = || self.name_of(&format!("task/{tid}/comm"));
         let name = match name() {
-            // A thread that exists is not dropped because of one failed read.
+            // A thread that exists is not omitted because of one failed read.
             Err(Error::NoSuchProcess { .. }) if self.has_thread(tid) => name(),
             name => name,
         };
@@ -215,8 +216,8 @@ impl Process {
             .map_err(|error| error.of_thread(tid))
     }
 
-    /// The processes that its threads have started and that still exist. Empty if the kernel does not
-    /// tell (CONFIG_PROC_CHILDREN).
+    /// The existing processes that its threads have started. Empty if the kernel does not list them
+    /// (CONFIG_PROC_CHILDREN).
     pub fn children(&self) -> Vec<i32> {
         let list = |tid| {
             self.read_entry(&format!("task/{tid}/children"), MAX_CHILDREN)
@@ -235,14 +236,14 @@ impl Process {
         lists.flat_map(pids).collect()
     }
 
-    /// The control groups that it is in, a line each (cgroups(7)).
+    /// The control groups that it is in, one per line (cgroups(7)).
     pub fn control_groups(&self) -> Result<String, Error> {
         let text = self.read_entry("cgroup", STATUS_LIMIT)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// The environment that the program was started with, at most `limit` bytes of it. Later changes
-    /// by the program are not visible.
+    /// The environment with which the program was started, at most `limit` bytes of it. Later
+    /// changes by the program are not visible.
     pub fn environment(&self, limit: usize) -> Result<Vec<(OsString, OsString)>, Error> {
         let entry = format!("{}environ", self.task_prefix());
         let bytes = self.read_entry(&entry, limit as u64)?;
@@ -257,26 +258,25 @@ impl Process {
         Ok(pairs.collect())
     }
 
-    /// Whether both run in one address space, as a process and its vfork child do, or one made
-    /// with CLONE_VM. `None` if the kernel does not tell: it is built without kcmp(2), or does not
-    /// permit it.
+    /// Whether both share their memory, as a process and its vfork child do, or a child created
+    /// with CLONE_VM. `None` if the kernel was built without kcmp(2), or denies it.
     #[doc(alias = "kcmp")]
     pub fn shares_memory_with(&self, other: &Process) -> Option<bool> {
         const KCMP_VM: i32 = 1;
-        // SAFETY: this form of kcmp takes numbers only.
+        // SAFETY: this form of kcmp takes only numbers.
         let order =
             unsafe { nix::libc::syscall(nix::libc::SYS_kcmp, self.pid, other.pid, KCMP_VM, 0, 0) };
-        // The numbers could have passed to other processes.
+        // The IDs may have been reused.
         (order >= 0 && self.exists() && other.exists()).then_some(order == 0)
     }
 
-    /// Opens its memory. The right to do so is the right to trace the process.
+    /// Opens its memory. This requires the right to trace the process.
     #[doc(alias = "process_vm_readv")]
     pub fn memory(&self) -> Result<ProcessMemory, Error> {
         let open = |prefix: &str| self.open_entry(&format!("{prefix}mem"));
         let mut memory = open("");
-        // Without an address space the open fails, or (before Linux 6.14; fs/proc/base.c,
-        // mem_rw) a read ends at once. At address 0 nothing is mapped otherwise.
+        // If there is no address space, the open fails, or (before Linux 6.14; fs/proc/base.c,
+        // mem_rw) a read returns nothing. Otherwise, nothing is mapped at address 0.
         if memory
             .as_ref()
             .map_or_else(is_gone, |file| matches!(file.read_at(&mut [0], 0), Ok(0)))
@@ -291,8 +291,8 @@ impl Process {
 
     /// Calls `visit` for each mapping until it breaks, see [`mappings`].
     ///
-    /// Once the thread-group leader has exited `/proc/PID/maps` is empty; another thread's is
-    /// read then.
+    /// Once the thread-group leader has exited, `/proc/PID/maps` is empty; another thread's is read
+    /// then.
     pub fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
@@ -305,7 +305,7 @@ impl Process {
                     visit(mapping)
                 })
             },
-            // Nothing is visited twice: what ends halfway has ended.
+            // Nothing is visited twice: if a walk fails halfway, the process has ended.
             |walk| {
                 let is_empty = |walk: &Walk| *walk == Walk::default();
                 !visited.get() && walk.as_ref().map_or_else(is_gone, is_empty)
@@ -313,13 +313,13 @@ impl Process {
         )
     }
 
-    /// Opens a file that the process has mapped, by the first mapping's range and name.
+    /// Opens a file that the process has mapped, given the first mapping's range and name.
     ///
-    /// Tried in turn: `map_files` (the very file, also when deleted or replaced; wants
-    /// CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), the path below the process's root, the plain
-    /// path (a process in a chroot shows its paths as seen from outside). A path may lead to
-    /// another file by now, so device and inode decide; where a file system has other
-    /// device numbers in stat(2) than in `/proc/PID/maps`, inode and build-id.
+    /// Tries in turn: `map_files` (the mapped file, even if deleted or replaced; requires
+    /// CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), the path below the process's root, the plain path
+    /// (a process in a chroot shows its paths as seen from outside). A path may refer to another
+    /// file by now, so device and inode must match; if a file system has other device numbers in
+    /// stat(2) than in `/proc/PID/maps`, inode and build ID.
     pub fn mapped_file(
         &self,
         (start, end): (u64, u64),
@@ -350,8 +350,8 @@ impl Process {
             .find_map(|path| self.open_regular(path, is_mapped))
     }
 
-    /// Whether the module whose header is loaded at `start` has the build-id of this file, opened with
-    /// O_PATH. Decides where the file system has other device numbers in stat(2) than in
+    /// Whether the module whose header is loaded at `start` has the same build ID as this file,
+    /// opened with O_PATH. Used if the file system has other device numbers in stat(2) than in
     /// `/proc/PID/maps` (btrfs, some overlayfs).
     fn has_build_id_of(&self, file: &File, start: u64) -> bool {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -369,11 +369,11 @@ impl Process {
         of_file.is_some() && of_file == id(Source::Loaded(&memory, start))
     }
 
-    /// Opens a file if it is a regular one and `is_wanted`.
+    /// Opens a file if it is a regular file and `is_wanted` returns true.
     ///
-    /// The target chooses what lies at a path. Opening a device can have side effects (a watchdog
-    /// starts), and opening a FIFO unblocks its writer, so the path is opened with O_PATH until the
-    /// type of the file is known; then that same file is opened.
+    /// The target controls what is at a path. Opening a device can have side effects (a watchdog
+    /// starts), and opening a FIFO unblocks its writer. So the path is first opened with O_PATH to
+    /// check the type of the file, and then that same file is opened.
     fn open_regular(&self, path: &Path, is_wanted: impl FnOnce(&File) -> bool) -> Option<File> {
         let found = File::from(self.open_path(path, OFlag::O_PATH).ok()?);
         if !found.metadata().is_ok_and(|it| it.is_file()) || !is_wanted(&found) {
@@ -386,8 +386,8 @@ impl Process {
             .map(File::from)
     }
 
-    /// The prefix of `/proc` entries of a thread that still runs: empty for the thread-group leader,
-    /// the directory of another thread if the leader has exited.
+    /// The prefix of `/proc` entries of a running thread: empty for the thread-group leader, the
+    /// directory of another thread if the leader has exited.
     fn task_prefix(&self) -> String {
         if self.has_memory("") {
             String::new()
@@ -396,16 +396,16 @@ impl Process {
         }
     }
 
-    /// The directory of a thread that still runs, for when the thread-group leader has exited.
+    /// The directory of a running thread, if the thread-group leader has exited.
     fn other_task(&self) -> Option<String> {
-        // "task" has a link for each thread, besides its own two (fs/proc/base.c, proc_task_getattr):
-        // the only thread is the leader. Threads of the kernel are such.
+        // "task" has a link for each thread, in addition to its own two (fs/proc/base.c,
+        // proc_task_getattr): here the leader is the only thread. Kernel threads are like this.
         let task = fstatat(&self.directory, "task", AtFlags::empty()).ok()?;
         if task.st_nlink == 3 {
             return None;
         }
         let mut found = None;
-        // Not listed first: the list need not have an end.
+        // Not listed first: the list may not end.
         self.visit_thread_ids(&mut |tid| {
             found = Some(format!("task/{tid}/")).filter(|prefix| self.has_memory(prefix));
             match found {
@@ -423,11 +423,11 @@ impl Process {
         !matches!(link, Err(Errno::ENOENT | Errno::ESRCH))
     }
 
-    /// Opens an entry; ESRCH if the task has no memory any more.
+    /// Opens an entry; ESRCH if the task has no memory.
     ///
-    /// Such a task's entries belong to root (fs/proc/base.c, task_dump_owner), so that its own user
-    /// is refused with EACCES as if there were no right. The next moment another thread may have
-    /// executed a program and taken the id over.
+    /// Such a task's entries belong to root (fs/proc/base.c, task_dump_owner), so its own user gets
+    /// EACCES as if permission were missing. A moment later, another thread may have executed a
+    /// program and taken over the ID.
     pub(crate) fn open_entry(&self, entry: &str) -> io::Result<File> {
         let open = || self.open_path(Path::new(entry), OFlag::O_RDONLY);
         let mut file = open();
@@ -481,13 +481,13 @@ impl Process {
     }
 }
 
-/// Whether `/proc` shows the PID namespace that this process is in. If not, its numbers are those of other
-/// processes to ptrace(2) and kill(2). Asked once.
+/// Whether `/proc` belongs to this process's PID namespace. If not, its IDs refer to other
+/// processes in ptrace(2) and kill(2). Checked once.
 fn is_own_proc() -> bool {
     static IS_OWN: OnceLock<bool> = OnceLock::new();
     *IS_OWN.get_or_init(|| match std::fs::read_link("/proc/self") {
         Ok(own) => own.as_os_str() == std::process::id().to_string().as_str(),
-        // There is none at all.
+        // `/proc` is not mounted.
         Err(_) => true,
     })
 }
@@ -508,7 +508,7 @@ mod tests {
 
     use super::*;
 
-    /// A path leads to what the target put there since it mapped the file.
+    /// A path may refer to another file than when the target mapped it.
     #[test]
     fn only_the_mapped_file_is_opened() {
         let directory = otelctx_fixtures::directory().join(format!("open-{}", std::process::id()));
@@ -530,7 +530,7 @@ mod tests {
         let opened = |path: &Path, inode| {
             let watch = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
             watch.add_watch(path, AddWatchFlags::IN_OPEN).unwrap();
-            // No mapping is there, so map_files has nothing, as for a reader without rights.
+            // There is no mapping, so map_files has no entry, as for a reader without privileges.
             let name = path.as_os_str().as_bytes();
             let file = process.mapped_file((0x1000, 0x2000), name, device, inode);
             (file.is_some(), watch.read_events().is_ok())

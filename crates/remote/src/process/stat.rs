@@ -1,11 +1,11 @@
-//! The `stat` file of a process or of a thread, whose fields have numbers (proc_pid_stat(5)).
+//! The `stat` file of a process or a thread, whose fields are numbered (proc_pid_stat(5)).
 
 use std::io;
 
 use super::{Process, STATUS_LIMIT};
 use crate::Error;
 
-/// Length of a clock tick of `/proc`, in nanoseconds: there are 100 a second on all architectures
+/// Length of a clock tick in `/proc`, in nanoseconds: 100 per second on all architectures
 /// (`USER_HZ`, include/asm-generic/param.h).
 pub const TICK: u64 = 10_000_000;
 
@@ -26,13 +26,13 @@ impl Process {
         Ok(self.thread_stat(tid)?.state())
     }
 
-    /// Whether all threads of the process have ended: it is gone, or a zombie.
+    /// Whether all threads of the process have ended: it does not exist, or is a zombie.
     pub fn has_ended(&self) -> bool {
         self.stat().map_or(true, |stat| stat.is_zombie())
     }
 
-    /// CPU time that a thread has used, in nanoseconds: exactly where the kernel tells
-    /// (CONFIG_SCHED_INFO), else by [`Stat::cpu_time`].
+    /// CPU time that a thread has used, in nanoseconds: exact if the kernel counts it
+    /// (CONFIG_SCHED_INFO), otherwise from [`Stat::cpu_time`].
     pub fn thread_cpu_time(&self, tid: i32) -> Option<u64> {
         let text = self.read_entry(&format!("task/{tid}/schedstat"), STATUS_LIMIT);
         let exact = |text: Vec<u8>| {
@@ -40,7 +40,7 @@ impl Process {
             std::str::from_utf8(first).ok()?.parse().ok()
         };
         match text.ok().and_then(exact) {
-            // A kernel without it has no such file, or says 0.
+            // A kernel without it has no such file, or returns 0.
             None | Some(0) => self.thread_stat(tid).ok()?.cpu_time(),
             exact => exact,
         }
@@ -53,8 +53,8 @@ impl Process {
     }
 }
 
-/// The fields from the third on. The second, the name, may hold anything, including parentheses and
-/// bytes that are not UTF-8.
+/// The fields from the third on. The second, the name, may contain anything, including parentheses
+/// and bytes that are not UTF-8.
 #[derive(Debug)]
 pub struct Stat(String);
 
@@ -65,7 +65,7 @@ impl Stat {
         Some(Self(rest.to_owned()))
     }
 
-    /// The field of this number, from 3 on.
+    /// The field with this number, from 3 on.
     pub fn field(&self, number: usize) -> Option<&str> {
         self.0.split_whitespace().nth(number.checked_sub(3)?)
     }
@@ -85,7 +85,7 @@ impl Stat {
         self.number(9)
     }
 
-    /// CPU time used in user and kernel mode, in nanoseconds, as exact as the clock's ticks.
+    /// CPU time used in user and kernel mode, in nanoseconds, with the resolution of clock ticks.
     pub fn cpu_time(&self) -> Option<u64> {
         let ticks = self.number(14)? + self.number(15)?;
         ticks.checked_mul(TICK)
@@ -96,7 +96,7 @@ impl Stat {
         self.number(22)
     }
 
-    /// Whether all threads of the process have ended and its parent has not waited for it yet. The
+    /// Whether all threads of the process have ended and its parent has not waited for it. The
     /// first thread may end before the others (field 20 counts them).
     pub fn is_zombie(&self) -> bool {
         matches!(self.field(3), Some("Z" | "X"))

@@ -1,4 +1,4 @@
-//! `/proc/PID/status`: one line a fact, in text.
+//! `/proc/PID/status`: one fact per line, as text.
 
 /// The flag of a task that has never had memory (include/linux/sched.h).
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -9,17 +9,17 @@ pub struct Status {
     /// State letter: R running, S sleeping, D in an uninterruptible sleep, T stopped, t traced,
     /// Z zombie, X dead.
     pub state: char,
-    /// The process that the thread belongs to.
+    /// The process to which the thread belongs.
     pub process: i32,
-    /// The process that started it, 0 for none in the reader's PID namespace.
+    /// The process that started it; 0 for none in the reader's PID namespace.
     pub parent: i32,
-    /// The process that traces it, 0 for none.
+    /// The process that traces it; 0 for none.
     pub tracer: i32,
-    /// How many threads the process has.
+    /// Number of threads of the process.
     pub threads: usize,
-    /// Its process id in each PID namespace from the reader's to its own.
+    /// Its process ID in each PID namespace, from the reader's to its own.
     pub namespace_pids: Vec<i32>,
-    /// It has no memory of its own and runs in the kernel only.
+    /// Whether it is a kernel thread, which has no memory.
     pub kernel_thread: bool,
 }
 
@@ -35,7 +35,7 @@ impl Status {
             let Some(colon) = line.iter().position(|byte| *byte == b':') else {
                 continue;
             };
-            // What follows the colon is ASCII in every line used here; `Name` is not.
+            // The value is ASCII in every line used here; `Name` may not be.
             let Ok(value) = std::str::from_utf8(&line[colon + 1..]) else {
                 continue;
             };
@@ -57,7 +57,7 @@ impl Status {
                 _ => {}
             }
         }
-        // A task that is ending has no memory either.
+        // A task that is exiting has no memory either.
         status.kernel_thread = !has_memory && flags().is_some_and(|flags| flags & PF_KTHREAD != 0);
         status
     }
@@ -85,8 +85,8 @@ mod tests {
         assert_eq!(Status::parse(b"", || None).state, '?');
     }
 
-    /// A process that was ending was called a kernel thread: it has no memory any more, and is not yet
-    /// a zombie.
+    /// A process that was exiting was mistaken for a kernel thread: it has no memory, but is not a
+    /// zombie yet.
     #[test]
     fn a_process_that_is_ending_is_no_kernel_thread() {
         const PF_EXITING: u64 = 4;
