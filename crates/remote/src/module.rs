@@ -13,10 +13,9 @@ use crate::arch::TlsRelocation;
 use crate::elf::{DynamicTable, Elf, ElfError, FoundSymbol, Segment, Source};
 use crate::file::{FileBytes, open_regular};
 use crate::file_cache::{MAX_READ, read_within};
-use crate::libc::{CLibrary, glibc};
+use crate::libc;
 pub use crate::machine::{Access, Machine, TlsSegment};
 use crate::memory::Image;
-use crate::threads;
 
 pub use crate::file::open_mapped;
 
@@ -45,10 +44,7 @@ pub struct ModuleFile {
     /// The address after the last one of the PT_LOAD segments.
     pub(crate) end: u64,
     pub(crate) jump_relocations: (u64, u64),
-    /// The C library, if this module is one.
-    pub(crate) library: Option<CLibrary>,
-    pub(crate) glibc: glibc::FileFacts,
-    pub(crate) threads: threads::FileFacts,
+    pub(crate) libc: libc::FileFacts,
 }
 
 /// Facts about an ELF file and one thread-local variable.
@@ -143,6 +139,7 @@ impl ModuleFile {
             ..
         } = elf.table;
         let pie = flags_1 & elf::DF_1_PIE.0 != 0;
+        let is_static = !elf.interpreter && (elf.file_type() == elf::ET_EXEC || pie);
         Ok(ModuleFile {
             machine: elf.machine(),
             // For linkers before DF_1_PIE (binutils 2.26), PT_INTERP is not sufficient: glibc's
@@ -151,15 +148,7 @@ impl ModuleFile {
             executable: elf.file_type() == elf::ET_EXEC || pie || (elf.interpreter && debug),
             dynamic: elf.dynamic.is_some(),
             interpreter: elf.interpreter,
-            library: CLibrary::recognise(elf, soname.as_deref())?,
-            glibc: glibc::FileFacts::read(elf, soname.as_deref())?,
-            threads: match soname.as_deref() {
-                Some(glibc::SONAME) => threads::FileFacts::of_glibc(elf)?,
-                None if !elf.interpreter && (elf.file_type() == elf::ET_EXEC || pie) => {
-                    threads::FileFacts::of_static_program(elf)?
-                }
-                _ => threads::FileFacts::default(),
-            },
+            libc: libc::FileFacts::read(elf, soname.as_deref(), is_static)?,
             soname,
             tls: elf.tls(),
             first_load: elf.loads.first().copied().unwrap_or_default(),

@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::elf::{self, Elf, ElfError, ElfSymbol, Source, SymbolKind};
 use crate::file::FileBytes;
 use crate::file_cache::{Fact, FileCache, FileFacts, FileKey, MAX_READ, read_within};
-use crate::libc::CLibrary;
+use crate::libc::{self, CLibrary, PthreadKeys, ThreadDb, glibc};
 use crate::mappings::Mapping;
 use crate::module::{Module, ModuleFile};
 use crate::target::{CodeLayout, CodeLayoutBuilder, Target};
@@ -223,7 +223,45 @@ impl Modules {
 
     /// The C library of the process, if one of its modules is a supported one.
     pub fn c_library(&self) -> Option<CLibrary> {
-        c_library(self.loaded.iter().map(|module| &*module.file))
+        libc::FileFacts::c_library(self.loaded.iter().map(|module| &module.file.libc))
+    }
+
+    /// glibc's description of its own structures; `None` if none of the modules has it. Read once
+    /// per file.
+    ///
+    /// # Errors
+    /// [`Error::Elf`] if the module that should have it cannot be read.
+    pub fn thread_db(&self, target: &dyn Target) -> Result<Option<Arc<ThreadDb>>, Error> {
+        for module in &self.loaded {
+            let file = &module.file;
+            let is_static = file.executable && !file.interpreter;
+            let is_threads = file.soname.as_deref() == Some(glibc::THREADS_SONAME);
+            if file.libc.library != Some(CLibrary::Glibc) && !is_threads && !is_static {
+                continue;
+            }
+            let table = module.fact(target, FILE, ThreadDb::of)?;
+            if !table.is_empty() {
+                return Ok(Some(table));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Where the threads store their values of `pthread_setspecific`; `None` if the C library is
+    /// unknown or does not describe it.
+    ///
+    /// # Errors
+    /// [`Error::Elf`] if the module that should describe it cannot be read.
+    pub fn pthread_keys(&self, target: &dyn Target) -> Result<Option<PthreadKeys>, Error> {
+        let machine = target.machine();
+        if self.c_library() == Some(CLibrary::Musl) {
+            return Ok(PthreadKeys::of_musl(machine));
+        }
+        let Some(table) = self.thread_db(target)? else {
+            return Ok(None);
+        };
+        let keys = self.address_of(target, "__pthread_keys");
+        Ok(keys.and_then(|(_, keys)| PthreadKeys::of_glibc(&table, machine, keys)))
     }
 
     /// The first module that defines `name`, and the symbol's address in the process, see
@@ -240,17 +278,6 @@ impl Modules {
     pub fn named(&self, name: &OsStr) -> Option<&LoadedModule> {
         self.loaded.iter().find(|module| module.name == name)
     }
-}
-
-/// The C library that manages the thread-local storage of a process with these modules: glibc if
-/// its dynamic linker is loaded, whatever else is.
-pub(crate) fn c_library<'a>(
-    modules: impl Iterator<Item = &'a ModuleFile> + Clone,
-) -> Option<CLibrary> {
-    if modules.clone().any(|it| it.glibc.rtld_global.is_some()) {
-        return Some(CLibrary::Glibc);
-    }
-    modules.clone().find_map(|module| module.library)
 }
 
 /// The name of facts that depend only on the file.

@@ -10,8 +10,8 @@ mod slot;
 use std::ffi::OsString;
 
 pub use crate::libc::CLibrary;
-use crate::libc::glibc;
 pub use crate::libc::glibc::Registration;
+use crate::libc::{FileFacts, glibc};
 pub use crate::machine::Access;
 use crate::machine::Machine;
 use crate::module::Symbol;
@@ -100,7 +100,7 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
         mut unreadable,
         layout,
     } = modules::tls_modules(target, cache, name)?;
-    let library = modules::c_library(loaded.iter().map(|loaded| &*loaded.module.file));
+    let library = FileFacts::c_library(loaded.iter().map(|loaded| &loaded.module.libc));
     let tls_modules = glibc_tls_modules(target, &loaded, &mut unreadable);
 
     let mut left_out = 0;
@@ -181,10 +181,10 @@ fn glibc_tls_modules(
     loaded: &[Loaded],
     unreadable: &mut Vec<(OsString, String)>,
 ) -> Vec<glibc::TlsModule> {
-    let layout = loaded.iter().find_map(|loaded| loaded.module.glibc.layout);
+    let layout = loaded.iter().find_map(|loaded| loaded.module.libc.tls);
     let linker = loaded
         .iter()
-        .find_map(|loaded| Some((loaded, loaded.module.glibc.rtld_global?)));
+        .find_map(|loaded| Some((loaded, loaded.module.libc.rtld_global?)));
     let (Some((linker, rtld_global)), Some(layout)) = (linker, layout) else {
         return Vec::new();
     };

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use otelctx_fixtures::{Compiler, Target};
-use otelctx_remote::libc::{CLibrary, PthreadKeys, ThreadDb};
+use otelctx_remote::libc::CLibrary;
 use otelctx_remote::{FileCache, LiveProcess, Memory, Modules, Process, Stopped};
 
 const COUNT: usize = 70;
@@ -19,7 +19,7 @@ fn assert_values(compiler: Compiler, flags: &[&str], library: CLibrary) {
     let live = LiveProcess::new(&process, &memory);
     let modules = Modules::read(&live, &FileCache::new()).unwrap();
     assert_eq!(modules.c_library(), Some(library));
-    let table = ThreadDb::of(&live, &modules).unwrap();
+    let table = modules.thread_db(&live).unwrap();
     assert_eq!(table.is_some(), library == CLibrary::Glibc);
     if let Some(table) = table {
         assert_eq!(table.field("pthread_tid").unwrap().bits, 32);
@@ -27,7 +27,7 @@ fn assert_values(compiler: Compiler, flags: &[&str], library: CLibrary) {
         assert_eq!(table.offset("pthread_no_such_field"), None);
     }
 
-    let keys = PthreadKeys::of(&live, &modules).unwrap().unwrap();
+    let keys = modules.pthread_keys(&live).unwrap().unwrap();
     let stopped = Stopped::stop(&process, target.pid(), Duration::from_secs(5)).unwrap();
     let array = |name| modules.address_of(&live, name).unwrap().1;
     let (numbers, values) = (array("numbers"), array("values"));

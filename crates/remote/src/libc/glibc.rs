@@ -1,12 +1,8 @@
-//! glibc: how its dynamic linker stores the modules' TLS blocks.
-//!
-//! The layouts of these structures are described in `_thread_db_*`, which is meant for debuggers
-//! (`nptl_db/structs.def`, `nptl/libpthread_db.h`): no offset is guessed. libc.so has exported
-//! these symbols since 2.34. Before, they are local symbols of libpthread.so, which distributions
-//! keep in its `.symtab` for this reason; a process that does not load it does not have them.
+//! glibc: how its dynamic linker stores the modules' TLS blocks. The layouts of these structures are
+//! in its table for debuggers ([`ThreadDb`]): no offset is guessed.
 
+use super::thread_db::ThreadDb;
 use crate::Memory;
-use crate::elf::{Elf, ElfError};
 use crate::machine::Machine;
 use crate::memory::MemoryError;
 
@@ -14,12 +10,8 @@ use crate::memory::MemoryError;
 pub(crate) const SONAME: &[u8] = b"libc.so.6";
 /// The SONAME of its library of threads, which was merged into libc.so in 2.34.
 pub(crate) const THREADS_SONAME: &[u8] = b"libpthread.so.0";
-/// Prefix of these symbols.
-const PREFIX: &str = "_thread_db_";
-/// Maximum size of a name; the longest one in use has 48 bytes.
-const MAX_NAME: usize = 64;
 /// Prefix of the names of its dynamic linker, on every architecture.
-const LOADER_PREFIX: &[u8] = b"ld-linux";
+pub(super) const LOADER_PREFIX: &[u8] = b"ld-linux";
 
 /// Maximum number of slots of the slot-information list: modules with thread-local storage.
 const MAX_MODULES: u64 = 64 * 1024;
@@ -32,15 +24,6 @@ const MAX_NODES: usize = 1024;
 const ENTRY: u64 = 16;
 /// A block that the thread has not allocated (`TLS_DTV_UNALLOCATED`).
 const UNALLOCATED: u64 = u64::MAX;
-
-/// Facts about libc.so, libpthread.so and ld.so; empty for other modules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct FileFacts {
-    /// Address of `_rtld_global` in ld.so.
-    pub(crate) rtld_global: Option<u64>,
-    /// From libc.so, or from libpthread.so before 2.34.
-    pub(crate) layout: Option<Layout>,
-}
 
 /// Offsets in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,85 +40,32 @@ pub(crate) struct Layout {
     tls_offset: u64,
 }
 
-impl FileFacts {
-    pub(crate) fn read(elf: &Elf<'_>, soname: Option<&[u8]>) -> Result<Self, ElfError> {
-        let mut facts = FileFacts::default();
-        match soname {
-            Some(SONAME) => {
-                facts.layout = Layout::read(elf, &|name| {
-                    let symbol = elf.dynamic_symbol(format!("{PREFIX}{name}").as_bytes())?;
-                    Ok(symbol.map(|symbol| symbol.value))
-                })?;
-            }
-            Some(THREADS_SONAME) => {
-                let symbols = elf.static_objects(PREFIX.as_bytes(), MAX_NAME)?;
-                facts.layout = Layout::read(elf, &|name| {
-                    let named = |(it, _): &&(Vec<u8>, u64)| it == name.as_bytes();
-                    Ok(symbols.iter().find(named).map(|(_, value)| *value))
-                })?;
-            }
-            Some(soname) if soname.starts_with(LOADER_PREFIX) => {
-                facts.rtld_global = elf
-                    .dynamic_symbol(b"_rtld_global")?
-                    .map(|symbol| symbol.value);
-            }
-            _ => {}
-        }
-        Ok(facts)
-    }
-}
-
 impl Layout {
-    /// `None` if the module does not describe it. `address` returns the address of a symbol.
-    fn read(
-        elf: &Elf<'_>,
-        address: &dyn Fn(&str) -> Result<Option<u64>, ElfError>,
-    ) -> Result<Option<Self>, ElfError> {
-        // A field is described by three 32-bit numbers: its size in bits, the number of elements
-        // if it is an array, its offset in bytes (DB_STRUCT_FIELD in nptl_db/db_info.c).
-        let field = |name: &str| match address(name)? {
-            Some(at) => elf
-                .read_u32(at.wrapping_add(8))
-                .map(|offset| Some(u64::from(offset))),
-            None => Ok(None),
-        };
-        let size = match address("sizeof_dtv_slotinfo")? {
-            Some(at) => Some(u64::from(elf.read_u32(at)?)),
-            None => None,
-        };
-        let fields = [
-            field("rtld_global__dl_tls_dtv_slotinfo_list")?,
-            field("dtv_slotinfo_list_len")?,
-            field("dtv_slotinfo_list_next")?,
-            field("dtv_slotinfo_list_slotinfo")?,
-            size.filter(|size| (16..=256).contains(size)),
-            field("dtv_slotinfo_gen")?,
-            field("dtv_slotinfo_map")?,
-            field("link_map_l_tls_offset")?,
-        ];
-        let [
-            Some(list),
-            Some(list_length),
-            Some(list_next),
-            Some(list_slots),
-            Some(slot_size),
-            Some(slot_generation),
-            Some(slot_map),
-            Some(tls_offset),
-        ] = fields
-        else {
-            return Ok(None);
-        };
-        Ok(Some(Layout {
-            list,
-            list_length,
-            list_next,
-            list_slots,
-            slot_size,
-            slot_generation,
-            slot_map,
-            tls_offset,
-        }))
+    /// The entries of the table that it is read from.
+    pub(super) const NAMES: [&str; 8] = [
+        "rtld_global__dl_tls_dtv_slotinfo_list",
+        "dtv_slotinfo_list_len",
+        "dtv_slotinfo_list_next",
+        "dtv_slotinfo_list_slotinfo",
+        "sizeof_dtv_slotinfo",
+        "dtv_slotinfo_gen",
+        "dtv_slotinfo_map",
+        "link_map_l_tls_offset",
+    ];
+
+    /// `None` if the table does not describe it.
+    pub(super) fn of(table: &ThreadDb) -> Option<Self> {
+        let size = table.size_of("dtv_slotinfo");
+        Some(Self {
+            list: table.offset("rtld_global__dl_tls_dtv_slotinfo_list")?,
+            list_length: table.offset("dtv_slotinfo_list_len")?,
+            list_next: table.offset("dtv_slotinfo_list_next")?,
+            list_slots: table.offset("dtv_slotinfo_list_slotinfo")?,
+            slot_size: size.filter(|size| (16..=256).contains(size))?,
+            slot_generation: table.offset("dtv_slotinfo_gen")?,
+            slot_map: table.offset("dtv_slotinfo_map")?,
+            tls_offset: table.offset("link_map_l_tls_offset")?,
+        })
     }
 }
 

@@ -1,13 +1,9 @@
 //! Thread-specific data: the values that `pthread_getspecific` would return in another process's
 //! thread.
 
-use super::CLibrary;
 use super::thread_db::ThreadDb;
-use crate::Error;
 use crate::machine::Machine;
 use crate::memory::{Memory, MemoryError};
-use crate::modules::Modules;
-use crate::target::Target;
 
 /// Number of keys in a block of the two-level table in glibc's `struct pthread`
 /// (PTHREAD_KEY_2NDLEVEL_SIZE in nptl/descr.h).
@@ -44,29 +40,24 @@ enum Layout {
 }
 
 impl PthreadKeys {
-    /// Determines the layout of a process; `None` if its C library is unknown or does not describe
-    /// it.
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module that should describe it cannot be read.
-    pub fn of(target: &dyn Target, modules: &Modules) -> Result<Option<Self>, Error> {
-        if modules.c_library() == Some(CLibrary::Musl) {
-            // `tsd` in `struct pthread` (src/internal/pthread_impl.h), which begins at the thread
-            // pointer on x86-64 and ends at it on aarch64, 200 bytes long.
-            let values = match target.machine() {
-                Machine::X86_64 => 0x80,
-                Machine::Aarch64 => -88,
-                Machine::Other(_) => return Ok(None),
-            };
-            return Ok(Some(Self(Layout::Musl { values })));
-        }
-        let Some(table) = ThreadDb::of(target, modules)? else {
-            return Ok(None);
+    /// The layout in musl's `struct pthread`; `None` on an unknown architecture.
+    pub(crate) fn of_musl(machine: Machine) -> Option<Self> {
+        // `tsd` (src/internal/pthread_impl.h). The structure begins at the thread pointer on x86-64
+        // and ends at it on aarch64, 200 bytes long.
+        let values = match machine {
+            Machine::X86_64 => 0x80,
+            Machine::Aarch64 => -88,
+            Machine::Other(_) => return None,
         };
-        let keys = modules.address_of(target, "__pthread_keys");
+        Some(Self(Layout::Musl { values }))
+    }
+
+    /// The layout that a glibc describes in its table; `keys` is the address of `__pthread_keys`.
+    /// `None` if the table lacks an entry.
+    pub(crate) fn of_glibc(table: &ThreadDb, machine: Machine, keys: u64) -> Option<Self> {
         let layout = || {
             Some(Layout::Glibc {
-                below: match target.machine() {
+                below: match machine {
                     Machine::X86_64 => 0,
                     _ => table.size_of("pthread")?,
                 },
@@ -75,12 +66,12 @@ impl PthreadKeys {
                 entry_size: table.size_of("pthread_key_data")?,
                 entry_sequence: table.offset("pthread_key_data_seq")?,
                 entry_data: table.offset("pthread_key_data_data")?,
-                keys: keys?.1,
+                keys,
                 key_size: table.size_of("pthread_key_struct")?,
                 key_sequence: table.offset("pthread_key_struct_seq")?,
             })
         };
-        Ok(layout().map(Self))
+        layout().map(Self)
     }
 
     /// The value of a thread for `key`, given its thread pointer. `None` if `pthread_getspecific`

@@ -2,12 +2,15 @@
 
 pub(crate) mod glibc;
 mod keys;
+mod lists;
 pub(crate) mod musl;
 mod thread_db;
 
 pub use keys::PthreadKeys;
+pub(crate) use lists::ThreadLayout;
 pub use thread_db::{Field, ThreadDb};
 
+use self::lists::ThreadFacts;
 use crate::Memory;
 use crate::elf::{Elf, ElfError};
 use crate::machine::Machine;
@@ -20,6 +23,67 @@ pub enum CLibrary {
     Glibc,
     /// musl.
     Musl,
+}
+
+/// A file's facts about the C library of its process; empty for most files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct FileFacts {
+    /// The C library that this module is.
+    pub(crate) library: Option<CLibrary>,
+    /// Address of `_rtld_global` in glibc's ld.so.
+    pub(crate) rtld_global: Option<u64>,
+    /// From glibc's libc.so, or from libpthread.so before 2.34.
+    pub(crate) tls: Option<glibc::Layout>,
+    pub(crate) threads: ThreadFacts,
+}
+
+impl FileFacts {
+    /// Reads the facts of a file with this SONAME. `is_static`: it is a program that no dynamic
+    /// linker loads.
+    pub(crate) fn read(
+        elf: &Elf<'_>,
+        soname: Option<&[u8]>,
+        is_static: bool,
+    ) -> Result<Self, ElfError> {
+        let mut facts = Self {
+            library: CLibrary::recognise(elf, soname)?,
+            ..Self::default()
+        };
+        match soname {
+            Some(glibc::SONAME) => {
+                let names = [
+                    &glibc::Layout::NAMES[..],
+                    &ThreadLayout::NAMES,
+                    &ThreadFacts::NAMES,
+                ];
+                let table = ThreadDb::read(elf, &names.concat())?;
+                facts.tls = glibc::Layout::of(&table);
+                facts.threads = ThreadFacts::of_glibc(&table);
+            }
+            Some(glibc::THREADS_SONAME) => {
+                let table = ThreadDb::read(elf, &glibc::Layout::NAMES)?;
+                facts.tls = glibc::Layout::of(&table);
+            }
+            Some(soname) if soname.starts_with(glibc::LOADER_PREFIX) => {
+                let symbol = elf.dynamic_symbol(b"_rtld_global")?;
+                facts.rtld_global = symbol.map(|symbol| symbol.value);
+            }
+            None if is_static => facts.threads = ThreadFacts::of_static_program(elf)?,
+            _ => {}
+        }
+        Ok(facts)
+    }
+
+    /// The C library that manages the thread-local storage of a process with these modules: glibc if
+    /// its dynamic linker is loaded, whatever else is.
+    pub(crate) fn c_library<'a>(
+        modules: impl Iterator<Item = &'a Self> + Clone,
+    ) -> Option<CLibrary> {
+        if modules.clone().any(|facts| facts.rtld_global.is_some()) {
+            return Some(CLibrary::Glibc);
+        }
+        modules.clone().find_map(|facts| facts.library)
+    }
 }
 
 impl CLibrary {
@@ -84,7 +148,7 @@ mod tests {
             };
             let module = Module::open(&library, "x").unwrap();
             assert_eq!(module.soname.as_deref(), Some(name.as_bytes()));
-            assert_eq!(module.library, None);
+            assert_eq!(module.libc.library, None);
         }
     }
 

@@ -40,3 +40,30 @@ pub(crate) fn block(
     let block = memory.read_u64(vector.wrapping_add(module.wrapping_mul(8)))?;
     Ok((block != 0).then_some(block))
 }
+
+/// Offset of the thread's ID in a control block on x86-64, in bytes.
+pub(crate) const TID: u64 = 48;
+
+/// The fields of a control block that are used: musl's `struct pthread` on x86-64
+/// (`src/internal/pthread_impl.h`) has self, dtv, prev, next, sysinfo, canary, tid. All threads form
+/// one ring.
+pub(crate) struct Block {
+    pub(crate) previous: u64,
+    pub(crate) next: u64,
+    pub(crate) tid: u32,
+}
+
+impl Block {
+    /// `None` if it is not a control block, whose first word is its own address.
+    pub(crate) fn read(memory: &dyn Memory, address: u64) -> Option<Self> {
+        let mut bytes = [0; TID as usize + 4];
+        memory.read(address, &mut bytes).ok()?;
+        let word = |at: usize| Some(u64::from_ne_bytes(bytes[at..at + 8].try_into().ok()?));
+        (word(0)? == address).then_some(())?;
+        Some(Self {
+            previous: word(16)?,
+            next: word(24)?,
+            tid: u32::from_ne_bytes(bytes[TID as usize..].try_into().ok()?),
+        })
+    }
+}

@@ -5,22 +5,17 @@
 //! program's.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use super::{CLibrary, glibc};
-use crate::Error;
 use crate::elf::{Elf, ElfError};
-use crate::modules::Modules;
-use crate::target::Target;
 
 /// Prefix of the table's symbols.
 const PREFIX: &str = "_thread_db_";
 /// Maximum size of a name without the prefix; the longest one in use has 48 bytes.
-const MAX_NAME: usize = 64;
+pub(super) const MAX_NAME: usize = 64;
 /// Prefix of the names of sizes, after [`PREFIX`].
 const SIZE_OF: &str = "sizeof_";
 
-/// The names that are looked up in libc.so, whose symbols cannot be listed.
+/// All names, which are looked up in libc.so, whose symbols cannot be listed.
 const NAMES: [&str; 32] = [
     "dtv_dtv",
     "dtv_slotinfo_gen",
@@ -75,27 +70,6 @@ pub struct ThreadDb {
 }
 
 impl ThreadDb {
-    /// Reads the table of a process's glibc; `None` if none of its modules has it. Read once per
-    /// file.
-    ///
-    /// # Errors
-    /// [`Error::Elf`] if the module that should have it cannot be read.
-    pub fn of(target: &dyn Target, modules: &Modules) -> Result<Option<Arc<Self>>, Error> {
-        for module in &modules.loaded {
-            let file = &module.file;
-            let is_static = file.executable && !file.interpreter;
-            let is_threads = file.soname.as_deref() == Some(glibc::THREADS_SONAME);
-            if file.library != Some(CLibrary::Glibc) && !is_threads && !is_static {
-                continue;
-            }
-            let table = module.fact(target, "", Self::read)?;
-            if !table.fields.is_empty() {
-                return Ok(Some(table));
-            }
-        }
-        Ok(None)
-    }
-
     /// A field, by its structure's and its own name, as in the table: `pthread_tid`, `list_t_next`.
     pub fn field(&self, name: &str) -> Option<Field> {
         self.fields.get(name).copied()
@@ -111,12 +85,23 @@ impl ThreadDb {
         self.sizes.get(name).copied().map(u64::from)
     }
 
-    fn read(elf: &Elf<'_>) -> Result<Self, ElfError> {
+    /// Whether the file has no such table.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.fields.is_empty()
+    }
+
+    /// Reads the whole table of a file.
+    pub(crate) fn of(elf: &Elf<'_>) -> Result<Self, ElfError> {
+        Self::read(elf, &NAMES)
+    }
+
+    /// Reads these entries of the table of a file.
+    pub(super) fn read(elf: &Elf<'_>, names: &[&str]) -> Result<Self, ElfError> {
         let mut found = Vec::new();
-        for name in NAMES {
-            let symbol = elf.dynamic_symbol([PREFIX, name].concat().as_bytes())?;
+        for name in names {
+            let symbol = elf.dynamic_symbol([PREFIX, *name].concat().as_bytes())?;
             if let Some(symbol) = symbol.filter(|symbol| symbol.defined) {
-                found.push((name.to_owned(), symbol.value));
+                found.push(((*name).to_owned(), symbol.value));
             }
         }
         if found.is_empty() {
@@ -127,10 +112,13 @@ impl ThreadDb {
         }
         let mut table = Self::default();
         for (name, at) in found {
+            if !names.contains(&name.as_str()) {
+                continue;
+            }
             let word = |index: u64| elf.read_u32(at.wrapping_add(4 * index));
             if let Some(structure) = name.strip_prefix(SIZE_OF) {
                 table.sizes.insert(structure.to_owned(), word(0)?);
-            } else if NAMES.contains(&name.as_str()) {
+            } else {
                 let [bits, count, offset] = [word(0)?, word(1)?, word(2)?];
                 let field = Field {
                     bits,

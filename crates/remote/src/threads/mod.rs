@@ -8,14 +8,13 @@
 
 mod batch;
 mod call;
-mod control_block;
+mod lists;
 mod pointers;
 mod scan;
 mod sleep;
 
 pub use batch::{Batch, MemoryRange};
 pub use call::Call;
-pub(crate) use control_block::FileFacts;
-pub use control_block::ThreadLists;
+pub use lists::ThreadLists;
 pub use pointers::{ThreadPointer, ThreadPointers};
 pub use sleep::{Protocol, ThreadFiles, max_kept};

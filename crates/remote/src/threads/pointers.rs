@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::control_block::{ThreadLayout, ThreadLists, musl};
+use super::lists::ThreadLists;
 use super::scan;
+use crate::libc::{ThreadLayout, musl};
 use crate::machine::Machine;
 use crate::target::Target;
 use crate::{Memory, MemoryError};

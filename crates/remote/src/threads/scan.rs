@@ -2,9 +2,10 @@
 
 use std::ops::ControlFlow;
 
-use super::control_block::{ThreadLayout, ThreadLists, musl};
+use super::lists::ThreadLists;
+use crate::Memory;
+use crate::libc::{CLibrary, ThreadLayout, musl};
 use crate::target::Target;
-use crate::{Memory, libc::CLibrary};
 
 /// Maximum number of bytes scanned. The first thread's block is in the C library's own data, in the
 /// data of a static program, or at the start of its heap.

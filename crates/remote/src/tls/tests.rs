@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::slot::{Location, slot};
 use super::*;
 use crate::elf::Segment;
-use crate::libc::glibc::FileFacts;
+use crate::libc::FileFacts;
 use crate::machine::TlsSegment;
 use crate::memory::Image;
 use crate::module::{Module, ModuleFile, Relocation};
@@ -32,9 +32,7 @@ fn library(access: Access) -> Loaded {
         first_code: Segment::default(),
         end: 0x5000,
         jump_relocations: (0x600, 0x660),
-        library: None,
-        glibc: FileFacts::default(),
-        threads: crate::threads::FileFacts::default(),
+        libc: FileFacts::default(),
     };
     let module = Module {
         file: Arc::new(file),

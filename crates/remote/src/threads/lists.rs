@@ -1,0 +1,52 @@
+//! Where a process stores its list of threads.
+
+use crate::libc::{CLibrary, FileFacts, ThreadLayout};
+use crate::machine::Machine;
+use crate::modules::Loaded;
+
+/// Where a process stores its list of threads, according to its files.
+#[derive(Debug, Clone, Default)]
+pub struct ThreadLists {
+    pub(super) machine: Option<Machine>,
+    pub(super) library: Option<CLibrary>,
+    pub(super) layout: Option<ThreadLayout>,
+    /// Addresses of the heads of glibc's lists.
+    pub(super) heads: Vec<u64>,
+    /// First address of the C library and the first address after it, where to scan for its data.
+    pub(super) library_range: Option<(u64, u64)>,
+}
+
+impl ThreadLists {
+    /// Combines the facts of the loaded modules.
+    pub(crate) fn of(loaded: &[Loaded], machine: Machine) -> Self {
+        let mut lists = Self {
+            machine: Some(machine),
+            library: FileFacts::c_library(loaded.iter().map(|loaded| &loaded.module.libc)),
+            ..Self::default()
+        };
+        let rtld_global = loaded.iter().find_map(|loaded| {
+            let global = loaded.module.libc.rtld_global?;
+            Some(loaded.bias.wrapping_add(global))
+        });
+        for loaded in loaded {
+            let module = &loaded.module;
+            let library = module.libc.library;
+            if library.is_some() && library == lists.library && lists.library_range.is_none() {
+                let start = loaded.bias.wrapping_add(module.first_load.address);
+                lists.library_range = Some((start, loaded.bias.wrapping_add(module.end)));
+            }
+            let facts = &module.libc.threads;
+            if lists.layout.is_some() || facts.layout.is_none() {
+                continue;
+            }
+            lists.layout = facts.layout;
+            let in_global = facts.lists_in_rtld_global.iter().flatten();
+            let in_global = in_global.filter_map(|at| Some(rtld_global?.wrapping_add(*at)));
+            let own = facts.lists.iter().flatten();
+            lists.heads = in_global
+                .chain(own.map(|at| loaded.bias.wrapping_add(*at)))
+                .collect();
+        }
+        lists
+    }
+}
