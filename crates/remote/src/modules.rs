@@ -1,35 +1,20 @@
 //! The ELF modules that a process has loaded.
 
+mod scan;
+
 use std::any::Any;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::Instant;
 
-use crate::elf::{self, Elf, ElfError, ElfSymbol, Source, SymbolKind};
+use crate::elf::{Elf, ElfError, ElfSymbol, Source, SymbolKind};
 use crate::file::FileBytes;
-use crate::file_cache::{Fact, FileCache, FileFacts, FileKey, MAX_READ, read_within};
+use crate::file_cache::{FileCache, FileFacts, FileKey, MAX_READ, read_within};
 use crate::libc::{self, CLibrary, PthreadKeys, ThreadDb, glibc};
-use crate::mappings::Mapping;
-use crate::module::{Module, ModuleFile};
-use crate::target::{CodeLayout, CodeLayoutBuilder, Target};
+use crate::module::ModuleFile;
+use crate::target::{CodeLayout, Target};
 use crate::{Device, Error};
-
-/// Maximum number of modules read of one process; browsers load a few hundred.
-const MAX_MODULES: usize = 16 * 1024;
-
-/// Maximum size of the names of these modules, in bytes; a path has at most 4096 bytes, each of
-/// which takes at most four when escaped.
-const MAX_NAMES: usize = 8 << 20;
-
-/// Maximum number of bytes read of the modules of one process, several hundred times the size of a
-/// large browser's tables: about half a second of work. Cached facts cost nothing.
-const MAX_COST: u64 = 1 << 30;
-
-fn deadline_passed(target: &dyn Target) -> Error {
-    let name = target.name().to_string_lossy().into_owned();
-    Error::Deadline { name }
-}
+pub(crate) use scan::{MAX_COST, Place, visit};
 
 /// An ELF module, and where a process has loaded it.
 #[derive(Debug, Clone)]
@@ -281,321 +266,18 @@ impl Modules {
 }
 
 /// The name of facts that depend only on the file.
-const FILE: &str = "";
-
-/// A module, and its file's facts about one thread-local variable.
-#[derive(Debug, Clone)]
-pub(crate) struct Loaded {
-    pub(crate) module: Arc<Module>,
-    /// The load bias.
-    pub(crate) bias: u64,
-    /// The name of its mapping.
-    pub(crate) name: OsString,
-}
-
-impl Loaded {
-    /// Whether an address of the process lies within the module.
-    pub(crate) fn contains(&self, address: u64) -> bool {
-        let start = self.bias.wrapping_add(self.module.first_load.address);
-        let end = self.bias.wrapping_add(self.module.end);
-        (start..end).contains(&address)
-    }
-}
-
-/// Modules, with their facts about one thread-local variable.
-#[derive(Debug)]
-pub(crate) struct TlsModules {
-    pub(crate) loaded: Vec<Loaded>,
-    pub(crate) unreadable: Vec<(OsString, String)>,
-    pub(crate) layout: CodeLayout,
-}
-
-/// Reads the facts of every module of the process about the thread-local variable `name`.
-pub(crate) fn tls_modules(
-    target: &dyn Target,
-    cache: &FileCache,
-    name: &str,
-) -> Result<TlsModules, Error> {
-    tls_modules_within(MAX_COST, target, cache, name)
-}
-
-fn tls_modules_within(
-    limit: u64,
-    target: &dyn Target,
-    cache: &FileCache,
-    name: &str,
-) -> Result<TlsModules, Error> {
-    let mut loaded = Vec::new();
-    let read = |facts: &FileFacts, source: Source<'_>| {
-        if let Some(known) = facts.get(name) {
-            return (known, 0);
-        }
-        facts.compute(name, source, |elf| {
-            let file = match facts.get(FILE) {
-                Some(Ok(Some(file))) => file,
-                _ => {
-                    let file = Arc::new(ModuleFile::of(elf)?);
-                    facts.keep(FILE, &Ok(Some(file.clone())));
-                    file
-                }
-            };
-            Module::of(elf, file, name)
-        })
-    };
-    let all = &|_: &[u8]| true;
-    let (unreadable, layout) = visit(
-        limit,
-        target,
-        cache,
-        all,
-        read,
-        |place, module: Arc<Module>| {
-            let Place { run, bias, .. } = place;
-            loaded.push(Loaded {
-                module,
-                bias,
-                name: OsString::from_vec(run.name),
-            });
-        },
-    )?;
-    Ok(TlsModules {
-        loaded,
-        unreadable,
-        layout,
-    })
-}
-
-/// Where a module is, and its file's facts.
-struct Place {
-    run: Run,
-    bias: u64,
-    facts: FileFacts,
-    key: Option<FileKey>,
-}
-
-impl Place {
-    fn at(self, file: Arc<ModuleFile>) -> LoadedModule {
-        LoadedModule {
-            file,
-            bias: self.bias,
-            name: OsString::from_vec(self.run.name),
-            start: self.run.start,
-            end: self.run.end,
-            device: self.run.device,
-            inode: self.run.inode,
-            facts: self.facts,
-            key: self.key,
-        }
-    }
-}
-
-/// Consecutive mappings of one file: what a dynamic linker creates for a module. There may be
-/// memory without a file (zeroed data) between them.
-#[derive(Debug)]
-struct Run {
-    start: u64,
-    end: u64,
-    /// File offset of the last mapping.
-    last_offset: u64,
-    device: Device,
-    inode: u64,
-    /// The name of the first executable mapping.
-    name: Vec<u8>,
-    /// Address and file offset of the first executable mapping. It certainly belongs to the module,
-    /// unlike earlier mappings, which a symbolizer may have created.
-    code: Option<(u64, u64)>,
-}
-
-impl Run {
-    fn new(mapping: &Mapping<'_>) -> Self {
-        Run {
-            start: mapping.start,
-            end: mapping.end,
-            last_offset: mapping.offset,
-            device: mapping.device,
-            inode: mapping.inode,
-            name: name(mapping),
-            code: code(mapping),
-        }
-    }
-
-    /// Whether the mapping belongs to the same loaded module: the same file, at a later offset.
-    /// Small segments share a page of the file, which is mapped for each of them.
-    fn takes(&self, mapping: &Mapping<'_>) -> bool {
-        self.inode == mapping.inode
-            && self.device == mapping.device
-            && mapping.offset >= self.last_offset
-    }
-}
-
-/// The name of an executable mapping; others may have no name.
-fn name(mapping: &Mapping<'_>) -> Vec<u8> {
-    match mapping.permissions.execute {
-        true => mapping.name.to_vec(),
-        false => Vec::new(),
-    }
-}
-
-fn code(mapping: &Mapping<'_>) -> Option<(u64, u64)> {
-    let executable = mapping.permissions.execute;
-    executable.then_some((mapping.start, mapping.offset))
-}
-
-/// Finds the modules: runs of mappings of one file of which one is executable. Also returns the
-/// number of skipped modules.
-fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
-    let mut runs = Vec::new();
-    let mut left_out = 0;
-    let mut names = 0;
-    let mut current: Option<Run> = None;
-    let mut layout = CodeLayoutBuilder::default();
-    let mut keep = |run: Option<Run>| {
-        if let Some(run) = run.filter(|run| run.code.is_some()) {
-            names += run.name.len();
-            if runs.len() < MAX_MODULES && names <= MAX_NAMES {
-                runs.push(run)
-            } else {
-                left_out += 1
-            }
-        }
-    };
-    target.file_mappings(&mut |mapping| {
-        layout.add(mapping);
-        match &mut current {
-            Some(run) if run.takes(mapping) => {
-                run.last_offset = mapping.offset;
-                if run.code.is_none() {
-                    run.name = name(mapping);
-                    run.code = code(mapping);
-                }
-            }
-            current => keep(current.replace(Run::new(mapping))),
-        }
-    })?;
-    keep(current);
-    Ok((runs, left_out, layout.finish()))
-}
-
-/// Calls `keep` with each module of the process with a wanted name and a fact about its file, which
-/// `read` looks up or computes within its cost. Returns the modules that could not be read, and the
-/// layout.
-fn visit<T: AsRef<ModuleFile>>(
-    limit: u64,
-    target: &dyn Target,
-    cache: &FileCache,
-    wanted: &dyn Fn(&[u8]) -> bool,
-    read: impl Fn(&FileFacts, Source<'_>) -> (Fact<T>, u64),
-    mut keep: impl FnMut(Place, Arc<T>),
-) -> Result<(Vec<(OsString, String)>, CodeLayout), Error> {
-    let (runs, mut left_out, layout) = runs(target)?;
-    let unlisted = target.unlisted().map(|why| (target.name(), why));
-    let mut unreadable = Vec::from_iter(unlisted);
-    let mut total_cost = 0_u64;
-    let is_late = || {
-        let deadline = target.deadline();
-        deadline.is_some_and(|deadline| Instant::now() >= deadline)
-    };
-    for run in runs {
-        if !wanted(&run.name) {
-            continue;
-        }
-        if is_late() {
-            return Err(deadline_passed(target));
-        }
-        if total_cost > limit {
-            left_out += 1;
-            continue;
-        }
-        let range = (run.start, run.end);
-        let file = target.mapped_file(range, &run.name, run.device, run.inode);
-        let (facts, key, (fact, cost)) = match file {
-            Ok(file) => match FileKey::of(&file) {
-                Ok(key) => {
-                    let facts = cache.facts(key);
-                    let fact = read(&facts, Source::File(&FileBytes(&file)));
-                    (facts, Some(key), fact)
-                }
-                Err(error) => (FileFacts::default(), None, (Err(error.to_string()), 0)),
-            },
-            // Deleted or replaced, and no permission for map_files: the loaded memory has the same
-            // data, except for .symtab.
-            Err(why) => {
-                let facts = FileFacts::default();
-                let (fact, cost) = read(&facts, Source::Loaded(target, run.start));
-                let fact = fact.map_err(|error| match why {
-                    Some(why) => format!("{why}, and {error}"),
-                    None => error,
-                });
-                (facts, None, (fact, cost))
-            }
-        };
-        total_cost = total_cost.saturating_add(cost);
-        match fact {
-            Ok(Some(fact)) => {
-                let module: &ModuleFile = (*fact).as_ref();
-                let (Some((start, offset)), code) = (run.code, module.first_code) else {
-                    continue;
-                };
-                // The page of the file in which the segment starts is mapped with it.
-                let before = code.offset.saturating_sub(offset);
-                if before >= code.alignment.max(0x1000) || offset >= code.file_end() {
-                    continue;
-                }
-                let bias = elf::bias(start, offset, &code);
-                let place = Place {
-                    run,
-                    bias,
-                    facts,
-                    key,
-                };
-                keep(place, fact);
-            }
-            Ok(None) => {}
-            Err(reason) => unreadable.push((OsString::from_vec(run.name), reason)),
-        }
-    }
-    if left_out > 0 {
-        let reason = format!(
-            "{left_out} modules skipped, above the limit of {MAX_MODULES} modules, {} MiB of \
-             names or {} MiB read",
-            MAX_NAMES >> 20,
-            limit >> 20
-        );
-        unreadable.push((target.name(), reason));
-    }
-    Ok((unreadable, layout))
-}
+pub(crate) const FILE: &str = "";
 
 #[cfg(test)]
 mod tests {
     use std::fs::File;
     use std::ops::ControlFlow;
+    use std::time::Instant;
 
     use super::*;
-    use crate::mappings::Walk;
+    use crate::mappings::{Mapping, Walk};
     use crate::memory::MemoryError;
-    use crate::{LiveProcess, Machine, Memory, Process};
-
-    #[test]
-    fn modules_that_cost_too_much_are_left_out_and_counted() {
-        let own = i32::try_from(std::process::id()).unwrap();
-        let process = Process::open(own).unwrap();
-        let memory = process.memory().unwrap();
-        let target = LiveProcess::new(&process, &memory);
-        let read = |limit, cache: &FileCache| {
-            tls_modules_within(limit, &target, cache, "otel_thread_ctx_v1").unwrap()
-        };
-        let cache = FileCache::new();
-        let one = read(0, &cache);
-        assert_eq!((one.loaded.len(), one.unreadable.len()), (1, 1));
-        assert!(one.unreadable[0].1.contains("modules skipped"));
-        let all = read(MAX_COST, &cache);
-        assert!(all.loaded.len() > 1);
-        assert_eq!(all.unreadable, []);
-        // Cached facts cost nothing.
-        assert_eq!(read(0, &cache).loaded.len(), all.loaded.len());
-        assert_eq!(all.layout, target.code_layout().unwrap());
-    }
+    use crate::{Machine, Memory, Process};
 
     /// Reading files takes its time, too.
     #[test]

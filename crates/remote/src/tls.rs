@@ -5,6 +5,7 @@
 //! dynamic; the dynamic linker's list of modules provides the rest.
 
 mod definition;
+mod modules;
 mod slot;
 
 use std::ffi::OsString;
@@ -15,11 +16,11 @@ use crate::libc::{FileFacts, glibc};
 pub use crate::machine::Access;
 use crate::machine::Machine;
 use crate::module::Symbol;
-use crate::modules::{self, Loaded};
 use crate::target::{CodeLayout, Target};
 use crate::threads::ThreadLists;
 use crate::{Error, FileCache, Memory};
 use definition::{Definition, bind, definition};
+use modules::{Loaded, TlsModules, tls_modules};
 
 /// Size of the variable, in bytes: a pointer.
 const SIZE: u64 = 8;
@@ -95,11 +96,11 @@ pub struct Resolution {
 /// thread needs to be stopped.
 #[doc(alias = "__tls_get_addr")]
 pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Resolution, Error> {
-    let modules::TlsModules {
+    let TlsModules {
         loaded,
         mut unreadable,
         layout,
-    } = modules::tls_modules(target, cache, name)?;
+    } = tls_modules(target, cache, name)?;
     let library = FileFacts::c_library(loaded.iter().map(|loaded| &loaded.module.libc));
     let tls_modules = glibc_tls_modules(target, &loaded, &mut unreadable);
 
@@ -147,10 +148,11 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
         unreadable.push((target.name(), reason));
     }
 
+    let files = loaded.iter().map(|it| (it.bias, &*it.module.file));
     let mut resolution = Resolution {
         unreadable,
         unplaced,
-        threads: ThreadLists::of(&loaded, target.machine()),
+        threads: ThreadLists::of(files, target.machine()),
         layout: Some(layout),
         ..Resolution::default()
     };

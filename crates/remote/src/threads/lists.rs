@@ -2,7 +2,7 @@
 
 use crate::libc::{CLibrary, FileFacts, ThreadLayout};
 use crate::machine::Machine;
-use crate::modules::Loaded;
+use crate::module::ModuleFile;
 
 /// Where a process stores its list of threads, according to its files.
 #[derive(Debug, Clone, Default)]
@@ -17,23 +17,25 @@ pub struct ThreadLists {
 }
 
 impl ThreadLists {
-    /// Combines the facts of the loaded modules.
-    pub(crate) fn of(loaded: &[Loaded], machine: Machine) -> Self {
+    /// Combines the facts of the loaded modules, each with its load bias.
+    pub(crate) fn of<'m>(
+        modules: impl Iterator<Item = (u64, &'m ModuleFile)> + Clone,
+        machine: Machine,
+    ) -> Self {
+        let library = FileFacts::c_library(modules.clone().map(|(_, module)| &module.libc));
         let mut lists = Self {
             machine: Some(machine),
-            library: FileFacts::c_library(loaded.iter().map(|loaded| &loaded.module.libc)),
+            library,
             ..Self::default()
         };
-        let rtld_global = loaded.iter().find_map(|loaded| {
-            let global = loaded.module.libc.rtld_global?;
-            Some(loaded.bias.wrapping_add(global))
-        });
-        for loaded in loaded {
-            let module = &loaded.module;
-            let library = module.libc.library;
-            if library.is_some() && library == lists.library && lists.library_range.is_none() {
-                let start = loaded.bias.wrapping_add(module.first_load.address);
-                lists.library_range = Some((start, loaded.bias.wrapping_add(module.end)));
+        let rtld_global = modules
+            .clone()
+            .find_map(|(bias, module)| Some(bias.wrapping_add(module.libc.rtld_global?)));
+        for (bias, module) in modules {
+            let is_library = library.is_some() && module.libc.library == library;
+            if is_library && lists.library_range.is_none() {
+                let start = bias.wrapping_add(module.first_load.address);
+                lists.library_range = Some((start, bias.wrapping_add(module.end)));
             }
             let facts = &module.libc.threads;
             if lists.layout.is_some() || facts.layout.is_none() {
@@ -44,7 +46,7 @@ impl ThreadLists {
             let in_global = in_global.filter_map(|at| Some(rtld_global?.wrapping_add(*at)));
             let own = facts.lists.iter().flatten();
             lists.heads = in_global
-                .chain(own.map(|at| loaded.bias.wrapping_add(*at)))
+                .chain(own.map(|at| bias.wrapping_add(*at)))
                 .collect();
         }
         lists

@@ -1,13 +1,13 @@
 //! The modules that define the variable, and the evidence for where each of them stores it.
 
 use super::SIZE;
+use super::modules::Loaded;
 use super::slot::{Location, slot};
 use crate::Memory;
 use crate::libc::{CLibrary, glibc};
 use crate::machine::Access;
 use crate::machine::Machine;
 use crate::memory::MemoryError;
-use crate::modules::Loaded;
 
 /// A definition while evidence is collected.
 pub(super) struct Definition<'a> {

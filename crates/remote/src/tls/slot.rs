@@ -1,11 +1,11 @@
 //! The slots that the dynamic linker fills when it binds a reference.
 
+use super::modules::Loaded;
 use crate::Memory;
 use crate::libc::CLibrary;
 use crate::machine::Access;
 use crate::memory::{MemoryError, Omission};
 use crate::module::Relocation;
-use crate::modules::Loaded;
 
 /// Where a reference leads, according to the dynamic linker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

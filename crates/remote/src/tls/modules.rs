@@ -1,0 +1,119 @@
+//! The modules of a process, with their facts about one thread-local variable.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use crate::Error;
+use crate::elf::Source;
+use crate::file_cache::{FileCache, FileFacts};
+use crate::module::{Module, ModuleFile};
+use crate::modules::{FILE, MAX_COST, Place, visit};
+use crate::target::{CodeLayout, Target};
+
+/// A module, and its file's facts about one thread-local variable.
+#[derive(Debug, Clone)]
+pub(super) struct Loaded {
+    pub(super) module: Arc<Module>,
+    /// The load bias.
+    pub(super) bias: u64,
+    /// The name of its mapping.
+    pub(super) name: OsString,
+}
+
+impl Loaded {
+    /// Whether an address of the process lies within the module.
+    pub(super) fn contains(&self, address: u64) -> bool {
+        let start = self.bias.wrapping_add(self.module.first_load.address);
+        let end = self.bias.wrapping_add(self.module.end);
+        (start..end).contains(&address)
+    }
+}
+
+/// Modules, with their facts about one thread-local variable.
+#[derive(Debug)]
+pub(super) struct TlsModules {
+    pub(super) loaded: Vec<Loaded>,
+    pub(super) unreadable: Vec<(OsString, String)>,
+    pub(super) layout: CodeLayout,
+}
+
+/// Reads the facts of every module of the process about the thread-local variable `name`.
+pub(super) fn tls_modules(
+    target: &dyn Target,
+    cache: &FileCache,
+    name: &str,
+) -> Result<TlsModules, Error> {
+    tls_modules_within(MAX_COST, target, cache, name)
+}
+
+fn tls_modules_within(
+    limit: u64,
+    target: &dyn Target,
+    cache: &FileCache,
+    name: &str,
+) -> Result<TlsModules, Error> {
+    let mut loaded = Vec::new();
+    let read = |facts: &FileFacts, source: Source<'_>| {
+        if let Some(known) = facts.get(name) {
+            return (known, 0);
+        }
+        facts.compute(name, source, |elf| {
+            let file = match facts.get(FILE) {
+                Some(Ok(Some(file))) => file,
+                _ => {
+                    let file = Arc::new(ModuleFile::of(elf)?);
+                    facts.keep(FILE, &Ok(Some(file.clone())));
+                    file
+                }
+            };
+            Module::of(elf, file, name)
+        })
+    };
+    let all = &|_: &[u8]| true;
+    let (unreadable, layout) = visit(
+        limit,
+        target,
+        cache,
+        all,
+        read,
+        |place: Place, module: Arc<Module>| {
+            loaded.push(Loaded {
+                module,
+                bias: place.bias,
+                name: place.name(),
+            });
+        },
+    )?;
+    Ok(TlsModules {
+        loaded,
+        unreadable,
+        layout,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LiveProcess, Process};
+
+    #[test]
+    fn modules_that_cost_too_much_are_left_out_and_counted() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let process = Process::open(own).unwrap();
+        let memory = process.memory().unwrap();
+        let target = LiveProcess::new(&process, &memory);
+        let read = |limit, cache: &FileCache| {
+            tls_modules_within(limit, &target, cache, "otel_thread_ctx_v1").unwrap()
+        };
+        let cache = FileCache::new();
+        let one = read(0, &cache);
+        assert_eq!((one.loaded.len(), one.unreadable.len()), (1, 1));
+        assert!(one.unreadable[0].1.contains("modules skipped"));
+        let all = read(MAX_COST, &cache);
+        assert!(all.loaded.len() > 1);
+        assert_eq!(all.unreadable, []);
+        // Cached facts cost nothing.
+        assert_eq!(read(0, &cache).loaded.len(), all.loaded.len());
+        assert_eq!(all.layout, target.code_layout().unwrap());
+    }
+}
