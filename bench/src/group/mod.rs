@@ -9,6 +9,7 @@ pub(crate) mod profile;
 mod publisher;
 mod reader;
 mod resolve;
+mod runtime;
 pub(crate) mod sampler;
 mod scale;
 mod stop;
@@ -99,6 +100,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "record --all at 999 Hz on a busy machine, as root; ten minutes",
         by_default: false,
         run: memory::run,
+    },
+    Group {
+        name: "runtime",
+        summary: "what a registered runtime costs processes without it (valgrind)",
+        by_default: false,
+        run: runtime::run,
     },
     Group {
         name: "instructions",

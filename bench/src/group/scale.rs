@@ -153,7 +153,7 @@ fn many_processes(report: &mut Report) -> Result<(), String> {
         let quiet = ps.arg("ps").stdout(Stdio::null()).stderr(Stdio::null());
         quiet.status().is_ok_and(|status| status.success())
     });
-    report.pair("otelctx ps, of every process there is", pair, "ms", 1.3);
+    report.pair("otelctx ps, of every process there is", pair, "ms", 1.25);
     let peak = peak_of(&["peak", &otelctx, "ps"])?;
     report.alone("  its memory", peak, "MiB", 20.0);
     Ok(())
