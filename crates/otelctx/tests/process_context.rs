@@ -7,9 +7,9 @@ mod seccomp;
 
 use std::env;
 use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{in_forked_child, in_own_process, wait_for};
 use otelctx::{Detect, Key, ProcessContext, PublishError, Schema, Value};
@@ -627,7 +627,7 @@ fn a_fork_while_another_thread_updates_leaves_both_going() {
                         process.update(ProcessContext::detect()).unwrap();
                     }
                 });
-                // Holds the lock of the shared records' pool, which is the same one.
+                // Blocks of shared records may be in the hands of this thread at the fork.
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
                         drop(otelctx::Record::new([1; 16], [1; 8]).share());
@@ -651,6 +651,65 @@ fn a_fork_while_another_thread_updates_leaves_both_going() {
             assert_eq!(mappings().len(), 1);
         },
     );
+}
+
+#[test]
+fn the_lock_is_not_needed_for_shared_records_and_its_waiters_sleep() {
+    const TEST: &str = "the_lock_is_not_needed_for_shared_records_and_its_waiters_sleep";
+    static WAITER: AtomicI32 = AtomicI32::new(0);
+    static IS_HELD: AtomicBool = AtomicBool::new(false);
+    static HAS_SHARED: AtomicBool = AtomicBool::new(false);
+    static LATE: Key = Key::new("late");
+
+    fn wait_until(what: &str, condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !condition() {
+            assert!(Instant::now() < deadline, "{what}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Runs in the middle of a fork, while the publisher's own handlers hold its lock: handlers
+    /// that were registered earlier run later.
+    extern "C" fn while_the_lock_is_held() {
+        IS_HELD.store(true, Ordering::SeqCst);
+        wait_until("sharing", || HAS_SHARED.load(Ordering::SeqCst));
+        wait_until("a waiter that sleeps", || {
+            let waiter = WAITER.load(Ordering::SeqCst);
+            let call = fs::read_to_string(format!("/proc/self/task/{waiter}/syscall"));
+            call.is_ok_and(|call| call.starts_with(&format!("{} ", libc::SYS_futex)))
+        });
+    }
+
+    in_own_process(TEST, || {
+        // SAFETY: the handler takes no arguments; a panic in it ends the process.
+        let registered = unsafe { libc::pthread_atfork(Some(while_the_lock_is_held), None, None) };
+        assert_eq!(registered, 0);
+        let mut process = ProcessContext::new()
+            .service_name("locked")
+            .publish()
+            .unwrap();
+        process.republish_after_fork().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                wait_until("the fork", || IS_HELD.load(Ordering::SeqCst));
+                for number in 1..=100 {
+                    let shared = otelctx::Record::new([number; 16], [number; 8]).share();
+                    drop(shared.attach());
+                    drop(otelctx::swap_current(Some(shared)));
+                }
+                HAS_SHARED.store(true, Ordering::SeqCst);
+            });
+            scope.spawn(|| {
+                wait_until("the fork", || IS_HELD.load(Ordering::SeqCst));
+                // SAFETY: takes nothing.
+                WAITER.store(unsafe { libc::gettid() }, Ordering::SeqCst);
+                LATE.register().unwrap();
+            });
+            in_forked_child(|| ());
+        });
+        assert_eq!(LATE.index(), Some(0));
+    });
 }
 
 /// Whether this kernel names anonymous mappings (CONFIG_ANON_VMA_NAME).
