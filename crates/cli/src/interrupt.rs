@@ -1,4 +1,4 @@
-//! Ends commands with a result on Ctrl-C or SIGTERM.
+//! Ends commands with a result on Ctrl-C, SIGTERM and SIGHUP.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,8 +11,8 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signa
 use nix::sys::signal::{pthread_sigmask, sigaction, signal};
 use nix::sys::time::TimeSpec;
 
-/// The signals: Ctrl-C, and what `kill` and `timeout` send.
-const SIGNALS: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
+/// The signals: Ctrl-C, what `kill` and `timeout` send, and the end of the terminal.
+const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
 /// The number of the signal that arrived, negative if the terminal sent it; 0 before the first.
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
@@ -43,24 +43,15 @@ pub(crate) fn caught() -> Option<Caught> {
     })
 }
 
-/// From now on the first SIGINT or SIGTERM is only recorded; a second one ends the process as usual. An
-/// ignored signal, as in a shell's background job, stays ignored.
+/// From now on the first of each of the signals is only recorded; a second one ends the process as usual.
+/// An ignored signal, as in a shell's background job or under `nohup`, stays ignored.
 pub(crate) fn catch() -> io::Result<()> {
-    catch_each(&SIGNALS)
-}
-
-/// The same for SIGHUP, which is sent when the terminal goes away.
-pub(crate) fn catch_hangup() -> io::Result<()> {
-    catch_each(&[Signal::SIGHUP])
-}
-
-fn catch_each(signals: &[Signal]) -> io::Result<()> {
     let noted = SigAction::new(
         SigHandler::SigAction(note),
         SaFlags::SA_RESETHAND | SaFlags::SA_SIGINFO,
         SigSet::empty(),
     );
-    for signal in signals.iter().copied() {
+    for signal in SIGNALS {
         // SAFETY: the handler does nothing but store to an atomic.
         let before = unsafe { sigaction(signal, &noted) }?;
         if matches!(before.handler(), SigHandler::SigIgn) {

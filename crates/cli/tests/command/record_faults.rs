@@ -429,7 +429,11 @@ fn a_command_has_its_own_exit_status() {
 #[test]
 fn a_signal_is_passed_on_to_the_command_and_the_recording_is_written() {
     let scratch = Scratch::new("record-signal");
-    for (signal, name, status) in [(Signal::SIGTERM, "TERM", 5), (Signal::SIGINT, "INT", 6)] {
+    for (signal, name, status) in [
+        (Signal::SIGTERM, "TERM", 5),
+        (Signal::SIGINT, "INT", 6),
+        (Signal::SIGHUP, "HUP", 7),
+    ] {
         let path = scratch.path(&format!("{name}.otlp"));
         let ready = scratch.path(name);
         let program = format!("trap 'exit {status}' {name}; : > {ready}; while :; do :; done");

@@ -26,7 +26,6 @@ pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
     let colours = Terminal::of_stdout().colours();
     let mut state = State::new(plan.by.clone(), String::new());
     let mut names = Names::new();
-    interrupt::catch_hangup().map_err(Error::Interrupt)?;
     let mut screen = Screen::enter().map_err(Error::Output)?;
     let mut next = Instant::now() + FIRST.min(plan.interval);
     let mut shown = shown(feed, plan, &mut state, &mut names);
