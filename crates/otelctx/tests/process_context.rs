@@ -331,18 +331,23 @@ fn a_foreign_context_is_found_after_the_main_thread_has_ended() {
             // The child's main thread is this one.
             in_forked_child(|| {
                 let mapping = foreign_mapping();
+                let address = mapping as u64;
                 // SAFETY: the mapping is ours.
-                unsafe { mapping.write(foreign_header(mapping as u64).encode()) };
-                thread::spawn(|| {
+                unsafe { mapping.write(foreign_header(address).encode()) };
+                thread::spawn(move || {
                     while !fs::read("/proc/self/maps").unwrap().is_empty() {
                         thread::yield_now();
                     }
-                    let refused = matches!(
-                        ProcessContext::new().service_name("second").publish(),
-                        Err(PublishError::Foreign { .. })
-                    );
+                    let publish = || ProcessContext::new().service_name("second").publish();
+                    let refused = matches!(publish(), Err(PublishError::Foreign { .. }));
+                    // A withdrawn one is in nobody's way.
+                    let mut withdrawn = foreign_header(address);
+                    withdrawn.monotonic_published_at_ns = 0;
+                    // SAFETY: the mapping is ours.
+                    unsafe { (address as *mut [u8; 32]).write(withdrawn.encode()) };
+                    let published = publish().is_ok();
                     // SAFETY: ends the child.
-                    unsafe { libc::_exit(i32::from(!refused)) };
+                    unsafe { libc::_exit(i32::from(!(refused && published))) };
                 });
                 // SAFETY: ends this thread alone.
                 unsafe { libc::syscall(libc::SYS_exit, 1) };

@@ -114,8 +114,12 @@ pub(super) fn read(address: usize) -> Result<[u8; HEADER_SIZE], i32> {
         iov_base: address as *mut libc::c_void,
         iov_len: HEADER_SIZE,
     };
-    // SAFETY: the local buffer is as long as it says; the kernel checks the other.
-    let count = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+    // SAFETY: the local buffer is as long as it says; the kernel checks the other. The thread's ID
+    // works even after the main thread, whose ID is the process's, has ended.
+    let count = unsafe {
+        let tid = libc::syscall(libc::SYS_gettid) as libc::pid_t;
+        libc::process_vm_readv(tid, &local, 1, &remote, 1, 0)
+    };
     if count == HEADER_SIZE as isize {
         Ok(bytes)
     } else {
