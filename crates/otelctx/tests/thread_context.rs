@@ -7,6 +7,7 @@
 
 mod common;
 
+use std::alloc::{alloc, dealloc, Layout};
 use std::collections::HashSet;
 use std::mem;
 use std::sync::atomic::{compiler_fence, Ordering};
@@ -584,6 +585,33 @@ fn a_runtime_writes_the_slot_and_the_record_itself() {
     thread_record().set([8; 16], [8; 8], TraceFlags::NONE);
     assert_eq!((attached(), number()), (raw, Some(8)));
     thread_record().detach();
+}
+
+#[test]
+fn a_new_record_has_no_bytes_of_freed_memory() {
+    in_own_process("a_new_record_has_no_bytes_of_freed_memory", || {
+        // What the allocator will reuse.
+        let page = Layout::from_size_align(4096, 64).unwrap();
+        let pages: Vec<_> = (0..8)
+            .map(|_| {
+                // SAFETY: the layout has a size, and the memory is as large.
+                unsafe {
+                    let page = alloc(page);
+                    page.write_bytes(0xaa, 4096);
+                    page
+                }
+            })
+            .collect();
+        for address in pages {
+            // SAFETY: it was allocated with this layout.
+            unsafe { dealloc(address, page) };
+        }
+        let raw = thread_record().as_raw().unwrap().as_ptr();
+        // SAFETY: the record is this thread's, and the memory is initialized.
+        let bytes = unsafe { raw.read() };
+        // After the header, and the address by which a free record is found.
+        assert_eq!(bytes[40..], [0; 640 - 40]);
+    });
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! publisher restored it). So a free block stays a record, marked as invalid, and chunks are freed
 //! only when the thread ends.
 
-use std::alloc::{alloc, dealloc, handle_alloc_error, Layout};
+use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
 use std::ptr;
 use std::sync::atomic::{compiler_fence, Ordering};
 
@@ -154,7 +154,8 @@ unsafe fn add_chunk(state: *mut State, class: usize) -> *mut u8 {
     // SAFETY: the layout has a size; each block lies within the chunk, after its first 64 bytes.
     unsafe {
         prepare_exit(state);
-        let chunk = alloc(CHUNK);
+        // Initialized: a runtime can write to the thread's record any size up to its own.
+        let chunk = alloc_zeroed(CHUNK);
         if chunk.is_null() {
             handle_alloc_error(CHUNK);
         }
