@@ -140,7 +140,7 @@ fn the_copy_that_is_asked_later_takes_over_and_every_record_keeps_its_meaning() 
     assert_eq!(copies.execute("1 drop"), OK);
     assert_eq!(copies.execute("0 attach zero d"), OK);
     copies.assert("second", &["zero", "one", "two"], &[("zero", "d")]);
-    // A key that nobody publishes is left out.
+    // A key that nobody publishes is skipped.
     assert_eq!(copies.execute("0 attach late e"), OK);
     copies.assert("second", &["zero", "one", "two"], &[]);
 

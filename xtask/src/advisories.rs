@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn withdrawn_advisories_are_left_out() {
+    fn withdrawn_advisories_are_skipped() {
         let withdrawn = ADVISORY.replace("[versions]", "withdrawn = \"2025-01-01\"\n[versions]");
         assert_eq!(line_of(&withdrawn), Ok(None));
     }

@@ -1,5 +1,5 @@
 //! Core files made to exhaust their reader: `dump --core` ends, in little memory, and says what it
-//! left out.
+//! skipped.
 //!
 //! A test program of its own: the kernel counts the memory of the program that starts a command as
 //! the command's.

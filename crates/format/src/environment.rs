@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_list_is_left_out_whole() {
+    fn a_malformed_list_is_skipped_entirely() {
         for text in ["a", "a=1,b", "=1", "a=%4", "a=%zz", "a=%ff"] {
             let error = resource(Some("shop"), Some(text)).unwrap_err();
             assert_eq!(

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_does_not_fit_is_left_out_whole() {
+    fn an_entry_that_does_not_fit_is_skipped_entirely() {
         let mut data = vec![0; 10];
         let mut used = 0;
         assert_eq!(append(&mut data, &mut used, 1, "12345678"), Appended::Whole);

@@ -737,9 +737,9 @@ fn nothing_valid_is_seen_while_the_thread_record_is_written() {
 }
 
 #[test]
-fn values_are_cut_on_a_character_and_what_does_not_fit_is_left_out() {
+fn values_are_cut_on_a_character_and_what_does_not_fit_is_skipped() {
     in_own_process(
-        "values_are_cut_on_a_character_and_what_does_not_fit_is_left_out",
+        "values_are_cut_on_a_character_and_what_does_not_fit_is_skipped",
         || {
             static KEY: Key = Key::new("key");
             let _process = ProcessContext::new()

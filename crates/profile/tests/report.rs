@@ -77,7 +77,7 @@ fn time_is_added_up_by_route_trace_function_and_process() {
     );
 }
 
-/// Time in a program without symbols is not left out.
+/// Time in a program without symbols is not skipped.
 #[test]
 fn where_no_function_is_known_the_file_stands_for_it() {
     let file = File::new("unnamed");

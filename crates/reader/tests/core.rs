@@ -392,9 +392,9 @@ fn a_core_with_the_contents_of_files_needs_none() {
     crashed.assert_read(&core, &nowhere, &program, how);
 }
 
-/// Private memory is left out, and nothing else is taken in its place.
+/// Private memory is skipped, and nothing else is taken in its place.
 #[test]
-fn left_out_memory_is_an_error() {
+fn omitted_memory_is_an_error() {
     let Some(program) = program(&[]) else { return };
     // Nothing at all.
     let Some((_directory, _, core)) = filtered("0", &program) else {

@@ -341,7 +341,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     }
 
     #[test]
-    fn what_is_no_mapping_is_counted_and_left_out() {
+    fn what_is_no_mapping_is_counted_and_skipped() {
         for (text, malformed) in [
             (&b"x\n"[..], 1),
             (b"1-2 r-xp 0 0:0 99999999999999999999999\n", 1),

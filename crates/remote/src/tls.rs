@@ -104,7 +104,7 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
     let library = FileFacts::c_library(loaded.iter().map(|loaded| &loaded.module.libc));
     let tls_modules = glibc_tls_modules(target, &loaded, &mut unreadable);
 
-    let mut left_out = 0;
+    let mut skipped = 0;
     let mut unplaced = false;
     let mut definitions = Vec::new();
     for loaded in &loaded {
@@ -116,7 +116,7 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
             continue;
         };
         if definitions.len() == MAX_DEFINITIONS {
-            left_out += 1;
+            skipped += 1;
             continue;
         }
         match definition(loaded, (offset, size), target.machine(), &tls_modules) {
@@ -131,7 +131,7 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
     for referrer in &loaded {
         slots += referrer.module.relocations.len();
         if slots > MAX_SLOTS {
-            left_out += 1;
+            skipped += 1;
             continue;
         }
         if let Err(error) = bind(target, referrer, &mut definitions, library) {
@@ -140,9 +140,9 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
         }
     }
 
-    if left_out > 0 {
+    if skipped > 0 {
         let reason = format!(
-            "{left_out} definitions of the variable, or modules that refer to it, skipped, above \
+            "{skipped} definitions of the variable, or modules that refer to it, skipped, above \
              the limit of {MAX_DEFINITIONS} definitions or {MAX_SLOTS} references"
         );
         unreadable.push((target.name(), reason));

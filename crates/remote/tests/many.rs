@@ -1,4 +1,4 @@
-//! A process with more of everything than any has: the work is bounded, and what is left out is said.
+//! A process with more of everything than any has: the work is bounded, and what is skipped is said.
 
 use std::cell::Cell;
 use std::ffi::OsString;

@@ -104,7 +104,7 @@ fn what_is_not_writable_comes_last_and_code_never() {
 
 /// Not a memfd, whatever it is called.
 #[test]
-fn a_file_on_a_disk_is_left_out() {
+fn a_file_on_a_disk_is_skipped() {
     let Some(mut target) = start() else { return };
     let path = otelctx_fixtures::directory().join(format!("named-{}", target.pid()));
     fs::write(&path, [0; 4096]).unwrap();

@@ -62,7 +62,7 @@ pub(crate) struct Arguments {
     /// Print one JSON value, with --all one per line (fields: docs/json.md)
     #[arg(long)]
     json: bool,
-    /// Time limit for each process, in seconds; what was read by then is shown
+    /// Time limit for each process, in seconds; threads read up to the limit are shown
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds, conflicts_with = "core")]
     deadline: Duration,
     /// Do not stop threads: read their records with eBPF while they run. Each record is read twice and
@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     options.max_record = arguments.record_size as usize;
     options.any_schema = arguments.force;
     options.never_stop = arguments.no_stop;
-    // Before anything else: who wants no thread stopped is not to have them stopped.
+    // Before anything else: without eBPF, --no-stop must fail and not fall back to stopping threads.
     let snapshots = arguments.no_stop.then(|| {
         let loaded = Snapshots::load(options.max_record);
         loaded.map_err(otelctx_sampler::Error::Snapshot)

@@ -100,7 +100,7 @@ const fn one_thread(trap: &'static str, variable: Variable, liar: &'static str) 
     row(trap, variable, "", (1, RIGHT, liar), (1, liar))
 }
 
-/// A module that can't be looked into, and is left out.
+/// A module that can't be looked into, and is skipped.
 const fn module(trap: &'static str, variable: Variable, why: &'static str) -> Row {
     let whole = row(trap, variable, "", (0, RIGHT, RIGHT), (0, why));
     Row {
@@ -148,7 +148,7 @@ static ROWS: &[Row] = &[
         (
             0,
             RIGHT,
-            "ids, and left out: # bytes of an incomplete attribute",
+            "ids, and skipped: # bytes of an incomplete attribute",
         ),
         (0, FOUND),
     ),
@@ -471,7 +471,7 @@ fn of_dump(run: &Run, target: &Target) -> [String; 2] {
             _ if *context == whole => RIGHT.into(),
             Some(error) => without_numbers(error),
             None if context["skipped"]["incomplete_bytes"].as_u64() > Some(0) => {
-                "ids, and left out: # bytes of an incomplete attribute".into()
+                "ids, and skipped: # bytes of an incomplete attribute".into()
             }
             None => context.to_string(),
         }

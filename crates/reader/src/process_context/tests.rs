@@ -239,7 +239,7 @@ fn a_payload_above_the_limit_is_not_read() {
 }
 
 #[test]
-fn empty_and_repeated_keys_are_left_out_and_reported() {
+fn empty_and_repeated_keys_are_skipped_and_reported() {
     let bytes = Payload {
         resource: vec![("a".into(), 1.into()), ("a".into(), 2.into())],
         attributes: vec![(String::new(), 3.into())],

@@ -216,7 +216,7 @@ fn a_module_whose_headers_are_missing_is_reported() {
     let notes = note(b"CORE\0", NT_FILE, &contents);
     let headers = [
         (PT_NOTE, 0, HEADERS + 2 * 56, 0, notes.len() as u64, 0),
-        // Readable and executable, and left out.
+        // Readable and executable, and skipped.
         (PT_LOAD, 5, 0, 0x1000, 0, 0x1000),
     ];
     let core = open(&core(X86_64, &headers, &notes)).unwrap();

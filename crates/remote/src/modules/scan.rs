@@ -116,7 +116,7 @@ fn code(mapping: &Mapping<'_>) -> Option<(u64, u64)> {
 /// number of skipped modules.
 fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     let mut runs = Vec::new();
-    let mut left_out = 0;
+    let mut skipped = 0;
     let mut names = 0;
     let mut current: Option<Run> = None;
     let mut layout = CodeLayoutBuilder::default();
@@ -126,7 +126,7 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
             if runs.len() < MAX_MODULES && names <= MAX_NAMES {
                 runs.push(run)
             } else {
-                left_out += 1
+                skipped += 1
             }
         }
     };
@@ -144,7 +144,7 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
         }
     })?;
     keep(current);
-    Ok((runs, left_out, layout.finish()))
+    Ok((runs, skipped, layout.finish()))
 }
 
 /// Calls `keep` with each module of the process with a wanted name and a fact about its file, which
@@ -158,7 +158,7 @@ pub(crate) fn visit<T: AsRef<ModuleFile>>(
     read: impl Fn(&FileFacts, Source<'_>) -> (Fact<T>, u64),
     mut keep: impl FnMut(Place, Arc<T>),
 ) -> Result<(Vec<(OsString, String)>, CodeLayout), Error> {
-    let (runs, mut left_out, layout) = runs(target)?;
+    let (runs, mut skipped, layout) = runs(target)?;
     let unlisted = target.unlisted().map(|why| (target.name(), why));
     let mut unreadable = Vec::from_iter(unlisted);
     let mut total_cost = 0_u64;
@@ -174,7 +174,7 @@ pub(crate) fn visit<T: AsRef<ModuleFile>>(
             return Err(deadline_passed(target));
         }
         if total_cost > limit {
-            left_out += 1;
+            skipped += 1;
             continue;
         }
         let range = (run.start, run.end);
@@ -225,9 +225,9 @@ pub(crate) fn visit<T: AsRef<ModuleFile>>(
             Err(reason) => unreadable.push((OsString::from_vec(run.name), reason)),
         }
     }
-    if left_out > 0 {
+    if skipped > 0 {
         let reason = format!(
-            "{left_out} modules skipped, above the limit of {MAX_MODULES} modules, {} MiB of \
+            "{skipped} modules skipped, above the limit of {MAX_MODULES} modules, {} MiB of \
              names or {} MiB read",
             MAX_NAMES >> 20,
             limit >> 20

@@ -97,7 +97,7 @@ mod tests {
     use crate::{LiveProcess, Process};
 
     #[test]
-    fn modules_that_cost_too_much_are_left_out_and_counted() {
+    fn modules_that_cost_too_much_are_skipped_and_counted() {
         let own = i32::try_from(std::process::id()).unwrap();
         let process = Process::open(own).unwrap();
         let memory = process.memory().unwrap();

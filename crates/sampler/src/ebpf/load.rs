@@ -119,7 +119,7 @@ impl Loaded {
 
     /// Starts the clocks of CPUs that have come online. `ticked` are the CPUs whose clocks have
     /// ticked since the last call.
-    pub(super) fn follow_processors<S: BuildHasher>(&mut self, ticked: &HashSet<u32, S>) {
+    pub(super) fn follow_cpus<S: BuildHasher>(&mut self, ticked: &HashSet<u32, S>) {
         if let (Ok(cpus), Ok(program)) = (online_cpus(), sample_program(&self.programs)) {
             self.clocks.follow(&cpus, ticked, program);
         }

@@ -201,7 +201,7 @@ impl Recorder {
         let is_idle = !self.whole_machine && self.processes.have_ended();
         self.idle_surveys = if is_idle { self.idle_surveys + 1 } else { 0 };
         if !self.stopped {
-            self.loaded.follow_processors(&self.seen);
+            self.loaded.follow_cpus(&self.seen);
             self.seen.clear();
         }
     }

@@ -116,10 +116,10 @@ fn check_threads(
             findings.extend(threads(process, troubled, deadline, stopped)?);
         }
         ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
-            let (other, mut left_out) = (other_thing(process, deadline)?, unreadable);
-            left_out.retain(|(module, _)| Some(module) != other.as_ref());
-            findings.push(not_found(other.as_deref(), left_out.is_empty(), announced));
-            findings.extend(modules(&left_out));
+            let (other, mut skipped) = (other_thing(process, deadline)?, unreadable);
+            skipped.retain(|(module, _)| Some(module) != other.as_ref());
+            findings.push(not_found(other.as_deref(), skipped.is_empty(), announced));
+            findings.extend(modules(&skipped));
         }
         ThreadSupport::Unreadable(why) => {
             findings.push(Finding::problem("threads", why.to_string()));
@@ -349,7 +349,7 @@ fn threads(
     let mut attached = 0;
     let mut failed = Vec::new();
     let mut stopped_threads = HashSet::new();
-    let (read, left_out) = deadline.threads(process, |thread| {
+    let (read, skipped) = deadline.threads(process, |thread| {
         let reading = read_thread(thread);
         if reading.stop.is_some() {
             stopped_threads.insert(thread.tid());
@@ -381,10 +381,10 @@ fn threads(
                 count(failed.len(), "thread", "threads")
             ),
         ));
-    } else if read > 0 || left_out.is_none() {
-        findings.extend(readable(troubled, read, attached, left_out.is_some()));
+    } else if read > 0 || skipped.is_none() {
+        findings.extend(readable(troubled, read, attached, skipped.is_some()));
     }
-    findings.extend(left_out.as_ref().map(partial));
+    findings.extend(skipped.as_ref().map(partial));
     Ok(findings)
 }
 

@@ -58,7 +58,7 @@ fn about_process(report: &Report, terminal: &Terminal) -> String {
                 text += &terminal.flow("  context   ", &own);
             }
             for problem in &context.problems {
-                text += &terminal.sentence("  left out  ", &escape(&problem.to_string()));
+                text += &terminal.sentence("  skipped   ", &escape(&problem.to_string()));
             }
             for address in &context.others {
                 text += &terminal.sentence(
@@ -277,5 +277,5 @@ fn skipped(skipped: &Skipped) -> String {
         .filter(|(number, _)| *number > 0)
         .map(|(number, what)| format!("{number} {what}"))
         .collect();
-    format!("(left out: {})", parts.join(", "))
+    format!("(skipped: {})", parts.join(", "))
 }

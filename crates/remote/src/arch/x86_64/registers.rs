@@ -70,14 +70,14 @@ impl Registers {
     /// close(2) may not: the descriptor is gone, or another file's, when it returns EINTR.
     ///
     /// Calls that the kernel restarts by itself end with other numbers (-ERESTARTSYS, 512 and
-    /// following), and are none of our business.
+    /// following); they need nothing from us.
     pub(crate) fn is_interrupted_call(&self) -> bool {
         let call = self.0.orig_rax as i64;
         self.0.rax as i64 == -i64::from(libc::EINTR) && call >= 0 && call != libc::SYS_close
     }
 
-    /// Has the kernel call again on the thread's way out of the stop, unless a signal with a
-    /// handler is on its way to it: then EINTR is the right answer. The kernel checks the result
+    /// Has the kernel restart the call when the thread leaves the stop, unless a signal with a
+    /// handler is pending: then EINTR is the right answer. The kernel checks the result
     /// after the stop (arch/x86/kernel/signal.c, `arch_do_signal_or_restart` and `handle_signal`),
     /// so that it decides, without a race, and puts back the call's number and the instruction
     /// pointer itself.

@@ -108,7 +108,7 @@ fn a_ring_leads_to_each_thread() {
 }
 
 #[test]
-fn a_thread_that_has_ended_and_what_is_no_control_block_are_left_out() {
+fn a_thread_that_has_ended_and_what_is_no_control_block_are_skipped() {
     let mut image = ring(&[(0x8000, 7), (0x9000, 0), (0xa000, u32::MAX), (0xb000, 9)]);
     // It points to itself only once.
     image.map_u64(0xb010, &[0x8000]);

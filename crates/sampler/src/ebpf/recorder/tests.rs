@@ -138,7 +138,7 @@ fn each_sample_that_finds_the_ring_full_is_counted() {
 /// The kernel disables a CPU's events when it goes offline. This simulates that, without taking a
 /// CPU offline.
 #[test]
-fn a_processor_that_comes_back_is_sampled() {
+fn a_cpu_that_comes_back_is_sampled() {
     let Some(_target) = busy() else { return };
     let Some(mut recorder) = start(&Options::new(Targets::All)) else {
         return;
@@ -159,8 +159,8 @@ fn a_processor_that_comes_back_is_sampled() {
 
 /// Takes a CPU offline: `cargo test -p otelctx-sampler -- --ignored`, as root.
 #[test]
-#[ignore = "takes a processor away from the machine for a moment"]
-fn a_processor_that_was_away_is_sampled_again() {
+#[ignore = "takes a CPU away from the machine for a moment"]
+fn a_cpu_that_was_away_is_sampled_again() {
     /// Brings it online again, also if the test fails.
     struct Away(std::path::PathBuf);
     impl Drop for Away {
