@@ -137,7 +137,7 @@ fn not_exported(inspection: &Inspection, place: &str, target: &str) -> Finding {
         _ if inspection.local.iter().filter(own).all(|it| it.local) => Finding::problem(
             "static-variable",
             format!(
-                "{SYMBOL} is static, or hidden{place}: no linker exports it, and readers can't \
+                "{SYMBOL} is static or hidden{place}: no linker exports it, and readers can't \
                  find it"
             ),
         )

@@ -188,7 +188,7 @@ fn hidden_in_a_program() {
             continue;
         };
         let answer = check(&broken).json();
-        assert!(answer.to_string().contains("static, or hidden"), "{answer}");
+        assert!(answer.to_string().contains("static or hidden"), "{answer}");
         for line in lines(&broken, id, "C") {
             let fixed = program("fixed-hidden", &line, "-w");
             assert_fixed(&fixed.unwrap(), id, &line);
