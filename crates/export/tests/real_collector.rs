@@ -160,8 +160,8 @@ fn the_wrong_way_says_which_is_the_right_one() {
         );
     }
     for (url, protocol, other) in [
-        (collector.grpc(), Protocol::Http, "choose grpc "),
-        (collector.http(), Protocol::Grpc, "choose http/protobuf "),
+        (collector.grpc(), Protocol::Http, "use grpc "),
+        (collector.http(), Protocol::Grpc, "use http/protobuf "),
     ] {
         let error = send(&url, protocol);
         assert!(matches!(error, Error::WrongProtocol { .. }), "{error:?}");
