@@ -241,6 +241,8 @@ impl TrackedProcess {
         self.threads = ThreadStatus::Unknown;
         self.runtimes = Arc::default();
         self.backoff = Backoff::new(Instant::now());
+        // Its entry in the queue is due when the previous program would have been.
+        self.ticket = None;
     }
 
     /// Polls the process and reports changes since the last poll. Without changes this takes one

@@ -211,6 +211,25 @@ fn another_program_has_nothing_of_the_one_before() {
     assert!(matches!(process.threads(), ThreadStatus::Unknown));
 }
 
+/// It used to wait as long as the previous program had to, up to 50 times as long as its last scan
+/// took.
+#[test]
+fn another_program_does_not_wait_for_the_back_off_of_the_one_before() {
+    let child = Sleeper::start();
+    let pid = child.pid();
+    let mut tracker: Tracker<()> = Tracker::new(with_threads());
+    let process = &mut tracker.add(pid).unwrap().process;
+    let slow = Duration::from_secs(600);
+    process.backoff.done(Instant::now(), slow, false);
+    tracker.request(pid);
+    poll_due(&mut tracker, Budget::UNLIMITED);
+    assert_eq!(tracker.polls(), 0);
+    tracker.exec(pid);
+    tracker.request_now(pid);
+    poll_due(&mut tracker, Budget::UNLIMITED);
+    assert_eq!(tracker.polls(), 1);
+}
+
 /// As on a machine that is so busy that no scan meets its first timeout.
 #[test]
 fn a_process_that_takes_longer_than_a_scan_may_is_read_all_the_same() {
