@@ -26,7 +26,7 @@ const MAX_SCAN_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct TrackedProcess {
     pid: i32,
-    /// `None` for a process that ended before it could be opened: it only has samples.
+    /// `None` for a process that could not be opened: it only has samples.
     reader: Option<reader::Process>,
     sizes_file: Option<SizesFile>,
     sizes: Sizes,
@@ -117,7 +117,7 @@ impl TrackedProcess {
             sizes_file: Some(sizes_file),
             sizes,
             threads: ThreadStatus::Unknown,
-            ..Self::ended(pid)
+            ..Self::unopened(pid)
         };
         if process.sizes.total == 0 {
             // A kernel thread or a zombie: it has no memory in which to publish anything.
@@ -126,8 +126,9 @@ impl TrackedProcess {
         Ok(process)
     }
 
-    /// A process that ended before it could be opened.
-    pub(crate) fn ended(pid: i32) -> Self {
+    /// A process that could not be opened, most likely because it has ended. What it published is
+    /// unknown.
+    pub(crate) fn unopened(pid: i32) -> Self {
         Self {
             pid,
             reader: None,
@@ -137,7 +138,7 @@ impl TrackedProcess {
             last_scan: None,
             min_timeout: Duration::ZERO,
             context: ContextStatus::Absent,
-            threads: ThreadStatus::NotPublished,
+            threads: ThreadStatus::Unreadable(ReadStep::Resolve),
             runtimes: Arc::default(),
             unreported: None,
             backoff: Backoff::new(Instant::now()),
@@ -152,7 +153,7 @@ impl TrackedProcess {
         self.pid
     }
 
-    /// Access to other facts: its threads, its name. `None` if it ended before it was opened.
+    /// Access to other facts: its threads, its name. `None` if it could not be opened.
     #[must_use]
     pub fn reader(&self) -> Option<&reader::Process> {
         self.reader.as_ref()

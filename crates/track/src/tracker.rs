@@ -200,12 +200,12 @@ impl<T: Default> Tracker<T> {
         Ok(self.insert(process))
     }
 
-    /// The tracked process with this ID; tracks it if necessary. If it has already ended, only its
-    /// ID is known.
+    /// The tracked process with this ID; tracks it if necessary. If it cannot be opened (it has
+    /// already ended, for example), only its ID is known.
     pub fn get_or_add(&mut self, pid: i32) -> &mut Tracked<T> {
         if !self.processes.contains_key(&pid) {
             let process = TrackedProcess::open(pid, &self.options, &self.modules);
-            self.insert(process.unwrap_or_else(|_| TrackedProcess::ended(pid)));
+            self.insert(process.unwrap_or_else(|_| TrackedProcess::unopened(pid)));
         }
         self.processes.get_mut(&pid).expect("it was just inserted")
     }

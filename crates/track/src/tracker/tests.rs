@@ -1,6 +1,7 @@
 use std::process::{Child, Command, Stdio};
 
 use otelctx_fixtures::{Compiler, Target};
+use otelctx_reader::ReadStep;
 
 use super::*;
 use crate::ThreadStatus;
@@ -133,6 +134,21 @@ fn the_id_of_a_process_that_ended_may_be_anothers() {
     drop(child);
     assert!(tracker.remove_if_gone(pid).is_some());
     assert!(tracker.is_empty());
+}
+
+/// It used to count as a process that publishes nothing.
+#[test]
+fn what_a_process_that_could_not_be_opened_publishes_is_unknown() {
+    let mut tracker: Tracker<()> = Tracker::new(with_threads());
+    let child = Sleeper::start();
+    let pid = child.pid();
+    drop(child);
+    let process = &tracker.get_or_add(pid).process;
+    let threads = process.threads();
+    assert!(
+        matches!(threads, ThreadStatus::Unreadable(ReadStep::Resolve)),
+        "{threads:?}"
+    );
 }
 
 /// Nothing here changes the amount of the process's memory.
