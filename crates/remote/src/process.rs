@@ -106,9 +106,10 @@ impl Process {
         self.pid
     }
 
-    /// Whether the process still exists, including as a zombie.
+    /// Whether the process still exists, including as a zombie. True if that cannot be determined,
+    /// for example because no descriptors are left.
     pub fn exists(&self) -> bool {
-        self.open_entry("stat").is_ok()
+        !matches!(self.open_entry("stat"), Err(error) if is_gone(&error))
     }
 
     /// Its command name: at most 15 bytes, chosen by the target.

@@ -51,6 +51,7 @@ impl Sampler {
     /// # Errors
     /// If one of the requested processes cannot be sampled.
     pub fn start(options: &Options) -> Result<Self, Error> {
+        raise_limits();
         let mut reader_options = reader::Options::default();
         reader_options.max_record = options.max_record;
         reader_options.any_schema = options.any_schema;
@@ -150,5 +151,27 @@ impl Sampler {
         }
         self.drain(catalog, on_sample);
         self.counts()
+    }
+}
+
+/// Raises limits: before Linux 5.11, maps count as locked memory, and each process that is read
+/// takes descriptors.
+pub(crate) fn raise_limits() {
+    let mut files = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let unlimited = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: both structures are valid during the calls. If a limit cannot be raised, what needs
+    // it fails with an error.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unlimited);
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files) == 0 {
+            files.rlim_cur = files.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files);
+        }
     }
 }

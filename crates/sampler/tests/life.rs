@@ -136,3 +136,26 @@ fn a_process_that_has_ended_is_refused() {
         }
     }
 }
+
+/// Each process that is read takes descriptors, with either method.
+#[test]
+fn sampling_raises_the_limit_on_descriptors() {
+    let target = counting(1);
+    for options in both(target.pid()) {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: the structure is valid during the calls.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+            limit.rlim_cur = limit.rlim_max - 1;
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        }
+        let sampler = Sampler::start(&options).unwrap();
+        // SAFETY: as above.
+        let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+        assert_eq!(result, 0);
+        assert_eq!(limit.rlim_cur, limit.rlim_max, "{}", sampler.method());
+    }
+}

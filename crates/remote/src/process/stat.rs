@@ -26,9 +26,13 @@ impl Process {
         Ok(self.thread_stat(tid)?.state())
     }
 
-    /// Whether all threads of the process have ended: it does not exist, or is a zombie.
+    /// Whether all threads of the process have ended: it does not exist, or is a zombie. False if
+    /// that cannot be determined.
     pub fn has_ended(&self) -> bool {
-        self.stat().map_or(true, |stat| stat.is_zombie())
+        match self.stat() {
+            Ok(stat) => stat.is_zombie(),
+            Err(error) => matches!(error, Error::NoSuchProcess { .. }),
+        }
     }
 
     /// CPU time that a thread has used, in nanoseconds: exact if the kernel counts it

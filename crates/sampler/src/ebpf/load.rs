@@ -60,7 +60,6 @@ pub(super) struct Lost {
 
 impl Loaded {
     pub(super) fn load(options: &Options) -> Result<Self, Refusal> {
-        raise_limits();
         Refusal::type_information()?;
         let cpus = online_cpus()?;
         let rate = u64::from(options.frequency) * cpus.len() as u64 * SAMPLE_SIZE;
@@ -217,26 +216,4 @@ fn namespace() -> io::Result<(u64, u64)> {
     } else {
         (file.st_dev(), file.st_ino())
     })
-}
-
-/// Raises limits: before Linux 5.11, maps count as locked memory, and each process that is read
-/// takes descriptors.
-fn raise_limits() {
-    let mut files = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    let unlimited = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: both structures are valid during the calls. If a limit cannot be raised, what needs
-    // it fails with an error.
-    unsafe {
-        libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unlimited);
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files) == 0 {
-            files.rlim_cur = files.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files);
-        }
-    }
 }

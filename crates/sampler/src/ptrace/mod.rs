@@ -135,7 +135,9 @@ impl Recorder {
         }
         recorder.started = monotonic();
         let mut worker = Worker::new(options, max_record, sender, shared);
-        opened.into_iter().for_each(|process| worker.add(process));
+        for process in opened {
+            worker.add(process)?;
+        }
         worker.survey();
         let thread = std::thread::Builder::new()
             .name("otelctx-ptrace".into())

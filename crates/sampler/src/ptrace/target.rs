@@ -71,29 +71,28 @@ pub(super) struct What {
 
 impl Target {
     /// Creates a target. The CPU time of its threads counts from now on, or entirely if it started
-    /// after `start`.
-    pub(super) fn new(process: Process, start: u64) -> Self {
+    /// after `start`. Fails if the threads cannot be listed: their CPU time so far must not count.
+    pub(super) fn new(process: Process, start: u64) -> Result<Self, Error> {
         let mut accounts = HashMap::default();
         let is_traceable = is_traceable(&process);
         let is_older = start_ticks(&process).is_none_or(|ticks| ticks < start);
         if is_older && is_traceable {
             let account = |tid| Some((tid, Account::from(process.thread_cpu_time(tid)?)));
-            let threads = process.thread_ids().unwrap_or_default();
-            accounts.extend(threads.into_iter().filter_map(account));
+            accounts.extend(process.thread_ids()?.into_iter().filter_map(account));
         }
         let cpu_time = match (is_traceable, is_older) {
             (true, _) => None,
             (false, true) => process.stat().ok().and_then(|stat| stat.cpu_time()),
             (false, false) => Some(0),
         };
-        Self {
+        Ok(Self {
             process,
             memory: None,
             is_traceable,
             runs: is_traceable,
             cpu_time,
             accounts,
-        }
+        })
     }
 
     pub(super) fn is_traceable(&self) -> bool {
@@ -108,8 +107,11 @@ impl Target {
     /// Determines whether it has run since the last call. False if it has ended. If it cannot be
     /// traced, adds the nanoseconds that it has run to `skipped`.
     pub(super) fn survey(&mut self, skipped: &mut u64) -> bool {
-        let Ok(stat) = self.process.stat() else {
-            return false;
+        let stat = match self.process.stat() {
+            Ok(stat) => stat,
+            Err(Error::NoSuchProcess { .. }) => return false,
+            // The next survey adds what it runs until then.
+            Err(_) => return true,
         };
         let cpu_time = stat.cpu_time();
         self.runs = self.is_traceable && cpu_time != self.cpu_time;
@@ -117,8 +119,7 @@ impl Target {
             *skipped += new.saturating_sub(old);
         }
         self.cpu_time = cpu_time;
-        // Its ID may have been reused.
-        self.process.exists() && !stat.is_zombie()
+        !stat.is_zombie()
     }
 
     /// Updates the CPU time of its threads, and adds the running ones that are owed a sample.
@@ -130,6 +131,7 @@ impl Target {
         ended: &mut Ended,
     ) -> u64 {
         let pid = self.process.pid();
+        // If the threads cannot be listed, their CPU time counts at the next tick.
         let Ok(threads) = self.process.thread_ids() else {
             return 0;
         };

@@ -11,6 +11,40 @@ use crate::INTERVAL;
 /// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// From here on, the calls of a system call of this thread fail with this `errno` if one of these
+/// bits is set in the lower half of an argument.
+pub(super) fn refuse(call: libc::c_long, argument: u32, bits: u32, errno: libc::c_int) {
+    let instruction = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let jump = libc::BPF_JMP | libc::BPF_K;
+    let answer = libc::BPF_RET | libc::BPF_K;
+    // struct seccomp_data: the number of the system call, and its arguments from byte 16 on.
+    let mut program = [
+        instruction(load, 0, 0, 0),
+        instruction(jump | libc::BPF_JEQ, 0, 3, call as u32),
+        instruction(load, 0, 0, 16 + 8 * argument),
+        instruction(jump | libc::BPF_JSET, 0, 1, bits),
+        instruction(answer, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
+        instruction(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the program outlives the calls, which copy it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        let set = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter);
+        assert_eq!(set, 0);
+    }
+}
+
 /// Its mappings used to be scanned at each tick.
 #[test]
 fn a_process_that_publishes_nothing_is_scanned_less_and_less_often() {

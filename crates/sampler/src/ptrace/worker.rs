@@ -85,14 +85,24 @@ impl Worker {
     }
 
     /// Starts sampling a process, and the children that it starts from now on.
-    pub(super) fn add(&mut self, process: Process) {
+    pub(super) fn add(&mut self, process: Process) -> Result<(), remote::Error> {
         let pid = process.pid();
         let older = process.children().into_iter().filter_map(|child| {
             let process = Process::open(child).ok()?;
             Some((child, start_ticks(&process)))
         });
         self.older.extend(older);
-        self.targets.insert(pid, Target::new(process, self.start));
+        self.targets.insert(pid, Target::new(process, self.start)?);
+        Ok(())
+    }
+
+    /// Opens a process. `None` for a child that a target already had and that was not requested.
+    fn open(&self, pid: i32) -> Result<Option<Target>, remote::Error> {
+        let process = Process::open(pid)?;
+        if !self.older.is_empty() && self.older.contains(&(pid, start_ticks(&process))) {
+            return Ok(None);
+        }
+        Target::new(process, self.start).map(Some)
     }
 
     pub(super) fn run(mut self) {
@@ -245,9 +255,12 @@ impl Worker {
             self.send(Message::Exited(pid));
         }
         let own = std::process::id() as i32;
-        let mut new = Vec::new();
+        let (mut new, mut is_complete) = (Vec::new(), true);
         if self.all {
-            new = processes().unwrap_or_default();
+            match processes() {
+                Ok(pids) => new = pids,
+                Err(_) => is_complete = false,
+            }
         } else if self.children {
             new = self.targets.values().flat_map(Target::children).collect();
         }
@@ -255,14 +268,15 @@ impl Worker {
             if pid == own || self.targets.contains_key(&pid) {
                 continue;
             }
-            let process: Result<Process, remote::Error> = Process::open(pid);
-            let Ok(process) = process else {
-                continue;
-            };
-            if self.older.is_empty() || !self.older.contains(&(pid, start_ticks(&process))) {
-                self.targets.insert(pid, Target::new(process, self.start));
+            match self.open(pid) {
+                Ok(Some(target)) => drop(self.targets.insert(pid, target)),
+                Ok(None) | Err(remote::Error::NoSuchProcess { .. }) => {}
+                Err(_) => is_complete = false,
             }
         }
+        // No descriptors are left, for example. How long those processes run is unknown: at least
+        // the count says that samples are missing.
+        self.count_lost(u64::from(!is_complete));
         self.count_skipped();
         let targets = self.targets.len();
         self.shared.targets.store(targets, Ordering::Relaxed);

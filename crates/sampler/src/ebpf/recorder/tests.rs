@@ -14,6 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// `None`, with a message, if eBPF is not permitted.
 fn start(options: &Options) -> Option<Recorder> {
+    crate::sampler::raise_limits();
     match Recorder::start(options, reader::Options::default(), None).unwrap() {
         Ok(recorder) => Some(recorder),
         Err(why) => {

@@ -7,6 +7,7 @@ use otelctx_fixtures::{Compiler, Target as Program};
 use otelctx_reader::remote::stop::on_own_thread;
 
 use super::*;
+use crate::ptrace::tests::refuse;
 
 /// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -36,7 +37,7 @@ fn worker(pid: i32) -> (Worker, Receiver<Message>, Arc<Shared>) {
     let mut worker = Worker::new(&options, 640, sender, shared.clone());
     // All CPU time of its threads counts.
     worker.start = 0;
-    worker.add(Process::open(pid).unwrap());
+    worker.add(Process::open(pid).unwrap()).unwrap();
     (worker, messages, shared)
 }
 
@@ -161,5 +162,27 @@ fn a_thread_that_another_process_traces_is_lost_and_counted() {
             drop(ended.0);
         });
         tick_until(&mut worker, &messages, 1);
+    });
+}
+
+/// As if no descriptors were left. A process of which nothing could be read counted as ended.
+#[test]
+fn only_a_process_that_does_not_exist_has_ended() {
+    let program = Program::spawn(Command::new("sh").args(["-c", "echo ready; read line"]));
+    tracing(&program, |pid| {
+        let (mut worker, messages, shared) = worker(pid);
+        worker.all = true;
+        let process = Process::open(pid).unwrap();
+        let lost = || shared.lost.swap(0, Ordering::Relaxed);
+        // No process can be opened.
+        refuse(libc::SYS_openat, 2, libc::O_PATH as u32, libc::EMFILE);
+        worker.survey();
+        assert_eq!((worker.targets.len(), lost()), (1, 1));
+        // No file can be opened.
+        refuse(libc::SYS_openat, 2, libc::O_CLOEXEC as u32, libc::EMFILE);
+        worker.survey();
+        assert_eq!((worker.targets.len(), lost()), (1, 1));
+        assert!(messages.try_recv().is_err());
+        assert_eq!((process.exists(), process.has_ended()), (true, false));
     });
 }
