@@ -73,13 +73,12 @@ impl Target {
     /// Creates a target. The CPU time of its threads counts from now on, or entirely if it started
     /// after `start`. Fails if the threads cannot be listed: their CPU time so far must not count.
     pub(super) fn new(process: Process, start: u64) -> Result<Self, Error> {
-        let mut accounts = HashMap::default();
         let is_traceable = is_traceable(&process);
         let is_older = start_ticks(&process).is_none_or(|ticks| ticks < start);
-        if is_older && is_traceable {
-            let account = |tid| Some((tid, Account::from(process.thread_cpu_time(tid)?)));
-            accounts.extend(process.thread_ids()?.into_iter().filter_map(account));
-        }
+        let accounts = match is_older && is_traceable {
+            true => accounts(&process)?,
+            false => HashMap::default(),
+        };
         let cpu_time = match (is_traceable, is_older) {
             (true, _) => None,
             (false, true) => process.stat().ok().and_then(|stat| stat.cpu_time()),
@@ -105,8 +104,9 @@ impl Target {
     }
 
     /// Determines whether it has run since the last call. False if it has ended. If it cannot be
-    /// traced, adds the nanoseconds that it has run to `skipped`.
-    pub(super) fn survey(&mut self, skipped: &mut u64) -> bool {
+    /// traced, adds the nanoseconds that it has run to `skipped`, and checks whether it can be
+    /// traced by now.
+    pub(super) fn survey(&mut self, skipped: &mut u64, ended: &mut Ended) -> bool {
         let stat = match self.process.stat() {
             Ok(stat) => stat,
             Err(Error::NoSuchProcess { .. }) => return false,
@@ -114,11 +114,21 @@ impl Target {
             Err(_) => return true,
         };
         let cpu_time = stat.cpu_time();
-        self.runs = self.is_traceable && cpu_time != self.cpu_time;
+        let has_run = cpu_time != self.cpu_time;
         if let (false, Some(old), Some(new)) = (self.is_traceable, self.cpu_time, cpu_time) {
             *skipped += new.saturating_sub(old);
         }
         self.cpu_time = cpu_time;
+        // It has given up privileges, or executed a program that has none, for example.
+        if !self.is_traceable
+            && has_run
+            && is_traceable(&self.process)
+            && let Ok(accounts) = accounts(&self.process)
+        {
+            self.close(ended);
+            (self.accounts, self.is_traceable) = (accounts, true);
+        }
+        self.runs = self.is_traceable && has_run;
         !stat.is_zombie()
     }
 
@@ -259,6 +269,13 @@ impl Target {
             .values()
             .for_each(|account| ended.add(account));
     }
+}
+
+/// Accounts of the threads of a process, whose CPU time counts from now on.
+fn accounts(process: &Process) -> Result<HashMap<i32, Account, RandomState>, Error> {
+    let account = |tid| Some((tid, Account::from(process.thread_cpu_time(tid)?)));
+    let threads = process.thread_ids()?;
+    Ok(threads.into_iter().filter_map(account).collect())
 }
 
 /// Whether ptrace could stop its threads. False for a kernel thread.

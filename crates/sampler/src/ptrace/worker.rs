@@ -153,7 +153,7 @@ impl Worker {
         for target in self.targets.values_mut() {
             match target.is_traceable() {
                 true => lost += target.note_run_times(self.period, &mut due, &mut self.ended),
-                false => drop(target.survey(&mut self.skipped)),
+                false => drop(target.survey(&mut self.skipped, &mut self.ended)),
             }
             target.close(&mut self.ended);
         }
@@ -243,7 +243,7 @@ impl Worker {
     pub(super) fn survey(&mut self) {
         let mut exited = Vec::new();
         self.targets.retain(|pid, target| {
-            let is_there = target.survey(&mut self.skipped);
+            let is_there = target.survey(&mut self.skipped, &mut self.ended);
             if !is_there {
                 target.close(&mut self.ended);
                 exited.push(*pid);

@@ -186,3 +186,57 @@ fn only_a_process_that_does_not_exist_has_ended() {
         assert_eq!((process.exists(), process.has_ended()), (true, false));
     });
 }
+
+/// Sets whether this thread may trace more than its user's own processes. False if it must not.
+fn may_trace_all(may: bool) -> bool {
+    // <linux/capability.h>: version 3 and the calling thread; then the effective, permitted and
+    // inheritable capabilities, as two words each.
+    const CAP_SYS_PTRACE: u32 = 1 << 19;
+    let header = [0x2008_0522_u32, 0];
+    let mut sets = [0_u32; 6];
+    // SAFETY: both arrays have the sizes of the kernel's structures.
+    let result = unsafe { libc::syscall(libc::SYS_capget, &raw const header, &raw mut sets) };
+    assert_eq!(result, 0);
+    sets[0] = match may {
+        true => sets[0] | CAP_SYS_PTRACE & sets[1],
+        false => sets[0] & !CAP_SYS_PTRACE,
+    };
+    // SAFETY: as above.
+    let result = unsafe { libc::syscall(libc::SYS_capset, &raw const header, &raw const sets) };
+    assert_eq!(result, 0);
+    sets[1] & CAP_SYS_PTRACE != 0
+}
+
+/// A process that could not be traced once used to be skipped until it ended.
+#[test]
+fn a_process_is_sampled_as_soon_as_it_can_be_traced() {
+    let program =
+        Program::spawn(Command::new("sh").args(["-c", "echo ready; while :; do :; done"]));
+    tracing(&program, |pid| {
+        // The program has the capability, and can be traced only by those who have it, too.
+        if !may_trace_all(false) {
+            eprintln!("skipped: needs CAP_SYS_PTRACE");
+            return;
+        }
+        let (mut worker, messages, shared) = worker(pid);
+        let start = Instant::now();
+        let mut survey_until = |is_done: &dyn Fn(&Worker) -> bool| {
+            while !is_done(&worker) {
+                assert!(start.elapsed() < TIMEOUT);
+                std::thread::sleep(Duration::from_millis(10));
+                worker.survey();
+                worker.tick();
+            }
+        };
+        survey_until(&|_| shared.not_traceable.load(Ordering::Relaxed) > 0);
+        assert_eq!(samples(&messages), 0);
+        may_trace_all(true);
+        survey_until(&|worker| worker.targets[&pid].is_traceable());
+        tick_until(&mut worker, &messages, 1);
+        let process = Process::open(pid).unwrap();
+        // What was skipped is not lost in addition.
+        let skipped = shared.not_traceable.load(Ordering::Relaxed) * worker.period;
+        let counted = shared.lost.load(Ordering::Relaxed) * worker.period;
+        assert!(skipped + counted <= process.thread_cpu_time(pid).unwrap());
+    });
+}
