@@ -9,7 +9,7 @@ pub enum Error {
     /// A process could not be inspected.
     #[error(transparent)]
     Reader(#[from] otelctx_reader::Error),
-    /// The list of processes could not be read.
+    /// The list of processes could not be read, or the thread that samples could not be started.
     #[error(transparent)]
     Remote(#[from] otelctx_reader::remote::Error),
     /// The process is a kernel thread.

@@ -142,7 +142,7 @@ impl Recorder {
         let thread = std::thread::Builder::new()
             .name("otelctx-ptrace".into())
             .spawn(move || worker.run())
-            .map_err(Error::Clock)?;
+            .map_err(RemoteError::NoOwnThread)?;
         recorder.worker = Some(thread);
         Ok(recorder)
     }

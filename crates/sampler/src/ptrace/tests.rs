@@ -64,3 +64,19 @@ fn a_process_that_publishes_nothing_is_scanned_less_and_less_often() {
     let most = 8 + (monotonic() - recorder.started()) / 2_000_000_000;
     assert!(polls <= most, "{polls}");
 }
+
+/// The error used to be about a CPU's clock.
+#[test]
+fn a_worker_that_cannot_be_started_is_reported() {
+    let error = on_own_thread(|| {
+        refuse(libc::SYS_clone3, 1, u32::MAX, libc::EAGAIN);
+        refuse(libc::SYS_clone, 0, u32::MAX, libc::EAGAIN);
+        let options = Options::new(Targets::All);
+        Recorder::start(&options, reader::Options::default(), None).err()
+    });
+    let error = error.unwrap();
+    assert!(
+        matches!(error, Some(Error::Remote(RemoteError::NoOwnThread(_)))),
+        "{error:?}"
+    );
+}
