@@ -1,6 +1,6 @@
 //! The libraries that a program or library needs, found as the dynamic linker would: ld.so(8).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(super) struct Libraries {
     pub(super) defining: Option<(PathBuf, Box<Inspection>)>,
     /// How many were inspected.
     pub(super) inspected: usize,
-    /// Names of the libraries that were not found or could not be read.
+    /// Names of the libraries that were not found or could not be read, or exceed the limit.
     pub(super) missing: Vec<String>,
 }
 
@@ -37,18 +37,25 @@ impl Libraries {
             libraries.missing.clone_from(&inspection.needed);
             return libraries;
         };
-        let mut names: Vec<String> = Vec::new();
+        let mut names: BTreeSet<String> = BTreeSet::new();
         let mut queue: VecDeque<(String, Vec<PathBuf>)> = VecDeque::new();
-        let mut add = |queue: &mut VecDeque<_>, path: &Path, inspection: &Inspection| {
+        let mut add = |libraries: &mut Self,
+                       queue: &mut VecDeque<_>,
+                       path: &Path,
+                       inspection: &Inspection| {
             let folders = own_folders(path, inspection.search_path.as_deref());
             for name in &inspection.needed {
-                if names.len() < MAX_LIBRARIES && !names.contains(name) {
-                    names.push(name.clone());
+                if !names.insert(name.clone()) {
+                    continue;
+                }
+                if names.len() <= MAX_LIBRARIES {
                     queue.push_back((name.clone(), folders.clone()));
+                } else {
+                    libraries.missing.push(name.clone());
                 }
             }
         };
-        add(&mut queue, path, inspection);
+        add(&mut libraries, &mut queue, path, inspection);
         while let Some((name, folders)) = queue.pop_front() {
             let Some((path, found)) = system.find(&name, &folders, inspection.machine) else {
                 libraries.missing.push(name);
@@ -60,7 +67,7 @@ impl Libraries {
                 libraries.defining = Some((path, found));
                 return libraries;
             }
-            add(&mut queue, &path, &found);
+            add(&mut libraries, &mut queue, &path, &found);
         }
         libraries
     }
@@ -165,6 +172,20 @@ fn configured(path: &Path, depth: usize, folders: &mut Vec<PathBuf>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn libraries_beyond_the_limit_are_reported_as_not_inspected() {
+        let program = env::current_exe().unwrap();
+        let Contents::Elf(mut inspection) = Contents::open(&program, SYMBOL).unwrap() else {
+            panic!("a test is an executable");
+        };
+        let name = |number: usize| format!("libno-such-{number:03}.so");
+        inspection.needed = (0..MAX_LIBRARIES + 2).map(name).collect();
+        inspection.needed.push(name(MAX_LIBRARIES));
+        let mut missing = Libraries::of(&program, &inspection).missing;
+        missing.sort();
+        assert_eq!(missing, inspection.needed[..MAX_LIBRARIES + 2]);
+    }
 
     #[test]
     fn a_file_names_directories_relative_to_its_own() {
