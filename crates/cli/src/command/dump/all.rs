@@ -88,7 +88,9 @@ impl Tally {
                 self.problem = true;
                 let error = error.to_string();
                 let line = Failed { pid, error };
-                self.not_written = terminal::write(|out| write_line(&line, out)).err();
+                if let Err(error) = terminal::write(|out| write_line(&line, out)) {
+                    self.not_written.get_or_insert(error);
+                }
             }
         }
     }
@@ -142,4 +144,21 @@ fn write_all(
         out.flush()?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A later line that was written made up for it.
+    #[test]
+    fn a_line_that_could_not_be_written_is_not_forgotten() {
+        let mut tally = Tally {
+            not_written: Some(io::ErrorKind::StorageFull.into()),
+            ..Tally::default()
+        };
+        tally.receive(Err((7, Error::KernelThread(7))));
+        let kind = tally.not_written.map(|error| error.kind());
+        assert_eq!(kind, Some(io::ErrorKind::StorageFull));
+    }
 }
