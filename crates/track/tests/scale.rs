@@ -52,11 +52,11 @@ fn a_poll_is_one_system_call_for_each_process() {
     let pids = targets.each_ref().map(Target::pid);
     for chosen in [&pids[..], &pids[..1], &pids[1..2], &pids[2..3], &pids[3..]] {
         let count = |polls: i64| system_calls::count(polls_of(chosen, polls)).unwrap();
-        let calls = (count(1500) - count(500)) as f64 / 1000.0;
+        // The scans at the beginning take some of the rest.
+        let calls = (count(3000) - count(0)) as f64 / 3000.0;
         // A process without a context takes none while it waits for its second scan: on a busy machine,
         // where the first one took long, that may be for all of the polls.
         let with_context = chosen.iter().filter(|pid| pids[1..3].contains(pid)).count();
-        // A call or two depend on how the threads of the test program wait for each other.
         let expected = with_context as f64 - 0.1..chosen.len() as f64 + 0.1;
         assert!(expected.contains(&calls), "{chosen:?}: {calls}");
     }
