@@ -134,10 +134,12 @@ pub enum Error {
         path: PathBuf,
     },
     /// The caller's deadline has passed.
-    #[error("{name}: the deadline passed before all of its modules were read")]
+    #[error("{name}: the deadline passed before {action}")]
     Deadline {
         /// The process or core file that was being read.
         name: String,
+        /// What was not completed, worded to follow "before".
+        action: &'static str,
     },
     /// The C library of the process, or its architecture, is not supported.
     #[error("process {pid}: {reason}")]

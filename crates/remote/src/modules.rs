@@ -316,6 +316,6 @@ mod tests {
         }
         let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
         let found = Modules::read(&Late(process), &FileCache::new());
-        assert!(matches!(found, Err(Error::Deadline { name }) if name == "late"));
+        assert!(matches!(found, Err(Error::Deadline { name, .. }) if name == "late"));
     }
 }

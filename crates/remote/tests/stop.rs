@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 use otelctx_fixtures::{Compiler, Target};
-use otelctx_remote::stop::on_own_thread;
+use otelctx_remote::stop::{StoppedProcess, on_own_thread};
 use otelctx_remote::{Error, Process, Stopped};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -236,6 +236,24 @@ fn a_process_is_stopped_and_continued_as_without_a_tracer() {
         }
     }
     assert_eq!(numbers(&mut target).0, 0);
+}
+
+#[test]
+fn no_thread_is_stopped_after_the_deadline() {
+    let Some(target) = spawn("signals.c") else {
+        return;
+    };
+    let pid = target.pid();
+    let process = Process::open(pid).unwrap();
+    let stopped = StoppedProcess::stop(&process, TIMEOUT, Instant::now()).unwrap();
+    match stopped.running() {
+        [(first, Error::Deadline { .. })] if *first == pid => {}
+        other => panic!("{other:?}"),
+    }
+    for tid in process.thread_ids().unwrap() {
+        assert!(stopped.thread(tid).is_none());
+        assert_eq!(process.thread_status(tid).unwrap().tracer, 0);
+    }
 }
 
 #[test]

@@ -27,7 +27,8 @@ pub(crate) const MAX_COST: u64 = 1 << 30;
 
 fn deadline_passed(target: &dyn Target) -> Error {
     let name = target.name().to_string_lossy().into_owned();
-    Error::Deadline { name }
+    let action = "all of its modules were read";
+    Error::Deadline { name, action }
 }
 
 /// Where a module is, and its file's facts.

@@ -1,6 +1,7 @@
 //! Stops all threads of a process.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::Stopped;
@@ -18,8 +19,8 @@ pub struct StoppedProcess {
 }
 
 impl StoppedProcess {
-    /// Stops every thread of a process, waiting at most `timeout` for each, and at most until
-    /// `deadline` for all.
+    /// Stops every thread of a process, waiting at most `timeout` for each. After `deadline`, no
+    /// further thread is stopped: [`Self::running`] then has [`Error::Deadline`] for the first one.
     ///
     /// # Errors
     /// If the threads cannot be listed.
@@ -30,13 +31,22 @@ impl StoppedProcess {
         };
         let mut known = BTreeSet::new();
         for _ in 0..MAX_LISTINGS {
-            let mut is_new = false;
-            for tid in process.thread_ids()? {
+            let mut is_complete = true;
+            let mut is_late = false;
+            process.visit_thread_ids(&mut |tid| {
                 if !known.insert(tid) {
-                    continue;
+                    return ControlFlow::Continue(());
                 }
-                is_new = true;
+                is_complete = false;
                 let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    is_late = true;
+                    let name = format!("process {}", process.pid());
+                    let action = "all of its threads were stopped";
+                    let error = Error::Deadline { name, action };
+                    stopped.running.push((tid, error));
+                    return ControlFlow::Break(());
+                }
                 match Stopped::stop(process, tid, timeout.min(left)) {
                     Ok(thread) => drop(stopped.threads.insert(tid, thread)),
                     // It has ended, or is a kernel worker, which executes none of the process's
@@ -44,8 +54,9 @@ impl StoppedProcess {
                     Err(Error::NoSuchThread { .. } | Error::KernelWorker { .. }) => {}
                     Err(error) => stopped.running.push((tid, error)),
                 }
-            }
-            if !is_new {
+                ControlFlow::Continue(())
+            })?;
+            if is_complete || is_late {
                 break;
             }
         }

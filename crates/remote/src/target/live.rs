@@ -60,6 +60,7 @@ impl<'p> LiveProcess<'p> {
             Scan::Complete(()) => Ok(()),
             Scan::DeadlinePassed | Scan::TooMany => Err(Error::Deadline {
                 name: self.name().to_string_lossy().into_owned(),
+                action: "all of its mappings were read",
             }),
         }
     }
