@@ -116,7 +116,8 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
 pub enum Scope {
     /// The thread that is read. Tasks are not listed then.
     Thread,
-    /// All threads of the process.
+    /// All threads of the process. Tasks are not read while a thread sleeps in a system call whose
+    /// timeout a stop would restart: that thread is not stopped.
     Process,
 }
 

@@ -84,6 +84,17 @@ pub enum Error {
         /// The state letter of `/proc/PID/task/TID/stat`, `?` if it could not be read.
         state: char,
     },
+    /// The thread sleeps in a system call whose timeout a stop would restart: it was not stopped.
+    #[error(
+        "thread {tid} of process {pid} was not stopped: it sleeps in a system call whose timeout \
+         would start again"
+    )]
+    WouldLengthen {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+    },
     /// The reader cannot start another thread.
     #[error("cannot start a thread of the reader to stop others: {0}")]
     NoOwnThread(#[source] io::Error),

@@ -245,15 +245,66 @@ fn no_thread_is_stopped_after_the_deadline() {
     };
     let pid = target.pid();
     let process = Process::open(pid).unwrap();
-    let stopped = StoppedProcess::stop(&process, TIMEOUT, Instant::now()).unwrap();
-    match stopped.running() {
-        [(first, Error::Deadline { .. })] if *first == pid => {}
-        other => panic!("{other:?}"),
+    on_own_thread(|| {
+        let stopped = StoppedProcess::stop(&process, TIMEOUT, Instant::now()).unwrap();
+        match stopped.running() {
+            [(first, Error::Deadline { .. })] if *first == pid => {}
+            other => panic!("{other:?}"),
+        }
+        for tid in process.thread_ids().unwrap() {
+            assert!(stopped.thread(tid).is_none());
+            assert_eq!(process.thread_status(tid).unwrap().tracer, 0);
+        }
+    })
+    .unwrap();
+}
+
+/// The timeouts of the other calls continue: the kernel restarts these with the remaining time.
+#[test]
+fn no_stop_of_a_whole_process_restarts_a_timeout() {
+    let flags = ["-DMILLISECONDS=600000"];
+    let Some(program) = Compiler::gcc().program(&["sleepers.c"], &flags) else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(program));
+    let process = Process::open(target.pid()).unwrap();
+    let threads = sleepers(&target);
+    for (tid, _) in &threads {
+        wait_for_state(&process, *tid, 'S');
     }
-    for tid in process.thread_ids().unwrap() {
-        assert!(stopped.thread(tid).is_none());
-        assert_eq!(process.thread_status(tid).unwrap().tracer, 0);
+    let deadline = Instant::now() + TIMEOUT;
+    let stopped = StoppedProcess::stop(&process, TIMEOUT, deadline).unwrap();
+    let is_lengthened = |tid: i32| {
+        let running = stopped.running().iter().find(|(other, _)| *other == tid);
+        match running {
+            Some((_, Error::WouldLengthen { .. })) => true,
+            Some((_, error)) => panic!("{error}"),
+            None => false,
+        }
+    };
+    let (running, others): (Vec<_>, Vec<_>) =
+        threads.iter().partition(|(tid, _)| is_lengthened(*tid));
+    let names = |threads: &[&(i32, String)]| -> Vec<String> {
+        threads.iter().map(|(_, call)| call.clone()).collect()
+    };
+    let lengthened = [
+        "epoll_wait",
+        "epoll_pwait",
+        "semtimedop",
+        "sigtimedwait",
+        "recv",
+        "read",
+    ];
+    assert_eq!(names(&running), lengthened);
+    let continued = ["nanosleep", "poll", "select", "sem_timedwait"];
+    assert_eq!(names(&others), continued);
+    for (tid, _) in running {
+        assert_eq!(process.thread_status(*tid).unwrap().tracer, 0);
     }
+    for (tid, _) in others {
+        assert!(stopped.thread(*tid).is_some());
+    }
+    assert!(stopped.thread(target.pid()).is_some());
 }
 
 #[test]

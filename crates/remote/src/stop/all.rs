@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::Stopped;
+use crate::threads::ThreadFiles;
 use crate::{Error, Process};
 
 /// Maximum number of listings of the threads: threads created while others were being stopped are
@@ -21,10 +22,13 @@ pub struct StoppedProcess {
 impl StoppedProcess {
     /// Stops every thread of a process, waiting at most `timeout` for each. After `deadline`, no
     /// further thread is stopped: [`Self::running`] then has [`Error::Deadline`] for the first one.
+    /// A thread that sleeps in a system call whose timeout a stop would restart is not stopped
+    /// either ([`Error::WouldLengthen`]).
     ///
     /// # Errors
     /// If the threads cannot be listed.
     pub fn stop(process: &Process, timeout: Duration, deadline: Instant) -> Result<Self, Error> {
+        let pid = process.pid();
         let mut stopped = Self {
             threads: BTreeMap::new(),
             running: Vec::new(),
@@ -41,13 +45,17 @@ impl StoppedProcess {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     is_late = true;
-                    let name = format!("process {}", process.pid());
+                    let name = format!("process {pid}");
                     let action = "all of its threads were stopped";
                     let error = Error::Deadline { name, action };
                     stopped.running.push((tid, error));
                     return ControlFlow::Break(());
                 }
-                match Stopped::stop(process, tid, timeout.min(left)) {
+                let result = match would_lengthen(process, tid) {
+                    true => Err(Error::WouldLengthen { pid, tid }),
+                    false => Stopped::stop(process, tid, timeout.min(left)),
+                };
+                match result {
                     Ok(thread) => drop(stopped.threads.insert(tid, thread)),
                     // It has ended, or is a kernel worker, which executes none of the process's
                     // code.
@@ -72,4 +80,12 @@ impl StoppedProcess {
     pub fn running(&self) -> &[(i32, Error)] {
         &self.running
     }
+}
+
+/// Whether the thread sleeps in a system call whose timeout a stop would restart. If it goes to
+/// sleep after this, its timeout has hardly begun.
+fn would_lengthen(process: &Process, tid: i32) -> bool {
+    let call = ThreadFiles::open(process, tid).and_then(|files| files.call());
+    // If the call cannot be read, the stop fails, too, and says why.
+    call.is_ok_and(|call| call.is_some_and(|call| call.is_lengthened_by_a_stop(process.pid())))
 }
