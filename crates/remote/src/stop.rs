@@ -265,6 +265,35 @@ fn wait_while_uninterruptible(
     }
 }
 
+/// Checks that the threads of a readable process can be traced, without tracing one: the right to
+/// read its memory is the right to trace it, unless a sandbox denies ptrace(2), or another process
+/// already traces it.
+///
+/// # Errors
+///
+/// [`Error::NotPermitted`] and [`Error::AlreadyTraced`].
+pub fn check_traceable(process: &Process) -> Result<(), Error> {
+    let (pid, mut tracer) = (process.pid(), process.status()?.tracer);
+    if tracer != 0 {
+        // Another reader may have stopped the thread, which takes less time.
+        std::thread::sleep(MAX_PAUSE);
+        tracer = process.status()?.tracer;
+    }
+    if tracer != 0 {
+        let tid = pid;
+        return Err(Error::AlreadyTraced { pid, tid, tracer });
+    }
+    // No thread has ID 0.
+    match tracee::seize(0) {
+        Err(Errno::ESRCH) => Ok(()),
+        Ok(()) | Err(_) => Err(Error::NotPermitted {
+            pid,
+            action: "stop a thread",
+            hint: permission::hint(),
+        }),
+    }
+}
+
 /// The reason why the kernel refused to trace a thread.
 fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
     let pid = process.pid();

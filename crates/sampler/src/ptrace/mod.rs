@@ -20,8 +20,8 @@ use otelctx_reader as reader;
 use otelctx_sample::format::record;
 use otelctx_sample::{Catalog, Counts, Found, Sample};
 use otelctx_track::ThreadStatus;
-use reader::remote::stop::on_own_thread;
-use reader::remote::{Error as RemoteError, Process, Stopped};
+use reader::remote::stop::check_traceable;
+use reader::remote::{Error as RemoteError, Process};
 use reader::runtime::RuntimeReading;
 
 use crate::process::check_target;
@@ -122,7 +122,7 @@ impl Recorder {
                 for pid in pids {
                     let process = Process::open(*pid)?;
                     check_target(&process)?;
-                    check_traceable(&process)?;
+                    check_traceable(&process).map_err(reader::Error::from)?;
                     recorder.processes.add(*pid)?;
                     recorder.processes.scan(*pid);
                     opened.push(process);
@@ -252,19 +252,6 @@ impl Recorder {
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// Checks that the process can be traced. The right to read it is the right to trace it, unless a
-/// sandbox denies ptrace(2), or another process already traces it.
-fn check_traceable(process: &Process) -> Result<(), Error> {
-    let stop = || Stopped::stop(process, process.pid(), STOP_TIMEOUT).map(drop);
-    match on_own_thread(stop)? {
-        Err(why @ (RemoteError::NotPermitted { .. } | RemoteError::AlreadyTraced { .. })) => {
-            Err(reader::Error::from(why).into())
-        }
-        // It has ended, or does not stop at the moment.
-        Ok(()) | Err(_) => Ok(()),
     }
 }
 

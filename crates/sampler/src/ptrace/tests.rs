@@ -3,7 +3,9 @@
 use std::process::Command;
 use std::time::Instant;
 
-use otelctx_fixtures::Target;
+use otelctx_fixtures::{Compiler, Target};
+use reader::remote::stop::on_own_thread;
+use reader::remote::threads::ThreadFiles;
 
 use super::*;
 use crate::INTERVAL;
@@ -43,6 +45,26 @@ pub(super) fn refuse(call: libc::c_long, argument: u32, bits: u32, errno: libc::
         let set = libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter);
         assert_eq!(set, 0);
     }
+}
+
+/// The main thread sleeps, like that of most servers.
+#[test]
+fn a_sleeping_thread_is_not_stopped_at_the_start() {
+    let Some(program) = Compiler::gcc().program::<&str>(&["signals.c"], &[]) else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(program));
+    let process = Process::open(target.pid()).unwrap();
+    let mut files = ThreadFiles::open(&process, target.pid()).unwrap();
+    let start = Instant::now();
+    while files.call().unwrap().is_none() {
+        assert!(start.elapsed() < TIMEOUT);
+        std::thread::sleep(INTERVAL);
+    }
+    let options = Options::new(Targets::Processes(vec![target.pid()]));
+    let recorder = || Recorder::start(&options, reader::Options::default(), None);
+    let started = files.read_asleep(recorder).unwrap();
+    started.expect("the thread ran").unwrap();
 }
 
 /// Its mappings used to be scanned at each tick.
