@@ -11,6 +11,9 @@ const IO_PGETEVENTS: c_long = 333;
 #[cfg(not(target_arch = "x86_64"))]
 const IO_PGETEVENTS: c_long = 292;
 
+/// IORING_ENTER_EXT_ARG (<linux/io_uring.h>): the fifth argument leads to a timeout.
+const IORING_ENTER_EXT_ARG: u64 = 1 << 3;
+
 /// A system call, as `/proc/PID/task/TID/syscall` shows it while the thread sleeps in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
@@ -66,6 +69,8 @@ impl Call {
             libc::SYS_epoll_pwait2 | libc::SYS_semtimedop => fourth != 0,
             libc::SYS_rt_sigtimedwait => third != 0,
             libc::SYS_io_getevents | IO_PGETEVENTS => fifth != 0,
+            // The timeout may be absent: that is in the target's memory.
+            libc::SYS_io_uring_enter => fourth & IORING_ENTER_EXT_ARG != 0,
             libc::SYS_read
             | libc::SYS_readv
             | libc::SYS_recvfrom
@@ -160,6 +165,8 @@ mod tests {
         assert!(call(libc::SYS_rt_sigtimedwait, [1, 0, 1, 8, 0, 0]));
         assert!(!call(libc::SYS_rt_sigtimedwait, [1, 1, 0, 8, 0, 0]));
         assert!(call(libc::SYS_semtimedop, [1, 1, 1, 1, 0, 0]));
+        assert!(call(libc::SYS_io_uring_enter, [4, 0, 1, 1 | 8, 1, 24]));
+        assert!(!call(libc::SYS_io_uring_enter, [4, 0, 1, 1, 0, 8]));
         assert!(!call(libc::SYS_nanosleep, [1, 1, 0, 0, 0, 0]));
         assert!(!call(libc::SYS_futex, [1, 1, 0, 1, 0, 0]));
         let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
