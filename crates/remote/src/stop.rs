@@ -11,6 +11,7 @@ mod tracee;
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -348,18 +349,29 @@ fn is_kernel_worker(process: &Process, tid: i32) -> bool {
 ///
 /// [`Error::NoOwnThread`] when the system cannot start another thread.
 pub fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, Error> {
-    std::thread::scope(|scope| {
+    let work = || {
+        let result = catch_unwind(AssertUnwindSafe(work));
+        (result, LATE.take())
+    };
+    let ended = std::thread::scope(|scope| {
         let worker = std::thread::Builder::new().spawn_scoped(scope, work);
-        match worker.map_err(Error::NoOwnThread)?.join() {
-            Ok(result) => Ok(result),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    })
+        worker.map_err(Error::NoOwnThread).map(|it| it.join())
+    })?;
+    let (result, late) = ended.unwrap_or_else(|panic| resume_unwind(panic));
+    // The kernel detaches late threads when the OS thread exits. If dropping them suspended this
+    // process before, they would stay traced, and stop as soon as they wake. An OS thread that was
+    // joined exits even if the process is suspended.
+    for (.., traced) in late {
+        traced.forget_joined();
+    }
+    result.map_or_else(|panic| resume_unwind(panic), Ok)
 }
 
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicI32, Ordering};
 
     use otelctx_fixtures::{Compiler, Target};
 
@@ -386,6 +398,22 @@ mod tests {
             tracee::wait_for_stop(pid, pid, Instant::now()),
             Outcome::Gone
         );
+    }
+
+    /// The process whose main thread must not be traced when this process is suspended.
+    static LATE_PROCESS: AtomicI32 = AtomicI32::new(0);
+    /// Whether that was so.
+    static DETACHED: OnceLock<bool> = OnceLock::new();
+
+    /// Instead of suspending: the OS thread that runs this cannot exit meanwhile.
+    fn note_tracer() {
+        let process = Process::open(LATE_PROCESS.load(Ordering::SeqCst)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let is_traced = || process.status().unwrap().tracer != 0;
+        while is_traced() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        DETACHED.set(!is_traced()).unwrap();
     }
 
     /// A thread that enters an uninterruptible sleep (here by vfork) just when the stop is
@@ -420,8 +448,15 @@ mod tests {
                 }
             };
             if way == OwnThread {
-                on_own_thread(late).unwrap();
-                assert_eq!(tracer(), 0);
+                suspend::set_action(note_tracer);
+                LATE_PROCESS.store(pid, Ordering::SeqCst);
+                on_own_thread(|| {
+                    late();
+                    suspend::request();
+                })
+                .unwrap();
+                wait_until("suspended", || !suspend::is_requested());
+                assert_eq!(DETACHED.get(), Some(&true));
             } else {
                 late();
             }

@@ -74,6 +74,12 @@ impl Traced {
         OWN.set(OWN.get() + 1);
         Self(())
     }
+
+    /// Counts the thread as no longer traced, after the OS thread that traced it was joined.
+    pub(super) fn forget_joined(self) {
+        // Dropping it takes this away again: the thread was never this OS thread's.
+        OWN.set(OWN.get() + 1);
+    }
 }
 
 impl Drop for Traced {
