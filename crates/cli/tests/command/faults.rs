@@ -47,7 +47,7 @@ const NEVER_FAIL: [&str; 8] = [
 /// Runs of one test; [`every_fault`] has all that there are.
 const SOME: usize = 250;
 /// A command that runs for longer hangs.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// So that no run is late on a machine that is busy.
 const DEADLINE: &str = "30";
