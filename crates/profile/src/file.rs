@@ -157,20 +157,15 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
     })
 }
 
-/// Creates a file without a name in a directory, for writing and reading.
+/// Creates a file without a name in a directory, for writing and reading. Where the file system has no
+/// such files, a killed process can leave a file `.otelctx.PID`, which the next call removes.
 pub(crate) fn unlinked(directory: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true);
-    let nameless = options
-        .clone()
-        .custom_flags(OFlag::O_TMPFILE.bits())
-        .open(directory);
-    match nameless {
+    match nameless(directory) {
         Err(error) if has_no_nameless_files(&error) => {
-            let path = directory.join(format!(".otelctx.{}", std::process::id()));
-            let file = options.create_new(true).open(&path)?;
-            fs::remove_file(&path)?;
-            Ok(file)
+            let (path, file) = named(&directory.join("otelctx"))?;
+            fs::remove_file(path)?;
+            // Without the lock, which ends here: nobody else can find the file.
+            file.try_clone()
         }
         file => file,
     }
@@ -186,6 +181,7 @@ pub(crate) fn directory(path: &Path) -> &Path {
 /// Creates a file without a name, which is deleted when its last descriptor is closed.
 fn nameless(directory: &Path) -> io::Result<File> {
     OpenOptions::new()
+        .read(true)
         .write(true)
         .custom_flags(OFlag::O_TMPFILE.bits())
         .open(directory)
@@ -203,6 +199,7 @@ fn named(path: &Path) -> io::Result<(PathBuf, Locked)> {
     clear(path);
     let other = beside(path);
     let file = OpenOptions::new()
+        .read(true)
         .write(true)
         .create_new(true)
         .open(&other)?;
