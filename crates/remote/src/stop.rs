@@ -74,13 +74,7 @@ impl Stopped {
         let timeout = timeout.min(MAX_TIMEOUT);
         let deadline = Instant::now() + timeout;
         resume_late();
-        wait_while_uninterruptible(process, tid, timeout, deadline)?;
-        // Some kernels refuse to trace it. Others return the registers of the thread that it works
-        // for.
-        if is_kernel_worker(process, tid) {
-            let pid = process.pid();
-            return Err(Error::KernelWorker { pid, tid });
-        }
+        wait_until_stoppable(process, tid, timeout, deadline)?;
         Self::trace(process, tid, timeout, deadline, then)
     }
 
@@ -241,8 +235,9 @@ pub fn resume_late() {
     }
 }
 
-/// A thread that is requested to stop in an uninterruptible sleep stays traced until it wakes.
-fn wait_while_uninterruptible(
+/// Waits while the thread is in an uninterruptible sleep: if it was requested to stop then, it would
+/// stay traced until it wakes.
+fn wait_until_stoppable(
     process: &Process,
     tid: i32,
     timeout: Duration,
@@ -250,7 +245,8 @@ fn wait_while_uninterruptible(
 ) -> Result<(), Error> {
     let pid = process.pid();
     loop {
-        match process.thread_state(tid)? {
+        let stat = process.thread_stat(tid)?;
+        match stat.state() {
             'Z' | 'X' => return Err(Error::NoSuchThread { pid, tid }),
             'D' if Instant::now() >= deadline => {
                 return Err(Error::StopTimeout {
@@ -261,6 +257,9 @@ fn wait_while_uninterruptible(
                 });
             }
             'D' => std::thread::sleep(MAX_PAUSE),
+            // Some kernels refuse to trace it. Others return the registers of the thread that it
+            // works for.
+            _ if stat.is_kernel_worker() => return Err(Error::KernelWorker { pid, tid }),
             _ => return Ok(()),
         }
     }
@@ -328,16 +327,6 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
             source: errno.into(),
         },
     }
-}
-
-/// Whether the kernel started the thread for io_uring: PF_IO_WORKER or PF_USER_WORKER
-/// (<linux/sched.h>) among the flags, field 9 of its `stat`.
-fn is_kernel_worker(process: &Process, tid: i32) -> bool {
-    const PF_IO_WORKER: u32 = 0x10;
-    const PF_USER_WORKER: u32 = 0x4000;
-    let stat = process.thread_stat(tid).ok();
-    let flags = stat.and_then(|stat| stat.field(9)?.parse().ok());
-    flags.is_some_and(|flags: u32| flags & (PF_IO_WORKER | PF_USER_WORKER) != 0)
 }
 
 /// Runs `work` on a new OS thread and returns its result.

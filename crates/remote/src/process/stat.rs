@@ -89,6 +89,14 @@ impl Stat {
         self.number(9)
     }
 
+    /// Whether the kernel started the thread for io_uring: PF_IO_WORKER or PF_USER_WORKER.
+    pub(crate) fn is_kernel_worker(&self) -> bool {
+        const PF_IO_WORKER: u64 = 0x10;
+        const PF_USER_WORKER: u64 = 0x4000;
+        let flags = self.flags();
+        flags.is_some_and(|flags| flags & (PF_IO_WORKER | PF_USER_WORKER) != 0)
+    }
+
     /// CPU time used in user and kernel mode, in nanoseconds, with the resolution of clock ticks.
     pub fn cpu_time(&self) -> Option<u64> {
         let ticks = self.number(14)? + self.number(15)?;
