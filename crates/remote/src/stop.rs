@@ -35,6 +35,19 @@ thread_local! {
     static LATE: RefCell<Vec<(i32, i32, Traced)>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Threads that had not stopped in time when the work of their tracer ended, see [`take_late`].
+#[derive(Debug)]
+#[must_use = "dropped before the OS thread has exited, this process may be suspended too early"]
+pub struct Late(Vec<(i32, i32, Traced)>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        for (.., traced) in self.0.drain(..) {
+            traced.forget_joined();
+        }
+    }
+}
+
 /// A stopped thread. Dropping this resumes it.
 ///
 /// ptrace ties a stop to the OS thread that requested it, so this is not `Send`.
@@ -235,6 +248,16 @@ pub fn resume_late() {
     }
 }
 
+/// Takes what [`suspend`] must not count as resumed until this OS thread has exited: the kernel
+/// resumes late threads only then. If dropping them suspended this process before, they would stay
+/// traced, and stop as soon as they wake.
+///
+/// For the end of an OS thread that stops threads, which returns it; drop it after joining the OS
+/// thread, which exits even if this process is suspended. [`on_own_thread`] does this.
+pub fn take_late() -> Late {
+    Late(LATE.take())
+}
+
 /// Waits while the thread is in an uninterruptible sleep: if it was requested to stop then, it would
 /// stay traced until it wakes.
 fn wait_until_stoppable(
@@ -340,19 +363,14 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
 pub fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, Error> {
     let work = || {
         let result = catch_unwind(AssertUnwindSafe(work));
-        (result, LATE.take())
+        (result, take_late())
     };
     let ended = std::thread::scope(|scope| {
         let worker = std::thread::Builder::new().spawn_scoped(scope, work);
         worker.map_err(Error::NoOwnThread).map(|it| it.join())
     })?;
     let (result, late) = ended.unwrap_or_else(|panic| resume_unwind(panic));
-    // The kernel detaches late threads when the OS thread exits. If dropping them suspended this
-    // process before, they would stay traced, and stop as soon as they wake. An OS thread that was
-    // joined exits even if the process is suspended.
-    for (.., traced) in late {
-        traced.forget_joined();
-    }
+    drop(late);
     result.map_or_else(|panic| resume_unwind(panic), Ok)
 }
 

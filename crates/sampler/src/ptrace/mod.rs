@@ -20,7 +20,7 @@ use otelctx_reader as reader;
 use otelctx_sample::format::record;
 use otelctx_sample::{Catalog, Counts, Found, Sample};
 use otelctx_track::ThreadStatus;
-use reader::remote::stop::check_traceable;
+use reader::remote::stop::{Late, check_traceable, take_late};
 use reader::remote::{Error as RemoteError, Process};
 use reader::runtime::RuntimeReading;
 
@@ -39,7 +39,7 @@ pub(crate) struct Recorder {
     processes: Processes,
     messages: Receiver<Message>,
     shared: Arc<Shared>,
-    worker: Option<JoinHandle<()>>,
+    worker: Option<JoinHandle<Late>>,
     /// When sampling started.
     started: u64,
     /// Number of the newest configuration.
@@ -141,7 +141,10 @@ impl Recorder {
         worker.survey();
         let thread = std::thread::Builder::new()
             .name("otelctx-ptrace".into())
-            .spawn(move || worker.run())
+            .spawn(move || {
+                worker.run();
+                take_late()
+            })
             .map_err(RemoteError::NoOwnThread)?;
         recorder.worker = Some(thread);
         Ok(recorder)
@@ -243,7 +246,7 @@ impl Recorder {
     pub(crate) fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(worker) = self.worker.take() {
-            // It returns nothing, and a panic was already printed.
+            // A panic was already printed.
             let _ = worker.join();
         }
     }
