@@ -233,9 +233,10 @@ impl Drop for Stopped {
     }
 }
 
-/// Resumes threads that stopped only after their timeout. An OS thread that stops threads over a
-/// long time should call this regularly: a thread that stops late is not resumed until then.
-pub fn resume_late() {
+/// Resumes threads that stopped only after their timeout. Returns whether others have not stopped
+/// yet: an OS thread that stops threads over a long time should then call this again soon, because
+/// a thread that stops late is not resumed until then.
+pub fn resume_late() -> bool {
     let waiting = LATE.with_borrow_mut(std::mem::take);
     for (pid, tid, traced) in waiting {
         match tracee::poll(pid, tid) {
@@ -246,6 +247,7 @@ pub fn resume_late() {
             }
         }
     }
+    LATE.with_borrow(|late| !late.is_empty())
 }
 
 /// Takes what [`suspend`] must not count as resumed until this OS thread has exited: the kernel

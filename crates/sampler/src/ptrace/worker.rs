@@ -23,6 +23,8 @@ const SURVEY_INTERVAL: Duration = Duration::from_millis(250);
 /// How long to wait for a thread to stop. A running thread stops within microseconds; a thread that
 /// waits for a CPU stops when it gets one.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_millis(20);
+/// How often to resume threads that stop only after that.
+const LATE_INTERVAL: Duration = Duration::from_millis(1);
 /// Time limit for stopping threads in one tick. If many threads wait for a CPU, the others stay
 /// owed, and are eventually lost.
 const TICK_BUDGET: Duration = Duration::from_millis(50);
@@ -112,14 +114,11 @@ impl Worker {
         while !self.is_stopped() {
             tick += period;
             let now = Instant::now();
-            if let Some(wait) = tick.checked_duration_since(now) {
-                std::thread::sleep(wait);
-            } else if now - tick > period {
+            if now.saturating_duration_since(tick) > period {
                 // CPU time since the last tick is still owed.
                 tick = now;
             }
-            // If no other thread is running, none would be stopped, and stops resume late ones.
-            resume_late();
+            sleep_until(tick);
             if surveyed.elapsed() >= SURVEY_INTERVAL {
                 self.survey();
                 surveyed = Instant::now();
@@ -280,6 +279,21 @@ impl Worker {
         self.count_skipped();
         let targets = self.targets.len();
         self.shared.targets.store(targets, Ordering::Relaxed);
+    }
+}
+
+/// Sleeps, and resumes threads that stop late meanwhile.
+fn sleep_until(tick: Instant) {
+    loop {
+        let is_any_late = resume_late();
+        let wait = tick.saturating_duration_since(Instant::now());
+        if wait.is_zero() {
+            return;
+        }
+        std::thread::sleep(match is_any_late {
+            true => wait.min(LATE_INTERVAL),
+            false => wait,
+        });
     }
 }
 

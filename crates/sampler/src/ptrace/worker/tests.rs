@@ -4,6 +4,7 @@ use std::process::Command;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use otelctx_fixtures::{Compiler, Target as Program};
+use otelctx_reader::remote::Stopped;
 use otelctx_reader::remote::stop::on_own_thread;
 
 use super::*;
@@ -131,6 +132,32 @@ fn no_thread_is_stopped_beyond_the_budget_of_a_tick() {
         worker.budget = TICK_BUDGET;
         tick_until(&mut worker, &messages, 1);
     });
+}
+
+/// It used to stay stopped until the next tick, which is a second later at 1 Hz.
+#[test]
+fn a_thread_that_stops_late_is_resumed_before_the_next_tick() {
+    let Some(program) = Compiler::gcc().program::<&str>(&["populate.c"], &[]) else {
+        return;
+    };
+    let program = Program::spawn(&mut Command::new(program));
+    let pid = program.pid();
+    let process = Process::open(pid).unwrap();
+    let start = Instant::now();
+    let (sender, receiver) = sync_channel(0);
+    // Not joined: it sleeps for longer than the test may take.
+    std::thread::spawn(move || {
+        let process = Process::open(pid).unwrap();
+        let stop = || Stopped::stop(&process, pid, Duration::ZERO);
+        while !matches!(stop(), Err(remote::Error::StopTimeout { .. })) {}
+        sender.send(()).unwrap();
+        sleep_until(start + 2 * TIMEOUT);
+    });
+    receiver.recv_timeout(TIMEOUT).unwrap();
+    while process.status().unwrap().tracer != 0 {
+        assert!(start.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// The CPU time of such a thread used to be dropped in each tick.
