@@ -7,10 +7,10 @@
 //! | the machine | the packages of [`PACKAGES`] |
 //! | `target/setup/python3` | link to the Python that `ddtrace` was installed for |
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
-//! ~what people open profiles with~profile viewers
+//! | `target/setup/viewers/node_modules` | profile viewers, and a Node.js to run them: [`VIEWERS`] |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
 //! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64 and musl |
-//! ~OpenTelemetry's Collector, which takes what is sent~OpenTelemetry's Collector
+//! | `target/setup/otelcol/otelcol` | OpenTelemetry's Collector, to which tests send profiles |
 //! | `target/setup/guest-RELEASE-ARCHITECTURE` | kernels of Debian's releases, for `cargo xtask aarch64` and `kernels` |
 //! | `target/setup/musl-x86_64/gcc`, `target/setup/musl-aarch64/gcc` | compilers for musl |
 //! | `target/setup/glibc-2.31`, `…/glibc-newest` | C libraries with their dynamic linkers (`ld.so`, `lib`, `tree`) |
