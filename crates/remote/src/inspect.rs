@@ -23,8 +23,8 @@ use crate::module::{Access, Module, ModuleFile};
 pub use archive::Member;
 pub use other::Other;
 
-/// Maximum number of needed libraries.
-const MAX_NEEDED: usize = 64;
+/// Maximum number of libraries that a file itself needs. Large desktop programs need some 100.
+const MAX_NEEDED: usize = 1024;
 /// Maximum number of bytes of `.comment` read: it has a line per compiler.
 const MAX_COMMENT: u64 = 64 * 1024;
 /// Maximum number of bytes of code searched for relaxed accesses, which takes less than a second;
@@ -216,7 +216,7 @@ impl Inspection {
             kind,
             machine,
             stripped: table(elf::SHT_SYMTAB).is_none(),
-            needed: elf.needed(MAX_NEEDED)?,
+            needed: needed(elf)?,
             search_path: elf.search_path()?,
             made_by: made_by(elf, &sections)?,
             dynamic: Vec::new(),
@@ -287,6 +287,14 @@ fn kind(elf: &Elf<'_>, sections: &[Section]) -> Kind {
         elf::ET_DYN if program => Kind::StaticPie,
         elf::ET_DYN => Kind::Library,
         _ => Kind::Unknown,
+    }
+}
+
+fn needed(elf: &Elf<'_>) -> Result<Vec<String>, ElfError> {
+    let needed = elf.needed(MAX_NEEDED + 1)?;
+    match needed.len() {
+        0..=MAX_NEEDED => Ok(needed),
+        _ => Err(ElfError::Malformed("it needs more than 1024 libraries")),
     }
 }
 

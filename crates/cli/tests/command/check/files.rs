@@ -491,6 +491,43 @@ fn a_needed_library_that_the_program_itself_does_not_refer_to() {
     );
 }
 
+/// Only the first 64 were inspected, and the others not mentioned.
+#[test]
+fn a_program_that_needs_many_libraries() {
+    const LIBRARIES: usize = 80;
+    let scratch = Scratch::new("check-many-needed");
+    let flags = ["-Wl,-soname,libneeded-00.so"];
+    let Some(library) = compile("many-needed", "int needed;", &flags) else {
+        return;
+    };
+    let bytes = std::fs::read(library).unwrap();
+    let name = b"libneeded-00.so\0";
+    let at = bytes.windows(name.len()).position(|it| it == name).unwrap();
+    let copy = |number: usize| {
+        let (mut bytes, path) = (bytes.clone(), scratch.path(&format!("{number}.so")));
+        bytes[at + 10..at + 12].copy_from_slice(format!("{number:02}").as_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let mut flags = vec!["-Wl,--no-as-needed".to_owned()];
+    flags.extend((0..LIBRARIES).map(copy));
+    let program =
+        Compiler::gcc().program(&["threads.c"], &[&flags[..], &["-ldl".to_owned()]].concat());
+    let answer = check(program.unwrap());
+    let hint = finding(&answer, "absent")["hint"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let named: String = (0..6)
+        .map(|number| format!("libneeded-{number:02}.so, "))
+        .collect();
+    let named = named.trim_end_matches(", ");
+    assert!(
+        hint.contains(&format!(": {named} and 74 others. ")),
+        "{hint}"
+    );
+}
+
 #[test]
 fn object_files_and_static_libraries() {
     let variable =
