@@ -10,7 +10,7 @@ use otelctx_reader::remote::inspect::{Contents, Inspection};
 use otelctx_reader::remote::module::Machine;
 
 /// Maximum number of libraries to inspect. A large desktop program needs some 200.
-const MAX_LIBRARIES: usize = 512;
+pub(super) const MAX_LIBRARIES: usize = 512;
 /// Maximum size of a configuration file, in bytes, and how deep they include each other.
 const MAX_CONFIGURATION: usize = 1 << 16;
 const MAX_INCLUDES: usize = 4;
@@ -24,8 +24,10 @@ pub(super) struct Libraries {
     pub(super) defining: Option<(PathBuf, Box<Inspection>)>,
     /// How many were inspected.
     pub(super) inspected: usize,
-    /// Names of the libraries that were not found or could not be read, or exceed the limit.
+    /// Names of the libraries that were not found or could not be read.
     pub(super) missing: Vec<String>,
+    /// Names of the libraries beyond [`MAX_LIBRARIES`].
+    pub(super) skipped: Vec<String>,
 }
 
 impl Libraries {
@@ -51,7 +53,7 @@ impl Libraries {
                 if names.len() <= MAX_LIBRARIES {
                     queue.push_back((name.clone(), folders.clone()));
                 } else {
-                    libraries.missing.push(name.clone());
+                    libraries.skipped.push(name.clone());
                 }
             }
         };
@@ -171,10 +173,11 @@ fn configured(path: &Path, depth: usize, folders: &mut Vec<PathBuf>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::variable;
     use super::*;
 
     #[test]
-    fn libraries_beyond_the_limit_are_reported_as_not_inspected() {
+    fn libraries_beyond_the_limit_are_skipped_and_named() {
         let program = env::current_exe().unwrap();
         let Contents::Elf(mut inspection) = Contents::open(&program, SYMBOL).unwrap() else {
             panic!("a test is an executable");
@@ -182,9 +185,16 @@ mod tests {
         let name = |number: usize| format!("libno-such-{number:03}.so");
         inspection.needed = (0..MAX_LIBRARIES + 2).map(name).collect();
         inspection.needed.push(name(MAX_LIBRARIES));
-        let mut missing = Libraries::of(&program, &inspection).missing;
-        missing.sort();
-        assert_eq!(missing, inspection.needed[..MAX_LIBRARIES + 2]);
+        let libraries = Libraries::of(&program, &inspection);
+        assert_eq!(libraries.missing, inspection.needed[..MAX_LIBRARIES]);
+        let skipped = &inspection.needed[MAX_LIBRARIES..MAX_LIBRARIES + 2];
+        assert_eq!(libraries.skipped, skipped);
+        let finding = variable::elsewhere(false, false, &libraries);
+        let finding = serde_json::to_value(finding).unwrap();
+        let hint = finding["hint"].as_str().unwrap();
+        let expected = "Not inspected, because the limit is 512 libraries: libno-such-512.so, \
+            libno-such-513.so. If one of these";
+        assert!(hint.contains(expected), "{hint}");
     }
 
     #[test]

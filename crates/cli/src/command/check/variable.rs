@@ -7,7 +7,7 @@ use otelctx_reader::remote::module::{Machine, Module, Symbol};
 
 use super::finding::Finding;
 use super::fix;
-use super::needed::Libraries;
+use super::needed::{Libraries, MAX_LIBRARIES};
 use super::subject;
 use crate::output::text::count;
 
@@ -269,25 +269,36 @@ pub(super) fn elsewhere(uses: bool, stripped: bool, libraries: &Libraries) -> Fi
             }
         ),
     };
-    if libraries.missing.is_empty() {
+    if libraries.missing.is_empty() && libraries.skipped.is_empty() {
         return absent(format!("{own}{inspected}: its threads publish no context"));
     }
-    let missing = &libraries.missing;
-    let more = match missing.len().saturating_sub(MAX_NAMED) {
-        0 => String::new(),
-        more => format!(" and {}", count(more, "other", "others")),
-    };
-    let named = &missing[..missing.len().min(MAX_NAMED)];
-    let named = named.join(", ") + &more;
-    let finding = match uses {
+    let mut finding = match uses {
         // Else it would not start.
         true => Finding::note("defined-elsewhere", format!("{own}{inspected}")),
         false => absent(format!("{own}{inspected}")),
     };
-    finding.hint(format!(
-        "Not found here, so not inspected: {named}. If one of these defines it, check that file, \
-         or the running process."
-    ))
+    let limit = format!("Not inspected, because the limit is {MAX_LIBRARIES} libraries");
+    for (why, names) in [
+        ("Not found here, so not inspected", &libraries.missing),
+        (&limit, &libraries.skipped),
+    ] {
+        if !names.is_empty() {
+            finding = finding.hint(format!(
+                "{why}: {}. If one of these defines it, check that file, or the running process.",
+                first_of(names)
+            ));
+        }
+    }
+    finding
+}
+
+/// The first names, and the number of others.
+fn first_of(names: &[String]) -> String {
+    let more = match names.len().saturating_sub(MAX_NAMED) {
+        0 => String::new(),
+        more => format!(" and {}", count(more, "other", "others")),
+    };
+    names[..names.len().min(MAX_NAMED)].join(", ") + &more
 }
 
 /// Nothing of that name.
