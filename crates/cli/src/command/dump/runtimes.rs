@@ -26,6 +26,7 @@ use crate::error::is_gone;
 use crate::output::attributes::pairs;
 use crate::output::json::{AttributeMap, OrError};
 use crate::output::terminal::{Terminal, escape};
+use crate::output::text::count;
 
 /// The readings of runtimes, except those of threads.
 #[derive(Debug, Default)]
@@ -345,9 +346,8 @@ pub(super) fn head(runtimes: &Runtimes, terminal: &Terminal) -> String {
     }
     if runtimes.conflicts > 0 {
         let sentence = format!(
-            "{} threads have contexts from several sources with different IDs; the native record \
-             is shown",
-            runtimes.conflicts
+            "{} contexts from several sources with different IDs; the native record is shown",
+            count(runtimes.conflicts, "thread has", "threads have")
         );
         text += &terminal.sentence("  conflict  ", &sentence);
     }
@@ -418,5 +418,23 @@ fn add_frames<'f>(text: &mut String, frames: impl Iterator<Item = &'f NamedFrame
             (false, line) => format!("  {}:{line}", frame.file),
         };
         let _ = writeln!(text, "    {}{}", escape(frame.name()), escape(&place));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conflicts_are_counted_in_the_singular_and_plural() {
+        let head = |conflicts| {
+            let runtimes = Runtimes {
+                conflicts,
+                ..Runtimes::default()
+            };
+            head(&runtimes, &Terminal::with_width(None))
+        };
+        assert!(head(1).starts_with("  conflict  1 thread has contexts from "));
+        assert!(head(2).starts_with("  conflict  2 threads have contexts from "));
     }
 }
