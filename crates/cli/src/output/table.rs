@@ -27,7 +27,7 @@ const GAP: &str = "  ";
 
 /// Maximum width of a column. A longer text, which is probably an error or hostile, is shown in
 /// full and shifts the rest of its own row, but does not pad all other rows.
-const WIDEST: usize = 160;
+pub(crate) const MAX_WIDTH: usize = 160;
 
 impl<const N: usize> Table<N> {
     /// Columns as wide as their headings.
@@ -48,7 +48,7 @@ impl<const N: usize> Table<N> {
     pub(crate) fn fit(&mut self, cells: &[String; N]) {
         for (width, cell) in self.widths.iter_mut().zip(cells) {
             let wanted = cell.width();
-            if wanted <= WIDEST {
+            if wanted <= MAX_WIDTH {
                 *width = wanted.max(*width);
             }
         }
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn one_enormous_cell_does_not_pad_the_other_rows() {
         let table = Table::new([("A", Align::Left), ("B", Align::Left)]);
-        let long = "x".repeat(WIDEST + 1);
+        let long = "x".repeat(MAX_WIDTH + 1);
         let rows: [[String; 2]; 2] = [[long.clone(), "1".into()], ["y".into(), "2".into()]];
         let text = table.render(rows.into_iter(), &Terminal::with_width(None));
         assert_eq!(text, format!("  A  B\n  {long}  1\n  y  2\n"));

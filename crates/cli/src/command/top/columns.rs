@@ -3,13 +3,11 @@
 use unicode_width::UnicodeWidthStr;
 
 use super::rows::{By, Row};
-use crate::output::table::Align;
+use crate::output::table::{Align, MAX_WIDTH};
 use crate::output::terminal::{cut, escape};
 
 /// Spaces between two columns.
 const GAP: usize = 2;
-/// The widest column, where there is no limit to the line: see `output::table`.
-const MAX_WIDTH: usize = 160;
 /// Widths that texts are cut to: first, and if that is not enough.
 const PREFERRED_WIDTH: usize = 12;
 const MIN_WIDTH: usize = 8;
