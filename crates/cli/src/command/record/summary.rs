@@ -120,7 +120,7 @@ fn missing(counts: &Counts) -> Vec<String> {
     let unreadable = counts.unreadable.iter().zip(ReadStep::ALL);
     let steps = unreadable.filter(|(number, _)| **number > 0);
     let steps: Vec<_> = steps
-        .map(|(number, step)| format!("{}: {}", step.name(), grouped(*number as usize)))
+        .map(|(number, step)| format!("{step}: {}", grouped(*number as usize)))
         .collect();
     let steps = steps.join(", ");
     add(
@@ -219,8 +219,8 @@ mod tests {
         counts.missing_stacks = 7;
         counts.incomplete_steps = 8;
         counts.context_conflicts = 9;
-        let second = "  missing: 1,002 unreadable contexts (variable: 1,000, record: 2), \
-            10 skipped samples of processes that cannot be traced, 1 invalid record, \
+        let second = "  missing: 1,002 unreadable contexts (the variable could not be read: 1,000, \
+            the record could not be read: 2), 10 skipped samples of processes that cannot be traced, 1 invalid record, \
             3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
             6 truncated stacks, 7 samples without their stacks, 8 samples without a runtime's part, \
             9 samples whose native context and runtime's context differ";
