@@ -31,7 +31,7 @@ struct Recorded {
 
 pub(crate) fn run(report: &mut Report) {
     report.group("instructions");
-    if !is_installed() {
+    if !has_valgrind() {
         return report.skipped("every operation", NO_VALGRIND);
     }
     let recorded = if report.write { None } else { recorded(report) };
@@ -118,7 +118,7 @@ fn toolchain() -> String {
 
 /// Counts the instructions for doing a work once; `None` where there is no valgrind.
 pub(crate) fn count(work: &str) -> Result<Option<f64>, String> {
-    if !is_installed() {
+    if !has_valgrind() {
         return Ok(None);
     }
     let scratch = scratch::Directory::new("callgrind");
@@ -168,6 +168,6 @@ fn build() -> Result<PathBuf, String> {
     program.ok_or("cargo built no program".into())
 }
 
-fn is_installed() -> bool {
+pub(crate) fn has_valgrind() -> bool {
     Command::new("valgrind").arg("--version").output().is_ok()
 }

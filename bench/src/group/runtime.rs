@@ -6,7 +6,7 @@ use std::process::Command;
 use object::{Object, ObjectSymbol};
 
 use crate::child::Role;
-use crate::group::instructions::NO_VALGRIND;
+use crate::group::instructions;
 use crate::pair::Pair;
 use crate::row::Report;
 use crate::scratch::{self, Directory};
@@ -26,8 +26,8 @@ pub(crate) fn run(report: &mut Report) {
         Err(why) => report.failed(work, &why),
     }
     let work = "dump of 20 threads, with the toy registered";
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        return report.skipped(work, NO_VALGRIND);
+    if !instructions::has_valgrind() {
+        return report.skipped(work, instructions::NO_VALGRIND);
     }
     match dumps() {
         Ok(pair) => report.pair(work, pair, "instructions", 1.02),
