@@ -329,7 +329,7 @@ fn a_file_with_another_build_id_is_not_used() {
     }
 }
 
-/// Why a module was not looked into.
+/// Why a module was not inspected.
 #[track_caller]
 fn not_found(mut core: Core, module: &Path) -> String {
     let support = core.process.thread_support().unwrap();

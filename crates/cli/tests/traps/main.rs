@@ -56,7 +56,7 @@ struct Row {
     ps: &'static str,
     /// The exit status of `dump`, and the contexts of the threads `honest` and `liar`.
     dump: (i32, &'static str, &'static str),
-    /// What `dump` says of a module that it could not look into; `None`: this depends on the moment.
+    /// What `dump` says of a module that it could not inspect; `None`: this depends on the moment.
     module: Option<&'static str>,
     /// The exit status of `check`, and something it says.
     check: (i32, &'static str),
@@ -100,7 +100,7 @@ const fn one_thread(trap: &'static str, variable: Variable, liar: &'static str) 
     row(trap, variable, "", (1, RIGHT, liar), (1, liar))
 }
 
-/// A module that can't be looked into, and is skipped.
+/// A module that cannot be inspected, and is skipped.
 const fn module(trap: &'static str, variable: Variable, why: &'static str) -> Row {
     let whole = row(trap, variable, "", (0, RIGHT, RIGHT), (0, why));
     Row {
@@ -478,7 +478,7 @@ fn of_dump(run: &Run, target: &Target) -> [String; 2] {
     })
 }
 
-/// Why `dump` could not look into a module.
+/// Why `dump` could not inspect a module.
 fn of_module(run: &Run) -> String {
     let answer: Value = serde_json::from_str(&run.answer.stdout).unwrap_or_default();
     let module = &answer["thread_context"]["unreadable_modules"][0];
