@@ -48,7 +48,7 @@ macro_rules! id {
         impl fmt::Display for $name {
             /// Lower-case hexadecimal, as in a `traceparent` header.
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+                write_hexadecimal(&self.0, f)
             }
         }
 
@@ -122,11 +122,18 @@ impl core::error::Error for ParseIdError {}
 #[must_use]
 pub fn hexadecimal(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 * bytes.len());
-    for byte in bytes {
-        let digit = |bits| char::from_digit(u32::from(bits), 16).unwrap_or_default();
-        text.extend([digit(byte >> 4), digit(byte & 0xf)]);
-    }
+    // Writing to a string does not fail.
+    let _ = write_hexadecimal(bytes, &mut text);
     text
+}
+
+fn write_hexadecimal(bytes: &[u8], out: &mut impl fmt::Write) -> fmt::Result {
+    for byte in bytes {
+        for bits in [byte >> 4, byte & 0xf] {
+            out.write_char(char::from_digit(bits.into(), 16).unwrap_or_default())?;
+        }
+    }
+    Ok(())
 }
 
 fn parse_hex(text: &str, bytes: &mut [u8]) -> Result<(), ParseIdError> {
