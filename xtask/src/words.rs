@@ -11,98 +11,37 @@ use std::process::Command;
 use crate::report::{self, Outcome};
 use crate::workspace::root;
 
-/// Words to find, and their replacement.
-struct Rule {
-    /// Words that follow one another; `|` separates forms of one.
-    words: &'static [&'static str],
-    instead: &'static str,
-}
+/// Words that follow one another, where `|` separates forms of one, and what to write instead.
+type Rule = (&'static [&'static str], &'static str);
 
 const RULES: [Rule; 21] = [
-    Rule {
-        words: &["mend|mends|mended|mending"],
-        instead: "fix, hint (a sentence) or fixed",
-    },
-    Rule {
-        words: &["look|looks|looked|looking", "at"],
-        instead: "sample, inspect or scan",
-    },
-    Rule {
-        words: &["look|looks|looked|looking", "again"],
-        instead: "poll or retry",
-    },
-    Rule {
-        words: &["look|looks|looked|looking", "for"],
-        instead: "search",
-    },
-    Rule {
-        words: &["looks|look", "a", "second"],
-        instead: "samples per second, Hz",
-    },
-    Rule {
-        words: &["whoever"],
-        instead: "name the subject",
-    },
-    Rule {
-        words: &["so", "many"],
-        instead: "the number, or what it counts",
-    },
-    Rule {
-        words: &["those", "that"],
-        instead: "name what is meant",
-    },
-    Rule {
-        words: &["dear"],
-        instead: "slow, expensive, or a named threshold",
-    },
-    Rule {
-        words: &["patience"],
-        instead: "deadline or timeout",
-    },
-    Rule {
-        words: &["time", "out|outs"],
-        instead: "timeout",
-    },
-    Rule {
-        words: &["for", "ever"],
-        instead: "forever",
-    },
-    Rule {
-        words: &["told|heard"],
-        instead: "report, print, configure or distinguish",
-    },
-    Rule {
-        words: &["somebody|anybody|everybody"],
-        instead: "the subject",
-    },
-    Rule {
-        words: &["anew"],
-        instead: "again",
-    },
-    Rule {
-        words: &["one", "'", "s", "own"],
-        instead: "its own, or the owner",
-    },
-    Rule {
-        words: &["go|goes|gone", "through"],
-        instead: "scan, visit or search",
-    },
-    Rule {
-        words: &["let|lets|letting", "go"],
-        instead: "resume or release",
-    },
-    Rule {
-        words: &["what", "stays", "your"],
-        instead: "what it does not do",
-    },
-    Rule {
-        words: &["stand|stands", "still"],
-        instead: "stop, stay stopped or pause",
-    },
-    Rule {
-        words: &["chore|chores"],
-        instead: "task",
-    },
+    (
+        &["mend|mends|mended|mending"],
+        "fix, hint (a sentence) or fixed",
+    ),
+    (
+        &["look|looks|looked|looking", "at"],
+        "sample, inspect or scan",
+    ),
+    (&["look|looks|looked|looking", "again"], "poll or retry"),
+    (&["look|looks|looked|looking", "for"], "search"),
+    (&["looks|look", "a", "second"], "samples per second, Hz"),
+    (&["whoever"], "name the subject"),
+    (&["so", "many"], "the number, or what it counts"),
+    (&["those", "that"], "name what is meant"),
+    (&["dear"], "slow, expensive, or a named threshold"),
+    (&["patience"], "deadline or timeout"),
+    (&["time", "out|outs"], "timeout"),
+    (&["for", "ever"], "forever"),
+    (&["told|heard"], "report, print, configure or distinguish"),
+    (&["somebody|anybody|everybody"], "the subject"),
+    (&["anew"], "again"),
+    (&["one", "'", "s", "own"], "its own, or the owner"),
+    (&["go|goes|gone", "through"], "scan, visit or search"),
+    (&["let|lets|letting", "go"], "resume or release"),
+    (&["what", "stays", "your"], "what it does not do"),
+    (&["stand|stands", "still"], "stop, stay stopped or pause"),
+    (&["chore|chores"], "task"),
 ];
 
 /// Names of files and directories, without extension, that do not describe their content.
@@ -189,14 +128,14 @@ fn in_name(path: &str) -> impl Iterator<Item = String> {
 /// The forbidden words in a line, and their replacements.
 fn in_text(line: &str) -> impl Iterator<Item = (String, &'static str)> {
     let words = words(line);
-    let found = |rule: &Rule| {
-        let all = words.windows(rule.words.len());
+    let found = |(rule, instead): &Rule| {
+        let all = words.windows(rule.len());
         let matching = all.filter(|window| {
-            let mut pairs = rule.words.iter().zip(*window);
+            let mut pairs = rule.iter().zip(*window);
             pairs.all(|(forms, word)| forms.split('|').any(|form| form == word))
         });
         matching
-            .map(|window| (window.join(" "), rule.instead))
+            .map(|window| (window.join(" "), *instead))
             .collect::<Vec<_>>()
     };
     RULES.iter().flat_map(found).collect::<Vec<_>>().into_iter()
