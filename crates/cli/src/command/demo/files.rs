@@ -82,7 +82,7 @@ fn make_new() -> Result<PathBuf, Error> {
 }
 
 fn make_in(parent: &Path) -> io::Result<PathBuf> {
-    for number in 1..MAX_SUFFIX {
+    for number in 1..=MAX_SUFFIX {
         let name = match number {
             1 => DIRECTORY.to_owned(),
             number => format!("{DIRECTORY}-{number}"),
