@@ -81,7 +81,7 @@ impl<'p> Reader<'p> {
             Err(Error::Remote(remote::Error::KernelWorker { .. })) => InspectedThread::KernelWorker,
             Err(error @ Error::NotAsleep { .. }) => {
                 let name = thread.name().ok().flatten();
-                let runtimes = self.failed(&error);
+                let runtimes = self.failed(&error.to_string());
                 let result = ThreadReport::new(thread.tid(), name, Some(Err(error)));
                 InspectedThread::Read(ThreadReport { runtimes, ..result })
             }
@@ -92,11 +92,11 @@ impl<'p> Reader<'p> {
     }
 
     /// The readings for a thread that could not be read.
-    fn failed(&self, error: &Error) -> Vec<RuntimeReading> {
+    fn failed(&self, why: &str) -> Vec<RuntimeReading> {
         let readable = self.present.iter().filter(|it| it.process.is_ok());
         let failed = |present: &Present| RuntimeReading {
             name: present.name,
-            thread: Err(RuntimeError::new(error.to_string())),
+            thread: Err(RuntimeError::new(why)),
         };
         readable.map(failed).collect()
     }
@@ -130,10 +130,9 @@ impl<'p> Reader<'p> {
         let mut read = HashMap::new();
         for thread in threads {
             let tid = thread.tid();
-            if Instant::now() >= until || kept > MAX_CONTEXTS {
-                let pid = self.process.pid().unwrap_or_default();
-                let action = "read what runtimes know of all threads";
-                read.insert(tid, self.failed(&Error::Deadline { pid, action }));
+            let pid = self.process.pid().unwrap_or_default();
+            if let Some(why) = exceeded(pid, kept, until) {
+                read.insert(tid, self.failed(&why));
             } else if let InspectedThread::Read(result) = self.read(thread) {
                 kept += size(&result.runtimes);
                 read.insert(tid, result.runtimes);
@@ -145,6 +144,18 @@ impl<'p> Reader<'p> {
             read,
         }
     }
+}
+
+/// The limit that keeps another thread from being read, if any: readings of `kept` bytes are kept.
+fn exceeded(pid: i32, kept: usize, until: Instant) -> Option<String> {
+    if kept > MAX_CONTEXTS {
+        let limit = MAX_CONTEXTS >> 20;
+        return Some(format!(
+            "not read: what runtimes know of other threads takes more than {limit} MiB"
+        ));
+    }
+    let action = "read what runtimes know of all threads";
+    (Instant::now() >= until).then(|| Error::Deadline { pid, action }.to_string())
 }
 
 /// The readings of runtimes if no thread may be stopped.
@@ -423,7 +434,20 @@ fn add_frames<'f>(text: &mut String, frames: impl Iterator<Item = &'f NamedFrame
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    /// Both were called the deadline.
+    #[test]
+    fn a_thread_that_is_not_read_says_which_limit_was_exceeded() {
+        let later = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(exceeded(7, MAX_CONTEXTS, later), None);
+        let memory = exceeded(7, MAX_CONTEXTS + 1, later).unwrap();
+        assert!(memory.ends_with(" takes more than 24 MiB"), "{memory}");
+        let time = exceeded(7, 0, Instant::now()).unwrap();
+        assert!(time.contains("deadline"), "{time}");
+    }
 
     #[test]
     fn conflicts_are_counted_in_the_singular_and_plural() {
