@@ -154,11 +154,14 @@ fn busy() {
         .publish()
         .unwrap();
     ROUTE.register().unwrap();
+    let begun = Arc::new(Barrier::new(3));
     for (name, at_work) in [("at work", true), ("at leisure", false)] {
+        let has_begun = Arc::clone(&begun);
         let spin = move || {
             let (trace, span) = ids();
             let mut record = Record::new(trace, span).with(&ROUTE, "/cart");
             let attached = at_work.then(|| record.attach());
+            has_begun.wait();
             loop {
                 std::hint::spin_loop();
                 std::hint::black_box(&attached);
@@ -169,6 +172,7 @@ fn busy() {
             .spawn(spin)
             .unwrap();
     }
+    begun.wait();
     ready();
 }
 
