@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use otelctx_reader::SYMBOL;
 use otelctx_reader::remote::inspect::{Contents, Inspection};
@@ -11,6 +12,9 @@ use otelctx_reader::remote::module::Machine;
 
 /// Maximum number of libraries to inspect. A large desktop program needs some 200.
 pub(super) const MAX_LIBRARIES: usize = 512;
+/// Maximum number of names of libraries to keep, so that hostile libraries that need ever more of
+/// them take no more memory.
+const MAX_NAMES: usize = 4 * MAX_LIBRARIES;
 /// Maximum size of a configuration file, in bytes, and how deep they include each other.
 const MAX_CONFIGURATION: usize = 1 << 16;
 const MAX_INCLUDES: usize = 4;
@@ -26,7 +30,7 @@ pub(super) struct Libraries {
     pub(super) inspected: usize,
     /// Names of the libraries that were not found or could not be read.
     pub(super) missing: Vec<String>,
-    /// Names of the libraries beyond [`MAX_LIBRARIES`].
+    /// Names of the libraries beyond [`MAX_LIBRARIES`], up to [`MAX_NAMES`] in all.
     pub(super) skipped: Vec<String>,
 }
 
@@ -40,25 +44,21 @@ impl Libraries {
             return libraries;
         };
         let mut names: BTreeSet<String> = BTreeSet::new();
-        let mut queue: VecDeque<(String, Vec<PathBuf>)> = VecDeque::new();
-        let mut add = |libraries: &mut Self,
-                       queue: &mut VecDeque<_>,
-                       path: &Path,
-                       inspection: &Inspection| {
-            let folders = own_folders(path, inspection.search_path.as_deref());
+        let mut queue: VecDeque<(String, Rc<[PathBuf]>)> = VecDeque::new();
+        let mut add = |queue: &mut VecDeque<_>, path: &Path, inspection: &Inspection| {
+            let folders: Rc<[PathBuf]> =
+                own_folders(path, inspection.search_path.as_deref()).into();
             for name in &inspection.needed {
-                if !names.insert(name.clone()) {
-                    continue;
-                }
-                if names.len() <= MAX_LIBRARIES {
+                if names.len() < MAX_NAMES && names.insert(name.clone()) {
                     queue.push_back((name.clone(), folders.clone()));
-                } else {
-                    libraries.skipped.push(name.clone());
                 }
             }
         };
-        add(&mut libraries, &mut queue, path, inspection);
-        while let Some((name, folders)) = queue.pop_front() {
+        add(&mut queue, path, inspection);
+        for _ in 0..MAX_LIBRARIES {
+            let Some((name, folders)) = queue.pop_front() else {
+                break;
+            };
             let Some((path, found)) = system.find(&name, &folders, inspection.machine) else {
                 libraries.missing.push(name);
                 continue;
@@ -69,8 +69,9 @@ impl Libraries {
                 libraries.defining = Some((path, found));
                 return libraries;
             }
-            add(&mut libraries, &mut queue, &path, &found);
+            add(&mut queue, &path, &found);
         }
+        libraries.skipped = queue.into_iter().map(|(name, _)| name).collect();
         libraries
     }
 }
