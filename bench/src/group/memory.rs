@@ -80,6 +80,9 @@ fn measure(report: &mut Report, otelctx: &str) -> Result<(), String> {
     }
     let maps = kernel_maps(recorder.0.id());
     let minute = sizes.len() / 10;
+    if minute == 0 {
+        return Err("OTELCTX_SOAK_SECONDS is too short: it has to be 20 or more".into());
+    }
     let mean = |sizes: &[f64]| sizes.iter().sum::<f64>() / sizes.len() as f64;
     let (second, last) = (&sizes[minute..2 * minute], &sizes[9 * minute..]);
     let pair = Pair::of(mean(last), mean(second));
