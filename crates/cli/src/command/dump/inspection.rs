@@ -289,7 +289,7 @@ fn snapshot(
     names: Vec<(i32, OsString)>,
     snapshots: &mut Snapshots,
 ) -> Result<Readings, Error> {
-    let all: Vec<ThreadReport> = match snapshots.threads(process, variables) {
+    let mut reports: Vec<ThreadReport> = match snapshots.threads(process, variables) {
         Ok(threads) => threads.into_iter().map(of_snapshot).collect(),
         Err(otelctx_sampler::Error::Reader(error)) => return Err(error),
         Err(otelctx_sampler::Error::Remote(error)) => return Err(error.into()),
@@ -302,9 +302,8 @@ fn snapshot(
             names.into_iter().map(result).collect()
         }
     };
-    let of = all.len();
+    let of = reports.len();
     let mut kept = 0;
-    let mut reports = all;
     let whole = reports.iter().take_while(|result| {
         kept += result.size();
         kept <= MAX_CONTEXTS
