@@ -15,7 +15,7 @@ use otelctx_fixtures::{Compiler, CoreDirectory, Target};
 /// The most memory that a command may use, in KiB.
 const MEMORY: i64 = 64 << 10;
 /// Mappings and segments that a core may have.
-const MOST: u64 = 1 << 19;
+const MAX_SEGMENTS: u64 = 1 << 19;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 const NT_FILE: u32 = 0x4649_4c45;
@@ -68,13 +68,13 @@ fn as_many_files_and_segments_as_there_may_be() {
     let mut out = BufWriter::new(File::create(&path).unwrap());
     let mut write = |bytes: &[u8]| out.write_all(bytes).unwrap();
     // The number of program headers is in the section header behind them.
-    let headers_end = 64 + 56 * MOST;
+    let headers_end = 64 + 56 * MAX_SEGMENTS;
     write(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
     write(&[[4, 0, 62, 0], [1, 0, 0, 0]].concat());
     write(&words(&[0, 64, headers_end]));
     write(&[0; 4]);
     write(&[64, 56, 0xffff, 0, 0, 0].map(u16::to_le_bytes).concat());
-    let files = MOST - 1;
+    let files = MAX_SEGMENTS - 1;
     let contents = 16 + 24 * files + 8 * files;
     write(&header(PT_NOTE, 0, [headers_end + 64, 0, 20 + contents]));
     let range = |file: u64| [file << 16, (file << 16) + 0x1000];
@@ -82,7 +82,7 @@ fn as_many_files_and_segments_as_there_may_be() {
         write(&header(PT_LOAD, 6, [0, range(file)[0], 0x1000]));
     }
     let mut section = [0; 64];
-    section[44..48].copy_from_slice(&(MOST as u32).to_le_bytes());
+    section[44..48].copy_from_slice(&(MAX_SEGMENTS as u32).to_le_bytes());
     write(&section);
     write(&[5, contents as u32, NT_FILE].map(u32::to_le_bytes).concat());
     write(b"CORE\0\0\0\0");

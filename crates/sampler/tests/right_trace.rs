@@ -15,7 +15,7 @@ use otelctx_sampler::sample::{Catalog, Found};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 const TIME: Duration = Duration::from_millis(500);
-/// How often is looked, and how many samples are enough. A busy machine gives the program less
+/// The frequency, and how many samples are enough. A busy machine gives the program less
 /// time: then it is sampled for longer.
 fn measure(without_ebpf: bool) -> (u32, usize) {
     match (is_emulated(), without_ebpf) {

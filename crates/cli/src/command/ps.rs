@@ -143,7 +143,7 @@ fn inspect_all(
     runtimes: &Runtimes,
 ) -> io::Result<()> {
     let modules = FileCache::default();
-    let looked = stop::on_own_thread(|| {
+    let inspected = stop::on_own_thread(|| {
         for &pid in pids {
             worker.begin(pid);
             match unless_ended(pid, || inspect(pid, arguments, runtimes, modules.clone())) {
@@ -160,7 +160,7 @@ fn inspect_all(
         }
         Ok(())
     });
-    looked.map_err(io::Error::other)?
+    inspected.map_err(io::Error::other)?
 }
 
 /// `None` if the process publishes nothing.

@@ -75,7 +75,7 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
             Err(ReaderError::Deadline { .. }) => {
                 findings.push(partial(&deadline.none_read(&process)));
             }
-            looked => looked?,
+            result => result?,
         }
     }
     match process.runtimes() {
@@ -237,15 +237,15 @@ fn definition(variable: &TlsVariable, inspection: Result<Inspection, String>) ->
 fn inspect(process: &Process, name: &OsStr, deadline: &Deadline) -> Result<Inspection, String> {
     let target = process.running().map_err(|error| error.to_string())?;
     let mut found = None;
-    let looked = target.file_mappings(until(deadline), &mut |mapping| {
+    let scan = target.file_mappings(until(deadline), &mut |mapping| {
         let is_it = mapping.permissions.execute && mapping.name == name.as_bytes();
         if is_it && found.is_none() {
             let range = (mapping.start, mapping.end);
             found = Some(target.mapped_file(range, mapping.name, mapping.device, mapping.inode));
         }
     });
-    let looked = looked.map_err(|error| error.to_string())?;
-    if looked != Scan::Complete(()) || deadline.has_passed() {
+    let scan = scan.map_err(|error| error.to_string())?;
+    if scan != Scan::Complete(()) || deadline.has_passed() {
         return Err("the deadline passed before".to_owned());
     }
     match found {
@@ -270,7 +270,7 @@ fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString
         action: "inspect its files",
     };
     let mut files: Vec<(Vec<u8>, Option<File>)> = Vec::new();
-    let looked = target.file_mappings(until(deadline), &mut |mapping| {
+    let scan = target.file_mappings(until(deadline), &mut |mapping| {
         let new = mapping.permissions.execute
             && files.len() < MAX_FILES
             && !files.iter().any(|(name, _)| name == mapping.name);
@@ -280,7 +280,7 @@ fn other_thing(process: &Process, deadline: &Deadline) -> Result<Option<OsString
             files.push((mapping.name.to_vec(), file));
         }
     })?;
-    if looked != Scan::Complete(()) {
+    if scan != Scan::Complete(()) {
         return Err(late());
     }
     for (name, file) in files {

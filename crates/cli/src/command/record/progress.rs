@@ -10,7 +10,7 @@ use crate::output::terminal::{columns, cut};
 use crate::output::text::grouped;
 
 /// How often the line is updated.
-const EVERY: Duration = Duration::from_millis(250);
+const UPDATE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The line; empty if standard error is not a terminal.
 pub(super) struct Progress {
@@ -37,7 +37,7 @@ impl Progress {
         if !self.shown || now < self.next {
             return;
         }
-        self.next = now + EVERY;
+        self.next = now + UPDATE_INTERVAL;
         let mut line = line(now - self.start, self.duration, counts);
         // Only the last row of a wrapped line would be overwritten. The width may change any time.
         if let Some(width) = columns(io::stderr().as_fd()) {

@@ -16,10 +16,10 @@ use crate::error::Error;
 use crate::interrupt;
 use crate::output::terminal::Terminal;
 
-/// The first view comes sooner than the others.
-const FIRST: Duration = Duration::from_millis(250);
+/// Time until the first view, unless the interval is shorter.
+const FIRST_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of frames shown of a stack.
-const FRAMES: usize = 12;
+const MAX_FRAMES: usize = 12;
 
 /// Shows the view until the user quits or the targets have ended.
 pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
@@ -27,7 +27,7 @@ pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
     let mut state = State::new(plan.by.clone(), String::new());
     let mut names = Names::new();
     let mut screen = Screen::enter().map_err(Error::Output)?;
-    let mut next = Instant::now() + FIRST.min(plan.interval);
+    let mut next = Instant::now() + FIRST_INTERVAL.min(plan.interval);
     let mut shown = shown(feed, plan, &mut state, &mut names);
     loop {
         let mut changed = screen.job_control().map_err(Error::Output)?;
@@ -69,7 +69,7 @@ pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
                                 state.paused = !state.paused;
                                 if !state.paused {
                                     feed.restart();
-                                    next = Instant::now() + FIRST.min(plan.interval);
+                                    next = Instant::now() + FIRST_INTERVAL.min(plan.interval);
                                 }
                             }
                             Action::Show => {}
@@ -130,7 +130,7 @@ fn shown(feed: &Feed<'_>, plan: &Plan, state: &mut State, names: &mut Names) -> 
     let chosen = state.at.filter(|_| state.details);
     let stack = chosen.and_then(|at| {
         let (stacks, samples) = rows.get(at)?.stacks.first()?;
-        let frames = names.frames(&feed.catalog, stacks, FRAMES);
+        let frames = names.frames(&feed.catalog, stacks, MAX_FRAMES);
         (!frames.is_empty()).then_some((frames, *samples))
     });
     let attached = window
