@@ -84,6 +84,11 @@ impl Stat {
         state.unwrap_or('?')
     }
 
+    /// The ID of the process's parent.
+    pub(crate) fn parent(&self) -> Option<u64> {
+        self.number(4)
+    }
+
     /// `PF_…` of include/linux/sched.h.
     pub(super) fn flags(&self) -> Option<u64> {
         self.number(9)

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::libc::{self, c_int, c_void};
 
+use crate::Process;
+
 /// Number of polls without a delay: a sleeping thread stops within about 20 µs.
 const SPINS: u32 = 100;
 /// The first and the longest delay between later polls.
@@ -105,13 +107,8 @@ fn wait(tid: i32, flags: c_int) -> Result<Option<(c_int, c_int)>, Errno> {
 }
 
 fn is_own_child(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The parent is the second field after the name, which may contain anything.
-    let parent = stat
-        .rsplit(')')
-        .next()
-        .and_then(|rest| rest.split_whitespace().nth(1));
-    parent.and_then(|parent| parent.parse().ok()) == Some(std::process::id())
+    let stat = Process::open(pid).and_then(|process| process.stat());
+    stat.is_ok_and(|stat| stat.parent() == Some(u64::from(std::process::id())))
 }
 
 /// Waits until thread `tid` of process `pid` has stopped, or until `deadline`.
