@@ -1,17 +1,18 @@
 //! The library that the kernel maps into each process (vdso(7)). It is the same in all processes of
 //! one architecture, so names are read from this process's own.
 
-use std::fs::File;
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 
 use otelctx_profile::{Function, SymbolQuery};
+use otelctx_remote::{Memory, Process};
 
 use crate::copy::{Copy, nameless};
 
 /// The name of its mapping.
 const NAME: &str = "[vdso]";
 /// Maximum size, in bytes. It has a few pages.
-const LARGEST: u64 = 1 << 20;
+const MAX_SIZE: usize = 1 << 20;
 
 /// The functions at addresses of a process's vdso; `None` if it is not mapped there.
 pub(crate) fn functions(query: SymbolQuery<'_>, addresses: &[u64]) -> Option<Vec<Vec<Function>>> {
@@ -31,14 +32,20 @@ pub(crate) fn functions(query: SymbolQuery<'_>, addresses: &[u64]) -> Option<Vec
 
 /// The vDSO of this process.
 fn own() -> Option<Vec<u8>> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let line = maps.lines().find(|line| line.ends_with(NAME))?;
-    let (start, end) = line.split_once(' ')?.0.split_once('-')?;
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    let (start, end) = (number(start)?, number(end)?);
-    let size = end.checked_sub(start).filter(|size| *size <= LARGEST)?;
-    let mut image = vec![0; usize::try_from(size).ok()?];
-    let memory = File::open("/proc/self/mem").ok()?;
-    memory.read_exact_at(&mut image, start).ok()?;
+    let process = Process::open(i32::try_from(std::process::id()).ok()?).ok()?;
+    let mut range = None;
+    process
+        .mappings(&mut |mapping| {
+            if mapping.name != NAME.as_bytes() {
+                return ControlFlow::Continue(());
+            }
+            range = Some((mapping.start, mapping.end));
+            ControlFlow::Break(())
+        })
+        .ok()?;
+    let (start, end) = range?;
+    let size = usize::try_from(end.checked_sub(start)?).ok();
+    let mut image = vec![0; size.filter(|size| *size <= MAX_SIZE)?];
+    process.memory().ok()?.read(start, &mut image).ok()?;
     Some(image)
 }
