@@ -133,18 +133,16 @@ impl Target {
     }
 
     /// Updates the CPU time of its threads, and adds the running ones that are owed a sample.
-    /// Returns the number of samples that are lost.
+    /// Returns the number of samples that are lost. If the threads cannot be listed, their CPU time
+    /// counts at the next call.
     pub(super) fn note_run_times(
         &mut self,
         period: u64,
         due: &mut Vec<Due>,
         ended: &mut Ended,
-    ) -> u64 {
+    ) -> Result<u64, Error> {
         let pid = self.process.pid();
-        // If the threads cannot be listed, their CPU time counts at the next tick.
-        let Ok(threads) = self.process.thread_ids() else {
-            return 0;
-        };
+        let threads = self.process.thread_ids()?;
         let mut lost = 0;
         for &tid in &threads {
             let Some(run_time) = self.process.thread_cpu_time(tid) else {
@@ -176,7 +174,7 @@ impl Target {
                 is_alive
             });
         }
-        lost
+        Ok(lost)
     }
 
     /// Opens the memory if necessary, or if the process has executed another program. Returns true

@@ -29,6 +29,11 @@ const LATE_INTERVAL: Duration = Duration::from_millis(1);
 /// owed, and are eventually lost.
 const TICK_BUDGET: Duration = Duration::from_millis(50);
 
+/// Number of samples that count as lost if processes or threads cannot be read, for example because
+/// no descriptors are left. How long they run is unknown: at least the count says that samples are
+/// missing.
+const UNKNOWN_LOSS: u64 = 1;
+
 /// A message from the worker to the recorder.
 pub(super) enum Message {
     /// A sample.
@@ -150,9 +155,14 @@ impl Worker {
         let mut due = Vec::new();
         let mut lost = 0;
         for target in self.targets.values_mut() {
-            match target.is_traceable() {
-                true => lost += target.note_run_times(self.period, &mut due, &mut self.ended),
-                false => drop(target.survey(&mut self.skipped, &mut self.ended)),
+            if target.is_traceable() {
+                lost += match target.note_run_times(self.period, &mut due, &mut self.ended) {
+                    Ok(lost) => lost,
+                    Err(remote::Error::NoSuchProcess { .. }) => 0,
+                    Err(_) => UNKNOWN_LOSS,
+                };
+            } else {
+                target.survey(&mut self.skipped, &mut self.ended);
             }
             target.close(&mut self.ended);
         }
@@ -167,7 +177,8 @@ impl Worker {
             if self.shared.stop.load(Ordering::Relaxed) {
                 break;
             }
-            lost += target.note_run_times(self.period, &mut due, &mut self.ended);
+            let noted = target.note_run_times(self.period, &mut due, &mut self.ended);
+            lost += noted.unwrap_or(0);
         }
         self.count_lost(lost);
         // A thread that has just run most likely still has a CPU, and stops at once. A thread that
@@ -273,9 +284,7 @@ impl Worker {
                 Err(_) => is_complete = false,
             }
         }
-        // No descriptors are left, for example. How long those processes run is unknown: at least
-        // the count says that samples are missing.
-        self.count_lost(u64::from(!is_complete));
+        self.count_lost(if is_complete { 0 } else { UNKNOWN_LOSS });
         self.count_skipped();
         let targets = self.targets.len();
         self.shared.targets.store(targets, Ordering::Relaxed);

@@ -209,6 +209,8 @@ fn only_a_process_that_does_not_exist_has_ended() {
         refuse(libc::SYS_openat, 2, libc::O_CLOEXEC as u32, libc::EMFILE);
         worker.survey();
         assert_eq!((worker.targets.len(), lost()), (1, 1));
+        worker.close();
+        assert_eq!(lost(), 1);
         assert!(messages.try_recv().is_err());
         assert_eq!((process.exists(), process.has_ended()), (true, false));
     });
