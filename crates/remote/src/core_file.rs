@@ -74,8 +74,7 @@ impl fmt::Display for Missing {
             Missing::CutShort { length, expected } => write!(
                 f,
                 "the core file is truncated: it has {length} of {expected} bytes (see RLIMIT_CORE \
-                 in \
-                 core(5), and the disk's free space)"
+                 in core(5), and the disk's free space)"
             ),
             Missing::Notes => write!(
                 f,
@@ -85,8 +84,8 @@ impl fmt::Display for Missing {
             Missing::FileNames => write!(
                 f,
                 "the core file does not name all files that were mapped (its NT_FILE note is \
-                 missing or \
-                 unreadable): files without a name are not searched for thread-local variables"
+                 missing or unreadable): files without a name are not searched for thread-local \
+                 variables"
             ),
         }
     }

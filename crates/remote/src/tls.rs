@@ -208,7 +208,8 @@ fn variable(
         (None, Some((_, None)), Some(CLibrary::Glibc)) => {
             return Err(
                 "its storage is dynamic, and a thread's block cannot be distinguished from that \
-                 of a library closed before: the module list of glibc's dynamic linker cannot be read; before glibc 2.34, this needs a loaded libpthread.so.0 with its .symtab",
+                 of a library closed before: the module list of glibc's dynamic linker cannot be \
+                 read; before glibc 2.34, this needs a loaded libpthread.so.0 with its .symtab",
             );
         }
         (None, Some((id, generation)), Some(library)) => Place::Dynamic {

@@ -191,7 +191,8 @@ impl fmt::Display for Refusal {
             }
             Self::Forbidden => f.write_str(
                 "eBPF is denied despite the capabilities, by a seccomp filter, a user namespace \
-                 or a security module: run outside the container, or start it with `docker run --privileged --pid=host`",
+                 or a security module: run outside the container, or start it with \
+                 `docker run --privileged --pid=host`",
             ),
             Self::LockedMemory => f.write_str(
                 "before Linux 5.11, eBPF needs locked memory, which is limited here: `ulimit -l \

@@ -107,9 +107,8 @@ impl fmt::Display for PublishError {
             Self::Invisible { memfd, naming } => write!(
                 f,
                 "the process context was not published, because no reader could find it: \
-                 memfd_create: {}; \
-                 prctl(PR_SET_VMA_ANON_NAME): {}. Allow memfd_create, or prctl on a kernel with \
-                 CONFIG_ANON_VMA_NAME",
+                 memfd_create: {}; prctl(PR_SET_VMA_ANON_NAME): {}. Allow memfd_create, \
+                 or prctl on a kernel with CONFIG_ANON_VMA_NAME",
                 reason(memfd),
                 reason(naming)
             ),
