@@ -17,7 +17,7 @@ use otelctx_reader::{Options, Process};
 use otelctx_remote::{CoreFile, Memory, Target};
 
 /// Limit on threads and mappings that are read; more would run the same code.
-const MOST: usize = 64;
+const MAX_READ: usize = 64;
 /// No file of this machine is taken for one that was mapped.
 const NOWHERE: &str = "/proc/self/nowhere";
 
@@ -71,7 +71,12 @@ fn inspect(core: CoreFile) {
     let mut core = Process::of_target(core, options);
     let context = core.context().expect("cores can be read");
     assert_eq!(core.context().expect("it could be"), context);
-    for thread in core.threads().expect("cores can be read").iter().take(MOST) {
+    for thread in core
+        .threads()
+        .expect("cores can be read")
+        .iter()
+        .take(MAX_READ)
+    {
         let outcome = thread.context().ok();
         assert_eq!(thread.context().ok(), outcome);
     }
@@ -82,7 +87,7 @@ fn starts(core: &CoreFile) -> Vec<u64> {
     let mut starts = Vec::new();
     let walk = core.mappings(&mut |mapping| {
         starts.push(mapping.start);
-        match starts.len() < MOST {
+        match starts.len() < MAX_READ {
             true => ControlFlow::Continue(()),
             false => ControlFlow::Break(()),
         }

@@ -352,7 +352,7 @@ fn relaxed(elf: &Elf<'_>, module: &Module) -> Result<Relaxed, ElfError> {
     if offset.is_none() && slots.is_empty() {
         return Ok(all);
     }
-    let overlap = module.machine.longest_trace() as u64 - 1;
+    let overlap = module.machine.max_sequence() as u64 - 1;
     let mut left = MAX_CODE;
     let mut code = Vec::new();
     for load in elf.loads.iter().filter(|load| load.executable) {

@@ -13,8 +13,8 @@ use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Whatever is to happen has happened by then, on the slowest machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The most frames that are kept.
-const MOST: usize = 127;
+/// Maximum number of frames that are kept.
+const MAX_FRAMES: usize = 127;
 /// Neither function of `spin.c` has more bytes, and each begins where that many would end.
 const FUNCTION: u64 = 256;
 /// Frames of 24 bytes.
@@ -64,12 +64,12 @@ fn every_frame_is_there_however_far_it_is_from_the_next() {
         (20, 500),
         (20, 1500),
         (20, 5000),
-        (MOST - 10, 0),
-        (MOST + 20, 0),
-        (MOST + 20, 100),
+        (MAX_FRAMES - 10, 0),
+        (MAX_FRAMES + 20, 0),
+        (MAX_FRAMES + 20, 100),
     ];
     if cfg!(target_arch = "x86_64") {
-        ways.push((MOST - 10, ODD));
+        ways.push((MAX_FRAMES - 10, ODD));
     }
     for (depth, frame) in ways {
         let what = format!("{depth} calls, {frame} bytes");
@@ -86,14 +86,14 @@ fn every_frame_is_there_however_far_it_is_from_the_next() {
         };
         let counts = sample(&target, &what, |stack| {
             let calls = stack.iter().take_while(|it| is_in(**it, places[0])).count();
-            assert_eq!(calls, depth.min(MOST), "{what}: {stack:x?}");
-            if depth < MOST {
+            assert_eq!(calls, depth.min(MAX_FRAMES), "{what}: {stack:x?}");
+            if depth < MAX_FRAMES {
                 assert!(is_in(stack[depth], places[1]), "{what}: {stack:x?}");
             }
         });
         let Some(counts) = counts else { return };
         // Behind the others may be whatever the C library has in the register.
-        if depth >= MOST {
+        if depth >= MAX_FRAMES {
             assert!(counts.truncated_stacks > 0, "{what}: {counts:?}");
         }
         assert_eq!(counts.missing_stacks, 0, "{what}: {counts:?}");
@@ -111,7 +111,7 @@ fn a_stack_ends_where_its_frames_lead_nowhere() {
         let target = Target::spawn(Command::new(&program).arg(&what));
         let mut expected = vec![1, 2, 3];
         if last == 1 {
-            expected.resize(MOST - 1, 3);
+            expected.resize(MAX_FRAMES - 1, 3);
         }
         let counts = sample(&target, &what, |stack| {
             assert_eq!(stack[1..], expected, "{what}");

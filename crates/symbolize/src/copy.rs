@@ -13,12 +13,12 @@ use object::endian::Endianness;
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Object, ObjectSection, ObjectSegment, ReadCache};
 
-/// Maximum size of a file, in bytes: 4 GiB.
-const LARGEST: u64 = 4 << 30;
+/// Maximum number of bytes copied of a file: 4 GiB.
+const MAX_COPIED: u64 = 4 << 30;
 /// Number of bytes at the start of a file that are always copied: its headers.
 const HEAD: u64 = 1 << 16;
 /// Maximum size of the section of section names, in bytes.
-const LARGEST_NAMES: u64 = 1 << 20;
+const MAX_NAMES: u64 = 1 << 20;
 
 /// Sections that refer to another file, which the target chooses and which must not be opened; and
 /// a section with an unknown compression, which would prevent the others from being decoded.
@@ -52,7 +52,7 @@ impl Copy {
         let mut take = |offset: u64, length: u64| {
             let length = length.min(size.saturating_sub(offset));
             copied += length;
-            if copied > LARGEST {
+            if copied > MAX_COPIED {
                 return Err(io::Error::from(io::ErrorKind::FileTooLarge));
             }
             let (mut from, mut to) = (original, &file);
@@ -112,7 +112,7 @@ impl Copy {
 
     /// Renames the sections of [`HIDDEN`], so that no decoder finds them.
     fn hide(&self, offset: u64, size: u64) -> io::Result<()> {
-        let size = size.min(LARGEST_NAMES);
+        let size = size.min(MAX_NAMES);
         let mut names = vec![0; usize::try_from(size).unwrap_or(0)];
         self.file.read_exact_at(&mut names, offset)?;
         for link in HIDDEN {

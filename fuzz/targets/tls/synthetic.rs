@@ -37,8 +37,9 @@ pub const REPEATED: u8 = b'R';
 pub const FILES: usize = 8;
 /// Limit on threads that are resolved.
 const THREADS: usize = 8;
-/// Bytes of a file, holes included, and of repeated memory: more than glibc's libc.so has.
-const LARGEST: u32 = 4 << 20;
+/// Maximum size of a file, including holes, and of repeated memory, in bytes: more than glibc's
+/// libc.so has.
+const MAX_SIZE: u32 = 4 << 20;
 
 /// Files that cost no disk.
 static POOL: LazyLock<[File; FILES]> = LazyLock::new(|| {
@@ -93,7 +94,7 @@ impl Synthetic {
                 let number = usize::from(number);
                 let offset = u32::from_le_bytes(take(&mut rest)?);
                 let file = POOL.get(number)?;
-                if offset.checked_add(u32::try_from(rest.len()).ok()?)? > LARGEST {
+                if offset.checked_add(u32::try_from(rest.len()).ok()?)? > MAX_SIZE {
                     return None;
                 }
                 if !std::mem::replace(&mut self.given[number], true) {
@@ -108,7 +109,7 @@ impl Synthetic {
             }
             REPEATED => {
                 let address = u64::from_le_bytes(take(&mut rest)?);
-                let length = u32::from_le_bytes(take(&mut rest)?).min(LARGEST);
+                let length = u32::from_le_bytes(take(&mut rest)?).min(MAX_SIZE);
                 let bytes: Vec<u8> = rest.iter().copied().cycle().take(length as usize).collect();
                 self.memory.map(address, bytes);
             }

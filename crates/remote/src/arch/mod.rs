@@ -116,8 +116,8 @@ impl Machine {
         }
     }
 
-    /// Bytes of the longest trace that [`Self::find_relaxed`] searches for.
-    pub(crate) fn longest_trace(self) -> usize {
+    /// Length of the longest code sequence that [`Self::find_relaxed`] searches for, in bytes.
+    pub(crate) fn max_sequence(self) -> usize {
         match self {
             Machine::Aarch64 => aarch64::relaxation::MAX_SEQUENCE,
             _ => x86_64::relaxation::MAX_SEQUENCE,

@@ -30,9 +30,10 @@ const MAX_CONFIGURATIONS: u32 = 4096;
 
 /// Bytes that a sample takes in the ring: its head, and space for a record and a stack.
 const SAMPLE_SIZE: u64 = 1744;
-/// The ring holds the events of one second: the recorder may have to wait for a CPU.
-const SMALLEST_RING: u64 = 1 << 20;
-const LARGEST_RING: u64 = 64 << 20;
+/// Limits of the size of the ring, in bytes. It holds the events of one second: the recorder may have
+/// to wait for a CPU.
+const MIN_RING: u64 = 1 << 20;
+const MAX_RING: u64 = 64 << 20;
 
 /// The loaded programs and their maps.
 pub(super) struct Loaded {
@@ -63,7 +64,7 @@ impl Loaded {
         Refusal::type_information()?;
         let cpus = online_cpus()?;
         let rate = u64::from(options.frequency) * cpus.len() as u64 * SAMPLE_SIZE;
-        let ring = rate.next_power_of_two().clamp(SMALLEST_RING, LARGEST_RING);
+        let ring = rate.next_power_of_two().clamp(MIN_RING, MAX_RING);
         let ring = options.ring.unwrap_or(ring as u32);
         let object = options.kernel_object.map_or(OBJECT, |object| object.0);
         // The kernel allocates the memory immediately.
