@@ -263,8 +263,8 @@ impl<'p> Thread<'p> {
             }
         };
         let process = self.process.running()?;
-        // The registers are read after it: until then, the process cannot have executed another
-        // program.
+        // The registers are read after it, which fails if the process has executed another program
+        // meanwhile. One that it executed before the stop is noticed by `modules_unchanged`.
         let read = || ahead.read(process);
         Ok(Stopped::stop_then(process, self.tid, timeout, read)?)
     }
