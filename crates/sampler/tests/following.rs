@@ -13,7 +13,7 @@ use otelctx_fixtures::sampled::Sampled;
 use otelctx_sampler::sample::{Catalog, Found, Frame, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
-/// Whatever is to happen has happened by then, on the slowest machine.
+/// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Recording {

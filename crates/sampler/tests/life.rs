@@ -11,7 +11,7 @@ use otelctx_reader::remote::Error as RemoteError;
 use otelctx_sampler::sample::{Catalog, Sample};
 use otelctx_sampler::{Error, INTERVAL, Method, Options, Sampler, Targets};
 
-/// Whatever is to happen has happened by then, on the slowest machine.
+/// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Of a processor, as many as a tick of the kernel's clock takes.

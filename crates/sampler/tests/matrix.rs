@@ -14,7 +14,7 @@ use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Programs that run at the same time.
 const BATCH: usize = 8;
-/// A batch of programs has been sampled by then, also in an emulated machine.
+/// Long enough to sample a batch of programs, even in an emulated machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[test]

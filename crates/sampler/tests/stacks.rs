@@ -11,7 +11,7 @@ use otelctx_fixtures::sampled::Sampled;
 use otelctx_sampler::sample::{Catalog, Counts, Frame, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
-/// Whatever is to happen has happened by then, on the slowest machine.
+/// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of frames that are kept.
 const MAX_FRAMES: usize = 127;

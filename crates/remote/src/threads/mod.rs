@@ -13,7 +13,7 @@ mod pointers;
 mod scan;
 mod sleep;
 
-pub use batch::{Batch, MemoryRange};
+pub use batch::{Batch, MemoryRange, NotedMemory};
 pub use call::Call;
 pub use lists::ThreadLists;
 pub use pointers::{ThreadPointer, ThreadPointers};
