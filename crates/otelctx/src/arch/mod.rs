@@ -21,7 +21,7 @@ mod tls;
 pub(crate) use hex::hex;
 pub(crate) use tls::{slot, state, OBSERVED};
 
-/// Defines, in the zero-initialised thread-local section:
+/// Defines, in the zero-initialized thread-local section:
 ///
 /// - `otel_thread_ctx_v1`, weak, so that several copies of this crate, or this crate and another
 ///   publisher, can be linked into one program and share it;

@@ -311,7 +311,7 @@ impl Published {
     /// Withdraws the context, as dropping does, and reports errors.
     ///
     /// # Errors
-    /// If the mapping cannot be removed. Readers still recognise it as empty.
+    /// If the mapping cannot be removed. Readers still recognize it as empty.
     #[doc(alias("otel_process_ctx_drop", "otel_process_ctx_drop_current"))]
     pub fn unpublish(self) -> Result<(), PublishError> {
         let id = self.id;

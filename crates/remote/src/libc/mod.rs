@@ -46,7 +46,7 @@ impl FileFacts {
         is_static: bool,
     ) -> Result<Self, ElfError> {
         let mut facts = Self {
-            library: CLibrary::recognise(elf, soname)?,
+            library: CLibrary::recognize(elf, soname)?,
             ..Self::default()
         };
         match soname {
@@ -90,7 +90,7 @@ impl CLibrary {
     /// Recognizes glibc by its SONAME, and musl by a function that its dynamic linker looks up in
     /// itself: musl has no SONAME unless a distribution sets one, and other C libraries (bionic,
     /// through libhybris next to glibc) have the same SONAME.
-    pub(crate) fn recognise(
+    pub(crate) fn recognize(
         elf: &Elf<'_>,
         soname: Option<&[u8]>,
     ) -> Result<Option<Self>, ElfError> {

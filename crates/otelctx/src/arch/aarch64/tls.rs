@@ -1,6 +1,6 @@
 //! TLSDESC on aarch64.
 //!
-//! Linkers recognise exactly this sequence (ELF for the Arm 64-bit Architecture, "Thread Local
+//! Linkers recognize exactly this sequence (ELF for the Arm 64-bit Architecture, "Thread Local
 //! Storage") and relax it to initial-exec or local-exec in executables.
 
 use crate::thread::State;

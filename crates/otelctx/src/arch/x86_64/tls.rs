@@ -1,6 +1,6 @@
 //! TLSDESC on x86-64.
 //!
-//! Linkers recognise exactly this sequence ("ELF Handling For Thread-Local Storage", x86-64
+//! Linkers recognize exactly this sequence ("ELF Handling For Thread-Local Storage", x86-64
 //! TLSDESC) and relax it to initial-exec or local-exec in executables.
 
 use crate::thread::State;

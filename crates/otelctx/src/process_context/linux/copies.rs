@@ -104,7 +104,7 @@ extern "C" fn withdraw(adopt: unsafe extern "C" fn(*const Name, usize) -> bool) 
     // SAFETY: the names of this copy are never freed.
     let adopted = owner.publication().is_none() || unsafe { adopt(names.as_ptr(), names.len()) };
     if adopted {
-        // If this fails, the mapping stays, but readers recognise it as empty.
+        // If this fails, the mapping stays, but readers recognize it as empty.
         let _ = owner.make_way();
     }
     adopted
