@@ -124,15 +124,14 @@ impl Row {
         if self.unreadable.is_some() {
             return Ok(());
         }
-        let present = process.runtimes()?;
         let mut with_trace = 0;
-        let partial = deadline.threads(process, |thread| {
+        let mut count = |thread: &Thread<'_>, present: &[Present]| {
             let (outcome, stop) = match present.is_empty() {
                 true => {
                     let reading = read_thread(thread);
                     (reading.outcome, reading.stop)
                 }
-                false => of_all_sources(thread, &present),
+                false => of_all_sources(thread, present),
             };
             match outcome {
                 Ok(Found::Invalid) => ThreadOutcome::Invalid {
@@ -146,7 +145,10 @@ impl Row {
                 }
                 Err(error) => ThreadOutcome::of(&error, thread),
             }
-        });
+        };
+        let partial = process
+            .runtimes()
+            .and_then(|present| deadline.threads(process, |thread| count(thread, &present)));
         let partial = match partial {
             Err(Error::Deadline { .. }) => Some(deadline.none_read(process)),
             partial => partial?.1,
@@ -228,4 +230,52 @@ fn object(present: &[Present]) -> serde_json::Map<String, serde_json::Value> {
 
 fn comm(process: &Process) -> Result<String, Error> {
     Ok(process.comm()?.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use otelctx_reader::Options;
+    use otelctx_reader::remote::{Modules, Target};
+    use otelctx_reader::runtime::{Runtime, RuntimeError, RuntimeProcess, Runtimes};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Absent;
+
+    impl Runtime for Absent {
+        fn name(&self) -> &'static str {
+            "absent"
+        }
+
+        fn is_candidate(&self, _: &[u8]) -> bool {
+            true
+        }
+
+        fn probe(
+            &self,
+            _: &dyn Target,
+            _: &Modules,
+        ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError> {
+            Ok(None)
+        }
+    }
+
+    /// The row was replaced by an error.
+    #[test]
+    fn a_deadline_that_passes_before_runtimes_are_known_leaves_the_row() {
+        let mut options = Options::default();
+        options.runtimes = Runtimes::new(vec![Arc::new(Absent)]);
+        options.deadline = Some(Instant::now());
+        let pid = nix::unistd::getpid().as_raw();
+        let mut process = Process::with_options(pid, options).unwrap();
+        let mut row = Row::default();
+        let deadline = Deadline::after(Duration::ZERO);
+        row.count_traces(&mut process, &deadline).unwrap();
+        assert_eq!(row.threads_with_trace, Some(0));
+        assert_eq!(row.partial.unwrap().read, 0);
+    }
 }
