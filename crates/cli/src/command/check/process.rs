@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use otelctx_reader::format::Schema;
@@ -28,7 +29,7 @@ use crate::command::ids::process_of;
 use crate::command::partial::{Partial, ThreadOutcome};
 use crate::command::retry::read_thread;
 use crate::command::runtimes::sentence;
-use crate::error::Error;
+use crate::error::{Error, MORE_TIME};
 use crate::output::text::{self, count};
 
 /// Maximum number of files to inspect for the reason why none has the variable.
@@ -78,11 +79,7 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
             result => result?,
         }
     }
-    match process.runtimes() {
-        Ok(present) => findings.extend(present.iter().map(runtime)),
-        Err(ReaderError::Deadline { .. }) => {}
-        Err(error) => return Err(error.into()),
-    }
+    findings.extend(runtimes_of(process.runtimes())?);
     let lossy = |text: &OsStr| text.to_string_lossy().into_owned();
     let subject = Subject::Process {
         pid,
@@ -126,6 +123,17 @@ fn check_threads(
         }
     }
     Ok(())
+}
+
+/// The findings about language runtimes.
+fn runtimes_of(present: Result<Arc<[Present]>, ReaderError>) -> Result<Vec<Finding>, ReaderError> {
+    match present {
+        Ok(present) => Ok(present.iter().map(runtime).collect()),
+        Err(error @ ReaderError::Deadline { .. }) => Ok(vec![
+            Finding::note("runtime", error.to_string()).hint(MORE_TIME),
+        ]),
+        Err(error) => Err(error),
+    }
 }
 
 /// A language runtime, whose threads and tasks `dump` shows beside what is published.
@@ -413,4 +421,25 @@ fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> V
         );
     }
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_that_passes_before_runtimes_are_known_is_a_finding() {
+        let late = ReaderError::Deadline {
+            pid: 7,
+            action: "probe for runtimes",
+        };
+        let findings = serde_json::to_value(runtimes_of(Err(late)).unwrap()).unwrap();
+        assert_eq!(findings.as_array().unwrap().len(), 1);
+        assert_eq!(
+            (&findings[0]["id"], &findings[0]["level"]),
+            (&"runtime".into(), &"note".into())
+        );
+        assert_eq!(findings[0]["hint"], MORE_TIME);
+        assert_eq!(runtimes_of(Ok(Arc::default())).unwrap().len(), 0);
+    }
 }
