@@ -65,7 +65,7 @@ pub enum Source<'a> {
     Loaded(&'a dyn Memory, u64),
 }
 
-/// A PT_LOAD, PT_TLS, PT_DYNAMIC or PT_NOTE segment.
+/// A segment, as its program header has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Segment {
     /// Offset in the file, in bytes (`p_offset`).
@@ -120,6 +120,7 @@ pub struct Elf<'a> {
     pub(crate) dynamic: Option<Segment>,
     pub(crate) interpreter: bool,
     notes: Vec<Segment>,
+    eh_frame_header: Option<Segment>,
     pub(crate) table: DynamicTable,
 }
 
@@ -194,6 +195,7 @@ impl<'a> Elf<'a> {
             dynamic: all(elf::PT_DYNAMIC).next(),
             interpreter: all(elf::PT_INTERP).next().is_some(),
             notes: all(elf::PT_NOTE).collect(),
+            eh_frame_header: all(elf::PT_GNU_EH_FRAME).next(),
             table: DynamicTable::default(),
         }))
     }
@@ -207,9 +209,19 @@ impl<'a> Elf<'a> {
         Machine::from_elf(self.header.e_machine.get(LE))
     }
 
+    /// The address at which its code starts to run (`e_entry`), 0 if it has none.
+    pub fn entry(&self) -> u64 {
+        self.header.e_entry.get(LE)
+    }
+
     /// Its PT_LOAD segments, in the order of the program headers.
     pub fn loads(&self) -> &[Segment] {
         &self.loads
+    }
+
+    /// The header of its unwind tables, `.eh_frame_hdr` (PT_GNU_EH_FRAME).
+    pub fn eh_frame_header(&self) -> Option<Segment> {
+        self.eh_frame_header
     }
 
     /// Its thread-local storage (PT_TLS).

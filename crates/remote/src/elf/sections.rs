@@ -14,6 +14,9 @@ use super::{
 /// Maximum number of sections of a file. An object file of a large program, with a section for each
 /// function, has about ten thousand.
 const MAX_SECTIONS: u64 = 1 << 18;
+/// Maximum size of the table of section names, in bytes; linkers share names, so that a program's take
+/// a few hundred.
+const MAX_SECTION_NAMES: u64 = 1 << 20;
 /// Maximum size of a string table, in bytes: more than the largest browsers have.
 const MAX_STRINGS: u64 = 1 << 29;
 /// Maximum number of positions in a string table with the name; linkers share them.
@@ -30,6 +33,8 @@ pub struct Section {
     pub(crate) kind: SectionType,
     /// SHF_EXECINSTR
     pub executable: bool,
+    /// SHF_COMPRESSED
+    pub compressed: bool,
     /// Address in the module (`sh_addr`), 0 for a section that is not loaded.
     pub address: u64,
     /// Offset in the file, in bytes.
@@ -83,6 +88,7 @@ impl Elf<'_> {
             name: header.sh_name.get(LE),
             kind: header.sh_type.get(LE),
             executable: header.sh_flags.get(LE).contains(elf::SHF_EXECINSTR),
+            compressed: header.sh_flags.get(LE).contains(elf::SHF_COMPRESSED),
             address: header.sh_addr.get(LE),
             offset: header.sh_offset.get(LE),
             size: header.sh_size.get(LE),
@@ -92,17 +98,49 @@ impl Elf<'_> {
         Ok(headers.iter().map(section).collect())
     }
 
+    /// The section that holds the names of sections.
+    fn section_names<'s>(&self, sections: &'s [Section]) -> Option<&'s Section> {
+        let mut names = usize::from(self.header.e_shstrndx.get(LE).0);
+        if names == usize::from(elf::SHN_XINDEX.0) {
+            names = sections.first().map_or(0, |first| first.link as usize);
+        }
+        sections.get(names)
+    }
+
+    /// The first section of each of these names, if the file has one. Names are read at once, where
+    /// [`Self::section_named`] takes a read for each section.
+    ///
+    /// # Errors
+    /// See [`Self::sections`].
+    pub fn sections_named<const N: usize>(
+        &self,
+        names: [&[u8]; N],
+    ) -> Result<[Option<Section>; N], ElfError> {
+        let sections = self.sections()?;
+        let strings = match self.section_names(&sections) {
+            Some(strings) => self.section_bytes(strings, MAX_SECTION_NAMES)?,
+            None => Vec::new(),
+        };
+        let mut found = [None; N];
+        for section in &sections {
+            let rest = strings.get(section.name as usize..).unwrap_or_default();
+            for (name, found) in names.iter().zip(&mut found) {
+                let is_name = rest.starts_with(name) && rest.get(name.len()) == Some(&0);
+                if is_name && found.is_none() {
+                    *found = Some(*section);
+                }
+            }
+        }
+        Ok(found)
+    }
+
     /// The first section whose name has this prefix.
     pub(crate) fn section_like(
         &self,
         sections: &[Section],
         prefix: &[u8],
     ) -> Result<Option<Section>, ElfError> {
-        let mut names = usize::from(self.header.e_shstrndx.get(LE).0);
-        if names == usize::from(elf::SHN_XINDEX.0) {
-            names = sections.first().map_or(0, |first| first.link as usize);
-        }
-        let Some(names) = sections.get(names) else {
+        let Some(names) = self.section_names(sections) else {
             return Ok(None);
         };
         let mut start = vec![0; prefix.len()];

@@ -57,6 +57,14 @@ impl Registers {
         self.general.regs[29]
     }
 
+    /// The general registers in the order of their DWARF numbers, from 0 on: x0 to x30, sp.
+    pub fn general(&self) -> [u64; 32] {
+        let mut all = [0; 32];
+        all[..31].copy_from_slice(&self.general.regs);
+        all[31] = self.general.sp;
+        all
+    }
+
     /// Never: the kernel does not show the first argument, which the result has overwritten
     /// (`orig_x0`), so a call cannot be made again from outside. Nor does `/proc/PID/task/TID/syscall`:
     /// before a thread stops on its way out of a call, the kernel forgets that call

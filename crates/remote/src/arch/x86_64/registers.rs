@@ -66,6 +66,16 @@ impl Registers {
         self.0.rbp
     }
 
+    /// The general registers in the order of their DWARF numbers, from 0 on (System V ABI, AMD64
+    /// supplement, "DWARF Register Number Mapping"): rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 to r15.
+    pub fn general(&self) -> [u64; 16] {
+        let all = &self.0;
+        [
+            all.rax, all.rdx, all.rcx, all.rbx, all.rsi, all.rdi, all.rbp, all.rsp, all.r8, all.r9,
+            all.r10, all.r11, all.r12, all.r13, all.r14, all.r15,
+        ]
+    }
+
     /// Whether it stopped in a system call that is about to return EINTR and may be called again.
     /// close(2) may not: the descriptor is gone, or another file's, when it returns EINTR.
     ///
