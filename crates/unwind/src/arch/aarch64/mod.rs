@@ -1,0 +1,53 @@
+//! aarch64.
+
+mod stubs;
+
+use super::{Architecture, ContextLayout};
+use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
+
+/// x30
+const LINK: u8 = 30;
+
+/// DWARF for the Arm 64-bit Architecture, section 4.1 "DWARF register names".
+pub(super) static ARCHITECTURE: Architecture = Architecture {
+    stack_pointer: 31,
+    frame_pointer: 29,
+    base: None,
+    link: Some(LINK),
+    // `siginfo_t` comes first (arch/arm64/kernel/signal.c, `struct rt_sigframe`).
+    signal_context: 128,
+    // <sys/ucontext.h>: `uc_mcontext` at 176, its `regs` behind `fault_address`, then `sp` and `pc`.
+    context: ContextLayout {
+        offset: 184,
+        registers: &[
+            0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23,
+            24, 25, 26, 27, 28, 29, 30, 31, 32,
+        ],
+        instruction_pointer: 32,
+    },
+    // mov x8, #139; svc #0: the vDSO
+    sigreturn: &[&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4]],
+    starts: &[],
+    // Pointer authentication signs in bits 48 to 63: all bits that NT_ARM_PAC_MASK can have for
+    // addresses of 48 bits. Linux gives programs only such addresses unless they ask for larger ones.
+    address_mask: (1 << 48) - 1,
+    vendor: gimli::Vendor::AArch64,
+    stubs: stubs::rules,
+};
+
+/// The rule before a function has moved the stack pointer.
+pub(super) fn leaf() -> Rule {
+    rule(0, ReturnAddress::Register(LINK))
+}
+
+pub(super) fn rule(bytes: i32, return_address: ReturnAddress) -> Rule {
+    Rule::Frame(FrameRule {
+        cfa: Cfa::Register {
+            register: ARCHITECTURE.stack_pointer,
+            offset: bytes,
+        },
+        frame_pointer: Saved::Same,
+        base: Saved::Unknown,
+        return_address,
+    })
+}

@@ -1,0 +1,64 @@
+//! What differs between architectures.
+
+mod aarch64;
+mod x86_64;
+
+use otelctx_remote::Machine;
+
+use crate::error::Error;
+use crate::rule::Rule;
+
+/// Registers by DWARF number that are kept of a frame; the last one stands for the address of the
+/// instruction in a [`ContextLayout`].
+pub(crate) const REGISTERS: usize = 33;
+
+/// Takes a rule and the address that it holds from.
+pub(crate) type Write<'a> = dyn FnMut(u64, Rule) -> Result<(), Error> + 'a;
+
+/// An architecture, as far as unwinding depends on it. Registers are DWARF's numbers.
+#[derive(Debug)]
+pub(crate) struct Architecture {
+    pub(crate) stack_pointer: u8,
+    pub(crate) frame_pointer: u8,
+    /// A register that functions which call others count from, where they are written in assembly.
+    pub(crate) base: Option<u8>,
+    /// The register in which a function finds its return address: its tables say so by saying nothing.
+    /// `None`: that is on the stack.
+    pub(crate) link: Option<u8>,
+    /// Bytes from the stack pointer to the `ucontext_t` in a signal handler's frame.
+    pub(crate) signal_context: i32,
+    pub(crate) context: ContextLayout,
+    /// The code to which signal handlers return: what `rt_sigreturn` is called by.
+    pub(crate) sigreturn: &'static [&'static [u8]],
+    /// The code to which a first function returns, where its tables do not say that it is the first
+    /// one. At most 16 bytes each, as above.
+    pub(crate) starts: &'static [&'static [u8]],
+    /// The bits of a return address that are an address: the others sign it.
+    pub(crate) address_mask: u64,
+    /// Whose call frame instructions `gimli` expects.
+    pub(crate) vendor: gimli::Vendor,
+    /// Writes the rules of a section of code that linkers make.
+    pub(crate) stubs: fn(bytes: &[u8], address: u64, write: &mut Write<'_>) -> Result<(), Error>,
+}
+
+/// Where a `ucontext_t` has the registers.
+#[derive(Debug)]
+pub(crate) struct ContextLayout {
+    /// Offset of the first one, in bytes. The others follow.
+    pub(crate) offset: u64,
+    /// Their order.
+    pub(crate) registers: &'static [u8],
+    /// Which of them is the address of the instruction.
+    pub(crate) instruction_pointer: u8,
+}
+
+impl Architecture {
+    /// `None` if no stacks are unwound on this machine.
+    pub(crate) fn of(machine: Machine) -> Option<&'static Self> {
+        match machine {
+            Machine::X86_64 => Some(&x86_64::ARCHITECTURE),
+            Machine::Aarch64 => Some(&aarch64::ARCHITECTURE),
+            Machine::Other(_) => None,
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Call frame information: from the entries of `.eh_frame` and `.debug_frame` to rules.
+//!
+//! Lengths and the order of entries are read here, so that a damaged entry costs no other one;
+//! `gimli` decodes the entries.
+
+use foldhash::HashMap;
+use gimli::{
+    BaseAddresses, CommonInformationEntry, EndianSlice, LittleEndian, UnwindContext, UnwindOffset,
+    UnwindSection,
+};
+
+use crate::arch::Architecture;
+use crate::converter::{Converter, Storage};
+use crate::error::Error;
+use crate::functions::{Function, Functions, Source};
+use crate::rule::{Cfa, Rule};
+use crate::writer::{Counts, Writer};
+
+/// Maximum number of rows that are evaluated of one file, four times what LLVM's library has.
+const MAX_EVALUATED: u64 = 5_000_000;
+/// Maximum size of the entries that are evaluated of one file, in bytes: that of a function counts
+/// with that of the common entry that it starts with, which thousands can share.
+const MAX_INSTRUCTIONS: u64 = 64 << 20;
+/// Common entries that are kept decoded; a linker writes one for each personality routine.
+const MAX_COMMON: usize = 4096;
+
+pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+type Common<'a> = CommonInformationEntry<Bytes<'a>>;
+
+/// What remains of the work that one file may cause.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    rows: u64,
+    instructions: u64,
+}
+
+impl Budget {
+    pub(crate) fn new() -> Self {
+        Budget {
+            rows: MAX_EVALUATED,
+            instructions: MAX_INSTRUCTIONS,
+        }
+    }
+
+    fn take_row(&mut self) -> Result<(), Error> {
+        let left = self.rows.checked_sub(1);
+        self.rows = left.ok_or(Error::Limit {
+            what: "rows",
+            limit: MAX_EVALUATED,
+        })?;
+        Ok(())
+    }
+
+    fn take_instructions(&mut self, bytes: u64) -> Result<(), Error> {
+        let left = self.instructions.checked_sub(bytes);
+        self.instructions = left.ok_or(Error::Limit {
+            what: "bytes of unwind instructions",
+            limit: MAX_INSTRUCTIONS,
+        })?;
+        Ok(())
+    }
+}
+
+/// One section of unwind tables.
+pub(crate) struct Table<'a, S> {
+    section: S,
+    bytes: &'a [u8],
+    bases: BaseAddresses,
+    architecture: &'static Architecture,
+    /// Common entries, by offset; `None` for one that cannot be used.
+    common: HashMap<usize, Option<Common<'a>>>,
+    context: UnwindContext<usize, Storage>,
+}
+
+impl<'a, S> Table<'a, S>
+where
+    S: UnwindSection<Bytes<'a>>,
+    S::Offset: UnwindOffset<usize>,
+{
+    pub(crate) fn new(
+        section: S,
+        bytes: &'a [u8],
+        bases: BaseAddresses,
+        architecture: &'static Architecture,
+    ) -> Self {
+        Table {
+            section,
+            bytes,
+            bases,
+            architecture,
+            common: HashMap::default(),
+            context: UnwindContext::new_in(),
+        }
+    }
+
+    /// Finds the functions that have an entry.
+    pub(crate) fn functions(
+        &mut self,
+        source: Source,
+        functions: &mut Functions<'_>,
+        counts: &mut Counts,
+    ) -> Result<(), Error> {
+        let id_is_long = source == Source::DebugFrame;
+        let mut offset = 0;
+        while let Some(entry) = Entry::read(self.bytes, offset, id_is_long) {
+            if entry.end > self.bytes.len() {
+                counts.truncated += 1;
+                break;
+            }
+            if entry.is_function(source) {
+                counts.entries += 1;
+                match self.addresses(offset) {
+                    Some((start, end)) if start < end => {
+                        if !functions.add(source, start, end, offset)? {
+                            counts.misplaced += 1;
+                        }
+                    }
+                    // An empty function takes no row.
+                    Some((start, end)) if start == end => {}
+                    _ => counts.damaged += 1,
+                }
+            }
+            offset = entry.end;
+        }
+        Ok(())
+    }
+
+    fn addresses(&mut self, offset: usize) -> Option<(u64, u64)> {
+        let function = self.function(offset)?;
+        Some((function.initial_address(), function.end_address()))
+    }
+
+    fn function(&mut self, offset: usize) -> Option<gimli::FrameDescriptionEntry<Bytes<'a>>> {
+        let common = &mut self.common;
+        let partial = self
+            .section
+            .partial_fde_from_offset(&self.bases, offset.into())
+            .ok()?;
+        let function = partial.parse(|section, bases, at| {
+            if common.len() >= MAX_COMMON {
+                common.clear();
+            }
+            let entry = common
+                .entry(UnwindOffset::into(at))
+                .or_insert_with(|| section.cie_from_offset(bases, at).ok());
+            entry.clone().ok_or(gimli::Error::NotCieId(0))
+        });
+        function.ok()
+    }
+
+    /// Writes the rules of a function from the address `from` on.
+    pub(crate) fn evaluate(
+        &mut self,
+        function: &Function,
+        from: u64,
+        budget: &mut Budget,
+        writer: &mut Writer<'_>,
+    ) -> Result<(), Error> {
+        let Some(entry) = self.function(function.offset) else {
+            return writer.write(from, Rule::Gap);
+        };
+        let size = entry.entry_len().saturating_add(entry.cie().entry_len());
+        budget.take_instructions(size as u64)?;
+        let tracks_base = writer.tracks_base;
+        let mut converter = Converter::new(&self.section, self.architecture, &entry, tracks_base);
+        let mut rows = match entry.rows(&self.section, &self.bases, &mut self.context) {
+            Ok(rows) => rows,
+            Err(_) => {
+                writer.counts.damaged += 1;
+                return writer.write(from, Rule::Gap);
+            }
+        };
+        let mut at = from;
+        loop {
+            let row = match rows.next_row() {
+                Ok(Some(row)) => row,
+                Ok(None) => return Ok(()),
+                Err(_) => {
+                    writer.counts.damaged += 1;
+                    return writer.write(at, Rule::Gap);
+                }
+            };
+            budget.take_row()?;
+            writer.counts.evaluated += 1;
+            let (start, end) = (row.start_address(), row.end_address());
+            if start >= function.end {
+                return Ok(());
+            }
+            // Also for rows that are not written: what the later ones mean depends on them.
+            let rule = converter.rule(row);
+            if end > at && end > start {
+                match rule {
+                    Some(Rule::Frame(frame)) => {
+                        let register = match frame.cfa {
+                            Cfa::Register { register, .. } => Some(register),
+                            _ => None,
+                        };
+                        writer.needs_base |=
+                            register.is_some() && register == self.architecture.base;
+                    }
+                    Some(_) => {}
+                    None => writer.counts.unsupported += 1,
+                }
+                writer.write(start.max(at), rule.unwrap_or(Rule::Unsupported))?;
+                at = end.min(function.end);
+            }
+        }
+    }
+}
+
+/// The head of an entry.
+#[derive(Debug)]
+struct Entry {
+    /// First byte behind it; may lie behind the section.
+    end: usize,
+    /// `None`: it is a terminator.
+    id: Option<u64>,
+    is_long: bool,
+}
+
+impl Entry {
+    /// `None` at the end of the section.
+    fn read(bytes: &[u8], offset: usize, id_is_long: bool) -> Option<Self> {
+        let at = |offset: usize| bytes.get(offset..);
+        let u32_at = |offset| Some(u32::from_le_bytes(*at(offset)?.first_chunk()?));
+        let u64_at = |offset| Some(u64::from_le_bytes(*at(offset)?.first_chunk()?));
+        let (length, is_long) = match u32_at(offset)? {
+            u32::MAX => (u64_at(offset + 4)?, true),
+            length => (length.into(), false),
+        };
+        let start = offset + if is_long { 12 } else { 4 };
+        let end = usize::try_from(length).unwrap_or(usize::MAX);
+        // Linkers that merge object files can leave terminators in the middle.
+        let id = match length {
+            0 => None,
+            _ if is_long && id_is_long => u64_at(start),
+            _ => u32_at(start).map(u64::from),
+        };
+        Some(Entry {
+            end: start.saturating_add(end),
+            id,
+            is_long,
+        })
+    }
+
+    /// Whether it is a function's: neither a common entry nor a terminator.
+    fn is_function(&self, source: Source) -> bool {
+        let common = match source {
+            Source::DebugFrame if self.is_long => u64::MAX,
+            // DWARF 5, section 6.4.1
+            Source::DebugFrame => u32::MAX.into(),
+            _ => 0,
+        };
+        self.id.is_some_and(|id| id != common)
+    }
+}

@@ -1,0 +1,174 @@
+//! The code of a process: what is mapped executable, and which rows are about it.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use otelctx_remote::elf::{Elf, Source};
+use otelctx_remote::{Device, FileCache, Memory, MemoryError, Modules, Target};
+
+use crate::error::Error;
+use crate::file::FileRows;
+use crate::rule::{Dictionary, Rule};
+
+/// Maximum number of executable mappings that are kept of one process. Browsers have some thousand.
+pub const MAX_MAPPINGS: usize = 64 * 1024;
+/// Maximum size of the vDSO, in bytes; it has 4 to 8 KiB.
+const MAX_VDSO: u64 = 64 * 1024;
+
+/// An executable mapping.
+#[derive(Debug, Clone)]
+pub struct CodeMapping {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// What is added to addresses of the file to get those of the process. 0 without rows.
+    pub bias: u64,
+    /// Its rows; the error says why it has none, and is `None` for code that no file provides.
+    pub rows: Result<Arc<FileRows>, Option<Error>>,
+}
+
+/// The executable mappings of a process.
+#[derive(Debug, Clone, Default)]
+pub struct CodeMap {
+    mappings: Vec<CodeMapping>,
+    /// Executable mappings beyond [`MAX_MAPPINGS`].
+    pub dropped: u64,
+}
+
+impl CodeMap {
+    /// Reads what a process has mapped: one walk over its mappings, and the tables of each file that is
+    /// not in the cache.
+    ///
+    /// # Errors
+    /// When the mappings cannot be read, or the target's deadline has passed.
+    pub fn read(
+        target: &dyn Target,
+        files: &FileCache,
+        dictionary: &Arc<Dictionary>,
+    ) -> Result<Self, otelctx_remote::Error> {
+        let modules = Modules::read(target, files)?;
+        // A file's rows name rules of one dictionary.
+        let name = format!("unwind rows {}", dictionary.id());
+        let mut map = CodeMap::default();
+        let mut found: Vec<Place> = Vec::new();
+        target.mappings(&mut |mapping| {
+            if mapping.permissions.execute {
+                if found.len() < MAX_MAPPINGS {
+                    found.push(Place {
+                        range: (mapping.start, mapping.end),
+                        offset: mapping.offset,
+                        file: (mapping.device, mapping.inode),
+                        is_vdso: mapping.name == b"[vdso]",
+                    });
+                } else {
+                    map.dropped += 1;
+                }
+            }
+            ControlFlow::Continue(())
+        })?;
+        for place in found {
+            let (start, end) = place.range;
+            let module = modules.loaded.iter().find(|module| {
+                (module.device, module.inode) == place.file && module.contains(start)
+            });
+            let rows = match module {
+                Some(module) => {
+                    let make = |elf: &Elf<'_>| Ok(FileRows::of(elf, dictionary).map(Arc::new));
+                    let rows = module.fact::<Result<Arc<FileRows>, Error>>(target, &name, make);
+                    match rows {
+                        Ok(rows) => (*rows).clone().map_err(Some),
+                        Err(error) => Err(Some(Error::Unreadable(error.to_string()))),
+                    }
+                }
+                None if place.is_vdso => vdso(target, place.range, dictionary).map_err(Some),
+                None => Err(None),
+            };
+            let bias = rows.as_ref().ok().and_then(|rows| match place.is_vdso {
+                true => rows.bias(start, 0),
+                false => rows.bias(start, place.offset),
+            });
+            map.mappings.push(CodeMapping {
+                start,
+                end,
+                bias: bias.unwrap_or_default(),
+                rows: match bias {
+                    Some(_) => rows,
+                    None => rows.and(Err(None)),
+                },
+            });
+        }
+        Ok(map)
+    }
+
+    /// A map of mappings in address order that do not overlap: others are dropped.
+    pub fn of(mappings: impl IntoIterator<Item = CodeMapping>) -> Self {
+        let mut map = CodeMap::default();
+        for mapping in mappings {
+            let end = map.mappings.last().map_or(0, |last| last.end);
+            if mapping.start >= end && mapping.start < mapping.end {
+                map.mappings.push(mapping);
+            } else {
+                map.dropped += 1;
+            }
+        }
+        map
+    }
+
+    /// Its mappings, in address order.
+    pub fn mappings(&self) -> &[CodeMapping] {
+        &self.mappings
+    }
+
+    /// The mapping at an address.
+    pub fn at(&self, address: u64) -> Option<&CodeMapping> {
+        let behind = self.mappings.partition_point(|it| it.start <= address);
+        let mapping = self.mappings.get(behind.checked_sub(1)?)?;
+        (address < mapping.end).then_some(mapping)
+    }
+}
+
+impl CodeMapping {
+    /// The rule at an address of the process.
+    pub fn rule_at(&self, address: u64) -> Rule {
+        match &self.rows {
+            Ok(rows) => rows.rule_at(address.wrapping_sub(self.bias)),
+            Err(_) => Rule::Gap,
+        }
+    }
+}
+
+/// An executable mapping as it is found.
+struct Place {
+    range: (u64, u64),
+    offset: u64,
+    file: (Device, u64),
+    is_vdso: bool,
+}
+
+/// The vDSO is a whole ELF file in memory, with its sections.
+fn vdso(
+    target: &dyn Target,
+    (start, end): (u64, u64),
+    dictionary: &Arc<Dictionary>,
+) -> Result<Arc<FileRows>, Error> {
+    /// Memory of which the first byte has the address 0.
+    struct Shifted<'t>(&'t dyn Target, u64, u64);
+
+    impl Memory for Shifted<'_> {
+        fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+            let end = address.checked_add(buffer.len() as u64);
+            if end.is_none_or(|end| end > self.2) {
+                return Err(MemoryError::Unmapped {
+                    address,
+                    length: buffer.len(),
+                });
+            }
+            self.0.read(self.1 + address, buffer)
+        }
+    }
+
+    let image = Shifted(target, start, (end - start).min(MAX_VDSO));
+    let elf = Elf::read(Source::File(&image))?.ok_or(Error::NoTables)?;
+    FileRows::of(&elf, dictionary).map(Arc::new)
+}

@@ -1,0 +1,33 @@
+use otelctx_remote::elf::ElfError;
+
+/// Why a file has no rows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file could not be read.
+    #[error("reading its unwind tables: {0}")]
+    Elf(#[from] ElfError),
+    /// The file could not be opened, or more of it would have to be read than is allowed.
+    #[error("{0}")]
+    Unreadable(String),
+    /// It is for another architecture.
+    #[error("its architecture is not one of those whose stacks are unwound: x86-64, aarch64")]
+    Architecture,
+    /// It is larger than what is read of one file.
+    #[error("its {what} exceed the limit of {limit}")]
+    Limit {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much of it is allowed.
+        limit: u64,
+    },
+    /// Its tables are all damaged or of unknown kinds.
+    #[error("none of its {entries} unwind entries can be used")]
+    Damaged {
+        /// Entries in the tables.
+        entries: u64,
+    },
+    /// It has none.
+    #[error("it has no unwind tables")]
+    NoTables,
+}

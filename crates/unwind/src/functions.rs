@@ -1,0 +1,104 @@
+//! The functions that a file's tables are about, in address order.
+
+use otelctx_remote::elf::{ElfError, Segment};
+
+use crate::error::Error;
+use crate::rows::MAX_CODE;
+
+/// Maximum number of functions in one file: six times what LLVM's library, the largest at hand, has.
+const MAX_FUNCTIONS: usize = 1 << 20;
+
+/// Where a function's rules come from. The first goes first where two are about the same code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Source {
+    EhFrame,
+    DebugFrame,
+    Stubs,
+    /// The program's entry point.
+    Entry,
+}
+
+/// A function, by the addresses of the file's program headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Function {
+    pub(crate) start: u64,
+    pub(crate) source: Source,
+    /// Where its entry is in the section; for stubs, which section.
+    pub(crate) offset: usize,
+    pub(crate) end: u64,
+}
+
+/// Functions as they are found.
+#[derive(Debug)]
+pub(crate) struct Functions<'a> {
+    /// Executable segments.
+    segments: &'a [Segment],
+    list: Vec<Function>,
+}
+
+impl<'a> Functions<'a> {
+    pub(crate) fn new(segments: &'a [Segment]) -> Self {
+        Functions {
+            segments,
+            list: Vec::new(),
+        }
+    }
+
+    /// The lowest address of code.
+    ///
+    /// # Errors
+    /// When it is too far from the highest, or that is too high.
+    pub(crate) fn start(&self) -> Result<u64, Error> {
+        let start = self.segments.iter().map(|it| it.address).min();
+        let start = start.unwrap_or_default();
+        let end = self.segments.iter().map(end).max().unwrap_or_default();
+        if end > i64::MAX as u64 {
+            return Err(
+                ElfError::Malformed("a segment is outside of what programs can map").into(),
+            );
+        }
+        match end - start <= MAX_CODE {
+            true => Ok(start),
+            false => Err(Error::Limit {
+                what: "bytes of code",
+                limit: MAX_CODE,
+            }),
+        }
+    }
+
+    /// Takes a function, as far as it is in an executable segment; false if it is in none.
+    pub(crate) fn add(
+        &mut self,
+        source: Source,
+        start: u64,
+        function_end: u64,
+        offset: usize,
+    ) -> Result<bool, Error> {
+        let mut segments = self.segments.iter();
+        let Some(segment) = segments.find(|it| (it.address..end(it)).contains(&start)) else {
+            return Ok(false);
+        };
+        if self.list.len() >= MAX_FUNCTIONS {
+            return Err(Error::Limit {
+                what: "functions",
+                limit: MAX_FUNCTIONS as u64,
+            });
+        }
+        self.list.push(Function {
+            start,
+            source,
+            offset,
+            end: function_end.min(end(segment)),
+        });
+        Ok(true)
+    }
+
+    pub(crate) fn sorted(mut self) -> Vec<Function> {
+        self.list.sort_unstable();
+        self.list
+    }
+}
+
+fn end(segment: &Segment) -> u64 {
+    segment.address.saturating_add(segment.memory_size)
+}

@@ -1,0 +1,65 @@
+//! Stacks of programs that keep no frame pointers, from another process.
+//!
+//! What it does for you:
+//! - turns the unwind tables of an ELF file (`.eh_frame`, `.debug_frame`, linkage stubs, signal
+//!   frames) into [`Rows`] of four bytes, once a file, for any number of processes ([`FileRows`]);
+//! - finds which rows are about which code of a process ([`CodeMap`]);
+//! - walks from a thread's [`Registers`] to where it started ([`walk`]), over any
+//!   [`Memory`](otelctx_remote::Memory), and says why the stack ended ([`StackEnd`]).
+//!
+//! What it does not do: stop the thread or make sure that it sleeps, or find names.
+//!
+//! It is not made for finding variables. Of a caller's registers, only the stack and frame pointer are
+//! found (and rbx, where assembly needs it): this is what makes a row small.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use otelctx_remote::{FileCache, LiveProcess, Process, Stopped};
+//! use otelctx_unwind::{CodeMap, Dictionary, MAX_FRAMES, Registers, walk};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let process = Process::open(4711)?;
+//! let memory = process.memory()?;
+//! let target = LiveProcess::new(&process, &memory);
+//! let code = CodeMap::read(&target, &FileCache::new(), &Arc::new(Dictionary::new()))?;
+//!
+//! let stopped = Stopped::stop(&process, 4711, Duration::from_secs(1))?;
+//! let registers = Registers::of_stopped(stopped.registers()).ok_or("not on this machine")?;
+//! let mut frames = Vec::new();
+//! let end = walk(&registers, &code, &memory, MAX_FRAMES, &mut frames);
+//! for frame in &frames {
+//!     println!("{:#x}", frame.address);
+//! }
+//! println!("{end}");
+//! # Ok(())
+//! # }
+//! ```
+
+mod arch;
+mod cfi;
+mod code;
+mod converter;
+mod error;
+mod expression;
+mod file;
+mod functions;
+mod maker;
+mod registers;
+mod rows;
+mod rule;
+mod shards;
+mod tables;
+mod walk;
+mod writer;
+
+pub use code::{CodeMap, CodeMapping, MAX_MAPPINGS};
+pub use error::Error;
+pub use file::FileRows;
+pub use registers::Registers;
+pub use rows::{PAGE_SIZE, Rows};
+pub use rule::{Cfa, Dictionary, FrameRule, GAP, MAX_RULES, ReturnAddress, Rule, RuleIndex, Saved};
+pub use shards::{FILLER, Piece, Placement, SHARD_ROWS, Shards};
+pub use walk::{Frame, MAX_FRAMES, StackEnd, walk};
+pub use writer::Counts;

@@ -1,0 +1,134 @@
+//! Makes rows of a file's tables.
+
+use gimli::{BaseAddresses, DebugFrame, EhFrame, LittleEndian};
+use otelctx_remote::elf::Segment;
+
+use crate::arch::Architecture;
+use crate::cfi::{Budget, Bytes, Table};
+use crate::error::Error;
+use crate::functions::{Function, Functions, Source};
+use crate::rows::Rows;
+use crate::rule::{Dictionary, Rule};
+use crate::tables::Tables;
+use crate::writer::{Counts, Writer};
+
+/// Bytes between two functions that are alignment: the first one's last rule covers them.
+const MAX_ALIGNMENT: u64 = 15;
+/// Bytes from the entry point on that belong to it, where the tables do not say what is there.
+const MAX_ENTRY: u64 = 256;
+
+/// Makes the rows of a file.
+pub(crate) fn make(
+    tables: &Tables,
+    architecture: &'static Architecture,
+    code: &[Segment],
+    dictionary: &Dictionary,
+) -> Result<(Rows, Counts), Error> {
+    let empty = (0, Vec::new());
+    let (address, eh_bytes) = tables.eh_frame.as_ref().unwrap_or(&empty);
+    let debug_bytes = tables.debug_frame.as_ref().unwrap_or(&empty.1);
+    let bases = BaseAddresses::default()
+        .set_eh_frame(*address)
+        .set_eh_frame_hdr(tables.eh_frame_header)
+        .set_text(tables.text)
+        .set_got(tables.got);
+    let mut eh_frame = EhFrame::new(eh_bytes, LittleEndian);
+    let mut debug_frame = DebugFrame::new(debug_bytes, LittleEndian);
+    eh_frame.set_address_size(8);
+    debug_frame.set_address_size(8);
+    eh_frame.set_vendor(architecture.vendor);
+    debug_frame.set_vendor(architecture.vendor);
+    let mut eh_frame = Table::new(eh_frame, eh_bytes, bases.clone(), architecture);
+    let mut debug_frame = Table::new(debug_frame, debug_bytes, bases, architecture);
+
+    let mut functions = Functions::new(code);
+    let mut writer = Writer::new(functions.start()?, dictionary);
+    eh_frame.functions(Source::EhFrame, &mut functions, &mut writer.counts)?;
+    debug_frame.functions(Source::DebugFrame, &mut functions, &mut writer.counts)?;
+    for (index, (start, bytes)) in tables.stubs.iter().enumerate() {
+        let end = start.saturating_add(bytes.len() as u64);
+        functions.add(Source::Stubs, *start, end, index)?;
+    }
+    // Some C libraries, among them glibc's dynamic linker, have no tables for where programs start.
+    let end = tables.entry.saturating_add(MAX_ENTRY);
+    functions.add(Source::Entry, tables.entry, end, 0)?;
+
+    let start = functions.start()?;
+    let counts = writer.counts;
+    let mut maker = Maker {
+        eh_frame,
+        debug_frame,
+        functions: functions.sorted(),
+        tables,
+        architecture,
+    };
+    maker.write(&mut writer)?;
+    if writer.needs_base {
+        // A dynamic linker, most likely. Where rbx is makes more rules, which others do without.
+        writer = Writer::new(start, dictionary);
+        (writer.tracks_base, writer.counts) = (true, counts);
+        maker.write(&mut writer)?;
+    }
+    Ok(writer.finish())
+}
+
+/// All that rules are made of.
+struct Maker<'a> {
+    eh_frame: Table<'a, EhFrame<Bytes<'a>>>,
+    debug_frame: Table<'a, DebugFrame<Bytes<'a>>>,
+    functions: Vec<Function>,
+    tables: &'a Tables,
+    architecture: &'static Architecture,
+}
+
+impl Maker<'_> {
+    fn write(&mut self, writer: &mut Writer<'_>) -> Result<(), Error> {
+        let mut budget = Budget::new();
+        let mut covered = 0;
+        for (index, function) in self.functions.iter().enumerate() {
+            let mut function = *function;
+            let from = function.start.max(covered);
+            match function.source {
+                Source::EhFrame | Source::DebugFrame if from > function.start => {
+                    writer.counts.overlapping += 1;
+                }
+                Source::Entry if from > function.start => continue,
+                Source::Entry => {
+                    let next = self.functions.get(index + 1).map(|next| next.start);
+                    function.end = next.unwrap_or(u64::MAX).min(function.end);
+                }
+                _ => {}
+            }
+            if from >= function.end {
+                continue;
+            }
+            if from - covered > MAX_ALIGNMENT {
+                writer.write(covered, Rule::Gap)?;
+            }
+            covered = function.end;
+            match function.source {
+                Source::EhFrame => {
+                    self.eh_frame
+                        .evaluate(&function, from, &mut budget, writer)?;
+                }
+                Source::DebugFrame => {
+                    self.debug_frame
+                        .evaluate(&function, from, &mut budget, writer)?;
+                }
+                Source::Entry => writer.write(from, Rule::End)?,
+                Source::Stubs => self.stubs(&function, from, writer)?,
+            }
+        }
+        writer.write(covered, Rule::Gap)
+    }
+
+    fn stubs(&self, function: &Function, from: u64, writer: &mut Writer<'_>) -> Result<(), Error> {
+        writer.write(from, Rule::Gap)?;
+        let bytes = &self.tables.stubs[function.offset].1;
+        let mut write = |at: u64, rule| match at < function.end {
+            true => writer.write(at.max(from), rule),
+            false => Ok(()),
+        };
+        (self.architecture.stubs)(bytes, function.start, &mut write)
+    }
+}

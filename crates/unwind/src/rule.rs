@@ -1,0 +1,189 @@
+//! What holds at one address: how to find the caller's frame from there.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use foldhash::HashMap;
+
+/// Maximum number of different rules in one [`Dictionary`]. 1,333 libraries of a machine have 4,236.
+pub const MAX_RULES: usize = 16_384;
+/// Maximum number of rules that one file may add to a dictionary, so that a file made to fill it
+/// leaves room for others. The largest programs have some 700.
+pub(crate) const MAX_RULES_OF_FILE: usize = 2_048;
+
+/// How to find the caller's frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Rule {
+    /// The tables say nothing.
+    #[default]
+    Gap,
+    /// The tables say what no other rule can express. Unlike in a gap, the frame pointer is no help:
+    /// they would count from it.
+    Unsupported,
+    /// There is no caller: this is where the thread started.
+    End,
+    /// A function's frame.
+    Frame(FrameRule),
+    /// All registers are saved in a `ucontext_t` (<sys/ucontext.h>): in the frame that the kernel made
+    /// for a signal handler, or, for some instructions, in `setcontext` and `swapcontext`.
+    Context {
+        /// DWARF number of the register that the structure's address is computed from.
+        register: u8,
+        /// What is added to the register, in bytes.
+        offset: i32,
+        /// A signal came between two instructions: the address in the context is not that behind a
+        /// call.
+        signal: bool,
+    },
+}
+
+/// How to find the caller's frame from a function's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FrameRule {
+    /// The canonical frame address (CFA): the caller's stack pointer.
+    pub cfa: Cfa,
+    /// The caller's frame pointer.
+    pub frame_pointer: Saved,
+    /// The caller's rbx. [`Saved::Unknown`] unless some function of the file counts from it: only
+    /// assembly does, most of all what glibc's dynamic linker resolves symbols with.
+    pub base: Saved,
+    /// Where the function returns to.
+    pub return_address: ReturnAddress,
+}
+
+/// How to compute a CFA. Registers are DWARF's numbers, offsets are in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cfa {
+    /// `register + offset`
+    Register {
+        /// The register.
+        register: u8,
+        /// What is added.
+        offset: i32,
+    },
+    /// `*(register + offset) + addend`: realigned stacks, and assembly that saves the stack pointer.
+    Memory {
+        /// The register.
+        register: u8,
+        /// What is added to it.
+        offset: i32,
+        /// What is added to the value in memory.
+        addend: i32,
+    },
+    /// An entry of an x86-64 procedure linkage table: `rsp + 8`, or `rsp + 16` once the entry, which is
+    /// aligned to 16 bytes, has pushed its number.
+    Plt {
+        /// The first offset in the entry behind the push.
+        pushed_at: u8,
+    },
+}
+
+/// Where the caller's frame pointer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Saved {
+    /// Still in the register.
+    Same,
+    /// In memory, at this offset from the CFA.
+    AtCfa(i32),
+    /// In memory, at this offset from the frame pointer: realigned stacks.
+    AtFramePointer(i32),
+    /// In the register of this DWARF number.
+    Register(u8),
+    /// Not to be found.
+    Unknown,
+}
+
+/// Where the return address is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReturnAddress {
+    /// In memory, at this offset from the CFA.
+    AtCfa(i32),
+    /// In the register of this DWARF number.
+    Register(u8),
+}
+
+/// A rule's place in a [`Dictionary`].
+pub type RuleIndex = u16;
+
+/// The index of [`Rule::Gap`] in every dictionary.
+pub const GAP: RuleIndex = 0;
+
+/// The rules of any number of files, each once: a row needs two bytes to name its rule.
+///
+/// It only grows, up to [`MAX_RULES`].
+#[derive(Debug)]
+pub struct Dictionary {
+    /// Tells one from another: rows are kept beside the file, for one dictionary.
+    id: u64,
+    rules: RwLock<Rules>,
+}
+
+#[derive(Debug, Default)]
+struct Rules {
+    by_index: Vec<Rule>,
+    by_rule: HashMap<Rule, RuleIndex>,
+}
+
+impl Dictionary {
+    /// A dictionary with the rule [`GAP`].
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let dictionary = Dictionary {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            rules: RwLock::default(),
+        };
+        dictionary.intern(Rule::Gap);
+        dictionary
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Number of rules in it.
+    pub fn len(&self) -> usize {
+        let rules = self.rules.read().unwrap_or_else(PoisonError::into_inner);
+        rules.by_index.len()
+    }
+
+    /// Whether it has none: it always has one.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The rule at an index; [`Rule::Gap`] for one that it does not have.
+    pub fn rule(&self, index: RuleIndex) -> Rule {
+        let rules = self.rules.read().unwrap_or_else(PoisonError::into_inner);
+        let rule = rules.by_index.get(usize::from(index));
+        rule.copied().unwrap_or_default()
+    }
+
+    /// The index of a rule if it is there, or if there is room for it.
+    pub(crate) fn intern(&self, rule: Rule) -> Option<RuleIndex> {
+        if let Some(index) = self.find(rule) {
+            return Some(index);
+        }
+        let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = rules.by_rule.get(&rule) {
+            return Some(*index);
+        }
+        let index = RuleIndex::try_from(rules.by_index.len()).ok()?;
+        if usize::from(index) >= MAX_RULES {
+            return None;
+        }
+        rules.by_index.push(rule);
+        rules.by_rule.insert(rule, index);
+        Some(index)
+    }
+
+    pub(crate) fn find(&self, rule: Rule) -> Option<RuleIndex> {
+        let rules = self.rules.read().unwrap_or_else(PoisonError::into_inner);
+        rules.by_rule.get(&rule).copied()
+    }
+}
+
+impl Default for Dictionary {
+    fn default() -> Self {
+        Dictionary::new()
+    }
+}

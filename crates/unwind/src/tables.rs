@@ -1,0 +1,110 @@
+//! The sections of an ELF file that rows are made of.
+
+use gimli::{BaseAddresses, LittleEndian};
+use otelctx_remote::elf::{Elf, ElfError, Section, Segment};
+
+use crate::error::Error;
+
+/// Bytes that are read of one section. LLVM's library, the largest at hand, has 8 MiB of tables.
+const MAX_SECTION: u64 = 64 << 20;
+/// Bytes that are read of a section of linkage stubs.
+const MAX_STUBS: u64 = 1 << 20;
+/// Sections of code that linkers and crti.o make.
+const STUBS: [&[u8]; 6] = [
+    b".plt",
+    b".plt.sec",
+    b".plt.got",
+    b".iplt",
+    b".init",
+    b".fini",
+];
+
+/// The sections that rows are made of.
+#[derive(Default)]
+pub(crate) struct Tables {
+    /// Address and bytes.
+    pub(crate) eh_frame: Option<(u64, Vec<u8>)>,
+    pub(crate) eh_frame_header: u64,
+    pub(crate) debug_frame: Option<Vec<u8>>,
+    pub(crate) text: u64,
+    pub(crate) got: u64,
+    /// Address of the entry point.
+    pub(crate) entry: u64,
+    pub(crate) stubs: Vec<(u64, Vec<u8>)>,
+}
+
+impl Tables {
+    pub(crate) fn read(elf: &Elf<'_>) -> Result<Self, Error> {
+        let read = |section: &Section, limit: u64, what| {
+            if section.size > limit {
+                return Err(Error::Limit { what, limit });
+            }
+            Ok(elf.section_bytes(section, limit)?)
+        };
+        let [eh_frame, debug_frame, text, got] =
+            elf.sections_named([b".eh_frame", b".debug_frame", b".text", b".got"])?;
+        let mut tables = Tables::default();
+        if let Some(section) = eh_frame {
+            let bytes = read(&section, MAX_SECTION, "bytes of .eh_frame")?;
+            tables.eh_frame = Some((section.address, bytes));
+        } else {
+            tables.eh_frame = eh_frame_of_segments(elf)?;
+        }
+        if let Some(section) = debug_frame.filter(|it| !it.compressed) {
+            tables.debug_frame = Some(read(&section, MAX_SECTION, "bytes of .debug_frame")?);
+        }
+        tables.entry = elf.entry();
+        tables.eh_frame_header = elf.eh_frame_header().map_or(0, |it| it.address);
+        tables.text = text.map_or(0, |text| text.address);
+        tables.got = got.map_or(0, |got| got.address);
+        for section in elf.sections_named(STUBS)?.into_iter().flatten() {
+            if section.executable && section.size <= MAX_STUBS {
+                let bytes = elf.section_bytes(&section, MAX_STUBS)?;
+                tables.stubs.push((section.address, bytes));
+            }
+        }
+        Ok(tables)
+    }
+}
+
+/// `.eh_frame` of a module without sections: its header has the address, and its segment the end.
+fn eh_frame_of_segments(elf: &Elf<'_>) -> Result<Option<(u64, Vec<u8>)>, Error> {
+    let Some(segment) = elf.eh_frame_header() else {
+        return Ok(None);
+    };
+    // Version, three encodings, and a pointer of at most 8 bytes.
+    let mut head = vec![0; segment.memory_size.min(16) as usize];
+    elf.read_at(segment.address, &mut head)?;
+    let bases = BaseAddresses::default().set_eh_frame_hdr(segment.address);
+    let header = gimli::EhFrameHdr::new(&head, LittleEndian).parse(&bases, 8);
+    let Ok(address) = header.map(|header| header.eh_frame_ptr().pointer()) else {
+        return Err(ElfError::Malformed("its .eh_frame_hdr is malformed").into());
+    };
+    let end = |load: &Segment| load.address.saturating_add(load.file_size);
+    let load = elf
+        .loads()
+        .iter()
+        .find(|load| (load.address..end(load)).contains(&address));
+    let Some(load) = load else {
+        return Err(ElfError::Malformed("its .eh_frame is in no segment").into());
+    };
+    // What follows in the segment is more than the table, which a terminator ends.
+    let mut bytes = vec![0; (end(load) - address).min(MAX_SECTION) as usize];
+    elf.read_at(address, &mut bytes)?;
+    let length = terminated(&bytes);
+    bytes.truncate(length);
+    Ok(Some((address, bytes)))
+}
+
+/// Bytes of the entries up to the terminator, a length of 0.
+fn terminated(bytes: &[u8]) -> usize {
+    let mut offset: usize = 0;
+    while let Some(length) = bytes.get(offset..).and_then(|rest| rest.first_chunk()) {
+        let length = u32::from_le_bytes(*length) as usize;
+        if length == 0 {
+            return offset;
+        }
+        offset = offset.saturating_add(4).saturating_add(length);
+    }
+    bytes.len()
+}

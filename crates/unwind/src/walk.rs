@@ -1,0 +1,316 @@
+//! The walk from a thread's registers to where it started.
+
+use otelctx_remote::{Memory, MemoryError};
+
+use crate::code::CodeMap;
+use crate::registers::Registers;
+use crate::rule::{Cfa, FrameRule, ReturnAddress, Rule, Saved};
+
+/// Frames of one stack that are kept unless asked otherwise. The deepest of real programs have some
+/// 200; recursions have no end.
+pub const MAX_FRAMES: usize = 512;
+/// Changes from one stack to another in one walk, other than by signal handlers: programs that grow
+/// their stack by pieces (rustc) make a few.
+const MAX_SWITCHES: usize = 64;
+/// Bytes of the code that calls `rt_sigreturn`.
+const SIGRETURN: usize = 9;
+/// Bytes of the code that a first function returns to.
+const MAX_REACH: usize = 26;
+/// Bytes read at a time: one read of a page costs hardly more than one of a word.
+const WINDOW: u64 = 4096;
+
+/// One frame of a stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    /// The address of the instruction that runs next in it. In a caller that is the return address.
+    pub address: u64,
+    /// The frame has called the one before it: its call is the instruction before `address`, which may
+    /// be another function's first one. Names are those of `address - 1` then.
+    pub is_caller: bool,
+    /// The frame was found by the frame pointer, for lack of tables. It may be wrong: such a frame can
+    /// be that of a caller further up.
+    pub by_frame_pointer: bool,
+}
+
+/// Why a stack ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StackEnd {
+    /// Its last frame is the one that the thread started with.
+    #[error("it reached the start")]
+    Start,
+    /// There are no tables for the last frame's code, and no frame pointer.
+    #[error("no unwind tables")]
+    NoRows,
+    /// The last frame's tables say what is not supported.
+    #[error("unwind tables of a kind that is not supported")]
+    Unsupported,
+    /// The last frame's tables need a register whose value is not known.
+    #[error("a register that the unwind tables need is not known")]
+    UnknownRegister,
+    /// Memory of the last frame cannot be read.
+    #[error("{0}")]
+    Unreadable(MemoryError),
+    /// The last frame returns to an address that is not executable.
+    #[error("{0:#x} is not executable")]
+    NotExecutable(u64),
+    /// The caller's frame would not be above the last one.
+    #[error("the stack does not grow")]
+    NotGrowing,
+    /// It has more frames than were asked for.
+    #[error("it has more frames than the limit")]
+    Limit,
+}
+
+/// Finds the frames of a thread, from the innermost one out, and says why the stack ended. `frames` gets
+/// at most `limit` of them.
+pub fn walk(
+    registers: &Registers,
+    code: &CodeMap,
+    memory: &dyn Memory,
+    limit: usize,
+    frames: &mut Vec<Frame>,
+) -> StackEnd {
+    frames.clear();
+    let mut walk = Walk {
+        code,
+        stack: Window::new(memory),
+        switches: 0,
+        registers: *registers,
+        frame: Frame {
+            address: registers.instruction_pointer,
+            is_caller: false,
+            by_frame_pointer: false,
+        },
+    };
+    for _ in 0..limit {
+        frames.push(walk.frame);
+        if let Err(end) = walk.step() {
+            return end;
+        }
+    }
+    StackEnd::Limit
+}
+
+struct Walk<'a> {
+    code: &'a CodeMap,
+    stack: Window<'a>,
+    switches: usize,
+    registers: Registers,
+    frame: Frame,
+}
+
+impl Walk<'_> {
+    /// Goes to the caller.
+    fn step(&mut self) -> Result<(), StackEnd> {
+        let address = self.registers.instruction_pointer;
+        let called = address.wrapping_sub(self.frame.is_caller.into());
+        let mapping = self.code.at(called);
+        let mapping = mapping.ok_or(StackEnd::NotExecutable(address))?;
+        let (caller, is_caller, by_frame_pointer) = match mapping.rule_at(called) {
+            Rule::End => return Err(StackEnd::Start),
+            Rule::Unsupported => return Err(StackEnd::Unsupported),
+            Rule::Frame(rule) => (self.by_rule(rule)?, true, false),
+            Rule::Context {
+                register,
+                offset,
+                signal,
+            } => (self.context(register, offset)?, !signal, false),
+            // C libraries without tables, and the vDSO of aarch64, have no other sign of it.
+            Rule::Gap if self.is_in(self.registers.architecture.sigreturn, SIGRETURN) => {
+                let architecture = self.registers.architecture;
+                let context = self.context(architecture.stack_pointer, architecture.signal_context);
+                (context?, false, false)
+            }
+            Rule::Gap => (self.by_frame_pointer()?, true, true),
+        };
+        let address = caller.instruction_pointer;
+        if self
+            .code
+            .at(address.wrapping_sub(is_caller.into()))
+            .is_none()
+        {
+            return Err(
+                match self.is_in(self.registers.architecture.starts, MAX_REACH) {
+                    true => StackEnd::Start,
+                    false => StackEnd::NotExecutable(address),
+                },
+            );
+        }
+        self.registers = caller;
+        self.frame = Frame {
+            address,
+            is_caller,
+            by_frame_pointer,
+        };
+        Ok(())
+    }
+
+    fn register(&self, register: u8) -> Result<u64, StackEnd> {
+        self.registers
+            .get(register)
+            .ok_or(StackEnd::UnknownRegister)
+    }
+
+    fn by_rule(&mut self, rule: FrameRule) -> Result<Registers, StackEnd> {
+        let stack_pointer = self.registers.stack_pointer();
+        let own = self.registers.architecture.stack_pointer;
+        let (cfa, by_stack_pointer) = match rule.cfa {
+            Cfa::Register { register, offset } => {
+                let base = self.register(register)?;
+                (base.wrapping_add_signed(offset.into()), register == own)
+            }
+            Cfa::Memory {
+                register,
+                offset,
+                addend,
+            } => {
+                let base = self.register(register)?;
+                let value = self.stack.u64_at(base.wrapping_add_signed(offset.into()))?;
+                (value.wrapping_add_signed(addend.into()), false)
+            }
+            Cfa::Plt { pushed_at } => {
+                let offset = self.registers.instruction_pointer % 16;
+                let pushed = offset >= pushed_at.into();
+                (
+                    stack_pointer.wrapping_add(if pushed { 16 } else { 8 }),
+                    true,
+                )
+            }
+        };
+        let keeps_stack = matches!(rule.return_address, ReturnAddress::Register(_));
+        if cfa < stack_pointer || cfa == stack_pointer && !keeps_stack {
+            // Only tables that count from another register can mean another stack.
+            self.switches += 1;
+            if by_stack_pointer || cfa == stack_pointer || self.switches > MAX_SWITCHES {
+                return Err(StackEnd::NotGrowing);
+            }
+        }
+        let return_address = match rule.return_address {
+            ReturnAddress::AtCfa(offset) => {
+                self.stack.u64_at(cfa.wrapping_add_signed(offset.into()))?
+            }
+            ReturnAddress::Register(register) => self.register(register)?,
+        };
+        let mut saved = |address: u64| self.stack.u64_at(address).ok();
+        let frame_pointer = self.registers.frame_pointer();
+        let frame_pointer = match rule.frame_pointer {
+            Saved::Same => frame_pointer,
+            Saved::AtCfa(offset) => saved(cfa.wrapping_add_signed(offset.into())),
+            Saved::AtFramePointer(offset) => {
+                frame_pointer.and_then(|it| saved(it.wrapping_add_signed(offset.into())))
+            }
+            Saved::Register(register) => self.registers.get(register),
+            Saved::Unknown => None,
+        };
+        let architecture = self.registers.architecture;
+        let base = architecture.base.and_then(|register| {
+            let value = match rule.base {
+                Saved::Same => self.registers.get(register),
+                Saved::AtCfa(offset) => saved(cfa.wrapping_add_signed(offset.into())),
+                _ => None,
+            };
+            Some((register, value?))
+        });
+        let mut caller = self.registers.caller(return_address, cfa, frame_pointer);
+        if let Some((register, value)) = base {
+            caller.set(register, value);
+        }
+        Ok(caller)
+    }
+
+    /// The registers in a `ucontext_t`.
+    fn context(&mut self, register: u8, offset: i32) -> Result<Registers, StackEnd> {
+        let layout = &self.registers.architecture.context;
+        let base = self.register(register)?.wrapping_add_signed(offset.into());
+        self.switches += 1;
+        if self.switches > MAX_SWITCHES {
+            return Err(StackEnd::NotGrowing);
+        }
+        let mut interrupted = self.registers.caller(0, 0, None);
+        let mut at = base.wrapping_add(layout.offset);
+        for register in layout.registers {
+            let value = self.stack.u64_at(at)?;
+            match *register == layout.instruction_pointer {
+                true => interrupted.instruction_pointer = value,
+                false => interrupted.set(*register, value),
+            }
+            at = at.wrapping_add(8);
+        }
+        Ok(interrupted)
+    }
+
+    /// Whether the frame is in one of these sequences of code, or less than `reach` bytes behind the start
+    /// of one.
+    fn is_in(&self, sequences: &[&[u8]], reach: usize) -> bool {
+        let mut there = [0; 2 * MAX_REACH];
+        let there = &mut there[..2 * reach];
+        // From the earliest start of a sequence to the end of the latest.
+        let start = self.frame.address.wrapping_sub(reach as u64 - 1);
+        let read = self.stack.memory.read(start, there).is_ok();
+        let starts = |code: &[u8]| there.windows(code.len()).take(reach).any(|it| it == code);
+        read && sequences.iter().any(|code| starts(code))
+    }
+
+    /// The caller by the frame pointer: it points to its own former value, and the return address
+    /// follows, on x86-64 and on aarch64.
+    fn by_frame_pointer(&mut self) -> Result<Registers, StackEnd> {
+        let pointer = self.registers.frame_pointer().ok_or(StackEnd::NoRows)?;
+        if pointer == 0 && self.frame.by_frame_pointer {
+            // Both ABIs mark the outermost frame so ("The Stack Frame"; "The Frame Pointer").
+            return Err(StackEnd::Start);
+        }
+        if pointer < self.registers.stack_pointer() || pointer % 8 != 0 {
+            return Err(StackEnd::NoRows);
+        }
+        let former = self.stack.u64_at(pointer)?;
+        let return_address = self.stack.u64_at(pointer.wrapping_add(8))?;
+        let cfa = pointer.checked_add(16).ok_or(StackEnd::NotGrowing)?;
+        Ok(self.registers.caller(return_address, cfa, Some(former)))
+    }
+}
+
+/// Memory that was read already. Stacks are walked upwards, a page at a time.
+struct Window<'a> {
+    memory: &'a dyn Memory,
+    start: u64,
+    bytes: [u8; WINDOW as usize],
+    is_filled: bool,
+}
+
+impl<'a> Window<'a> {
+    fn new(memory: &'a dyn Memory) -> Self {
+        Window {
+            memory,
+            start: 0,
+            bytes: [0; WINDOW as usize],
+            is_filled: false,
+        }
+    }
+
+    fn u64_at(&mut self, address: u64) -> Result<u64, StackEnd> {
+        if let Some(value) = self.known(address) {
+            return Ok(value);
+        }
+        // Where an image or a core file lacks a part of the page, the value itself may be there.
+        let start = address - address % WINDOW;
+        if self.memory.read(start, &mut self.bytes).is_ok() {
+            (self.start, self.is_filled) = (start, true);
+            if let Some(value) = self.known(address) {
+                return Ok(value);
+            }
+        } else {
+            self.is_filled = false;
+        }
+        self.memory.read_u64(address).map_err(StackEnd::Unreadable)
+    }
+
+    fn known(&self, address: u64) -> Option<u64> {
+        let skip = usize::try_from(address.checked_sub(self.start)?).ok()?;
+        let bytes = self.bytes.get(skip..).filter(|_| self.is_filled)?;
+        Some(u64::from_ne_bytes(*bytes.first_chunk()?))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,308 @@
+use std::sync::Arc;
+
+use otelctx_remote::Machine;
+use otelctx_remote::memory::Image;
+
+use super::*;
+use crate::code::CodeMapping;
+use crate::file::FileRows;
+
+/// Where the code with rules is mapped, and code without.
+const CODE: u64 = 0x40_0000;
+const OTHER: u64 = 0x80_0000;
+/// Where the stack is.
+const STACK: u64 = 0x7000_0000;
+
+fn rule(register: u8, offset: i32, frame_pointer: Saved, return_address: ReturnAddress) -> Rule {
+    Rule::Frame(FrameRule {
+        cfa: Cfa::Register { register, offset },
+        frame_pointer,
+        base: Saved::Unknown,
+        return_address,
+    })
+}
+
+/// x86-64: `offset` bytes are on the stack.
+fn above(offset: i32) -> Rule {
+    rule(7, offset, Saved::Same, ReturnAddress::AtCfa(-8))
+}
+
+/// x86-64, with a frame pointer.
+fn framed() -> Rule {
+    rule(6, 16, Saved::AtCfa(-16), ReturnAddress::AtCfa(-8))
+}
+
+/// The rules of functions of 0x100 bytes.
+fn code(rules: &[Rule]) -> CodeMap {
+    let rows = rules.iter().enumerate();
+    let rows: Vec<_> = rows
+        .map(|(index, rule)| (CODE + 0x100 * index as u64, *rule))
+        .collect();
+    let mapping = |start, rows| CodeMapping {
+        start,
+        end: start + 0x1000,
+        bias: 0,
+        rows,
+    };
+    CodeMap::of([
+        mapping(CODE, Ok(Arc::new(FileRows::by_hand(&rows)))),
+        mapping(OTHER, Err(None)),
+    ])
+}
+
+fn registers(address: u64, frame_pointer: u64) -> Registers {
+    let mut registers = Registers::new(Machine::X86_64, address, STACK).unwrap();
+    registers.set(6, frame_pointer);
+    registers
+}
+
+fn run(registers: &Registers, code: &CodeMap, memory: &Image) -> (Vec<Frame>, StackEnd) {
+    let mut frames = Vec::new();
+    let end = walk(registers, code, memory, 100, &mut frames);
+    (frames, end)
+}
+
+/// Runs with the stack made of these words.
+fn stack(words: &[u64], registers: &Registers, code: &CodeMap) -> (Vec<u64>, StackEnd) {
+    let mut memory = Image::new();
+    memory.map_u64(STACK, words);
+    let (frames, end) = run(registers, code, &memory);
+    (frames.iter().map(|frame| frame.address).collect(), end)
+}
+
+#[test]
+fn callers_are_found_up_to_the_start() {
+    let code = code(&[above(8), above(24), Rule::End]);
+    let words = [CODE + 0x150, 0, 0, CODE + 0x250];
+    let found = stack(&words, &registers(CODE + 5, 0), &code);
+    assert_eq!(
+        found,
+        (vec![CODE + 5, CODE + 0x150, CODE + 0x250], StackEnd::Start)
+    );
+}
+
+#[test]
+fn the_rule_of_a_caller_is_that_of_its_call() {
+    // The call is the last instruction of its function: the address behind it is the next one's.
+    let code = code(&[above(8), above(24), Rule::End, Rule::Gap]);
+    let words = [CODE + 0x200, 0, 0, CODE + 0x300];
+    let found = stack(&words, &registers(CODE, 0), &code);
+    assert_eq!(
+        found,
+        (vec![CODE, CODE + 0x200, CODE + 0x300], StackEnd::Start)
+    );
+}
+
+#[test]
+fn the_rule_of_an_interrupted_frame_is_that_of_its_next_instruction() {
+    let signal = Rule::Context {
+        register: 7,
+        offset: 0,
+        signal: true,
+    };
+    let code = code(&[signal, above(24), Rule::End]);
+    // A context: r8 to r15 at 40, rsp and rip at 160 and 168.
+    let mut context = [0; 24];
+    (context[20], context[21]) = (STACK + 0x400, CODE + 0x200);
+    let (frames, end) = {
+        let mut memory = Image::new();
+        memory.map_u64(STACK, &context);
+        run(&registers(CODE + 1, 0), &code, &memory)
+    };
+    assert_eq!(end, StackEnd::Start);
+    let interrupted = Frame {
+        address: CODE + 0x200,
+        is_caller: false,
+        by_frame_pointer: false,
+    };
+    assert_eq!(frames[1..], [interrupted]);
+}
+
+#[test]
+fn a_signal_handler_returns_by_code_that_needs_no_tables() {
+    let code = code(&[above(8), Rule::End]);
+    let mut memory = Image::new();
+    let mut words = [0; 25];
+    words[0] = OTHER + 0x10;
+    (words[1 + 20], words[1 + 21]) = (STACK + 0x400, CODE + 0x180);
+    memory.map_u64(STACK, &words);
+    memory.map(OTHER, vec![0x90; 0x10]);
+    memory.map(OTHER + 0x10, [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05]);
+    memory.map(OTHER + 0x19, vec![0x90; 0x100]);
+    let (frames, end) = run(&registers(CODE + 1, 0), &code, &memory);
+    let addresses: Vec<_> = frames.iter().map(|frame| frame.address).collect();
+    assert_eq!(addresses, [CODE + 1, OTHER + 0x10, CODE + 0x180]);
+    assert_eq!(end, StackEnd::Start);
+}
+
+#[test]
+fn without_tables_the_frame_pointer_has_to_do_and_is_marked() {
+    let code = code(&[framed(), Rule::End]);
+    let words = [
+        0,
+        STACK + 0x20,
+        OTHER + 5,
+        0,
+        STACK + 0x38,
+        CODE + 0x50,
+        0,
+        0,
+        CODE + 0x150,
+    ];
+    let mut memory = Image::new();
+    memory.map_u64(STACK, &words);
+    let (frames, end) = run(&registers(OTHER, STACK + 8), &code, &memory);
+    assert_eq!(end, StackEnd::Start);
+    let found: Vec<_> = frames
+        .iter()
+        .map(|it| (it.address, it.by_frame_pointer))
+        .collect();
+    let expected = [
+        (OTHER, false),
+        (OTHER + 5, true),
+        (CODE + 0x50, true),
+        (CODE + 0x150, false),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_frame_pointer_that_is_none_ends_the_stack() {
+    let code = code(&[Rule::End]);
+    let ends = |words: &[u64], frame_pointer| {
+        let (frames, end) = stack(words, &registers(OTHER, frame_pointer), &code);
+        (frames.len(), end)
+    };
+    let words = [0, CODE, 0, 0x1234];
+    for pointer in [0, STACK - 8, STACK + 1] {
+        assert_eq!(ends(&words, pointer), (1, StackEnd::NoRows), "{pointer:#x}");
+    }
+    // What it points to is no frame.
+    assert_eq!(
+        ends(&words, STACK + 16),
+        (1, StackEnd::NotExecutable(0x1234))
+    );
+    assert!(matches!(
+        ends(&words, STACK + 32),
+        (1, StackEnd::Unreadable(_))
+    ));
+    // A chain that does not ascend, and one that ends with the outermost frame.
+    assert_eq!(
+        ends(&[STACK, OTHER + 9, STACK, OTHER + 9], STACK),
+        (2, StackEnd::NoRows)
+    );
+    assert_eq!(ends(&[0, OTHER + 9], STACK), (2, StackEnd::Start));
+}
+
+#[test]
+fn a_stack_that_does_not_grow_ends() {
+    let at = |offset| {
+        let code = code(&[above(offset)]);
+        stack(&[CODE + 1; 8], &registers(CODE, 0), &code).1
+    };
+    assert_eq!(at(0), StackEnd::NotGrowing);
+    assert_eq!(at(-16), StackEnd::NotGrowing);
+    assert!(matches!(at(16), StackEnd::Unreadable(_)));
+}
+
+#[test]
+fn stacks_that_lead_to_each_other_end() {
+    let code = code(&[framed()]);
+    // Two frames, each the other's caller.
+    let words = [STACK + 0x20, CODE + 1, 0, 0, STACK, CODE + 1];
+    let (frames, end) = stack(&words, &registers(CODE, STACK + 0x20), &code);
+    assert_eq!(end, StackEnd::Limit);
+    assert_eq!(frames.len(), 100);
+    let mut memory = Image::new();
+    memory.map_u64(STACK, &words);
+    let mut frames = Vec::new();
+    let registers = registers(CODE, STACK + 0x20);
+    let end = walk(&registers, &code, &memory, 10_000, &mut frames);
+    assert_eq!(end, StackEnd::NotGrowing);
+    assert!(frames.len() < 3 * MAX_SWITCHES);
+}
+
+#[test]
+fn frames_beyond_the_limit_are_cut() {
+    let code = code(&[above(8)]);
+    let mut memory = Image::new();
+    memory.map_u64(STACK, &[CODE + 1; 1000]);
+    let mut frames = Vec::new();
+    let end = walk(&registers(CODE, 0), &code, &memory, 7, &mut frames);
+    assert_eq!((frames.len(), end), (7, StackEnd::Limit));
+}
+
+#[test]
+fn what_is_not_known_is_not_guessed() {
+    let code = code(&[
+        rule(10, 0, Saved::Same, ReturnAddress::AtCfa(-8)),
+        above(8),
+        Rule::Unsupported,
+    ]);
+    let end = |address| stack(&[CODE + 0x50, 0], &registers(address, STACK), &code).1;
+    assert_eq!(end(CODE), StackEnd::UnknownRegister);
+    assert_eq!(end(CODE + 0x100), StackEnd::UnknownRegister);
+    assert_eq!(end(CODE + 0x200), StackEnd::Unsupported);
+    // The innermost frame has all registers.
+    let mut innermost = registers(CODE, 0);
+    innermost.set(10, STACK + 8);
+    let (frames, _) = stack(&[CODE + 0x50, 0], &innermost, &code);
+    assert_eq!(frames, [CODE, CODE + 0x50]);
+}
+
+#[test]
+fn code_that_is_not_executable_has_no_caller() {
+    let code = code(&[above(8)]);
+    let found = stack(&[CODE, CODE], &registers(0x1000, 0), &code);
+    assert_eq!(found, (vec![0x1000], StackEnd::NotExecutable(0x1000)));
+}
+
+/// aarch64: a function that has not saved its return address, and one that has.
+#[test]
+fn a_link_register_is_that_of_the_innermost_frame_alone() {
+    let leaf = rule(31, 0, Saved::Same, ReturnAddress::Register(30));
+    let saved = rule(31, 32, Saved::AtCfa(-32), ReturnAddress::AtCfa(-24));
+    let code = code(&[leaf, saved, Rule::End]);
+    let mut registers = Registers::new(Machine::Aarch64, CODE, STACK).unwrap();
+    // Signed: bits above 48 are no address.
+    registers.set(30, (CODE + 0x150) | 0x00ab_0000_0000_0000);
+    let words = [STACK + 0x100, (CODE + 0x250) | 0x1234_0000_0000_0000, 0, 0];
+    let found = stack(&words, &registers, &code);
+    assert_eq!(
+        found,
+        (vec![CODE, CODE + 0x150, CODE + 0x250], StackEnd::Start)
+    );
+    let words = [STACK + 0x100, CODE + 0x50, 0, 0];
+    let found = stack(&words, &registers, &code);
+    assert_eq!(
+        found,
+        (
+            vec![CODE, CODE + 0x150, CODE + 0x50],
+            StackEnd::UnknownRegister
+        )
+    );
+}
+
+/// aarch64: the kernel's frame has `siginfo_t` and `ucontext_t`.
+#[test]
+fn a_signal_frame_of_aarch64_has_all_registers() {
+    let leaf = rule(31, 0, Saved::Same, ReturnAddress::Register(30));
+    let code = code(&[leaf, Rule::End]);
+    let mut registers = Registers::new(Machine::Aarch64, OTHER, STACK).unwrap();
+    registers.set(29, 0);
+    let mut memory = Image::new();
+    let mut words = [0_u64; 80];
+    // x0 at 128 + 184; x30, sp, pc
+    let x0 = (128 + 184) / 8;
+    (words[x0 + 30], words[x0 + 31], words[x0 + 32]) = (CODE + 0x180, STACK + 0x1000, CODE + 8);
+    memory.map_u64(STACK, &words);
+    memory.map(OTHER - 64, vec![0; 64]);
+    memory.map(OTHER, [0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4]);
+    memory.map(OTHER + 8, vec![0; 64]);
+    let (frames, end) = run(&registers, &code, &memory);
+    let addresses: Vec<_> = frames.iter().map(|frame| frame.address).collect();
+    assert_eq!(
+        (addresses, end),
+        (vec![OTHER, CODE + 8, CODE + 0x180], StackEnd::Start)
+    );
+}
