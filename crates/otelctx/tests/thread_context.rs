@@ -398,6 +398,21 @@ fn swapping_needs_no_order_and_returns_what_was_swapped_in() {
     assert_eq!(number_of(swap_current(None)), Some(1));
 }
 
+/// Once there were too many, the slot was emptied after the new record had been put into it.
+#[test]
+fn a_new_record_is_shown_however_many_another_publisher_may_restore() {
+    static FOREIGN: [u8; 64] = [0; 64];
+    for round in 0..3_000 {
+        drop(swap_current(Some(record(1).share())));
+        assert_eq!(number(), Some(1), "{round}");
+        // SAFETY: the slot is this thread's, and what is in it says that it is to be ignored.
+        unsafe { slot().write(FOREIGN.as_ptr().cast_mut()) };
+    }
+    // SAFETY: as above.
+    unsafe { slot().write(std::ptr::null_mut()) };
+    drop(swap_current(None));
+}
+
 #[test]
 fn an_owned_guard_keeps_its_record_attached_without_a_borrow() {
     let guards: Vec<_> = (1..=9)

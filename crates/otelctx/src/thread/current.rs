@@ -75,6 +75,10 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
         }
         let slot = found_slot(state);
         let foreign = !is_own(state, slot.read_volatile());
+        if foreign && !(*state).current.block.is_null() {
+            // While the other publisher's record is in the slot: later, this could remove the new one.
+            AttachedBlocks::make_room(state);
+        }
         let old = std::mem::replace(&mut (*state).current, Entry::NONE);
         (*state).current.block = new;
         if !foreign || !new.is_null() {
@@ -84,8 +88,7 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
             return None;
         }
         if foreign {
-            // The other publisher may restore it, so it stays alive, unless too many do already.
-            AttachedBlocks::make_room(state);
+            // The other publisher may restore it, so it stays alive, until too many do.
             retain(old.block);
             let kept = AttachedBlocks::add(state, old.block);
             (*kept).copy = old.copy;
