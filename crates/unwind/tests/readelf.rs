@@ -202,7 +202,7 @@ fn rules_of_x86_64_programs_match_readelf() {
         let flags = ["-fomit-frame-pointer"];
         files.extend(Compiler::gcc().program(&["stacks.c"], &flags));
         files.extend(Compiler::clang().program(&["stacks.c"], &flags));
-        files.push(rust_program("stacks.rs", &["-O"]));
+        files.extend(rust_program("stacks.rs", &["-O"]));
     }
     for file in files {
         let Some(tally) = compare(&file) else { return };
