@@ -30,7 +30,7 @@ const MACHINE: Machine = Machine {
         "2048",
     ],
     console: "ttyAMA0",
-    timeout: Duration::from_secs(900),
+    timeout: Duration::from_secs(1500),
 };
 /// The Debian release that has the cross compiler's C library.
 pub(crate) const SUITE: &str = "bookworm";

@@ -25,8 +25,8 @@ echo 'guest: the command'
 service=$!
 sleep 3
 /bin/otelctx ps || echo 'guest: FAILED ps'
-/bin/otelctx dump --deadline 30 $service || echo 'guest: FAILED dump'
-/bin/otelctx check --deadline 30 $service || echo 'guest: FAILED check'
+/bin/otelctx dump --deadline 120 $service || echo 'guest: FAILED dump'
+/bin/otelctx check --deadline 120 $service || echo 'guest: FAILED check'
 /bin/otelctx record -p $service -d 3 -o /tmp/profile.otlp || echo 'guest: FAILED record'
 /bin/otelctx report /tmp/profile.otlp || echo 'guest: FAILED report'
 kill $service
