@@ -14,7 +14,7 @@ const PERF_EVENT_IOC_DISABLE: libc::c_ulong = 0x2401;
 const PERF_EVENT_IOC_SET_BPF: libc::c_ulong = 0x4004_2408;
 /// Flags of `struct perf_event_attr`: start disabled, and do not tick while idle.
 const DISABLED: u64 = 1;
-const EXCLUDE_IDLE: u64 = 1 << 6;
+const EXCLUDE_IDLE: u64 = 1 << 7;
 
 /// The first version of `struct perf_event_attr` (PERF_ATTR_SIZE_VER0).
 #[repr(C)]
