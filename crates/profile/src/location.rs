@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use otelctx_sample::{
-    Catalog, Frame, FrameId, FrameKind, Mapping, ModuleId, NamedFrame, ProcessId, Sample,
+    Catalog, Frame, FrameId, FrameKind, Mapping, ModuleId, NamedFrame, ProcessFacts, ProcessId,
+    Sample,
 };
 
 use crate::{Function, Identity, SymbolQuery, Symbolizer};
@@ -45,6 +46,53 @@ pub enum Place {
     Runtime(FrameKind),
 }
 
+/// When code was mapped at addresses at which the process had other code before.
+#[derive(Debug, Default)]
+pub(crate) struct Remappings(HashMap<ProcessId, Vec<u64>, foldhash::fast::RandomState>);
+
+impl Remappings {
+    pub(crate) fn of(catalog: &Catalog) -> Self {
+        let times = |(id, process)| {
+            let times = remapping_times(process);
+            (!times.is_empty()).then_some((id, times))
+        };
+        Self(catalog.processes().filter_map(times).collect())
+    }
+
+    /// The number of times at which a process had mapped other code until `time`, and one more; 0 if it
+    /// never has. In one epoch, an address belongs to one mapping.
+    pub(crate) fn epoch(&self, process: ProcessId, time: u64) -> usize {
+        let times = self.0.get(&process);
+        times.map_or(0, |times| 1 + times.partition_point(|it| *it <= time))
+    }
+}
+
+/// The module of a mapping, and the address of the module's first byte.
+fn code(mapping: &Mapping) -> (ModuleId, u64) {
+    (mapping.module, mapping.start.wrapping_sub(mapping.offset))
+}
+
+fn remapping_times(process: &ProcessFacts) -> Vec<u64> {
+    let mut mappings: Vec<_> = process.mappings.iter().collect();
+    mappings.sort_unstable_by_key(|mapping| (mapping.start, mapping.since));
+    let mut times = Vec::new();
+    let mut furthest: Option<&Mapping> = None;
+    for mapping in mappings {
+        if let Some(other) = furthest
+            && mapping.start < other.end
+            && code(mapping) != code(other)
+        {
+            times.extend([other.since, mapping.since]);
+        }
+        if furthest.is_none_or(|it| it.end <= mapping.end) {
+            furthest = Some(mapping);
+        }
+    }
+    times.sort_unstable();
+    times.dedup();
+    times
+}
+
 /// Assigns a location to each frame.
 #[derive(Default)]
 pub(crate) struct Locator {
@@ -60,6 +108,8 @@ pub(crate) struct Locator {
 struct Key {
     process: Option<ProcessId>,
     frame: FrameId,
+    /// What was mapped there, if that depends on the time: the module, and the address of its first byte.
+    code: Option<(ModuleId, u64)>,
 }
 
 /// A query for one address.
@@ -72,12 +122,13 @@ struct Question {
 
 impl Locator {
     /// The locations of a sample's stack, innermost first: the kernel frames, then the user-mode
-    /// frames.
+    /// frames. `epoch` is the process's at the time of the sample.
     pub(crate) fn stack(
         &mut self,
         catalog: &Catalog,
         kernel: ModuleId,
         process: ProcessId,
+        epoch: usize,
         sample: &Sample,
     ) -> Box<[LocationIndex]> {
         let in_kernel = catalog.frame_ids(sample.kernel_stack);
@@ -85,11 +136,18 @@ impl Locator {
         let mut stack = Vec::with_capacity(in_kernel.len() + in_process.len());
         for (frames, owner) in [(in_kernel, None), (in_process, Some(process))] {
             for &frame in frames {
-                let is_named = matches!(catalog.frame_facts(frame), Frame::Named(_));
-                let key = Key {
-                    process: owner.filter(|_| !is_named),
+                let facts = catalog.frame_facts(frame);
+                let mut key = Key {
+                    process: owner.filter(|_| matches!(facts, Frame::Native { .. })),
                     frame,
+                    code: None,
                 };
+                if epoch > 0
+                    && let (Some(owner), Some(address)) = (key.process, facts.lookup_address())
+                {
+                    let owner = catalog.process(owner);
+                    key.code = owner.mapping_at(address, sample.time).map(code);
+                }
                 let index = match self.known.get(&key) {
                     Some(index) => *index,
                     None => self.add(key, catalog, kernel, process, sample.time),
@@ -147,29 +205,38 @@ impl Locator {
     ) -> (Vec<Location>, HashMap<ModuleId, Identity>) {
         let mut locations = self.locations;
         let mut identities = HashMap::new();
-        let mut by_module: BTreeMap<_, (ProcessId, Vec<(usize, u64)>)> = BTreeMap::new();
+        let mut by_file: BTreeMap<_, Vec<(usize, Question)>> = BTreeMap::new();
         for (index, question) in self.questions.into_iter().enumerate() {
             let Some(question) = question else { continue };
-            // A file contains the same code in each process; memory without a file does not.
-            let own = !catalog.module_facts(question.module).is_shared();
-            by_module
-                .entry((question.module, own.then_some(question.process)))
-                .or_insert_with(|| (question.process, Vec::new()))
-                .1
-                .push((index, question.address));
+            let module = catalog.module_facts(question.module);
+            // A file contains the same code in each process, and so does each of its copies; memory
+            // without a file does not.
+            let file = match &module.build_id[..] {
+                [] => (None, Some(question.module)),
+                build_id => (Some(build_id), None),
+            };
+            let own = (!module.is_shared()).then_some(question.process);
+            let questions: &mut Vec<_> = by_file.entry((file, own)).or_default();
+            questions.push((index, question));
         }
-        for ((module, _), (process, questions)) in by_module {
+        for questions in by_file.into_values() {
+            let (
+                _,
+                Question {
+                    module, process, ..
+                },
+            ) = questions[0];
             let process = catalog.process(process);
             let mapping = process.mappings.iter().rev().find(|it| it.module == module);
             let query = SymbolQuery::new(catalog.module_facts(module), process).mapped(mapping);
-            let addresses: Vec<u64> = questions.iter().map(|(_, address)| *address).collect();
+            let addresses: Vec<u64> = questions.iter().map(|(_, it)| it.address).collect();
             let answers = symbolizer.functions(query, &addresses);
-            for ((index, _), functions) in questions.into_iter().zip(answers) {
+            let identity = symbolizer.identity(query);
+            for ((index, question), functions) in questions.into_iter().zip(answers) {
                 locations[index].functions = functions;
+                let module = question.module;
+                identities.entry(module).or_insert_with(|| identity.clone());
             }
-            identities
-                .entry(module)
-                .or_insert_with(|| symbolizer.identity(query));
         }
         (locations, identities)
     }

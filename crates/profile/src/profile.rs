@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 
+use indexmap::IndexSet;
 use otelctx_sample::format::record::Context;
 use otelctx_sample::{
     Catalog, ContextId, Counts, Event, Found, Module, ModuleId, ProcessFacts, ProcessId, Sample,
@@ -10,29 +11,29 @@ use otelctx_sample::{
 };
 
 use crate::attributes::attributes;
-use crate::location::{Location, LocationIndex, Locator, Place};
+use crate::location::{Location, LocationIndex, Locator, Place, Remappings};
 use crate::{Clock, Identity, Recording, Symbolizer};
 
 /// A recording with its frames resolved and equal samples grouped.
 #[derive(Debug)]
 pub struct Profile {
     catalog: Catalog,
-    /// Sorted by [`key`].
+    /// Sorted by their [`Key`] and time.
     samples: Vec<Sample>,
-    /// By context index: the context that represents it in all formats.
-    contexts: Vec<Option<ContextId>>,
+    /// The keys of the samples, each with the number of samples.
+    keys: Vec<(Key, usize)>,
     clock: Clock,
     period: NonZeroU64,
     counts: Counts,
     kernel: ModuleId,
     locations: Vec<Location>,
-    stacks: HashMap<StackKey, Box<[LocationIndex]>, foldhash::fast::RandomState>,
+    stacks: IndexSet<Box<[LocationIndex]>, foldhash::fast::RandomState>,
     /// By module.
     identities: HashMap<ModuleId, Identity>,
 }
 
-/// Addresses have a meaning in their process only.
-type StackKey = (ProcessId, StackId, StackId);
+/// Addresses have a meaning in their process only, and in an epoch of it: [`Remappings::epoch`].
+type StackKey = (ProcessId, usize, StackId, StackId);
 
 /// Whether a sample is of time on a CPU or off-CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,14 +73,8 @@ impl Group<'_> {
     }
 }
 
-type Key = (
-    ProcessId,
-    Kind,
-    ThreadId,
-    Option<ContextId>,
-    StackId,
-    StackId,
-);
+/// What equal samples have in common; the last is the index of their stack.
+type Key = (ProcessId, Kind, ThreadId, Option<ContextId>, usize);
 
 /// Maps each context, by index, to the first one that every format writes identically: they may
 /// differ in flags, in the order of attributes, and in attributes that [`attributes`] drops. A
@@ -98,25 +93,6 @@ fn distinct_contexts(catalog: &Catalog) -> Vec<Option<ContextId>> {
     same.collect()
 }
 
-fn key(catalog: &Catalog, contexts: &[Option<ContextId>], sample: &Sample) -> Key {
-    let kind = match sample.event {
-        Event::OffCpu { .. } => Kind::OffCpu,
-        _ => Kind::OnCpu,
-    };
-    let context = match sample.found {
-        Found::Attached(context) => contexts[context.index()],
-        _ => None,
-    };
-    (
-        catalog.thread_facts(sample.thread).process,
-        kind,
-        sample.thread,
-        context,
-        sample.user_stack,
-        sample.kernel_stack,
-    )
-}
-
 impl Profile {
     /// Resolves a recording's frames with `symbolizer`.
     pub fn new(recording: Recording, symbolizer: &mut dyn Symbolizer) -> Self {
@@ -131,29 +107,51 @@ impl Profile {
             clock = clock.including(sample.time);
         }
         let contexts = distinct_contexts(&catalog);
-        samples.sort_unstable_by_key(|sample| (key(&catalog, &contexts, sample), sample.time));
         let kernel = catalog.module(Module::kernel());
-        let mut profile = Self {
+        let remappings = Remappings::of(&catalog);
+        let mut locator = Locator::default();
+        let mut stacks = IndexSet::default();
+        let mut known: HashMap<StackKey, usize, foldhash::fast::RandomState> = HashMap::default();
+        let mut key = |sample: &Sample| {
+            let process = catalog.thread_facts(sample.thread).process;
+            let epoch = remappings.epoch(process, sample.time);
+            let stack = (process, epoch, sample.user_stack, sample.kernel_stack);
+            let stack = known.entry(stack).or_insert_with(|| {
+                let stack = locator.stack(&catalog, kernel, process, epoch, sample);
+                stacks.insert_full(stack).0
+            });
+            let kind = match sample.event {
+                Event::OffCpu { .. } => Kind::OffCpu,
+                _ => Kind::OnCpu,
+            };
+            let context = match sample.found {
+                Found::Attached(context) => contexts[context.index()],
+                _ => None,
+            };
+            (process, kind, sample.thread, context, *stack)
+        };
+        samples.sort_by_cached_key(|sample| (key(sample), sample.time));
+        let mut keys: Vec<(Key, usize)> = Vec::new();
+        for sample in &samples {
+            let key = key(sample);
+            match keys.last_mut() {
+                Some((last, count)) if *last == key => *count += 1,
+                _ => keys.push((key, 1)),
+            }
+        }
+        let (locations, identities) = locator.name(&catalog, symbolizer);
+        Self {
             catalog,
             samples,
-            contexts,
+            keys,
             clock,
             period,
             counts,
             kernel,
-            locations: Vec::new(),
-            stacks: HashMap::default(),
-            identities: HashMap::new(),
-        };
-        let mut locator = Locator::default();
-        for sample in &profile.samples {
-            let process = profile.catalog.thread_facts(sample.thread).process;
-            let key = (process, sample.user_stack, sample.kernel_stack);
-            let stack = || locator.stack(&profile.catalog, kernel, process, sample);
-            profile.stacks.entry(key).or_insert_with(stack);
+            locations,
+            stacks,
+            identities,
         }
-        (profile.locations, profile.identities) = locator.name(&profile.catalog, symbolizer);
-        profile
     }
 
     /// The data that samples refer to.
@@ -238,22 +236,20 @@ impl Profile {
         self.identities.get(&module)
     }
 
-    fn key(&self, sample: &Sample) -> Key {
-        key(&self.catalog, &self.contexts, sample)
-    }
-
     /// Groups of equal samples, sorted by process, kind and thread.
     pub fn groups(&self) -> impl Iterator<Item = Group<'_>> {
-        let alike = |one: &Sample, other: &Sample| self.key(one) == self.key(other);
-        self.samples.chunk_by(alike).map(|samples| {
-            let (process, kind, thread, context, user, kernel) = self.key(&samples[0]);
+        let mut samples = &self.samples[..];
+        self.keys.iter().map(move |(key, count)| {
+            let (process, kind, thread, context, stack) = *key;
+            let (group, rest) = samples.split_at(*count);
+            samples = rest;
             Group {
                 kind,
                 process,
                 thread,
                 context,
-                stack: &self.stacks[&(process, user, kernel)],
-                samples,
+                stack: &self.stacks[stack],
+                samples: group,
             }
         })
     }

@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::Device;
 use crate::memory::{Memory, MemoryError};
+use crate::{Device, module};
 
 /// Opens a file on the reader's side; `None` if it is a FIFO, a device, a directory or a socket.
 pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
@@ -27,6 +27,13 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
 pub fn open_mapped(path: &Path, device: Device, inode: u64) -> Option<File> {
     let file = open_regular(path).ok()??;
     is_mapped_file(&file, device, inode).then_some(file)
+}
+
+/// Opens the file at `path`, on the reader's side, if it has this build ID.
+pub fn open_by_build_id(path: &Path, build_id: &[u8]) -> Option<File> {
+    let file = open_regular(path).ok()??;
+    let found = module::build_id(&file)?;
+    (found == build_id).then_some(file)
 }
 
 /// Whether the file is the one that a mapping with `device` and `inode` refers to.

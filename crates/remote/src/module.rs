@@ -17,7 +17,7 @@ use crate::libc;
 pub use crate::machine::{Access, Machine, TlsSegment};
 use crate::memory::Image;
 
-pub use crate::file::open_mapped;
+pub use crate::file::{open_by_build_id, open_mapped};
 
 /// Maximum number of relocations kept of one module; a linker writes one or two for a variable.
 const MAX_RELOCATIONS: usize = 64;

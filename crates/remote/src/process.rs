@@ -29,8 +29,7 @@ use crate::memory::ProcessMemory;
 use crate::elf::Source;
 use crate::file::FileBytes;
 use crate::file_cache::{MAX_READ, read_within};
-use crate::permission;
-use crate::{Device, Error};
+use crate::{Device, Error, module, permission};
 pub use sizes::{Sizes, SizesFile};
 pub use stat::{Stat, TICK};
 pub use status::Status;
@@ -323,20 +322,42 @@ impl Process {
     /// stat(2) than in `/proc/PID/maps`, inode and build ID.
     pub fn mapped_file(
         &self,
-        (start, end): (u64, u64),
+        range: (u64, u64),
         name: &[u8],
         device: Device,
         inode: u64,
     ) -> Option<File> {
-        let is_mapped = |file: &File| match file.metadata() {
+        self.open_mapped(range, name, |file| match file.metadata() {
             Ok(found) if found.ino() != inode => false,
             Ok(found) if Device::from_stat(found.dev()) == device => true,
-            Ok(_) => self.has_build_id_of(file, start),
+            Ok(_) => self.has_build_id_of(file, range.0),
             Err(_) => false,
-        };
+        })
+    }
+
+    /// Opens a file with this build ID that the process has mapped; see [`Process::mapped_file`].
+    pub fn mapped_file_by_build_id(
+        &self,
+        range: (u64, u64),
+        name: &[u8],
+        build_id: &[u8],
+    ) -> Option<File> {
+        self.open_mapped(range, name, |file| {
+            let found = reopen(file).and_then(|file| module::build_id(&file));
+            found.is_some_and(|found| found == build_id)
+        })
+    }
+
+    /// Opens the file of a mapping, if `is_mapped` returns true for it, opened with O_PATH.
+    fn open_mapped(
+        &self,
+        (start, end): (u64, u64),
+        name: &[u8],
+        is_mapped: impl Fn(&File) -> bool,
+    ) -> Option<File> {
         // The mapping may have been replaced since.
         let map_files = format!("map_files/{start:x}-{end:x}");
-        let mapped = self.open_regular(Path::new(&map_files), is_mapped);
+        let mapped = self.open_regular(Path::new(&map_files), &is_mapped);
         if mapped.is_some() {
             return mapped;
         }
@@ -348,17 +369,14 @@ impl Process {
         ];
         paths
             .iter()
-            .find_map(|path| self.open_regular(path, is_mapped))
+            .find_map(|path| self.open_regular(path, &is_mapped))
     }
 
     /// Whether the module whose header is loaded at `start` has the same build ID as this file,
     /// opened with O_PATH. Used if the file system has other device numbers in stat(2) than in
     /// `/proc/PID/maps` (btrfs, some overlayfs).
     fn has_build_id_of(&self, file: &File, start: u64) -> bool {
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-        let file = open(path.as_str(), flags, Mode::empty()).map(File::from);
-        let (Ok(file), Ok(memory)) = (file, self.memory()) else {
+        let (Some(file), Ok(memory)) = (reopen(file), self.memory()) else {
             return false;
         };
         let id = |source| {
@@ -380,11 +398,7 @@ impl Process {
         if !found.metadata().is_ok_and(|it| it.is_file()) || !is_wanted(&found) {
             return None;
         }
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-        let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-        open(path.as_str(), flags, Mode::empty())
-            .ok()
-            .map(File::from)
+        reopen(&found)
     }
 
     /// The prefix of `/proc` entries of a running thread: empty for the thread-group leader, the
@@ -480,6 +494,15 @@ impl Process {
             },
         }
     }
+}
+
+/// Opens a file again, that was opened with O_PATH, to read it.
+fn reopen(file: &File) -> Option<File> {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    open(path.as_str(), flags, Mode::empty())
+        .ok()
+        .map(File::from)
 }
 
 /// Whether `/proc` belongs to this process's PID namespace. If not, its IDs refer to other

@@ -40,6 +40,7 @@
 //! ```
 
 mod catalog;
+mod files;
 mod frame;
 mod outcome;
 mod process;
@@ -49,6 +50,7 @@ mod sample;
 pub use catalog::{
     Catalog, ContextId, FrameId, ModuleId, ProcessId, StackId, ThreadFacts, ThreadId,
 };
+pub use files::ModuleFiles;
 pub use frame::{Frame, FrameKind, NamedFrame};
 pub use otelctx_format as format;
 pub use outcome::{Found, ReadStep};

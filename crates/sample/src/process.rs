@@ -63,11 +63,10 @@ impl ProcessFacts {
     /// The mapping that contained `address` at `time` (in nanoseconds, like [`Mapping::since`]).
     #[must_use]
     pub fn mapping_at(&self, address: u64, time: u64) -> Option<&Mapping> {
-        let contains = |mapping: &&Mapping| mapping.start <= address && address < mapping.end;
-        let mut containing = self.mappings.iter().rev().filter(contains);
-        let newest = containing.clone().next();
-        // A sample may be older than the scan that found its mapping.
-        containing.find(|mapping| mapping.since <= time).or(newest)
+        let mut mappings = self.mappings.iter().rev();
+        mappings.find(|mapping| {
+            mapping.since <= time && mapping.start <= address && address < mapping.end
+        })
     }
 }
 
@@ -82,7 +81,8 @@ pub struct Mapping {
     pub offset: u64,
     /// The file.
     pub module: ModuleId,
-    /// When it was found, in nanoseconds of the recorder's `CLOCK_MONOTONIC`.
+    /// When it was created, in nanoseconds of the recorder's `CLOCK_MONOTONIC`; if that is unknown, a
+    /// time at which it did not exist yet, or 0 if it was there when the process was first seen.
     pub since: u64,
 }
 
@@ -94,9 +94,9 @@ pub struct Module {
     pub path: String,
     /// Its GNU build ID; empty if it has none.
     pub build_id: Vec<u8>,
-    /// The file's device; 0 if there is no file.
+    /// The file's device; 0 if there is no file, or the build ID identifies it.
     pub device: u64,
-    /// The file's inode; 0 if there is no file.
+    /// The file's inode; 0 if there is no file, or the build ID identifies it.
     pub inode: u64,
 }
 
@@ -116,13 +116,13 @@ impl Module {
     /// Whether this is the kernel.
     #[must_use]
     pub fn is_kernel(&self) -> bool {
-        self.inode == 0 && self.path == KERNEL
+        !self.has_file() && self.path == KERNEL
     }
 
     /// Whether it is a file. Otherwise it is the kernel, the vDSO, or anonymous memory.
     #[must_use]
     pub fn has_file(&self) -> bool {
-        self.inode != 0
+        self.inode != 0 || !self.build_id.is_empty()
     }
 
     /// Whether it contains the same code in every process: a file, or the kernel.
@@ -160,7 +160,7 @@ mod tests {
         let at = |address, time| process.mapping_at(address, time).map(|found| found.module);
         assert_eq!(at(0x1000, 15), Some(old));
         assert_eq!(at(0x1fff, 20), Some(new));
-        assert_eq!(at(0x1000, 5), Some(new), "sampled before the first scan");
+        assert_eq!(at(0x1000, 5), None);
         assert_eq!(at(0x2000, 15), None);
         assert_eq!(at(0xfff, 15), None);
     }

@@ -73,6 +73,9 @@ pub struct Counts {
     /// Records of which only the first attributes were read: the rest exceeded the limit, or was
     /// malformed.
     pub truncated_records: u64,
+    /// The kernel's reports of processes and their mappings that were not received or not kept: a frame
+    /// may have no name.
+    pub lost_mappings: u64,
 }
 
 impl AddAssign for Counts {
@@ -105,6 +108,7 @@ impl Counts {
             unknown_keys,
             not_utf8,
             truncated_records,
+            lost_mappings,
         } = other;
         for (number, other) in self.unreadable.iter_mut().zip(unreadable) {
             *number = combine(*number, other);
@@ -123,6 +127,7 @@ impl Counts {
             (&mut self.unknown_keys, unknown_keys),
             (&mut self.not_utf8, not_utf8),
             (&mut self.truncated_records, truncated_records),
+            (&mut self.lost_mappings, lost_mappings),
         ] {
             *number = combine(*number, other);
         }

@@ -1,148 +1,554 @@
 //! Determines which files the code of a process is mapped from, for the catalog.
+//!
+//! With eBPF, the kernel reports each new executable mapping with its time ([`Report`]). Mappings that
+//! existed before, and with ptrace all mappings, are read from `/proc/PID/maps` when a sample lies in
+//! none that is known.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use foldhash::fast::RandomState;
-use otelctx_reader::remote;
-use otelctx_sample::{Catalog, Frame, Mapping, Module, ProcessId};
+use otelctx_reader::remote::{self, Device};
+use otelctx_sample::{Catalog, Frame, Mapping, Module, ModuleFiles, ProcessId};
 use otelctx_track::schedule::Backoff;
 
 use crate::monotonic;
 
 /// Maximum number of executable mappings that are kept per process.
 const MAX_MAPPINGS: usize = 16 * 1024;
-/// Maximum number of build IDs that are kept. A machine runs a few thousand files; one that builds
+/// Maximum number of modules that are kept. A machine runs a few thousand files; one that builds
 /// programs all day runs more.
-const MAX_BUILD_IDS: usize = 16 * 1024;
+const MAX_MODULES: usize = 16 * 1024;
 
-/// The executable memory of a process, as recorded in the catalog.
+/// What the kernel reports about a process's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    /// In nanoseconds of `CLOCK_MONOTONIC`.
+    pub(crate) time: u64,
+    pub(crate) pid: i32,
+    pub(crate) change: MemoryChange,
+}
+
+/// How a process's executable memory changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryChange {
+    /// A file, or anonymous memory, was mapped executable.
+    Mapped(Region),
+    /// The process executes another program: all earlier mappings are gone.
+    Exec,
+    /// The process started as a copy of this one.
+    Forked { parent: i32 },
+    /// Its first thread ended.
+    Exit,
+}
+
+/// A region of memory, and what is mapped there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Offset in the file, in bytes.
+    pub(crate) offset: u64,
+    pub(crate) file: FileId,
+    /// As in `/proc/PID/maps`.
+    pub(crate) path: String,
+}
+
+impl Region {
+    fn of(mapping: &remote::Mapping<'_>) -> Self {
+        Self {
+            start: mapping.start,
+            end: mapping.end,
+            offset: mapping.offset,
+            file: FileId::Inode(mapping.device, mapping.inode),
+            path: String::from_utf8_lossy(mapping.name).into_owned(),
+        }
+    }
+}
+
+/// Identifies a mapped file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum FileId {
+    /// Its build ID, as the kernel read it from the file.
+    BuildId(Vec<u8>),
+    /// Its device and inode; zeroes for anonymous memory.
+    Inode(Device, u64),
+}
+
+/// A mapping of a process.
+#[derive(Clone, Debug)]
+struct Mapped {
+    start: u64,
+    end: u64,
+    offset: u64,
+    module: Arc<Module>,
+    /// Like [`Mapping::since`].
+    since: u64,
+}
+
+/// The executable memory of a process.
 #[derive(Debug)]
 pub(crate) struct CodeMappings {
-    /// Start and end, ordered by address.
+    /// In the order in which they were found.
+    mappings: Vec<Mapped>,
+    /// How many of them the catalog has.
+    in_catalog: usize,
+    /// Start and end of the memory that they cover, ordered by address.
     ranges: Vec<(u64, u64)>,
+    /// Those of the program that the process executes next: the kernel has reported it already, but
+    /// samples of the old program may still come.
+    next: Option<Box<Self>>,
+    /// The process that this one started as a copy of, and when, until it is needed.
+    parent: Option<(i32, u64)>,
+    /// When `/proc/PID/maps` was last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
+    last_read: u64,
     reads: Backoff,
 }
 
 impl Default for CodeMappings {
     fn default() -> Self {
         Self {
+            mappings: Vec::new(),
+            in_catalog: 0,
             ranges: Vec::new(),
+            next: None,
+            parent: None,
+            last_read: 0,
             reads: Backoff::new(Instant::now()),
         }
     }
 }
 
 impl CodeMappings {
+    /// Those of a process that starts as a copy of `parent`.
+    pub(crate) fn forked(parent: i32, time: u64) -> Self {
+        Self {
+            parent: Some((parent, time)),
+            ..Self::default()
+        }
+    }
+
     fn contain(&self, address: u64) -> bool {
         let at = self.ranges.partition_point(|(start, _)| *start <= address);
         at.checked_sub(1)
             .is_some_and(|at| address < self.ranges[at].1)
     }
 
-    /// Reads the mappings if one of these frames lies in memory that is not in the catalog.
+    fn contain_range(&self, start: u64, end: u64) -> bool {
+        let at = self.ranges.partition_point(|(first, _)| *first <= start);
+        at.checked_sub(1).is_some_and(|at| end <= self.ranges[at].1)
+    }
+
+    /// Adds a range to the covered ones.
+    fn cover(&mut self, start: u64, end: u64) {
+        let from = self.ranges.partition_point(|(_, known)| *known < start);
+        let to = self.ranges.partition_point(|(known, _)| *known <= end);
+        let joined = &self.ranges[from..to.max(from)];
+        let first = joined.first().map_or(start, |it| it.0.min(start));
+        let last = joined.last().map_or(end, |it| it.1.max(end));
+        self.ranges.splice(from..to.max(from), [(first, last)]);
+    }
+
+    fn add(&mut self, new: Mapped) -> Added {
+        if new.start >= new.end || self.knows(&new) {
+            return Added::No;
+        }
+        if self.mappings.len() >= MAX_MAPPINGS {
+            self.remove_replaced();
+            if self.mappings.len() >= MAX_MAPPINGS {
+                return Added::TooMany;
+            }
+        }
+        self.cover(new.start, new.end);
+        self.mappings.push(new);
+        Added::Yes
+    }
+
+    /// Whether the newest mapping at these addresses has the same content.
+    fn knows(&self, new: &Mapped) -> bool {
+        if !self.contain_range(new.start, new.end) {
+            return false;
+        }
+        let overlaps = |known: &&Mapped| known.start < new.end && new.start < known.end;
+        self.mappings
+            .iter()
+            .rev()
+            .find(overlaps)
+            .is_some_and(|known| {
+                let distance = new.start.wrapping_sub(known.start);
+                let has_same_bytes = || new.offset.wrapping_sub(known.offset) == distance;
+                known.start <= new.start
+                    && new.end <= known.end
+                    && known.module == new.module
+                    && (!new.module.has_file() || has_same_bytes())
+            })
+    }
+
+    /// Notes what the kernel has reported: `change` at `time`. Returns false if the mapping could not be
+    /// kept.
+    pub(crate) fn apply(
+        &mut self,
+        time: u64,
+        change: MemoryChange,
+        process: Option<&remote::Process>,
+        modules: &mut Modules,
+    ) -> bool {
+        match change {
+            MemoryChange::Mapped(region) => {
+                let mapped = Mapped {
+                    start: region.start,
+                    end: region.end,
+                    offset: region.offset,
+                    module: modules.find(process, region),
+                    since: time,
+                };
+                let added = match &mut self.next {
+                    Some(next) => next.add(mapped),
+                    None => self.add(mapped),
+                };
+                added != Added::TooMany
+            }
+            MemoryChange::Exec => {
+                self.next = Some(Box::default());
+                true
+            }
+            MemoryChange::Forked { .. } | MemoryChange::Exit => true,
+        }
+    }
+
+    /// Takes over the mappings that the process had as a copy of its parent. `of` returns a process's
+    /// mappings.
+    pub(crate) fn inherit<'a>(&mut self, of: impl FnOnce(i32) -> Option<&'a Self>) {
+        let Some((parent, time)) = self.parent.take() else {
+            return;
+        };
+        let inherited = of(parent).map_or(&[][..], |parent| &parent.mappings);
+        let inherited = inherited.iter().filter(|mapped| mapped.since <= time);
+        let own = std::mem::take(&mut self.mappings);
+        self.ranges.clear();
+        for mapped in inherited.chain(&own) {
+            self.add(mapped.clone());
+        }
+    }
+
+    /// Notes that the process executes another program.
+    pub(crate) fn exec(&mut self) {
+        *self = self.next.take().map_or_else(Self::default, |next| *next);
+    }
+
+    /// Whether the kernel has reported an exec that was not noted yet.
+    pub(crate) fn next_is_reported(&self) -> bool {
+        self.next.is_some()
+    }
+
+    /// Notes that the next catalog is empty.
+    pub(crate) fn reset_catalog(&mut self) {
+        self.in_catalog = 0;
+        self.remove_replaced();
+    }
+
+    /// Removes mappings that newer ones have replaced as a whole.
+    fn remove_replaced(&mut self) {
+        let mut newer = Self::default();
+        let mut in_catalog = 0;
+        let mut kept = Vec::new();
+        for (index, mapped) in self.mappings.drain(..).enumerate().rev() {
+            let is_replaced = newer.contain_range(mapped.start, mapped.end);
+            // What the catalog does not have may belong to a sample that is yet to come.
+            if !is_replaced || index >= self.in_catalog {
+                newer.cover(mapped.start, mapped.end);
+                in_catalog += usize::from(index < self.in_catalog);
+                kept.push(mapped);
+            }
+        }
+        kept.reverse();
+        (self.mappings, self.in_catalog) = (kept, in_catalog);
+    }
+
+    /// Adds the mappings to the catalog. If one of these frames lies in none of them, reads the mappings
+    /// that the process has now.
     pub(crate) fn explain(
         &mut self,
         id: ProcessId,
-        process: &remote::Process,
+        process: Option<&remote::Process>,
         stack: &[Frame],
-        build_ids: &mut BuildIds,
+        modules: &mut Modules,
         catalog: &mut Catalog,
     ) {
         let mut addresses = stack.iter().filter_map(Frame::address);
-        if addresses.all(|address| self.contain(address)) {
-            return;
+        if let Some(process) = process
+            && !addresses.all(|address| self.contain(address))
+        {
+            let start = Instant::now();
+            if self.reads.is_due(start) {
+                let new = self.read(process, modules);
+                let took = start.elapsed();
+                self.reads.done(start + took, took, new);
+            }
         }
-        let start = Instant::now();
-        if !self.reads.is_due(start) {
-            return;
+        for mapped in &self.mappings[self.in_catalog..] {
+            let mapping = Mapping {
+                start: mapped.start,
+                end: mapped.end,
+                offset: mapped.offset,
+                module: catalog.module(Module::clone(&mapped.module)),
+                since: mapped.since,
+            };
+            catalog.process_mut(id).mappings.push(mapping);
         }
-        let new = self.read(id, process, build_ids, catalog);
-        let took = start.elapsed();
-        self.reads.done(start + took, took, new);
+        self.in_catalog = self.mappings.len();
     }
 
-    /// Reads the mappings, and adds new ones to the catalog. Returns whether there were any.
-    fn read(
-        &mut self,
-        id: ProcessId,
-        process: &remote::Process,
-        build_ids: &mut BuildIds,
-        catalog: &mut Catalog,
-    ) -> bool {
-        let since = monotonic();
-        let known: HashSet<(u64, u64)> = self.ranges.iter().copied().collect();
-        let mut ranges = Vec::new();
-        let mut new = Vec::new();
+    /// Reads the mappings, and adds the unknown ones. Returns whether there were any.
+    fn read(&mut self, process: &remote::Process, modules: &mut Modules) -> bool {
+        let since = std::mem::replace(&mut self.last_read, monotonic());
+        let mut count = 0;
+        let mut any = false;
         // A process that has ended has no mappings.
         let _ = process.executable_mappings(&mut |mapping| {
-            let range = (mapping.start, mapping.end);
-            ranges.push(range);
-            if !known.contains(&range) {
-                new.push((range, mapping.offset, build_ids.module(process, mapping)));
-            }
-            if ranges.len() < MAX_MAPPINGS {
+            let region = Region::of(mapping);
+            let mapped = Mapped {
+                start: mapping.start,
+                end: mapping.end,
+                offset: mapping.offset,
+                module: modules.find(Some(process), region),
+                since,
+            };
+            any |= self.add(mapped) == Added::Yes;
+            count += 1;
+            if count < MAX_MAPPINGS {
                 ControlFlow::Continue(())
             } else {
                 ControlFlow::Break(())
             }
         });
-        let any = !new.is_empty();
-        for ((start, end), offset, module) in new {
-            let mapping = Mapping {
-                start,
-                end,
-                offset,
-                module: catalog.module(module),
-                since,
-            };
-            catalog.process_mut(id).mappings.push(mapping);
-        }
-        if !ranges.is_empty() {
-            self.ranges = ranges;
-        }
         any
     }
 }
 
-/// Build IDs by device and inode: processes share most files.
-#[derive(Debug, Default)]
-pub(crate) struct BuildIds {
-    known: HashMap<(remote::Device, u64), Vec<u8>, RandomState>,
+/// What became of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Added {
+    Yes,
+    /// It is known, or empty.
+    No,
+    TooMany,
 }
 
-impl BuildIds {
-    /// The module of a mapping.
-    fn module(&mut self, process: &remote::Process, mapping: &remote::Mapping<'_>) -> Module {
-        let name = String::from_utf8_lossy(mapping.name);
-        if mapping.inode == 0 {
-            let path = if name.is_empty() { "//anon" } else { &*name };
-            return Module {
-                path: path.to_owned(),
-                ..Module::default()
-            };
+/// The modules of all processes, which share most files, and the files that are kept open.
+#[derive(Debug, Default)]
+pub(crate) struct Modules {
+    known: HashSet<Arc<Module>, RandomState>,
+    /// Build IDs by device and inode. The inode of a file that is not kept open may be reused.
+    build_ids: HashMap<(Device, u64), Vec<u8>, RandomState>,
+    files: ModuleFiles,
+}
+
+impl Modules {
+    pub(crate) fn files(&self) -> &ModuleFiles {
+        &self.files
+    }
+
+    /// The module of a region of a process. Keeps its file open.
+    fn find(&mut self, process: Option<&remote::Process>, region: Region) -> Arc<Module> {
+        let range = (region.start, region.end);
+        let mut module = Module {
+            path: region.path,
+            ..Module::default()
+        };
+        match region.file {
+            FileId::BuildId(build_id) => {
+                module.build_id = build_id;
+                if !self.files.contains(&module) {
+                    self.keep(process, range, &module);
+                }
+            }
+            FileId::Inode(_, 0) if module.path.is_empty() => "//anon".clone_into(&mut module.path),
+            FileId::Inode(_, 0) => {}
+            FileId::Inode(device, inode) => {
+                self.identify(process, range, device, inode, &mut module);
+            }
         }
-        if self.known.len() >= MAX_BUILD_IDS {
-            self.known.clear();
-        }
-        let key = (mapping.device, mapping.inode);
-        let build_id = self.known.entry(key).or_insert_with(|| {
-            let range = (mapping.start, mapping.end);
-            let file = process.mapped_file(range, mapping.name, mapping.device, mapping.inode);
-            file.and_then(|file| remote::module::build_id(&file))
-                .unwrap_or_default()
-        });
-        Module {
-            path: name.into_owned(),
-            build_id: build_id.clone(),
-            device: u64::from(mapping.device.major) << 32 | u64::from(mapping.device.minor),
-            inode: mapping.inode,
+        self.intern(module)
+    }
+
+    /// Opens the file of a module with a build ID, and keeps it open.
+    fn keep(&self, process: Option<&remote::Process>, range: (u64, u64), module: &Module) {
+        let (path, build_id) = (&module.path, &module.build_id);
+        let mapped = process
+            .and_then(|process| process.mapped_file_by_build_id(range, path.as_bytes(), build_id));
+        let at_path = || remote::module::open_by_build_id(Path::new(path), build_id);
+        if let Some(file) = mapped.or_else(at_path) {
+            self.files.keep(module, file);
         }
     }
 
-    /// Clears everything, for a new catalog.
+    /// Identifies the file of a module: by its build ID, otherwise by device and inode.
+    fn identify(
+        &mut self,
+        process: Option<&remote::Process>,
+        range: (u64, u64),
+        device: Device,
+        inode: u64,
+        module: &mut Module,
+    ) {
+        if let Some(build_id) = self.build_ids.get(&(device, inode)) {
+            module.build_id.clone_from(build_id);
+            return;
+        }
+        let mapped = process
+            .and_then(|process| process.mapped_file(range, module.path.as_bytes(), device, inode));
+        let at_path = || remote::module::open_mapped(Path::new(&module.path), device, inode);
+        let file = mapped.or_else(at_path);
+        module.build_id = file
+            .as_ref()
+            .and_then(remote::module::build_id)
+            .unwrap_or_default();
+        if module.build_id.is_empty() {
+            module.device = u64::from(device.major) << 32 | u64::from(device.minor);
+            module.inode = inode;
+        } else {
+            if self.build_ids.len() >= MAX_MODULES {
+                self.build_ids.clear();
+            }
+            self.build_ids
+                .insert((device, inode), module.build_id.clone());
+        }
+        if let Some(file) = file {
+            self.files.keep(module, file);
+        }
+    }
+
+    fn intern(&mut self, module: Module) -> Arc<Module> {
+        if let Some(known) = self.known.get(&module) {
+            return Arc::clone(known);
+        }
+        if self.known.len() >= MAX_MODULES {
+            self.known.clear();
+        }
+        let module = Arc::new(module);
+        self.known.insert(Arc::clone(&module));
+        module
+    }
+
+    /// Clears what was remembered, for a new catalog. Files stay open.
     pub(crate) fn clear(&mut self) {
         self.known.clear();
+        self.build_ids.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(start: u64, end: u64, path: &str) -> Region {
+        let build_id = match path {
+            "" => FileId::Inode(Device { major: 0, minor: 0 }, 0),
+            path => FileId::BuildId(path.as_bytes().to_vec()),
+        };
+        Region {
+            start,
+            end,
+            offset: 0x1000,
+            file: build_id,
+            path: path.to_owned(),
+        }
+    }
+
+    struct Reported {
+        code: CodeMappings,
+        modules: Modules,
+        time: u64,
+    }
+
+    impl Reported {
+        fn new() -> Self {
+            Self {
+                code: CodeMappings::default(),
+                modules: Modules::default(),
+                time: 0,
+            }
+        }
+
+        fn change(&mut self, change: MemoryChange) -> bool {
+            self.time += 10;
+            self.code.apply(self.time, change, None, &mut self.modules)
+        }
+
+        fn map(&mut self, start: u64, end: u64, path: &str) -> bool {
+            self.change(MemoryChange::Mapped(region(start, end, path)))
+        }
+
+        /// Path and time of each mapping.
+        fn all(&self) -> Vec<(&str, u64)> {
+            let all = self.code.mappings.iter();
+            all.map(|it| (&*it.module.path, it.since)).collect()
+        }
+    }
+
+    #[test]
+    fn code_that_is_mapped_again_is_one_mapping_and_other_code_is_another() {
+        let mut reported = Reported::new();
+        for path in ["a", "a", "b", "a"] {
+            assert!(reported.map(0x1000, 0x3000, path));
+        }
+        assert_eq!(reported.all(), [("a", 10), ("b", 30), ("a", 40)]);
+        // A part of it, as after mprotect(2), but with the offset of its beginning.
+        assert!(reported.map(0x2000, 0x3000, "a"));
+        assert_eq!(reported.all().len(), 4);
+        // Memory without a file has no offset that counts.
+        reported.map(0x8000, 0xa000, "");
+        reported.map(0x9000, 0xa000, "");
+        assert_eq!(reported.all()[4..], [("//anon", 60)]);
+        assert!(reported.code.contain(0x2fff) && !reported.code.contain(0x3000));
+    }
+
+    #[test]
+    fn a_program_keeps_its_mappings_until_the_sampler_comes_to_the_exec() {
+        let mut reported = Reported::new();
+        reported.map(0x1000, 0x3000, "old");
+        reported.change(MemoryChange::Exec);
+        reported.map(0x1000, 0x3000, "new");
+        assert_eq!(reported.all(), [("old", 10)]);
+        assert!(reported.code.next_is_reported());
+        reported.code.exec();
+        assert_eq!(reported.all(), [("new", 30)]);
+        // Without a report, nothing is known of the next program.
+        reported.code.exec();
+        assert_eq!(reported.all(), []);
+    }
+
+    #[test]
+    fn a_copy_has_what_its_parent_had_at_that_time() {
+        let mut parent = Reported::new();
+        parent.map(0x1000, 0x3000, "before");
+        let mut child = Reported::new();
+        child.code = CodeMappings::forked(7, 15);
+        parent.map(0x5000, 0x6000, "after");
+        child.map(0x8000, 0x9000, "own");
+        child.code.inherit(|pid| (pid == 7).then_some(&parent.code));
+        assert_eq!(child.all(), [("before", 10), ("own", 10)]);
+        assert!(child.code.contain(0x1000) && child.code.contain(0x8000));
+        assert!(!child.code.contain(0x5000));
+    }
+
+    #[test]
+    fn mappings_are_bounded_and_replaced_ones_make_room() {
+        let mut reported = Reported::new();
+        for number in 0..MAX_MAPPINGS as u64 {
+            assert!(reported.map(number << 16, (number << 16) + 0x1000, "a"));
+        }
+        assert!(!reported.map(1 << 40, (1 << 40) + 0x1000, "a"));
+        // Other code at known addresses replaces what was there.
+        reported.code.mappings.pop();
+        reported.code.in_catalog = MAX_MAPPINGS - 1;
+        assert!(reported.map(0, 0x1000, "b"));
+        assert!(reported.map(1 << 40, (1 << 40) + 0x1000, "a"));
+        assert_eq!(reported.code.mappings.len(), MAX_MAPPINGS);
+        assert_eq!(reported.code.in_catalog, MAX_MAPPINGS - 2);
     }
 }

@@ -78,13 +78,21 @@ impl SampledProcess {
 
     /// Notes that the process executes another program, which gets a new entry in the catalog.
     pub(crate) fn exec(&mut self) {
-        self.reset_catalog();
+        self.id = None;
+        self.code.exec();
         self.keys.clear();
+    }
+
+    /// Notes an exec that the kernel has reported, if its own event was lost.
+    pub(crate) fn exec_if_reported(&mut self) {
+        if self.code.next_is_reported() {
+            self.exec();
+        }
     }
 
     /// Notes that the next catalog is empty.
     pub(crate) fn reset_catalog(&mut self) {
         self.id = None;
-        self.code = CodeMappings::default();
+        self.code.reset_catalog();
     }
 }

@@ -1,14 +1,18 @@
 //! The sampled processes, and the conversion of observed threads to samples.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
-use otelctx_sample::{Catalog, Counts, Event, Found, Frame, ReadStep, Sample, StackId};
+use otelctx_sample::{
+    Catalog, Counts, Event, Found, Frame, ModuleFiles, ReadStep, Sample, StackId,
+};
 use otelctx_track::{Budget, Change, ThreadStatus, Tracked, Tracker};
 use reader::runtime::{RuntimeReading, choose};
 
-use crate::code::BuildIds;
+use crate::code::{CodeMappings, MemoryChange, Modules, Report};
 use crate::process::SampledProcess;
 
 /// Budget for polling tracked processes between two drains. Slow scans must not delay samples until
@@ -21,11 +25,20 @@ const BUDGET: Budget = Budget {
 /// Processes beyond it are scanned when they are sampled.
 const FIRST_SCAN: Duration = Duration::from_millis(500);
 
+/// Maximum number of processes that are not sampled and whose mappings are kept. Those of others are
+/// read when they are sampled.
+const MAX_PENDING: usize = 4096;
+
 /// The sampled processes.
 #[derive(Debug)]
 pub(crate) struct Processes {
     tracker: Tracker<SampledProcess>,
-    build_ids: BuildIds,
+    modules: Modules,
+    /// The mappings that the kernel has reported of processes that are not tracked: they may be later.
+    pending: HashMap<i32, CodeMappings, RandomState>,
+    /// Those of them that have ended. Samples of them may still come in the current drain.
+    ended: Vec<i32>,
+    whole_machine: bool,
     pub(crate) counts: Counts,
 }
 
@@ -75,7 +88,10 @@ impl Processes {
         tracking.scan_timeout = scan_timeout;
         Self {
             tracker: Tracker::new(tracking),
-            build_ids: BuildIds::default(),
+            modules: Modules::default(),
+            pending: HashMap::default(),
+            ended: Vec::new(),
+            whole_machine: scan_timeout.is_some(),
             counts: Counts::default(),
         }
     }
@@ -102,7 +118,69 @@ impl Processes {
 
     /// Tracks a process. It is scanned when it is sampled or [`Processes::scan`] is called.
     pub(crate) fn add(&mut self, pid: i32) -> Result<(), reader::Error> {
-        self.tracker.add(pid).map(drop)
+        self.tracker.add(pid)?;
+        self.take_pending(pid);
+        Ok(())
+    }
+
+    /// The files of modules that samples lie in.
+    pub(crate) fn files(&self) -> &ModuleFiles {
+        self.modules.files()
+    }
+
+    /// Notes what the kernel has reported about a process's memory, in the order of the times.
+    pub(crate) fn report(&mut self, report: Report) {
+        let Report { time, pid, change } = report;
+        match change {
+            MemoryChange::Forked { parent } => {
+                let is_wanted = self.whole_machine
+                    || self.tracker.get(parent).is_some()
+                    || self.pending.contains_key(&parent);
+                if is_wanted && self.pending.len() < MAX_PENDING {
+                    self.pending.insert(pid, CodeMappings::forked(parent, time));
+                    // An earlier process had its ID.
+                    self.ended.retain(|ended| *ended != pid);
+                }
+                return;
+            }
+            MemoryChange::Exit if self.pending.contains_key(&pid) => self.ended.push(pid),
+            _ => {}
+        }
+        let is_kept = if let Some(pending) = self.pending.get_mut(&pid) {
+            let process = reader::remote::Process::open(pid).ok();
+            pending.apply(time, change, process.as_ref(), &mut self.modules)
+        } else if let Some(Tracked { process, data }) = self.tracker.get_mut(pid) {
+            let process = process.reader().and_then(|it| it.running().ok());
+            data.code.apply(time, change, process, &mut self.modules)
+        } else if self.whole_machine && self.pending.len() < MAX_PENDING {
+            let pending = self.pending.entry(pid).or_default();
+            let process = reader::remote::Process::open(pid).ok();
+            pending.apply(time, change, process.as_ref(), &mut self.modules)
+        } else {
+            true
+        };
+        self.counts.lost_mappings += u64::from(!is_kept);
+    }
+
+    /// Moves the pending mappings of a process to the process, which is tracked now.
+    fn take_pending(&mut self, pid: i32) {
+        let Some(mut code) = self.pending.remove(&pid) else {
+            return;
+        };
+        code.inherit(|parent| {
+            let tracked = self.tracker.get(parent).map(|it| &it.data.code);
+            tracked.or_else(|| self.pending.get(&parent))
+        });
+        if let Some(tracked) = self.tracker.get_mut(pid) {
+            tracked.data.code = code;
+        }
+    }
+
+    /// Forgets the pending mappings of ended processes: all their samples have come.
+    pub(crate) fn forget_ended(&mut self) {
+        for pid in self.ended.drain(..) {
+            self.pending.remove(&pid);
+        }
     }
 
     /// Scans a process to determine how it publishes.
@@ -168,6 +246,8 @@ impl Processes {
         self.tracker.remove_if_gone(pid);
         if let Some(tracked) = self.tracker.exec(pid) {
             tracked.data.exec();
+        } else if let Some(pending) = self.pending.get_mut(&pid) {
+            pending.exec();
         }
     }
 
@@ -175,6 +255,9 @@ impl Processes {
     /// exited ones.
     pub(crate) fn request_all(&mut self) {
         self.tracker.request_all_now();
+        for Tracked { data, .. } in self.tracker.iter_mut() {
+            data.exec_if_reported();
+        }
     }
 
     /// Requests a poll of a process, ignoring its back-off.
@@ -186,7 +269,7 @@ impl Processes {
     pub(crate) fn reset_catalog(&mut self) {
         let processes = self.tracker.iter_mut();
         processes.for_each(|tracked| tracked.data.reset_catalog());
-        self.build_ids.clear();
+        self.modules.clear();
     }
 
     /// Polls processes that were sampled and may have started to publish or changed how they
@@ -213,6 +296,10 @@ impl Processes {
     /// Converts an observation to a sample.
     pub(crate) fn sample(&mut self, seen: &Observation<'_>, catalog: &mut Catalog) -> Sample {
         self.tracker.remove_if_gone(seen.pid);
+        if self.pending.contains_key(&seen.pid) {
+            self.tracker.get_or_add(seen.pid);
+            self.take_pending(seen.pid);
+        }
         let tracked = self.tracker.get_or_add(seen.pid);
         let process = tracked.data.id(&tracked.process, catalog, seen.comm);
         let found = found(tracked, seen.context, &mut self.counts, catalog);
@@ -222,12 +309,15 @@ impl Processes {
             with_runtimes(found, seen, &mut self.counts, catalog)
         };
         self.counts.add(found);
-        let running = tracked.process.reader().map(reader::Process::running);
-        if let Some(Ok(running)) = running {
-            let build_ids = &mut self.build_ids;
-            let code = &mut tracked.data.code;
-            code.explain(process, running, seen.user_stack, build_ids, catalog);
-        }
+        let running = tracked.process.reader().and_then(|it| it.running().ok());
+        let code = &mut tracked.data.code;
+        code.explain(
+            process,
+            running,
+            seen.user_stack,
+            &mut self.modules,
+            catalog,
+        );
         let has_failed = matches!(tracked.process.threads(), ThreadStatus::Unreadable(_));
         if found == Found::Unreadable(ReadStep::Resolve) && !has_failed {
             self.tracker.request_now(seen.pid);

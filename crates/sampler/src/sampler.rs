@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use otelctx_reader as reader;
-use otelctx_sample::{Catalog, Counts, Sample};
+use otelctx_sample::{Catalog, Counts, ModuleFiles, Sample};
 
 use crate::{Error, Options, Refusal, Targets, ebpf, ptrace};
 
@@ -121,6 +121,17 @@ impl Sampler {
             Recorder::Ebpf(recorder) => recorder.counts(),
             Recorder::Ptrace(recorder) => recorder.counts(),
         }
+    }
+
+    /// The files of the sampled code, which are kept open: for resolving functions even if a file was
+    /// deleted or replaced, or its process has ended.
+    #[must_use]
+    pub fn files(&self) -> ModuleFiles {
+        let files = match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.files(),
+            Recorder::Ptrace(recorder) => recorder.files(),
+        };
+        files.clone()
     }
 
     /// CPU time used by the eBPF program, and its number of runs, if the kernel counts them

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use object::elf::{self, FileHeader64};
 use object::read::elf::NoteIterator;
+use otelctx_profile::sample::Module;
 use otelctx_profile::{Identity, SymbolQuery};
 use otelctx_remote::{Device, Process, module};
 use sha2::{Digest, Sha256};
@@ -17,29 +18,45 @@ const END: u64 = 4096;
 /// The kernel's notes, which include its build ID.
 const KERNEL_NOTES: &str = "/sys/kernel/notes";
 
-/// Opens the file of a module: through a process that has it mapped if it is running, otherwise by
-/// its path. Device and inode must match.
-pub(crate) fn open(query: SymbolQuery<'_>) -> Option<File> {
-    let (module, process) = (query.module, query.process);
-    let device = Device {
-        major: (module.device >> 32) as u32,
-        minor: module.device as u32,
+/// Opens the file of a module: `kept`, the one that its process has mapped, or the one at its path. It
+/// must have the module's build ID, or without one its device and inode.
+pub(crate) fn open(query: SymbolQuery<'_>, kept: Option<&File>) -> Option<File> {
+    let (module, path) = (query.module, Path::new(&query.module.path));
+    let kept = || {
+        let is_same = |file: &&File| module::build_id(file).is_some_and(|it| it == module.build_id);
+        let file = kept.filter(|file| module.build_id.is_empty() || is_same(file));
+        file?.try_clone().ok()
     };
     let mapped = || {
         let range = query.mapping.map(|mapping| (mapping.start, mapping.end))?;
-        let target = Process::open(process.pid).ok()?;
-        let file = target.mapped_file(range, module.path.as_bytes(), device, module.inode);
+        let target = Process::open(query.process.pid).ok()?;
+        let name = module.path.as_bytes();
+        if !module.build_id.is_empty() {
+            return target.mapped_file_by_build_id(range, name, &module.build_id);
+        }
+        let file = target.mapped_file(range, name, device(module), module.inode);
         // Another process may have this ID now.
         file.filter(|file| {
             file.metadata()
                 .is_ok_and(|found| found.ino() == module.inode)
         })
     };
-    mapped().or_else(|| module::open_mapped(Path::new(&module.path), device, module.inode))
+    let at_path = || match &module.build_id[..] {
+        [] => module::open_mapped(path, device(module), module.inode),
+        build_id => module::open_by_build_id(path, build_id),
+    };
+    kept().or_else(mapped).or_else(at_path)
+}
+
+fn device(module: &Module) -> Device {
+    Device {
+        major: (module.device >> 32) as u32,
+        minor: module.device as u32,
+    }
 }
 
 /// The identity of a module.
-pub(crate) fn of(query: SymbolQuery<'_>) -> Identity {
+pub(crate) fn of(query: SymbolQuery<'_>, kept: Option<&File>) -> Identity {
     if query.module.is_kernel() {
         return Identity {
             build_id: kernel_build_id().unwrap_or_default(),
@@ -47,7 +64,7 @@ pub(crate) fn of(query: SymbolQuery<'_>) -> Identity {
         };
     }
     let file = if query.module.has_file() {
-        open(query)
+        open(query, kept)
     } else {
         None
     };

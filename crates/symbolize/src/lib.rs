@@ -15,11 +15,12 @@ mod identity;
 mod vdso;
 
 use std::fmt;
+use std::fs::File;
 use std::path::PathBuf;
 
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
-use otelctx_profile::sample::Module;
+use otelctx_profile::sample::{Module, ModuleFiles};
 use otelctx_profile::worker::{self, Failure as WorkerFailure, Limits};
 use otelctx_profile::{Function, Identity, SymbolQuery};
 
@@ -32,6 +33,8 @@ use copy::Copy;
 /// last module is cached, because it is queried next.
 #[derive(Clone, Debug)]
 pub struct Symbols {
+    files: ModuleFiles,
+    without_functions: bool,
     debug_directories: Vec<PathBuf>,
     last: Option<(Module, Identity)>,
     failures: Vec<Failure>,
@@ -40,6 +43,8 @@ pub struct Symbols {
 impl Default for Symbols {
     fn default() -> Self {
         Self {
+            files: ModuleFiles::default(),
+            without_functions: false,
             debug_directories: debug_file::DIRECTORIES.map(PathBuf::from).into(),
             last: None,
             failures: Vec::new(),
@@ -100,6 +105,20 @@ impl Symbols {
         self
     }
 
+    /// Resolves no functions: only the identities of files.
+    #[must_use]
+    pub fn without_functions(mut self) -> Self {
+        self.without_functions = true;
+        self
+    }
+
+    /// Prefers these files, which were opened while they were mapped.
+    #[must_use]
+    pub fn files(mut self, files: ModuleFiles) -> Self {
+        self.files = files;
+        self
+    }
+
     /// The files whose functions could not be resolved, in the order in which they were queried.
     #[must_use]
     pub fn failures(&self) -> &[Failure] {
@@ -108,11 +127,14 @@ impl Symbols {
 
     /// Decodes the file of a module in a worker process.
     fn of_file(&mut self, query: SymbolQuery<'_>, offsets: &[u64]) -> Answer {
+        // Here, because a worker process takes no lock.
+        let kept = self.files.get(query.module);
+        let kept = kept.as_deref();
         let debug_directories = &self.debug_directories;
         let child = |with_dwarf| {
             let bytes = worker::run(Limits::default(), |pipe| {
-                let identity = identity::of(query);
-                let found = in_file(query, offsets, debug_directories, with_dwarf);
+                let identity = identity::of(query, kept);
+                let found = in_file(query, kept, offsets, debug_directories, with_dwarf);
                 let (functions, is_broken) = found.unwrap_or_default();
                 let answer = Answer {
                     identity,
@@ -151,6 +173,9 @@ impl Symbols {
 
 impl otelctx_profile::Symbolizer for Symbols {
     fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
+        if self.without_functions {
+            return vec![Vec::new(); addresses.len()];
+        }
         if query.module.is_kernel() {
             let source = Source::Kernel(Kernel::default());
             return symbolize(&source, Input::AbsAddr(addresses), |_, _| true)
@@ -169,7 +194,7 @@ impl otelctx_profile::Symbolizer for Symbols {
         match &self.last {
             Some((module, identity)) if module == query.module => identity.clone(),
             _ if query.module.has_file() => self.of_file(query, &[]).identity,
-            _ => identity::of(query),
+            _ => identity::of(query, None),
         }
     }
 }
@@ -178,6 +203,7 @@ impl otelctx_profile::Symbolizer for Symbols {
 /// be opened or is not an ELF file.
 fn in_file(
     query: SymbolQuery<'_>,
+    kept: Option<&File>,
     offsets: &[u64],
     debug_directories: &[PathBuf],
     with_dwarf: bool,
@@ -185,7 +211,7 @@ fn in_file(
     if offsets.is_empty() {
         return None;
     }
-    let copy = Copy::of(&identity::open(query)?).ok()?;
+    let copy = Copy::of(&identity::open(query, kept)?).ok()?;
     let separate = debug_file::find(&copy, query.module, debug_directories);
     in_copy(&copy, separate, offsets, with_dwarf)
 }

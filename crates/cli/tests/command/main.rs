@@ -2,6 +2,7 @@
 
 mod all;
 mod check;
+mod code;
 mod core;
 mod crowd;
 mod demo;

@@ -12,6 +12,7 @@ use aya::{Ebpf, EbpfLoader};
 
 use super::abi::{RECORD_FIRST, RECORD_LIMIT, StepConfiguration, StepKey, Target, counter};
 use super::perf::Clocks;
+use super::side_band::SideBand;
 use crate::refusal::Refusal;
 use crate::{Options, Targets};
 use otelctx_reader::format::record;
@@ -117,11 +118,22 @@ impl Loaded {
         })
     }
 
-    /// Starts the clocks of CPUs that have come online. `ticked` are the CPUs whose clocks have
+    /// Starts the kernel's reports of mappings.
+    pub(super) fn side_band(&self) -> io::Result<SideBand> {
+        let cpus = online_cpus().map_err(|refusal| io::Error::other(refusal.to_string()))?;
+        SideBand::start(&cpus)
+    }
+
+    /// Starts the clocks and reports of CPUs that have come online. `ticked` are the CPUs whose clocks have
     /// ticked since the last call.
-    pub(super) fn follow_cpus<S: BuildHasher>(&mut self, ticked: &HashSet<u32, S>) {
+    pub(super) fn follow_cpus<S: BuildHasher>(
+        &mut self,
+        ticked: &HashSet<u32, S>,
+        side_band: &mut SideBand,
+    ) {
         if let (Ok(cpus), Ok(program)) = (online_cpus(), sample_program(&self.programs)) {
             self.clocks.follow(&cpus, ticked, program);
+            side_band.follow(&cpus);
         }
     }
 

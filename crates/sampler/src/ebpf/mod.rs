@@ -7,6 +7,7 @@ mod abi;
 mod load;
 mod perf;
 mod recorder;
+mod side_band;
 mod snapshot;
 mod targets;
 

@@ -1,4 +1,4 @@
-//! The clocks: a perf event on each CPU, which runs the program.
+//! Perf events on each CPU: the clocks, which run the program, and the side band, which reports mappings.
 
 use std::collections::HashSet;
 use std::hash::BuildHasher;
@@ -8,15 +8,39 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 // <linux/perf_event.h>.
 const PERF_TYPE_SOFTWARE: u32 = 1;
 const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
+const PERF_COUNT_SW_DUMMY: u64 = 9;
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
 const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
 const PERF_EVENT_IOC_DISABLE: libc::c_ulong = 0x2401;
 const PERF_EVENT_IOC_SET_BPF: libc::c_ulong = 0x4004_2408;
-/// Flags of `struct perf_event_attr`: start disabled, and do not tick while idle.
-const DISABLED: u64 = 1;
-const EXCLUDE_IDLE: u64 = 1 << 7;
+/// `PERF_SAMPLE_TIME`: records have the time.
+const SAMPLE_TIME: u64 = 1 << 2;
 
-/// The first version of `struct perf_event_attr` (PERF_ATTR_SIZE_VER0).
+// Flags of `struct perf_event_attr`.
+/// Start disabled.
+const DISABLED: u64 = 1;
+/// Do not tick while idle.
+const EXCLUDE_IDLE: u64 = 1 << 7;
+/// Report executable mappings.
+const MMAP: u64 = 1 << 8;
+/// Report names of threads.
+const COMM: u64 = 1 << 9;
+/// Report threads and processes that start and end.
+const TASK: u64 = 1 << 13;
+/// Wake up readers by the number of bytes.
+const WATERMARK: u64 = 1 << 14;
+/// Add what `sample_type` says to every record, not only to samples.
+const SAMPLE_ID_ALL: u64 = 1 << 18;
+/// Report mappings with their files' inodes.
+const MMAP2: u64 = 1 << 23;
+/// Mark names that change because of an exec.
+const COMM_EXEC: u64 = 1 << 24;
+/// Take times from the clock `clockid`.
+const USE_CLOCKID: u64 = 1 << 25;
+/// Report build IDs in the place of inodes (Linux 5.12).
+const BUILD_ID: u64 = 1 << 34;
+
+/// `struct perf_event_attr` up to the clock (`PERF_ATTR_SIZE_VER3`).
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -30,6 +54,78 @@ struct Attributes {
     wakeup_events: u32,
     breakpoint_type: u32,
     config1: u64,
+    config2: u64,
+    branch_sample_type: u64,
+    sample_regs_user: u64,
+    sample_stack_user: u32,
+    clockid: i32,
+}
+
+/// An open event.
+#[derive(Debug)]
+pub(super) struct Event(OwnedFd);
+
+impl Event {
+    fn open(cpu: u32, mut attributes: Attributes) -> io::Result<Self> {
+        attributes.kind = PERF_TYPE_SOFTWARE;
+        attributes.size = size_of::<Attributes>() as u32;
+        let (any_process, no_group) = (-1, -1);
+        // SAFETY: the structure has the announced size and is valid during the call.
+        let event = unsafe {
+            libc::syscall(
+                libc::SYS_perf_event_open,
+                &raw const attributes,
+                any_process,
+                cpu as libc::c_int,
+                no_group,
+                PERF_FLAG_FD_CLOEXEC,
+            )
+        };
+        if event < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just returned it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(event as libc::c_int) }))
+    }
+
+    pub(super) fn descriptor(&self) -> libc::c_int {
+        self.0.as_raw_fd()
+    }
+
+    pub(super) fn start(&self) -> io::Result<()> {
+        self.control(PERF_EVENT_IOC_ENABLE, 0)
+    }
+
+    fn stop(&self) -> io::Result<()> {
+        self.control(PERF_EVENT_IOC_DISABLE, 0)
+    }
+
+    fn control(&self, request: libc::c_ulong, argument: libc::c_int) -> io::Result<()> {
+        // SAFETY: these requests take a number.
+        let result = unsafe { libc::ioctl(self.descriptor(), request as _, argument) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}
+
+/// Opens the event of a CPU that reports mappings, programs and processes, with times of
+/// `CLOCK_MONOTONIC`. It wakes up nobody.
+pub(super) fn side_band(cpu: u32, build_ids: bool) -> io::Result<Event> {
+    let flags =
+        DISABLED | MMAP | COMM | TASK | WATERMARK | SAMPLE_ID_ALL | MMAP2 | COMM_EXEC | USE_CLOCKID;
+    Event::open(
+        cpu,
+        Attributes {
+            config: PERF_COUNT_SW_DUMMY,
+            sample_type: SAMPLE_TIME,
+            flags: if build_ids { flags | BUILD_ID } else { flags },
+            wakeup_events: u32::MAX,
+            clockid: libc::CLOCK_MONOTONIC,
+            ..Attributes::default()
+        },
+    )
 }
 
 /// `PERF_FORMAT_TOTAL_TIME_ENABLED`: the count is followed by the time for which the event was
@@ -91,7 +187,7 @@ impl Clocks {
 /// The clock of one CPU. It stops when this is dropped.
 #[derive(Debug)]
 struct Clock {
-    event: OwnedFd,
+    event: Event,
     cpu: u32,
     /// Total running time at the last check, in nanoseconds.
     ran: u64,
@@ -99,43 +195,26 @@ struct Clock {
 
 impl Clock {
     fn open(cpu: u32, period: u64, program: BorrowedFd<'_>) -> io::Result<Self> {
-        let attributes = Attributes {
-            kind: PERF_TYPE_SOFTWARE,
-            size: size_of::<Attributes>() as u32,
-            config: PERF_COUNT_SW_CPU_CLOCK,
-            sample_period: period,
-            read_format: TIME_ENABLED,
-            flags: DISABLED | EXCLUDE_IDLE,
-            ..Attributes::default()
-        };
-        let (any_process, no_group) = (-1, -1);
-        // SAFETY: the structure has the announced size and is valid during the call.
-        let event = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                &raw const attributes,
-                any_process,
-                cpu as libc::c_int,
-                no_group,
-                PERF_FLAG_FD_CLOEXEC,
-            )
-        };
-        if event < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just returned it.
-        let event = unsafe { OwnedFd::from_raw_fd(event as libc::c_int) };
-        let clock = Self { event, cpu, ran: 0 };
-        clock.control(PERF_EVENT_IOC_SET_BPF, program.as_raw_fd())?;
-        Ok(clock)
+        let event = Event::open(
+            cpu,
+            Attributes {
+                config: PERF_COUNT_SW_CPU_CLOCK,
+                sample_period: period,
+                read_format: TIME_ENABLED,
+                flags: DISABLED | EXCLUDE_IDLE,
+                ..Attributes::default()
+            },
+        )?;
+        event.control(PERF_EVENT_IOC_SET_BPF, program.as_raw_fd())?;
+        Ok(Self { event, cpu, ran: 0 })
     }
 
     fn start(&self) -> io::Result<()> {
-        self.control(PERF_EVENT_IOC_ENABLE, 0)
+        self.event.start()
     }
 
     fn stop(&self) -> io::Result<()> {
-        self.control(PERF_EVENT_IOC_DISABLE, 0)
+        self.event.stop()
     }
 
     /// Whether it has run since the last call.
@@ -143,17 +222,8 @@ impl Clock {
         let mut read = [0_u64; 2];
         let size = size_of_val(&read);
         // SAFETY: the buffer has that many bytes.
-        let result = unsafe { libc::read(self.event.as_raw_fd(), read.as_mut_ptr().cast(), size) };
+        let result = unsafe { libc::read(self.event.descriptor(), read.as_mut_ptr().cast(), size) };
         let before = std::mem::replace(&mut self.ran, read[1]);
         usize::try_from(result) == Ok(size) && self.ran > before
-    }
-
-    fn control(&self, request: libc::c_ulong, argument: libc::c_int) -> io::Result<()> {
-        // SAFETY: these requests take a number.
-        let result = unsafe { libc::ioctl(self.event.as_raw_fd(), request as _, argument) };
-        if result < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
     }
 }

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use aya::maps::{HashMap, MapData};
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
-use otelctx_sample::{Catalog, Counts, Found, Frame, Sample};
+use otelctx_sample::{Catalog, Counts, Found, Frame, ModuleFiles, Sample};
 use otelctx_track::ThreadStatus;
 
 use super::abi::{
     self, EventHead, StepConfiguration, StepKey, Target, flag, kind, part, step_outcome,
 };
 use super::load::{Loaded, Lost};
+use super::side_band::SideBand;
 use super::targets::{numbers, places_of, steps_of, target};
 use crate::process::check_target;
 use crate::processes::{Observation, Processes, Record};
@@ -26,6 +27,7 @@ const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct Recorder {
     loaded: Loaded,
     processes: Processes,
+    side_band: SideBand,
     whole_machine: bool,
     /// Number of the newest configuration.
     serial: u32,
@@ -56,8 +58,14 @@ impl Recorder {
             Ok(loaded) => loaded,
             Err(refusal) => return Ok(Err(refusal)),
         };
+        // Without it, all mappings are read from /proc.
+        let side_band = match options.user_stacks {
+            true => loaded.side_band().unwrap_or_default(),
+            false => SideBand::default(),
+        };
         let mut recorder = Self {
             loaded,
+            side_band,
             processes: Processes::new(reader_options, scan_timeout),
             whole_machine: options.targets == Targets::All,
             serial: 0,
@@ -148,10 +156,20 @@ impl Recorder {
     pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
         // Otherwise, a recorder that gets too little CPU time would never finish.
         let until = monotonic();
+        for report in self.side_band.read() {
+            self.processes.report(report);
+        }
         while let Some(item) = self.loaded.events.next() {
             let Some((head, parts)) = abi::event(&item) else {
                 continue;
             };
+            let is_last = head.time > until;
+            if is_last {
+                // Its mapping may be newer than the last report.
+                for report in self.side_band.read() {
+                    self.processes.report(report);
+                }
+            }
             match head.kind {
                 kind::ON_CPU => {
                     self.seen.insert(head.cpu);
@@ -172,10 +190,11 @@ impl Recorder {
                 }
                 _ => {}
             }
-            if head.time > until {
+            if is_last {
                 break;
             }
         }
+        self.processes.forget_ended();
         let now = Instant::now();
         if now >= self.survey || self.stopped {
             self.survey(now);
@@ -194,6 +213,7 @@ impl Recorder {
         self.survey = now + SURVEY_INTERVAL;
         let lost = self.loaded.lost();
         self.processes.counts.lost += lost.samples - self.lost.samples;
+        self.processes.counts.lost_mappings += std::mem::take(&mut self.side_band.lost);
         if lost.processes != self.lost.processes {
             self.processes.request_all();
         }
@@ -201,7 +221,7 @@ impl Recorder {
         let is_idle = !self.whole_machine && self.processes.have_ended();
         self.idle_surveys = if is_idle { self.idle_surveys + 1 } else { 0 };
         if !self.stopped {
-            self.loaded.follow_cpus(&self.seen);
+            self.loaded.follow_cpus(&self.seen, &mut self.side_band);
             self.seen.clear();
         }
     }
@@ -213,6 +233,10 @@ impl Recorder {
     /// When sampling started, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) fn started(&self) -> u64 {
         self.started
+    }
+
+    pub(crate) fn files(&self) -> &ModuleFiles {
+        self.processes.files()
     }
 
     pub(crate) fn counts(&self) -> Counts {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use otelctx_reader as reader;
 use otelctx_sample::format::record;
-use otelctx_sample::{Catalog, Counts, Found, Sample};
+use otelctx_sample::{Catalog, Counts, Found, ModuleFiles, Sample};
 use otelctx_track::ThreadStatus;
 use reader::remote::stop::{Late, check_traceable, take_late};
 use reader::remote::{Error as RemoteError, Process};
@@ -232,6 +232,10 @@ impl Recorder {
     /// When sampling started, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) fn started(&self) -> u64 {
         self.started
+    }
+
+    pub(crate) fn files(&self) -> &ModuleFiles {
+        self.processes.files()
     }
 
     pub(crate) fn counts(&self) -> Counts {

@@ -82,6 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     })?;
     let method = session.method().clone();
     let mut recorded = session.run(|sampler| !sampler.has_targets());
+    let sampled = recorded.files;
     if let Some(error) = recorded.failure {
         return Err(Error::SpoolFull(error));
     }
@@ -95,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let mut report = Report::of(pid, &method, &recorded);
     // The service is still there while its functions are named: it may have been started from a file
     // that is gone.
-    let profile = Profile::new(recorded, &mut Symbols::new());
+    let profile = Profile::new(recorded, &mut Symbols::new().files(sampled));
     drop(service);
     let mut options = Options::default();
     options.by = output::root(None, &profile);

@@ -80,6 +80,9 @@ pub(crate) struct Arguments {
     /// Additional directory to search for separate debug files
     #[arg(long, value_name = "DIRECTORY")]
     debug_dir: Vec<PathBuf>,
+    /// Write addresses without function names
+    #[arg(long, conflicts_with = "debug_dir")]
+    no_symbols: bool,
     /// Sample by stopping threads, even if eBPF is permitted
     #[arg(long)]
     ptrace: bool,
@@ -112,7 +115,11 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let mut symbols = arguments
         .debug_dir
         .iter()
-        .fold(Symbols::new(), Symbols::debug_directory);
+        .fold(Symbols::new(), Symbols::debug_directory)
+        .files(recorded.files);
+    if arguments.no_symbols {
+        symbols = symbols.without_functions();
+    }
     let mut outputs: Option<Outputs> = None;
     let mut collector = collector;
     let mut sent: Option<Delivery> = None;

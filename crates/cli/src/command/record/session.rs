@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use otelctx_profile::sample::Catalog;
+use otelctx_profile::sample::{Catalog, ModuleFiles};
 use otelctx_profile::{Clock, Parts, Spool};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets, monotonic};
 
@@ -120,6 +120,7 @@ impl Session {
             }
         }
         progress.clear();
+        let files = self.sampler.files();
         let spool = &mut self.spool;
         let counts = self
             .sampler
@@ -131,6 +132,7 @@ impl Session {
         };
         Recorded {
             parts: self.spool.finish(catalog, clock, self.period, counts),
+            files,
             failure,
         }
     }
@@ -140,6 +142,8 @@ impl Session {
 pub(in crate::command) struct Recorded {
     /// The recording, at least one part.
     pub(in crate::command) parts: Parts,
+    /// The files of the sampled code.
+    pub(in crate::command) files: ModuleFiles,
     /// Why the recording ended early, if it did.
     pub(in crate::command) failure: Option<io::Error>,
 }

@@ -150,6 +150,11 @@ fn missing(counts: &Counts) -> Vec<String> {
         "skipped attributes that are not UTF-8",
     );
     add(
+        counts.lost_mappings,
+        "lost report of a mapping",
+        "lost reports of mappings",
+    );
+    add(
         counts.truncated_stacks,
         "truncated stack",
         "truncated stacks",
@@ -216,13 +221,14 @@ mod tests {
         counts.unknown_keys = 4;
         counts.not_utf8 = 5;
         counts.truncated_stacks = 6;
+        counts.lost_mappings = 11;
         counts.missing_stacks = 7;
         counts.incomplete_steps = 8;
         counts.context_conflicts = 9;
         let second = "  missing: 1,002 unreadable contexts (the variable could not be read: 1,000, \
             the record could not be read: 2), 10 skipped samples of processes that cannot be traced, 1 invalid record, \
             3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
-            6 truncated stacks, 7 samples without their stacks, 8 samples without a runtime's part, \
+            11 lost reports of mappings, 6 truncated stacks, 7 samples without their stacks, 8 samples without a runtime's part, \
             9 samples whose native context and runtime's context differ";
         assert_eq!(
             summary(counts).text(),
@@ -242,6 +248,7 @@ mod tests {
         (counts.not_utf8, counts.truncated_stacks) = (22, 23);
         (counts.missing_stacks, counts.incomplete_steps) = (24, 25);
         (counts.context_conflicts, counts.not_traceable) = (26, 27);
+        counts.lost_mappings = 28;
         let json = serde_json::to_value(summary(counts).json(&[], None)).unwrap();
         let expected = serde_json::json!({
             "samples": 1234, "with_context": 1200, "processes": 1,
@@ -253,7 +260,7 @@ mod tests {
                     "record": 15, "verify": 16,
                 },
                 "lost": 5, "not_traceable": 27, "truncated_records": 20,
-                "unknown_keys": 21, "not_utf8": 22,
+                "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28,
                 "truncated_stacks": 23, "missing_stacks": 24, "incomplete_steps": 25,
                 "context_conflicts": 26,
             },

@@ -28,7 +28,7 @@ pub(super) fn run(
     iterations: Option<u64>,
 ) -> Result<(), Error> {
     let terminal = Terminal::of_stdout();
-    let mut names = Names::new();
+    let mut names = Names::new(feed.files());
     let mut done = 0;
     let mut ended = false;
     while !ended && iterations.is_none_or(|all| done < all) {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use otelctx_profile::sample::format::record;
 use otelctx_profile::sample::{
-    Catalog, ContextId, Counts, Found, ProcessFacts, Rotation, Sample, ThreadId,
+    Catalog, ContextId, Counts, Found, ModuleFiles, ProcessFacts, Rotation, Sample, ThreadId,
 };
 use otelctx_sampler::{Sampler, monotonic};
 
@@ -60,6 +60,11 @@ impl<'c> Feed<'c> {
             counts: Counts::default(),
             interned: Interned::default(),
         }
+    }
+
+    /// The files of the sampled code.
+    pub(super) fn files(&self) -> ModuleFiles {
+        self.sampler.files()
     }
 
     pub(super) fn has_targets(&self) -> bool {

@@ -25,7 +25,7 @@ const MAX_FRAMES: usize = 12;
 pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
     let colours = Terminal::of_stdout().colours();
     let mut state = State::new(plan.by.clone(), String::new());
-    let mut names = Names::new();
+    let mut names = Names::new(feed.files());
     let mut screen = Screen::enter().map_err(Error::Output)?;
     let mut next = Instant::now() + FIRST_INTERVAL.min(plan.interval);
     let mut shown = shown(feed, plan, &mut state, &mut names);

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use otelctx_profile::sample::{Catalog, Frame, Mapping, Module, ModuleId, ProcessFacts, ProcessId};
+use otelctx_profile::sample::{
+    Catalog, Frame, Mapping, Module, ModuleFiles, ModuleId, ProcessFacts, ProcessId,
+};
 use otelctx_profile::{SymbolQuery, Symbolizer};
 use otelctx_symbolize::Symbols;
 
@@ -51,7 +53,8 @@ pub(super) struct Names {
 }
 
 impl Names {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(files: ModuleFiles) -> Self {
+        let symbols = Symbols::new().files(files);
         let (questions, asked) = channel::<(u32, Vec<Question>)>();
         let (answer, answers) = channel();
         // Without the thread, addresses stay without names.
@@ -60,7 +63,8 @@ impl Names {
             .spawn(move || {
                 for (generation, questions) in asked {
                     let start = Instant::now();
-                    let names = questions.into_iter().flat_map(find).collect();
+                    let names = questions.into_iter();
+                    let names = names.flat_map(|it| find(it, &symbols)).collect();
                     let took = start.elapsed();
                     let answer = answer.send(Answer {
                         generation,
@@ -223,7 +227,7 @@ fn file(module: &Module) -> String {
     }
 }
 
-fn find(question: Question) -> Vec<(Spot, Option<String>)> {
+fn find(question: Question, symbols: &Symbols) -> Vec<(Spot, Option<String>)> {
     let Question {
         module,
         process,
@@ -232,7 +236,7 @@ fn find(question: Question) -> Vec<(Spot, Option<String>)> {
     } = question;
     let query = SymbolQuery::new(&module, &process).mapped(mapping.as_ref());
     let addresses: Vec<u64> = spots.iter().map(|spot| spot.address).collect();
-    let functions = Symbols::new().functions(query, &addresses);
+    let functions = symbols.clone().functions(query, &addresses);
     let names = functions.into_iter().map(|functions| {
         let innermost = functions.into_iter().next();
         innermost.map(|function| function.name)
@@ -262,7 +266,7 @@ mod tests {
             user: catalog.stack(&[Frame::from(checkout), Frame::return_address(0x11)]),
             kernel: catalog.stack(&[]),
         };
-        let mut names = Names::new();
+        let mut names = Names::new(ModuleFiles::default());
         let leaf = Key::Function("Shop.checkout".into());
         assert_eq!(names.leaf(&catalog, &stacks), leaf);
         // For an address in no mapping, the address itself.

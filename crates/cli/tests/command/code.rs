@@ -1,0 +1,184 @@
+//! The names of the code that ran: of files that are replaced, deleted, closed, or that run for
+//! milliseconds.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::geteuid;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::profiles::v1development::{Line, ProfilesData};
+use otelctx_fixtures::Compiler;
+
+use crate::otlp;
+use crate::run::{Answer, Scratch, otelctx};
+
+/// One sample: when it was taken (Unix time, nanoseconds), of which process, and the names of its
+/// functions in user mode, innermost first; empty for frames without a name.
+struct Seen {
+    time: u64,
+    pid: i64,
+    functions: Vec<String>,
+}
+
+impl Seen {
+    fn calls(&self, name: &str) -> bool {
+        self.functions.iter().any(|function| function == name)
+    }
+}
+
+fn samples(data: &ProfilesData) -> Vec<Seen> {
+    let dictionary = data.dictionary.as_ref().unwrap();
+    let text = |index: i32| &dictionary.string_table[index as usize];
+    let functions = |stack: i32| {
+        let locations = dictionary.stack_table[stack as usize]
+            .location_indices
+            .iter();
+        let locations = locations.map(|index| &dictionary.location_table[*index as usize]);
+        let in_process = locations.filter(|location| {
+            let mapping = &dictionary.mapping_table[location.mapping_index as usize];
+            text(mapping.filename_strindex) != "[kernel]"
+        });
+        let name = |line: &Line| {
+            text(dictionary.function_table[line.function_index as usize].name_strindex).clone()
+        };
+        let names = in_process.map(|it| it.lines.first().map_or(String::new(), name));
+        names.collect::<Vec<_>>()
+    };
+    let mut seen = Vec::new();
+    for resource in &data.resource_profiles {
+        let attributes = &resource.resource.as_ref().unwrap().attributes;
+        let pid = attributes.iter().find(|it| it.key == "process.pid");
+        let Some(Value::IntValue(pid)) = pid.unwrap().value.clone().unwrap().value else {
+            panic!("{pid:?}");
+        };
+        for profile in resource.scope_profiles.iter().flat_map(|it| &it.profiles) {
+            for sample in &profile.samples {
+                seen.extend(sample.timestamps_unix_nano.iter().map(|time| Seen {
+                    time: *time,
+                    pid,
+                    functions: functions(sample.stack_index),
+                }));
+            }
+        }
+    }
+    seen
+}
+
+/// A program or library whose function has this name. `None`, with a line, without a compiler.
+fn working(name: &str, milliseconds: u32, flags: &[&str]) -> Option<PathBuf> {
+    let defined = [
+        format!("-DNAME={name}"),
+        format!("-DMILLISECONDS={milliseconds}"),
+    ];
+    let mut all = vec!["-O1", "-fno-omit-frame-pointer"];
+    all.extend(defined.iter().map(String::as_str));
+    all.extend(flags);
+    match flags {
+        ["-DPROGRAM"] => Compiler::gcc().program(&["work.c"], &all),
+        _ => Compiler::gcc().library(&["work.c"], &all),
+    }
+}
+
+/// Records a command with eBPF; `None`, with a line, without the rights to.
+fn record(scratch: &Scratch, command: &[&str]) -> Option<(Answer, Vec<Seen>)> {
+    if !geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return None;
+    }
+    let path = scratch.path("a.otlp");
+    let options = ["record", "-F", "999", "-o", &path, "--"];
+    let answer = otelctx(&[&options[..], command].concat()).expect(0);
+    let samples = samples(&otlp::read(&path));
+    Some((answer, samples))
+}
+
+/// Of how many samples with a user stack the innermost function has a name, in percent.
+fn named(samples: &[&Seen]) -> usize {
+    let innermost = samples.iter().filter_map(|it| it.functions.first());
+    let (named, all) = innermost.fold((0, 0), |(named, all), name| {
+        (named + usize::from(!name.is_empty()), all + 1)
+    });
+    100 * named / all
+}
+
+#[test]
+fn code_at_the_address_of_closed_code_has_its_own_names() {
+    let scratch = Scratch::new("code-plugins");
+    let Some(host) = Compiler::gcc().program(&["plugins.c"], &["-ldl"]) else {
+        return;
+    };
+    let names = ["only_first", "only_second"];
+    let [first, second] = names.map(|name| working(name, 10, &[]).unwrap());
+    let paths = [&host, &first, &second].map(|path| path.to_str().unwrap());
+    let command = [paths[0], "100", paths[1], paths[2]];
+    let Some((answer, samples)) = record(&scratch, &command) else {
+        return;
+    };
+    let mut addresses: BTreeMap<&str, usize> = BTreeMap::new();
+    let (mut inside, mut wrong) = (Vec::new(), 0);
+    for line in answer.stdout.lines().filter(|line| line.starts_with('/')) {
+        let [path, start, end, address] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{line}");
+        };
+        *addresses.entry(address).or_default() += 1;
+        let interval = start.parse::<u64>().unwrap()..end.parse::<u64>().unwrap();
+        let other = names[usize::from(Path::new(path) == first)];
+        let sampled = samples.iter().filter(|it| interval.contains(&it.time));
+        let sampled: Vec<_> = sampled.collect();
+        wrong += sampled.iter().filter(|it| it.calls(other)).count();
+        inside.extend(sampled);
+    }
+    // Or the test has checked nothing.
+    assert!(addresses.into_values().any(|count| count > 50));
+    assert!(inside.len() > 100, "{}", inside.len());
+    assert_eq!(wrong, 0);
+    assert!(named(&inside) >= 98, "{} %", named(&inside));
+    assert!(inside.iter().any(|it| it.calls(names[0])));
+    assert!(inside.iter().any(|it| it.calls(names[1])));
+}
+
+#[test]
+fn a_program_that_is_replaced_or_deleted_keeps_its_names() {
+    let names = ["only_old", "only_new"];
+    let Some(old) = working(names[0], 500, &["-DPROGRAM"]) else {
+        return;
+    };
+    let new = working(names[1], 500, &["-DPROGRAM"]).unwrap();
+    let scratch = Scratch::new("code-replaced");
+    let (program, other) = (scratch.path("program"), scratch.path("new"));
+    fs::copy(old, &program).unwrap();
+    fs::copy(new, &other).unwrap();
+    let script = "$0 & echo $! old; sleep 0.2; mv $1 $0; $0 & echo $! new; sleep 0.2; rm $0; wait";
+    let Some((answer, samples)) = record(&scratch, &["sh", "-c", script, &program, &other]) else {
+        return;
+    };
+    for (which, [own, other]) in [("old", names), ("new", [names[1], names[0]])] {
+        let line = answer.stdout.lines().find(|line| line.ends_with(which));
+        let pid: i64 = line.unwrap().split(' ').next().unwrap().parse().unwrap();
+        let samples: Vec<_> = samples.iter().filter(|it| it.pid == pid).collect();
+        assert!(samples.len() > 10, "{which}");
+        assert!(!samples.iter().any(|it| it.calls(other)), "{which}");
+        assert!(samples.iter().any(|it| it.calls(own)), "{which}");
+        let share = named(&samples);
+        assert!(share >= 98, "{which}: {share} % of {}", samples.len());
+    }
+}
+
+#[test]
+fn processes_that_live_for_milliseconds_have_names() {
+    let Some(program) = working("briefly", 5, &["-DPROGRAM"]) else {
+        return;
+    };
+    let scratch = Scratch::new("code-brief");
+    let script = "i=0; while [ $i -lt 200 ]; do $0; i=$((i+1)); done";
+    let command = ["sh", "-c", script, program.to_str().unwrap()];
+    let Some((_, samples)) = record(&scratch, &command) else {
+        return;
+    };
+    let brief: Vec<_> = samples.iter().filter(|it| !it.calls("waitproc")).collect();
+    assert!(brief.len() > 500, "{} of {}", brief.len(), samples.len());
+    let calling = brief.iter().filter(|it| it.calls("briefly")).count();
+    assert!(2 * calling > brief.len(), "{calling} of {}", brief.len());
+    assert!(named(&brief) >= 90, "{} %", named(&brief));
+}

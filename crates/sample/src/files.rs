@@ -1,0 +1,150 @@
+//! Files of modules, kept open.
+
+use std::collections::HashMap;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::fast::RandomState;
+
+use crate::Module;
+
+/// Maximum number of files that are kept open.
+const MAX_FILES: usize = 512;
+
+/// Files of modules, opened while they were mapped and kept open: their functions can be resolved even
+/// if the file was deleted or replaced and its process has ended. Clones share the files.
+///
+/// At most 512 files are kept; modules with the same build ID share one. Deleted ones take disk space
+/// until the last clone is dropped.
+#[derive(Clone, Debug, Default)]
+pub struct ModuleFiles(Arc<Mutex<HashMap<Key, Kept, RandomState>>>);
+
+/// Identifies a file: by its build ID if it has one, otherwise by device and inode.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Key {
+    BuildId(Vec<u8>),
+    Inode(u64, u64),
+}
+
+impl Key {
+    fn of(module: &Module) -> Option<Self> {
+        match () {
+            () if !module.build_id.is_empty() => Some(Self::BuildId(module.build_id.clone())),
+            () if module.inode != 0 => Some(Self::Inode(module.device, module.inode)),
+            () => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Kept {
+    file: Arc<File>,
+    /// When the file was opened. Only a file without a build ID is compared.
+    version: Version,
+}
+
+/// Changes when a file is written to.
+type Version = (u64, i64, i64);
+
+fn version(found: &Metadata) -> Version {
+    (found.size(), found.mtime(), found.mtime_nsec())
+}
+
+impl ModuleFiles {
+    /// Whether the module's file is kept.
+    #[must_use]
+    pub fn contains(&self, module: &Module) -> bool {
+        Key::of(module).is_some_and(|key| self.lock().contains_key(&key))
+    }
+
+    /// Keeps `file` open, unless one is kept for this module or there are too many.
+    pub fn keep(&self, module: &Module, file: File) {
+        let (Some(key), Ok(found)) = (Key::of(module), file.metadata()) else {
+            return;
+        };
+        let mut files = self.lock();
+        if files.len() < MAX_FILES {
+            files.entry(key).or_insert_with(|| Kept {
+                file: Arc::new(file),
+                version: version(&found),
+            });
+        }
+    }
+
+    /// The file of a module, if it was kept. A file without a build ID must not have been written to
+    /// since; a build ID is for the caller to check.
+    #[must_use]
+    pub fn get(&self, module: &Module) -> Option<Arc<File>> {
+        let key = Key::of(module)?;
+        let files = self.lock();
+        let kept = files.get(&key)?;
+        let is_same = || {
+            kept.file
+                .metadata()
+                .is_ok_and(|found| version(&found) == kept.version)
+        };
+        (matches!(key, Key::BuildId(_)) || is_same()).then(|| Arc::clone(&kept.file))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Kept, RandomState>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn module(build_id: &[u8], inode: u64) -> Module {
+        Module {
+            path: "/lib/a.so".into(),
+            build_id: build_id.to_vec(),
+            inode,
+            ..Module::default()
+        }
+    }
+
+    #[test]
+    fn a_file_is_kept_for_its_build_id_or_inode() {
+        let files = ModuleFiles::default();
+        let other_path = Module {
+            path: "/container/a.so".into(),
+            ..module(&[1], 0)
+        };
+        let open = || File::open("/proc/self/exe").unwrap();
+        files.keep(&module(&[1], 0), open());
+        files.keep(&module(&[], 7), open());
+        files.keep(&module(&[], 0), open());
+        assert!(files.get(&other_path).is_some());
+        assert!(files.clone().get(&module(&[], 7)).is_some());
+        for absent in [module(&[2], 0), module(&[], 8), module(&[], 0)] {
+            assert!(!files.contains(&absent) && files.get(&absent).is_none());
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_build_id_that_was_written_to_is_another_one() {
+        let path = std::env::temp_dir().join(format!("otelctx-files-{}", std::process::id()));
+        let mut file = File::create(&path).unwrap();
+        file.write_all(b"old").unwrap();
+        let files = ModuleFiles::default();
+        files.keep(&module(&[], 7), File::open(&path).unwrap());
+        assert!(files.get(&module(&[], 7)).is_some());
+        file.write_all(b"and new").unwrap();
+        std::fs::remove_file(path).unwrap();
+        assert!(files.contains(&module(&[], 7)) && files.get(&module(&[], 7)).is_none());
+    }
+
+    #[test]
+    fn the_number_of_files_is_bounded() {
+        let files = ModuleFiles::default();
+        for inode in 1..=MAX_FILES as u64 + 1 {
+            files.keep(&module(&[], inode), File::open("/dev/null").unwrap());
+        }
+        assert!(files.contains(&module(&[], MAX_FILES as u64)));
+        assert!(!files.contains(&module(&[], MAX_FILES as u64 + 1)));
+    }
+}
