@@ -66,7 +66,7 @@ pub enum Source<'a> {
 }
 
 /// A segment, as its program header has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Segment {
     /// Offset in the file, in bytes (`p_offset`).
     pub offset: u64,

@@ -82,6 +82,7 @@ pub mod tls;
 pub use core_file::CoreFile;
 pub use device::Device;
 pub use error::Error;
+pub use file::FileBytes;
 pub use file_cache::{Fact, FileCache};
 pub use machine::{Access, Machine, TlsSegment};
 pub use mappings::{Mapping, Permissions};

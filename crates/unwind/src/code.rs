@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use otelctx_remote::elf::{Elf, Source};
-use otelctx_remote::{Device, FileCache, Memory, MemoryError, Modules, Target};
+use otelctx_remote::elf::Elf;
+use otelctx_remote::{Device, FileCache, Modules, Target};
 
 use crate::error::Error;
 use crate::file::FileRows;
@@ -12,8 +12,6 @@ use crate::rule::{Dictionary, Rule};
 
 /// Maximum number of executable mappings that are kept of one process. Browsers have some thousand.
 pub const MAX_MAPPINGS: usize = 64 * 1024;
-/// Maximum size of the vDSO, in bytes; it has 4 to 8 KiB.
-const MAX_VDSO: u64 = 64 * 1024;
 
 /// An executable mapping.
 #[derive(Debug, Clone)]
@@ -81,7 +79,9 @@ impl CodeMap {
                         Err(error) => Err(Some(Error::Unreadable(error.to_string()))),
                     }
                 }
-                None if place.is_vdso => vdso(target, place.range, dictionary).map_err(Some),
+                None if place.is_vdso => FileRows::of_vdso(target, place.range, dictionary)
+                    .map(Arc::new)
+                    .map_err(Some),
                 None => Err(None),
             };
             let bias = rows.as_ref().ok().and_then(|rows| match place.is_vdso {
@@ -144,31 +144,4 @@ struct Place {
     offset: u64,
     file: (Device, u64),
     is_vdso: bool,
-}
-
-/// The vDSO is a whole ELF file in memory, with its sections.
-fn vdso(
-    target: &dyn Target,
-    (start, end): (u64, u64),
-    dictionary: &Arc<Dictionary>,
-) -> Result<Arc<FileRows>, Error> {
-    /// Memory of which the first byte has the address 0.
-    struct Shifted<'t>(&'t dyn Target, u64, u64);
-
-    impl Memory for Shifted<'_> {
-        fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-            let end = address.checked_add(buffer.len() as u64);
-            if end.is_none_or(|end| end > self.2) {
-                return Err(MemoryError::Unmapped {
-                    address,
-                    length: buffer.len(),
-                });
-            }
-            self.0.read(self.1 + address, buffer)
-        }
-    }
-
-    let image = Shifted(target, start, (end - start).min(MAX_VDSO));
-    let elf = Elf::read(Source::File(&image))?.ok_or(Error::NoTables)?;
-    FileRows::of(&elf, dictionary).map(Arc::new)
 }

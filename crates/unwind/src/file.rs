@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use otelctx_remote::elf::{Elf, Segment};
+use otelctx_remote::elf::{Elf, Segment, Source};
+use otelctx_remote::{Machine, Memory, MemoryError};
 
 use crate::arch::Architecture;
 use crate::error::Error;
@@ -14,35 +15,46 @@ use crate::writer::Counts;
 
 /// Page size that mappings are aligned to at least. Larger ones divide into these.
 const PAGE: u64 = 4096;
+/// Maximum size of the vDSO, in bytes; it has 4 to 8 KiB.
+const MAX_VDSO: u64 = 64 * 1024;
 
-/// The rows of an ELF file, which any number of processes can have mapped.
-#[derive(Debug)]
-pub struct FileRows {
-    rows: Rows,
-    dictionary: Arc<Dictionary>,
+/// An ELF file's unwind tables as they are in the file: all that its rows depend on.
+///
+/// Two files with equal tables (the same library in two containers) have equal rows. Comparing hashes is
+/// enough if the hasher has a random seed, which the author of a hostile file cannot know.
+#[derive(Debug, Hash)]
+pub struct UnwindTables {
+    machine: Machine,
     /// Executable PT_LOAD segments.
-    code: Vec<Segment>,
-    counts: Counts,
+    code: CodeSegments,
+    tables: Tables,
 }
 
-impl FileRows {
-    /// Makes the rows of a file, or of a module that is loaded: about 100 ns a row. The rules go into
-    /// `dictionary`.
+impl UnwindTables {
+    /// Reads the tables of a file, or of a module that is loaded.
+    ///
+    /// # Errors
+    /// When they cannot be read, or exceed a limit.
+    pub fn read(elf: &Elf<'_>) -> Result<Self, Error> {
+        let executable = elf.loads().iter().filter(|it| it.executable);
+        let machine = elf.machine();
+        Architecture::of(machine).ok_or(Error::Architecture)?;
+        Ok(UnwindTables {
+            machine,
+            code: CodeSegments(executable.copied().collect()),
+            tables: Tables::read(elf)?,
+        })
+    }
+
+    /// Makes the rows: about 100 ns a row. Their rules go into `dictionary`.
     ///
     /// Damaged entries, and what rules cannot express, become gaps and are counted.
     ///
     /// # Errors
     /// When there are no usable tables, or they exceed a limit.
-    pub fn of(elf: &Elf<'_>, dictionary: &Arc<Dictionary>) -> Result<Self, Error> {
-        let architecture = Architecture::of(elf.machine()).ok_or(Error::Architecture)?;
-        let code: Vec<Segment> = elf
-            .loads()
-            .iter()
-            .filter(|it| it.executable)
-            .copied()
-            .collect();
-        let tables = Tables::read(elf)?;
-        let (rows, counts) = make(&tables, architecture, &code, dictionary)?;
+    pub fn rows(self, dictionary: &Arc<Dictionary>) -> Result<FileRows, Error> {
+        let architecture = Architecture::of(self.machine).ok_or(Error::Architecture)?;
+        let (rows, counts) = make(&self.tables, architecture, &self.code.0, dictionary)?;
         if counts.entries == 0 {
             return Err(Error::NoTables);
         }
@@ -53,9 +65,67 @@ impl FileRows {
         Ok(FileRows {
             rows,
             dictionary: dictionary.clone(),
-            code,
+            code: self.code,
             counts,
         })
+    }
+}
+
+/// The executable segments of an ELF file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct CodeSegments(Vec<Segment>);
+
+impl CodeSegments {
+    /// The load bias of an executable mapping at `start` that shows the file from `offset` on.
+    ///
+    /// Segments can share a page of the file, which is mapped for each of them: only the segment that
+    /// starts in the very page that the mapping starts with tells.
+    pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
+        let begins = |segment: &&Segment| segment.offset / PAGE * PAGE == offset;
+        let contains = |segment: &&Segment| {
+            (segment.offset / PAGE * PAGE..segment.file_end()).contains(&offset)
+        };
+        // A mapping whose protection was changed in part is several.
+        let mut segments = self.0.iter();
+        let segment = segments
+            .find(begins)
+            .or_else(|| self.0.iter().find(contains))?;
+        let loaded = start.wrapping_sub(offset).wrapping_add(segment.offset);
+        Some(loaded.wrapping_sub(segment.address))
+    }
+}
+
+/// The rows of an ELF file, which any number of processes can have mapped.
+#[derive(Debug)]
+pub struct FileRows {
+    rows: Rows,
+    dictionary: Arc<Dictionary>,
+    code: CodeSegments,
+    counts: Counts,
+}
+
+impl FileRows {
+    /// Makes the rows of a file, or of a module that is loaded. See [`UnwindTables`].
+    ///
+    /// # Errors
+    /// When there are no usable tables, or they exceed a limit.
+    pub fn of(elf: &Elf<'_>, dictionary: &Arc<Dictionary>) -> Result<Self, Error> {
+        UnwindTables::read(elf)?.rows(dictionary)
+    }
+
+    /// Makes the rows of the vDSO, which is a whole ELF file in a process's memory. `range` is its
+    /// mapping.
+    ///
+    /// # Errors
+    /// See [`FileRows::of`].
+    pub fn of_vdso(
+        memory: &dyn Memory,
+        range: (u64, u64),
+        dictionary: &Arc<Dictionary>,
+    ) -> Result<Self, Error> {
+        let image = Shifted { memory, range };
+        let elf = Elf::read(Source::File(&image))?.ok_or(Error::NoTables)?;
+        FileRows::of(&elf, dictionary)
     }
 
     /// Rows made by hand, for one page of code.
@@ -70,7 +140,7 @@ impl FileRows {
         FileRows {
             rows,
             dictionary,
-            code: Vec::new(),
+            code: CodeSegments::default(),
             counts,
         }
     }
@@ -90,25 +160,34 @@ impl FileRows {
         self.dictionary.rule(self.rows.rule_at(address))
     }
 
-    /// The load bias of an executable mapping at `start` that shows the file from `offset` on.
-    ///
-    /// Segments can share a page of the file, which is mapped for each of them: only the segment that
-    /// starts in the very page that the mapping starts with tells.
+    /// The file's executable segments, which tell where it is loaded.
+    pub fn segments(&self) -> &CodeSegments {
+        &self.code
+    }
+
+    /// See [`CodeSegments::bias`].
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
-        bias(&self.code, start, offset)
+        self.code.bias(start, offset)
     }
 }
 
-/// See [`FileRows::bias`].
-pub(crate) fn bias(code: &[Segment], start: u64, offset: u64) -> Option<u64> {
-    let begins = |segment: &&Segment| segment.offset / PAGE * PAGE == offset;
-    let contains =
-        |segment: &&Segment| (segment.offset / PAGE * PAGE..segment.file_end()).contains(&offset);
-    // A mapping whose protection was changed in part is several.
-    let segment = code
-        .iter()
-        .find(begins)
-        .or_else(|| code.iter().find(contains))?;
-    let loaded = start.wrapping_sub(offset).wrapping_add(segment.offset);
-    Some(loaded.wrapping_sub(segment.address))
+/// A range of memory, of which the first byte has the address 0.
+struct Shifted<'m> {
+    memory: &'m dyn Memory,
+    range: (u64, u64),
+}
+
+impl Memory for Shifted<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let (start, end) = self.range;
+        let size = end.saturating_sub(start).min(MAX_VDSO);
+        let behind = address.checked_add(buffer.len() as u64);
+        if behind.is_none_or(|behind| behind > size) {
+            return Err(MemoryError::Unmapped {
+                address,
+                length: buffer.len(),
+            });
+        }
+        self.memory.read(start + address, buffer)
+    }
 }

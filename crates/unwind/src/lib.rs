@@ -56,7 +56,7 @@ mod writer;
 
 pub use code::{CodeMap, CodeMapping, MAX_MAPPINGS};
 pub use error::Error;
-pub use file::FileRows;
+pub use file::{CodeSegments, FileRows, UnwindTables};
 pub use registers::Registers;
 pub use rows::{PAGE_SIZE, Rows};
 pub use rule::{Cfa, Dictionary, FrameRule, GAP, MAX_RULES, ReturnAddress, Rule, RuleIndex, Saved};

@@ -20,7 +20,7 @@ const STUBS: [&[u8]; 6] = [
 ];
 
 /// The sections that rows are made of.
-#[derive(Default)]
+#[derive(Debug, Default, Hash)]
 pub(crate) struct Tables {
     /// Address and bytes.
     pub(crate) eh_frame: Option<(u64, Vec<u8>)>,
