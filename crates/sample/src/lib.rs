@@ -53,7 +53,7 @@ pub use catalog::{
 pub use files::ModuleFiles;
 pub use frame::{Frame, FrameKind, NamedFrame};
 pub use otelctx_format as format;
-pub use outcome::{Found, ReadStep};
+pub use outcome::{Found, ReadStep, StackEnd};
 pub use process::{Mapping, Module, ProcessFacts};
 pub use rotation::Rotation;
 pub use sample::{Counts, Event, Sample};

@@ -119,3 +119,56 @@ impl fmt::Display for ReadStep {
         })
     }
 }
+/// Why a user stack ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum StackEnd {
+    /// It is complete: its last frame is the one that the thread started with.
+    Start,
+    /// There are no unwind tables for the last frame's code, and its frame pointer leads nowhere.
+    NoTables,
+    /// The last frame's unwind tables are of an unsupported kind, or wrong.
+    BadTables,
+    /// Memory that the last frame's caller is found by could not be read.
+    Unreadable,
+    /// The last frame would return to an address that is not executable.
+    NotExecutable,
+    /// It has more frames than are kept.
+    Limit,
+}
+
+impl StackEnd {
+    /// The ends of incomplete stacks, except [`StackEnd::Limit`], in order.
+    pub const INCOMPLETE: [Self; 4] = [
+        Self::NoTables,
+        Self::BadTables,
+        Self::Unreadable,
+        Self::NotExecutable,
+    ];
+
+    /// Its name in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::NoTables => "no_tables",
+            Self::BadTables => "bad_tables",
+            Self::Unreadable => "unreadable",
+            Self::NotExecutable => "not_executable",
+            Self::Limit => "limit",
+        }
+    }
+}
+
+impl fmt::Display for StackEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Start => "complete",
+            Self::NoTables => "no unwind tables",
+            Self::BadTables => "unsupported or wrong unwind tables",
+            Self::Unreadable => "unreadable memory",
+            Self::NotExecutable => "return address is not code",
+            Self::Limit => "too many frames",
+        })
+    }
+}

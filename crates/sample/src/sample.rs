@@ -4,7 +4,7 @@ use std::ops::{AddAssign, SubAssign};
 
 use otelctx_format::record::Skipped;
 
-use crate::{Found, ReadStep, StackId, ThreadId};
+use crate::{Found, ReadStep, StackEnd, StackId, ThreadId};
 
 /// One sample of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,10 @@ pub struct Counts {
     /// Samples that were due and skipped because ptrace cannot trace the process: there is no permission,
     /// or it is a kernel thread.
     pub not_traceable: u64,
+    /// User stacks that reach the frame that their thread started with.
+    pub complete_stacks: u64,
+    /// User stacks that end before, in the order of [`StackEnd::INCOMPLETE`].
+    pub incomplete_stacks: [u64; StackEnd::INCOMPLETE.len()],
     /// User stacks of which only the innermost frames were kept.
     pub truncated_stacks: u64,
     /// Samples whose user stack could not be walked.
@@ -101,6 +105,8 @@ impl Counts {
             unreadable,
             lost,
             not_traceable,
+            complete_stacks,
+            incomplete_stacks,
             truncated_stacks,
             missing_stacks,
             incomplete_steps,
@@ -113,6 +119,10 @@ impl Counts {
         for (number, other) in self.unreadable.iter_mut().zip(unreadable) {
             *number = combine(*number, other);
         }
+        let incomplete = self.incomplete_stacks.iter_mut();
+        for (number, other) in incomplete.zip(incomplete_stacks) {
+            *number = combine(*number, other);
+        }
         for (number, other) in [
             (&mut self.attached, attached),
             (&mut self.detached, detached),
@@ -120,6 +130,7 @@ impl Counts {
             (&mut self.invalid, invalid),
             (&mut self.lost, lost),
             (&mut self.not_traceable, not_traceable),
+            (&mut self.complete_stacks, complete_stacks),
             (&mut self.truncated_stacks, truncated_stacks),
             (&mut self.missing_stacks, missing_stacks),
             (&mut self.incomplete_steps, incomplete_steps),
@@ -149,6 +160,19 @@ impl Counts {
         self.unknown_keys += u64::from(skipped.unknown_key);
         self.not_utf8 += u64::from(skipped.not_utf8);
         self.truncated_records += u64::from(skipped.incomplete_bytes > 0);
+    }
+
+    /// Counts one user stack.
+    pub fn add_stack(&mut self, end: StackEnd) {
+        match end {
+            StackEnd::Start => self.complete_stacks += 1,
+            StackEnd::Limit => self.truncated_stacks += 1,
+            _ => {
+                let counters = StackEnd::INCOMPLETE.iter().zip(&mut self.incomplete_stacks);
+                let own = counters.filter(|(reason, _)| **reason == end);
+                own.for_each(|(_, counter)| *counter += 1);
+            }
+        }
     }
 
     /// All samples, except lost and skipped ones.
@@ -196,6 +220,23 @@ mod tests {
         assert_eq!(counts.unreadable, [1; ReadStep::ALL.len()]);
         assert_eq!(counts.unreadable_samples(), 7);
         assert_eq!(counts.samples(), 10);
+    }
+
+    #[test]
+    fn each_stack_is_counted_once_and_a_cut_one_is_not_complete() {
+        let mut counts = Counts::default();
+        counts.add_stack(StackEnd::Start);
+        assert_eq!((counts.complete_stacks, counts.truncated_stacks), (1, 0));
+        for (index, end) in StackEnd::INCOMPLETE.into_iter().enumerate() {
+            counts.add_stack(end);
+            assert_eq!(
+                counts.incomplete_stacks.iter().sum::<u64>(),
+                index as u64 + 1
+            );
+            assert_eq!(counts.incomplete_stacks[index], 1);
+        }
+        counts.add_stack(StackEnd::Limit);
+        assert_eq!((counts.complete_stacks, counts.truncated_stacks), (1, 1));
     }
 
     #[test]

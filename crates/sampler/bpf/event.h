@@ -35,8 +35,22 @@ enum source {
 enum event_flag {
     EVENT_USER_MODE = 1,       /* it ran in the process, not in the kernel */
     EVENT_NO_USER_STACK = 2,   /* it could not be walked */
-    EVENT_TRUNCATED_STACK = 4, /* it had more frames than are kept, perhaps */
 };
+
+/* Why a user stack ended: the outcome of its part. */
+enum stack_end {
+    STACK_BY_FRAME_POINTERS = 0, /* they end here; whether the stack does, nobody knows */
+    STACK_START = 1,             /* the thread began here */
+    STACK_NO_TABLES = 2,         /* no unwind tables, and no frame pointer */
+    STACK_BAD_TABLES = 3,        /* unwind tables of an unsupported kind, or wrong ones */
+    STACK_UNREADABLE = 4,        /* memory that could not be read */
+    STACK_NOT_EXECUTABLE = 5,    /* a return address that is not code */
+    STACK_LIMIT = 6,             /* more frames than are kept */
+};
+
+/* In a user stack's addresses, where its end is not STACK_BY_FRAME_POINTERS: the frame was interrupted
+ * there, by the clock or a signal; else it returns there. */
+#define FRAME_INTERRUPTED (1ULL << 63)
 
 enum part_kind {
     PART_RECORD = 1,
@@ -77,7 +91,7 @@ struct part_head {
     __u16 kind;
     __u16 size; /* of what follows, bytes */
     __u16 room; /* from there to the next part's head, a multiple of 8 */
-    __u16 outcome; /* of a step */
+    __u16 outcome; /* of a step; of a user stack, why it ended */
 };
 
 #endif

@@ -110,12 +110,13 @@ static __always_inline struct part_head *part_at(struct event_head *head, __u32 
 }
 
 /* The most that a sample takes of the parts below. */
-static __always_inline __u32 largest(__u32 places, __u8 flags)
+static __always_inline __u32 largest(__u64 places, __u8 flags)
 {
     const __u32 stack = sizeof(struct part_head) + STACK_SIZE;
     __u32 size = 0;
     if (places)
         size += sizeof(struct part_head) + record_room;
+    /* Deeper stacks are put together elsewhere: take() in steps.h. */
     if (user_stacks)
         size += stack;
     if (kernel_stacks && !(flags & EVENT_USER_MODE))
@@ -127,7 +128,7 @@ static __always_inline __u32 largest(__u32 places, __u8 flags)
  * counts, else the first that says anything. */
 static __always_inline __u32 add_native_context(struct event_head *head, __u32 at,
                                                 struct task_struct *task,
-                                                const struct target *target, __u32 places)
+                                                const struct target *target, __u64 places)
 {
     struct part_head *part = part_at(head, at);
     __u64 tp = OF_TASK(task, THREAD_POINTER);
@@ -153,23 +154,36 @@ static __always_inline __u32 add_native_context(struct event_head *head, __u32 a
     return at;
 }
 
-static __always_inline __u32 add_stack(void *context, struct event_head *head, __u32 at, __u16 kind,
-                                       __u64 flags)
+/* `room` is in bytes, STACK_SIZE or USER_STACK_SIZE. */
+static __always_inline __u32 add_user_stack(void *context, struct event_head *head, __u32 at,
+                                            __u64 room)
 {
     struct part_head *part = part_at(head, at);
-    long size = 0;
-    if (kind == PART_USER_STACK && (head->flags & EVENT_USER_MODE))
-        size = walked_stack(part + 1);
-    if (size == 0)
-        size = bpf_get_stack(context, part + 1, STACK_SIZE, flags);
+    __u16 end = STACK_BY_FRAME_POINTERS;
+    long size = walked_stack(part + 1, room, &end);
+    if (size == 0) {
+        size = bpf_get_stack(context, part + 1, STACK_SIZE, BPF_F_USER_STACK);
+        if (size == STACK_SIZE)
+            end = STACK_LIMIT;
+    }
     if (size <= 0) {
-        if (kind == PART_USER_STACK)
-            head->flags |= EVENT_NO_USER_STACK;
+        head->flags |= EVENT_NO_USER_STACK;
         return at;
     }
-    if (kind == PART_USER_STACK && size == STACK_SIZE)
-        head->flags |= EVENT_TRUNCATED_STACK;
-    part->kind = kind;
+    part->kind = PART_USER_STACK;
+    part->size = size;
+    part->room = room;
+    part->outcome = end;
+    return at + sizeof *part + room;
+}
+
+static __always_inline __u32 add_kernel_stack(void *context, struct event_head *head, __u32 at)
+{
+    struct part_head *part = part_at(head, at);
+    long size = bpf_get_stack(context, part + 1, STACK_SIZE, 0);
+    if (size <= 0)
+        return at;
+    part->kind = PART_KERNEL_STACK;
     part->size = size;
     part->room = STACK_SIZE;
     part->outcome = STEP_DONE;
@@ -179,15 +193,15 @@ static __always_inline __u32 add_stack(void *context, struct event_head *head, _
 /* Adds what every sample has; the size of the parts. */
 static __always_inline __u32 add_parts(void *context, struct event_head *head,
                                        struct task_struct *task, const struct target *target,
-                                       __u32 places, __u8 flags)
+                                       __u64 places, __u8 flags, __u64 stack_room)
 {
     __u32 at = 0;
     if (places)
         at = add_native_context(head, at, task, target, places);
     if (user_stacks && (flags & EVENT_USER_MODE || !(OF_TASK(task, flags) & PF_KTHREAD)))
-        at = add_stack(context, head, at, PART_USER_STACK, BPF_F_USER_STACK);
+        at = add_user_stack(context, head, at, stack_room);
     if (kernel_stacks && !(flags & EVENT_USER_MODE))
-        at = add_stack(context, head, at, PART_KERNEL_STACK, 0);
+        at = add_kernel_stack(context, head, at);
     return at;
 }
 

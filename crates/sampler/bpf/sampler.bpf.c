@@ -12,6 +12,7 @@
 #include "process.h"
 #include "sample.h"
 #include "steps.h"
+#include "unwind.h"
 
 /* bpf_get_stack and bpf_probe_read_* are for programs under the GPL alone. */
 char LICENSE[] SEC("license") = "GPL";
@@ -42,8 +43,7 @@ static __always_inline int user_mode(void *context)
 #endif
 }
 
-SEC("perf_event")
-int sample(void *context)
+static __always_inline int sample_thread(void *context, int by_tables)
 {
     __u32 pid, tid;
     struct task_struct *task = current_task();
@@ -56,10 +56,26 @@ int sample(void *context)
     /* Else the compiler asks for the mode again each time, and Linux 5.10 does not see that it is the
      * same. */
     HIDE(flags);
-    if (user_stacks && flags)
-        walk_stack(context, task);
+    if (user_stacks) {
+        forget_stack();
+        if (!(by_tables && unwind(task, pid)) && flags)
+            walk_stack(context, task);
+    }
     take(context, &sample_scratch, &sample_steps, task, target, pid, tid, EVENT_ON_CPU, flags);
     return 0;
+}
+
+SEC("perf_event")
+int sample(void *context)
+{
+    return sample_thread(context, 0);
+}
+
+/* The same with stacks by unwind tables; loaded in the place of `sample` from Linux 5.17 on. */
+SEC("perf_event")
+int sample_by_tables(void *context)
+{
+    return sample_thread(context, 1);
 }
 
 /* Generated: the steps of the runtimes that are shipped, or those of tests. */

@@ -11,13 +11,16 @@
 
 #include <bpf/bpf_helpers.h>
 
+#include "event.h"
 #include "task.h"
 
 /* The kernel's default for kernel.perf_event_max_stack. */
 #define MAX_FRAMES 127
 #define STACK_SIZE (MAX_FRAMES * 8)
+/* What unwind tables find: a power of two. */
+#define MAX_USER_FRAMES 512
+#define USER_STACK_SIZE (MAX_USER_FRAMES * 8)
 
-#if defined(__TARGET_ARCH_x86)
 /* Of the stack this much is read at once, at most: a power of two, and no more than a page, which is
  * there as a whole or not at all. */
 #define CHUNK 1024ULL
@@ -38,7 +41,8 @@ struct chunk {
 
 struct stack {
     __u64 size; /* of the addresses that were found, bytes; 0 if it is for bpf_get_stack */
-    __u64 addresses[MAX_FRAMES];
+    __u64 end;  /* enum stack_end */
+    __u64 addresses[MAX_USER_FRAMES];
     struct chunk chunk;
 };
 
@@ -50,6 +54,7 @@ struct {
     __type(value, struct stack);
 } stacks SEC(".maps");
 
+#if defined(__TARGET_ARCH_x86)
 /* Registers, by their place among those of the context (arch/x86/include/uapi/asm/ptrace.h). */
 #define REGISTER_BP 4
 #define REGISTER_IP 16
@@ -68,7 +73,6 @@ static __always_inline void walk_stack(void *context, struct task_struct *task)
     struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
     if (!stack)
         return;
-    stack->size = 0;
     if (registers[REGISTER_CS] != USER_CS)
         return;
     /* A return probe puts another address in the place of one, and the kernel knows which. */
@@ -99,10 +103,34 @@ static __always_inline void walk_stack(void *context, struct task_struct *task)
         frame = found->next;
     }
     stack->size = count * sizeof stack->addresses[0];
+    stack->end = count < MAX_FRAMES ? STACK_BY_FRAME_POINTERS : STACK_LIMIT;
+}
+#else
+static __always_inline void walk_stack(void *context __attribute__((unused)),
+                                       struct task_struct *task __attribute__((unused)))
+{
+}
+#endif
+
+/* Forgets the stack of the sample before. */
+static __always_inline void forget_stack(void)
+{
+    __u32 zero = 0;
+    struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
+    if (stack)
+        stack->size = 0;
 }
 
-/* Copies the stack that was walked; returns its size in bytes. */
-static __always_inline long walked_stack(void *to)
+/* Size of the stack that was walked, in bytes. */
+static __always_inline __u64 walked_size(void)
+{
+    __u32 zero = 0;
+    const struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
+    return stack ? stack->size : 0;
+}
+
+/* Copies the stack that was walked, `room` bytes of it at most; returns its size in bytes. */
+static __always_inline long walked_stack(void *to, __u64 room, __u16 *end)
 {
     __u32 zero = 0;
     const struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
@@ -110,20 +138,10 @@ static __always_inline long walked_stack(void *to)
         return 0;
     __u64 size = stack->size;
     HIDE(size);
-    if (size > STACK_SIZE || bpf_probe_read_kernel(to, size, stack->addresses))
+    if (size > room || bpf_probe_read_kernel(to, size, stack->addresses))
         return 0;
+    *end = stack->end;
     return size;
 }
-#else
-static __always_inline void walk_stack(void *context __attribute__((unused)),
-                                       struct task_struct *task __attribute__((unused)))
-{
-}
-
-static __always_inline long walked_stack(void *to __attribute__((unused)))
-{
-    return 0;
-}
-#endif
 
 #endif

@@ -37,6 +37,7 @@
 mod code;
 mod ebpf;
 mod error;
+mod incomplete;
 mod key_maps;
 mod options;
 mod process;
@@ -47,6 +48,7 @@ mod sampler;
 
 pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;
+pub use incomplete::IncompleteStacks;
 pub use options::{KernelObject, Options, Targets};
 pub use otelctx_sample as sample;
 pub use refusal::Refusal;

@@ -27,7 +27,7 @@ pub struct Options {
     /// Sampling frequency per CPU, in Hz. Default: 99, so as not to run in lockstep with work that
     /// happens 100 times a second.
     pub frequency: u32,
-    /// Whether to record the user-space stack, by frame pointers. Default: true.
+    /// Whether to record the user-space stack. Default: true.
     pub user_stacks: bool,
     /// Whether to record the kernel stack. Default: true.
     pub kernel_stacks: bool,

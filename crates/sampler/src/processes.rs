@@ -7,12 +7,13 @@ use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
 use otelctx_sample::{
-    Catalog, Counts, Event, Found, Frame, ModuleFiles, ReadStep, Sample, StackId,
+    Catalog, Counts, Event, Found, Frame, ModuleFiles, ReadStep, Sample, StackEnd, StackId,
 };
 use otelctx_track::{Budget, Change, ThreadStatus, Tracked, Tracker};
 use reader::runtime::{RuntimeReading, choose};
 
 use crate::code::{CodeMappings, MemoryChange, Modules, Report};
+use crate::incomplete::Places;
 use crate::process::SampledProcess;
 
 /// Budget for polling tracked processes between two drains. Slow scans must not delay samples until
@@ -40,6 +41,8 @@ pub(crate) struct Processes {
     ended: Vec<i32>,
     whole_machine: bool,
     pub(crate) counts: Counts,
+    /// Where incomplete stacks end.
+    pub(crate) places: Places,
 }
 
 /// An observed thread.
@@ -57,6 +60,8 @@ pub(crate) struct Observation<'a> {
     /// The readings of language runtimes.
     pub(crate) runtimes: Vec<RuntimeReading>,
     pub(crate) user_stack: &'a [Frame],
+    /// Why it ended; `None` if there is no stack.
+    pub(crate) stack_end: Option<StackEnd>,
     pub(crate) kernel_stack: &'a [Frame],
 }
 
@@ -93,6 +98,7 @@ impl Processes {
             ended: Vec::new(),
             whole_machine: scan_timeout.is_some(),
             counts: Counts::default(),
+            places: Places::default(),
         }
     }
 
@@ -108,6 +114,13 @@ impl Processes {
 
     pub(crate) fn get_mut(&mut self, pid: i32) -> Option<&mut Tracked<SampledProcess>> {
         self.tracker.get_mut(pid)
+    }
+
+    /// A process, if it is running and may be read. It is tracked from then on.
+    pub(crate) fn running(&mut self, pid: i32) -> Option<&reader::remote::Process> {
+        self.tracker.remove_if_gone(pid);
+        let tracked = self.tracker.get_or_add(pid);
+        tracked.process.reader()?.running().ok()
     }
 
     /// Total number of polls.
@@ -318,6 +331,11 @@ impl Processes {
             &mut self.modules,
             catalog,
         );
+        if let Some(end) = seen.stack_end {
+            self.counts.add_stack(end);
+            let place = (process, seen.time);
+            self.places.add(seen.user_stack, end, place, catalog);
+        }
         let has_failed = matches!(tracked.process.threads(), ThreadStatus::Unreadable(_));
         if found == Found::Unreadable(ReadStep::Resolve) && !has_failed {
             self.tracker.request_now(seen.pid);
@@ -437,6 +455,7 @@ mod tests {
             context: Found::NotPublished,
             runtimes: Vec::new(),
             user_stack: &[],
+            stack_end: None,
             kernel_stack: &[],
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, ModuleFiles, Sample};
 
-use crate::{Error, Options, Refusal, Targets, ebpf, ptrace};
+use crate::{Error, IncompleteStacks, Options, Refusal, Targets, ebpf, ptrace};
 
 /// How often to call [`Sampler::drain`].
 pub const INTERVAL: Duration = Duration::from_millis(20);
@@ -132,6 +132,26 @@ impl Sampler {
             Recorder::Ptrace(recorder) => recorder.files(),
         };
         files.clone()
+    }
+
+    /// Where the stacks of [`Counts::incomplete_stacks`] and [`Counts::truncated_stacks`] ended, most
+    /// samples first.
+    #[must_use]
+    pub fn incomplete_stacks(&self) -> Vec<IncompleteStacks> {
+        match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.incomplete_stacks(),
+            Recorder::Ptrace(recorder) => recorder.incomplete_stacks(),
+        }
+    }
+
+    /// Why the eBPF program walks user stacks by frame pointers alone, if it does: unwinding by tables
+    /// needs Linux 5.17.
+    #[must_use]
+    pub fn without_tables(&self) -> Option<&Refusal> {
+        match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.without_tables(),
+            Recorder::Ptrace(_) => None,
+        }
     }
 
     /// CPU time used by the eBPF program, and its number of runs, if the kernel counts them

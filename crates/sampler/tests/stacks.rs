@@ -13,16 +13,29 @@ use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of frames that are kept.
+/// Maximum number of frames that are kept of a stack that is walked by frame pointers.
 const MAX_FRAMES: usize = 127;
+/// Maximum number of frames that are kept of a stack that is unwound by tables.
+const MAX_FRAMES_BY_TABLES: usize = 512;
 /// Neither function of `spin.c` has more bytes, and each begins where that many would end.
 const FUNCTION: u64 = 256;
 /// Frames of 24 bytes.
 const ODD: u32 = 24;
 
+/// What sampling a program came to.
+struct Sampling {
+    counts: Counts,
+    /// Samples whose stacks were compared.
+    samples: u64,
+    /// Samples of the first thread, which only waits for its input.
+    others: u64,
+    /// Whether stacks were unwound by tables.
+    by_tables: bool,
+}
+
 /// Samples a program until enough of its other threads' stacks were compared. `None`, with a line,
-/// where the kernel does not let us use eBPF.
-fn sample(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Counts> {
+/// where the kernel does not permit eBPF.
+fn sample(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Sampling> {
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = 499;
     let mut sampler = Sampler::start(&options).unwrap();
@@ -30,94 +43,150 @@ fn sample(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Cou
         Method::Ptrace(why) => Err(why),
         _ => Ok(()),
     })?;
+    let by_tables = sampler.without_tables().is_none();
     let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
     let begin = Instant::now();
-    let mut compared = 0;
+    let (mut compared, mut others) = (0, 0);
+    let mut compare = |catalog: &Catalog, sample: Sample| {
+        let is_first = catalog.thread_facts(sample.thread).tid == target.pid();
+        // Without tables, the stack of a sample in the kernel is walked by the kernel.
+        let was_in_kernel = !catalog.frame_ids(sample.kernel_stack).is_empty();
+        if is_first || was_in_kernel && !by_tables {
+            others += 1;
+            return 0;
+        }
+        let frames = catalog.frames(sample.user_stack);
+        let addresses: Vec<u64> = frames.filter_map(Frame::address).collect();
+        at(&addresses);
+        1
+    };
     while compared < 20 {
         assert!(begin.elapsed() < TIMEOUT, "{what}: {compared}");
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
         for sample in samples.drain(..) {
-            // The first one only waits for its input. The stack of one that was in the kernel is
-            // walked by that, which minds no alignment.
-            let was_in_kernel = !catalog.frame_ids(sample.kernel_stack).is_empty();
-            if catalog.thread_facts(sample.thread).tid != target.pid() && !was_in_kernel {
-                let frames = catalog.frames(sample.user_stack);
-                let addresses: Vec<u64> = frames.filter_map(Frame::address).collect();
-                at(&addresses);
-                compared += 1;
-            }
+            compared += compare(&catalog, sample);
         }
     }
-    Some(sampler.stop(&mut catalog, &mut |_| {}))
+    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    for sample in samples {
+        compared += compare(&catalog, sample);
+    }
+    Some(Sampling {
+        counts,
+        samples: compared,
+        others,
+        by_tables,
+    })
 }
+
+/// How many calls deep, how many bytes each keeps on the stack, and further arguments.
+type Way = (usize, u32, &'static [&'static str]);
 
 #[test]
 fn every_frame_is_there_however_far_it_is_from_the_next() {
-    let Some(program) = Sampled::own().stacks() else {
-        return;
-    };
-    let mut ways = vec![
-        (1, 0),
-        (20, 0),
+    let programs = Sampled::own();
+    let mut ways: Vec<Way> = vec![
+        (1, 0, &[]),
+        (20, 0, &[]),
         // Less than is read of the stack at once, more than that, and more than a page.
-        (20, 500),
-        (20, 1500),
-        (20, 5000),
-        (MAX_FRAMES - 10, 0),
-        (MAX_FRAMES + 20, 0),
-        (MAX_FRAMES + 20, 100),
+        (20, 500, &[]),
+        (20, 1500, &[]),
+        (20, 5000, &[]),
+        (MAX_FRAMES - 10, 0, &[]),
+        (MAX_FRAMES + 20, 0, &[]),
+        (MAX_FRAMES + 20, 100, &[]),
+        (MAX_FRAMES_BY_TABLES + 20, 0, &[]),
     ];
     if cfg!(target_arch = "x86_64") {
-        ways.push((MAX_FRAMES - 10, ODD));
+        ways.push((MAX_FRAMES - 10, ODD, &["odd"]));
     }
-    for (depth, frame) in ways {
-        let what = format!("{depth} calls, {frame} bytes");
-        let mut arguments = vec![format!("depth={depth}"), format!("frame={frame}")];
-        if frame == ODD {
-            arguments.push("odd".into());
+    let without = |compiler| programs.stacks_without_frame_pointers(compiler);
+    for (name, program) in [
+        ("frame pointers", programs.stacks()),
+        ("gcc", without("gcc")),
+        ("clang", without("clang")),
+    ] {
+        let Some(program) = program else { continue };
+        for (depth, frame, more) in &ways {
+            let what = format!("{name}: {depth} calls, {frame} bytes");
+            let arguments = [format!("depth={depth}"), format!("frame={frame}")];
+            let mut command = Command::new(&program);
+            let target = Target::spawn(command.args(arguments).args(*more));
+            let Some(()) = check_frames(&target, &what, *depth, name != "frame pointers") else {
+                return;
+            };
         }
-        let target = Target::spawn(Command::new(&program).args(arguments));
-        let places = target.lines[0].split(' ');
-        let places: Vec<u64> = places.map(|it| it.parse().unwrap()).collect();
-        let is_in = |address: u64, function: u64| {
-            let range = function..function + FUNCTION;
-            range.contains(&address)
-        };
-        let counts = sample(&target, &what, |stack| {
-            let calls = stack.iter().take_while(|it| is_in(**it, places[0])).count();
-            assert_eq!(calls, depth.min(MAX_FRAMES), "{what}: {stack:x?}");
-            if depth < MAX_FRAMES {
-                assert!(is_in(stack[depth], places[1]), "{what}: {stack:x?}");
-            }
-        });
-        let Some(counts) = counts else { return };
-        // Behind the others may be whatever the C library has in the register.
-        if depth >= MAX_FRAMES {
-            assert!(counts.truncated_stacks > 0, "{what}: {counts:?}");
-        }
-        assert_eq!(counts.missing_stacks, 0, "{what}: {counts:?}");
     }
+}
+
+/// Checks the stacks of a thread with this many calls below its first function, and that they are
+/// counted as what they are.
+fn check_frames(target: &Target, what: &str, depth: usize, needs_tables: bool) -> Option<()> {
+    let places = target.lines[0].split(' ');
+    let places: Vec<u64> = places.map(|it| it.parse().unwrap()).collect();
+    let is_in = |address: u64, function: u64| (function..function + FUNCTION).contains(&address);
+    let mut stacks = Vec::new();
+    let result = sample(target, what, |stack| stacks.push(stack.to_vec()))?;
+    if needs_tables && !result.by_tables {
+        return Some(());
+    }
+    let limit = match result.by_tables {
+        true => MAX_FRAMES_BY_TABLES,
+        false => MAX_FRAMES,
+    };
+    for stack in stacks {
+        let calls = stack.iter().take_while(|it| is_in(**it, places[0])).count();
+        assert_eq!(calls, depth.min(limit), "{what}: {stack:x?}");
+        if depth < limit {
+            assert!(is_in(stack[depth], places[1]), "{what}: {stack:x?}");
+        }
+        if result.by_tables && depth < limit {
+            // The C library's functions that started the thread: start_thread and clone3.
+            assert_eq!(stack.len(), depth + 3, "{what}: {stack:x?}");
+        }
+    }
+    let counts = result.counts;
+    let is_complete = result.by_tables && depth < limit;
+    assert_eq!(counts.missing_stacks, 0, "{what}: {counts:?}");
+    if is_complete {
+        assert!(
+            counts.complete_stacks >= result.samples,
+            "{what}: {counts:?}"
+        );
+    } else {
+        assert!(
+            counts.complete_stacks <= result.others,
+            "{what}: {counts:?}"
+        );
+    }
+    if depth >= limit {
+        assert!(
+            counts.truncated_stacks >= result.samples,
+            "{what}: {counts:?}"
+        );
+    }
+    Some(())
 }
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn a_stack_ends_where_its_frames_lead_nowhere() {
+fn a_stack_whose_frames_lead_nowhere_is_cut_and_not_complete() {
     let Some(program) = Sampled::own().stacks() else {
         return;
     };
     for last in 0..5 {
         let what = format!("edges={last}");
         let target = Target::spawn(Command::new(&program).arg(&what));
-        let mut expected = vec![1, 2, 3];
-        if last == 1 {
-            expected.resize(MAX_FRAMES - 1, 3);
-        }
-        let counts = sample(&target, &what, |stack| {
-            assert_eq!(stack[1..], expected, "{what}");
-        });
-        if counts.is_none() {
-            return;
-        }
+        // The frames' addresses are no code.
+        let result = sample(&target, &what, |stack| assert_eq!(stack.len(), 1, "{what}"));
+        let Some(result) = result else { return };
+        let counts = result.counts;
+        assert!(
+            counts.complete_stacks <= result.others,
+            "{what}: {counts:?}"
+        );
+        let incomplete: u64 = counts.incomplete_stacks.iter().sum();
+        assert!(incomplete >= result.samples, "{what}: {counts:?}");
     }
 }

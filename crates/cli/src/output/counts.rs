@@ -1,6 +1,6 @@
 //! Counters of samples, as JSON.
 
-use otelctx_profile::sample::{Counts, ReadStep};
+use otelctx_profile::sample::{Counts, ReadStep, StackEnd};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
@@ -18,6 +18,8 @@ pub(crate) struct CountsJson {
     unknown_keys: u64,
     not_utf8: u64,
     lost_mappings: u64,
+    complete_stacks: u64,
+    incomplete_stacks: StackEndsJson,
     truncated_stacks: u64,
     missing_stacks: u64,
     incomplete_steps: u64,
@@ -38,6 +40,8 @@ impl CountsJson {
             unknown_keys: counts.unknown_keys,
             not_utf8: counts.not_utf8,
             lost_mappings: counts.lost_mappings,
+            complete_stacks: counts.complete_stacks,
+            incomplete_stacks: StackEndsJson(counts.incomplete_stacks),
             truncated_stacks: counts.truncated_stacks,
             missing_stacks: counts.missing_stacks,
             incomplete_steps: counts.incomplete_steps,
@@ -52,10 +56,26 @@ struct StepsJson([u64; ReadStep::ALL.len()]);
 
 impl Serialize for StepsJson {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (step, number) in ReadStep::ALL.into_iter().zip(self.0) {
-            map.serialize_entry(step.name(), &number)?;
-        }
-        map.end()
+        let names = ReadStep::ALL.map(ReadStep::name);
+        named(&names, &self.0, serializer)
     }
+}
+
+/// A counter by the name of each end of an incomplete stack.
+#[derive(Debug)]
+struct StackEndsJson([u64; StackEnd::INCOMPLETE.len()]);
+
+impl Serialize for StackEndsJson {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let names = StackEnd::INCOMPLETE.map(StackEnd::name);
+        named(&names, &self.0, serializer)
+    }
+}
+
+fn named<S: Serializer>(names: &[&str], counts: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+    let mut map = serializer.serialize_map(Some(counts.len()))?;
+    for (name, count) in names.iter().zip(counts) {
+        map.serialize_entry(name, count)?;
+    }
+    map.end()
 }

@@ -55,8 +55,10 @@ pub(crate) fn found(outcome: u8, record: Option<&[u8]>) -> Found<&[u8]> {
 /// `enum event_flag`.
 pub(crate) mod flag {
     pub(crate) const NO_USER_STACK: u8 = 2;
-    pub(crate) const TRUNCATED_STACK: u8 = 4;
 }
+
+/// Marks a frame of a user stack that was interrupted, by the clock or by a signal.
+pub(crate) const FRAME_INTERRUPTED: u64 = 1 << 63;
 
 /// `enum part_kind`.
 pub(crate) mod part {
@@ -175,7 +177,7 @@ pub(crate) fn event(bytes: &[u8]) -> Option<(EventHead, Parts<'_>)> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part<'a> {
     pub(crate) kind: u16,
-    /// Only of a step.
+    /// Of a step; of a user stack, why it ended.
     pub(crate) outcome: u16,
     pub(crate) bytes: &'a [u8],
 }

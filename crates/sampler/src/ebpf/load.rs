@@ -13,6 +13,7 @@ use aya::{Ebpf, EbpfLoader};
 use super::abi::{RECORD_FIRST, RECORD_LIMIT, StepConfiguration, StepKey, Target, counter};
 use super::perf::Clocks;
 use super::side_band::SideBand;
+use super::unwind::Unwinding;
 use crate::refusal::Refusal;
 use crate::{Options, Targets};
 use otelctx_reader::format::record;
@@ -31,6 +32,12 @@ const MAX_CONFIGURATIONS: u32 = 4096;
 
 /// Bytes that a sample takes in the ring: its head, and space for a record and a stack.
 const SAMPLE_SIZE: u64 = 1744;
+/// The programs that sample: with stacks by frame pointers, and by unwind tables.
+const SAMPLE: &str = "sample";
+const SAMPLE_BY_TABLES: &str = "sample_by_tables";
+/// The first version with `bpf_loop`.
+const MIN_LINUX_FOR_TABLES: (u32, u32) = (5, 17);
+
 /// Limits of the size of the ring, in bytes. It holds the events of one second: the recorder may have
 /// to wait for a CPU.
 const MIN_RING: u64 = 1 << 20;
@@ -46,10 +53,15 @@ pub(super) struct Loaded {
     pub(super) configurations: HashMap<MapData, StepKey, StepConfiguration>,
     /// The number of each runtime's step, by its name.
     pub(super) steps: BTreeMap<String, u32>,
+    pub(super) unwinding: Unwinding,
+    /// Why stacks are walked by frame pointers alone, if they are.
+    pub(super) without_tables: Option<Refusal>,
     /// Kept open: an array without a descriptor drops its programs.
     _step_programs: ProgramArray<MapData>,
     /// Keeps the programs loaded and attached.
     programs: Ebpf,
+    /// The name of the program that samples.
+    sample: &'static str,
 }
 
 /// Events that were lost because the ring was full.
@@ -101,11 +113,11 @@ impl Loaded {
                 .and_then(|()| program.attach(name))
                 .map_err(|error| Refusal::of(&error))?;
         }
-        let sample: &mut PerfEvent = find(&mut programs, "sample")?;
-        sample.load().map_err(|error| Refusal::of(&error))?;
+        let (sample, without_tables) = load_sample(&mut programs, options)?;
         let (steps, step_programs) = add_steps(&mut programs)?;
-        let clocks = Clocks::open(&cpus, options.period(), sample_program(&programs)?)
+        let clocks = Clocks::open(&cpus, options.period(), sample_program(&programs, sample)?)
             .map_err(|error| Refusal::of(&error))?;
+        let unwinding = Unwinding::start(&mut programs, sample == SAMPLE_BY_TABLES)?;
         Ok(Self {
             targets: map(&mut programs, "targets")?,
             events: map(&mut programs, "events")?,
@@ -113,8 +125,11 @@ impl Loaded {
             configurations: map(&mut programs, "step_configurations")?,
             clocks,
             steps,
+            unwinding,
+            without_tables,
             _step_programs: step_programs,
             programs,
+            sample,
         })
     }
 
@@ -131,7 +146,9 @@ impl Loaded {
         ticked: &HashSet<u32, S>,
         side_band: &mut SideBand,
     ) {
-        if let (Ok(cpus), Ok(program)) = (online_cpus(), sample_program(&self.programs)) {
+        if let (Ok(cpus), Ok(program)) =
+            (online_cpus(), sample_program(&self.programs, self.sample))
+        {
             self.clocks.follow(&cpus, ticked, program);
             side_band.follow(&cpus);
         }
@@ -139,7 +156,7 @@ impl Loaded {
 
     /// The kernel's information about the program.
     pub(super) fn info(&self) -> Option<ProgramInfo> {
-        self.programs.program("sample")?.info().ok()
+        self.programs.program(self.sample)?.info().ok()
     }
 
     pub(super) fn lost(&self) -> Lost {
@@ -155,12 +172,31 @@ impl Loaded {
     }
 }
 
-fn sample_program(programs: &Ebpf) -> Result<BorrowedFd<'_>, Refusal> {
-    let program = programs.program("sample");
+/// Loads the program that samples, and returns its name. If the one that unwinds by tables does not
+/// load, it is the one that walks by frame pointers, and the reason.
+fn load_sample(
+    programs: &mut Ebpf,
+    options: &Options,
+) -> Result<(&'static str, Option<Refusal>), Refusal> {
+    let mut refusal = None;
+    if options.user_stacks {
+        let program: &mut PerfEvent = find(programs, SAMPLE_BY_TABLES)?;
+        match program.load() {
+            Ok(()) => return Ok((SAMPLE_BY_TABLES, None)),
+            Err(error) => refusal = Some(Refusal::of(&error).needing(MIN_LINUX_FOR_TABLES)),
+        }
+    }
+    let program: &mut PerfEvent = find(programs, SAMPLE)?;
+    program.load().map_err(|error| Refusal::of(&error))?;
+    Ok((SAMPLE, refusal))
+}
+
+fn sample_program<'p>(programs: &'p Ebpf, name: &str) -> Result<BorrowedFd<'p>, Refusal> {
+    let program = programs.program(name);
     match program.map(aya::programs::Program::fd) {
         Some(Ok(program)) => Ok(program.as_fd()),
         Some(Err(error)) => Err(Refusal::of(&error)),
-        None => Err(Refusal::other("the object has no program sample".into())),
+        None => Err(Refusal::other(format!("the object has no program {name}"))),
     }
 }
 

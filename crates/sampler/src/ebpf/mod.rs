@@ -10,6 +10,7 @@ mod recorder;
 mod side_band;
 mod snapshot;
 mod targets;
+mod unwind;
 
 pub(crate) use recorder::Recorder;
 pub use snapshot::{Snapshots, ThreadSnapshot};

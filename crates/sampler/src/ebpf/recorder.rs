@@ -10,18 +10,24 @@ use otelctx_sample::{Catalog, Counts, Found, Frame, ModuleFiles, Sample};
 use otelctx_track::ThreadStatus;
 
 use super::abi::{
-    self, EventHead, StepConfiguration, StepKey, Target, flag, kind, part, step_outcome,
+    self, EventHead, FRAME_INTERRUPTED, StepConfiguration, StepKey, Target, flag, kind, part,
+    step_outcome,
 };
 use super::load::{Loaded, Lost};
 use super::side_band::SideBand;
 use super::targets::{numbers, places_of, steps_of, target};
+use super::unwind::{Unwinding, stack_end};
 use crate::process::check_target;
 use crate::processes::{Observation, Processes, Record};
 use crate::refusal::Refusal;
-use crate::{Error, Options, Targets, monotonic};
+use crate::{Error, IncompleteStacks, Options, Targets, monotonic};
 
 /// How often to read the counters of lost events, and to check which CPUs are online.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Maximum time to wait for the rows of the requested processes before sampling starts: rows of the
+/// largest programs take 100 ms. Stacks that are taken without them are incomplete.
+const MAX_ROWS_WAIT: Duration = Duration::from_secs(1);
 
 /// Sampling with eBPF.
 pub(crate) struct Recorder {
@@ -79,9 +85,12 @@ impl Recorder {
         };
         if let Targets::Processes(pids) = &options.targets {
             for pid in pids {
-                check_target(&reader::remote::Process::open(*pid)?)?;
+                let process = reader::remote::Process::open(*pid)?;
+                check_target(&process)?;
                 recorder.processes.add(*pid)?;
+                recorder.loaded.unwinding.read(&process);
             }
+            recorder.loaded.unwinding.wait(MAX_ROWS_WAIT);
         }
         recorder.started = monotonic();
         recorder.loaded.clocks.start().map_err(Error::Clock)?;
@@ -174,14 +183,25 @@ impl Recorder {
                 kind::ON_CPU => {
                     self.seen.insert(head.cpu);
                     let (stacks, steps) = (&mut self.stacks, &self.loaded.steps);
+                    let unwinding = &mut self.loaded.unwinding;
                     let processes = &mut self.processes;
-                    on_sample(sample(processes, stacks, steps, &head, parts, catalog));
+                    let sample = sample(processes, unwinding, stacks, steps, &head, parts, catalog);
+                    on_sample(sample);
                 }
                 // If it ended immediately, there is an event for that, too.
                 kind::FORK => drop(self.processes.add(head.pid as i32)),
-                kind::EXEC => self.processes.exec(head.pid as i32),
+                kind::EXEC => {
+                    let pid = head.pid as i32;
+                    self.processes.exec(pid);
+                    self.loaded.unwinding.forget(pid);
+                    // Its rows are ready sooner than if its first sample asks for them.
+                    if let Some(process) = self.processes.running(pid) {
+                        self.loaded.unwinding.read(process);
+                    }
+                }
                 kind::EXIT if self.whole_machine => self.processes.exiting(head.pid as i32),
                 kind::EXIT => {
+                    self.loaded.unwinding.forget(head.pid as i32);
                     self.processes.remove(head.pid as i32);
                     // It may have been added after the process had ended.
                     let _ = self.loaded.targets.remove(&head.pid);
@@ -195,12 +215,14 @@ impl Recorder {
             }
         }
         self.processes.forget_ended();
+        self.loaded.unwinding.poll();
         let now = Instant::now();
         if now >= self.survey || self.stopped {
             self.survey(now);
         }
         let changes = self.processes.poll(catalog);
         for pid in changes.ended {
+            self.loaded.unwinding.forget(pid);
             self.forget(pid);
         }
         for pid in changes.changed {
@@ -243,6 +265,15 @@ impl Recorder {
         self.processes.counts
     }
 
+    pub(crate) fn incomplete_stacks(&self) -> Vec<IncompleteStacks> {
+        self.processes.places.sorted()
+    }
+
+    /// Why stacks are walked by frame pointers alone, if they are.
+    pub(crate) fn without_tables(&self) -> Option<&Refusal> {
+        self.loaded.without_tables.as_ref()
+    }
+
     /// Time and runs of the program, if the kernel counts them.
     pub(crate) fn kernel_time(&self) -> Option<(Duration, u64)> {
         let info = self.loaded.info()?;
@@ -278,6 +309,7 @@ fn forget_steps(
 /// Converts an event to a sample.
 fn sample(
     processes: &mut Processes,
+    unwinding: &mut Unwinding,
     [user_stack, kernel_stack]: &mut [Vec<Frame>; 2],
     steps: &BTreeMap<String, u32>,
     head: &EventHead,
@@ -289,10 +321,16 @@ fn sample(
     kernel_stack.clear();
     let mut incomplete = false;
     let mut runtimes = Vec::new();
+    let (mut end, mut is_checked) = (None, false);
     for part in parts {
         match part.kind {
             part::RECORD => record = Some(part.bytes),
-            part::USER_STACK => read_stack(user_stack, part.bytes),
+            part::USER_STACK => {
+                end = Some(stack_end(part.outcome));
+                // Without tables, the program does not check what it reads.
+                is_checked = part.outcome != 0;
+                read_user_stack(user_stack, part.bytes, is_checked);
+            }
             part::KERNEL_STACK => read_stack(kernel_stack, part.bytes),
             kind if kind < part::STEP => {}
             kind if part.outcome == step_outcome::DONE => {
@@ -311,7 +349,17 @@ fn sample(
         let serial = head.serial;
         Found::Attached(Record { serial, bytes })
     });
-    processes.counts.truncated_stacks += u64::from(head.flags & flag::TRUNCATED_STACK != 0);
+    if let Some(end) = &mut end {
+        let pid = head.pid as i32;
+        if unwinding.lacks_mappings(pid, user_stack, *end)
+            && let Some(process) = processes.running(pid)
+        {
+            unwinding.read(process);
+        }
+        if !is_checked {
+            *end = unwinding.cut(pid, user_stack, *end);
+        }
+    }
     processes.counts.missing_stacks += u64::from(head.flags & flag::NO_USER_STACK != 0);
     let comm = name(&head.comm);
     let seen = Observation {
@@ -323,6 +371,7 @@ fn sample(
         context,
         runtimes,
         user_stack,
+        stack_end: end,
         kernel_stack,
     };
     processes.sample(&seen, catalog)
@@ -332,6 +381,21 @@ fn sample(
 pub(super) fn name(comm: &[u8; 16]) -> std::borrow::Cow<'_, str> {
     let end = comm.iter().position(|byte| *byte == 0);
     String::from_utf8_lossy(&comm[..end.unwrap_or(comm.len())])
+}
+
+/// Frames of a user stack whose interrupted ones are marked if `has_marks`.
+fn read_user_stack(to: &mut Vec<Frame>, bytes: &[u8], has_marks: bool) {
+    read_stack(to, bytes);
+    if !has_marks {
+        return;
+    }
+    for frame in to {
+        if let Frame::Native { address, .. } = *frame
+            && address & FRAME_INTERRUPTED != 0
+        {
+            *frame = Frame::instruction(address & !FRAME_INTERRUPTED);
+        }
+    }
 }
 
 fn read_stack(to: &mut Vec<Frame>, bytes: &[u8]) {

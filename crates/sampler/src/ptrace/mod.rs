@@ -26,7 +26,7 @@ use reader::runtime::RuntimeReading;
 
 use crate::process::check_target;
 use crate::processes::{Observation, Processes, Record};
-use crate::{Error, Options, Targets, monotonic};
+use crate::{Error, IncompleteStacks, Options, Targets, monotonic};
 use stack::Stack;
 use target::Configuration;
 use worker::{Message, STOP_TIMEOUT, Worker};
@@ -206,7 +206,6 @@ impl Recorder {
         let counts = &mut self.processes.counts;
         let stack = taken.stack.as_ref();
         counts.missing_stacks += u64::from(stack.is_none());
-        counts.truncated_stacks += u64::from(stack.is_some_and(|stack| stack.is_truncated));
         let serial = taken.serial;
         let seen = Observation {
             time: taken.time,
@@ -220,6 +219,7 @@ impl Recorder {
             }),
             runtimes: taken.runtimes,
             user_stack: stack.map_or(&[], |stack| &stack.frames),
+            stack_end: stack.and_then(|stack| stack.end),
             kernel_stack: &[],
         };
         self.processes.sample(&seen, catalog)
@@ -240,6 +240,10 @@ impl Recorder {
 
     pub(crate) fn counts(&self) -> Counts {
         self.processes.counts
+    }
+
+    pub(crate) fn incomplete_stacks(&self) -> Vec<IncompleteStacks> {
+        self.processes.places.sorted()
     }
 
     pub(crate) fn has_targets(&self) -> bool {

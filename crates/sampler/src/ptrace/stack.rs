@@ -1,7 +1,7 @@
 //! The stack of a stopped thread.
 
 use otelctx_reader::remote::{Memory, Stopped};
-use otelctx_sample::Frame;
+use otelctx_sample::{Frame, StackEnd};
 
 /// Maximum number of frames kept of a stack: as many as the kernel keeps
 /// (`kernel.perf_event_max_stack`).
@@ -11,8 +11,8 @@ const MAX_FRAMES: usize = 127;
 #[derive(Debug, Default)]
 pub(super) struct Stack {
     pub(super) frames: Vec<Frame>,
-    /// Whether outer frames are missing.
-    pub(super) is_truncated: bool,
+    /// Why it ended; `None` if it was not to be walked.
+    pub(super) end: Option<StackEnd>,
 }
 
 /// Walks a stack by frame pointers: each frame starts with its caller's frame pointer, followed by
@@ -35,11 +35,8 @@ pub(super) fn walk(stopped: &Stopped, memory: &dyn Memory) -> Stack {
             break;
         }
         if frames.len() == MAX_FRAMES {
-            let is_truncated = true;
-            return Stack {
-                frames,
-                is_truncated,
-            };
+            let end = Some(StackEnd::Limit);
+            return Stack { frames, end };
         }
         frames.push(Frame::return_address(address));
         // The end of this frame, at an address chosen by the target.
@@ -48,8 +45,7 @@ pub(super) fn walk(stopped: &Stopped, memory: &dyn Memory) -> Stack {
         };
         (lowest, frame) = (above, next);
     }
-    Stack {
-        frames,
-        is_truncated: false,
-    }
+    // Nothing shows that the last frame is the one that the thread started with.
+    let end = Some(StackEnd::NoTables);
+    Stack { frames, end }
 }

@@ -111,7 +111,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let (recorded, method, child) = record(arguments, targets, setup)?;
     let mut before = Before::default();
     let mut contexts = Contexts::default();
-    let mut summary = Summary::new(method);
+    let mut summary = Summary::new(method, recorded.incomplete_stacks);
     let mut symbols = arguments
         .debug_dir
         .iter()

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use otelctx_profile::sample::{Catalog, ModuleFiles};
 use otelctx_profile::{Clock, Parts, Spool};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets, monotonic};
+use otelctx_sampler::{INTERVAL, IncompleteStacks, Method, Options, Sampler, Targets, monotonic};
 
 use super::progress::Progress;
 use crate::error::Error;
@@ -66,6 +66,12 @@ impl Session {
                 sampler = Sampler::start(&options)?;
             }
         }
+        if let Some(why) = sampler.without_tables() {
+            terminal::complain(
+                &format!("stacks of programs without frame pointers are incomplete: {why}"),
+                None,
+            );
+        }
         let period = options.period();
         let start = sampler.started();
         let since = Duration::from_nanos(monotonic().saturating_sub(start));
@@ -122,9 +128,10 @@ impl Session {
         progress.clear();
         let files = self.sampler.files();
         let spool = &mut self.spool;
-        let counts = self
-            .sampler
-            .stop(&mut catalog, &mut |sample| spool.push(&sample));
+        let mut push = |sample| spool.push(&sample);
+        self.sampler.drain(&mut catalog, &mut push);
+        let incomplete_stacks = self.sampler.incomplete_stacks();
+        let counts = self.sampler.stop(&mut catalog, &mut push);
         let clock = Clock {
             start: self.start,
             end: monotonic(),
@@ -133,6 +140,7 @@ impl Session {
         Recorded {
             parts: self.spool.finish(catalog, clock, self.period, counts),
             files,
+            incomplete_stacks,
             failure,
         }
     }
@@ -144,6 +152,8 @@ pub(in crate::command) struct Recorded {
     pub(in crate::command) parts: Parts,
     /// The files of the sampled code.
     pub(in crate::command) files: ModuleFiles,
+    /// Where stacks ended that do not reach the start of their thread.
+    pub(in crate::command) incomplete_stacks: Vec<IncompleteStacks>,
     /// Why the recording ended early, if it did.
     pub(in crate::command) failure: Option<io::Error>,
 }

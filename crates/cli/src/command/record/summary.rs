@@ -3,14 +3,18 @@
 use std::collections::HashSet;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Counts, Found, ProcessId, ReadStep, Sample};
-use otelctx_sampler::Method;
+use otelctx_profile::sample::{Counts, Found, ProcessId, ReadStep, Sample, StackEnd};
+use otelctx_sampler::{IncompleteStacks, Method};
 use serde::Serialize;
 
 use super::output::Written;
 use super::send::Delivery;
 use crate::output::counts::CountsJson;
+use crate::output::terminal::escape;
 use crate::output::text::{count, grouped};
+
+/// Maximum number of modules that are named in the text.
+const MAX_PLACES: usize = 3;
 
 /// Facts about the recording.
 pub(super) struct Summary {
@@ -24,11 +28,13 @@ pub(super) struct Summary {
     method: Method,
     /// Counters of all samples, including those dropped by a filter.
     counts: Counts,
+    /// Where incomplete stacks ended, most samples first.
+    incomplete_stacks: Vec<IncompleteStacks>,
 }
 
 impl Summary {
-    /// Creates a summary of nothing.
-    pub(super) fn new(method: Method) -> Self {
+    /// Creates a summary without samples.
+    pub(super) fn new(method: Method, incomplete_stacks: Vec<IncompleteStacks>) -> Self {
         Self {
             samples: 0,
             attached: 0,
@@ -37,6 +43,7 @@ impl Summary {
             period_ns: 0,
             method,
             counts: Counts::default(),
+            incomplete_stacks,
         }
     }
 
@@ -64,7 +71,7 @@ impl Summary {
         self.samples
     }
 
-    /// One line, and a second line if anything is missing.
+    /// One line, and others if anything is missing.
     pub(super) fn text(&self) -> String {
         let mut text = format!(
             "{} of {} in {:.1} s: {} with a trace context, {} lost\n",
@@ -78,7 +85,36 @@ impl Summary {
         if !missing.is_empty() {
             text += &format!("  missing: {}\n", missing.join(", "));
         }
-        text
+        text + &self.stacks()
+    }
+
+    /// A line about incomplete stacks, if there are any: where the most of them ended, and why.
+    fn stacks(&self) -> String {
+        let counts = &self.counts;
+        let incomplete: u64 = counts.incomplete_stacks.iter().sum();
+        let all = counts.complete_stacks + incomplete + counts.truncated_stacks;
+        if incomplete == 0 || all == 0 {
+            return String::new();
+        }
+        let share = |number: u64| match 100.0 * number as f64 / all as f64 {
+            percent if percent < 0.1 => "<0.1 %".to_owned(),
+            percent => format!("{percent:.1} %"),
+        };
+        let is_counted = |it: &&IncompleteStacks| it.end != StackEnd::Limit;
+        let mut places = Vec::new();
+        for place in self.incomplete_stacks.iter().filter(is_counted) {
+            if places.len() == MAX_PLACES {
+                break;
+            }
+            let module = match place.module.as_str() {
+                "" => "unknown code",
+                module => module,
+            };
+            let (share, module) = (share(place.samples), escape(module));
+            places.push(format!("{share} in {module} ({})", place.end));
+        }
+        let places = places.join(", ");
+        format!("  {} of stacks incomplete: {places}\n", share(incomplete))
     }
 
     /// The JSON object of docs/json.md.
@@ -98,6 +134,7 @@ impl Summary {
                 _ => "ptrace",
             },
             counts: CountsJson::of(&self.counts),
+            incomplete_stacks: self.incomplete_stacks.iter().map(place_json).collect(),
             files,
             sent,
         }
@@ -186,8 +223,24 @@ struct SummaryJson<'s> {
     period_ns: u64,
     method: &'static str,
     counts: CountsJson,
+    incomplete_stacks: Vec<PlaceJson<'s>>,
     files: &'s [Written],
     sent: Option<&'s Delivery>,
+}
+
+#[derive(Serialize)]
+struct PlaceJson<'s> {
+    module: &'s str,
+    reason: &'static str,
+    samples: u64,
+}
+
+fn place_json(place: &IncompleteStacks) -> PlaceJson<'_> {
+    PlaceJson {
+        module: &place.module,
+        reason: place.end.name(),
+        samples: place.samples,
+    }
 }
 
 #[cfg(test)]
@@ -203,6 +256,7 @@ mod tests {
             period_ns: 1_000_000,
             method: Method::Ebpf,
             counts,
+            incomplete_stacks: Vec::new(),
         }
     }
 
@@ -237,6 +291,34 @@ mod tests {
     }
 
     #[test]
+    fn incomplete_stacks_are_a_share_with_the_modules_that_they_end_in() {
+        let mut counts = Counts::default();
+        counts.complete_stacks = 9799;
+        counts.incomplete_stacks = [180, 0, 20, 1];
+        let mut summary = summary(counts);
+        let first = summary.text().lines().count();
+        summary.incomplete_stacks = vec![
+            IncompleteStacks::new("libfoo.so", StackEnd::NoTables, 180),
+            // It is counted as truncated.
+            IncompleteStacks::new("bar", StackEnd::Limit, 50),
+            IncompleteStacks::new("ba\u{1b}r", StackEnd::Unreadable, 20),
+            IncompleteStacks::new("", StackEnd::NotExecutable, 1),
+            IncompleteStacks::new("fourth", StackEnd::BadTables, 1),
+        ];
+        let text = summary.text();
+        assert_eq!(
+            text.lines().nth(first - 1),
+            Some(
+                "  2.0 % of stacks incomplete: 1.8 % in libfoo.so (no unwind tables), \
+                 0.2 % in ba\\u{1b}r (unreadable memory), \
+                 <0.1 % in unknown code (return address is not code)"
+            )
+        );
+        summary.counts.incomplete_stacks = [0; 4];
+        assert_eq!(summary.text().lines().count(), first - 1);
+    }
+
+    #[test]
     fn json_has_every_counter() {
         let mut counts = Counts::default();
         (counts.attached, counts.detached, counts.not_published) = (1, 2, 3);
@@ -249,7 +331,11 @@ mod tests {
         (counts.missing_stacks, counts.incomplete_steps) = (24, 25);
         (counts.context_conflicts, counts.not_traceable) = (26, 27);
         counts.lost_mappings = 28;
-        let json = serde_json::to_value(summary(counts).json(&[], None)).unwrap();
+        (counts.complete_stacks, counts.incomplete_stacks) = (32, [29, 30, 31, 33]);
+        let mut summary = summary(counts);
+        let place = IncompleteStacks::new("libfoo.so", StackEnd::NoTables, 33);
+        summary.incomplete_stacks.push(place);
+        let json = serde_json::to_value(summary.json(&[], None)).unwrap();
         let expected = serde_json::json!({
             "samples": 1234, "with_context": 1200, "processes": 1,
             "duration_ns": 5_040_000_000_u64, "period_ns": 1_000_000, "method": "ebpf",
@@ -261,9 +347,14 @@ mod tests {
                 },
                 "lost": 5, "not_traceable": 27, "truncated_records": 20,
                 "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28,
+                "complete_stacks": 32,
+                "incomplete_stacks": {
+                    "no_tables": 29, "bad_tables": 30, "unreadable": 31, "not_executable": 33,
+                },
                 "truncated_stacks": 23, "missing_stacks": 24, "incomplete_steps": 25,
                 "context_conflicts": 26,
             },
+            "incomplete_stacks": [{"module": "libfoo.so", "reason": "no_tables", "samples": 33}],
             "files": [], "sent": null,
         });
         assert_eq!(json, expected);

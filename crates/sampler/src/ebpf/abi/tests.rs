@@ -129,6 +129,13 @@ fn layouts_are_those_of_the_objects() {
                 time, detail, cpu, pid, tid, size, kind, outcome, source, flags, serial, comm
             ]
         );
+        if name.starts_with("sampler") {
+            super::super::unwind::check_layouts(|name, size, members| {
+                let members = members.iter().map(|(name, at)| ((*name).to_owned(), *at));
+                let expected = (size, members.collect());
+                assert_eq!(types.structures.get(name), Some(&expected), "{name}");
+            });
+        }
         if name.ends_with("with steps") {
             layout!(types, "step_key", StepKey, [pid, step]);
         }

@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* The user stack of the running thread, by rows of unwind tables; see crates/unwind, whose walk this
+ * repeats in the kernel. Layouts are shared with src/ebpf/rows/abi.rs.
+ *
+ * A program that uses this needs Linux 5.17 (bpf_loop). The walk starts from the registers with which
+ * the thread has entered the kernel, so that samples in a system call have whole stacks, too.
+ */
+#ifndef UNWIND_H
+#define UNWIND_H
+
+#include "stack.h"
+#include "task.h"
+
+/* Rows of one shard, at most 65,536 for each page of 64 KiB (SHARD_ROWS in crates/unwind). */
+#define SHARD_ROWS (1 << 18)
+#define SHARD_SHIFT 18
+#define MAX_SHARDS 48
+/* Pages of 64 KiB of all files. */
+#define MAX_PAGES (1 << 18)
+/* Executable mappings of all processes, and of one. */
+#define MAX_CODE (1 << 15)
+#define CODE_STEPS 11 /* of a binary search among 1,024 */
+/* Different rules (MAX_RULES in crates/unwind). */
+#define MAX_RULES (1 << 14)
+#define GAP 0
+#define ROW_STEPS 17 /* of a binary search among 65,536 */
+
+/* Changes of stacks in one walk: see crates/unwind/src/walk.rs. */
+#define MAX_SWITCHES 64
+
+struct shard {
+    __u16 low[SHARD_ROWS];
+    __u16 rule[SHARD_ROWS];
+};
+
+struct page_index {
+    __u32 first[MAX_PAGES];
+};
+
+/* An executable mapping. */
+struct code {
+    __u64 start;
+    __u64 end;
+    __u64 base; /* address of the file's first page with rows */
+    __u32 page; /* its place in the page index */
+    __u32 pages; /* 0 without rows */
+};
+
+struct code_list {
+    struct code at[MAX_CODE];
+};
+
+/* The mappings of a process, in ascending order. */
+struct process_code {
+    __u32 first;
+    __u32 count;
+};
+
+enum rule_kind { RULE_GAP = 0, RULE_UNSUPPORTED = 1, RULE_END = 2, RULE_FRAME = 3, RULE_CONTEXT = 4 };
+enum cfa_kind { CFA_REGISTER = 0, CFA_MEMORY = 1, CFA_PLT = 2 };
+enum saved {
+    SAVED_SAME = 0,
+    SAVED_AT_CFA = 1,
+    SAVED_AT_FRAME_POINTER = 2,
+    SAVED_REGISTER = 3,
+    SAVED_UNKNOWN = 4,
+};
+enum return_kind { RETURN_AT_CFA = 0, RETURN_REGISTER = 1 };
+
+/* Registers are DWARF's numbers, offsets are in bytes. */
+struct rule {
+    __u8 kind;
+    __u8 cfa;
+    __u8 cfa_register;
+    __u8 frame_pointer;
+    __u8 frame_pointer_register;
+    __u8 base;
+    __u8 return_address;
+    __u8 return_register;
+    __s32 cfa_offset;
+    __s32 addend; /* CFA_MEMORY; of CFA_PLT: pushed_at; of RULE_CONTEXT: whether a signal interrupted */
+    __s32 frame_pointer_offset;
+    __s32 base_offset;
+    __s32 return_offset;
+    __s32 reserved;
+};
+
+struct rule_list {
+    struct rule at[MAX_RULES];
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+    __uint(max_entries, MAX_SHARDS);
+    __type(key, __u32);
+    __array(values, struct {
+        __uint(type, BPF_MAP_TYPE_ARRAY);
+        __uint(map_flags, BPF_F_MMAPABLE);
+        __uint(max_entries, 1);
+        __uint(key_size, sizeof(__u32));
+        __uint(value_size, sizeof(struct shard));
+    });
+} shards SEC(".maps");
+
+#define ONE_VALUE(name, type_of_value)        \
+    struct {                                  \
+        __uint(type, BPF_MAP_TYPE_ARRAY);     \
+        __uint(map_flags, BPF_F_MMAPABLE);    \
+        __uint(max_entries, 1);               \
+        __type(key, __u32);                   \
+        __type(value, type_of_value);         \
+    } name SEC(".maps")
+
+ONE_VALUE(page_index, struct page_index);
+ONE_VALUE(code, struct code_list);
+ONE_VALUE(rules, struct rule_list);
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 4096);
+    __type(key, __u32);
+    __type(value, struct process_code);
+} processes SEC(".maps");
+
+#if defined(__TARGET_ARCH_x86)
+#define SP 7
+#define FP 6
+#define BASE 3
+#define PC 16
+#define LAST_REGISTER 15
+#define ADDRESS_MASK ~0ULL
+/* <sys/ucontext.h>, `gregs` of `uc_mcontext`. */
+#define CONTEXT_OFFSET 40
+#define CONTEXT_REGISTERS 17
+#define SIGNAL_CONTEXT 0
+/* struct pt_regs (arch/x86/include/asm/ptrace.h): where it has the registers of DWARF's numbers, and
+ * last the instruction pointer. */
+#define SAVED_REGISTERS 21
+#define SAVED_CS 17
+static const __u8 saved_order[] = {10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16};
+/* Which registers a context has, one after the other. */
+static const __u8 context_order[] = {8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, 16};
+#elif defined(__TARGET_ARCH_arm64)
+#define SP 31
+#define FP 29
+#define PC 32
+#define LAST_REGISTER 31
+/* Pointer authentication signs in the other bits: see crates/unwind/src/arch/aarch64. */
+#define ADDRESS_MASK ((1ULL << 48) - 1)
+/* arch/arm64/include/uapi/asm/{ucontext,sigcontext}.h: x0 to x30, sp, pc. */
+#define CONTEXT_OFFSET 184
+#define CONTEXT_REGISTERS 33
+/* From the stack pointer to the context: arch/arm64/kernel/signal.c, `struct rt_sigframe`. */
+#define SIGNAL_CONTEXT 128
+/* struct user_pt_regs: the same, and the state. */
+#define SAVED_REGISTERS 34
+#define SAVED_STATE 33
+#endif
+#define REGISTERS 33
+
+struct unwinder {
+    __u64 registers[64]; /* by DWARF's numbers; masks are powers of two */
+    __u64 known;         /* a bit for each of them */
+    __u64 pc;
+    __u64 is_caller;
+    __u64 by_frame_pointer;
+    __u64 switches;
+    __u64 end;
+    struct code code; /* the mapping that was found last */
+    __u64 words[40];
+    __u64 chunk_start;
+    __u64 chunk_size;
+    __u8 chunk[CHUNK];
+};
+
+/* Only programs of clock events come here, and none interrupts another. */
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct unwinder);
+} unwinders SEC(".maps");
+
+/* What a walk needs, found once. */
+struct walk {
+    struct unwinder *unwinder;
+    struct stack *stack;
+    const struct code_list *code;
+    const struct page_index *pages;
+    const struct rule_list *rules;
+    __u32 first;
+    __u32 count;
+};
+
+/* All bits if a is not below b, else none; both below 2^63. A branch would double the paths that the
+ * verifier follows, in each step of a search. */
+static __always_inline __u64 not_below(__u64 a, __u64 b)
+{
+    __s64 mask = ~((__s64)(a - b) >> 63);
+    HIDE(mask);
+    return mask;
+}
+
+/* Reads a word of the stack: through a copy of a part of it that is within a page. */
+static __always_inline int read_word(struct unwinder *unwinder, __u64 address, __u64 *value)
+{
+    if (address & 7)
+        return bpf_probe_read_user(value, sizeof *value, (void *)address) != 0;
+    __u64 at = address - unwinder->chunk_start;
+    if (at >= unwinder->chunk_size) {
+        __u64 size = CHUNK - (address & (CHUNK - 1));
+        unwinder->chunk_size = 0;
+        if (bpf_probe_read_user(unwinder->chunk, size, (void *)address))
+            return 1;
+        unwinder->chunk_start = address;
+        unwinder->chunk_size = size;
+        at = 0;
+    }
+    at &= CHUNK - 8;
+    *value = *(__u64 *)(unwinder->chunk + at);
+    return 0;
+}
+
+/* Finds the mapping at an address; false if there is none. */
+static __always_inline int find_code(const struct walk *walk, struct unwinder *unwinder, __u64 address)
+{
+    if (address - unwinder->code.start < unwinder->code.end - unwinder->code.start)
+        return 1;
+    if (address >> 63)
+        return 0;
+    __u64 first = walk->first;
+    __u64 left = walk->count;
+    for (int i = 0; i < CODE_STEPS && left > 1; i++) {
+        __u64 half = left >> 1;
+        __u64 middle = (first + half) & (MAX_CODE - 1);
+        first += half & not_below(address, walk->code->at[middle].start);
+        left -= half;
+    }
+    const struct code *code = &walk->code->at[first & (MAX_CODE - 1)];
+    if (address < code->start || address >= code->end)
+        return 0;
+    unwinder->code = *code;
+    return 1;
+}
+
+/* The index of the rule at an address in the mapping that was found. */
+static __always_inline __u32 find_rule(const struct walk *walk, struct unwinder *unwinder, __u64 address)
+{
+    __u64 offset = address - unwinder->code.base;
+    __u64 page = offset >> 16;
+    if (page >= unwinder->code.pages)
+        return GAP;
+    page += unwinder->code.page;
+    __u32 start = walk->pages->first[page & (MAX_PAGES - 1)];
+    __u32 end = walk->pages->first[(page + 1) & (MAX_PAGES - 1)];
+    __u32 number = start >> SHARD_SHIFT;
+    if (end >> SHARD_SHIFT != number)
+        end = (number + 1) << SHARD_SHIFT;
+    __u32 left = end - start;
+    if (left == 0)
+        return GAP;
+    void *map = bpf_map_lookup_elem(&shards, &number);
+    if (!map)
+        return GAP;
+    __u32 zero = 0;
+    const struct shard *shard = bpf_map_lookup_elem(map, &zero);
+    if (!shard)
+        return GAP;
+    __u64 low = offset & 0xffff;
+    __u64 at = start;
+    __u64 rows = left;
+    for (int i = 0; i < ROW_STEPS && rows > 1; i++) {
+        __u64 half = rows >> 1;
+        __u64 middle = (at + half) & (SHARD_ROWS - 1);
+        at += half & not_below(low, shard->low[middle]);
+        rows -= half;
+    }
+    at &= SHARD_ROWS - 1;
+    return shard->low[at] <= low ? shard->rule[at] : GAP;
+}
+
+static __always_inline int is_known(const struct unwinder *unwinder, __u32 number)
+{
+    return unwinder->known >> (number & 63) & 1;
+}
+
+static __always_inline long end(struct unwinder *unwinder, enum stack_end why)
+{
+    unwinder->end = why;
+    return 1;
+}
+
+/* Takes the registers of the frame's caller from a ucontext_t. */
+static __always_inline long from_context(struct unwinder *unwinder, __u64 context, __u64 signal)
+{
+    if (++unwinder->switches > MAX_SWITCHES)
+        return end(unwinder, STACK_BAD_TABLES);
+    if (bpf_probe_read_user(unwinder->words, CONTEXT_REGISTERS * 8, (void *)(context + CONTEXT_OFFSET)))
+        return end(unwinder, STACK_UNREADABLE);
+#if defined(__TARGET_ARCH_x86)
+#pragma unroll
+    for (int i = 0; i < CONTEXT_REGISTERS; i++)
+        unwinder->registers[context_order[i]] = unwinder->words[i];
+#else
+#pragma unroll
+    for (int i = 0; i < CONTEXT_REGISTERS; i++)
+        unwinder->registers[i] = unwinder->words[i];
+#endif
+    unwinder->known = (2ULL << LAST_REGISTER) - 1;
+    unwinder->pc = unwinder->registers[PC];
+    unwinder->is_caller = !signal;
+    unwinder->by_frame_pointer = 0;
+    return 0;
+}
+
+/* Goes to the caller that the frame pointer leads to. */
+static __always_inline long by_frame_pointer(struct unwinder *unwinder)
+{
+    __u64 fp = unwinder->registers[FP], former, address;
+    if (!is_known(unwinder, FP))
+        return end(unwinder, STACK_NO_TABLES);
+    /* Both ABIs mark the outermost frame so. */
+    if (fp == 0 && unwinder->by_frame_pointer)
+        return end(unwinder, STACK_START);
+    if (fp & 7 || fp < unwinder->registers[SP] || fp >> 63)
+        return end(unwinder, STACK_NO_TABLES);
+    if (read_word(unwinder, fp, &former) || read_word(unwinder, fp + 8, &address))
+        return end(unwinder, STACK_UNREADABLE);
+    unwinder->registers[SP] = fp + 16;
+    unwinder->registers[FP] = former;
+    unwinder->known = 1ULL << SP | 1ULL << FP;
+    unwinder->pc = address & ADDRESS_MASK;
+    unwinder->is_caller = 1;
+    unwinder->by_frame_pointer = 1;
+    return 0;
+}
+
+/* Whether the frame's code is what signal handlers return to, in C libraries without tables for it. */
+static __always_inline int is_signal_frame(const struct unwinder *unwinder)
+{
+    __u64 code;
+    if (!unwinder->is_caller || bpf_probe_read_user(&code, sizeof code, (void *)unwinder->pc))
+        return 0;
+#if defined(__TARGET_ARCH_x86)
+    /* mov $15, %rax; syscall (its first byte); mov $15, %eax; syscall */
+    return code == 0x0f0000000fc0c748ULL || (code & ~0ULL >> 8) == 0x050f0000000fb8ULL;
+#else
+    /* mov x8, #139; svc #0 */
+    return code == 0xd4000001d2801168ULL;
+#endif
+}
+
+/* Goes to the caller by the rule of a frame. */
+static __always_inline long by_rule(struct unwinder *unwinder, const struct rule *rule)
+{
+    __u64 sp = unwinder->registers[SP], cfa, address;
+    int by_sp = rule->cfa_register == SP;
+    if (rule->cfa == CFA_PLT) {
+        cfa = sp + ((unwinder->pc & 15) >= (__u32)rule->addend ? 16 : 8);
+        by_sp = 1;
+    } else {
+        if (!is_known(unwinder, rule->cfa_register))
+            return end(unwinder, STACK_BAD_TABLES);
+        cfa = unwinder->registers[rule->cfa_register & 63] + rule->cfa_offset;
+        if (rule->cfa == CFA_MEMORY) {
+            if (read_word(unwinder, cfa, &cfa))
+                return end(unwinder, STACK_UNREADABLE);
+            cfa += rule->addend;
+            by_sp = 0;
+        }
+    }
+    if (cfa <= sp && (cfa < sp || rule->return_address != RETURN_REGISTER)) {
+        /* Only tables that count from another register can mean another stack. */
+        if (by_sp || cfa == sp || ++unwinder->switches > MAX_SWITCHES)
+            return end(unwinder, STACK_BAD_TABLES);
+    }
+    if (rule->return_address == RETURN_REGISTER) {
+        if (!is_known(unwinder, rule->return_register))
+            return end(unwinder, STACK_BAD_TABLES);
+        address = unwinder->registers[rule->return_register & 63];
+    } else if (read_word(unwinder, cfa + rule->return_offset, &address)) {
+        return end(unwinder, STACK_UNREADABLE);
+    }
+    __u64 known = 1ULL << SP;
+    __u64 fp = unwinder->registers[FP];
+    int fp_known = is_known(unwinder, FP);
+    __u32 saved = rule->frame_pointer;
+    if (saved == SAVED_AT_CFA) {
+        fp_known = !read_word(unwinder, cfa + rule->frame_pointer_offset, &fp);
+    } else if (saved == SAVED_AT_FRAME_POINTER) {
+        fp_known = fp_known && !read_word(unwinder, fp + rule->frame_pointer_offset, &fp);
+    } else if (saved == SAVED_REGISTER) {
+        fp_known = is_known(unwinder, rule->frame_pointer_register);
+        fp = unwinder->registers[rule->frame_pointer_register & 63];
+    } else if (saved == SAVED_UNKNOWN) {
+        fp_known = 0;
+    }
+    if (fp_known)
+        known |= 1ULL << FP;
+#if defined(BASE)
+    if (rule->base == SAVED_SAME)
+        known |= unwinder->known & 1ULL << BASE;
+    else if (rule->base == SAVED_AT_CFA &&
+             !read_word(unwinder, cfa + rule->base_offset, &unwinder->registers[BASE]))
+        known |= 1ULL << BASE;
+#endif
+    unwinder->registers[SP] = cfa;
+    unwinder->registers[FP] = fp;
+    unwinder->known = known;
+    unwinder->pc = address & ADDRESS_MASK;
+    unwinder->is_caller = 1;
+    unwinder->by_frame_pointer = 0;
+    return 0;
+}
+
+/* Keeps the frame, and goes to its caller; 1 at the end. */
+static long step(__u32 index, struct walk *walk)
+{
+    struct unwinder *unwinder = walk->unwinder;
+    struct stack *stack = walk->stack;
+    __u64 called = unwinder->pc - unwinder->is_caller;
+    __u32 number = GAP;
+    if (find_code(walk, unwinder, called))
+        number = find_rule(walk, unwinder, called);
+    else if (index > 0)
+        return end(unwinder, STACK_NOT_EXECUTABLE);
+    /* That it runs there shows that the list of mappings is older than the mapping. */
+    stack->addresses[index & (MAX_USER_FRAMES - 1)] =
+        unwinder->is_caller ? unwinder->pc : unwinder->pc | FRAME_INTERRUPTED;
+    stack->size = (index + 1) * sizeof stack->addresses[0];
+    const struct rule *rule = &walk->rules->at[number & (MAX_RULES - 1)];
+    switch (rule->kind) {
+    case RULE_FRAME:
+        return by_rule(unwinder, rule);
+    case RULE_END:
+        return end(unwinder, STACK_START);
+    case RULE_CONTEXT:
+        if (!is_known(unwinder, rule->cfa_register))
+            return end(unwinder, STACK_BAD_TABLES);
+        return from_context(unwinder,
+                            unwinder->registers[rule->cfa_register & 63] + rule->cfa_offset,
+                            rule->addend);
+    case RULE_GAP:
+        if (is_signal_frame(unwinder))
+            return from_context(unwinder, unwinder->registers[SP] + SIGNAL_CONTEXT, 1);
+        return by_frame_pointer(unwinder);
+    default:
+        return end(unwinder, STACK_BAD_TABLES);
+    }
+}
+
+/* Walks the stack of the running thread; false if that is for the frame pointers. */
+static __always_inline int unwind(struct task_struct *task, __u32 pid)
+{
+    const struct process_code *process = bpf_map_lookup_elem(&processes, &pid);
+    if (!process)
+        return 0;
+    /* A return probe puts another address in the place of one, and the kernel knows which. */
+    if (bpf_core_field_exists(task->utask) && OF_TASK(task, utask))
+        return 0;
+    __u32 zero = 0;
+    struct walk walk = {
+        .unwinder = bpf_map_lookup_elem(&unwinders, &zero),
+        .stack = bpf_map_lookup_elem(&stacks, &zero),
+        .code = bpf_map_lookup_elem(&code, &zero),
+        .pages = bpf_map_lookup_elem(&page_index, &zero),
+        .rules = bpf_map_lookup_elem(&rules, &zero),
+        .first = process->first,
+        .count = process->count,
+    };
+    struct unwinder *unwinder = walk.unwinder;
+    if (!unwinder || !walk.stack || !walk.code || !walk.pages || !walk.rules)
+        return 0;
+    const void *saved = (void *)bpf_task_pt_regs(task);
+    if (bpf_probe_read_kernel(unwinder->words, SAVED_REGISTERS * 8, saved))
+        return 0;
+#if defined(__TARGET_ARCH_x86)
+    if (unwinder->words[SAVED_CS] != USER_CS)
+        return 0;
+#pragma unroll
+    for (int i = 0; i <= PC; i++)
+        unwinder->registers[i] = unwinder->words[saved_order[i]];
+#else
+    /* PSTATE.nRW: 32-bit code. */
+    if (unwinder->words[SAVED_STATE] & 0x10)
+        return 0;
+#pragma unroll
+    for (int i = 0; i <= PC; i++)
+        unwinder->registers[i] = unwinder->words[i];
+#endif
+    unwinder->known = (2ULL << LAST_REGISTER) - 1;
+    unwinder->pc = unwinder->registers[PC];
+    unwinder->is_caller = 0;
+    unwinder->by_frame_pointer = 0;
+    unwinder->switches = 0;
+    unwinder->end = STACK_LIMIT;
+    unwinder->code.start = 0;
+    unwinder->code.end = 0;
+    unwinder->chunk_size = 0;
+    walk.stack->size = 0;
+    bpf_loop(MAX_USER_FRAMES, step, &walk, 0);
+    walk.stack->end = unwinder->end;
+    return 1;
+}
+
+#endif

@@ -1,0 +1,399 @@
+//! Stacks by unwind tables: which rows cover which code of a process, for the program.
+//!
+//! A worker thread makes the rows of a file. Until a process's mappings are known here, the program
+//! walks by frame pointers.
+
+mod abi;
+mod pool;
+mod shared;
+mod worker;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::time::{Duration, Instant};
+
+use aya::Ebpf;
+use aya::maps::{ArrayOfMaps, HashMap as KernelMap, Map, MapData};
+use foldhash::fast::RandomState;
+use otelctx_reader::remote::{self, Process};
+use otelctx_sample::{Frame, StackEnd};
+use otelctx_track::schedule::Backoff;
+
+#[cfg(test)]
+pub(super) use abi::check_layouts;
+pub(super) use abi::stack_end;
+use abi::{Code, CodeList, MAX_CODE, MAX_MAPPINGS, ProcessCode};
+use pool::Pool;
+use shared::Shared;
+use worker::{Answer, PlacedRows, Request, Shown, Worker};
+
+use super::load::map;
+use crate::refusal::Refusal;
+
+/// Maximum number of files whose rows are asked for and not there yet.
+const MAX_REQUESTS: usize = 512;
+/// Maximum number of files that are remembered.
+const MAX_FILES: usize = 16 * 1024;
+/// How long the contents of a file are taken for unchanged.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the program knows of the code of processes.
+pub(super) struct Unwinding {
+    /// `None` before Linux 5.17: stacks are walked by frame pointers alone.
+    kernel: Option<Kernel>,
+    processes: HashMap<i32, ProcessMappings, RandomState>,
+}
+
+/// The program's maps, and the worker.
+struct Kernel {
+    code: Shared<CodeList>,
+    processes: KernelMap<MapData, u32, ProcessCode>,
+    pool: Pool,
+    files: HashMap<Shown, KnownFile, RandomState>,
+    requests: SyncSender<Request>,
+    answers: Receiver<Answer>,
+    /// Number of requests without an answer.
+    pending: usize,
+}
+
+struct KnownFile {
+    /// `None` until they are made, and if there are none.
+    rows: Option<Arc<PlacedRows>>,
+    requested: Instant,
+}
+
+/// The executable mappings of a process, in address order.
+struct ProcessMappings {
+    mappings: Vec<Mapping>,
+    reads: Backoff,
+    /// The process's entries in the program's list.
+    placed: ProcessCode,
+}
+
+struct Mapping {
+    range: (u64, u64),
+    offset: u64,
+    shown: Option<Shown>,
+    rows: Option<Arc<PlacedRows>>,
+}
+
+impl Kernel {
+    fn start(programs: &mut Ebpf) -> Result<Self, Refusal> {
+        let failed = |error: io::Error| Refusal::of(&error);
+        let shards: ArrayOfMaps<MapData, MapData> = map(programs, "shards")?;
+        let pages = Shared::of(&array(programs, "page_index")?).map_err(failed)?;
+        let rules = Shared::of(&array(programs, "rules")?).map_err(failed)?;
+        let code = Shared::of(&array(programs, "code")?).map_err(failed)?;
+        let processes = map(programs, "processes")?;
+        let (requests, of_worker) = mpsc::sync_channel(MAX_REQUESTS);
+        let (to_here, answers) = mpsc::channel();
+        let worker = Worker::new(shards, pages, rules);
+        // It ends when this is dropped, or later: a file server may keep it from that.
+        std::thread::Builder::new()
+            .name("otelctx-rows".into())
+            .spawn(move || worker.run(&of_worker, &to_here))
+            .map_err(failed)?;
+        Ok(Self {
+            code,
+            processes,
+            pool: Pool::new(MAX_CODE as u32),
+            files: HashMap::default(),
+            requests,
+            answers,
+            pending: 0,
+        })
+    }
+
+    /// The rows of what a mapping shows, if they are there; asks for them, if they are not.
+    fn rows(
+        &mut self,
+        process: &Process,
+        mapping: &remote::Mapping<'_>,
+        shown: Shown,
+    ) -> Option<Arc<PlacedRows>> {
+        let now = Instant::now();
+        let known = self.files.get(&shown);
+        let rows = known.and_then(|it| it.rows.clone());
+        if known.is_none_or(|it| now.duration_since(it.requested) >= RECHECK_INTERVAL) {
+            let range = (mapping.start, mapping.end);
+            let request = match shown {
+                Shown::Vdso if rows.is_some() => return rows,
+                Shown::Vdso => Request::Vdso {
+                    pid: process.pid(),
+                    range,
+                },
+                Shown::File { device, inode } => Request::File {
+                    file: process.mapped_file(range, mapping.name, device, inode)?,
+                    shown,
+                },
+            };
+            if self.files.len() >= MAX_FILES {
+                self.files.clear();
+            }
+            // If there is no room, the next process that maps it asks again.
+            if self.requests.try_send(request).is_ok() {
+                self.pending += 1;
+                let known = KnownFile {
+                    rows: rows.clone(),
+                    requested: now,
+                };
+                self.files.insert(shown, known);
+            }
+        }
+        rows
+    }
+
+    /// Tells the program the mappings of a process.
+    fn place(&mut self, pid: i32, process: &mut ProcessMappings) {
+        let now = Instant::now();
+        let list: Vec<Code> = process.mappings.iter().map(Mapping::code).collect();
+        let count = list.len() as u32;
+        let Some(first) = self.pool.take(count, now) else {
+            // No room: the process keeps what it has.
+            return;
+        };
+        // SAFETY: a pointer to a member of a value that is mapped.
+        let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
+        self.code.write(at, first as usize, &list);
+        let placed = ProcessCode { first, count };
+        let (freed, kept) = match self.processes.insert(pid as u32, placed, 0) {
+            Ok(()) => (process.placed, placed),
+            Err(_) => (placed, process.placed),
+        };
+        process.placed = kept;
+        self.pool.give_back(freed.first, freed.count, now);
+    }
+
+    fn forget(&mut self, pid: i32, placed: ProcessCode) {
+        if placed.count > 0 {
+            // It fails only if it is not there.
+            let _ = self.processes.remove(&(pid as u32));
+            self.pool
+                .give_back(placed.first, placed.count, Instant::now());
+        }
+    }
+}
+
+/// A map of the program that is an array.
+fn array(programs: &mut Ebpf, name: &str) -> Result<MapData, Refusal> {
+    match programs.take_map(name) {
+        Some(Map::Array(data)) => Ok(data),
+        _ => Err(Refusal::other(format!("the object has no array {name}"))),
+    }
+}
+
+impl Mapping {
+    /// What the program knows of it.
+    fn code(&self) -> Code {
+        let (start, end) = self.range;
+        let without = Code {
+            start,
+            end,
+            ..Code::default()
+        };
+        let Some(rows) = &self.rows else {
+            return without;
+        };
+        let offset = if self.shown == Some(Shown::Vdso) {
+            0
+        } else {
+            self.offset
+        };
+        match rows.segments.bias(start, offset) {
+            Some(bias) => Code {
+                base: bias.wrapping_add(rows.start),
+                page: rows.page,
+                pages: rows.pages,
+                ..without
+            },
+            None => without,
+        }
+    }
+}
+
+impl ProcessMappings {
+    fn new(now: Instant) -> Self {
+        Self {
+            mappings: Vec::new(),
+            reads: Backoff::new(now),
+            placed: ProcessCode::default(),
+        }
+    }
+
+    fn contain(&self, address: u64) -> bool {
+        let behind = self.mappings.partition_point(|it| it.range.0 <= address);
+        let before = behind.checked_sub(1).map(|at| &self.mappings[at]);
+        before.is_some_and(|it| address < it.range.1)
+    }
+
+    /// Reads the mappings. Returns whether they have changed.
+    fn read(&mut self, process: &Process, kernel: &mut Option<Kernel>) -> bool {
+        let mut mappings: Vec<Mapping> = Vec::new();
+        // A process that has ended has no mappings.
+        let _ = process.executable_mappings(&mut |mapping| {
+            let range = (mapping.start, mapping.end);
+            let shown = match mapping.name {
+                b"[vdso]" => Some(Shown::Vdso),
+                _ if mapping.inode == 0 => None,
+                _ => Some(Shown::File {
+                    device: mapping.device,
+                    inode: mapping.inode,
+                }),
+            };
+            if let Some(last) = mappings.last_mut()
+                && last.shown.is_none()
+                && shown.is_none()
+                && last.range.1 == range.0
+            {
+                // Memory of a just-in-time compiler can have thousands.
+                last.range.1 = range.1;
+                return ControlFlow::Continue(());
+            }
+            let rows = shown.and_then(|shown| {
+                let kernel = kernel.as_mut()?;
+                kernel.rows(process, mapping, shown)
+            });
+            mappings.push(Mapping {
+                range,
+                offset: mapping.offset,
+                shown,
+                rows,
+            });
+            if mappings.len() < MAX_MAPPINGS {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        let key = |it: &Mapping| (it.range, it.offset, it.shown);
+        let has_changed = mappings.iter().map(key).ne(self.mappings.iter().map(key));
+        if !mappings.is_empty() {
+            self.mappings = mappings;
+        }
+        has_changed
+    }
+}
+
+impl Unwinding {
+    /// Takes the program's maps, if it unwinds by tables.
+    pub(super) fn start(programs: &mut Ebpf, by_tables: bool) -> Result<Self, Refusal> {
+        let kernel = by_tables.then(|| Kernel::start(programs)).transpose()?;
+        Ok(Self {
+            kernel,
+            processes: HashMap::default(),
+        })
+    }
+
+    /// Reads the mappings of a process, if that is due.
+    pub(super) fn read(&mut self, process: &Process) {
+        let now = Instant::now();
+        let entry = match self.processes.entry(process.pid()) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(ProcessMappings::new(now)),
+        };
+        if !entry.reads.is_due(now) {
+            return;
+        }
+        let changed = entry.read(process, &mut self.kernel);
+        if changed && let Some(kernel) = &mut self.kernel {
+            kernel.place(process.pid(), entry);
+        }
+        let end = Instant::now();
+        entry.reads.done(end, end - now, changed);
+    }
+
+    /// Whether a stack of a process shows that it has mappings which are not known.
+    pub(super) fn lacks_mappings(&self, pid: i32, stack: &[Frame], end: StackEnd) -> bool {
+        let first = stack.first().and_then(Frame::address);
+        let is_known = |it: &ProcessMappings| first.is_none_or(|address| it.contain(address));
+        end == StackEnd::NotExecutable || !self.processes.get(&pid).is_some_and(is_known)
+    }
+
+    /// Cuts a stack that was walked by frame pointers alone at the first address that is not
+    /// executable.
+    pub(super) fn cut(&self, pid: i32, stack: &mut Vec<Frame>, end: StackEnd) -> StackEnd {
+        let Some(known) = self.processes.get(&pid) else {
+            return end;
+        };
+        let is_code = |frame: &&Frame| {
+            frame
+                .lookup_address()
+                .is_some_and(|address| known.contain(address))
+        };
+        // The innermost one was running.
+        let code = 1 + stack.iter().skip(1).take_while(is_code).count();
+        if code >= stack.len() {
+            return end;
+        }
+        stack.truncate(code);
+        StackEnd::NotExecutable
+    }
+
+    /// Waits until the worker has made the rows that were asked for, or the time is over.
+    pub(super) fn wait(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while let Some(kernel) = &mut self.kernel
+            && kernel.pending > 0
+        {
+            let rest = end.saturating_duration_since(Instant::now());
+            let Ok(answer) = kernel.answers.recv_timeout(rest) else {
+                break;
+            };
+            self.take(Some(answer));
+        }
+    }
+
+    /// Passes on to the program what rows the worker has made.
+    pub(super) fn poll(&mut self) {
+        self.take(None);
+    }
+
+    fn take(&mut self, first: Option<Answer>) {
+        let Some(kernel) = &mut self.kernel else {
+            return;
+        };
+        let mut new = HashMap::<Shown, Arc<PlacedRows>, RandomState>::default();
+        for (shown, rows) in first.into_iter().chain(kernel.answers.try_iter()) {
+            kernel.pending -= 1;
+            let Some(file) = kernel.files.get_mut(&shown) else {
+                continue;
+            };
+            let same = match (&file.rows, &rows) {
+                (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+                (None, None) => true,
+                _ => false,
+            };
+            // Rows that could not be read again stay: the file may be another by now.
+            if !same && let Some(rows) = rows {
+                file.rows = Some(rows.clone());
+                new.insert(shown, rows);
+            }
+        }
+        if new.is_empty() {
+            return;
+        }
+        for (pid, process) in &mut self.processes {
+            let mut changed = false;
+            for mapping in &mut process.mappings {
+                if let Some(rows) = mapping.shown.and_then(|shown| new.get(&shown)) {
+                    mapping.rows = Some(rows.clone());
+                    changed = true;
+                }
+            }
+            if changed {
+                kernel.place(*pid, process);
+            }
+        }
+    }
+
+    /// Notes that a process has ended, or executes another program.
+    pub(super) fn forget(&mut self, pid: i32) {
+        if let (Some(process), Some(kernel)) = (self.processes.remove(&pid), &mut self.kernel) {
+            kernel.forget(pid, process.placed);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Arrays that this process writes and the program reads: maps with one value, mapped into memory.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use aya::maps::MapData;
+
+/// <linux/bpf.h>: `BPF_MAP_CREATE`, `BPF_MAP_TYPE_ARRAY`, `BPF_F_MMAPABLE`.
+const BPF_MAP_CREATE: libc::c_int = 0;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+/// Creates an array map with one value of type `T`, which can be mapped into memory.
+pub(super) fn create<T>() -> io::Result<OwnedFd> {
+    /// The first members of `union bpf_attr` for `BPF_MAP_CREATE`; the kernel takes the rest as 0.
+    #[repr(C)]
+    struct Attributes {
+        map_type: u32,
+        key_size: u32,
+        value_size: u32,
+        max_entries: u32,
+        map_flags: u32,
+    }
+
+    let attributes = Attributes {
+        map_type: BPF_MAP_TYPE_ARRAY,
+        key_size: size_of::<u32>() as u32,
+        value_size: size_of::<T>() as u32,
+        max_entries: 1,
+        map_flags: BPF_F_MMAPABLE,
+    };
+    // SAFETY: the structure is valid during the call and has the announced size.
+    let map = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_MAP_CREATE,
+            &raw const attributes,
+            size_of::<Attributes>(),
+        )
+    };
+    if map < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just returned it.
+    Ok(unsafe { OwnedFd::from_raw_fd(map as libc::c_int) })
+}
+
+/// The value of a map that the kernel reads at any time: only written, and only through raw pointers.
+#[derive(Debug)]
+pub(super) struct Shared<T> {
+    value: NonNull<T>,
+    marker: PhantomData<T>,
+}
+
+// SAFETY: it is memory of this process, which no thread has a reference to.
+unsafe impl<T> Send for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// Maps the value of a map with one value of at least this size.
+    pub(super) fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice; the map's size is checked by the
+        // kernel.
+        let value = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                size_of::<T>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                map.as_raw_fd(),
+                0,
+            )
+        };
+        if value == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let value = NonNull::new(value.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self {
+            value,
+            marker: PhantomData,
+        })
+    }
+
+    /// Maps the value of a map of the program.
+    pub(super) fn of(map: &MapData) -> io::Result<Self> {
+        Self::map(map.fd().as_fd())
+    }
+
+    /// Writes to one of its arrays, from an index on.
+    ///
+    /// # Panics
+    /// If the array is not that long.
+    pub(super) fn write<I: Copy, const N: usize>(
+        &mut self,
+        array: impl FnOnce(*mut T) -> *mut [I; N],
+        at: usize,
+        items: &[I],
+    ) {
+        assert!(
+            at <= N && items.len() <= N - at,
+            "{at} + {} of {N}",
+            items.len()
+        );
+        let array = array(self.value.as_ptr());
+        // SAFETY: the array is within the value, which is mapped, and the items are within the array.
+        // No reference to the value exists; the kernel reads what is announced to it after this only.
+        unsafe {
+            let to = array.cast::<I>().add(at);
+            ptr::copy_nonoverlapping(items.as_ptr(), to, items.len());
+        }
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and is not used any more.
+        unsafe {
+            libc::munmap(self.value.as_ptr().cast(), size_of::<T>());
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Where stacks end that do not reach the start of their thread.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use otelctx_sample::{Catalog, Frame, ProcessId, StackEnd};
+
+/// Maximum number of pairs of a module and a reason; stacks of others are counted together.
+const MAX_PLACES: usize = 256;
+
+/// Stacks that ended in the same module, for the same reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IncompleteStacks {
+    /// The file name of the module with the last frame that was found, such as `libfoo.so`; `[anon]`
+    /// for memory without a file, empty if the module is unknown or one of too many.
+    pub module: String,
+    /// Why they ended.
+    pub end: StackEnd,
+    /// Number of samples.
+    pub samples: u64,
+}
+
+impl IncompleteStacks {
+    /// Creates an entry, for example to test code that shows it.
+    #[must_use]
+    pub fn new(module: &str, end: StackEnd, samples: u64) -> Self {
+        let module = module.to_owned();
+        Self {
+            module,
+            end,
+            samples,
+        }
+    }
+}
+
+/// Counts incomplete stacks by module and reason.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    counts: HashMap<(String, StackEnd), u64, RandomState>,
+}
+
+impl Places {
+    /// Counts a stack if it is incomplete. `time` is that of the sample.
+    pub(crate) fn add(
+        &mut self,
+        stack: &[Frame],
+        end: StackEnd,
+        (process, time): (ProcessId, u64),
+        catalog: &Catalog,
+    ) {
+        if end == StackEnd::Start {
+            return;
+        }
+        let module = stack.iter().rev().find_map(Frame::lookup_address);
+        let module = module.and_then(|address| {
+            let mapping = catalog.process(process).mapping_at(address, time)?;
+            Some(module_name(&catalog.module_facts(mapping.module).path))
+        });
+        let mut key = (module.unwrap_or_default(), end);
+        if self.counts.len() >= MAX_PLACES && !self.counts.contains_key(&key) {
+            key.0 = String::new();
+        }
+        *self.counts.entry(key).or_default() += 1;
+    }
+
+    /// The counts, largest first.
+    pub(crate) fn sorted(&self) -> Vec<IncompleteStacks> {
+        let place = |((module, end), samples): (&(String, StackEnd), &u64)| IncompleteStacks {
+            module: module.clone(),
+            end: *end,
+            samples: *samples,
+        };
+        let mut places: Vec<_> = self.counts.iter().map(place).collect();
+        places.sort_by(|one, other| {
+            let order = other.samples.cmp(&one.samples);
+            order.then_with(|| (&one.module, one.end).cmp(&(&other.module, other.end)))
+        });
+        places
+    }
+}
+
+/// The file name of a module.
+fn module_name(path: &str) -> String {
+    match path {
+        "//anon" => "[anon]".to_owned(),
+        path => path.rsplit('/').next().unwrap_or(path).to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_sample::{Mapping, Module, ProcessFacts};
+
+    use super::*;
+
+    #[test]
+    fn incomplete_stacks_are_counted_by_module_and_reason() {
+        let mut catalog = Catalog::new();
+        let process = catalog.add_process(ProcessFacts::default());
+        let module = catalog.module(Module {
+            path: "/usr/lib/libfoo.so".into(),
+            ..Module::default()
+        });
+        catalog.process_mut(process).mappings.push(Mapping {
+            start: 0x1000,
+            end: 0x2000,
+            offset: 0,
+            module,
+            since: 0,
+        });
+        let mut places = Places::default();
+        let stack = [Frame::instruction(0x9000), Frame::return_address(0x2000)];
+        let mut add = |stack: &[Frame], end| places.add(stack, end, (process, 1), &catalog);
+        add(&stack, StackEnd::NoTables);
+        add(&stack, StackEnd::NoTables);
+        add(&stack, StackEnd::Start);
+        add(&stack[..1], StackEnd::Unreadable);
+        let expected = [
+            ("libfoo.so", StackEnd::NoTables, 2),
+            ("", StackEnd::Unreadable, 1),
+        ];
+        let found = places.sorted();
+        let found = found.iter().map(|it| (&*it.module, it.end, it.samples));
+        assert!(found.eq(expected));
+        for number in 0..2 * MAX_PLACES {
+            let module = catalog.module(Module {
+                path: format!("/lib/{number}.so"),
+                ..Module::default()
+            });
+            catalog.process_mut(process).mappings[0].module = module;
+            places.add(&stack, StackEnd::NoTables, (process, 1), &catalog);
+        }
+        let found = places.sorted();
+        assert!(found.len() <= MAX_PLACES + 1);
+        let samples: u64 = found.iter().map(|it| it.samples).sum();
+        assert_eq!(samples, 3 + 2 * MAX_PLACES as u64);
+    }
+}

@@ -1,0 +1,164 @@
+//! Stacks of programs that keep no frame pointers reach the function that the program starts with.
+//!
+//! Needs the right to use eBPF, and Linux 5.17.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::{Compiler, rust_program};
+use otelctx_reader::remote::FileBytes;
+use otelctx_reader::remote::elf::{Elf, Source};
+use otelctx_sampler::sample::{Catalog, Counts, Frame, ProcessId};
+use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+
+/// Long enough for everything to happen, even on a slow machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Samples of each program.
+const SAMPLES: u64 = 300;
+/// Size of `_start`, in bytes: it has 34 to 48.
+const START: u64 = 48;
+
+/// A program, which is killed when dropped.
+struct Program(Child);
+
+impl Program {
+    fn start(command: &mut Command) -> Self {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Where the entry point is in an ELF file, in bytes.
+fn entry(path: &Path) -> u64 {
+    let file = File::open(path).unwrap();
+    let bytes = FileBytes(&file);
+    let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
+    let entry = elf.entry();
+    let contains = |start: u64, size: u64| (start..start + size).contains(&entry);
+    let mut loads = elf.loads().iter();
+    let load = loads.find(|load| contains(load.address, load.file_size));
+    let load = load.unwrap();
+    entry - load.address + load.offset
+}
+
+/// Whether an address is in the function that the program starts with.
+fn is_start(catalog: &Catalog, process: ProcessId, address: u64) -> bool {
+    let mut mappings = catalog.process(process).mappings.iter();
+    let Some(mapping) = mappings.find(|it| (it.start..it.end).contains(&address)) else {
+        return false;
+    };
+    let path = &catalog.module_facts(mapping.module).path;
+    let start = entry(Path::new(path));
+    (start..start + START).contains(&(address - mapping.start + mapping.offset))
+}
+
+/// Samples a program; checks that every complete stack ends in `_start`. `None`, with a line, where the
+/// kernel does not permit it.
+fn sample(name: &str, command: &mut Command) -> Option<Counts> {
+    let program = Program::start(command);
+    // Let it load its libraries.
+    std::thread::sleep(Duration::from_millis(500));
+    let mut options = Options::new(Targets::Processes(vec![program.pid()]));
+    options.frequency = 499;
+    options.children = false;
+    let mut sampler = Sampler::start(&options).unwrap();
+    Feature::Ebpf.or_skip(match sampler.method() {
+        Method::Ptrace(why) => Err(why),
+        _ => Ok(()),
+    })?;
+    if let Some(why) = sampler.without_tables() {
+        eprintln!("skipped: {why}");
+        return None;
+    }
+    let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
+    let begin = Instant::now();
+    while (samples.len() as u64) < SAMPLES {
+        assert!(begin.elapsed() < TIMEOUT, "{name}: {}", samples.len());
+        std::thread::sleep(INTERVAL);
+        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+    }
+    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let ends_in_start = |sample: &&otelctx_sampler::sample::Sample| {
+        let frames = catalog.frames(sample.user_stack);
+        let process = catalog.thread_facts(sample.thread).process;
+        let last = frames.filter_map(Frame::address).next_back();
+        last.is_some_and(|address| is_start(&catalog, process, address))
+    };
+    let whole = samples.iter().filter(ends_in_start).count() as u64;
+    assert_eq!(whole, counts.complete_stacks, "{name}: {counts:?}");
+    Some(counts)
+}
+
+fn check(name: &str, command: &mut Command) -> Option<()> {
+    let counts = sample(name, command)?;
+    let (whole, all) = (counts.complete_stacks, counts.samples());
+    assert!(
+        100 * whole >= 99 * all,
+        "{name}: {whole} of {all}: {counts:?}"
+    );
+    Some(())
+}
+
+/// Whether a program of the distribution is there; a line if it is not.
+fn is_installed(path: &str) -> bool {
+    let installed = Path::new(path).exists();
+    if !installed {
+        eprintln!("skipped: no {path}");
+    }
+    installed
+}
+
+#[test]
+fn stacks_of_compiled_programs_reach_the_start() {
+    let flags = ["-O2", "-fomit-frame-pointer"];
+    // All kinds of calls but coroutines, which start on stacks of their own, and child processes.
+    let arguments = ["1000000000", "rwalsjn"];
+    for (name, program) in [
+        ("gcc", Compiler::gcc().program(&["stacks.c"], &flags)),
+        ("clang", Compiler::clang().program(&["stacks.c"], &flags)),
+    ] {
+        let Some(program) = program else { continue };
+        if check(name, Command::new(program).args(arguments)).is_none() {
+            return;
+        }
+    }
+    if let Some(program) = rust_program("stacks.rs", &["-O"]) {
+        check("rust", Command::new(program).arg("1000000000"));
+    }
+}
+
+#[test]
+fn stacks_of_a_distributions_programs_reach_the_start() {
+    let python = "import json\n\
+        def f(n): return n if n < 2 else f(n - 1) + f(n - 2)\n\
+        while True: f(12); json.dumps([{'a': i} for i in range(50)])";
+    let perl = "sub f { my $n = shift; $n < 2 ? $n : f($n - 1) + f($n - 2) }\n\
+        while (1) { f(10); join(',', sort map { $_ * 7 % 13 } 1 .. 300) =~ /1,2/ }";
+    let bash = "f() { for ((i = 0; i < 100; i++)); do x=$((x + i)); [[ $x =~ 7 ]]; done; }\n\
+        while :; do f; done";
+    for (path, script) in [
+        ("/usr/bin/python3", python),
+        ("/usr/bin/perl", perl),
+        ("/bin/bash", bash),
+    ] {
+        let option = if path.ends_with("perl") { "-e" } else { "-c" };
+        if is_installed(path) && check(path, Command::new(path).args([option, script])).is_none() {
+            return;
+        }
+    }
+}
