@@ -64,7 +64,11 @@ fn expected(names: &[String], bytes: &[u8]) -> Context {
             String::from_utf8(value.to_vec()),
         ) {
             (None, _) => skipped.unknown_key += 1,
-            (_, Err(_)) => skipped.not_utf8 += 1,
+            (Some(name), Err(_)) => {
+                skipped.not_utf8 += 1;
+                // An earlier value is out of date.
+                context.attributes.retain(|(earlier, _)| earlier != name);
+            }
             (Some(name), Ok(value)) => {
                 match context
                     .attributes
@@ -87,8 +91,12 @@ fn rewrite(record: &record::Record<'_>, size: usize, keys: &KeyMap, context: &Co
     let mut bytes = vec![0; size];
     let mut used = 0;
     let mut lost = 0;
-    for entry in record.entries() {
+    for (position, entry) in record.entries().enumerate() {
+        let mut later = record.entries().skip(position + 1);
+        let is_stale =
+            later.any(|it| it.key == entry.key && std::str::from_utf8(it.value).is_err());
         match std::str::from_utf8(entry.value) {
+            Ok(_) if is_stale => {}
             Ok(value) => {
                 let appended =
                     record::append(&mut bytes[HEADER_SIZE..], &mut used, entry.key, value);
