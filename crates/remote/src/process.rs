@@ -20,8 +20,8 @@ use std::sync::OnceLock;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
-use nix::sys::stat::{Mode, fstatat};
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2, readlinkat};
+use nix::sys::stat::{Mode, fstat, fstatat};
 
 use crate::mappings::{self, Mapping, Walk};
 use crate::memory::ProcessMemory;
@@ -370,6 +370,23 @@ impl Process {
         paths
             .iter()
             .find_map(|path| self.open_regular(path, &is_mapped))
+    }
+
+    /// Opens a file that the process has written, at a path in its own file system, relative to its
+    /// root. The path must lead to a regular file of the process's user, or of root. Symbolic links
+    /// stay below the root.
+    pub fn open_own_file(&self, path: &Path) -> Option<File> {
+        let root = self
+            .open_path(Path::new("root"), OFlag::O_PATH | OFlag::O_DIRECTORY)
+            .ok()?;
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT);
+        let found = File::from(openat2(root, path, how).ok()?);
+        let owner = fstat(&self.directory).ok()?.st_uid;
+        let metadata = found.metadata().ok()?;
+        let is_own = metadata.uid() == owner || metadata.uid() == 0;
+        (metadata.is_file() && is_own).then(|| reopen(&found))?
     }
 
     /// Whether the module whose header is loaded at `start` has the same build ID as this file,

@@ -80,6 +80,8 @@ pub struct Counts {
     /// The kernel's reports of processes and their mappings that were not received or not kept: a frame
     /// may have no name.
     pub lost_mappings: u64,
+    /// Names of generated functions that were not kept, because there were too many.
+    pub skipped_names: u64,
 }
 
 impl AddAssign for Counts {
@@ -115,6 +117,7 @@ impl Counts {
             not_utf8,
             truncated_records,
             lost_mappings,
+            skipped_names,
         } = other;
         for (number, other) in self.unreadable.iter_mut().zip(unreadable) {
             *number = combine(*number, other);
@@ -139,6 +142,7 @@ impl Counts {
             (&mut self.not_utf8, not_utf8),
             (&mut self.truncated_records, truncated_records),
             (&mut self.lost_mappings, lost_mappings),
+            (&mut self.skipped_names, skipped_names),
         ] {
             *number = combine(*number, other);
         }

@@ -5,6 +5,7 @@
 //! none that is known.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::time::Instant;
 
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::{self, Device};
-use otelctx_sample::{Catalog, Frame, Mapping, Module, ModuleFiles, ProcessId};
+use otelctx_sample::{Catalog, Frame, FrameKind, Mapping, Module, ModuleFiles, ProcessId};
 use otelctx_track::schedule::Backoff;
 
 use crate::monotonic;
@@ -101,6 +102,8 @@ pub(crate) struct CodeMappings {
     /// Those of the program that the process executes next: the kernel has reported it already, but
     /// samples of the old program may still come.
     next: Option<Box<Self>>,
+    /// Whether there is memory in which a runtime may have generated code.
+    has_generated: bool,
     /// The process that this one started as a copy of, and when, until it is needed.
     parent: Option<(i32, u64)>,
     /// When `/proc/PID/maps` was last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
@@ -115,6 +118,7 @@ impl Default for CodeMappings {
             in_catalog: 0,
             ranges: Vec::new(),
             next: None,
+            has_generated: false,
             parent: None,
             last_read: 0,
             reads: Backoff::new(Instant::now()),
@@ -163,6 +167,7 @@ impl CodeMappings {
             }
         }
         self.cover(new.start, new.end);
+        self.has_generated |= is_generated(&new.module);
         self.mappings.push(new);
         Added::Yes
     }
@@ -268,6 +273,51 @@ impl CodeMappings {
         (self.mappings, self.in_catalog) = (kept, in_catalog);
     }
 
+    /// Whether a runtime may have generated the code at this address now.
+    pub(crate) fn is_generated(&self, address: u64) -> bool {
+        let contains = |mapped: &&Mapped| mapped.start <= address && address < mapped.end;
+        self.has_generated
+            && self
+                .mappings
+                .iter()
+                .rev()
+                .find(contains)
+                .is_some_and(|mapped| is_generated(&mapped.module))
+    }
+
+    /// Opens the jitdump file that the process has mapped to announce it.
+    pub(crate) fn open_jit_dump(&self, process: &remote::Process) -> Option<File> {
+        let mapped = self.mappings.iter().rev().find(|mapped| {
+            let name = mapped.module.path.rsplit('/').next().unwrap_or_default();
+            name.starts_with("jit-") && name.ends_with(".dump")
+        })?;
+        let module = &mapped.module;
+        let device = Device {
+            major: (module.device >> 32) as u32,
+            minor: module.device as u32,
+        };
+        let range = (mapped.start, mapped.end);
+        process.mapped_file(range, module.path.as_bytes(), device, module.inode)
+    }
+
+    /// The runtime whose library or program is mapped: what it runs, by a name for people.
+    pub(crate) fn runtime(&self) -> Option<(FrameKind, &'static str)> {
+        self.mappings.iter().find_map(|mapped| {
+            let name = mapped.module.path.rsplit('/').next().unwrap_or_default();
+            match name {
+                "libjvm.so" => Some((FrameKind::JVM, "[Java]")),
+                "libcoreclr.so" => Some((FrameKind::DOTNET, "[.NET]")),
+                "node" | "nodejs" | "chromium" | "chrome" | "electron" => {
+                    Some((FrameKind::V8JS, "[JavaScript]"))
+                }
+                name if name.starts_with("python") || name.starts_with("libpython") => {
+                    Some((FrameKind::CPYTHON, "[Python]"))
+                }
+                _ => None,
+            }
+        })
+    }
+
     /// Adds the mappings to the catalog. If one of these frames lies in none of them, reads the mappings
     /// that the process has now.
     pub(crate) fn explain(
@@ -326,6 +376,14 @@ impl CodeMappings {
             }
         });
         any
+    }
+}
+
+/// Whether a runtime may generate code in memory of this kind: without a file, or in a file without a path.
+fn is_generated(module: &Module) -> bool {
+    match &*module.path {
+        "[vdso]" | "[vsyscall]" => false,
+        path => !module.has_file() || path.starts_with("/memfd:"),
     }
 }
 

@@ -38,6 +38,7 @@ mod code;
 mod ebpf;
 mod error;
 mod incomplete;
+mod jit;
 mod key_maps;
 mod options;
 mod process;

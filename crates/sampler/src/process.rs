@@ -6,6 +6,7 @@ use otelctx_track::{Facts, TrackedProcess};
 
 use crate::Error;
 use crate::code::CodeMappings;
+use crate::jit::GeneratedCode;
 use crate::key_maps::KeyMaps;
 
 /// Whether a requested process can be sampled.
@@ -28,6 +29,7 @@ pub(crate) struct SampledProcess {
     id: Option<ProcessId>,
     pub(crate) keys: KeyMaps,
     pub(crate) code: CodeMappings,
+    pub(crate) generated: GeneratedCode,
 }
 
 impl SampledProcess {
@@ -80,6 +82,7 @@ impl SampledProcess {
     pub(crate) fn exec(&mut self) {
         self.id = None;
         self.code.exec();
+        self.generated = GeneratedCode::default();
         self.keys.clear();
     }
 

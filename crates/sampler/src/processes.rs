@@ -14,6 +14,7 @@ use reader::runtime::{RuntimeReading, choose};
 
 use crate::code::{CodeMappings, MemoryChange, Modules, Report};
 use crate::incomplete::Places;
+use crate::jit::MAX_FUNCTIONS;
 use crate::process::SampledProcess;
 
 /// Budget for polling tracked processes between two drains. Slow scans must not delay samples until
@@ -306,6 +307,36 @@ impl Processes {
         changes
     }
 
+    /// Names the frames in generated code by what the runtime has announced. `None` if there are none.
+    fn name_generated(&mut self, seen: &Observation<'_>) -> Option<Vec<Frame>> {
+        let code = &self.tracker.get(seen.pid)?.data.code;
+        let in_generated = |frame: &Frame| {
+            let address = frame.lookup_address()?;
+            code.is_generated(address).then_some(address)
+        };
+        if !seen.user_stack.iter().any(|it| in_generated(it).is_some()) {
+            return None;
+        }
+        let addresses: Vec<_> = seen.user_stack.iter().map(in_generated).collect();
+        let functions = self.tracker.iter().map(|it| it.data.generated.len());
+        let room = MAX_FUNCTIONS.saturating_sub(functions.sum());
+        let Tracked { process, data } = self.tracker.get_mut(seen.pid)?;
+        let SampledProcess {
+            code, generated, ..
+        } = data;
+        if let Some(running) = process.reader().and_then(|it| it.running().ok()) {
+            let dump = || code.open_jit_dump(running);
+            self.counts.skipped_names += generated.update(running, dump, room);
+        }
+        let runtime = code.runtime();
+        let frames = seen.user_stack.iter().zip(addresses);
+        let named = frames.map(|(frame, address)| {
+            let name = address.and_then(|address| generated.name(address, seen.time, runtime));
+            name.unwrap_or_else(|| frame.clone())
+        });
+        Some(named.collect())
+    }
+
     /// Converts an observation to a sample.
     pub(crate) fn sample(&mut self, seen: &Observation<'_>, catalog: &mut Catalog) -> Sample {
         self.tracker.remove_if_gone(seen.pid);
@@ -315,27 +346,24 @@ impl Processes {
         }
         let tracked = self.tracker.get_or_add(seen.pid);
         let process = tracked.data.id(&tracked.process, catalog, seen.comm);
+        let running = tracked.process.reader().and_then(|it| it.running().ok());
+        let (code, modules) = (&mut tracked.data.code, &mut self.modules);
+        code.explain(process, running, seen.user_stack, modules, catalog);
         let found = found(tracked, seen.context, &mut self.counts, catalog);
+        let named = self.name_generated(seen);
+        let stack = named.as_deref().unwrap_or(seen.user_stack);
         let (found, user_stack) = if seen.runtimes.is_empty() {
-            (found, catalog.stack(seen.user_stack))
+            (found, catalog.stack(stack))
         } else {
-            with_runtimes(found, seen, &mut self.counts, catalog)
+            with_runtimes(found, seen, stack, &mut self.counts, catalog)
         };
         self.counts.add(found);
-        let running = tracked.process.reader().and_then(|it| it.running().ok());
-        let code = &mut tracked.data.code;
-        code.explain(
-            process,
-            running,
-            seen.user_stack,
-            &mut self.modules,
-            catalog,
-        );
         if let Some(end) = seen.stack_end {
             self.counts.add_stack(end);
             let place = (process, seen.time);
             self.places.add(seen.user_stack, end, place, catalog);
         }
+        let tracked = self.tracker.get_or_add(seen.pid);
         let has_failed = matches!(tracked.process.threads(), ThreadStatus::Unreadable(_));
         if found == Found::Unreadable(ReadStep::Resolve) && !has_failed {
             self.tracker.request_now(seen.pid);
@@ -358,6 +386,7 @@ impl Processes {
 fn with_runtimes(
     native: Found,
     seen: &Observation<'_>,
+    user_stack: &[Frame],
     counts: &mut Counts,
     catalog: &mut Catalog,
 ) -> (Found, StackId) {
@@ -367,7 +396,7 @@ fn with_runtimes(
     let found = chosen
         .context
         .and_then(|context| Found::Attached(catalog.context(&context)));
-    let mut stack = seen.user_stack.to_vec();
+    let mut stack = user_stack.to_vec();
     for reading in &seen.runtimes {
         match &reading.thread {
             Ok(thread) => {

@@ -182,3 +182,38 @@ fn processes_that_live_for_milliseconds_have_names() {
     assert!(2 * calling > brief.len(), "{calling} of {}", brief.len());
     assert!(named(&brief) >= 90, "{} %", named(&brief));
 }
+
+#[test]
+fn generated_code_has_the_names_that_its_runtime_announced() {
+    let Some(program) = Compiler::gcc().program(&["generated.c"], &["-O1"]) else {
+        return;
+    };
+    let scratch = Scratch::new("code-generated");
+    // A map has no times: in the 20 ms before it is read, code that replaces other code has no name.
+    for (by, share) in [("map", 70), ("dump", 95)] {
+        let command = [program.to_str().unwrap(), by];
+        let Some((answer, samples)) = record(&scratch, &command) else {
+            return;
+        };
+        let (mut own, mut all) = (0, 0);
+        let lines = answer.stdout.lines();
+        for line in lines.filter(|line| line.starts_with("generated_")) {
+            let [name, start, end] = line.split(' ').collect::<Vec<_>>()[..] else {
+                panic!("{line}");
+            };
+            let interval = start.parse::<u64>().unwrap()..end.parse::<u64>().unwrap();
+            for sample in samples.iter().filter(|it| interval.contains(&it.time)) {
+                let function = &sample.functions[0];
+                let is_generated = function.starts_with("generated_");
+                assert!(
+                    !is_generated || function == name,
+                    "{by}: {function} in {name}"
+                );
+                own += usize::from(is_generated);
+                all += usize::from(is_generated || function.is_empty());
+            }
+        }
+        assert!(all > 500, "{by}: {all}");
+        assert!(100 * own >= share * all, "{by}: {own} of {all}");
+    }
+}

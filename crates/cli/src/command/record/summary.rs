@@ -192,6 +192,11 @@ fn missing(counts: &Counts) -> Vec<String> {
         "lost reports of mappings",
     );
     add(
+        counts.skipped_names,
+        "skipped name of a generated function",
+        "skipped names of generated functions",
+    );
+    add(
         counts.truncated_stacks,
         "truncated stack",
         "truncated stacks",
@@ -275,14 +280,14 @@ mod tests {
         counts.unknown_keys = 4;
         counts.not_utf8 = 5;
         counts.truncated_stacks = 6;
-        counts.lost_mappings = 11;
+        (counts.lost_mappings, counts.skipped_names) = (11, 12);
         counts.missing_stacks = 7;
         counts.incomplete_steps = 8;
         counts.context_conflicts = 9;
         let second = "  missing: 1,002 unreadable contexts (the variable could not be read: 1,000, \
             the record could not be read: 2), 10 skipped samples of processes that cannot be traced, 1 invalid record, \
             3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
-            11 lost reports of mappings, 6 truncated stacks, 7 samples without their stacks, 8 samples without a runtime's part, \
+            11 lost reports of mappings, 12 skipped names of generated functions, 6 truncated stacks, 7 samples without their stacks, 8 samples without a runtime's part, \
             9 samples whose native context and runtime's context differ";
         assert_eq!(
             summary(counts).text(),
@@ -330,7 +335,7 @@ mod tests {
         (counts.not_utf8, counts.truncated_stacks) = (22, 23);
         (counts.missing_stacks, counts.incomplete_steps) = (24, 25);
         (counts.context_conflicts, counts.not_traceable) = (26, 27);
-        counts.lost_mappings = 28;
+        (counts.lost_mappings, counts.skipped_names) = (28, 34);
         (counts.complete_stacks, counts.incomplete_stacks) = (32, [29, 30, 31, 33]);
         let mut summary = summary(counts);
         let place = IncompleteStacks::new("libfoo.so", StackEnd::NoTables, 33);
@@ -346,7 +351,7 @@ mod tests {
                     "record": 15, "verify": 16,
                 },
                 "lost": 5, "not_traceable": 27, "truncated_records": 20,
-                "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28,
+                "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28, "skipped_names": 34,
                 "complete_stacks": 32,
                 "incomplete_stacks": {
                     "no_tables": 29, "bad_tables": 30, "unreadable": 31, "not_executable": 33,

@@ -1,0 +1,605 @@
+//! Names of code that a just-in-time compiler has generated, from the files in which runtimes announce
+//! them for perf(1): `/tmp/perf-PID.map` (tools/perf/Documentation/jit-interface.txt in Linux), and the
+//! jitdump file that a runtime maps (jitdump-specification.txt there).
+//!
+//! A sample is named when it is taken from the kernel, at most some milliseconds after its time: later, the
+//! same address may be another function.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use otelctx_reader::remote;
+use otelctx_sample::{Frame, FrameKind, NamedFrame};
+
+use crate::{INTERVAL, monotonic};
+
+/// Maximum number of functions whose names are kept, of all processes.
+pub(crate) const MAX_FUNCTIONS: usize = 256 * 1024;
+/// Maximum number of bytes that are read of a file at a time.
+const CHUNK: usize = 1 << 20;
+/// Maximum length of a line or record that is read, in bytes. Of longer records, only the start is.
+const MAX_ENTRY: usize = 8 << 10;
+/// Maximum length of a name that is kept, in bytes.
+const MAX_NAME: usize = 1 << 10;
+
+/// The generated code of a process.
+#[derive(Debug)]
+pub(crate) struct GeneratedCode {
+    functions: BTreeMap<u64, Function>,
+    map: Source<PerfMap>,
+    dump: Source<JitDump>,
+    /// When the files were last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
+    last_read: u64,
+}
+
+#[derive(Debug)]
+struct Function {
+    end: u64,
+    /// When it was announced, or a time at which it was not yet.
+    since: u64,
+    frame: Frame,
+    /// The function that was at the same address before, and the time until which it surely was.
+    earlier: Option<Box<(Function, u64)>>,
+}
+
+/// A file that a runtime appends to.
+#[derive(Debug)]
+struct Source<F> {
+    file: Option<File>,
+    format: F,
+    /// How much of it was read, in bytes.
+    position: u64,
+}
+
+/// Lines of start, size and name.
+#[derive(Debug, Default)]
+struct PerfMap;
+
+/// Binary records.
+#[derive(Debug, Default)]
+struct JitDump {
+    /// Whether the header was read.
+    has_begun: bool,
+}
+
+/// One function, as announced.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry<'a> {
+    start: u64,
+    size: u64,
+    /// Nanoseconds of `CLOCK_MONOTONIC`, if the entry has a time.
+    time: Option<u64>,
+    name: &'a [u8],
+}
+
+/// What the next bytes of a file are.
+#[derive(Debug, PartialEq, Eq)]
+enum Next<'a> {
+    Function(Entry<'a>),
+    /// Code was moved from one address to another.
+    Moved {
+        from: u64,
+        to: u64,
+        time: u64,
+    },
+    /// Something without a name.
+    Other,
+}
+
+trait Format {
+    /// Decodes the first entry, and returns its length. `None` if the bytes end before it does.
+    fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Next<'a>, u64)>;
+}
+
+impl Format for PerfMap {
+    fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Next<'a>, u64)> {
+        let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
+            // A line that is too long has no name that anybody could read.
+            return (bytes.len() > MAX_ENTRY).then_some((Next::Other, bytes.len() as u64));
+        };
+        let entry = entry_of_line(&bytes[..end]).map_or(Next::Other, Next::Function);
+        Some((entry, end as u64 + 1))
+    }
+}
+
+/// `START SIZE NAME`, with numbers in hexadecimal digits.
+fn entry_of_line(line: &[u8]) -> Option<Entry<'_>> {
+    let mut parts = line.splitn(3, |byte| *byte == b' ');
+    let mut number = || {
+        let digits = std::str::from_utf8(parts.next()?).ok()?;
+        let digits = digits.strip_prefix("0x").unwrap_or(digits);
+        u64::from_str_radix(digits, 16).ok()
+    };
+    let (start, size) = (number()?, number()?);
+    Some(Entry {
+        start,
+        size,
+        time: None,
+        name: parts.next()?,
+    })
+}
+
+impl JitDump {
+    /// `JITHEADER_MAGIC`, as a machine of the same byte order writes it.
+    const MAGIC: u32 = 0x4A69_5444;
+    /// `JIT_CODE_LOAD` and `JIT_CODE_MOVE`.
+    const LOAD: u32 = 0;
+    const MOVE: u32 = 1;
+    /// Size of a record's prefix: type, size, time.
+    const PREFIX: usize = 16;
+    /// Size of `JIT_CODE_LOAD` before the name: the prefix, process and thread, address, address again,
+    /// size, index.
+    const LOAD_SIZE: usize = Self::PREFIX + 40;
+}
+
+impl Format for JitDump {
+    fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Next<'a>, u64)> {
+        let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        if !self.has_begun {
+            // Magic, version, size of the header.
+            let (magic, size) = (u32_at(0)?, u32_at(8)?);
+            if magic != Self::MAGIC {
+                return Some((Next::Other, u64::MAX));
+            }
+            self.has_begun = true;
+            return Some((Next::Other, size.max(12).into()));
+        }
+        let (kind, size, time) = (u32_at(0)?, u32_at(4)?, u64_at(8)?);
+        if (size as usize) < Self::PREFIX {
+            return Some((Next::Other, u64::MAX));
+        }
+        let next = match kind {
+            Self::LOAD if size as usize > Self::LOAD_SIZE => {
+                // The code behind the name need not be there.
+                let end = bytes.len().min(size as usize);
+                let name = bytes.get(Self::LOAD_SIZE..end)?;
+                let length = name.iter().position(|byte| *byte == 0);
+                if length.is_none() && name.len() < MAX_ENTRY && end < size as usize {
+                    return None;
+                }
+                Next::Function(Entry {
+                    start: u64_at(32)?,
+                    size: u64_at(40)?,
+                    time: Some(time),
+                    name: &name[..length.unwrap_or(name.len())],
+                })
+            }
+            Self::MOVE => Next::Moved {
+                from: u64_at(32)?,
+                to: u64_at(40)?,
+                time,
+            },
+            _ => Next::Other,
+        };
+        Some((next, size.into()))
+    }
+}
+
+impl<F: Format + Default> Source<F> {
+    fn new() -> Self {
+        Self {
+            file: None,
+            format: F::default(),
+            position: 0,
+        }
+    }
+
+    /// Reads what was appended, at most [`CHUNK`] bytes of it.
+    fn read(&mut self, mut add: impl FnMut(Next<'_>)) {
+        let Some(file) = &self.file else { return };
+        let mut bytes = vec![0; CHUNK];
+        let size = file.read_at(&mut bytes, self.position).unwrap_or(0);
+        let mut rest = &bytes[..size];
+        while !rest.is_empty()
+            && let Some((next, length)) = self.format.next(rest)
+        {
+            add(next);
+            self.position = self.position.saturating_add(length);
+            let length = usize::try_from(length).map_or(rest.len(), |it| it.min(rest.len()));
+            rest = &rest[length..];
+        }
+    }
+}
+
+impl Default for GeneratedCode {
+    fn default() -> Self {
+        Self {
+            functions: BTreeMap::new(),
+            map: Source::new(),
+            dump: Source::new(),
+            last_read: 0,
+        }
+    }
+}
+
+impl GeneratedCode {
+    /// Number of functions.
+    pub(crate) fn len(&self) -> usize {
+        self.functions.len()
+    }
+
+    /// The frame for an address of generated code at a time: with the function's name, or with the
+    /// runtime's.
+    pub(crate) fn name(
+        &self,
+        address: u64,
+        time: u64,
+        runtime: Option<(FrameKind, &str)>,
+    ) -> Option<Frame> {
+        let mut found = self.functions.range(..=address).next_back().map(|it| it.1);
+        while let Some(function) = found {
+            if address < function.end && function.since <= time {
+                return Some(function.frame.clone());
+            }
+            let earlier = function.earlier.as_deref();
+            found = earlier.filter(|(_, until)| time < *until).map(|it| &it.0);
+        }
+        let (kind, name) = runtime?;
+        Some(Frame::from(NamedFrame {
+            kind,
+            function: name.to_owned(),
+            ..NamedFrame::default()
+        }))
+    }
+
+    /// Reads what the runtime has announced since the last time, if that is due. `dump` opens the jitdump
+    /// file. Keeps at most `room` more functions, and returns how many it did not keep.
+    pub(crate) fn update(
+        &mut self,
+        process: &remote::Process,
+        dump: impl FnOnce() -> Option<File>,
+        room: usize,
+    ) -> u64 {
+        let now = monotonic();
+        if now - self.last_read < INTERVAL.as_nanos() as u64 {
+            return 0;
+        }
+        if self.map.file.is_none() {
+            self.map.file = perf_map(process);
+        }
+        if self.dump.file.is_none() {
+            self.dump.file = dump();
+        }
+        let since = std::mem::replace(&mut self.last_read, now);
+        let limit = self.functions.len() + room;
+        let functions = &mut self.functions;
+        let mut lost = 0;
+        let mut add = |next: Next<'_>| match next {
+            Next::Function(entry) => {
+                let is_kept = insert(functions, &entry, (since, now), limit);
+                lost += u64::from(!is_kept);
+            }
+            Next::Moved { from, to, time } => {
+                if let Some(function) = functions.remove(&from) {
+                    let end = to.saturating_add(function.end - from);
+                    place(functions, to, end, function.frame, (time, time));
+                }
+            }
+            Next::Other => {}
+        };
+        self.map.read(&mut add);
+        self.dump.read(&mut add);
+        lost
+    }
+}
+
+/// The map of a process: runtimes name it by their ID in their own namespace.
+fn perf_map(process: &remote::Process) -> Option<File> {
+    let pids = process.status().ok()?.namespace_pids;
+    let pid = pids.last().copied().unwrap_or(process.pid());
+    process.open_own_file(&PathBuf::from(format!("tmp/perf-{pid}.map")))
+}
+
+/// Adds a function. Returns false if there are too many.
+fn insert(
+    functions: &mut BTreeMap<u64, Function>,
+    entry: &Entry<'_>,
+    (last_read, now): (u64, u64),
+    limit: usize,
+) -> bool {
+    let Some(end) = entry.start.checked_add(entry.size) else {
+        return true;
+    };
+    if entry.size == 0 {
+        return true;
+    }
+    if functions.len() >= limit {
+        return false;
+    }
+    let name = &entry.name[..entry.name.len().min(MAX_NAME)];
+    let frame = Frame::from(frame(&String::from_utf8_lossy(name)));
+    // Without a time, it was announced between the two reads. If other code was there before, it is
+    // unknown which of the two a sample from that time is in.
+    let since = match entry.time {
+        Some(time) => (time, time),
+        None if overlaps(functions, entry.start, end) => (last_read, now),
+        None => (last_read, last_read),
+    };
+    place(functions, entry.start, end, frame, since);
+    true
+}
+
+fn overlaps(functions: &BTreeMap<u64, Function>, start: u64, end: u64) -> bool {
+    let last = functions.range(..end).next_back();
+    last.is_some_and(|(_, known)| known.end > start)
+}
+
+/// Adds a function in the place of the functions that it overlaps. They were there until the first of the
+/// times, and it is since the second.
+fn place(
+    functions: &mut BTreeMap<u64, Function>,
+    start: u64,
+    end: u64,
+    frame: Frame,
+    (until, since): (u64, u64),
+) {
+    let mut earlier = None;
+    while let Some((&other, known)) = functions.range(..end).next_back() {
+        if known.end <= start {
+            break;
+        }
+        let replaced = functions.remove(&other);
+        if other == start {
+            earlier = replaced;
+        }
+    }
+    // Samples come within milliseconds: one is enough.
+    let earlier = earlier.map(|mut it: Function| {
+        it.earlier = None;
+        Box::new((it, until))
+    });
+    let function = Function {
+        end,
+        since,
+        frame,
+        earlier,
+    };
+    functions.insert(start, function);
+}
+
+/// What a runtime's name for its code says.
+fn frame(name: &str) -> NamedFrame {
+    python(name)
+        .or_else(|| v8(name))
+        .unwrap_or_else(|| NamedFrame {
+            function: name.trim_end().to_owned(),
+            ..NamedFrame::default()
+        })
+}
+
+/// `py::QUALIFIED:FILE`, as CPython writes it with `-X perf` (Objects/perf_trampoline.c).
+fn python(name: &str) -> Option<NamedFrame> {
+    let (qualified, file) = name.strip_prefix("py::")?.split_once(':')?;
+    let function = qualified.rsplit('.').next().unwrap_or(qualified);
+    Some(NamedFrame {
+        kind: FrameKind::CPYTHON,
+        function: function.to_owned(),
+        qualified_name: qualified.to_owned(),
+        file: file.to_owned(),
+        line: 0,
+    })
+}
+
+/// `JS:*FUNCTION FILE:LINE:COLUMN`, or another kind of code instead of `JS` (V8, src/logging/log.cc: the mark
+/// before the function is the tier that compiled it).
+fn v8(name: &str) -> Option<NamedFrame> {
+    const CODE: [&str; 6] = [
+        "JS",
+        "LazyCompile",
+        "Function",
+        "Script",
+        "Eval",
+        "InterpretedFunction",
+    ];
+    const GENERATED: [&str; 5] = ["Builtin", "BytecodeHandler", "Stub", "RegExp", "Wasm"];
+    let (kind, rest) = name.trim_end().split_once(':')?;
+    let mut frame = NamedFrame {
+        kind: FrameKind::V8JS,
+        ..NamedFrame::default()
+    };
+    if GENERATED.contains(&kind) {
+        frame.function = rest.to_owned();
+        return Some(frame);
+    }
+    if !CODE.contains(&kind) {
+        return None;
+    }
+    let rest = rest.trim_start_matches(['*', '~', '^', '+', '\'']);
+    let (function, place) = rest.split_once(' ').unwrap_or((rest, ""));
+    let mut place = place.rsplitn(3, ':');
+    if let (Some(_), Some(line), Some(file)) = (place.next(), place.next(), place.next()) {
+        frame.line = line.parse().unwrap_or(0);
+        frame.file = file.to_owned();
+    }
+    frame.function = match function {
+        "" => "(anonymous)".to_owned(),
+        function => function.to_owned(),
+    };
+    Some(frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str) -> (FrameKind, String, String, u32) {
+        let NamedFrame {
+            kind, file, line, ..
+        } = frame(name);
+        (kind, frame(name).name().to_owned(), file, line)
+    }
+
+    #[test]
+    fn names_are_split_as_their_runtimes_write_them() {
+        let python = named("py::Shop.checkout:/srv/shop.py");
+        let expected = (
+            FrameKind::CPYTHON,
+            "Shop.checkout".into(),
+            "/srv/shop.py".into(),
+            0,
+        );
+        assert_eq!(python, expected);
+        assert_eq!(frame("py::Shop.checkout:/srv/shop.py").function, "checkout");
+        let node = named("JS:*checkout file:///srv/shop.js:12:5");
+        let expected = (
+            FrameKind::V8JS,
+            "checkout".into(),
+            "file:///srv/shop.js".into(),
+            12,
+        );
+        assert_eq!(node, expected);
+        let anonymous = named("JS:~ /srv/shop.js:1:1");
+        let expected = (
+            FrameKind::V8JS,
+            "(anonymous)".into(),
+            "/srv/shop.js".into(),
+            1,
+        );
+        assert_eq!(anonymous, expected);
+        assert_eq!(named("BytecodeHandler:Ldar").1, "Ldar");
+        let java = "Lshop/Shop;::checkout";
+        assert_eq!(
+            named(java),
+            (FrameKind::NATIVE, java.into(), String::new(), 0)
+        );
+    }
+
+    /// Names with their times, of everything in a file.
+    fn read(format: &mut impl Format, mut bytes: &[u8]) -> Vec<(u64, u64, Vec<u8>)> {
+        let mut found = Vec::new();
+        while let Some((next, length)) = format.next(bytes) {
+            if let Next::Function(entry) = next {
+                found.push((entry.start, entry.size, entry.name.to_vec()));
+            }
+            let length = usize::try_from(length).map_or(bytes.len(), |it| it.min(bytes.len()));
+            assert!(length > 0);
+            bytes = &bytes[length..];
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn lines_that_are_not_entries_are_skipped_and_the_last_one_may_come_later() {
+        let text = b"1000 20 a b\nhello\n\n0x2000 0x10 c\n3000 ffffffffffffffffff d\n4000 10 e";
+        let found = read(&mut PerfMap, text);
+        let expected = [
+            (0x1000, 0x20, b"a b".to_vec()),
+            (0x2000, 0x10, b"c".to_vec()),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(PerfMap.next(&[b'x'; MAX_ENTRY]), None);
+        assert!(PerfMap.next(&[b'x'; MAX_ENTRY + 1]).is_some());
+    }
+
+    fn jit_dump() -> Vec<u8> {
+        let mut bytes = JitDump::MAGIC.to_ne_bytes().to_vec();
+        bytes.extend([1_u32, 40].map(u32::to_ne_bytes).concat());
+        bytes.resize(40, 0);
+        for (kind, words, tail) in [
+            (
+                JitDump::LOAD,
+                [0x1000_u64, 0x1000, 0x20, 1],
+                &b"a\0\x90\x90"[..],
+            ),
+            // JIT_CODE_DEBUG_INFO
+            (2, [0; 4], b""),
+            (JitDump::LOAD, [0x2000, 0x2000, 0x10, 2], b"b\0"),
+        ] {
+            let size = (JitDump::LOAD_SIZE + tail.len()) as u32;
+            bytes.extend([kind, size].map(u32::to_ne_bytes).concat());
+            bytes.extend(9_u64.to_ne_bytes());
+            bytes.extend([7_u32, 7].map(u32::to_ne_bytes).concat());
+            bytes.extend(words.map(u64::to_ne_bytes).concat());
+            bytes.extend(tail);
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_jit_dump_cut_anywhere_has_the_functions_before() {
+        let bytes = jit_dump();
+        let all = [(0x1000, 0x20, b"a".to_vec()), (0x2000, 0x10, b"b".to_vec())];
+        assert_eq!(read(&mut JitDump::default(), &bytes), all);
+        for length in 0..bytes.len() {
+            let found = read(&mut JitDump::default(), &bytes[..length]);
+            assert_eq!(found, all[..found.len()], "{length}");
+        }
+    }
+
+    #[test]
+    fn damaged_jit_dumps_end_there() {
+        let mut bytes = jit_dump();
+        bytes[0] ^= 1;
+        assert_eq!(read(&mut JitDump::default(), &bytes), []);
+        let mut bytes = jit_dump();
+        // The size of the first record.
+        bytes[44..48].fill(0);
+        assert_eq!(read(&mut JitDump::default(), &bytes), []);
+    }
+
+    fn announce(
+        code: &mut BTreeMap<u64, Function>,
+        range: (u64, u64),
+        read: (u64, u64),
+        name: &str,
+    ) {
+        let entry = Entry {
+            start: range.0,
+            size: range.1,
+            time: None,
+            name: name.as_bytes(),
+        };
+        assert!(insert(code, &entry, read, 3));
+    }
+
+    #[test]
+    fn code_in_the_place_of_other_code_has_its_name_from_the_read_on() {
+        let mut code = GeneratedCode::default();
+        announce(&mut code.functions, (0x1000, 0x100), (0, 10), "a");
+        announce(&mut code.functions, (0x1100, 0x100), (0, 10), "b");
+        announce(&mut code.functions, (0x1080, 0x10), (10, 20), "c");
+        let name = |address, time| {
+            let frame = code.name(address, time, None)?;
+            let Frame::Named(named) = frame else {
+                return None;
+            };
+            Some(named.function.clone())
+        };
+        assert_eq!(name(0x1080, 15), None);
+        assert_eq!(name(0x1080, 20).as_deref(), Some("c"));
+        // What it overlaps is gone.
+        assert_eq!(name(0x1000, 20), None);
+        assert_eq!(name(0x11ff, 5).as_deref(), Some("b"));
+        assert_eq!(name(0x1200, 5), None);
+        let java = code.name(0x1200, 5, Some((FrameKind::JVM, "[Java]")));
+        assert!(matches!(java, Some(Frame::Named(it)) if it.function == "[Java]"));
+    }
+
+    #[test]
+    fn names_are_bounded() {
+        let mut functions = BTreeMap::new();
+        let mut add = |start, size, name: &[u8]| {
+            let entry = Entry {
+                start,
+                size,
+                time: None,
+                name,
+            };
+            insert(&mut functions, &entry, (0, 0), 1)
+        };
+        assert!(add(0x1000, 0, b"empty"));
+        assert!(add(u64::MAX, 2, b"beyond"));
+        assert!(add(0x1000, 0x10, &[b'x'; MAX_NAME + 1]));
+        assert!(!add(0x2000, 0x10, b"too many"));
+        let Frame::Named(named) = &functions[&0x1000].frame else {
+            panic!()
+        };
+        assert_eq!(named.function.len(), MAX_NAME);
+    }
+}
