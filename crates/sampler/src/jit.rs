@@ -96,7 +96,7 @@ trait Format {
 impl Format for PerfMap {
     fn next<'a>(&mut self, bytes: &'a [u8]) -> Option<(Next<'a>, u64)> {
         let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else {
-            // A line that is too long has no name that anybody could read.
+            // A line that is too long has no name worth reading.
             return (bytes.len() > MAX_ENTRY).then_some((Next::Other, bytes.len() as u64));
         };
         let entry = entry_of_line(&bytes[..end]).map_or(Next::Other, Next::Function);
