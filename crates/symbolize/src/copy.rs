@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
+use lzma_rust2::XzReader;
 use nix::fcntl::OFlag;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use object::elf::{SHF_ALLOC, SHT_NOBITS, SHT_PROGBITS};
@@ -15,6 +16,8 @@ use object::{Object, ObjectSection, ObjectSegment, ReadCache};
 
 /// Maximum number of bytes copied of a file: 4 GiB.
 const MAX_COPIED: u64 = 4 << 30;
+/// Maximum size of the contents of `.gnu_debugdata`, in bytes: 256 MiB.
+const MAX_DEBUG_DATA: u64 = 256 << 20;
 /// Number of bytes at the start of a file that are always copied: its headers.
 const HEAD: u64 = 1 << 16;
 /// Maximum size of the section of section names, in bytes.
@@ -39,6 +42,8 @@ pub(crate) struct Copy {
     sections: Vec<(u64, u64)>,
     /// The name and the CRC-32 in `.gnu_debuglink`.
     pub(crate) debug_link: Option<(Vec<u8>, u32)>,
+    /// Offset and size of `.gnu_debugdata`.
+    debug_data: Option<(u64, u64)>,
 }
 
 impl Copy {
@@ -97,17 +102,32 @@ impl Copy {
         let sections = sections.collect();
         let debug_link = elf.gnu_debuglink().map_err(malformed)?;
         let debug_link = debug_link.map(|(name, crc)| (name.to_vec(), crc));
+        let debug_data = elf.section_by_name(".gnu_debugdata");
+        let debug_data = debug_data.and_then(|section| section.file_range());
         let names = section_names(&elf);
         let copy = Self {
             segments,
             sections,
             debug_link,
+            debug_data,
             file: file.try_clone()?,
         };
         if let Some((offset, size)) = names {
             copy.hide(offset, size)?;
         }
         Ok(copy)
+    }
+
+    /// The file that `.gnu_debugdata` contains: the symbols that were stripped from this one, at the
+    /// same addresses (gdb's manual, "MiniDebugInfo"). `None` if there is none, or it is malformed.
+    pub(crate) fn debug_data(&self) -> Option<Self> {
+        let (offset, size) = self.debug_data?;
+        let mut compressed = vec![0; usize::try_from(size.min(MAX_DEBUG_DATA)).ok()?];
+        self.file.read_exact_at(&mut compressed, offset).ok()?;
+        let file = nameless().ok()?;
+        let mut decoded = XzReader::new(&compressed[..], false).take(MAX_DEBUG_DATA);
+        io::copy(&mut decoded, &mut &file).ok()?;
+        Self::of(&file).ok()
     }
 
     /// Renames the sections of [`HIDDEN`], so that no decoder finds them.

@@ -251,6 +251,19 @@ fn in_copy(
             named[index] = found;
         }
     }
+    let has_none = |found: &Vec<_>| found.is_empty();
+    if named.iter().any(has_none)
+        && let Some(data) = copy.debug_data()
+    {
+        let mut elf = Elf::new(data.path());
+        elf.debug_syms = false;
+        let input = Input::VirtOffset(&addresses[..]);
+        let found = symbolize(&Source::Elf(elf), input, reaches);
+        let found = found.map_or(Vec::new(), |(named, _)| named);
+        for (named, found) in named.iter_mut().zip(found).filter(|it| it.0.is_empty()) {
+            *named = found;
+        }
+    }
     let mut functions = vec![Vec::new(); offsets.len()];
     for (index, found) in known.into_iter().zip(named) {
         functions[index] = found;

@@ -170,6 +170,41 @@ fn a_stripped_program_is_named_by_its_debug_file() {
     );
 }
 
+/// Distributions leave the names of functions in a compressed section (gdb's manual, "MiniDebugInfo").
+#[test]
+fn a_stripped_program_is_named_by_the_symbols_that_it_contains() {
+    let scratch = Scratch::new("debug-data");
+    let Some(program) = program(&scratch) else {
+        return;
+    };
+    let addresses = instructions(&program);
+    let symbols = |addresses: &[u64]| {
+        let (_, locations) = located(&program, addresses, &mut Symbols::new());
+        let name = |location: &Location| location.functions.last().map(|it| it.name.clone());
+        locations.iter().map(name).collect::<Vec<_>>()
+    };
+    let expected = symbols(&addresses);
+    let data = scratch.0.join("symbols");
+    let script = "objcopy --only-keep-debug \"$1\" \"$2\" && strip --strip-debug \"$2\" && xz -f \"$2\" \
+        && strip --strip-all \"$1\" && objcopy --add-section .gnu_debugdata=\"$2.xz\" \"$1\"";
+    tool("bash", &["-c", script, "-", text(&program), text(&data)]);
+    assert!(expected.iter().all(Option::is_some));
+    assert_eq!(symbols(&addresses), expected);
+    // Cut short, or damaged.
+    let whole = fs::read(&program).unwrap();
+    let section = fs::read(data.with_extension("xz")).unwrap();
+    let at = whole
+        .windows(section.len())
+        .position(|it| it == section)
+        .unwrap();
+    for damaged in [0, section.len() / 2, section.len() - 1] {
+        let mut bytes = whole.clone();
+        bytes[at + damaged] ^= 0xff;
+        fs::write(&program, bytes).unwrap();
+        assert!(symbols(&addresses).iter().all(Option::is_none), "{damaged}");
+    }
+}
+
 #[test]
 fn a_file_is_identified_as_others_do_it() {
     let scratch = Scratch::new("identity");
@@ -187,7 +222,7 @@ fn a_file_is_identified_as_others_do_it() {
     assert_eq!(hex(&identity.htlhash.unwrap()), sum[..32]);
 }
 
-/// Another file at the module's path is not the module.
+/// Another file at the module's path is not the module: without a build ID, not even a copy is.
 #[test]
 fn a_replaced_file_is_not_taken_for_the_module() {
     let scratch = Scratch::new("replaced");
@@ -199,10 +234,15 @@ fn a_replaced_file_is_not_taken_for_the_module() {
     fs::rename(&program, &kept).unwrap();
     fs::copy(&kept, &program).unwrap();
     let (profile, _) = located(&kept, &addresses, &mut Symbols::new());
-    let named = |path: &Path| {
+    let with_id = profile.catalog().modules().next().unwrap().1;
+    let without_id = Module {
+        build_id: Vec::new(),
+        ..with_id.clone()
+    };
+    let named = |path: &Path, module: &Module| {
         let module = Module {
             path: text(path).into(),
-            ..profile.catalog().modules().next().unwrap().1.clone()
+            ..module.clone()
         };
         let process = ProcessFacts {
             pid: i32::MAX,
@@ -211,8 +251,16 @@ fn a_replaced_file_is_not_taken_for_the_module() {
         let query = SymbolQuery::new(&module, &process);
         Symbols::new().functions(query, &addresses)
     };
-    assert!(named(&kept).iter().all(|functions| !functions.is_empty()));
-    assert!(named(&program).iter().all(Vec::is_empty));
+    for module in [with_id, &without_id] {
+        assert!(!named(&kept, module).iter().any(Vec::is_empty));
+    }
+    assert!(!named(&program, with_id).iter().any(Vec::is_empty));
+    assert!(named(&program, &without_id).iter().all(Vec::is_empty));
+    let Some(other) = Compiler::gcc().program(&["inlined.c"], &["-O1", "-Wl,--build-id"]) else {
+        return;
+    };
+    fs::copy(other, &program).unwrap();
+    assert!(named(&program, with_id).iter().all(Vec::is_empty));
 }
 
 #[test]
