@@ -5,6 +5,7 @@
 //! and passes that to the worker, as it does to the kernel program with eBPF.
 
 mod account;
+mod code;
 mod stack;
 mod target;
 mod worker;
@@ -134,7 +135,8 @@ impl Recorder {
             recorder.configure(pid);
         }
         recorder.started = monotonic();
-        let mut worker = Worker::new(options, max_record, sender, shared);
+        let worker = Worker::new(options, max_record, sender, shared);
+        let mut worker = worker.map_err(RemoteError::NoOwnThread)?;
         for process in opened {
             worker.add(process)?;
         }

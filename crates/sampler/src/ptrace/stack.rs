@@ -2,9 +2,10 @@
 
 use otelctx_reader::remote::{Memory, Stopped};
 use otelctx_sample::{Frame, StackEnd};
+use otelctx_unwind::{CodeMap, Registers};
 
-/// Maximum number of frames kept of a stack: as many as the kernel keeps
-/// (`kernel.perf_event_max_stack`).
+/// Maximum number of frames kept of a stack that is walked by frame pointers: as many as the kernel
+/// keeps (`kernel.perf_event_max_stack`).
 const MAX_FRAMES: usize = 127;
 
 /// A stack, innermost frame first.
@@ -15,9 +16,39 @@ pub(super) struct Stack {
     pub(super) end: Option<StackEnd>,
 }
 
+/// Walks a stack by the unwind tables of the process's code; by frame pointers if that is not known.
+pub(super) fn walk(stopped: &Stopped, memory: &dyn Memory, code: Option<&CodeMap>) -> Stack {
+    let registers = Registers::of_stopped(stopped.registers());
+    let code = code.filter(|code| !code.mappings().is_empty());
+    let (Some(code), Some(registers)) = (code, registers) else {
+        return walk_frame_pointers(stopped, memory);
+    };
+    let (mut found, limit) = (Vec::new(), otelctx_unwind::MAX_FRAMES);
+    let end = otelctx_unwind::walk(&registers, code, memory, limit, &mut found);
+    let frame = |frame: &otelctx_unwind::Frame| match frame.is_caller {
+        true => Frame::return_address(frame.address),
+        false => Frame::instruction(frame.address),
+    };
+    Stack {
+        frames: found.iter().map(frame).collect(),
+        end: Some(stack_end(end)),
+    }
+}
+
+fn stack_end(end: otelctx_unwind::StackEnd) -> StackEnd {
+    match end {
+        otelctx_unwind::StackEnd::Start => StackEnd::Start,
+        otelctx_unwind::StackEnd::Limit => StackEnd::Limit,
+        otelctx_unwind::StackEnd::NoRows => StackEnd::NoTables,
+        otelctx_unwind::StackEnd::Unreadable(_) => StackEnd::Unreadable,
+        otelctx_unwind::StackEnd::NotExecutable(_) => StackEnd::NotExecutable,
+        _ => StackEnd::BadTables,
+    }
+}
+
 /// Walks a stack by frame pointers: each frame starts with its caller's frame pointer, followed by
 /// the return address (on both x86-64 and aarch64).
-pub(super) fn walk(stopped: &Stopped, memory: &dyn Memory) -> Stack {
+fn walk_frame_pointers(stopped: &Stopped, memory: &dyn Memory) -> Stack {
     let registers = stopped.registers();
     let mut frames = vec![Frame::instruction(registers.instruction_pointer())];
     let mut frame = registers.frame_pointer();

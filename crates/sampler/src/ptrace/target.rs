@@ -11,6 +11,8 @@ use otelctx_sample::{Found, ReadStep};
 use reader::remote::{Error, LiveProcess, Memory, MemoryError, Process, ProcessMemory, Stopped};
 use reader::runtime::{Present, RuntimeReading, ThreadView, read_thread};
 
+use otelctx_unwind::CodeMap;
+
 use super::account::{Account, Ended};
 use super::stack::{Stack, walk};
 use crate::monotonic;
@@ -202,6 +204,7 @@ impl Target {
         timeout: Duration,
         what: What,
         configuration: Option<&Configuration>,
+        code: Option<&CodeMap>,
         period: u64,
     ) -> Result<Reading, Error> {
         let account = self.accounts.get_mut(&tid);
@@ -217,7 +220,7 @@ impl Target {
         let time = monotonic();
         let memory = self.memory.as_ref();
         let stack = match memory {
-            Some(memory) if what.user_stacks => Some(walk(&stopped, memory)),
+            Some(memory) if what.user_stacks => Some(walk(&stopped, memory, code)),
             // Not requested.
             _ if !what.user_stacks => Some(Stack::default()),
             _ => None,

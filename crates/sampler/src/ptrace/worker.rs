@@ -4,6 +4,7 @@
 //! resumes its tracees.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, atomic::Ordering};
 use std::time::{Duration, Instant};
@@ -12,8 +13,10 @@ use foldhash::fast::RandomState;
 use otelctx_reader::remote::process::{TICK, processes};
 use otelctx_reader::remote::stop::resume_late;
 use otelctx_reader::remote::{self, Process};
+use otelctx_sample::StackEnd;
 
 use super::account::Ended;
+use super::code::CodeReader;
 use super::target::{Due, Reading, Target, What, start_ticks};
 use super::{Shared, Taken};
 use crate::{Options, Targets, nanoseconds};
@@ -61,6 +64,7 @@ pub(super) struct Worker {
     ended: Ended,
     /// CPU time of processes that cannot be traced, in nanoseconds, less whole periods.
     skipped: u64,
+    code: CodeReader,
     messages: SyncSender<Message>,
     shared: Arc<Shared>,
 }
@@ -71,8 +75,8 @@ impl Worker {
         max_record: usize,
         messages: SyncSender<Message>,
         shared: Arc<Shared>,
-    ) -> Self {
-        Self {
+    ) -> io::Result<Self> {
+        Ok(Self {
             targets: HashMap::default(),
             all: options.targets == Targets::All,
             children: options.children,
@@ -86,9 +90,10 @@ impl Worker {
             older: HashSet::default(),
             ended: Ended::default(),
             skipped: 0,
+            code: CodeReader::start()?,
             messages,
             shared,
-        }
+        })
     }
 
     /// Starts sampling a process, and the children that it starts from now on.
@@ -199,10 +204,15 @@ impl Worker {
             return;
         };
         if target.refresh_memory() {
+            self.code.forget(due.pid);
             self.shared.configure(due.pid, None);
             self.send(Message::Exec(due.pid));
         }
         let configuration = self.shared.configuration(due.pid);
+        let code = match self.what.user_stacks {
+            true => self.code.of(due.pid),
+            false => None,
+        };
         let Some(target) = self.targets.get_mut(&due.pid) else {
             return;
         };
@@ -211,6 +221,7 @@ impl Worker {
             left.min(STOP_TIMEOUT),
             self.what,
             configuration.as_deref(),
+            code.as_deref(),
             self.period,
         );
         // Without a reading, the sample is still owed. If the thread is traced by another process,
@@ -225,6 +236,10 @@ impl Worker {
             runtimes,
             stack,
         } = reading;
+        let end = stack.as_ref().and_then(|stack| stack.end);
+        if end == Some(StackEnd::NotExecutable) {
+            self.code.refresh(due.pid);
+        }
         self.send(Message::Sample(Taken {
             time,
             cpu: due.cpu,
@@ -261,6 +276,7 @@ impl Worker {
             is_there
         });
         for pid in exited {
+            self.code.forget(pid);
             self.shared.configure(pid, None);
             self.send(Message::Exited(pid));
         }

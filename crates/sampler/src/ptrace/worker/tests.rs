@@ -35,7 +35,7 @@ fn worker(pid: i32) -> (Worker, Receiver<Message>, Arc<Shared>) {
     options.frequency = 999;
     let (sender, messages) = sync_channel(1024);
     let shared = Arc::new(Shared::default());
-    let mut worker = Worker::new(&options, 640, sender, shared.clone());
+    let mut worker = Worker::new(&options, 640, sender, shared.clone()).unwrap();
     // All CPU time of its threads counts.
     worker.start = 0;
     worker.add(Process::open(pid).unwrap()).unwrap();

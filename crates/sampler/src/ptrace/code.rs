@@ -1,0 +1,100 @@
+//! The code of processes and its unwind tables, read by a thread of its own: making the rows of a
+//! large program takes longer than a tick.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::time::Instant;
+
+use foldhash::fast::RandomState;
+use otelctx_reader::remote::{FileCache, LiveProcess, Process};
+use otelctx_track::schedule::Backoff;
+use otelctx_unwind::{CodeMap, Dictionary};
+
+/// Maximum number of processes whose code is asked for and not read yet.
+const MAX_REQUESTS: usize = 256;
+
+/// The code of processes.
+pub(super) struct CodeReader {
+    known: HashMap<i32, Known, RandomState>,
+    requests: SyncSender<i32>,
+    answers: Receiver<(i32, CodeMap)>,
+}
+
+/// The code of a process.
+struct Known {
+    map: Option<Arc<CodeMap>>,
+    reads: Backoff,
+    is_requested: bool,
+}
+
+impl CodeReader {
+    /// Starts the thread.
+    pub(super) fn start() -> io::Result<Self> {
+        let (requests, of_thread) = mpsc::sync_channel(MAX_REQUESTS);
+        let (to_here, answers) = mpsc::channel();
+        // It ends once this is dropped and it has read what was asked for.
+        std::thread::Builder::new()
+            .name("otelctx-rows".into())
+            .spawn(move || read_all(&of_thread, &to_here))?;
+        Ok(Self {
+            known: HashMap::default(),
+            requests,
+            answers,
+        })
+    }
+
+    /// The code of a process, if it was read; asks for it otherwise.
+    pub(super) fn of(&mut self, pid: i32) -> Option<Arc<CodeMap>> {
+        for (pid, map) in self.answers.try_iter() {
+            // It may have ended meanwhile.
+            if let Some(known) = self.known.get_mut(&pid) {
+                let before = known.map.as_ref().map_or(0, |map| map.mappings().len());
+                let is_new = map.mappings().len() != before;
+                let now = Instant::now();
+                known.reads.done(now, std::time::Duration::ZERO, is_new);
+                known.is_requested = false;
+                known.map = Some(Arc::new(map));
+            }
+        }
+        if !self.known.contains_key(&pid) {
+            self.refresh(pid);
+        }
+        self.known.get(&pid)?.map.clone()
+    }
+
+    /// Reads a process's code again: a stack shows that it has changed.
+    pub(super) fn refresh(&mut self, pid: i32) {
+        let now = Instant::now();
+        let known = self.known.entry(pid).or_insert_with(|| Known {
+            map: None,
+            reads: Backoff::new(now),
+            is_requested: false,
+        });
+        if !known.is_requested && known.reads.is_due(now) {
+            known.is_requested = self.requests.try_send(pid).is_ok();
+        }
+    }
+
+    /// Forgets a process that has ended or executes another program.
+    pub(super) fn forget(&mut self, pid: i32) {
+        self.known.remove(&pid);
+    }
+}
+
+fn read_all(requests: &Receiver<i32>, answers: &Sender<(i32, CodeMap)>) {
+    let (files, dictionary) = (FileCache::new(), Arc::new(Dictionary::new()));
+    for pid in requests {
+        let read = || {
+            let process = Process::open(pid).ok()?;
+            let memory = process.memory().ok()?;
+            let target = LiveProcess::new(&process, &memory);
+            CodeMap::read(&target, &files, &dictionary).ok()
+        };
+        // A process that has ended has no code.
+        if answers.send((pid, read().unwrap_or_default())).is_err() {
+            break;
+        }
+    }
+}
