@@ -39,7 +39,7 @@ enum event_flag {
 
 /* Why a user stack ended: the outcome of its part. */
 enum stack_end {
-    STACK_BY_FRAME_POINTERS = 0, /* they end here; whether the stack does, nobody knows */
+    STACK_BY_FRAME_POINTERS = 0, /* walked by them, unchecked: nobody knows if it ends here */
     STACK_START = 1,             /* the thread began here */
     STACK_NO_TABLES = 2,         /* no unwind tables, and no frame pointer */
     STACK_BAD_TABLES = 3,        /* unwind tables of an unsupported kind, or wrong ones */

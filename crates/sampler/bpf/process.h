@@ -3,6 +3,7 @@
 #ifndef PROCESS_H
 #define PROCESS_H
 
+#include "process_code.h"
 #include "sample.h"
 
 /* Set before the program is loaded. */
@@ -42,15 +43,17 @@ int task_newtask(struct bpf_raw_tracepoint_args *context)
     /* From <linux/sched.h>. */
     const __u64 clone_thread = 0x00010000;
     __u32 parent, tid;
-    if (!with_children || context->args[1] & clone_thread || !ids(current_task(), &parent, &tid))
+    if (!(with_children || whole_machine) || context->args[1] & clone_thread ||
+        !ids(current_task(), &parent, &tid))
         return 0;
-    if (!bpf_map_lookup_elem(&targets, &parent))
-        return 0;
-    /* A child inherits no process context: its configuration is set when it publishes. */
-    static const struct target nothing = {};
     __u32 child = new_id((struct task_struct *)context->args[0]);
     if (!child)
         return 0;
+    inherit_code(parent, child);
+    if (!with_children || !bpf_map_lookup_elem(&targets, &parent))
+        return 0;
+    /* A child inherits no process context: its configuration is set when it publishes. */
+    static const struct target nothing = {};
     bpf_map_update_elem(&targets, &child, &nothing, BPF_ANY);
     tell(EVENT_FORK, child, child, parent);
     return 0;
@@ -63,6 +66,7 @@ int sched_process_exec(void *context __attribute__((unused)))
     __u32 pid, tid;
     if (!ids(current_task(), &pid, &tid))
         return 0;
+    bpf_map_delete_elem(&processes, &pid);
     struct target *target = bpf_map_lookup_elem(&targets, &pid);
     if (target) {
         target->places = 0;
@@ -83,6 +87,7 @@ int sched_process_exit(struct bpf_raw_tracepoint_args *context)
     struct task_struct *task = (void *)context->args[0];
     if (BPF_CORE_READ(task, signal, live.counter) != 0 || !ids(current_task(), &pid, &tid))
         return 0;
+    bpf_map_delete_elem(&processes, &pid);
     if (!whole_machine && !bpf_map_lookup_elem(&targets, &pid))
         return 0;
     bpf_map_delete_elem(&targets, &pid);

@@ -110,11 +110,11 @@ static __always_inline struct part_head *part_at(struct event_head *head, __u32 
 }
 
 /* The most that a sample takes of the parts below. */
-static __always_inline __u32 largest(__u64 places, __u8 flags)
+static __always_inline __u32 largest(__u64 has_record, __u8 flags)
 {
     const __u32 stack = sizeof(struct part_head) + STACK_SIZE;
     __u32 size = 0;
-    if (places)
+    if (has_record)
         size += sizeof(struct part_head) + record_room;
     /* Deeper stacks are put together elsewhere: take() in steps.h. */
     if (user_stacks)
@@ -128,7 +128,7 @@ static __always_inline __u32 largest(__u64 places, __u8 flags)
  * counts, else the first that says anything. */
 static __always_inline __u32 add_native_context(struct event_head *head, __u32 at,
                                                 struct task_struct *task,
-                                                const struct target *target, __u64 places)
+                                                const struct target *target, __u32 places)
 {
     struct part_head *part = part_at(head, at);
     __u64 tp = OF_TASK(task, THREAD_POINTER);
@@ -161,11 +161,8 @@ static __always_inline __u32 add_user_stack(void *context, struct event_head *he
     struct part_head *part = part_at(head, at);
     __u16 end = STACK_BY_FRAME_POINTERS;
     long size = walked_stack(part + 1, room, &end);
-    if (size == 0) {
+    if (size == 0)
         size = bpf_get_stack(context, part + 1, STACK_SIZE, BPF_F_USER_STACK);
-        if (size == STACK_SIZE)
-            end = STACK_LIMIT;
-    }
     if (size <= 0) {
         head->flags |= EVENT_NO_USER_STACK;
         return at;
@@ -193,10 +190,11 @@ static __always_inline __u32 add_kernel_stack(void *context, struct event_head *
 /* Adds what every sample has; the size of the parts. */
 static __always_inline __u32 add_parts(void *context, struct event_head *head,
                                        struct task_struct *task, const struct target *target,
-                                       __u64 places, __u8 flags, __u64 stack_room)
+                                       __u64 has_record, __u32 places, __u8 flags,
+                                       __u64 stack_room)
 {
     __u32 at = 0;
-    if (places)
+    if (has_record)
         at = add_native_context(head, at, task, target, places);
     if (user_stacks && (flags & EVENT_USER_MODE || !(OF_TASK(task, flags) & PF_KTHREAD)))
         at = add_user_stack(context, head, at, stack_room);

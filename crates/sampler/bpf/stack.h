@@ -103,7 +103,7 @@ static __always_inline void walk_stack(void *context, struct task_struct *task)
         frame = found->next;
     }
     stack->size = count * sizeof stack->addresses[0];
-    stack->end = count < MAX_FRAMES ? STACK_BY_FRAME_POINTERS : STACK_LIMIT;
+    stack->end = STACK_BY_FRAME_POINTERS;
 }
 #else
 static __always_inline void walk_stack(void *context __attribute__((unused)),

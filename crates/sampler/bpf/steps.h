@@ -129,9 +129,14 @@ static __always_inline void take(void *context, void *scratches, void *programs,
     struct scratch *scratch = 0;
     struct event_head *head;
     /* The recorder may change it at any time. */
-    __u64 places = target ? *(volatile const __u32 *)&target->places : 0;
+    __u32 places = target ? *(volatile const __u32 *)&target->places : 0;
     __u32 steps = target ? target->steps : 0;
+    __u64 has_record = places != 0;
     __u64 stack_room = walked_size() > STACK_SIZE ? USER_STACK_SIZE : STACK_SIZE;
+    /* Constants on each path: else the compiler compares again later, and Linux 5.10 does not see that
+     * it comes out the same. */
+    HIDE(has_record);
+    HIDE(stack_room);
     if (steps || stack_room > STACK_SIZE) {
         __u32 zero = 0;
         scratch = bpf_map_lookup_elem(scratches, &zero);
@@ -140,14 +145,14 @@ static __always_inline void take(void *context, void *scratches, void *programs,
         scratch->steps = steps;
         head = &scratch->head;
     } else {
-        head = bpf_ringbuf_reserve(&events, sizeof *head + largest(places, flags), 0);
+        head = bpf_ringbuf_reserve(&events, sizeof *head + largest(has_record, flags), 0);
         if (!head) {
             count_lost(COUNTER_SAMPLES);
             return;
         }
     }
     begin(head, task, target, pid, tid, kind, flags);
-    head->size = add_parts(context, head, task, target, places, flags, stack_room);
+    head->size = add_parts(context, head, task, target, has_record, places, flags, stack_room);
     /* Waking the recorder each time would cost more than all of the above. */
     if (scratch)
         go_on(context, scratch, programs);

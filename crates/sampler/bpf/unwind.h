@@ -8,6 +8,7 @@
 #ifndef UNWIND_H
 #define UNWIND_H
 
+#include "process_code.h"
 #include "stack.h"
 #include "task.h"
 
@@ -50,10 +51,16 @@ struct code_list {
     struct code at[MAX_CODE];
 };
 
-/* The mappings of a process, in ascending order. */
-struct process_code {
-    __u32 first;
-    __u32 count;
+/* The rule that was found last among the addresses with this hash. */
+struct cached_rule {
+    __u64 address;
+    __u64 serial_and_rule; /* the rule in the lowest 16 bits */
+};
+
+/* 64 KiB: stacks of one program have most of their addresses in common. */
+#define CACHED_RULES 4096
+struct rule_cache {
+    struct cached_rule at[CACHED_RULES];
 };
 
 enum rule_kind { RULE_GAP = 0, RULE_UNSUPPORTED = 1, RULE_END = 2, RULE_FRAME = 3, RULE_CONTEXT = 4 };
@@ -115,12 +122,14 @@ ONE_VALUE(page_index, struct page_index);
 ONE_VALUE(code, struct code_list);
 ONE_VALUE(rules, struct rule_list);
 
+/* One for each CPU, whose number is set when the program is loaded: values of that size are refused in a
+ * per-CPU array. */
 struct {
-    __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, 4096);
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
     __type(key, __u32);
-    __type(value, struct process_code);
-} processes SEC(".maps");
+    __type(value, struct rule_cache);
+} rule_caches SEC(".maps");
 
 #if defined(__TARGET_ARCH_x86)
 #define SP 7
@@ -188,6 +197,8 @@ struct walk {
     const struct code_list *code;
     const struct page_index *pages;
     const struct rule_list *rules;
+    struct rule_cache *cache;
+    __u64 serial;
     __u32 first;
     __u32 count;
 };
@@ -420,11 +431,18 @@ static long step(__u32 index, struct walk *walk)
     struct stack *stack = walk->stack;
     __u64 called = unwinder->pc - unwinder->is_caller;
     __u32 number = GAP;
-    if (find_code(walk, unwinder, called))
+    struct cached_rule *cached =
+        &walk->cache->at[called * 0x9e3779b97f4a7c15ULL >> 52 & (CACHED_RULES - 1)];
+    if (cached->address == called && cached->serial_and_rule >> 16 == walk->serial) {
+        number = cached->serial_and_rule & 0xffff;
+    } else if (find_code(walk, unwinder, called)) {
         number = find_rule(walk, unwinder, called);
-    else if (index > 0)
+        cached->address = called;
+        cached->serial_and_rule = walk->serial << 16 | number;
+    } else if (index > 0) {
         return end(unwinder, STACK_NOT_EXECUTABLE);
-    /* That it runs there shows that the list of mappings is older than the mapping. */
+    }
+    /* If there is no mapping, the list of mappings is older than it: the thread runs there. */
     stack->addresses[index & (MAX_USER_FRAMES - 1)] =
         unwinder->is_caller ? unwinder->pc : unwinder->pc | FRAME_INTERRUPTED;
     stack->size = (index + 1) * sizeof stack->addresses[0];
@@ -458,18 +476,22 @@ static __always_inline int unwind(struct task_struct *task, __u32 pid)
     /* A return probe puts another address in the place of one, and the kernel knows which. */
     if (bpf_core_field_exists(task->utask) && OF_TASK(task, utask))
         return 0;
-    __u32 zero = 0;
+    __u32 zero = 0, cpu = bpf_get_smp_processor_id();
     struct walk walk = {
         .unwinder = bpf_map_lookup_elem(&unwinders, &zero),
         .stack = bpf_map_lookup_elem(&stacks, &zero),
         .code = bpf_map_lookup_elem(&code, &zero),
         .pages = bpf_map_lookup_elem(&page_index, &zero),
         .rules = bpf_map_lookup_elem(&rules, &zero),
+        .cache = bpf_map_lookup_elem(&rule_caches, &cpu),
+        .serial = process->serial,
         .first = process->first,
         .count = process->count,
     };
     struct unwinder *unwinder = walk.unwinder;
-    if (!unwinder || !walk.stack || !walk.code || !walk.pages || !walk.rules)
+    if (!unwinder || !walk.stack || !walk.code || !walk.pages || !walk.rules || !walk.cache)
+        return 0;
+    if (walk.code->at[(walk.first - 1) & (MAX_CODE - 1)].start != walk.serial)
         return 0;
     const void *saved = (void *)bpf_task_pt_regs(task);
     if (bpf_probe_read_kernel(unwinder->words, SAVED_REGISTERS * 8, saved))

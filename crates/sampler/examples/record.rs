@@ -32,6 +32,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             samples.push(sample);
         });
     }
+    if let Some((time, runs)) = sampler.kernel_time() {
+        println!(
+            "{runs} runs of the program, {} ns each",
+            time.as_nanos() / u128::from(runs)
+        );
+    }
     let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
     for sample in &samples {
         let thread = catalog.thread_facts(sample.thread);

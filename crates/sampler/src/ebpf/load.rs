@@ -78,6 +78,15 @@ impl Loaded {
         let cpus = online_cpus()?;
         let rate = u64::from(options.frequency) * cpus.len() as u64 * SAMPLE_SIZE;
         let ring = rate.next_power_of_two().clamp(MIN_RING, MAX_RING);
+        let possible = aya::util::nr_cpus();
+        let possible =
+            possible.map_err(|(what, error)| Refusal::other(format!("{what}: {error}")))?;
+        // Without stacks, the program does not use it.
+        let possible = if options.user_stacks {
+            possible as u32
+        } else {
+            1
+        };
         let ring = options.ring.unwrap_or(ring as u32);
         let object = options.kernel_object.map_or(OBJECT, |object| object.0);
         // The kernel allocates the memory immediately.
@@ -103,6 +112,7 @@ impl Loaded {
             .override_global("namespace_device", &device, true)
             .override_global("namespace_inode", &inode, true)
             .map_max_entries("events", ring)
+            .map_max_entries("rule_caches", possible)
             .map_max_entries("step_configurations", configurations)
             .load(object)
             .map_err(|error| Refusal::of(&error))?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use aya::maps::{HashMap, MapData};
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
-use otelctx_sample::{Catalog, Counts, Found, Frame, ModuleFiles, Sample};
+use otelctx_sample::{Catalog, Counts, Found, Frame, ModuleFiles, Sample, StackEnd};
 use otelctx_track::ThreadStatus;
 
 use super::abi::{
@@ -28,6 +28,9 @@ const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum time to wait for the rows of the requested processes before sampling starts: rows of the
 /// largest programs take 100 ms. Stacks that are taken without them are incomplete.
 const MAX_ROWS_WAIT: Duration = Duration::from_secs(1);
+
+/// Maximum size of a stack that is walked by frame pointers, in bytes (`STACK_SIZE` in `stack.h`).
+const MAX_UNCHECKED_STACK: usize = 127 * 8;
 
 /// Sampling with eBPF.
 pub(crate) struct Recorder {
@@ -166,6 +169,7 @@ impl Recorder {
         // Otherwise, a recorder that gets too little CPU time would never finish.
         let until = monotonic();
         for report in self.side_band.read() {
+            self.loaded.unwinding.note(&report);
             self.processes.report(report);
         }
         while let Some(item) = self.loaded.events.next() {
@@ -176,6 +180,7 @@ impl Recorder {
             if is_last {
                 // Its mapping may be newer than the last report.
                 for report in self.side_band.read() {
+                    self.loaded.unwinding.note(&report);
                     self.processes.report(report);
                 }
             }
@@ -326,9 +331,13 @@ fn sample(
         match part.kind {
             part::RECORD => record = Some(part.bytes),
             part::USER_STACK => {
-                end = Some(stack_end(part.outcome));
                 // Without tables, the program does not check what it reads.
-                is_checked = part.outcome != 0;
+                is_checked = part.outcome != stack_end::BY_FRAME_POINTERS;
+                end = Some(match is_checked {
+                    true => stack_end::of(part.outcome),
+                    false if part.bytes.len() < MAX_UNCHECKED_STACK => StackEnd::NoTables,
+                    false => StackEnd::Limit,
+                });
                 read_user_stack(user_stack, part.bytes, is_checked);
             }
             part::KERNEL_STACK => read_stack(kernel_stack, part.bytes),

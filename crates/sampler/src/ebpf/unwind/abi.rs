@@ -3,7 +3,6 @@
 //! A test compares every layout here with the type information in the compiled objects.
 
 use aya::Pod;
-use otelctx_sample::StackEnd;
 use otelctx_unwind::{Cfa, FrameRule, MAX_RULES, ReturnAddress, Rule, SHARD_ROWS, Saved};
 
 /// Maximum number of shards: 48 MiB. 500 files have 39 MiB of rows at the 99th percentile.
@@ -51,6 +50,7 @@ pub(super) struct CodeList {
 pub(super) struct ProcessCode {
     pub(super) first: u32,
     pub(super) count: u32,
+    pub(super) serial: u64,
 }
 
 // SAFETY: integers without padding.
@@ -163,16 +163,24 @@ fn saved(saved: Saved) -> (u8, u8, i32) {
     }
 }
 
-/// `enum stack_end`. The program does not know how a stack ends that it has walked by frame pointers
-/// alone: nothing shows that the last frame is the first one of the thread.
-pub(crate) fn stack_end(end: u16) -> StackEnd {
-    match end {
-        1 => StackEnd::Start,
-        3 => StackEnd::BadTables,
-        4 => StackEnd::Unreadable,
-        5 => StackEnd::NotExecutable,
-        6 => StackEnd::Limit,
-        _ => StackEnd::NoTables,
+/// `enum stack_end`.
+pub(in crate::ebpf) mod stack_end {
+    use otelctx_sample::StackEnd;
+
+    /// The program does not know how a stack ends that it has walked by frame pointers alone: nothing
+    /// shows that the last frame is the first one of the thread.
+    pub(in crate::ebpf) const BY_FRAME_POINTERS: u16 = 0;
+
+    /// The end of a stack that was unwound by tables.
+    pub(in crate::ebpf) fn of(end: u16) -> StackEnd {
+        match end {
+            1 => StackEnd::Start,
+            3 => StackEnd::BadTables,
+            4 => StackEnd::Unreadable,
+            5 => StackEnd::NotExecutable,
+            6 => StackEnd::Limit,
+            _ => StackEnd::NoTables,
+        }
     }
 }
 
@@ -190,7 +198,7 @@ pub(in crate::ebpf) fn check_layouts(check: impl Fn(&str, usize, &[(&str, usize)
     layout!("page_index", PageIndex, [first]);
     layout!("code", Code, [start, end, base, page, pages]);
     layout!("code_list", CodeList, [at]);
-    layout!("process_code", ProcessCode, [first, count]);
+    layout!("process_code", ProcessCode, [first, count, serial]);
     layout!("rule_list", RuleList, [at]);
     layout!(
         "rule",
@@ -216,6 +224,8 @@ pub(in crate::ebpf) fn check_layouts(check: impl Fn(&str, usize, &[(&str, usize)
 
 #[cfg(test)]
 mod tests {
+    use otelctx_sample::StackEnd;
+
     use super::*;
 
     #[test]
@@ -230,7 +240,7 @@ mod tests {
             (6, StackEnd::Limit),
             (7, StackEnd::NoTables),
         ] {
-            assert_eq!(stack_end(end), expected);
+            assert_eq!(stack_end::of(end), expected);
         }
     }
 

@@ -32,12 +32,15 @@ use shared::Shared;
 use worker::{Answer, PlacedRows, Request, Shown, Worker};
 
 use super::load::map;
+use crate::code::{MemoryChange, Report};
 use crate::refusal::Refusal;
 
 /// Maximum number of files whose rows are asked for and not there yet.
 const MAX_REQUESTS: usize = 512;
 /// Maximum number of files that are remembered.
 const MAX_FILES: usize = 16 * 1024;
+/// Maximum number of processes whose children are known before they are sampled.
+const MAX_PROCESSES: usize = 8192;
 /// How long the contents of a file are taken for unchanged.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -56,6 +59,8 @@ struct Kernel {
     files: HashMap<Shown, KnownFile, RandomState>,
     requests: SyncSender<Request>,
     answers: Receiver<Answer>,
+    /// Number of the newest list of mappings.
+    serial: u64,
     /// Number of requests without an answer.
     pending: usize,
 }
@@ -70,10 +75,13 @@ struct KnownFile {
 struct ProcessMappings {
     mappings: Vec<Mapping>,
     reads: Backoff,
+    /// The kernel has reported mappings since the last reading.
+    is_stale: bool,
     /// The process's entries in the program's list.
     placed: ProcessCode,
 }
 
+#[derive(Clone)]
 struct Mapping {
     range: (u64, u64),
     offset: u64,
@@ -104,6 +112,7 @@ impl Kernel {
             files: HashMap::default(),
             requests,
             answers,
+            serial: 0,
             pending: 0,
         })
     }
@@ -150,31 +159,44 @@ impl Kernel {
     /// Tells the program the mappings of a process.
     fn place(&mut self, pid: i32, process: &mut ProcessMappings) {
         let now = Instant::now();
-        let list: Vec<Code> = process.mappings.iter().map(Mapping::code).collect();
-        let count = list.len() as u32;
-        let Some(first) = self.pool.take(count, now) else {
+        self.serial += 1;
+        let head = Code {
+            start: self.serial,
+            ..Code::default()
+        };
+        let mappings = process.mappings.iter().map(Mapping::code);
+        let list: Vec<Code> = std::iter::once(head).chain(mappings).collect();
+        let Some(first) = self.pool.take(list.len() as u32, now) else {
             // No room: the process keeps what it has.
             return;
         };
         // SAFETY: a pointer to a member of a value that is mapped.
         let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
         self.code.write(at, first as usize, &list);
-        let placed = ProcessCode { first, count };
+        let placed = ProcessCode {
+            first: first + 1,
+            count: list.len() as u32 - 1,
+            serial: self.serial,
+        };
         let (freed, kept) = match self.processes.insert(pid as u32, placed, 0) {
             Ok(()) => (process.placed, placed),
             Err(_) => (placed, process.placed),
         };
         process.placed = kept;
-        self.pool.give_back(freed.first, freed.count, now);
+        self.free(freed);
+    }
+
+    fn free(&mut self, placed: ProcessCode) {
+        if placed.serial != 0 {
+            let head = placed.first - 1;
+            self.pool.give_back(head, placed.count + 1, Instant::now());
+        }
     }
 
     fn forget(&mut self, pid: i32, placed: ProcessCode) {
-        if placed.count > 0 {
-            // It fails only if it is not there.
-            let _ = self.processes.remove(&(pid as u32));
-            self.pool
-                .give_back(placed.first, placed.count, Instant::now());
-        }
+        // The program removes it, too.
+        let _ = self.processes.remove(&(pid as u32));
+        self.free(placed);
     }
 }
 
@@ -220,6 +242,7 @@ impl ProcessMappings {
         Self {
             mappings: Vec::new(),
             reads: Backoff::new(now),
+            is_stale: false,
             placed: ProcessCode::default(),
         }
     }
@@ -298,6 +321,7 @@ impl Unwinding {
         if !entry.reads.is_due(now) {
             return;
         }
+        entry.is_stale = false;
         let changed = entry.read(process, &mut self.kernel);
         if changed && let Some(kernel) = &mut self.kernel {
             kernel.place(process.pid(), entry);
@@ -306,10 +330,40 @@ impl Unwinding {
         entry.reads.done(end, end - now, changed);
     }
 
+    /// Notes what the kernel reports about a process's mappings. A child has those of its parent.
+    pub(super) fn note(&mut self, report: &Report) {
+        match report.change {
+            MemoryChange::Mapped(_) => {
+                if let Some(process) = self.processes.get_mut(&report.pid) {
+                    process.is_stale = true;
+                }
+            }
+            MemoryChange::Forked { parent } => {
+                let has_room = self.processes.len() < MAX_PROCESSES;
+                let Some(process) = self.processes.get(&parent).filter(|_| has_room) else {
+                    return;
+                };
+                let mut child = ProcessMappings::new(Instant::now());
+                child.mappings.clone_from(&process.mappings);
+                child.is_stale = process.is_stale;
+                self.forget(report.pid);
+                if let Some(kernel) = &mut self.kernel {
+                    kernel.place(report.pid, &mut child);
+                }
+                self.processes.insert(report.pid, child);
+            }
+            // If other threads go on, the next sample of one reads the mappings again.
+            MemoryChange::Exit => self.forget(report.pid),
+            // The program reports it, too, in order with its samples.
+            MemoryChange::Exec => {}
+        }
+    }
+
     /// Whether a stack of a process shows that it has mappings which are not known.
     pub(super) fn lacks_mappings(&self, pid: i32, stack: &[Frame], end: StackEnd) -> bool {
         let first = stack.first().and_then(Frame::address);
-        let is_known = |it: &ProcessMappings| first.is_none_or(|address| it.contain(address));
+        let contain = |it: &ProcessMappings| first.is_none_or(|address| it.contain(address));
+        let is_known = |it: &ProcessMappings| !it.is_stale && contain(it);
         end == StackEnd::NotExecutable || !self.processes.get(&pid).is_some_and(is_known)
     }
 
