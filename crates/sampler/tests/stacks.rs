@@ -34,8 +34,14 @@ struct Sampling {
 }
 
 /// Samples a program until enough of its other threads' stacks were compared. `None`, with a line,
-/// where the kernel does not permit eBPF.
-fn sample(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Sampling> {
+/// where the kernel does not permit eBPF. With `has_tables`, that begins when its tables are ready, which
+/// takes an emulated machine longer than sampling waits for them.
+fn sample(
+    target: &Target,
+    what: &str,
+    has_tables: bool,
+    mut at: impl FnMut(&[u64]),
+) -> Option<Sampling> {
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = 499;
     let mut sampler = Sampler::start(&options).unwrap();
@@ -60,15 +66,23 @@ fn sample(target: &Target, what: &str, mut at: impl FnMut(&[u64])) -> Option<Sam
         at(&addresses);
         1
     };
+    let mut before = (!has_tables || !by_tables).then(Counts::default);
     while compared < 20 {
         assert!(begin.elapsed() < TIMEOUT, "{what}: {compared}");
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+        if before.is_none() {
+            let counts = sampler.counts();
+            let is_any = counts.complete_stacks + counts.truncated_stacks > 0;
+            before = is_any.then_some(counts);
+            samples.clear();
+        }
         for sample in samples.drain(..) {
             compared += compare(&catalog, sample);
         }
     }
-    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let mut counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    counts -= before.unwrap_or_default();
     for sample in samples {
         compared += compare(&catalog, sample);
     }
@@ -127,7 +141,7 @@ fn check_frames(target: &Target, what: &str, depth: usize, needs_tables: bool) -
     let places: Vec<u64> = places.map(|it| it.parse().unwrap()).collect();
     let is_in = |address: u64, function: u64| (function..function + FUNCTION).contains(&address);
     let mut stacks = Vec::new();
-    let result = sample(target, what, |stack| stacks.push(stack.to_vec()))?;
+    let result = sample(target, what, true, |stack| stacks.push(stack.to_vec()))?;
     if needs_tables && !result.by_tables {
         return Some(());
     }
@@ -179,7 +193,9 @@ fn a_stack_whose_frames_lead_nowhere_is_cut_and_not_complete() {
         let what = format!("edges={last}");
         let target = Target::spawn(Command::new(&program).arg(&what));
         // The frames' addresses are no code.
-        let result = sample(&target, &what, |stack| assert_eq!(stack.len(), 1, "{what}"));
+        let result = sample(&target, &what, false, |stack| {
+            assert_eq!(stack.len(), 1, "{what}")
+        });
         let Some(result) = result else { return };
         let counts = result.counts;
         assert!(

@@ -86,12 +86,20 @@ fn sample(name: &str, command: &mut Command, without_ebpf: bool) -> Option<Count
     }
     let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
     let begin = Instant::now();
+    // An emulated machine takes longer to make the rows than sampling waits for them.
+    let mut before = None;
     while (samples.len() as u64) < SAMPLES {
         assert!(begin.elapsed() < TIMEOUT, "{name}: {}", samples.len());
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+        let counts = sampler.counts();
+        if before.is_none() {
+            samples.clear();
+            before = (counts.complete_stacks > 0).then_some(counts);
+        }
     }
-    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    let mut counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    counts -= before.unwrap_or_default();
     let ends = |sample: &Sample| {
         let frames = catalog.frames(sample.user_stack);
         let process = catalog.thread_facts(sample.thread).process;
@@ -178,14 +186,8 @@ fn stacks_by_ptrace_reach_the_start_once_the_tables_are_read() {
     let mut command = Command::new(program);
     let counts = sample("ptrace", command.args(["1000000000", "rwa"]), true);
     let counts = counts.expect("nothing to skip");
-    let incomplete: u64 = counts.incomplete_stacks.iter().sum();
     let all = counts.samples() - counts.missing_stacks;
-    assert_eq!(
-        counts.complete_stacks + incomplete + counts.truncated_stacks,
-        all
-    );
-    // Samples before that are walked by frame pointers.
-    assert!(10 * counts.complete_stacks >= 9 * all, "{counts:?}");
+    assert!(100 * counts.complete_stacks >= 99 * all, "{counts:?}");
 }
 
 #[test]
