@@ -79,6 +79,9 @@ pub(crate) enum Error {
     /// The process would sample itself.
     #[error("process {0} is this otelctx process, which cannot sample itself")]
     Own(i32),
+    /// No process has this name, or is in this container.
+    #[error("no process with the name, or of the container, {}", crate::output::terminal::escape(.0))]
+    NoneSelected(String),
     /// The same output file twice.
     #[error("{}: output file given twice", .0.display())]
     OutputTwice(PathBuf),

@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use otelctx_profile::Recording;
 use otelctx_profile::sample::{Catalog, Counts, Found, ProcessFacts, ProcessId, Sample};
 use otelctx_reader::format::TraceId;
+use otelctx_reader::remote;
+use otelctx_track::Facts;
 
 use crate::command::ids::process_of;
 use crate::error::Error;
@@ -83,8 +85,84 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Which of the running processes to sample.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct Select {
+    /// Sample the processes with this name: of their program's file, or as in /proc/PID/comm
+    #[arg(long, value_name = "NAME")]
+    pub(super) name: Vec<String>,
+    /// Sample the processes of this container: its ID or the start of it, at least 12 digits
+    #[arg(long, value_name = "ID", value_parser = container)]
+    pub(super) container: Vec<String>,
+}
+
+impl Select {
+    pub(super) fn is_empty(&self) -> bool {
+        self.name.is_empty() && self.container.is_empty()
+    }
+
+    /// The processes that are selected by `pids`, by name or by container.
+    pub(super) fn processes(&self, pids: &[i32]) -> Result<Vec<i32>, Error> {
+        let mut selected = processes(pids)?;
+        if self.is_empty() {
+            return Ok(selected);
+        }
+        let mut missing: HashSet<&str> = self.all().collect();
+        for pid in remote::process::processes().map_err(otelctx_reader::Error::from)? {
+            // It may have ended since.
+            let Ok(process) = remote::Process::open(pid) else {
+                continue;
+            };
+            let is_candidate = process
+                .status()
+                .is_ok_and(|it| !it.kernel_thread && it.state != 'Z');
+            if pid == std::process::id() as i32 || !is_candidate {
+                continue;
+            }
+            let facts = Facts::of(&process);
+            for selector in self.matching(&facts) {
+                missing.remove(selector);
+                if !selected.contains(&pid) {
+                    selected.push(pid);
+                }
+            }
+        }
+        match self.all().find(|selector| missing.contains(selector)) {
+            Some(selector) => Err(Error::NoneSelected(selector.to_owned())),
+            None => Ok(selected),
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &str> {
+        self.name.iter().chain(&self.container).map(String::as_str)
+    }
+
+    /// The names and containers that a process belongs to.
+    fn matching(&self, facts: &Facts) -> Vec<&str> {
+        let path = facts.executable.strip_suffix(" (deleted)");
+        let program = path.unwrap_or(&facts.executable).rsplit('/').next();
+        let named =
+            |name: &&String| Some(name.as_str()) == program || Some(*name) == facts.comm.as_ref();
+        let container = facts.container_id.as_deref().unwrap_or_default();
+        let contained = |id: &&String| container.starts_with(id.as_str());
+        let names = self.name.iter().filter(named);
+        let all = names.chain(self.container.iter().filter(contained));
+        all.map(String::as_str).collect()
+    }
+}
+
+/// The ID of a container, or the start of it.
+fn container(text: &str) -> Result<String, String> {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    if (12..=64).contains(&text.len()) && text.bytes().all(is_digit) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected 12 to 64 hexadecimal digits".to_owned())
+    }
+}
+
 /// The processes with these IDs, or with threads of these IDs.
-pub(super) fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
+fn processes(ids: &[i32]) -> Result<Vec<i32>, Error> {
     let mut pids = Vec::new();
     for id in ids {
         let pid = process_of(*id)?;
@@ -123,6 +201,31 @@ fn trace(text: &str) -> Result<TraceId, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_are_selected_by_program_name_and_container() {
+        let id = "0123456789abcdef".repeat(4);
+        let mut facts = Facts::default();
+        facts.comm = Some("worker".into());
+        facts.executable = "/srv/shop (deleted)".into();
+        facts.container_id = Some(id.clone());
+        let matching = |name: &str, container: &str| {
+            let select = Select {
+                name: vec![name.into()],
+                container: vec![container.into()],
+            };
+            select.matching(&facts).len()
+        };
+        assert_eq!(matching("shop", &id[..12]), 2);
+        assert_eq!(matching("worker", &id[1..13]), 1);
+        assert_eq!(matching("srv", &id), 1);
+        assert_eq!(matching("shop (deleted)", "f"), 0);
+        assert_eq!(container(&id).as_ref(), Ok(&id));
+        assert_eq!(container(&id[..12]).unwrap(), id[..12]);
+        for wrong in ["", &id[..11], "0123456789AB", &format!("{id}0")] {
+            assert!(container(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_trace_id_may_be_written_in_either_case() {

@@ -400,3 +400,39 @@ fn a_report_says_what_is_wrong_with_its_file() {
         "{answer:?}"
     );
 }
+
+#[test]
+fn processes_are_recorded_by_name() {
+    let scratch = Scratch::new("record-name");
+    let flags = ["-DPROGRAM", "-DNAME=work", "-DMILLISECONDS=600000"];
+    let Some(program) = Compiler::gcc().program(&["work.c"], &flags) else {
+        return;
+    };
+    let name = format!("otelctx-{}", std::process::id());
+    let path = scratch.path(&name);
+    fs::copy(program, &path).unwrap();
+    let mut working = [(); 2].map(|()| std::process::Command::new(&path).spawn().unwrap());
+    let output = scratch.path("a.folded");
+    given_time(|seconds| {
+        let arguments = [
+            "record", "--name", &name, "-d", seconds, "-o", &output, "--json",
+        ];
+        let answer = otelctx(&arguments).expect(0).json();
+        (answer["processes"] == 2).then_some(()).ok_or(answer)
+    });
+    for child in &mut working {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let answer = otelctx(&["record", "--name", &name, "-o", &output]);
+    assert_eq!(answer.status, 2);
+    assert!(answer.stderr.contains(&format!(
+        "no process with the name, or of the container, {name}"
+    )));
+    let both = otelctx(&["record", "--name", &name, "--all", "-o", &output]);
+    assert!(
+        both.stderr.contains("cannot be used with"),
+        "{}",
+        both.stderr
+    );
+}

@@ -19,7 +19,7 @@ use otelctx_sampler::{Method, Targets};
 use otelctx_symbolize::Symbols;
 
 use crate::command::child::{self, Waiting};
-use crate::command::filter::{self, Filter};
+use crate::command::filter::{Filter, Select};
 use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::json;
@@ -37,17 +37,22 @@ use summary::Summary;
 /// Records until the processes have exited, for --duration, or until Ctrl-C; then writes the files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-#[command(override_usage = "otelctx record [OPTIONS] <--pid <PID>|--all|-- COMMAND...>")]
-#[command(group(clap::ArgGroup::new("targets").required(true).args(["pid", "all", "command"])))]
+#[command(
+    override_usage = "otelctx record [OPTIONS] <--pid <PID>|--name <NAME>|--container <ID>|--all|-- COMMAND...>"
+)]
+#[command(group(clap::ArgGroup::new("targets").required(true).multiple(true)
+    .args(["pid", "name", "container", "all", "command"])))]
 pub(crate) struct Arguments {
     /// Process IDs to sample, including children started later
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
+    #[command(flatten)]
+    select: Select,
     /// Sample every process on this machine
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with_all = ["pid", "name", "container"])]
     all: bool,
     /// Run this command and sample it from its first instruction
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "all"])]
     command: Vec<OsString>,
     /// Output file; its extension selects the format: .otlp, .pb.gz (pprof), .json.gz (Firefox
     /// Profiler), .svg (flame graph) or .folded. Can be given more than once
@@ -104,7 +109,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     output::check(&arguments.output)?;
     let targets = match arguments.all {
         true => Targets::All,
-        false => Targets::Processes(filter::processes(&arguments.pid)?),
+        false => Targets::Processes(arguments.select.processes(&arguments.pid)?),
     };
     let collector = Collector::of(&arguments.send)?;
     interrupt::catch().map_err(Error::Interrupt)?;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use otelctx_sampler::{Method, Sampler, Targets};
 
 use crate::command::child::{self, Waiting};
-use crate::command::filter::{self, Filter, NONE};
+use crate::command::filter::{Filter, NONE, Select};
 use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::terminal;
@@ -41,12 +41,14 @@ pub(crate) struct Arguments {
     /// Process IDs to watch, including children started later [default: all processes]
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
     pid: Vec<i32>,
+    #[command(flatten)]
+    select: Select,
     /// Watch every process on this machine (the default)
-    #[arg(short, long, conflicts_with = "pid")]
+    #[arg(short, long, conflicts_with_all = ["pid", "name", "container"])]
     all: bool,
     /// Run this command and watch it from its first instruction. Its stdin is empty and its output
     /// hidden; it is terminated when the view ends
-    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "all"])]
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "all"])]
     command: Vec<OsString>,
     /// Initial grouping
     #[arg(short, long, value_name = "WHAT", default_value = "thread")]
@@ -143,7 +145,7 @@ impl Plan {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
-    let pids = filter::processes(&arguments.pid)?;
+    let pids = arguments.select.processes(&arguments.pid)?;
     interrupt::catch().map_err(Error::Interrupt)?;
     let cannot_start = child::cannot_start(&arguments.command);
     let waiting = start(&arguments.command).map_err(&cannot_start)?;
