@@ -79,9 +79,12 @@ pub(crate) enum Error {
     /// The process would sample itself.
     #[error("process {0} is this otelctx process, which cannot sample itself")]
     Own(i32),
-    /// No process has this name, or is in this container.
-    #[error("no process with the name, or of the container, {}", crate::output::terminal::escape(.0))]
-    NoneSelected(String),
+    /// No process has this name.
+    #[error("no process is named {}", crate::output::terminal::escape(.0))]
+    NoneNamed(String),
+    /// No process is in a container with this ID.
+    #[error("no process is in container {0}")]
+    EmptyContainer(String),
     /// The same output file twice.
     #[error("{}: output file given twice", .0.display())]
     OutputTwice(PathBuf),

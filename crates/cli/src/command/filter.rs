@@ -107,7 +107,8 @@ impl Select {
         if self.is_empty() {
             return Ok(selected);
         }
-        let mut missing: HashSet<&str> = self.all().collect();
+        let all = self.name.iter().chain(&self.container);
+        let mut missing: HashSet<&str> = all.map(String::as_str).collect();
         for pid in remote::process::processes().map_err(otelctx_reader::Error::from)? {
             // It may have ended since.
             let Ok(process) = remote::Process::open(pid) else {
@@ -127,14 +128,13 @@ impl Select {
                 }
             }
         }
-        match self.all().find(|selector| missing.contains(selector)) {
-            Some(selector) => Err(Error::NoneSelected(selector.to_owned())),
-            None => Ok(selected),
+        let first_missing =
+            |of: &[String]| of.iter().find(|it| missing.contains(it.as_str())).cloned();
+        match (first_missing(&self.name), first_missing(&self.container)) {
+            (Some(name), _) => Err(Error::NoneNamed(name)),
+            (None, Some(id)) => Err(Error::EmptyContainer(id)),
+            (None, None) => Ok(selected),
         }
-    }
-
-    fn all(&self) -> impl Iterator<Item = &str> {
-        self.name.iter().chain(&self.container).map(String::as_str)
     }
 
     /// The names and containers that a process belongs to.

@@ -426,9 +426,12 @@ fn processes_are_recorded_by_name() {
     }
     let answer = otelctx(&["record", "--name", &name, "-o", &output]);
     assert_eq!(answer.status, 2);
-    assert!(answer.stderr.contains(&format!(
-        "no process with the name, or of the container, {name}"
-    )));
+    let expected = format!("otelctx: no process is named {name}\n");
+    assert_eq!(answer.stderr, expected);
+    let container = "0".repeat(64);
+    let answer = otelctx(&["record", "--container", &container, "-o", &output]);
+    let expected = format!("otelctx: no process is in container {container}\n");
+    assert_eq!((answer.status, answer.stderr), (2, expected));
     let both = otelctx(&["record", "--name", &name, "--all", "-o", &output]);
     assert!(
         both.stderr.contains("cannot be used with"),
