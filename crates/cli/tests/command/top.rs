@@ -3,14 +3,15 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::fcntl::OFlag;
 use nix::libc;
-use nix::pty::{Winsize, openpty};
+use nix::pty::{Winsize, grantpt, openpty, posix_openpt, ptsname_r, unlockpt};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::termios::{Termios, tcgetattr};
 use nix::unistd::Pid;
@@ -277,9 +278,22 @@ fn await_end(child: &mut Child) -> Option<i32> {
 #[test]
 fn it_ends_when_the_terminal_goes_away() {
     let target = Target::start("busy");
-    let pty = openpty(&size(80, 24), None).unwrap();
-    fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
-    let slave = || Stdio::from(pty.slave.try_clone().unwrap());
+    // openpty(3) lets the children of other tests inherit the terminal, which then does not go away.
+    let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let mut screen = posix_openpt(flags).unwrap();
+    grantpt(&screen).unwrap();
+    unlockpt(&screen).unwrap();
+    let size = size(80, 24);
+    // SAFETY: the structure is valid during the call.
+    let set = unsafe { libc::ioctl(screen.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+    assert_eq!(set, 0);
+    let slave = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(OFlag::O_NOCTTY.bits())
+        .open(ptsname_r(&screen).unwrap())
+        .unwrap();
+    let slave = || Stdio::from(slave.try_clone().unwrap());
     // No session of its own: nobody tells it by a signal. Neither does it draw soon, and fail.
     let mut child = command(&["top", "-p", &target.pid().to_string(), "-i", "600"])
         .env("TERM", "xterm")
@@ -288,7 +302,6 @@ fn it_ends_when_the_terminal_goes_away() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut screen = File::from(pty.master);
     let mut shown = Vec::new();
     while !String::from_utf8_lossy(&shown).contains("CPU %") {
         let mut bytes = [0; 4096];
