@@ -245,7 +245,12 @@ impl GeneratedCode {
         }))
     }
 
-    /// Reads what the runtime has announced since the last time, if that is due. `dump` opens the jitdump
+    /// Whether to read what the runtime has announced: once in each drain.
+    pub(crate) fn is_due(&self) -> bool {
+        monotonic() - self.last_read >= INTERVAL.as_nanos() as u64
+    }
+
+    /// Reads what the runtime has announced since the last time. `dump` opens the jitdump
     /// file. Keeps at most `room` more functions, and returns how many it did not keep.
     pub(crate) fn update(
         &mut self,
@@ -254,9 +259,6 @@ impl GeneratedCode {
         room: usize,
     ) -> u64 {
         let now = monotonic();
-        if now - self.last_read < INTERVAL.as_nanos() as u64 {
-            return 0;
-        }
         if self.map.file.is_none() {
             self.map.file = perf_map(process);
         }

@@ -318,16 +318,12 @@ impl Processes {
             return None;
         }
         let addresses: Vec<_> = seen.user_stack.iter().map(in_generated).collect();
-        let functions = self.tracker.iter().map(|it| it.data.generated.len());
-        let room = MAX_FUNCTIONS.saturating_sub(functions.sum());
-        let Tracked { process, data } = self.tracker.get_mut(seen.pid)?;
+        if self.tracker.get(seen.pid)?.data.generated.is_due() {
+            self.update_generated(seen.pid);
+        }
         let SampledProcess {
             code, generated, ..
-        } = data;
-        if let Some(running) = process.reader().and_then(|it| it.running().ok()) {
-            let dump = || code.open_jit_dump(running);
-            self.counts.skipped_names += generated.update(running, dump, room);
-        }
+        } = &self.tracker.get(seen.pid)?.data;
         let runtime = code.runtime();
         let frames = seen.user_stack.iter().zip(addresses);
         let named = frames.map(|(frame, address)| {
@@ -335,6 +331,19 @@ impl Processes {
             name.unwrap_or_else(|| frame.clone())
         });
         Some(named.collect())
+    }
+
+    /// Reads what a process's runtime has announced.
+    fn update_generated(&mut self, pid: i32) {
+        let functions = self.tracker.iter().map(|it| it.data.generated.len());
+        let room = MAX_FUNCTIONS.saturating_sub(functions.sum());
+        let Some(Tracked { process, data }) = self.tracker.get_mut(pid) else {
+            return;
+        };
+        if let Some(running) = process.reader().and_then(|it| it.running().ok()) {
+            let dump = || data.code.open_jit_dump(running);
+            self.counts.skipped_names += data.generated.update(running, dump, room);
+        }
     }
 
     /// Converts an observation to a sample.
