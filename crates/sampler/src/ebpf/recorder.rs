@@ -168,10 +168,8 @@ impl Recorder {
     pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
         // Otherwise, a recorder that gets too little CPU time would never finish.
         let until = monotonic();
-        for report in self.side_band.read() {
-            self.loaded.unwinding.note(&report);
-            self.processes.report(report);
-        }
+        let (side_band, processes) = (&mut self.side_band, &mut self.processes);
+        pass_on(side_band, &mut self.loaded.unwinding, processes);
         while let Some(item) = self.loaded.events.next() {
             let Some((head, parts)) = abi::event(&item) else {
                 continue;
@@ -179,10 +177,8 @@ impl Recorder {
             let is_last = head.time > until;
             if is_last {
                 // Its mapping may be newer than the last report.
-                for report in self.side_band.read() {
-                    self.loaded.unwinding.note(&report);
-                    self.processes.report(report);
-                }
+                let (side_band, processes) = (&mut self.side_band, &mut self.processes);
+                pass_on(side_band, &mut self.loaded.unwinding, processes);
             }
             match head.kind {
                 kind::ON_CPU => {
@@ -308,6 +304,14 @@ fn forget_steps(
     for &step in steps.values() {
         // Most processes have none.
         let _ = configurations.remove(&StepKey { pid, step });
+    }
+}
+
+/// Passes the kernel's new reports on to all that follow processes' memory.
+fn pass_on(side_band: &mut SideBand, unwinding: &mut Unwinding, processes: &mut Processes) {
+    for report in side_band.read() {
+        unwinding.note(&report);
+        processes.report(report);
     }
 }
 
