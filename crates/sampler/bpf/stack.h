@@ -129,7 +129,8 @@ static __always_inline __u64 walked_size(void)
     return stack ? stack->size : 0;
 }
 
-/* Copies the stack that was walked, `room` bytes of it at most; returns its size in bytes. */
+/* Copies the stack that was walked, `room` bytes of it at most; returns its size in bytes, 0 if none was
+ * walked. */
 static __always_inline long walked_stack(void *to, __u64 room, __u16 *end)
 {
     __u32 zero = 0;
@@ -138,7 +139,8 @@ static __always_inline long walked_stack(void *to, __u64 room, __u16 *end)
         return 0;
     __u64 size = stack->size;
     HIDE(size);
-    if (size > room || bpf_probe_read_kernel(to, size, stack->addresses))
+    /* A stack of no frames has the end of the sample before. */
+    if (size == 0 || size > room || bpf_probe_read_kernel(to, size, stack->addresses))
         return 0;
     *end = stack->end;
     return size;
