@@ -53,6 +53,8 @@ pub struct Group<'p> {
     pub process: ProcessId,
     /// The thread.
     pub thread: ThreadId,
+    /// The CPU, from 0.
+    pub cpu: u32,
     /// The attached context, if there is one.
     pub context: Option<ContextId>,
     /// The stack, innermost frame first: the kernel's frames, then those in the process.
@@ -73,8 +75,8 @@ impl Group<'_> {
     }
 }
 
-/// What equal samples have in common; the last is the index of their stack.
-type Key = (ProcessId, Kind, ThreadId, Option<ContextId>, usize);
+/// What equal samples have in common; the last two are the index of their stack and the CPU.
+type Key = (ProcessId, Kind, ThreadId, Option<ContextId>, usize, u32);
 
 /// Maps each context, by index, to the first one that every format writes identically: they may
 /// differ in flags, in the order of attributes, and in attributes that [`attributes`] drops. A
@@ -128,7 +130,7 @@ impl Profile {
                 Found::Attached(context) => contexts[context.index()],
                 _ => None,
             };
-            (process, kind, sample.thread, context, *stack)
+            (process, kind, sample.thread, context, *stack, sample.cpu)
         };
         samples.sort_by_cached_key(|sample| (key(sample), sample.time));
         let mut keys: Vec<(Key, usize)> = Vec::new();
@@ -240,13 +242,14 @@ impl Profile {
     pub fn groups(&self) -> impl Iterator<Item = Group<'_>> {
         let mut samples = &self.samples[..];
         self.keys.iter().map(move |(key, count)| {
-            let (process, kind, thread, context, stack) = *key;
+            let (process, kind, thread, context, stack, cpu) = *key;
             let (group, rest) = samples.split_at(*count);
             samples = rest;
             Group {
                 kind,
                 process,
                 thread,
+                cpu,
                 context,
                 stack: &self.stacks[stack],
                 samples: group,

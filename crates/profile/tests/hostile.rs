@@ -299,7 +299,7 @@ fn values_beyond_all_numbers_are_added_up() {
     for resource in &mut data.resource_profiles {
         for profile in &mut resource.scope_profiles[0].profiles {
             for sample in &mut profile.samples {
-                sample.values.fill(i64::MIN);
+                sample.values = vec![i64::MIN; sample.timestamps_unix_nano.len()];
             }
         }
     }

@@ -175,14 +175,17 @@ fn otlp_says_what_executes_each_frame() {
         for sample in &resource.scope_profiles[0].profiles[0].samples {
             let stack = &dictionary.stack_table[sample.stack_index as usize];
             let locations = stack.location_indices.iter().map(location);
-            stacks.push((sample.values.len(), locations.collect::<Vec<_>>()));
+            stacks.push((
+                sample.timestamps_unix_nano.len(),
+                locations.collect::<Vec<_>>(),
+            ));
         }
     }
     let handle = "cpython handle/ /srv/shop.py:7 0 0x0";
-    let serve = "native serve/_serve /src/shop.rs:20 1 0x70000180";
-    let main = "native main/_main /src/shop.rs:10 1 0x70000020";
+    let serve = "native serve/_serve /src/shop.rs:20 1 0x1180";
+    let main = "native main/_main /src/shop.rs:10 1 0x1020";
     let checkout = "cpython Shop.checkout/checkout /srv/shop.py:42 0 0x0";
-    let parse = "native parse/_parse /src/shop.rs:7 serve/_serve /src/shop.rs:21 1 0x70000180";
+    let parse = "native parse/_parse /src/shop.rs:7 serve/_serve /src/shop.rs:21 1 0x1180";
     let toy = "toy loop/ /srv/shop.py:3 0 0x0";
     let strings = |frames: &[&str]| frames.iter().map(ToString::to_string).collect();
     let expected: [(usize, Vec<String>); 3] = [

@@ -68,8 +68,10 @@ fn stack(dictionary: &ProfilesDictionary, sample: &Sample) -> Vec<String> {
     names
 }
 
-/// A sample in words: attributes, span (first byte), stack, values.
-fn described(dictionary: &ProfilesDictionary, sample: &Sample) -> (String, u8, String, Vec<i64>) {
+/// A sample as text: attributes, span (first byte), stack, number of times, values.
+type Described = (String, u8, String, usize, Vec<i64>);
+
+fn described(dictionary: &ProfilesDictionary, sample: &Sample) -> Described {
     let attributes = attributes(dictionary, &sample.attribute_indices);
     let attributes: Vec<_> = attributes
         .iter()
@@ -80,6 +82,7 @@ fn described(dictionary: &ProfilesDictionary, sample: &Sample) -> (String, u8, S
         attributes.join(" "),
         link.span_id.first().copied().unwrap_or(0),
         stack(dictionary, sample).join(" "),
+        sample.timestamps_unix_nano.len(),
         sample.values.clone(),
     )
 }
@@ -109,28 +112,32 @@ fn samples_stay_apart_in_thread_span_and_attributes() {
     let parse = "parse:7 serve:21 main:10";
     let worker = |number: u8, route: &str| {
         format!(
-            "http.route={route} thread.id=471{} thread.name=worker-{number}",
+            "cpu.logical_number=0 http.route={route} thread.id=471{} thread.name=worker-{number}",
             number + 1
         )
     };
     let mut samples = described(on);
     samples.sort();
     let mut expected = vec![
-        (worker(1, "/cart"), 1, parse.to_owned(), vec![1; 4]),
-        (worker(1, "/cart"), 2, parse.to_owned(), vec![1; 2]),
-        (worker(1, "/pay"), 1, parse.to_owned(), vec![1]),
-        (worker(2, "/cart"), 1, parse.to_owned(), vec![1]),
+        (worker(1, "/cart"), 1, parse.to_owned(), 4, vec![]),
+        (worker(1, "/cart"), 2, parse.to_owned(), 2, vec![]),
+        (worker(1, "/pay"), 1, parse.to_owned(), 1, vec![]),
+        (worker(2, "/cart"), 1, parse.to_owned(), 1, vec![]),
         (
-            "thread.id=4713 thread.name=worker-2".to_owned(),
+            "cpu.logical_number=0 thread.id=4713 thread.name=worker-2".to_owned(),
             0,
             "do_syscall_64:0 serve:20 main:10".to_owned(),
-            vec![1; 2],
+            2,
+            vec![],
         ),
         (
-            "process.context.label.thread.name=mine thread.id=4713 thread.name=worker-2".to_owned(),
+            "cpu.logical_number=0 process.context.label.thread.name=mine thread.id=4713 \
+             thread.name=worker-2"
+                .to_owned(),
             0,
             "main:10".to_owned(),
-            vec![1],
+            1,
+            vec![],
         ),
     ];
     expected.sort();
@@ -141,6 +148,7 @@ fn samples_stay_apart_in_thread_span_and_attributes() {
             worker(2, "/cart"),
             1,
             "do_syscall_64:0".to_owned(),
+            1,
             vec![7_000_000]
         )]
     );
@@ -285,6 +293,72 @@ fn mappings_can_be_identified_and_hold_their_addresses() {
     );
 }
 
+/// The same file, mapped at another address by another process.
+#[test]
+fn processes_share_the_locations_of_a_file() {
+    let mut recording = shop::recording();
+    let first = recording.samples[0];
+    let process = recording.catalog.thread_facts(first.thread).process;
+    let mut copy = recording.catalog.process(process).clone();
+    let moved = 0x7f00_0000_0000 - copy.mappings[0].start;
+    copy.pid = 4720;
+    for mapping in &mut copy.mappings {
+        mapping.start += moved;
+        mapping.end += moved;
+    }
+    let copy = recording.catalog.add_process(copy);
+    let frames = recording.catalog.frames(first.user_stack);
+    let addresses: Vec<u64> = frames
+        .filter_map(|frame| Some(frame.address()? + moved))
+        .collect();
+    let sample = otelctx_sample::Sample {
+        cpu: 3,
+        thread: recording.catalog.thread(copy, 4720, "worker-1"),
+        user_stack: recording.catalog.native_stack(&addresses),
+        ..first
+    };
+    recording.samples = vec![first, sample];
+    let profile = Profile::new(recording, &mut shop::Names);
+    let data = written(&profile, &Options::default());
+    assert_eq!(rules::violations(&data), [""; 0]);
+    assert_eq!(rules::missed_by_backends(&data), [""; 0]);
+    let dictionary = data.dictionary.as_ref().unwrap();
+    // Beside the zero value.
+    assert_eq!(dictionary.mapping_table.len(), 2);
+    assert_eq!(dictionary.stack_table.len(), 2);
+    assert_eq!(dictionary.location_table.len(), 1 + addresses.len());
+    let resources = data.resource_profiles.iter();
+    let samples = resources.map(|it| &it.scope_profiles[0].profiles[0].samples[0]);
+    let shown: Vec<_> = samples
+        .map(|sample| {
+            let cpu = &attributes(dictionary, &sample.attribute_indices)["cpu.logical_number"];
+            (sample.stack_index, cpu.clone())
+        })
+        .collect();
+    assert_eq!(shown, [(1, "0".to_owned()), (1, "3".to_owned())]);
+    let mapping = &dictionary.mapping_table[1];
+    let (start, end) = (mapping.memory_start, mapping.memory_limit);
+    assert_eq!((start, end, mapping.file_offset), (0x1000, 0x2000, 0x1000));
+    let address = dictionary.location_table[1].address;
+    assert_eq!(address, addresses[0] - moved - shop::CODE + 0x1000);
+}
+
+#[test]
+fn the_version_of_the_semantic_conventions_is_there_where_it_is_known() {
+    let data = written(&shop::profile(), &Options::default());
+    let url = "https://opentelemetry.io/schemas/1.42.0";
+    // The first process publishes attributes, of a version that nobody knows.
+    let urls: Vec<&str> = data
+        .resource_profiles
+        .iter()
+        .map(|it| {
+            assert_eq!(it.scope_profiles[0].schema_url, url);
+            &it.schema_url[..]
+        })
+        .collect();
+    assert_eq!(urls, ["", url]);
+}
+
 #[test]
 fn what_is_written_keeps_the_rules() {
     for profile in [
@@ -389,7 +463,7 @@ fn a_broken_rule_is_found() {
         *sample(data) = Sample::default()
     });
     broken("3 values at 4 times", &|data| {
-        sample(data).values.truncate(3)
+        sample(data).values = vec![1; 3]
     });
     broken("is not in the profile's", &|data| {
         sample(data).timestamps_unix_nano[0] = START_UNIX - 1
@@ -489,7 +563,13 @@ fn what_a_backend_misses_is_found() {
     missed("a sample has the thread None", &|data| {
         profile(data, 0).samples[0].attribute_indices.clear()
     });
-    missed("4 values and 0 times", &|data| {
+    missed("a sample has no CPU", &|data| {
+        let dictionary = dictionary(data);
+        let strings = &mut dictionary.string_table;
+        let cpu = strings.iter_mut().find(|it| *it == "cpu.logical_number");
+        "cpu".clone_into(cpu.unwrap());
+    });
+    missed("a sample has no time", &|data| {
         profile(data, 0).samples[0].timestamps_unix_nano.clear()
     });
     for key in ["service.name", "process.pid"] {

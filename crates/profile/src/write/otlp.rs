@@ -22,6 +22,9 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 use crate::{Group, Kind, Options, Profile};
 use tables::{Entries, Tables};
 
+/// The version of the semantic conventions that define the attributes written here.
+const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.42.0";
+
 /// Field numbers of the messages that are written incrementally.
 mod field {
     /// In `ProfilesData`.
@@ -102,6 +105,11 @@ fn field_size(tag: u32, size: usize) -> usize {
 fn resource_message(profile: &Profile, process: ProcessId) -> proto::ResourceProfiles {
     proto::ResourceProfiles {
         resource: Some(resource(profile, process)),
+        // Nobody knows which version a process's own attributes are of.
+        schema_url: match profile.process(process).resource.is_empty() {
+            true => SCHEMA_URL.to_owned(),
+            false => String::new(),
+        },
         ..proto::ResourceProfiles::default()
     }
 }
@@ -114,6 +122,7 @@ fn scope_message() -> proto::ScopeProfiles {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ..InstrumentationScope::default()
         }),
+        schema_url: SCHEMA_URL.to_owned(),
         ..proto::ScopeProfiles::default()
     }
 }
@@ -151,24 +160,26 @@ fn fill<'p>(
     tables: &mut Tables<'p>,
 ) {
     let clock = profile.clock();
-    sample.values.clear();
+    let times = group.samples.iter().map(|one| clock.unix(one.time));
     sample.timestamps_unix_nano.clear();
-    for one in group.samples {
-        sample.values.push(value(one));
-        sample.timestamps_unix_nano.push(clock.unix(one.time));
-    }
+    sample.timestamps_unix_nano.extend(times);
+    sample.values.clear();
+    sample.values.extend(group.samples.iter().filter_map(value));
     sample.stack_index = tables.stack(group.stack);
     sample.attribute_indices.clear();
     sample.attribute_indices.extend(tables.thread(group.thread));
+    sample.attribute_indices.push(tables.cpu(group.cpu));
     let (link, attributes) = tables.context(group.context);
     sample.attribute_indices.extend(attributes);
     sample.link_index = link;
 }
 
-fn value(sample: &Sample) -> i64 {
+/// The value of a sample. On-CPU samples need none: a time without a value stands for 1
+/// (`profiles.proto`, `Sample`).
+fn value(sample: &Sample) -> Option<i64> {
     match sample.event {
-        Event::OffCpu { nanoseconds } => i64::try_from(nanoseconds).unwrap_or(i64::MAX),
-        _ => 1,
+        Event::OffCpu { nanoseconds } => Some(i64::try_from(nanoseconds).unwrap_or(i64::MAX)),
+        _ => None,
     }
 }
 

@@ -42,11 +42,14 @@ fn add(data: &ProfilesData, lines: &mut Vec<String>) {
                 let head = format!("{of_resource:?} {name} {}", head(dictionary, profile));
                 for sample in &profile.samples {
                     let body = body(dictionary, sample);
-                    assert_eq!(sample.values.len(), sample.timestamps_unix_nano.len());
-                    let looks = sample.values.iter().zip(&sample.timestamps_unix_nano);
-                    lines.extend(
-                        looks.map(|(value, time)| format!("{head} {body} {value} at {time}")),
-                    );
+                    let times = &sample.timestamps_unix_nano;
+                    // On-CPU samples have no values, others have one for each time.
+                    let count = sample.values.len();
+                    assert!(count == 0 || count == times.len(), "{sample:?}");
+                    lines.extend(times.iter().enumerate().map(|(index, time)| {
+                        let value = sample.values.get(index);
+                        format!("{head} {body} {value:?} at {time}")
+                    }));
                 }
             }
         }

@@ -18,7 +18,7 @@ pub(crate) const START_UNIX: u64 = 1_700_000_000_000_000_000;
 pub(crate) const START: u64 = 5_000;
 
 /// Where the shop's program is mapped; its first byte is byte 0x1000 of the file.
-const CODE: u64 = 0x7000_0000;
+pub(crate) const CODE: u64 = 0x7000_0000;
 
 /// Knows `main` (offset 0x1000), `serve` (0x1100) with `parse` inlined at 0x1180, and the kernel.
 pub(crate) struct Names;

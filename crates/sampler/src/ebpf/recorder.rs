@@ -55,9 +55,8 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Loads the program, starts the clocks and scans the targets. The clocks are started first, so
-    /// that everything from then on is recorded; a requested process is sampled once it was
-    /// scanned.
+    /// Loads the program, scans the requested processes, and starts the clocks: all of them are sampled
+    /// from then on. Of a whole machine, everything is sampled while its publishers are searched for.
     pub(crate) fn start(
         options: &Options,
         reader_options: reader::Options,
@@ -93,21 +92,17 @@ impl Recorder {
                 recorder.processes.add(*pid)?;
                 recorder.loaded.unwinding.read(&process);
             }
+            for pid in pids {
+                recorder.processes.scan(*pid);
+                recorder.configure(*pid);
+            }
             recorder.loaded.unwinding.wait(MAX_ROWS_WAIT);
         }
         recorder.started = monotonic();
         recorder.loaded.clocks.start().map_err(Error::Clock)?;
-        match &options.targets {
-            Targets::All => {
-                for pid in recorder.processes.find_publishers()? {
-                    recorder.configure(pid);
-                }
-            }
-            Targets::Processes(pids) => {
-                for pid in pids {
-                    recorder.processes.scan(*pid);
-                    recorder.configure(*pid);
-                }
+        if recorder.whole_machine {
+            for pid in recorder.processes.find_publishers()? {
+                recorder.configure(pid);
             }
         }
         Ok(Ok(recorder))

@@ -134,13 +134,13 @@ impl Recorder {
         for pid in configured {
             recorder.configure(pid);
         }
-        recorder.started = monotonic();
         let worker = Worker::new(options, max_record, sender, shared);
         let mut worker = worker.map_err(RemoteError::NoOwnThread)?;
         for process in opened {
             worker.add(process)?;
         }
         worker.survey();
+        recorder.started = monotonic();
         let thread = std::thread::Builder::new()
             .name("otelctx-ptrace".into())
             .spawn(move || {

@@ -93,9 +93,9 @@ impl<'p> OtlpMessages<'p> {
     }
 }
 
-/// Bytes that a sample's value (a varint) and time (eight bytes) add to its message.
+/// Bytes that a sample's value (a varint, if it has one) and time (eight bytes) add to its message.
 fn size_of(sample: &Sample) -> usize {
-    encoded_len_varint(value(sample).cast_unsigned()) + 8
+    value(sample).map_or(0, |value| encoded_len_varint(value.cast_unsigned())) + 8
 }
 
 /// The number of leading `samples` that fit into `room` bytes.

@@ -20,10 +20,11 @@ use crate::{LocationIndex, Place, Profile};
 /// Names of attributes that the profile itself adds to samples.
 const THREAD_ID: &str = "thread.id";
 const THREAD_NAME: &str = "thread.name";
+const CPU: &str = "cpu.logical_number";
 /// Attributes for an ID without the other one: a link needs both.
 const TRACE_ID: &str = "trace_id";
 const SPAN_ID: &str = "span_id";
-const OWN: [&str; 4] = [THREAD_ID, THREAD_NAME, TRACE_ID, SPAN_ID];
+const OWN: [&str; 5] = [THREAD_ID, THREAD_NAME, CPU, TRACE_ID, SPAN_ID];
 
 /// Field numbers of `ProfilesDictionary`.
 mod field {
@@ -239,6 +240,11 @@ impl<'p> Tables<'p> {
         indices
     }
 
+    /// The attribute of the samples of a CPU.
+    pub(super) fn cpu(&mut self, number: u32) -> i32 {
+        self.number(CPU, number.into())
+    }
+
     /// The link of a context's samples, 0 for none, and their attributes.
     pub(super) fn context(&mut self, id: Option<ContextId>) -> (i32, &[i32]) {
         let Some(id) = id else { return (0, &[]) };
@@ -326,13 +332,32 @@ impl<'p> Tables<'p> {
         let lines = lines.collect();
         let entry = Location {
             mapping: self.mapping(location.place),
-            address: location.address,
+            address: self.address(location),
             lines,
             attributes: vec![self.text("profile.frame.type", frame_type)],
         };
         let index = self.locations.add(entry);
         self.of_location.insert(id, index);
         index
+    }
+
+    /// Whether addresses of this place are relative to its file, as if the file were mapped at address 0.
+    /// Then all processes that map it share its entries.
+    fn is_relative(&self, place: Place) -> bool {
+        let profile = self.profile;
+        let module = profile.module_of(place);
+        module.is_some_and(|module| profile.catalog().module_facts(module).has_file())
+    }
+
+    fn address(&self, location: &crate::Location) -> u64 {
+        match location.place {
+            Place::Mapped(mapping) if self.is_relative(location.place) => {
+                // The target chooses both, so that the sum may overflow.
+                let within = location.address.saturating_sub(mapping.start);
+                within.saturating_add(mapping.offset)
+            }
+            _ => location.address,
+        }
     }
 
     fn mapping(&mut self, place: Place) -> i32 {
@@ -351,7 +376,12 @@ impl<'p> Tables<'p> {
                     .push(self.text("process.executable.build_id.htlhash", &hexadecimal(&hash)));
             }
         }
-        let (memory_start, memory_limit, file_offset) = range(place);
+        let (start, end, file_offset) = range(place);
+        let memory_start = match self.is_relative(place) {
+            true => file_offset,
+            false => start,
+        };
+        let memory_limit = memory_start.saturating_add(end.saturating_sub(start));
         let entry = proto::Mapping {
             memory_start,
             memory_limit,
