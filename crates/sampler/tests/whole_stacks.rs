@@ -131,7 +131,7 @@ fn check(name: &str, command: &mut Command) -> Option<()> {
     check_share(name, command, 99)
 }
 
-/// Checks that so many percent of a program's stacks are complete.
+/// Checks that at least `share` percent of a program's stacks are complete.
 fn check_share(name: &str, command: &mut Command, share: u64) -> Option<()> {
     let counts = sample(name, command, false)?;
     let (whole, all) = (counts.complete_stacks, counts.samples());
