@@ -11,6 +11,7 @@
 mod answer;
 mod copy;
 mod debug_file;
+mod demangle;
 mod identity;
 mod vdso;
 
@@ -279,7 +280,10 @@ fn symbolize(
     reaches: impl Fn(u64, u64) -> bool,
 ) -> Option<(Vec<Vec<Function>>, bool)> {
     // It caches what it has parsed, so there is one for each module.
-    let symbolizer = Symbolizer::builder().enable_auto_reload(false).build();
+    let symbolizer = Symbolizer::builder()
+        .enable_auto_reload(false)
+        .enable_demangling(false)
+        .build();
     let (Input::AbsAddr(all) | Input::VirtOffset(all) | Input::FileOffset(all)) = addresses;
     if let Ok(found) = symbolizer.symbolize(source, addresses) {
         let found = found.iter().zip(all);
@@ -330,7 +334,7 @@ fn functions(
 
 fn named(name: &str, code: Option<&CodeInfo<'_>>) -> Function {
     Function {
-        name: name.to_owned(),
+        name: demangle::demangle(name),
         system_name: String::new(),
         file: code.map_or(String::new(), |code| {
             code.to_path().to_string_lossy().into()
