@@ -336,6 +336,15 @@ impl Process {
         self.subject.as_target(&self.options)
     }
 
+    /// [`Self::as_target`] with the memory of the program that is running now.
+    ///
+    /// # Errors
+    /// If its memory cannot be opened.
+    pub fn target(&mut self) -> Result<impl Deref<Target = dyn Target + '_>, Error> {
+        self.memory()?;
+        Ok(self.as_target().expect("memory was just opened"))
+    }
+
     /// The cache of files through which its modules are read.
     #[must_use]
     pub fn files(&self) -> &FileCache {

@@ -170,6 +170,8 @@ pub enum StopReason {
     ThreadPointer,
     /// A language runtime is read with it.
     Runtime,
+    /// It was asleep, but its stack cannot be walked without all of its registers.
+    Stack,
 }
 
 /// A thread of a [`Process`].

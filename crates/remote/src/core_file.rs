@@ -201,7 +201,10 @@ impl CoreFile {
                 offset: 0,
                 device: Device::default(),
                 inode: 0,
-                name: b"",
+                name: match self.notes.vdso == Some(load.start) {
+                    true => b"[vdso]",
+                    false => b"",
+                },
             })
     }
 
@@ -432,7 +435,7 @@ fn read_all(
 
 impl Target for CoreFile {
     /// A core file has no devices and inodes: the inode is a number for the name. Memory without a
-    /// file name has neither.
+    /// file has neither, and no name unless it is the vDSO.
     fn mappings(
         &self,
         visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
@@ -484,7 +487,10 @@ impl Target for CoreFile {
         _: Device,
         _: u64,
     ) -> Result<File, Option<String>> {
-        self.find_file(start, name).map_err(Some)
+        // Any of the module's mappings may be asked for.
+        let index = self.mapped_index(start);
+        let first = index.map_or(start, |index| self.first_of_module(index).start);
+        self.find_file(first, name).map_err(Some)
     }
 
     fn machine(&self) -> Machine {

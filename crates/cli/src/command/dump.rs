@@ -7,6 +7,7 @@ mod inspection;
 mod json;
 mod report;
 mod runtimes;
+mod stacks;
 mod text;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use otelctx_sampler::Snapshots;
 
 use self::inspection::Inspection;
 use self::report::Report;
+use self::stacks::{Names, StackOptions};
 use super::ids::{self, process_of};
 use super::seconds::seconds;
 use super::worker;
@@ -28,14 +30,15 @@ use crate::{Setup, Status};
 
 /// Show the context of a process and of each of its threads
 ///
-/// Sleeping threads are not stopped. Running threads are stopped for a few microseconds, unless
-/// --no-stop is given. Also reads core files (docs/core-files.md).
+/// Sleeping threads are not stopped. Running threads are stopped for a few microseconds (longer with
+/// --stacks), unless --no-stop is given. Also reads core files (docs/core-files.md).
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "all", "core"]), after_help = "\
 Examples:
   otelctx dump 4711
   otelctx dump 4711 --json | jq '.threads[].context.trace_id'
   otelctx dump 4711 --no-stop            read the threads while they run
+  otelctx dump 4711 --stacks             also show the stack of each thread
   otelctx dump --all | jq -r '.pid, .threads[]?.context.trace_id'
   otelctx dump --core core.4711          the trace of each thread when the process crashed
   otelctx dump --core core.4711 --sysroot ./files-of-that-machine")]
@@ -59,6 +62,17 @@ pub(crate) struct Arguments {
         hide_default_value = true
     )]
     sysroot: PathBuf,
+    /// Also show each thread's native stack, with function names
+    #[arg(long)]
+    stacks: bool,
+    /// Also stop sleeping threads, briefly, where their stacks are incomplete otherwise: code that
+    /// keeps a frame pointer is unwound from a register that the kernel only shows of stopped
+    /// threads. No thread is stopped if that would restart the timeout of its system call
+    #[arg(long, requires = "stacks", conflicts_with_all = ["no_stop", "core"])]
+    stop_sleeping: bool,
+    /// Additional directory to search for separate debug files
+    #[arg(long, value_name = "DIRECTORY", requires = "stacks")]
+    debug_dir: Vec<PathBuf>,
     /// Print one JSON value, with --all one per line (fields: docs/json.md)
     #[arg(long)]
     json: bool,
@@ -95,21 +109,33 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         loaded.map_err(otelctx_sampler::Error::Snapshot)
     });
     let mut snapshots = snapshots.transpose()?;
+    let stacks = StackOptions::new(arguments.stop_sleeping);
+    let stacks = arguments.stacks.then_some(stacks);
+    let mut names = Names::new(&arguments.debug_dir);
     if arguments.all {
-        return all::run(&options, arguments.deadline, snapshots);
+        let means = all::Means {
+            snapshots,
+            stacks,
+            names,
+        };
+        return all::run(&options, arguments.deadline, means);
     }
     let terminal = Terminal::of_stdout();
     match (&arguments.core, arguments.pid) {
         (Some(core), _) => {
-            let report = core::dump(core, &arguments.sysroot, options)?;
+            let stacks = stacks.as_ref();
+            let mut report = core::dump(core, &arguments.sysroot, options, stacks)?;
+            report.resolve(&mut names);
             tell(&report, arguments.json, &terminal)
         }
         // One of them is required.
         (None, pid) => {
             let pid = pid.unwrap_or_default();
             worker::one(pid, arguments.deadline, |worker| {
-                let report = one(pid, options, arguments.deadline, snapshots.as_mut())?;
+                let (timeout, stacks) = (arguments.deadline, stacks.as_ref());
+                let mut report = one(pid, options, timeout, snapshots.as_mut(), stacks)?;
                 worker.end();
+                report.resolve(&mut names);
                 tell(&report, arguments.json, &terminal)
             })
         }
@@ -145,6 +171,9 @@ fn explain(report: &Report) {
         let message = format!("process {pid}: its process context is larger than what is read");
         terminal::complain(&message, Some(&hint));
     }
+    for failure in &report.named.failures {
+        terminal::complain(&failure.to_string(), None);
+    }
 }
 
 /// Dumps the process with this id, or with a thread of this id.
@@ -153,10 +182,11 @@ fn one(
     options: Options,
     timeout: Duration,
     snapshots: Option<&mut Snapshots>,
+    stacks: Option<&StackOptions>,
 ) -> Result<Report, Error> {
     let pid = process_of(id)?;
     let open = |options| Process::with_options(pid, options);
-    let inspection = Inspection::begin(options, timeout, open)?;
+    let inspection = Inspection::begin(options, timeout, open)?.with_stacks(stacks);
     let mut report = stop::on_own_thread(|| inspection.finish(snapshots))??;
     report.asked_thread = (pid != id).then_some(id);
     Ok(report)

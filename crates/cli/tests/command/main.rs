@@ -21,6 +21,7 @@ mod refused;
 mod run;
 mod send;
 mod sleepers;
+mod stacks;
 mod suspended;
 mod target;
 mod terminal;

@@ -33,6 +33,8 @@ const PROCESS_NAME: usize = 40;
 const PROCESS_NAME_SIZE: usize = 16;
 /// The entry of the auxiliary vector with the address of the program headers (<elf.h>).
 const AT_PHDR: u64 = 3;
+/// The one with the address of the vDSO.
+const AT_SYSINFO_EHDR: u64 = 33;
 
 /// A thread in a core file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +70,8 @@ pub(crate) struct Notes {
     pub(crate) comm: Option<Vec<u8>>,
     /// The address at which the program headers are loaded.
     pub(crate) program_headers: Option<u64>,
+    /// The address of the vDSO.
+    pub(crate) vdso: Option<u64>,
     /// Sorted by their addresses; `None` without NT_FILE.
     pub(crate) mapped: Option<Vec<MappedFile>>,
     /// Whether `mapped` is complete.
@@ -178,8 +182,10 @@ impl Notes {
                 let entries = (note.size / 16).min(1024);
                 for index in 0..entries {
                     let at = note.start.checked_add(16 * index)?;
-                    if bytes.u64(at)? == AT_PHDR {
-                        self.program_headers = Some(bytes.u64(at + 8)?);
+                    match bytes.u64(at)? {
+                        AT_PHDR => self.program_headers = Some(bytes.u64(at + 8)?),
+                        AT_SYSINFO_EHDR => self.vdso = Some(bytes.u64(at + 8)?),
+                        _ => {}
                     }
                 }
             }

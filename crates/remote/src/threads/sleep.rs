@@ -99,6 +99,21 @@ impl ThreadFiles {
     /// # Errors
     /// If the thread has exited, or this process has no right to trace it.
     pub fn read_asleep<T>(&mut self, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
+        self.read_report_asleep(|_| read())
+    }
+
+    /// [`Self::read_asleep`] with the system call in which the thread sleeps throughout, and so its
+    /// stack and instruction pointer. `read` is not called if the kernel's report is not understood.
+    ///
+    /// # Errors
+    /// If the thread has exited, or this process has no right to trace it.
+    pub fn read_call_asleep<T>(&mut self, read: impl FnOnce(&Call) -> T) -> io::Result<Option<T>> {
+        let result = self.read_report_asleep(|text| Call::parse(text).as_ref().map(read))?;
+        Ok(result.flatten())
+    }
+
+    /// Calls `read` with what the kernel reports of the sleep.
+    fn read_report_asleep<T>(&mut self, read: impl FnOnce(&[u8]) -> T) -> io::Result<Option<T>> {
         self.asleep_at = None;
         let before = self.ran_at.take();
         match (&self.schedstat, &self.status) {
@@ -138,13 +153,12 @@ impl ThreadFiles {
         Ok(Call::parse(read_whole(&self.syscall, &mut buffer)?))
     }
 
-    fn is_asleep(&self) -> io::Result<bool> {
-        let mut buffer = [0; SYSCALL_SIZE];
-        let text = read_whole(&self.syscall, &mut buffer)?;
+    /// What the kernel reports of a thread's sleep; `None` if the thread is running.
+    fn sleep<'b>(&self, buffer: &'b mut [u8]) -> io::Result<Option<&'b [u8]>> {
+        let text = read_whole(&self.syscall, buffer)?;
         // A number, or −1 outside a system call.
-        Ok(text
-            .first()
-            .is_some_and(|byte| *byte == b'-' || byte.is_ascii_digit()))
+        let is_asleep = |byte: &u8| *byte == b'-' || byte.is_ascii_digit();
+        Ok(text.first().is_some_and(is_asleep).then_some(text))
     }
 
     /// The counter must be read before the kernel reports that the thread is off the run queue. In
@@ -153,25 +167,30 @@ impl ThreadFiles {
         &self,
         schedstat: &File,
         before: Option<u64>,
-        read: impl FnOnce() -> T,
+        read: impl FnOnce(&[u8]) -> T,
     ) -> io::Result<Option<(T, u64)>> {
         let before = before.map_or_else(|| times_run(schedstat), Ok)?;
-        if before == 0 || !self.is_asleep()? {
+        let mut buffer = [0; SYSCALL_SIZE];
+        let Some(sleep) = self.sleep(&mut buffer)?.filter(|_| before != 0) else {
             return Ok(None);
-        }
-        let result = read();
+        };
+        let result = read(sleep);
         Ok((times_run(schedstat)? == before).then_some((result, before)))
     }
 
-    fn by_status<T>(&self, status: &File, read: impl FnOnce() -> T) -> io::Result<Option<T>> {
+    /// A thread that ran between the first report and the first count of its switches may sleep in
+    /// another call: both reports must be the same.
+    fn by_status<T>(&self, status: &File, read: impl FnOnce(&[u8]) -> T) -> io::Result<Option<T>> {
         let mut text = Vec::new();
-        if !self.is_asleep()? {
+        let (mut first, mut second) = ([0; SYSCALL_SIZE], [0; SYSCALL_SIZE]);
+        let Some(sleep) = self.sleep(&mut first)? else {
             return Ok(None);
-        }
+        };
         let before = switches(status, &mut text)?;
-        let result = read();
-        let is_same =
-            before.is_some() && self.is_asleep()? && switches(status, &mut text)? == before;
+        let result = read(sleep);
+        let is_same = before.is_some()
+            && self.sleep(&mut second)? == Some(sleep)
+            && switches(status, &mut text)? == before;
         Ok(is_same.then_some(result))
     }
 }
@@ -278,6 +297,7 @@ mod tests {
                 assert_eq!(files.protocol(), protocol);
                 for _ in 0..100 {
                     assert_eq!(files.read_asleep(|| 1).unwrap(), None, "{protocol:?}");
+                    assert_eq!(files.read_call_asleep(|_| 1).unwrap(), None);
                 }
                 assert_eq!(files.call().unwrap(), None);
             }

@@ -9,6 +9,7 @@ use otelctx_sampler::Snapshots;
 use serde::{Deserialize, Serialize};
 
 use super::inspection::Inspection;
+use super::stacks::{Names, StackOptions};
 use super::{explain, json};
 use crate::Status;
 use crate::command::retry::unless_ended;
@@ -44,12 +45,17 @@ struct Tally {
     not_written: Option<io::Error>,
 }
 
+/// What processes are inspected with, in addition to what every process is.
+pub(super) struct Means {
+    /// Without stopping threads.
+    pub(super) snapshots: Option<Snapshots>,
+    /// How to walk stacks, if that was asked for.
+    pub(super) stacks: Option<StackOptions>,
+    pub(super) names: Names,
+}
+
 /// Runs the command.
-pub(super) fn run(
-    options: &Options,
-    timeout: Duration,
-    mut snapshots: Option<Snapshots>,
-) -> Result<Status, Error> {
+pub(super) fn run(options: &Options, timeout: Duration, mut means: Means) -> Result<Status, Error> {
     let mut pids = process::processes()?;
     pids.sort_unstable();
     let mut tally = Tally::default();
@@ -57,7 +63,7 @@ pub(super) fn run(
         &pids,
         timeout,
         |worker, pids| {
-            terminal::write(|out| write_all(worker, pids, options, timeout, &mut snapshots, out))
+            terminal::write(|out| write_all(worker, pids, options, timeout, &mut means, out))
         },
         |received| tally.receive(received),
     )?;
@@ -102,7 +108,7 @@ fn write_all(
     pids: &[i32],
     options: &Options,
     timeout: Duration,
-    snapshots: &mut Option<Snapshots>,
+    means: &mut Means,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut same = SameMemory::default();
@@ -115,13 +121,15 @@ fn write_all(
             if matches!(inspection.context(), ContextState::Absent) {
                 return Ok(None);
             }
-            stop::on_own_thread(|| inspection.finish(snapshots.as_mut()))?.map(Some)
+            let inspection = inspection.with_stacks(means.stacks.as_ref());
+            stop::on_own_thread(|| inspection.finish(means.snapshots.as_mut()))?.map(Some)
         });
         worker.end();
         match dumped {
             // It publishes nothing, or has ended.
             Ok(None | Some(None)) => continue,
             Ok(Some(Some(mut report))) => {
+                report.resolve(&mut means.names);
                 if let ContextState::Published(context) = &report.context {
                     report.shares_memory_with = same.find_or_add(pid, Place::of(context));
                 }

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::inspection::Inspection;
 use super::report::{Report, Support};
+use super::stacks::StackOptions;
 use crate::error::Error;
 
 /// Facts about a core file, in addition to those about every process.
@@ -29,7 +30,12 @@ pub(super) struct CoreReport {
 const NO_TIMEOUT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Reads everything in the core file at `path`.
-pub(super) fn dump(path: &Path, sysroot: &Path, options: Options) -> Result<Report, Error> {
+pub(super) fn dump(
+    path: &Path,
+    sysroot: &Path,
+    options: Options,
+    stacks: Option<&StackOptions>,
+) -> Result<Report, Error> {
     // Listed, because a file instead of a directory would be useless.
     std::fs::read_dir(sysroot).map_err(|why| Error::Sysroot {
         path: sysroot.to_owned(),
@@ -39,7 +45,8 @@ pub(super) fn dump(path: &Path, sysroot: &Path, options: Options) -> Result<Repo
     let crash = core.crash();
     let mut missing: Vec<String> = core.missing().iter().map(ToString::to_string).collect();
     let open = |options| Ok(Process::of_target(core, options));
-    let mut report = Inspection::begin(options, NO_TIMEOUT, open)?.finish(None)?;
+    let inspection = Inspection::begin(options, NO_TIMEOUT, open)?;
+    let mut report = inspection.with_stacks(stacks).finish(None)?;
     missing.extend(unreadable_modules(&report, &missing));
     report.core = Some(CoreReport {
         file: path.into(),

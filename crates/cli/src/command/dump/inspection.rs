@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use otelctx_reader::{
     ContextState, Error, Found, Options, Process, Thread, ThreadSupport, ThreadVariables, Threads,
-    remote,
+    remote::{self, Stopped},
 };
 use otelctx_sampler::{Snapshots, ThreadSnapshot};
 
 use super::report::{MAX_CONTEXTS, Report, ThreadReport};
-use super::runtimes::{self, Runtimes};
+use super::runtimes::{self, Runtimes, report_of};
+use super::stacks::{Code, Named, StackOptions, StackReader};
 use crate::command::deadline::thread_count;
 use crate::command::partial::{Partial, PartialReason};
 use crate::command::retry::{Again, read_thread, settle};
@@ -34,6 +35,8 @@ pub(super) struct Inspection {
     context: ContextState,
     timeout: Duration,
     until: Until,
+    /// How to walk the threads' stacks, if that was asked for.
+    stacks: Option<StackOptions>,
 }
 
 /// Deadlines of the steps.
@@ -65,7 +68,14 @@ impl Inspection {
             context,
             timeout,
             until,
+            stacks: None,
         })
+    }
+
+    /// Also walks the threads' stacks.
+    pub(super) fn with_stacks(mut self, stacks: Option<&StackOptions>) -> Self {
+        self.stacks = stacks.cloned();
+        self
     }
 
     /// The process context.
@@ -80,10 +90,10 @@ impl Inspection {
             (ContextState::Published(_), _) | (_, Err(_)) => None,
             _ => Some(self.process.detected()?),
         };
-        let mut kernel_workers = 0;
+        let (mut kernel_workers, mut code) = (0, None);
         let (support, reports, runtimes, partial) = match self.settled(&mut snapshots) {
             Ok(seen) => {
-                kernel_workers = seen.kernel_workers;
+                (kernel_workers, code) = (seen.kernel_workers, seen.code);
                 (Ok(seen.support), seen.reports, seen.runtimes, seen.partial)
             }
             Err(error @ Error::Deadline { .. }) => {
@@ -106,6 +116,8 @@ impl Inspection {
             reports,
             runtimes,
             kernel_workers,
+            code,
+            named: Named::default(),
             partial,
         })
     }
@@ -156,6 +168,10 @@ impl Inspection {
         let until = self.until;
         let may_change = self.process.running().is_ok();
         let present = self.process.runtimes()?;
+        if self.stacks.is_some() {
+            // Also if the process publishes nothing.
+            drop(self.process.target()?);
+        }
         let Threads {
             support,
             threads,
@@ -173,20 +189,41 @@ impl Inspection {
             }
             _ => None,
         };
+        let stacks = match (&self.stacks, threads.first()) {
+            (Some(options), Some(thread)) => {
+                let reader = StackReader::start(thread.process(), options, until.threads);
+                Some(reader)
+            }
+            _ => None,
+        };
         if let (ThreadSupport::Readable(variables), Some(snapshots)) =
             (&*support, snapshots.as_deref_mut())
         {
             let (names, variables) = (names(&threads), variables.clone());
             let asleep = runtimes.map(|reader| reader.asleep(&threads, until.threads));
+            let stacks = stacks.map(|reader| reader.all_asleep(&threads));
             let mut seen = snapshot(&mut self.process, support, &variables, names, snapshots)?;
             if let Some(asleep) = asleep {
                 seen.runtimes = asleep.add_to(&mut seen.reports);
             }
+            if let Some((stacks, code)) = stacks {
+                stacks.add_to(&mut seen.reports);
+                seen.code = Some(code);
+            }
             return Ok(seen);
         }
-        let read = |thread| match &runtimes {
-            Some(runtimes) => runtimes.read(thread),
-            None => inspect_thread(thread, is_readable),
+        let read_context =
+            |thread: &Thread<'_>, stopped: Option<&Stopped>| match (&runtimes, stopped) {
+                (Some(runtimes), _) => runtimes.read(thread, stopped),
+                (None, Some(stopped)) => inspect_stopped(thread, stopped, is_readable),
+                (None, None) => inspect_thread(thread, is_readable),
+            };
+        let read = |thread: &Thread<'_>| match &stacks {
+            Some(stacks) => {
+                let stopped = runtimes.as_ref().and_then(|it| it.stopped(thread.tid()));
+                stacks.read(thread, stopped, |stopped| read_context(thread, stopped))
+            }
+            None => read_context(thread, None),
         };
         let mut reports: Vec<ThreadReport> = Vec::new();
         // The thread of each result, and the results with an invalid record.
@@ -233,6 +270,7 @@ impl Inspection {
                 reports[index].outcome = Some(Ok(Found::Detached));
             }
         }
+        let code = stacks.map(|stacks| stacks.code(reports.iter().filter_map(ThreadReport::stack)));
         let runtimes = runtimes.map(|reader| reader.finish(&reports));
         let mut of = threads.len() - ended - kernel_workers;
         if !is_complete {
@@ -245,6 +283,7 @@ impl Inspection {
             reports,
             runtimes: runtimes.unwrap_or_default(),
             kernel_workers,
+            code,
             partial,
         })
     }
@@ -257,6 +296,8 @@ struct Readings {
     runtimes: Runtimes,
     /// Number of skipped threads: the kernel's io_uring workers.
     kernel_workers: usize,
+    /// The code that the threads' stacks are in.
+    code: Option<Code>,
     partial: Option<Partial>,
 }
 
@@ -316,6 +357,7 @@ fn snapshot(
         reports,
         runtimes: Runtimes::default(),
         kernel_workers: 0,
+        code: None,
         partial: (read < of).then_some(Partial { read, of, why }),
     })
 }
@@ -361,6 +403,23 @@ fn inspect_thread(thread: &Thread<'_>, is_readable: bool) -> InspectedThread {
             stop,
             ..ThreadReport::new(thread.tid(), name, outcome)
         }),
+    }
+}
+
+/// Reads a stopped thread.
+fn inspect_stopped(thread: &Thread<'_>, stopped: &Stopped, is_readable: bool) -> InspectedThread {
+    if !is_readable {
+        return inspect_thread(thread, is_readable);
+    }
+    let state = thread
+        .name()
+        .and_then(|name| Ok((name, thread.state(&[], Some(stopped))?)));
+    match state {
+        Ok((name, state)) => InspectedThread::Read(report_of(thread.tid(), name, state)),
+        Err(error) if is_gone(&error) => InspectedThread::Ended,
+        Err(error) => {
+            InspectedThread::Read(ThreadReport::new(thread.tid(), None, Some(Err(error))))
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use serde::ser::{SerializeMap, Serializer};
 use super::core::CoreReport;
 use super::report::{Report, Support, ThreadReport};
 use super::runtimes::{TasksJson, ThreadRuntimesJson};
+use super::stacks::StackJson;
 use crate::command::partial::PartialJson;
 use crate::command::runtimes::RuntimesJson;
 use crate::output::json::{AttributeMap, OrError};
@@ -229,6 +230,8 @@ struct ThreadJson<'r> {
     context: Option<OrError<ContextJson<'r>>>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     invalid: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stack: Option<OrError<StackJson<'r>>>,
     #[serde(flatten)]
     runtimes: ThreadRuntimesJson<'r>,
 }
@@ -246,6 +249,7 @@ impl<'r> ThreadJson<'r> {
             name: thread.name.as_deref().map(lossy),
             context,
             invalid: thread.is_invalid(),
+            stack: thread.stack.as_ref().map(|it| StackJson::of(report, it)),
             runtimes: ThreadRuntimesJson::of(report, thread),
         }
     }

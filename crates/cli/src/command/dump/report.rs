@@ -12,6 +12,7 @@ use otelctx_reader::{
 
 use super::core::CoreReport;
 use super::runtimes::{self, Runtimes};
+use super::stacks::{Code, Named, Names, Stack, ThreadStack};
 use crate::command::partial::Partial;
 
 /// Maximum memory of all threads' contexts, in bytes. 30,000 threads with three attributes each
@@ -43,6 +44,10 @@ pub(super) struct Report {
     pub(super) runtimes: Runtimes,
     /// Number of skipped threads: the kernel's io_uring workers, which have no context.
     pub(super) kernel_workers: usize,
+    /// The code that the threads' stacks are in, with `--stacks`.
+    pub(super) code: Option<Code>,
+    /// The functions of the stacks.
+    pub(super) named: Named,
     /// Not all threads are in `reports`.
     pub(super) partial: Option<Partial>,
 }
@@ -61,9 +66,16 @@ pub(super) struct ThreadReport {
     pub(super) is_conflict: bool,
     /// The readings of language runtimes.
     pub(super) runtimes: Vec<RuntimeReading>,
+    /// Its native stack, with `--stacks`.
+    pub(super) stack: Option<ThreadStack>,
 }
 
 impl ThreadReport {
+    /// Its native stack, if it was read.
+    pub(super) fn stack(&self) -> Option<&Stack> {
+        self.stack.as_ref()?.as_ref().ok()
+    }
+
     /// Whether a record is attached whose `valid` field is not 1.
     pub(super) fn is_invalid(&self) -> bool {
         matches!(self.outcome, Some(Ok(Found::Invalid)))
@@ -82,14 +94,16 @@ impl ThreadReport {
             stop: None,
             is_conflict: false,
             runtimes: Vec::new(),
+            stack: None,
         }
     }
 
     /// Estimated memory, in bytes; 0 if there was nothing to read.
     pub(super) fn size(&self) -> usize {
-        let runtimes = runtimes::size(&self.runtimes);
+        let stack = self.stack().map_or(0, Stack::size);
+        let beside = stack + runtimes::size(&self.runtimes);
         let Some(outcome) = &self.outcome else {
-            return runtimes;
+            return beside;
         };
         let more = match outcome {
             Ok(Found::Attached(context)) => {
@@ -103,7 +117,7 @@ impl ThreadReport {
             // It contains names from the target.
             Err(error) => error.len(),
         };
-        size_of::<ThreadReport>() + more + runtimes
+        size_of::<ThreadReport>() + more + beside
     }
 }
 
@@ -127,6 +141,13 @@ impl Report {
                 }
                 Support::Unreadable(_) | Support::Unknown(_) => true,
             }
+    }
+
+    /// Resolves the functions of the stacks.
+    pub(super) fn resolve(&mut self, names: &mut Names) {
+        if let Some(code) = self.code.take() {
+            self.named = names.resolve(self.pid, &code);
+        }
     }
 
     /// Number of threads that were stopped to be read, and how many of them were running; `None`

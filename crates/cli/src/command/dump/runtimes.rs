@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use otelctx_reader::format::process_context::Attributes;
 use otelctx_reader::format::record::Context;
-use otelctx_reader::remote::stop::StoppedProcess;
+use otelctx_reader::remote::stop::{Stopped, StoppedProcess};
 use otelctx_reader::runtime::{
     Present, RuntimeError, RuntimeReading, RuntimeThread, Scope, Task, TaskReading, ThreadState,
     choose, scope,
@@ -67,10 +67,14 @@ impl<'p> Reader<'p> {
         })
     }
 
-    /// Reads a thread.
-    pub(super) fn read(&self, thread: &Thread<'_>) -> InspectedThread {
-        let stopped = self.stopped.as_ref();
-        let stopped = stopped.and_then(|process| process.thread(thread.tid()));
+    /// A thread of a process that was stopped as a whole.
+    pub(super) fn stopped(&self, tid: i32) -> Option<&Stopped> {
+        self.stopped.as_ref()?.thread(tid)
+    }
+
+    /// Reads a thread, which may be `stopped` already.
+    pub(super) fn read(&self, thread: &Thread<'_>, stopped: Option<&Stopped>) -> InspectedThread {
+        let stopped = stopped.or_else(|| self.stopped(thread.tid()));
         let state = thread.name().and_then(|name| {
             let state = thread.state(&self.present, stopped)?;
             Ok((name, state))
@@ -133,7 +137,7 @@ impl<'p> Reader<'p> {
             let pid = self.process.pid().unwrap_or_default();
             if let Some(why) = exceeded(pid, kept, until) {
                 read.insert(tid, self.failed(&why));
-            } else if let InspectedThread::Read(result) = self.read(thread) {
+            } else if let InspectedThread::Read(result) = self.read(thread, None) {
                 kept += size(&result.runtimes);
                 read.insert(tid, result.runtimes);
             }
@@ -209,7 +213,7 @@ impl Runtimes {
 }
 
 /// The result of reading a thread.
-fn report_of(tid: i32, name: Option<OsString>, state: ThreadState) -> ThreadReport {
+pub(super) fn report_of(tid: i32, name: Option<OsString>, state: ThreadState) -> ThreadReport {
     let (outcome, is_conflict) = match state.choose() {
         Ok(chosen) => (Ok(chosen.context), chosen.is_conflict),
         Err(error) => (Err(error.to_string()), false),
@@ -221,6 +225,7 @@ fn report_of(tid: i32, name: Option<OsString>, state: ThreadState) -> ThreadRepo
         is_conflict,
         stop: state.stop,
         runtimes: state.runtimes,
+        stack: None,
     }
 }
 

@@ -8,7 +8,7 @@ use otelctx_reader::{ContextState, Found, SYMBOL, ThreadVariables, Unreadable};
 
 use super::core::CoreReport;
 use super::report::{Report, Support};
-use super::runtimes;
+use super::{runtimes, stacks};
 use crate::output::attributes::{language, pairs, string};
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Style, Terminal, escape};
@@ -38,7 +38,8 @@ pub(super) fn write(report: &Report, terminal: &Terminal, out: &mut dyn Write) -
         out.write_all(b"\n")?;
         table(report, terminal, out)?;
     }
-    out.write_all(runtimes::frames(report).as_bytes())
+    out.write_all(runtimes::frames(report).as_bytes())?;
+    out.write_all(stacks::lines(report).as_bytes())
 }
 
 /// Everything except the table of threads.

@@ -1,0 +1,166 @@
+//! Stacks as text and as JSON.
+
+use std::fmt::Write;
+
+use otelctx_profile::Function;
+use otelctx_unwind::{Frame, StackEnd};
+use serde::Serialize;
+use serde::ser::Serializer;
+
+use super::Stack;
+use super::names::Named;
+use crate::command::dump::report::Report;
+use crate::output::json::OrError;
+use crate::output::terminal::escape;
+
+/// Why a stack is incomplete.
+fn reason(stack: &Stack) -> Option<String> {
+    match &stack.end {
+        StackEnd::Start => None,
+        _ if stack.needs_stop() => Some(
+            "its unwind tables need a register that is only known while the thread is stopped \
+             (--stop-sleeping)"
+                .into(),
+        ),
+        end => Some(end.to_string()),
+    }
+}
+
+/// The stacks of all threads.
+pub(in crate::command::dump) fn lines(report: &Report) -> String {
+    let mut text = String::new();
+    for thread in &report.reports {
+        let Some(stack) = &thread.stack else {
+            continue;
+        };
+        let tid = thread.tid;
+        match stack {
+            Ok(stack) => {
+                let _ = write!(text, "\n  thread {tid}  stack\n");
+                for (frame, lookup) in stack.frames() {
+                    add_frame(&mut text, frame, lookup, &report.named);
+                }
+                if let Some(reason) = reason(stack) {
+                    let _ = writeln!(text, "    incomplete: {}", escape(&reason));
+                }
+            }
+            Err(error) => {
+                let error = escape(error);
+                let _ = write!(text, "\n  thread {tid}  stack can't be read: {error}\n");
+            }
+        }
+    }
+    text
+}
+
+/// A line for each function of a frame: those inlined at its address, then the one they are part of.
+fn add_frame(text: &mut String, frame: &Frame, lookup: u64, named: &Named) {
+    let functions = named.functions(lookup);
+    let module = named.module(lookup);
+    let Some((_, inlined)) = functions.split_last() else {
+        let _ = match module {
+            Some((path, offset)) => writeln!(text, "    {}+{offset:#x}", escape(file_name(path))),
+            None => writeln!(text, "    {:#x}", frame.address),
+        };
+        return;
+    };
+    for (index, function) in functions.iter().enumerate() {
+        let place = match (function.file.as_str(), function.line, module) {
+            ("", _, Some((path, _))) => format!(" ({})", file_name(path)),
+            ("", ..) => String::new(),
+            (file, 0, _) => format!(" ({file})"),
+            (file, line, _) => format!(" ({file}:{line})"),
+        };
+        let inlined = if index < inlined.len() {
+            " inlined"
+        } else {
+            ""
+        };
+        let (name, place) = (escape(&function.name), escape(&place));
+        let _ = writeln!(text, "    {name}{place}{inlined}");
+    }
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// A thread's stack in JSON (docs/json.md).
+#[derive(Serialize)]
+pub(in crate::command::dump) struct StackJson<'r> {
+    #[serde(serialize_with = "serialize_frames")]
+    frames: (&'r Stack, &'r Named),
+    complete: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end: Option<String>,
+}
+
+impl<'r> StackJson<'r> {
+    pub(in crate::command::dump) fn of(
+        report: &'r Report,
+        stack: &'r super::ThreadStack,
+    ) -> OrError<Self> {
+        match stack {
+            Ok(stack) => {
+                let end = reason(stack);
+                OrError::Value(Self {
+                    frames: (stack, &report.named),
+                    complete: end.is_none(),
+                    end,
+                })
+            }
+            Err(error) => OrError::error(error),
+        }
+    }
+}
+
+/// The frames, converted one by one as they are written.
+fn serialize_frames<S: Serializer>(
+    (stack, named): &(&Stack, &Named),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let frames = stack.frames();
+    serializer.collect_seq(frames.flat_map(|(frame, lookup)| FrameJson::of(frame, lookup, named)))
+}
+
+#[derive(Serialize)]
+struct FrameJson<'r> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<&'r str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<&'r str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    inlined: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    module: Option<&'r str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offset: Option<String>,
+    address: String,
+}
+
+impl<'r> FrameJson<'r> {
+    fn of(frame: &Frame, lookup: u64, named: &'r Named) -> impl Iterator<Item = Self> {
+        let functions = named.functions(lookup);
+        let module = named.module(lookup);
+        // The return address, as in `address`.
+        let skipped = frame.address.wrapping_sub(lookup);
+        let (shown, callee) = (frame.address, functions.len().saturating_sub(1));
+        let one = move |index: usize, function: Option<&'r Function>| Self {
+            function: function.map(|it| it.name.as_str()),
+            file: function
+                .map(|it| it.file.as_str())
+                .filter(|it| !it.is_empty()),
+            line: function.map(|it| it.line).filter(|line| *line > 0),
+            inlined: index < callee,
+            module: module.map(|(path, _)| path),
+            offset: module.map(|(_, offset)| format!("{:#x}", offset.wrapping_add(skipped))),
+            address: format!("{shown:#x}"),
+        };
+        let none = functions.is_empty().then(|| one(0, None));
+        let all = functions.iter().enumerate();
+        none.into_iter()
+            .chain(all.map(move |(index, function)| one(index, Some(function))))
+    }
+}

@@ -1,0 +1,224 @@
+//! `otelctx dump --stacks`: the stacks of threads that know their own.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::libc;
+use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::{Compiler, CoreDirectory, Target};
+use otelctx_reader::remote::{CoreFile, Mapping, Target as _};
+use serde_json::{Value, json};
+
+use crate::run::{Answer, otelctx};
+
+/// How long to wait for the threads to sleep.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Threads, of which one runs.
+const COUNT: usize = 5;
+const OPTIMIZED: [&str; 4] = ["-O2", "-fomit-frame-pointer", "-pthread", "-Wl,--build-id"];
+const WITH_FRAME_POINTERS: [&str; 5] = [
+    "-O0",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-pthread",
+    "-Wl,--build-id",
+];
+
+fn program(compiler: &Compiler, flags: &[&str]) -> Option<PathBuf> {
+    compiler.program(&["known_stacks.c"], flags)
+}
+
+/// Starts the program and waits until all threads but one sleep.
+fn start(command: &mut Command) -> Target {
+    let target = Target::spawn(command);
+    let asleep = || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", target.pid())).unwrap();
+        let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat"));
+        let stats = tasks.map(|task| stat(task.unwrap()).unwrap());
+        stats.filter(|stat| stat.contains(") S ")).count()
+    };
+    let deadline = Instant::now() + TIMEOUT;
+    while asleep() < COUNT - 1 || own_stacks(&target).len() < COUNT {
+        assert!(Instant::now() < deadline, "not every thread sleeps");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    target
+}
+
+/// The functions of each thread as the program names them, innermost first.
+fn own_stacks(target: &Target) -> BTreeMap<i64, Vec<String>> {
+    let lines = target.lines.iter();
+    let words = lines.filter_map(|line| line.strip_prefix("stack "));
+    let stack = |words: &str| {
+        let mut words = words.split(' ');
+        let tid = words.next().unwrap().parse().unwrap();
+        (tid, words.map(str::to_owned).collect())
+    };
+    words.map(stack).collect()
+}
+
+/// The functions of a stack that are the program's own, innermost first.
+fn functions(stack: &Value, program: &Path) -> Vec<String> {
+    let frames = stack["frames"].as_array().unwrap().iter();
+    let own = frames.filter(|frame| frame["module"] == json!(program));
+    let names = own.map(|frame| frame["function"].as_str().unwrap_or("?").to_owned());
+    names.filter(|name| name != "_start").collect()
+}
+
+/// Checks that every stack of an answer is complete and the one that the program knows.
+fn assert_whole(answer: &Value, program: &Path, expected: &BTreeMap<i64, Vec<String>>) {
+    let threads = answer["threads"].as_array().unwrap();
+    assert_eq!(threads.len(), COUNT, "{answer}");
+    for thread in threads {
+        let (tid, stack) = (thread["tid"].as_i64().unwrap(), &thread["stack"]);
+        assert_eq!(functions(stack, program), expected[&tid], "{thread}");
+        assert_eq!(stack["complete"], true, "{thread}");
+        assert!(stack["end"].is_null(), "{thread}");
+    }
+}
+
+fn dump(pid: i32, more: &[&str]) -> Answer {
+    let pid = pid.to_string();
+    let mut arguments = vec!["dump", &pid, "--stacks", "--deadline", "60"];
+    arguments.extend(more);
+    otelctx(&arguments)
+}
+
+/// How often each sleeping thread was put on a CPU.
+fn times_run(target: &Target) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", target.pid())).unwrap();
+    let paths = tasks.map(|task| task.unwrap().path());
+    let read = |path: PathBuf| {
+        let read = |name| std::fs::read_to_string(path.join(name)).unwrap();
+        read("stat").contains(") S ").then(|| read("schedstat"))
+    };
+    paths.filter_map(read).collect()
+}
+
+#[test]
+fn stacks_are_those_that_the_threads_know_and_no_sleeping_thread_is_stopped() {
+    for compiler in [Compiler::gcc(), Compiler::clang()] {
+        let Some(program) = program(&compiler, &OPTIMIZED) else {
+            continue;
+        };
+        let target = start(&mut Command::new(&program));
+        let before = times_run(&target);
+        let answer = dump(target.pid(), &["--json"]).expect(0).json();
+        assert_eq!(times_run(&target), before);
+        assert_whole(&answer, &program, &own_stacks(&target));
+        assert_eq!(answer["threads_stopped"], 1, "{answer}");
+    }
+}
+
+/// Whether a core file's mappings have the vDSO, whose unwind tables are in memory only.
+fn has_vdso(path: &Path) -> bool {
+    let core = CoreFile::open(path, Path::new("/")).unwrap();
+    let mut found = false;
+    let visit = &mut |mapping: &Mapping<'_>| {
+        found |= mapping.name == b"[vdso]" && mapping.permissions.execute;
+        ControlFlow::Continue(())
+    };
+    core.mappings(visit).unwrap();
+    found
+}
+
+#[test]
+fn stacks_in_a_core_file_are_those_of_the_process() {
+    let Some(program) = program(&Compiler::gcc(), &OPTIMIZED) else {
+        return;
+    };
+    let directory = CoreDirectory::new();
+    let mut command = Command::new(&program);
+    directory.allow(&mut command, u64::MAX);
+    let mut target = start(&mut command);
+    let mut expected = own_stacks(&target);
+    let assert_same = |path: Option<PathBuf>, expected: &BTreeMap<_, _>| {
+        let Some(path) = path else { return };
+        assert!(has_vdso(&path), "{path:?}");
+        let path = path.to_str().unwrap();
+        let answer = otelctx(&["dump", "--core", path, "--stacks", "--json"]);
+        assert_whole(&answer.expect(0).json(), &program, expected);
+    };
+    assert_same(directory.gcore(&target), &expected);
+    let first = target.pid();
+    let crashed = directory.crash(&mut target, first, libc::SIGUSR2);
+    let stack = expected.get_mut(&first.into()).unwrap();
+    stack.insert(0, "crash".into());
+    assert_same(crashed, &expected);
+}
+
+/// The kernel does not show the frame pointer of a thread that sleeps.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn code_with_frame_pointers_is_unwound_where_threads_may_be_stopped() {
+    let Some(program) = program(&Compiler::gcc(), &WITH_FRAME_POINTERS) else {
+        return;
+    };
+    let target = start(&mut Command::new(&program));
+    let expected = own_stacks(&target);
+    let answer = dump(target.pid(), &["--json"]).expect(0).json();
+    for thread in answer["threads"].as_array().unwrap() {
+        let (tid, stack) = (thread["tid"].as_i64().unwrap(), &thread["stack"]);
+        let functions = functions(stack, &program);
+        assert!(expected[&tid].starts_with(&functions), "{thread}");
+        let is_whole = functions == expected[&tid];
+        assert_eq!(stack["complete"], is_whole, "{thread}");
+        let end = stack["end"].as_str().unwrap_or_default();
+        assert_eq!(end.ends_with(" (--stop-sleeping)"), !is_whole, "{thread}");
+    }
+    assert_eq!(answer["threads_stopped"], 1, "{answer}");
+    let answer = dump(target.pid(), &["--json", "--stop-sleeping"]).expect(0);
+    assert_whole(&answer.json(), &program, &expected);
+}
+
+#[test]
+fn text_has_a_line_for_each_function() {
+    let Some(program) = program(&Compiler::gcc(), &OPTIMIZED) else {
+        return;
+    };
+    let target = start(&mut Command::new(&program));
+    let text = dump(target.pid(), &[]).expect(0).stdout;
+    let module = program.file_name().unwrap().to_str().unwrap();
+    for (tid, functions) in own_stacks(&target) {
+        let start = text.find(&format!("\n  thread {tid}  stack\n")).unwrap();
+        let stack = text[start + 1..].split("\n\n").next().unwrap();
+        let mut lines = stack.lines();
+        for function in functions {
+            let expected = format!("    {function} ({module})");
+            assert!(lines.any(|line| line == expected), "{function}: {stack}");
+        }
+    }
+}
+
+#[test]
+fn without_stops_the_stacks_of_sleeping_threads_are_read() {
+    let Some(program) = program(&Compiler::gcc(), &OPTIMIZED) else {
+        return;
+    };
+    let target = start(&mut Command::new(&program));
+    let answer = dump(target.pid(), &["--json", "--no-stop"]);
+    let refused = match answer.status {
+        2 => Err(answer.stderr.clone()),
+        _ => Ok(()),
+    };
+    if Feature::Ebpf.or_skip(refused).is_none() {
+        return;
+    }
+    let answer = answer.expect(0).json();
+    let expected = own_stacks(&target);
+    let mut whole = 0;
+    for thread in answer["threads"].as_array().unwrap() {
+        let (tid, stack) = (thread["tid"].as_i64().unwrap(), &thread["stack"]);
+        if expected[&tid][0] == "in_loop" {
+            let error = "the thread was running: try without --no-stop";
+            assert_eq!(stack["error"], error, "{thread}");
+        } else {
+            assert_eq!(functions(stack, &program), expected[&tid], "{thread}");
+            whole += 1;
+        }
+    }
+    assert_eq!(whole, COUNT - 1, "{answer}");
+}
