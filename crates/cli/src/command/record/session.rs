@@ -131,11 +131,10 @@ impl Session {
         let mut push = |sample| spool.push(&sample);
         self.sampler.drain(&mut catalog, &mut push);
         let incomplete_stacks = self.sampler.incomplete_stacks();
-        let end = monotonic();
         let counts = self.sampler.stop(&mut catalog, &mut push);
         let clock = Clock {
             start: self.start,
-            end,
+            end: monotonic(),
             start_unix: u64::try_from(self.start_unix.as_nanos()).unwrap_or(u64::MAX),
         };
         Recorded {
