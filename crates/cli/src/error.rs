@@ -85,6 +85,9 @@ pub(crate) enum Error {
     /// No process is in a container with this ID.
     #[error("no process is in container {0}")]
     EmptyContainer(String),
+    /// No process is in a control group with this path.
+    #[error("no process is in control group {}", crate::output::terminal::escape(.0))]
+    EmptyControlGroup(String),
     /// The same output file twice.
     #[error("{}: output file given twice", .0.display())]
     OutputTwice(PathBuf),

@@ -94,20 +94,24 @@ pub(super) struct Select {
     /// Sample the processes of this container: its ID or the start of it, at least 12 digits
     #[arg(long, value_name = "ID", value_parser = container)]
     pub(super) container: Vec<String>,
+    /// Sample the processes of this control group and of those in it: its path as in /proc/PID/cgroup, or its directory
+    #[arg(long, value_name = "PATH", value_parser = control_group)]
+    pub(super) cgroup: Vec<String>,
 }
 
 impl Select {
     pub(super) fn is_empty(&self) -> bool {
-        self.name.is_empty() && self.container.is_empty()
+        self.name.is_empty() && self.container.is_empty() && self.cgroup.is_empty()
     }
 
-    /// The processes that are selected by `pids`, by name or by container.
+    /// The processes that are selected by `pids`, by name, by container or by control group.
     pub(super) fn processes(&self, pids: &[i32]) -> Result<Vec<i32>, Error> {
         let mut selected = processes(pids)?;
         if self.is_empty() {
             return Ok(selected);
         }
-        let all = self.name.iter().chain(&self.container);
+        let all = [&self.name, &self.container, &self.cgroup];
+        let all = all.into_iter().flatten();
         let mut missing: HashSet<&str> = all.map(String::as_str).collect();
         for pid in remote::process::processes().map_err(otelctx_reader::Error::from)? {
             // It may have ended since.
@@ -120,8 +124,9 @@ impl Select {
             if pid == std::process::id() as i32 || !is_candidate {
                 continue;
             }
-            let facts = Facts::of(&process);
-            for selector in self.matching(&facts) {
+            // If it has ended, it is in none.
+            let groups = process.control_groups().unwrap_or_default();
+            for selector in self.matching(&Facts::of(&process), &groups) {
                 missing.remove(selector);
                 if !selected.contains(&pid) {
                     selected.push(pid);
@@ -130,23 +135,32 @@ impl Select {
         }
         let first_missing =
             |of: &[String]| of.iter().find(|it| missing.contains(it.as_str())).cloned();
-        match (first_missing(&self.name), first_missing(&self.container)) {
-            (Some(name), _) => Err(Error::NoneNamed(name)),
-            (None, Some(id)) => Err(Error::EmptyContainer(id)),
-            (None, None) => Ok(selected),
+        if let Some(name) = first_missing(&self.name) {
+            Err(Error::NoneNamed(name))
+        } else if let Some(id) = first_missing(&self.container) {
+            Err(Error::EmptyContainer(id))
+        } else if let Some(path) = first_missing(&self.cgroup) {
+            Err(Error::EmptyControlGroup(path))
+        } else {
+            Ok(selected)
         }
     }
 
-    /// The names and containers that a process belongs to.
-    fn matching(&self, facts: &Facts) -> Vec<&str> {
+    /// The names, containers and control groups that a process belongs to; `groups` is its
+    /// `/proc/PID/cgroup`.
+    fn matching(&self, facts: &Facts, groups: &str) -> Vec<&str> {
         let path = facts.executable.strip_suffix(" (deleted)");
         let program = path.unwrap_or(&facts.executable).rsplit('/').next();
         let named =
             |name: &&String| Some(name.as_str()) == program || Some(*name) == facts.comm.as_ref();
         let container = facts.container_id.as_deref().unwrap_or_default();
         let contained = |id: &&String| container.starts_with(id.as_str());
+        let grouped = |path: &&String| groups.lines().any(|line| is_in(line, path));
         let names = self.name.iter().filter(named);
-        let all = names.chain(self.container.iter().filter(contained));
+        let containers = self.container.iter().filter(contained);
+        let all = names
+            .chain(containers)
+            .chain(self.cgroup.iter().filter(grouped));
         all.map(String::as_str).collect()
     }
 }
@@ -159,6 +173,32 @@ fn container(text: &str) -> Result<String, String> {
     } else {
         Err("expected 12 to 64 hexadecimal digits".to_owned())
     }
+}
+
+/// The path of a control group, with a slash at its start and none at its end, from its path or its
+/// directory.
+fn control_group(text: &str) -> Result<String, String> {
+    let path = text.strip_prefix("/sys/fs/cgroup").unwrap_or(text);
+    match path.trim_matches('/') {
+        "" => Err("expected a control group below the first one, such as system.slice".to_owned()),
+        path => Ok(format!("/{path}")),
+    }
+}
+
+/// Whether a line of `/proc/PID/cgroup` (`ID:CONTROLLERS:PATH`, cgroups(7)) means this group or one in
+/// it. In version 1 of control groups, the directory of a group is below that of its controllers.
+fn is_in(line: &str, group: &str) -> bool {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+        return false;
+    };
+    let below = |path: &str, group: &str| {
+        let rest = path.strip_prefix(group);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let of_controllers = group[1..].strip_prefix(controllers.trim_start_matches("name="));
+    below(path, group)
+        || of_controllers.is_some_and(|group| group.starts_with('/') && below(path, group))
 }
 
 /// The processes with these IDs, or with threads of these IDs.
@@ -203,6 +243,38 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_control_group_contains_those_in_it() {
+        let groups = "5:cpu,cpuacct:/shop\n3:name=systemd:/system.slice/shop.service\n0::/a/b:c\n";
+        let is_in = |text: &str| {
+            let group = control_group(text).unwrap();
+            groups.lines().any(|line| is_in(line, &group))
+        };
+        for group in [
+            "/shop",
+            "system.slice/",
+            "/sys/fs/cgroup/system.slice/shop.service/",
+            "/sys/fs/cgroup/systemd/system.slice",
+            "/sys/fs/cgroup/cpu,cpuacct/shop",
+            "a/b:c",
+        ] {
+            assert!(is_in(group), "{group}");
+        }
+        for group in [
+            "sho",
+            "system",
+            "/slice",
+            "b:c",
+            "cpu/shop",
+            "/sys/fs/cgroup/cpuacct",
+        ] {
+            assert!(!is_in(group), "{group}");
+        }
+        for wrong in ["", "/", "/sys/fs/cgroup/"] {
+            assert!(control_group(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn processes_are_selected_by_program_name_and_container() {
         let id = "0123456789abcdef".repeat(4);
         let mut facts = Facts::default();
@@ -213,8 +285,9 @@ mod tests {
             let select = Select {
                 name: vec![name.into()],
                 container: vec![container.into()],
+                cgroup: Vec::new(),
             };
-            select.matching(&facts).len()
+            select.matching(&facts, "").len()
         };
         assert_eq!(matching("shop", &id[..12]), 2);
         assert_eq!(matching("worker", &id[1..13]), 1);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -401,6 +402,55 @@ fn a_report_says_what_is_wrong_with_its_file() {
     );
 }
 
+/// A control group, which is removed when dropped.
+struct ControlGroup(PathBuf);
+
+impl ControlGroup {
+    /// `None`, with a line, if none can be created here.
+    fn create() -> Option<Self> {
+        let name = format!("otelctx-{}", std::process::id());
+        // Version 2, and a controller of version 1.
+        for directory in ["/sys/fs/cgroup", "/sys/fs/cgroup/pids"] {
+            let path = Path::new(directory).join(&name);
+            if !Path::new(directory).join("cgroup.procs").exists() {
+                continue;
+            }
+            match fs::create_dir(&path) {
+                Ok(()) => return Some(Self(path)),
+                Err(error) => eprintln!("{}: {error}", path.display()),
+            }
+        }
+        eprintln!("skipped: no control group can be created");
+        None
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        // It fails if a process is still in it.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn processes_are_recorded_by_control_group() {
+    let Some(group) = ControlGroup::create() else {
+        return;
+    };
+    let scratch = Scratch::new("record-cgroup");
+    let (output, directory) = (scratch.path("a.folded"), group.0.to_str().unwrap());
+    let inside = Target::start("busy");
+    let _outside = Target::start("busy");
+    fs::write(group.0.join("cgroup.procs"), inside.pid().to_string()).unwrap();
+    given_time(|seconds| {
+        let arguments = [
+            "record", "--cgroup", directory, "-d", seconds, "-o", &output, "--json",
+        ];
+        let answer = otelctx(&arguments).expect(0).json();
+        (answer["processes"] == 1).then_some(()).ok_or(answer)
+    });
+}
+
 #[test]
 fn processes_are_recorded_by_name() {
     let scratch = Scratch::new("record-name");
@@ -410,7 +460,7 @@ fn processes_are_recorded_by_name() {
     };
     let name = format!("otelctx-{}", std::process::id());
     let path = scratch.path(&name);
-    fs::copy(program, &path).unwrap();
+    otelctx_fixtures::copy_program(program, &path);
     let mut working = [(); 2].map(|()| std::process::Command::new(&path).spawn().unwrap());
     let output = scratch.path("a.folded");
     given_time(|seconds| {
@@ -428,6 +478,9 @@ fn processes_are_recorded_by_name() {
     assert_eq!(answer.status, 2);
     let expected = format!("otelctx: no process is named {name}\n");
     assert_eq!(answer.stderr, expected);
+    let answer = otelctx(&["record", "--cgroup", "otelctx/none", "-o", &output]);
+    let expected = "otelctx: no process is in control group /otelctx/none\n";
+    assert_eq!((answer.status, &answer.stderr[..]), (2, expected));
     let container = "0".repeat(64);
     let answer = otelctx(&["record", "--container", &container, "-o", &output]);
     let expected = format!("otelctx: no process is in container {container}\n");

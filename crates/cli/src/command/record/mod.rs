@@ -38,10 +38,10 @@ use summary::Summary;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[command(
-    override_usage = "otelctx record [OPTIONS] <--pid <PID>|--name <NAME>|--container <ID>|--all|-- COMMAND...>"
+    override_usage = "otelctx record [OPTIONS] <--pid <PID>|--name <NAME>|--container <ID>|--cgroup <PATH>|--all|-- COMMAND...>"
 )]
 #[command(group(clap::ArgGroup::new("targets").required(true).multiple(true)
-    .args(["pid", "name", "container", "all", "command"])))]
+    .args(["pid", "name", "container", "cgroup", "all", "command"])))]
 pub(crate) struct Arguments {
     /// Process IDs to sample, including children started later
     #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = ids::pid)]
@@ -49,10 +49,10 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     select: Select,
     /// Sample every process on this machine
-    #[arg(short, long, conflicts_with_all = ["pid", "name", "container"])]
+    #[arg(short, long, conflicts_with_all = ["pid", "name", "container", "cgroup"])]
     all: bool,
     /// Run this command and sample it from its first instruction
-    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "all"])]
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "cgroup", "all"])]
     command: Vec<OsString>,
     /// Output file; its extension selects the format: .otlp, .pb.gz (pprof), .json.gz (Firefox
     /// Profiler), .svg (flame graph) or .folded. Can be given more than once

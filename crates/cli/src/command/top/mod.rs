@@ -44,11 +44,11 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     select: Select,
     /// Watch every process on this machine (the default)
-    #[arg(short, long, conflicts_with_all = ["pid", "name", "container"])]
+    #[arg(short, long, conflicts_with_all = ["pid", "name", "container", "cgroup"])]
     all: bool,
     /// Run this command and watch it from its first instruction. Its stdin is empty and its output
     /// hidden; it is terminated when the view ends
-    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "all"])]
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "name", "container", "cgroup", "all"])]
     command: Vec<OsString>,
     /// Initial grouping
     #[arg(short, long, value_name = "WHAT", default_value = "thread")]
