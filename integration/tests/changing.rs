@@ -133,7 +133,7 @@ fn keys_that_are_registered_after_the_key_map_was_read_have_their_names() {
 #[test]
 fn what_a_process_says_of_itself_stands_in_for_what_it_does_not_publish() {
     let copy = std::env::temp_dir().join(format!("otelctx-replaced-{}", std::process::id()));
-    std::fs::copy(env!("CARGO_BIN_EXE_commanded"), &copy).unwrap();
+    otelctx_fixtures::copy_program(env!("CARGO_BIN_EXE_commanded"), &copy);
     let target = Target::spawn(
         Command::new(&copy)
             .env("OTEL_SERVICE_NAME", "quiet")

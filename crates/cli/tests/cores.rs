@@ -124,7 +124,7 @@ fn more_to_say_of_threads_than_there_is_room_for() {
     }
     fs::create_dir_all(&long).unwrap();
     long.push("shop");
-    fs::copy(program, &long).unwrap();
+    otelctx_fixtures::copy_program(program, &long);
     let mut command = Command::new(&long);
     directory.allow(&mut command, u64::MAX);
     let mut target = Target::spawn(&mut command);

@@ -221,7 +221,7 @@ fn crashed_copy() -> Option<(PathBuf, CoreDirectory, Crashed)> {
     let program = program(&["-s"])?;
     let directory = CoreDirectory::new();
     let copy = directory.path().join("shop");
-    fs::copy(program, &copy).unwrap();
+    otelctx_fixtures::copy_program(program, &copy);
     let crashed = Crashed::new(&mut Command::new(&copy));
     Some((copy, directory, crashed))
 }

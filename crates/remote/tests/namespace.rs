@@ -54,7 +54,7 @@ fn root(name: &str) -> Option<PathBuf> {
     let root = otelctx_fixtures::directory().join(format!("root-{name}-{own}"));
     fs::create_dir_all(&root).unwrap();
     fs::copy(&library, root.join("library.so")).unwrap();
-    fs::copy(&program, root.join("program")).unwrap();
+    otelctx_fixtures::copy_program(&program, root.join("program"));
     let needed = Command::new("ldd").arg(&program).output().unwrap();
     for path in String::from_utf8_lossy(&needed.stdout).split_whitespace() {
         if let Some(relative) = path.strip_prefix('/') {

@@ -28,7 +28,7 @@ fn as_nobody(test: &str, pid: i32, variables: &[(&str, String)]) {
     }
     // Copied to where that user may read it.
     let copy = std::env::temp_dir().join(format!("otelctx-remote-{test}-{}", std::process::id()));
-    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    otelctx_fixtures::copy_program(std::env::current_exe().unwrap(), &copy);
     let mut command = Command::new(&copy);
     command
         .args(["--exact", "--nocapture", test])

@@ -16,7 +16,7 @@ use tools::{Resolved, Scratch, found, in_process, instructions, module, text, to
 fn program(scratch: &Scratch, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let built = Compiler::gcc().program(&[source], flags)?;
     let path = scratch.0.join("program");
-    fs::copy(built, &path).unwrap();
+    otelctx_fixtures::copy_program(built, &path);
     Some(path)
 }
 

@@ -2,7 +2,6 @@
 //! milliseconds.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
@@ -147,8 +146,8 @@ fn a_program_that_is_replaced_or_deleted_keeps_its_names() {
     let new = working(names[1], 500, &["-DPROGRAM"]).unwrap();
     let scratch = Scratch::new("code-replaced");
     let (program, other) = (scratch.path("program"), scratch.path("new"));
-    fs::copy(old, &program).unwrap();
-    fs::copy(new, &other).unwrap();
+    otelctx_fixtures::copy_program(old, &program);
+    otelctx_fixtures::copy_program(new, &other);
     let script = "$0 & echo $! old; sleep 0.2; mv $1 $0; $0 & echo $! new; sleep 0.2; rm $0; wait";
     let Some((answer, samples)) = record(&scratch, &["sh", "-c", script, &program, &other]) else {
         return;

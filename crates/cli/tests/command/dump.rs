@@ -358,7 +358,7 @@ fn a_payload_that_is_too_large_names_the_option() {
 #[test]
 fn a_path_with_a_line_break_is_shown_as_it_is() {
     let copy = crate::run::temporary("line\nbreak");
-    std::fs::copy(target::program(), &copy).unwrap();
+    otelctx_fixtures::copy_program(target::program(), &copy);
     let target = Target::start_program(&copy, "shop");
     let pid = target.pid().to_string();
     let json = otelctx(&["dump", &pid, "--json"]).json();

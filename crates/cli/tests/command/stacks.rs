@@ -99,7 +99,7 @@ fn times_run(target: &Target) -> Vec<String> {
 }
 
 #[test]
-fn stacks_are_those_that_the_threads_know_and_no_sleeping_thread_is_stopped() {
+fn stacks_equal_what_the_threads_know_and_no_sleeping_thread_is_stopped() {
     for compiler in [Compiler::gcc(), Compiler::clang()] {
         let Some(program) = program(&compiler, &OPTIMIZED) else {
             continue;

@@ -453,7 +453,7 @@ fn a_needed_library_that_the_program_itself_does_not_refer_to() {
     ];
     let built = Compiler::gcc().program(&["threads.c"], &flags).unwrap();
     let program = scratch.path("program");
-    std::fs::copy(&built, &program).unwrap();
+    otelctx_fixtures::copy_program(&built, &program);
     std::fs::remove_file(built).unwrap();
     let answer = check(&program);
     let findings = ["note defined-elsewhere", "ok exported", "ok access tlsdesc"];
