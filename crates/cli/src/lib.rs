@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use command::{check, demo, dump, ps, record, report, top};
+use command::{check, demo, dump, ps, record, report, symbolize, top};
 use otelctx_reader::runtime::Runtimes;
 pub use otelctx_sampler::KernelObject;
 use output::terminal;
@@ -50,6 +50,8 @@ enum Command {
     Record(record::Arguments),
     /// Show CPU time by route, trace and function from a recording
     Report(report::Arguments),
+    /// Add function names to a recording, also on another machine
+    Symbolize(symbolize::Arguments),
     /// Show what each thread is working on and how much CPU it uses, live
     Top(top::Arguments),
     /// The service that `demo` records
@@ -112,6 +114,7 @@ pub fn run(setup: &Setup) -> ExitCode {
         Command::Check(arguments) => check::run(&arguments, setup),
         Command::Record(arguments) => record::run(&arguments, setup),
         Command::Report(arguments) => report::run(&arguments),
+        Command::Symbolize(arguments) => symbolize::run(&arguments),
         Command::Top(arguments) => top::run(&arguments, setup),
         Command::DemoService(arguments) => demo::service::run(&arguments),
     };

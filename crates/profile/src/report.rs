@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::hash::Hash;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 use opentelemetry_proto::tonic::profiles::v1development::{
@@ -12,6 +12,7 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use otelctx_sample::format::hexadecimal;
 use prost::Message;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -26,7 +27,7 @@ pub const NO_ATTRIBUTE: &str = "(none)";
 const MAX_FILE: u64 = 1 << 30;
 /// 4.2 million samples in a file of 252 MiB took 34 s of CPU time on a busy machine; the largest
 /// file has four times as many. A report with as many traces takes half a GiB of output.
-const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: Limits = Limits {
     memory: 4 << 30,
     output: 1 << 30,
     cpu: 600,
@@ -104,40 +105,62 @@ fn file_too_large(path: &Path) -> Error {
 /// Decodes and summarizes a file in a worker process. The memory limit includes the file, because
 /// two bytes of a file can encode a message of a hundred, and the file may be hostile.
 fn sum_up(bytes: &[u8], path: &Path, by: &str, limits: Limits) -> Result<Report, Error> {
-    let output = worker::run(limits, |pipe| {
-        let decoded = Messages::new(bytes)
-            .map(|message| ProfilesData::decode(message?).map_err(|error| error.to_string()));
-        let report = decoded.collect::<Result<Vec<_>, _>>().and_then(|data| {
-            match data.iter().flat_map(rules::violations).next() {
-                Some(violation) => Err(violation),
-                None => Ok(Report::of_all(&data, by)),
-            }
-        });
+    in_worker(path, limits, |pipe| {
+        let report = decode(bytes).map(|data| Report::of_all(&data, by));
         Ok(serde_json::to_writer(pipe, &report)?)
-    });
-    let died = || {
-        let limit = limits.memory >> 20;
-        too_large(
-            path,
-            format!(
-                "decoding it takes more than {limit} MiB of memory, or ten minutes of CPU time"
-            ),
-        )
-    };
-    let output = output.map_err(|failure| match failure {
+    })
+}
+
+/// Decodes all messages of a file and checks that they violate no rule.
+pub(crate) fn decode(bytes: &[u8]) -> Result<Vec<ProfilesData>, String> {
+    let decoded = Messages::new(bytes)
+        .map(|message| ProfilesData::decode(message?).map_err(|error| error.to_string()));
+    let data = decoded.collect::<Result<Vec<_>, _>>()?;
+    match data.iter().flat_map(rules::violations).next() {
+        Some(violation) => Err(violation),
+        None => Ok(data),
+    }
+}
+
+/// Runs `work` on the file at `path` in a worker process. It writes a value as JSON, or a sentence that
+/// says what is wrong with the file.
+pub(crate) fn in_worker<T: DeserializeOwned>(
+    path: &Path,
+    limits: Limits,
+    work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<T, Error> {
+    let output = run(path, limits, work)?;
+    let answer: Result<T, String> =
+        serde_json::from_slice(&output).map_err(|_| died(path, limits))?;
+    answer.map_err(|reason| Error::Malformed {
+        path: path.to_owned(),
+        reason,
+    })
+}
+
+/// Runs `work` on the file at `path` in a worker process, and returns what it writes.
+pub(crate) fn run(
+    path: &Path,
+    limits: Limits,
+    work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<Vec<u8>, Error> {
+    worker::run(limits, work).map_err(|failure| match failure {
         Failure::TimedOut => too_large(path, "decoding it takes too long".to_owned()),
         Failure::OutputTooLarge => too_large(path, "it has too many traces".to_owned()),
         Failure::NotStarted => Error::Read {
             path: path.to_owned(),
             source: io::Error::other("cannot start a worker process"),
         },
-        Failure::Died => died(),
-    })?;
-    let report: Result<Report, String> = serde_json::from_slice(&output).map_err(|_| died())?;
-    report.map_err(|reason| Error::Malformed {
-        path: path.to_owned(),
-        reason,
+        Failure::Died => died(path, limits),
     })
+}
+
+fn died(path: &Path, limits: Limits) -> Error {
+    let limit = limits.memory >> 20;
+    too_large(
+        path,
+        format!("decoding it takes more than {limit} MiB of memory, or ten minutes of CPU time"),
+    )
 }
 
 /// Describes a file that has one of the other formats, by its first bytes.
@@ -158,6 +181,43 @@ fn other_format(bytes: &[u8]) -> Option<&'static str> {
     is_picture.then_some("it is an SVG image, open it in a browser")
 }
 
+/// Reads a recorded file. See [`Report::read_from`] for its errors.
+pub(crate) fn read_recorded(path: &Path) -> Result<Vec<u8>, Error> {
+    let file = File::open(path).map_err(|source| Error::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    // A pipe has no size; it is too large once this much was read.
+    if file.metadata().is_ok_and(|found| found.len() > MAX_FILE) {
+        return Err(file_too_large(path));
+    }
+    read_bytes(file, path)
+}
+
+fn read_bytes(source: impl Read, path: &Path) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    let read = source.take(MAX_FILE + 1).read_to_end(&mut bytes);
+    read.map_err(|source| Error::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let malformed = |reason: String| Error::Malformed {
+        path: path.to_owned(),
+        reason,
+    };
+    if bytes.is_empty() {
+        return Err(malformed("it is empty".to_owned()));
+    }
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(file_too_large(path));
+    }
+    let first = Messages::new(&bytes).next().and_then(Result::ok);
+    if let Some(other) = first.and_then(other_format) {
+        return Err(malformed(other.to_owned()));
+    }
+    Ok(bytes)
+}
+
 impl Report {
     /// Reads and summarizes an OTLP file by the attribute `by`. The file is a single message, as
     /// this crate writes it, or several messages preceded by their sizes, as the OpenTelemetry
@@ -167,15 +227,7 @@ impl Report {
     ///
     /// Those of [`Report::read_from`].
     pub fn read(path: &Path, by: &str) -> Result<Self, Error> {
-        let file = File::open(path).map_err(|source| Error::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        // A pipe has no size; it is too large once this much was read.
-        if file.metadata().is_ok_and(|found| found.len() > MAX_FILE) {
-            return Err(file_too_large(path));
-        }
-        Self::read_from(file, path, by)
+        sum_up(&read_recorded(path)?, path, by, LIMITS)
     }
 
     /// Reads from a source other than a file; errors name it `path`.
@@ -185,27 +237,7 @@ impl Report {
     /// [`Error::Read`], [`Error::TooLarge`] if the file is larger than 1 GiB or takes more than 4
     /// GiB of memory, and [`Error::Malformed`] if it is truncated or violates a rule of the format.
     pub fn read_from(source: impl Read, path: &Path, by: &str) -> Result<Self, Error> {
-        let mut bytes = Vec::new();
-        let read = source.take(MAX_FILE + 1).read_to_end(&mut bytes);
-        read.map_err(|source| Error::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        let malformed = |reason: String| Error::Malformed {
-            path: path.to_owned(),
-            reason,
-        };
-        if bytes.is_empty() {
-            return Err(malformed("it is empty".to_owned()));
-        }
-        if bytes.len() as u64 > MAX_FILE {
-            return Err(file_too_large(path));
-        }
-        let first = Messages::new(&bytes).next().and_then(Result::ok);
-        if let Some(other) = first.and_then(other_format) {
-            return Err(malformed(other.to_owned()));
-        }
-        sum_up(&bytes, path, by, LIMITS)
+        sum_up(&read_bytes(source, path)?, path, by, LIMITS)
     }
 
     /// Summarizes `data`, which must not violate a rule ([`rules::violations`]).

@@ -9,6 +9,7 @@ mod pprof;
 
 pub use aggregate::Aggregate;
 pub use otlp::OtlpMessages;
+pub(crate) use otlp::SCOPE;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

@@ -9,7 +9,7 @@ use crate::memory::{Memory, MemoryError};
 use crate::{Device, module};
 
 /// Opens a file on the reader's side; `None` if it is a FIFO, a device, a directory or a socket.
-pub(crate) fn open_regular(path: &Path) -> io::Result<Option<File>> {
+pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
     // Opening a device can have any effect (a tape rewinds, a watchdog starts).
     if !std::fs::metadata(path)?.is_file() {
         return Ok(None);

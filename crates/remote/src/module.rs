@@ -11,13 +11,13 @@ use object::elf;
 use crate::Error;
 use crate::arch::TlsRelocation;
 use crate::elf::{DynamicTable, Elf, ElfError, FoundSymbol, Segment, Source};
-use crate::file::{FileBytes, open_regular};
+use crate::file::FileBytes;
 use crate::file_cache::{MAX_READ, read_within};
 use crate::libc;
 pub use crate::machine::{Access, Machine, TlsSegment};
 use crate::memory::Image;
 
-pub use crate::file::{open_by_build_id, open_mapped};
+pub use crate::file::{open_by_build_id, open_mapped, open_regular};
 
 /// Maximum number of relocations kept of one module; a linker writes one or two for a variable.
 const MAX_RELOCATIONS: usize = 64;
@@ -268,6 +268,18 @@ pub fn build_id(file: &File) -> Option<Vec<u8>> {
         .ok()??
         .build_id()
         .ok()?
+}
+
+/// The build ID of a file with code. `None` also for a file with debug information only (`objcopy
+/// --only-keep-debug`), which has the same build ID as the program.
+pub fn code_build_id(file: &File) -> Option<Vec<u8>> {
+    let bytes = FileBytes(file);
+    let elf = Elf::read_headers(Source::File(&bytes)).ok()??;
+    let has_code = |load: &Segment| load.executable && load.file_size > 0;
+    if !elf.loads.iter().any(has_code) {
+        return None;
+    }
+    elf.build_id().ok()?
 }
 
 /// The relocations that concern the variable: the ones that name it, and, for a definition, those

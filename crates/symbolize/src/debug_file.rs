@@ -39,7 +39,7 @@ fn by_link(copy: &Copy, module: &Module, directories: &[PathBuf]) -> Option<Path
 }
 
 /// The path, if it contains no `..` and so stays below a directory that it is appended to.
-fn plain(path: &Path) -> Option<&Path> {
+pub(crate) fn plain(path: &Path) -> Option<&Path> {
     let plain = |component| matches!(component, Component::Normal(_));
     path.components().all(plain).then_some(path)
 }

@@ -78,7 +78,7 @@ pub(crate) fn of(query: SymbolQuery<'_>, kept: Option<&File>) -> Identity {
     }
 }
 
-fn head_tail_hash(file: &File) -> io::Result<[u8; 16]> {
+pub(crate) fn head_tail_hash(file: &File) -> io::Result<[u8; 16]> {
     let size = file.metadata()?.len();
     let length = size.min(END);
     let mut end = vec![0; length as usize];

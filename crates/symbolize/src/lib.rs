@@ -12,6 +12,7 @@ mod answer;
 mod copy;
 mod debug_file;
 mod demangle;
+mod find;
 mod identity;
 mod vdso;
 
@@ -24,6 +25,8 @@ use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use otelctx_profile::sample::{Module, ModuleFiles};
 use otelctx_profile::worker::{self, Failure as WorkerFailure, Limits};
 use otelctx_profile::{Function, Identity, SymbolQuery};
+
+pub use find::find_files;
 
 use answer::Answer;
 use copy::Copy;

@@ -15,5 +15,6 @@ mod retry;
 mod runtimes;
 mod same_memory;
 mod seconds;
+pub(crate) mod symbolize;
 pub(crate) mod top;
 mod worker;

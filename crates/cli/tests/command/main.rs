@@ -23,6 +23,7 @@ mod send;
 mod sleepers;
 mod stacks;
 mod suspended;
+mod symbolize;
 mod target;
 mod terminal;
 mod top;

@@ -25,6 +25,9 @@ use tables::{Entries, Tables};
 /// The version of the semantic conventions that define the attributes written here.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.42.0";
 
+/// The name of the scope of every profile.
+pub(crate) const SCOPE: &str = "otelctx";
+
 /// Field numbers of the messages that are written incrementally.
 mod field {
     /// In `ProfilesData`.
@@ -118,7 +121,7 @@ fn resource_message(profile: &Profile, process: ProcessId) -> proto::ResourcePro
 fn scope_message() -> proto::ScopeProfiles {
     proto::ScopeProfiles {
         scope: Some(InstrumentationScope {
-            name: "otelctx".to_owned(),
+            name: SCOPE.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ..InstrumentationScope::default()
         }),

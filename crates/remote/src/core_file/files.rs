@@ -6,8 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::elf::{Elf, Segment, Source};
-use crate::file::FileBytes;
+use crate::module;
 
 /// The kernel's suffix for the name of a deleted file.
 const DELETED: &[u8] = b" (deleted)";
@@ -19,7 +18,7 @@ pub(crate) fn find(root: &Path, name: &[u8], build_id: &[u8]) -> Option<File> {
     places(root, name, build_id)
         .iter()
         .filter_map(|path| open(path))
-        .find(|file| self::build_id(file).as_deref() == Some(build_id))
+        .find(|file| module::code_build_id(file).as_deref() == Some(build_id))
 }
 
 fn places(root: &Path, name: &[u8], build_id: &[u8]) -> Vec<PathBuf> {
@@ -64,18 +63,6 @@ fn open(path: &Path) -> Option<File> {
         .open(path)
         .ok()?;
     file.metadata().is_ok_and(is_file).then_some(file)
-}
-
-/// The build ID of a file. `None` also for a file with debug information only (`objcopy
-/// --only-keep-debug`), which has the same build ID as the program.
-fn build_id(file: &File) -> Option<Vec<u8>> {
-    let bytes = FileBytes(file);
-    let elf = Elf::read_headers(Source::File(&bytes)).ok()??;
-    let has_code = |load: &Segment| load.executable && load.file_size > 0;
-    if !elf.loads.iter().any(has_code) {
-        return None;
-    }
-    elf.build_id().ok()?
 }
 
 #[cfg(test)]

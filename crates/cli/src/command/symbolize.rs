@@ -1,0 +1,149 @@
+//! `otelctx symbolize`: adds function names to a recording that has addresses alone.
+
+use std::path::PathBuf;
+
+use otelctx_profile::sample::format::hexadecimal;
+use otelctx_profile::sample::{Module, ModuleFiles, ProcessFacts};
+use otelctx_profile::{RecordedFile, SymbolQuery, Symbolizer, UnnamedModule, check_writable};
+use otelctx_symbolize::{Symbols, find_files};
+use serde::Serialize;
+
+use crate::Status;
+use crate::error::Error;
+use crate::output::json;
+use crate::output::terminal::{self, escape};
+use crate::output::text::{count, grouped};
+
+/// Maximum number of lines about files that were not found.
+const MAX_MISSING: usize = 20;
+
+/// Add function names to a recording, also on another machine
+///
+/// Only files that are the recorded ones, by their build IDs, are used: at their paths, in the
+/// directories of --debug-dir, in the system's directories for debug files, and mapped in living
+/// processes. The kernel's functions are not named, because its addresses change with every boot.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  otelctx record --all --no-symbols -o profile.otlp
+  otelctx symbolize profile.otlp
+  otelctx symbolize profile.otlp -o named.otlp --debug-dir ./files-of-that-machine")]
+pub(crate) struct Arguments {
+    /// File written by `otelctx record`
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// File to write [default: replace FILE]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Additional directory to search for programs, libraries and separate debug files
+    #[arg(long, value_name = "DIRECTORY")]
+    debug_dir: Vec<PathBuf>,
+    /// Print one JSON value (fields: docs/json.md)
+    #[arg(long)]
+    json: bool,
+}
+
+/// docs/json.md
+#[derive(Serialize)]
+struct Answer {
+    file: String,
+    /// Addresses in files whose functions were unknown, and how many are known now.
+    addresses: usize,
+    named: usize,
+    /// Files that were not found.
+    missing: Vec<MissingFile>,
+    /// Files that were found, but could not be decoded.
+    failures: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct MissingFile {
+    path: String,
+    /// Empty if the file has none.
+    build_id: String,
+    addresses: usize,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    let output = arguments.output.as_ref().unwrap_or(&arguments.file);
+    check_writable(output)?;
+    let recorded = RecordedFile::read(&arguments.file)?;
+    let modules = recorded.unnamed()?;
+    let found = find_files(&modules, &arguments.debug_dir);
+    let files = ModuleFiles::default();
+    let mut answer = Answer {
+        file: output.to_string_lossy().into_owned(),
+        addresses: modules.iter().map(|module| module.offsets.len()).sum(),
+        named: 0,
+        missing: Vec::new(),
+        failures: Vec::new(),
+    };
+    let mut queries = Vec::new();
+    for (index, (module, file)) in modules.into_iter().zip(found).enumerate() {
+        let Some(file) = file else {
+            answer.missing.push(MissingFile {
+                build_id: hexadecimal(&module.identity.build_id),
+                addresses: module.offsets.len(),
+                path: module.path,
+            });
+            continue;
+        };
+        let facts = Module {
+            path: module.path.clone(),
+            build_id: module.identity.build_id.clone(),
+            // Without a build ID, this tells it from others; nothing is looked up by it.
+            inode: index as u64 + 1,
+            ..Module::default()
+        };
+        files.keep(&facts, file);
+        queries.push((module, facts));
+    }
+    let directories = arguments.debug_dir.iter();
+    let mut symbols = directories
+        .fold(Symbols::new(), Symbols::debug_directory)
+        .files(files);
+    let process = ProcessFacts::default();
+    let mut name = |(module, facts): (UnnamedModule, Module)| {
+        let functions = symbols.functions(SymbolQuery::new(&facts, &process), &module.offsets);
+        (module, functions)
+    };
+    let named: Vec<_> = queries.into_iter().map(&mut name).collect();
+    let functions = named.iter().flat_map(|(_, functions)| functions);
+    answer.named = functions.filter(|it| !it.is_empty()).count();
+    let failures = symbols.failures().iter();
+    answer.failures = failures.map(ToString::to_string).collect();
+    recorded.write(&named, output)?;
+    let text = match arguments.json {
+        true => json::render(&answer),
+        false => text(&answer),
+    };
+    terminal::print(&text).map_err(Error::Output)?;
+    Ok(Status::Done)
+}
+
+fn text(answer: &Answer) -> String {
+    let mut text = format!(
+        "named {} of {}: {}\n",
+        grouped(answer.named),
+        count(answer.addresses, "address", "addresses"),
+        escape(&answer.file),
+    );
+    for missing in answer.missing.iter().take(MAX_MISSING) {
+        let build_id = match missing.build_id.as_str() {
+            "" => "no build ID".to_owned(),
+            build_id => format!("build ID {build_id}"),
+        };
+        let (path, addresses) = (escape(&missing.path), missing.addresses);
+        let addresses = count(addresses, "address", "addresses");
+        text += &format!("  not found  {path}, {build_id}: {addresses}\n");
+    }
+    let more = answer.missing.len().saturating_sub(MAX_MISSING);
+    if more > 0 {
+        text += &format!("  and {more} more: --json lists them\n");
+    }
+    for failure in answer.failures.iter().take(MAX_MISSING) {
+        text += &format!("  failed     {}\n", escape(failure));
+    }
+    text
+}

@@ -1,0 +1,397 @@
+//! Adds functions to a recorded file that has addresses alone.
+//!
+//! Only the dictionary of each message is changed; samples and resources are copied as they are. The
+//! file may be hostile: it is decoded in worker processes.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::{self, Write};
+use std::path::Path;
+
+use foldhash::fast::RandomState;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::profiles::v1development as proto;
+use prost::Message;
+use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint};
+use serde::{Deserialize, Serialize};
+
+use crate::messages::Messages;
+use crate::report::{LIMITS, decode, in_worker, read_recorded};
+use crate::rules::{self, entry};
+use crate::worker::Limits;
+use crate::write::SCOPE;
+use crate::{Error, Function, Identity, file};
+
+/// Maximum size of the file that is written, in bytes.
+const MAX_OUTPUT: u64 = 2 << 30;
+/// Field number of the dictionary in `ProfilesData`.
+const DICTIONARY: u32 = 2;
+/// The type of frames whose functions are resolved, and of those of the kernel.
+const NATIVE: &str = "native";
+const KERNEL: &str = "kernel";
+
+/// A file in a recording, some of whose functions are unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnnamedModule {
+    /// Its path, as its process saw it.
+    pub path: String,
+    /// What identifies it.
+    pub identity: Identity,
+    /// Offsets in the file whose functions are unknown, in ascending order.
+    pub offsets: Vec<u64>,
+}
+
+/// A recorded file, in memory.
+#[derive(Debug)]
+pub struct RecordedFile<'p> {
+    bytes: Vec<u8>,
+    path: &'p Path,
+}
+
+/// The functions at offsets of a module, innermost inlined function first: [`UnnamedModule::path`],
+/// what identifies the module, and the functions at each of [`UnnamedModule::offsets`].
+pub type NamedModule = (UnnamedModule, Vec<Vec<Function>>);
+
+impl<'p> RecordedFile<'p> {
+    /// Reads an OTLP file.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Report::read_from`](crate::report::Report::read_from).
+    pub fn read(path: &'p Path) -> Result<Self, Error> {
+        let bytes = read_recorded(path)?;
+        Ok(Self { bytes, path })
+    }
+
+    /// The files some of whose functions are unknown.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooLarge`] and [`Error::Malformed`].
+    pub fn unnamed(&self) -> Result<Vec<UnnamedModule>, Error> {
+        in_worker(self.path, LIMITS, |pipe| {
+            let found = decode(&self.bytes).and_then(|data| {
+                // What others mean by an address may be something else.
+                if !data.iter().flat_map(scopes).all(|name| name == SCOPE) {
+                    return Err("another program than otelctx recorded it".to_owned());
+                }
+                let mut modules = Modules::default();
+                let dictionaries = data.iter().filter_map(|data| data.dictionary.as_ref());
+                dictionaries.for_each(|dictionary| modules.add(dictionary));
+                Ok(modules.finish())
+            });
+            Ok(serde_json::to_writer(pipe, &found)?)
+        })
+    }
+
+    /// Writes the recording to `path`, with these functions. If this fails, or this process is killed,
+    /// an existing file is unchanged.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooLarge`], [`Error::Malformed`] and [`Error::Write`].
+    pub fn write(&self, named: &[NamedModule], path: &Path) -> Result<(), Error> {
+        let limits = Limits {
+            output: MAX_OUTPUT,
+            ..LIMITS
+        };
+        let work = |pipe: &mut dyn Write| {
+            let names = Names::of(named);
+            let messages: Result<Vec<_>, String> = Messages::new(&self.bytes)
+                .map(|message| with_names(message?, &names))
+                .collect();
+            let messages = messages.map_err(io::Error::other)?;
+            let [single] = &messages[..] else {
+                for message in &messages {
+                    let size = u32::try_from(message.len()).map_err(io::Error::other)?;
+                    pipe.write_all(&size.to_be_bytes())?;
+                    pipe.write_all(message)?;
+                }
+                return Ok(());
+            };
+            pipe.write_all(single)
+        };
+        let bytes = crate::report::run(self.path, limits, work)?;
+        file::write(path, |writer| writer.write_all(&bytes))
+    }
+}
+
+/// The names of the scopes in a message.
+fn scopes(data: &proto::ProfilesData) -> impl Iterator<Item = &str> {
+    let resources = data.resource_profiles.iter();
+    let scopes = resources.flat_map(|resource| &resource.scope_profiles);
+    scopes.map(|scope| scope.scope.as_ref().map_or("", |scope| &scope.name))
+}
+
+/// What identifies a module in a recording.
+type ModuleKey = (String, Vec<u8>, Option<[u8; 16]>);
+
+fn key(module: &UnnamedModule) -> ModuleKey {
+    let Identity { build_id, htlhash } = &module.identity;
+    (module.path.clone(), build_id.clone(), *htlhash)
+}
+
+/// Collects modules.
+#[derive(Default)]
+struct Modules(BTreeMap<ModuleKey, HashSet<u64, RandomState>>);
+
+impl Modules {
+    fn add(&mut self, dictionary: &proto::ProfilesDictionary) {
+        let keys: Vec<_> = (0..dictionary.mapping_table.len())
+            .map(|index| module_at(dictionary, index))
+            .collect();
+        for frame in dictionary
+            .stack_table
+            .iter()
+            .flat_map(|it| frames(dictionary, it))
+        {
+            if let Some((mapping, offset)) = question(dictionary, frame)
+                && let Some(Some(key)) = keys.get(mapping)
+            {
+                match self.0.get_mut(key) {
+                    Some(offsets) => drop(offsets.insert(offset)),
+                    None => drop(self.0.insert(key.clone(), HashSet::from_iter([offset]))),
+                }
+            }
+        }
+    }
+
+    fn finish(self) -> Vec<UnnamedModule> {
+        let module = |((path, build_id, htlhash), offsets): (ModuleKey, HashSet<u64, _>)| {
+            let mut offsets: Vec<u64> = offsets.into_iter().collect();
+            offsets.sort_unstable();
+            UnnamedModule {
+                path,
+                identity: Identity { build_id, htlhash },
+                offsets,
+            }
+        };
+        self.0.into_iter().map(module).collect()
+    }
+}
+
+/// The module of a mapping; `None` if it is no file.
+fn module_at(dictionary: &proto::ProfilesDictionary, mapping: usize) -> Option<ModuleKey> {
+    let mapping = dictionary.mapping_table.get(mapping)?;
+    let path = entry(&dictionary.string_table, mapping.filename_strindex)?;
+    // What the kernel calls memory without a file.
+    if path.is_empty() || path.starts_with('[') || path.starts_with("//") {
+        return None;
+    }
+    let attribute = |name: &str| {
+        let mut attributes = mapping.attribute_indices.iter();
+        attributes.find_map(|index| {
+            let found = entry(&dictionary.attribute_table, *index)?;
+            let key = entry(&dictionary.string_table, found.key_strindex)?;
+            match (key == name, found.value.as_ref()?.value.as_ref()?) {
+                (true, Value::StringValue(text)) => bytes_of(text),
+                _ => None,
+            }
+        })
+    };
+    let build_id = attribute("process.executable.build_id.gnu").unwrap_or_default();
+    let htlhash = attribute("process.executable.build_id.htlhash");
+    let htlhash = htlhash.and_then(|hash| hash.try_into().ok());
+    Some((path.clone(), build_id, htlhash))
+}
+
+/// The bytes that hexadecimal digits stand for.
+fn bytes_of(digits: &str) -> Option<Vec<u8>> {
+    let digits = digits.as_bytes();
+    let (pairs, rest) = digits.as_chunks::<2>();
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
+    rest.is_empty().then(|| pairs.iter().map(byte).collect())?
+}
+
+/// A frame: the index of its location, and whether it has called another one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct FrameKey {
+    location: i32,
+    is_caller: bool,
+}
+
+/// The frames of a stack, innermost first. The innermost one of the kernel and of the process have
+/// called none.
+fn frames<'d>(
+    dictionary: &'d proto::ProfilesDictionary,
+    stack: &'d proto::Stack,
+) -> impl Iterator<Item = FrameKey> + 'd {
+    let mut before = None;
+    stack.location_indices.iter().map(move |&location| {
+        let found = entry(&dictionary.location_table, location);
+        let is_kernel = found.is_some_and(|it| frame_type(dictionary, it) == Some(KERNEL));
+        let is_caller = before.replace(is_kernel) == Some(is_kernel);
+        FrameKey {
+            location,
+            is_caller,
+        }
+    })
+}
+
+fn frame_type<'d>(
+    dictionary: &'d proto::ProfilesDictionary,
+    location: &proto::Location,
+) -> Option<&'d str> {
+    location.attribute_indices.iter().find_map(|index| {
+        let found = entry(&dictionary.attribute_table, *index)?;
+        let key = entry(&dictionary.string_table, found.key_strindex)?;
+        (key == "profile.frame.type").then(|| rules::text(dictionary, found.value.as_ref()))?
+    })
+}
+
+/// The mapping and the offset in its file at which to look up the function of a frame; `None` if it is
+/// known or cannot be.
+fn question(dictionary: &proto::ProfilesDictionary, frame: FrameKey) -> Option<(usize, u64)> {
+    let location = entry(&dictionary.location_table, frame.location)?;
+    let is_native = frame_type(dictionary, location) == Some(NATIVE);
+    if !location.lines.is_empty() || !is_native || location.mapping_index <= 0 {
+        return None;
+    }
+    let mapping = entry(&dictionary.mapping_table, location.mapping_index)?;
+    let address = location.address.checked_sub(frame.is_caller.into())?;
+    let within = address.checked_sub(mapping.memory_start)?;
+    let offset = within.checked_add(mapping.file_offset)?;
+    Some((usize::try_from(location.mapping_index).ok()?, offset))
+}
+
+/// Functions by module and offset.
+struct Names<'n>(HashMap<ModuleKey, HashMap<u64, &'n [Function], RandomState>>);
+
+impl<'n> Names<'n> {
+    fn of(named: &'n [NamedModule]) -> Self {
+        let module = |(module, functions): &'n NamedModule| {
+            let functions = functions.iter().map(Vec::as_slice);
+            let offsets = module.offsets.iter().copied().zip(functions);
+            (key(module), offsets.collect())
+        };
+        Self(named.iter().map(module).collect())
+    }
+}
+
+/// A message with these names: its own bytes, but for the dictionary, which comes last.
+fn with_names(message: &[u8], names: &Names<'_>) -> Result<Vec<u8>, String> {
+    let mut rest = message;
+    let mut out = Vec::with_capacity(message.len());
+    let mut dictionary = proto::ProfilesDictionary::default();
+    while !rest.is_empty() {
+        let start = rest;
+        let (tag, kind) = decode_key(&mut rest).map_err(|error| error.to_string())?;
+        if kind != WireType::LengthDelimited {
+            return Err("it has a field of an unknown kind".to_owned());
+        }
+        let size = decode_varint(&mut rest).map_err(|error| error.to_string())?;
+        let size = usize::try_from(size).map_err(|error| error.to_string())?;
+        let (content, behind) = rest.split_at_checked(size).ok_or("it is truncated")?;
+        rest = behind;
+        if tag == DICTIONARY {
+            let merged = dictionary.merge(content);
+            merged.map_err(|error| error.to_string())?;
+        } else {
+            out.extend_from_slice(&start[..start.len() - rest.len()]);
+        }
+    }
+    add_names(&mut dictionary, names);
+    encode_key(DICTIONARY, WireType::LengthDelimited, &mut out);
+    encode_varint(dictionary.encoded_len() as u64, &mut out);
+    dictionary
+        .encode(&mut out)
+        .map_err(|error| error.to_string())?;
+    Ok(out)
+}
+
+/// Tables without equal entries, as the data model wants them.
+#[derive(Default)]
+struct Interned {
+    strings: HashMap<String, i32, RandomState>,
+    functions: HashMap<Vec<u8>, i32, RandomState>,
+}
+
+fn add_names(dictionary: &mut proto::ProfilesDictionary, names: &Names<'_>) {
+    let mut interned = Interned::default();
+    for (text, index) in dictionary.string_table.iter().zip(0..) {
+        interned.strings.entry(text.clone()).or_insert(index);
+    }
+    for (function, index) in dictionary.function_table.iter().zip(0..) {
+        let key = function.encode_to_vec();
+        interned.functions.entry(key).or_insert(index);
+    }
+    let of_mapping: Vec<_> = (0..dictionary.mapping_table.len())
+        .map(|index| names.0.get(&module_at(dictionary, index)?))
+        .collect();
+    let mut locations: Vec<proto::Location> = dictionary
+        .location_table
+        .first()
+        .cloned()
+        .into_iter()
+        .collect();
+    let mut of_content: HashMap<Vec<u8>, i32, RandomState> = HashMap::default();
+    let mut of_frame: HashMap<FrameKey, i32, RandomState> = HashMap::default();
+    let mut stacks = std::mem::take(&mut dictionary.stack_table);
+    for stack in &mut stacks {
+        let frames: Vec<FrameKey> = frames(dictionary, stack).collect();
+        for (frame, index) in frames.into_iter().zip(&mut stack.location_indices) {
+            if let Some(known) = of_frame.get(&frame) {
+                *index = *known;
+                continue;
+            }
+            let Some(location) = entry(&dictionary.location_table, frame.location) else {
+                continue;
+            };
+            let mut location = location.clone();
+            let functions = question(dictionary, frame).and_then(|(mapping, offset)| {
+                let of_module = (*of_mapping.get(mapping)?)?;
+                of_module.get(&offset).copied()
+            });
+            for function in functions.unwrap_or_default() {
+                location.lines.push(interned.line(dictionary, function));
+            }
+            let new = *of_content
+                .entry(location.encode_to_vec())
+                .or_insert_with(|| {
+                    locations.push(location);
+                    to_index(locations.len() - 1)
+                });
+            of_frame.insert(frame, new);
+            *index = new;
+        }
+    }
+    (dictionary.stack_table, dictionary.location_table) = (stacks, locations);
+}
+
+impl Interned {
+    fn line(
+        &mut self,
+        dictionary: &mut proto::ProfilesDictionary,
+        function: &Function,
+    ) -> proto::Line {
+        let mut string = |text: &str| match self.strings.get(text) {
+            Some(index) => *index,
+            None => {
+                let index = to_index(dictionary.string_table.len());
+                dictionary.string_table.push(text.to_owned());
+                self.strings.insert(text.to_owned(), index);
+                index
+            }
+        };
+        let new = proto::Function {
+            name_strindex: string(&function.name),
+            system_name_strindex: string(&function.system_name),
+            filename_strindex: string(&function.file),
+            start_line: 0,
+        };
+        let table = &mut dictionary.function_table;
+        let index = self.functions.entry(new.encode_to_vec());
+        let function_index = *index.or_insert_with(|| {
+            table.push(new);
+            to_index(table.len() - 1)
+        });
+        proto::Line {
+            function_index,
+            line: function.line.into(),
+            column: 0,
+        }
+    }
+}
+
+fn to_index(index: usize) -> i32 {
+    i32::try_from(index).expect("a dictionary's table holds less than 2^31 entries")
+}
