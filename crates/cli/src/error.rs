@@ -73,6 +73,9 @@ pub(crate) enum Error {
     /// The collector cannot be used.
     #[error(transparent)]
     Export(#[from] otelctx_export::Error),
+    /// `--debuginfod` is not usable.
+    #[error("--debuginfod: {0}")]
+    Debuginfod(#[from] otelctx_export::DownloadError),
     /// A profile could not be sent.
     #[error(transparent)]
     NotSent(#[from] Box<otelctx_export::Failed>),

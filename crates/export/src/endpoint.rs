@@ -108,6 +108,11 @@ impl Endpoint {
         Ok(Self::of(uri, protocol))
     }
 
+    /// A server for files, at its URL.
+    pub(crate) fn of_server(url: &str) -> Result<Self, Error> {
+        Ok(Self::of(parse(url)?, Protocol::Http))
+    }
+
     fn of(uri: Uri, protocol: Protocol) -> Self {
         Self {
             uri,

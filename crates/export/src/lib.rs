@@ -7,6 +7,8 @@
 //!
 //! It does not store what could not be sent.
 //!
+//! [`Downloads`] uses the same connections to download files, such as debug information.
+//!
 //! ```no_run
 //! # fn profile() -> otelctx_profile::Profile { unimplemented!() }
 //! use otelctx_export::{Endpoint, Exporter, Protocol};
@@ -20,6 +22,7 @@
 
 mod answer;
 mod connect;
+mod download;
 mod endpoint;
 mod error;
 mod exporter;
@@ -27,6 +30,7 @@ mod grpc;
 mod http1;
 mod other_protocol;
 
+pub use download::{DownloadError, DownloadLimits, Downloads};
 pub use endpoint::{Endpoint, Protocol};
 pub use error::{Error, Failed};
 pub use exporter::{Exporter, Sent};

@@ -13,6 +13,7 @@ use otelctx_remote::{Process, module};
 
 use crate::debug_file::{DIRECTORIES, plain};
 use crate::identity::head_tail_hash;
+use crate::server::{self, ServedFile, SharedServer};
 
 /// Where distributions install files by their build IDs, beside [`DIRECTORIES`] (Fedora's
 /// `/usr/lib/.build-id` leads to programs and libraries).
@@ -24,15 +25,26 @@ const DELETED: &str = " (deleted)";
 
 /// Finds the file of each module: at its path; by its build ID, its path or its file name in one of
 /// `directories`; by its build ID in the system's directories for debug files; or in a living process
-/// that has mapped it. A file must have the module's build ID, or without one its hash.
+/// that has mapped it; or on `server`. A file must have the module's build ID, or without one its hash.
 #[must_use]
-pub fn find_files(modules: &[UnnamedModule], directories: &[PathBuf]) -> Vec<Option<File>> {
+pub fn find_files(
+    modules: &[UnnamedModule],
+    directories: &[PathBuf],
+    server: Option<&SharedServer>,
+) -> Vec<Option<File>> {
     let find = |module: &UnnamedModule| {
         let mut places = places(module, directories).into_iter();
         places.find_map(|path| open(&path, &module.identity))
     };
     let mut files: Vec<Option<File>> = modules.iter().map(find).collect();
     find_in_processes(modules, &mut files);
+    if let Some(server) = server {
+        for (module, file) in modules.iter().zip(&mut files).filter(|it| it.1.is_none()) {
+            let (build_id, kind) = (&module.identity.build_id, ServedFile::Executable);
+            // Another file than was asked for is as good as none.
+            *file = server::download(server, build_id, kind).unwrap_or(None);
+        }
+    }
     files
 }
 

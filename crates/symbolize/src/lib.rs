@@ -14,6 +14,7 @@ mod debug_file;
 mod demangle;
 mod find;
 mod identity;
+mod server;
 mod vdso;
 
 use std::fmt;
@@ -27,6 +28,7 @@ use otelctx_profile::worker::{self, Failure as WorkerFailure, Limits};
 use otelctx_profile::{Function, Identity, SymbolQuery};
 
 pub use find::find_files;
+pub use server::{DebugServer, ServedFile, SharedServer};
 
 use answer::Answer;
 use copy::Copy;
@@ -40,6 +42,7 @@ pub struct Symbols {
     files: ModuleFiles,
     without_functions: bool,
     debug_directories: Vec<PathBuf>,
+    server: Option<SharedServer>,
     last: Option<(Module, Identity)>,
     failures: Vec<Failure>,
 }
@@ -50,6 +53,7 @@ impl Default for Symbols {
             files: ModuleFiles::default(),
             without_functions: false,
             debug_directories: debug_file::DIRECTORIES.map(PathBuf::from).into(),
+            server: None,
             last: None,
             failures: Vec::new(),
         }
@@ -77,11 +81,20 @@ pub enum FailureReason {
     TooLong,
     /// The worker process could not be started.
     NoProcess,
+    /// Its debug information from the server cannot be decoded, or is that of another file.
+    Downloaded,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let reason = match self.reason {
+            FailureReason::Downloaded => {
+                return write!(
+                    f,
+                    "{}: its debug information from the server is not usable",
+                    self.path
+                );
+            }
             FailureReason::Malformed => {
                 "its symbols are malformed, or compressed in an unknown way"
             }
@@ -106,6 +119,14 @@ impl Symbols {
     #[must_use]
     pub fn debug_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.debug_directories.insert(0, directory.into());
+        self
+    }
+
+    /// Also asks `server` for the debug information of files whose functions or source files are not
+    /// known otherwise.
+    #[must_use]
+    pub fn debug_server(mut self, server: SharedServer) -> Self {
+        self.server = Some(server);
         self
     }
 
@@ -135,10 +156,18 @@ impl Symbols {
         let kept = self.files.get(query.module);
         let kept = kept.as_deref();
         let debug_directories = &self.debug_directories;
-        let child = |with_dwarf| {
+        let child = |with_dwarf, downloaded: Option<&File>| {
             let bytes = worker::run(Limits::default(), |pipe| {
                 let identity = identity::of(query, kept);
-                let found = in_file(query, kept, offsets, debug_directories, with_dwarf);
+                let copy = downloaded.and_then(|file| Copy::of(file).ok());
+                let separate = copy.as_ref().map(Copy::path);
+                let found = in_file(
+                    query,
+                    kept,
+                    offsets,
+                    (separate, debug_directories),
+                    with_dwarf,
+                );
                 let (functions, is_broken) = found.unwrap_or_default();
                 let answer = Answer {
                     identity,
@@ -149,7 +178,30 @@ impl Symbols {
             })?;
             Answer::read(&bytes).ok_or(WorkerFailure::Died)
         };
-        let answer = child(true);
+        let mut answer = child(true, None);
+        if let (Ok(local), Some(server)) = (&mut answer, &self.server)
+            && !offsets.is_empty()
+            && local.lacks_debug_info()
+        {
+            let (build_id, kind) = (&query.module.build_id, ServedFile::DebugInfo);
+            let usable = match server::download(server, build_id, kind) {
+                Ok(None) => true,
+                Ok(Some(file)) => match child(true, Some(&file)) {
+                    Ok(better) if !better.is_broken => {
+                        local.prefer(better);
+                        true
+                    }
+                    _ => false,
+                },
+                Err(()) => false,
+            };
+            if !usable {
+                self.failures.push(Failure {
+                    path: query.module.path.clone(),
+                    reason: FailureReason::Downloaded,
+                });
+            }
+        }
         let reason = match &answer {
             Ok(answer) if !answer.is_broken => None,
             Ok(_) => Some(FailureReason::Malformed),
@@ -162,7 +214,7 @@ impl Symbols {
             reason,
         }));
         // The symbols may be well-formed even if the DWARF is not.
-        let answer = answer.or_else(|_| child(false));
+        let answer = answer.or_else(|_| child(false, None));
         let mut answer = answer.unwrap_or_else(|_| Answer {
             identity: Identity {
                 build_id: query.module.build_id.clone(),
@@ -209,14 +261,14 @@ fn in_file(
     query: SymbolQuery<'_>,
     kept: Option<&File>,
     offsets: &[u64],
-    debug_directories: &[PathBuf],
+    (separate, debug_directories): (Option<PathBuf>, &[PathBuf]),
     with_dwarf: bool,
 ) -> Option<(Vec<Vec<Function>>, bool)> {
     if offsets.is_empty() {
         return None;
     }
     let copy = Copy::of(&identity::open(query, kept)?).ok()?;
-    let separate = debug_file::find(&copy, query.module, debug_directories);
+    let separate = separate.or_else(|| debug_file::find(&copy, query.module, debug_directories));
     in_copy(&copy, separate, offsets, with_dwarf)
 }
 

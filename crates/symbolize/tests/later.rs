@@ -89,7 +89,7 @@ fn resolve(input: &Path, output: &Path, directories: &[PathBuf]) -> usize {
     let recorded = RecordedFile::read(input).unwrap();
     let modules = recorded.unnamed().unwrap();
     let files = ModuleFiles::default();
-    let found = find_files(&modules, directories);
+    let found = find_files(&modules, directories, None);
     let mut symbols = Symbols::new().files(files.clone());
     let mut named = Vec::new();
     for (module, file) in modules.into_iter().zip(found) {

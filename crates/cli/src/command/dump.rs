@@ -20,6 +20,7 @@ use otelctx_sampler::Snapshots;
 use self::inspection::Inspection;
 use self::report::Report;
 use self::stacks::{Names, StackOptions};
+use super::debug_files::DebugFiles;
 use super::ids::{self, process_of};
 use super::seconds::seconds;
 use super::worker;
@@ -33,7 +34,9 @@ use crate::{Setup, Status};
 /// Sleeping threads are not stopped. Running threads are stopped for a few microseconds (longer with
 /// --stacks), unless --no-stop is given. Also reads core files (docs/core-files.md).
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "all", "core"]), after_help = "\
+#[command(group = clap::ArgGroup::new("target").required(true).args(["pid", "all", "core"]),
+    group = clap::ArgGroup::new("names").args(["debug_dir", "debuginfod"]).multiple(true).requires("stacks"),
+    after_help = "\
 Examples:
   otelctx dump 4711
   otelctx dump 4711 --json | jq '.threads[].context.trace_id'
@@ -70,9 +73,8 @@ pub(crate) struct Arguments {
     /// threads. No thread is stopped if that would restart the timeout of its system call
     #[arg(long, requires = "stacks", conflicts_with_all = ["no_stop", "core"])]
     stop_sleeping: bool,
-    /// Additional directory to search for separate debug files
-    #[arg(long, value_name = "DIRECTORY", requires = "stacks")]
-    debug_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    debug_files: DebugFiles,
     /// Print one JSON value, with --all one per line (fields: docs/json.md)
     #[arg(long)]
     json: bool,
@@ -111,7 +113,10 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let mut snapshots = snapshots.transpose()?;
     let stacks = StackOptions::new(arguments.stop_sleeping);
     let stacks = arguments.stacks.then_some(stacks);
-    let mut names = Names::new(&arguments.debug_dir);
+    let symbols = arguments
+        .debug_files
+        .symbols(arguments.debug_files.server()?);
+    let mut names = Names::new(symbols);
     if arguments.all {
         let means = all::Means {
             snapshots,

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use otelctx_profile::sample::format::hexadecimal;
 use otelctx_profile::sample::{Module, ModuleFiles, ProcessFacts};
 use otelctx_profile::{RecordedFile, SymbolQuery, Symbolizer, UnnamedModule, check_writable};
-use otelctx_symbolize::{Symbols, find_files};
+use otelctx_symbolize::find_files;
 use serde::Serialize;
 
 use crate::Status;
+use crate::command::debug_files::DebugFiles;
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, escape};
@@ -20,7 +21,7 @@ const MAX_MISSING: usize = 20;
 /// Add function names to a recording, also on another machine
 ///
 /// Only files that are the recorded ones, by their build IDs, are used: at their paths, in the
-/// directories of --debug-dir, in the system's directories for debug files, and mapped in living
+/// directories of --debug-dir (which may have programs and libraries, too), in the system's directories for debug files, and mapped in living
 /// processes. The kernel's functions are not named, because its addresses change with every boot.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -35,9 +36,8 @@ pub(crate) struct Arguments {
     /// File to write [default: replace FILE]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Additional directory to search for programs, libraries and separate debug files
-    #[arg(long, value_name = "DIRECTORY")]
-    debug_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    debug_files: DebugFiles,
     /// Print one JSON value (fields: docs/json.md)
     #[arg(long)]
     json: bool,
@@ -68,9 +68,10 @@ struct MissingFile {
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let output = arguments.output.as_ref().unwrap_or(&arguments.file);
     check_writable(output)?;
+    let server = arguments.debug_files.server()?;
     let recorded = RecordedFile::read(&arguments.file)?;
     let modules = recorded.unnamed()?;
-    let found = find_files(&modules, &arguments.debug_dir);
+    let found = find_files(&modules, &arguments.debug_files.debug_dir, server.as_ref());
     let files = ModuleFiles::default();
     let mut answer = Answer {
         file: output.to_string_lossy().into_owned(),
@@ -99,10 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         files.keep(&facts, file);
         queries.push((module, facts));
     }
-    let directories = arguments.debug_dir.iter();
-    let mut symbols = directories
-        .fold(Symbols::new(), Symbols::debug_directory)
-        .files(files);
+    let mut symbols = arguments.debug_files.symbols(server).files(files);
     let process = ProcessFacts::default();
     let mut name = |(module, facts): (UnnamedModule, Module)| {
         let functions = symbols.functions(SymbolQuery::new(&facts, &process), &module.offsets);

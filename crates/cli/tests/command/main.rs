@@ -5,6 +5,7 @@ mod check;
 mod code;
 mod core;
 mod crowd;
+mod debuginfod;
 mod demo;
 mod dump;
 mod faults;

@@ -16,9 +16,9 @@ use std::time::Duration;
 use clap::builder::ArgPredicate;
 use otelctx_profile::{Options, Profile};
 use otelctx_sampler::{Method, Targets};
-use otelctx_symbolize::Symbols;
 
 use crate::command::child::{self, Waiting};
+use crate::command::debug_files::DebugFiles;
 use crate::command::filter::{Filter, Select};
 use crate::command::{ids, seconds};
 use crate::error::Error;
@@ -82,11 +82,10 @@ pub(crate) struct Arguments {
     /// Prefix for context attribute names in OTLP output
     #[arg(long, value_name = "PREFIX", default_value = "")]
     attribute_prefix: String,
-    /// Additional directory to search for separate debug files
-    #[arg(long, value_name = "DIRECTORY")]
-    debug_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    debug_files: DebugFiles,
     /// Write addresses without function names
-    #[arg(long, conflicts_with = "debug_dir")]
+    #[arg(long, conflicts_with_all = ["debug_dir", "debuginfod"])]
     no_symbols: bool,
     /// Sample by stopping threads, even if eBPF is permitted
     #[arg(long)]
@@ -112,16 +111,13 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         false => Targets::Processes(arguments.select.processes(&arguments.pid)?),
     };
     let collector = Collector::of(&arguments.send)?;
+    let server = arguments.debug_files.server()?;
     interrupt::catch().map_err(Error::Interrupt)?;
     let (recorded, method, child) = record(arguments, targets, setup)?;
     let mut before = Before::default();
     let mut contexts = Contexts::default();
     let mut summary = Summary::new(method, recorded.incomplete_stacks);
-    let mut symbols = arguments
-        .debug_dir
-        .iter()
-        .fold(Symbols::new(), Symbols::debug_directory)
-        .files(recorded.files);
+    let mut symbols = arguments.debug_files.symbols(server).files(recorded.files);
     if arguments.no_symbols {
         symbols = symbols.without_functions();
     }

@@ -1,7 +1,6 @@
 //! Resolves the functions of stacks.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 
 use otelctx_profile::{Function, SymbolQuery, Symbolizer};
 use otelctx_reader::sample::{Catalog, Mapping, ProcessFacts};
@@ -15,7 +14,8 @@ const MAX_CACHED: usize = 32 << 20;
 /// Functions at addresses of files: processes that have the same library mapped share them.
 #[derive(Debug, Default)]
 pub(in crate::command::dump) struct Names {
-    debug_directories: Vec<PathBuf>,
+    /// Has no files open.
+    symbols: Symbols,
     /// By build ID and offset in the file.
     known: HashMap<(Vec<u8>, u64), Vec<Function>>,
     size: usize,
@@ -58,20 +58,17 @@ impl Named {
 }
 
 impl Names {
-    /// Also searches these directories for separate debug files.
-    pub(in crate::command::dump) fn new(debug_directories: &[PathBuf]) -> Self {
+    /// Resolves functions by this symbolizer.
+    pub(in crate::command::dump) fn new(symbols: Symbols) -> Self {
         Self {
-            debug_directories: debug_directories.into(),
+            symbols,
             ..Self::default()
         }
     }
 
     /// Resolves the functions of a process's stacks.
     pub(in crate::command::dump) fn resolve(&mut self, pid: Option<i32>, code: &Code) -> Named {
-        let directories = self.debug_directories.iter();
-        let mut symbols = directories
-            .fold(Symbols::new(), Symbols::debug_directory)
-            .files(code.files.clone());
+        let mut symbols = self.symbols.clone().files(code.files.clone());
         let process = ProcessFacts {
             pid: pid.filter(|_| code.is_live).unwrap_or_default(),
             ..ProcessFacts::default()

@@ -1,0 +1,105 @@
+//! Where function names are searched beside the programs themselves.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use otelctx_export::{DownloadError, DownloadLimits, Downloads};
+use otelctx_profile::sample::format::hexadecimal;
+use otelctx_symbolize::{DebugServer, ServedFile, SharedServer, Symbols};
+
+use crate::error::Error;
+use crate::output::terminal;
+
+/// Maximum number of errors of a server that are reported.
+const MAX_ERRORS: usize = 8;
+
+/// Additional sources of function names.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DebugFiles {
+    /// Additional directory to search for separate debug files
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) debug_dir: Vec<PathBuf>,
+    /// Download missing debug information from this debuginfod server, such as
+    /// https://debuginfod.debian.net. It learns the build IDs of the programs
+    #[arg(long, value_name = "URL")]
+    pub(crate) debuginfod: Option<String>,
+}
+
+impl DebugFiles {
+    /// The server, if there is one. It is not connected to yet.
+    pub(crate) fn server(&self) -> Result<Option<SharedServer>, Error> {
+        let Some(url) = &self.debuginfod else {
+            return Ok(None);
+        };
+        let downloads = Downloads::new(url, DownloadLimits::default())?;
+        Ok(Some(Arc::new(Mutex::new(Debuginfod {
+            downloads: Some(downloads),
+            errors: 0,
+        }))))
+    }
+
+    /// A symbolizer with these sources.
+    pub(crate) fn symbols(&self, server: Option<SharedServer>) -> Symbols {
+        let directories = self.debug_dir.iter();
+        let symbols = directories.fold(Symbols::new(), Symbols::debug_directory);
+        match server {
+            Some(server) => symbols.debug_server(server),
+            None => symbols,
+        }
+    }
+}
+
+/// A debuginfod server (elfutils, `debuginfod(8)`, "WEBAPI").
+struct Debuginfod {
+    /// `None` after an error that will persist.
+    downloads: Option<Downloads>,
+    errors: usize,
+}
+
+impl std::fmt::Debug for Debuginfod {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let in_use = self.downloads.is_some();
+        f.debug_struct("Debuginfod")
+            .field("in_use", &in_use)
+            .finish()
+    }
+}
+
+impl Debuginfod {
+    fn report(&mut self, error: &DownloadError) {
+        let is_lasting = error.is_lasting();
+        if is_lasting {
+            self.downloads = None;
+        }
+        self.errors += 1;
+        if is_lasting || self.errors <= MAX_ERRORS {
+            let rest = if is_lasting {
+                "; it is not asked again"
+            } else {
+                ""
+            };
+            terminal::complain(&format!("debuginfod: {error}{rest}"), None);
+        }
+    }
+}
+
+impl DebugServer for Debuginfod {
+    fn get(&mut self, build_id: &[u8], kind: ServedFile, file: &mut File) -> bool {
+        let Some(downloads) = &mut self.downloads else {
+            return false;
+        };
+        let kind = match kind {
+            ServedFile::Executable => "executable",
+            _ => "debuginfo",
+        };
+        let path = format!("/buildid/{}/{kind}", hexadecimal(build_id));
+        match downloads.get(&path, file) {
+            Ok(found) => found,
+            Err(error) => {
+                self.report(&error);
+                false
+            }
+        }
+    }
+}

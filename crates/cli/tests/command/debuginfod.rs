@@ -1,0 +1,223 @@
+//! `--debuginfod`: names from a server, and servers that are of no use.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use otelctx_fixtures::{Compiler, Target};
+use serde_json::{Value, json};
+
+use crate::run::{Scratch, otelctx};
+
+/// Python's file server, killed when dropped.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    /// `None`, with a line on standard error, if there is no Python.
+    fn start(folder: &Path) -> Option<Self> {
+        let mut command = Command::new("python3");
+        command.args(["-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let Ok(mut child) = command.current_dir(folder).spawn() else {
+            eprintln!("skipped: python3 is not installed");
+            return None;
+        };
+        let mut line = String::new();
+        let output = child.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut line).unwrap();
+        // "Serving HTTP on 127.0.0.1 port 40001 (http://127.0.0.1:40001/) ..."
+        let url = line.split(['(', ')']).nth(1).unwrap().to_owned();
+        Some(Self { child, url })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A program without symbols, and where the server has the rest of it.
+struct Stripped {
+    scratch: Scratch,
+    original: PathBuf,
+    program: PathBuf,
+    served: PathBuf,
+}
+
+fn tool(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {output:?}"
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+impl Stripped {
+    fn new(name: &str) -> Option<Self> {
+        let flags = ["-O2", "-g", "-pthread", "-Wl,--build-id"];
+        let original = Compiler::gcc().program(&["known_stacks.c"], &flags)?;
+        let scratch = Scratch::new(name);
+        let program = scratch.folder().join("program");
+        tool("objcopy", &["--strip-all", text(&original), text(&program)]);
+        let notes = tool("readelf", &["-n", text(&original)]);
+        let mut lines = notes.lines();
+        let id = lines.find_map(|line| line.trim().strip_prefix("Build ID: "));
+        let served = scratch.folder().join("buildid").join(id.unwrap());
+        fs::create_dir_all(&served).unwrap();
+        Some(Self {
+            scratch,
+            original,
+            program,
+            served,
+        })
+    }
+
+    fn serve_debug_info(&self) {
+        let file = self.served.join("debuginfo");
+        tool(
+            "objcopy",
+            &["--only-keep-debug", text(&self.original), text(&file)],
+        );
+    }
+}
+
+/// The program's own frames of its first thread.
+fn own_frames(answer: &Value, program: &Path) -> Vec<Value> {
+    let frames = answer["threads"][0]["stack"]["frames"].as_array().unwrap();
+    let own = frames.iter().filter(|it| it["module"] == json!(program));
+    own.cloned().collect()
+}
+
+#[test]
+fn functions_of_stripped_programs_come_from_the_server() {
+    let Some(stripped) = Stripped::new("debuginfod") else {
+        return;
+    };
+    stripped.serve_debug_info();
+    let Some(server) = Server::start(stripped.scratch.folder()) else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(&stripped.program));
+    let pid = target.pid().to_string();
+    let dump = ["dump", &pid, "--stacks", "--json", "--deadline", "60"];
+    let answer = otelctx(&dump).expect(0).json();
+    let frames = own_frames(&answer, &stripped.program);
+    assert!(frames.iter().all(|it| it["function"].is_null()), "{answer}");
+    let with_server = [&dump[..], &["--debuginfod", &server.url]].concat();
+    let answer = otelctx(&with_server).expect(0);
+    assert_eq!(answer.stderr, "");
+    let answer = answer.json();
+    let frames = own_frames(&answer, &stripped.program);
+    let names: Vec<_> = frames.iter().map(|it| &it["function"]).collect();
+    let recursion = ["recursion"; 4];
+    let expected = [&["reads"][..], &recursion, &["main", "_start"]].concat();
+    assert_eq!(names, expected, "{answer}");
+    let file = frames[0]["file"].as_str().unwrap();
+    assert!(file.ends_with("known_stacks.c"), "{file}");
+}
+
+#[test]
+fn a_recording_is_named_by_executables_from_the_server() {
+    let Some(stripped) = Stripped::new("debuginfod-later") else {
+        return;
+    };
+    stripped.serve_debug_info();
+    fs::copy(&stripped.program, stripped.served.join("executable")).unwrap();
+    let Some(server) = Server::start(stripped.scratch.folder()) else {
+        return;
+    };
+    let (file, named) = (
+        stripped.scratch.path("profile.otlp"),
+        stripped.scratch.path("named.otlp"),
+    );
+    let target = Target::spawn(&mut Command::new(&stripped.program));
+    let pid = target.pid().to_string();
+    crate::run::given_time(|seconds| {
+        let record = [
+            "record",
+            "-p",
+            &pid,
+            "-d",
+            seconds,
+            "--no-symbols",
+            "-o",
+            &file,
+        ];
+        otelctx(&record).expect(0);
+        let report = otelctx(&["report", &file]).expect(0).stdout;
+        let program = text(&stripped.program);
+        report.contains(program).then_some(()).ok_or(report)
+    });
+    drop(target);
+    fs::remove_file(&stripped.program).unwrap();
+    let answer = otelctx(&[
+        "symbolize",
+        &file,
+        "-o",
+        &named,
+        "--debuginfod",
+        &server.url,
+    ]);
+    assert!(!answer.expect(0).stdout.contains("/program,"));
+    let report = otelctx(&["report", &named]).expect(0).stdout;
+    assert!(report.contains("in_loop"), "{report}");
+}
+
+#[test]
+fn a_server_of_no_use_is_one_line() {
+    let Some(stripped) = Stripped::new("debuginfod-hostile") else {
+        return;
+    };
+    let Some(server) = Server::start(stripped.scratch.folder()) else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(&stripped.program));
+    let pid = target.pid().to_string();
+    let dump = |url: &str| {
+        let dump = ["dump", &pid, "--stacks", "--json", "--deadline", "60"];
+        let answer = otelctx(&[&dump[..], &["--debuginfod", url]].concat()).expect(0);
+        let json = answer.json();
+        let frames = own_frames(&json, &stripped.program);
+        assert!(frames.iter().all(|it| it["function"].is_null()), "{json}");
+        assert!(!frames.is_empty(), "{json}");
+        answer.stderr
+    };
+    let other = Compiler::gcc().program(&["inlined.c"], &["-g", "-Wl,--build-id"]);
+    let file = stripped.served.join("debuginfo");
+    let unusable = format!(
+        "otelctx: {}: its debug information from the server is not usable\n",
+        text(&stripped.program)
+    );
+    for content in [
+        fs::read(other.unwrap()).unwrap(),
+        b"garbage".to_vec(),
+        vec![],
+    ] {
+        fs::write(&file, content).unwrap();
+        assert_eq!(dump(&server.url), unusable);
+    }
+    // Nothing listens there any more.
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", closed.local_addr().unwrap());
+    drop(closed);
+    let said = dump(&url);
+    let start = format!("otelctx: debuginfod: cannot connect to {url}");
+    assert!(said.starts_with(&start), "{said}");
+    assert!(said.ends_with("; it is not asked again\n"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let refused = otelctx(&["dump", &pid, "--stacks", "--debuginfod", "file:///etc"]);
+    assert!(refused.expect(2).stderr.contains("--debuginfod: "));
+}
