@@ -19,9 +19,11 @@ enum How {
     Bench,
     /// A test of `integration/tests/sleepers.rs` that runs for longer than in `cargo xtask test`.
     Sleepers(&'static str),
+    /// `crates/sampler/tests/calls`, with more samples.
+    Calls,
 }
 
-const RUNS: [Run; 5] = [
+const RUNS: [Run; 6] = [
     Run {
         name: "traces",
         minutes: 6,
@@ -52,7 +54,16 @@ const RUNS: [Run; 5] = [
         summary: "loops with a 500 ms timeout under 14 dumps a second: as many rounds as without",
         how: How::Sleepers("timeouts_pass_as_without_a_reader"),
     },
+    Run {
+        name: "stacks",
+        minutes: 5,
+        summary: "a million samples by eBPF, frame by frame against the programs' disassembly",
+        how: How::Calls,
+    },
 ];
+
+/// Samples of each of the programs of `crates/sampler/tests/calls`: five.
+const CALLS_SAMPLES: &str = "200000";
 
 /// Runs the named runs, or lists all runs.
 pub(crate) fn run(names: &[String]) -> Outcome {
@@ -76,6 +87,7 @@ pub(crate) fn run(names: &[String]) -> Outcome {
         let outcome = match run.how {
             How::Bench => bench::run(&[run.name.into()]),
             How::Sleepers(test) => sleepers(test, run.minutes),
+            How::Calls => calls(),
         };
         if let Outcome::Failed(why) = outcome {
             return Outcome::Failed(format!("{}: {why}", run.name));
@@ -84,24 +96,34 @@ pub(crate) fn run(names: &[String]) -> Outcome {
     Outcome::Passed(names.join(", "))
 }
 
-fn sleepers(test: &str, minutes: u32) -> Outcome {
+/// Runs a test in the release profile.
+fn test(package: &str, name: &str, arguments: &[&str], (key, value): (&str, &str)) -> Outcome {
     let mut command: Command = cargo();
-    command.args([
-        "test",
-        "--release",
-        "--quiet",
-        "--locked",
-        "-p",
-        "otelctx-integration",
-    ]);
-    command.args(["--test", "sleepers", "--", "--exact", "--nocapture", test]);
-    // One of them reads with two protocols, one after another.
-    let seconds = minutes * 60 / 2;
-    if std::env::var_os("OTELCTX_SOAK_SECONDS").is_none() {
-        command.env("OTELCTX_SOAK_SECONDS", seconds.to_string());
+    command.args(["test", "--release", "--quiet", "--locked", "-p", package]);
+    command.args(["--test", name, "--", "--nocapture"]);
+    command.args(arguments);
+    if std::env::var_os(key).is_none() {
+        command.env(key, value);
     }
     match report::run(&mut command) {
-        Ok(()) => Outcome::Passed(test.into()),
+        Ok(()) => Outcome::Passed(name.into()),
         Err(error) => Outcome::Failed(error),
     }
+}
+
+fn sleepers(name: &str, minutes: u32) -> Outcome {
+    // One of them reads with two protocols, one after another.
+    let seconds = (minutes * 60 / 2).to_string();
+    let variable = ("OTELCTX_SOAK_SECONDS", &seconds[..]);
+    test(
+        "otelctx-integration",
+        "sleepers",
+        &["--exact", name],
+        variable,
+    )
+}
+
+fn calls() -> Outcome {
+    let variable = ("OTELCTX_SOAK_SAMPLES", CALLS_SAMPLES);
+    test("otelctx-sampler", "calls", &[], variable)
 }
