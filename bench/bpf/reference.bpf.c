@@ -73,3 +73,10 @@ int reference(void *context)
     bpf_ringbuf_submit(sample, BPF_RB_NO_WAKEUP);
     return 0;
 }
+
+/* What any program costs. */
+SEC("perf_event")
+int empty(void *context __attribute__((unused)))
+{
+    return 0;
+}

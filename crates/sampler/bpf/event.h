@@ -7,6 +7,9 @@
 #ifndef EVENT_H
 #define EVENT_H
 
+/* Keeps the compiler from dropping a bound that the verifier has to see. */
+#define HIDE(value) asm volatile("" : "+r"(value))
+
 /* Kinds of events. */
 enum event_kind {
     EVENT_ON_CPU = 1, /* the thread ran when the clock ticked */

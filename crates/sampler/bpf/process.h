@@ -52,9 +52,7 @@ int task_newtask(struct bpf_raw_tracepoint_args *context)
     inherit_code(parent, child);
     if (!with_children || !bpf_map_lookup_elem(&targets, &parent))
         return 0;
-    /* A child inherits no process context: its configuration is set when it publishes. */
-    static const struct target nothing = {};
-    bpf_map_update_elem(&targets, &child, &nothing, BPF_ANY);
+    add_child(child);
     tell(EVENT_FORK, child, child, parent);
     return 0;
 }
@@ -69,9 +67,8 @@ int sched_process_exec(void *context __attribute__((unused)))
     bpf_map_delete_elem(&processes, &pid);
     struct target *target = bpf_map_lookup_elem(&targets, &pid);
     if (target) {
-        target->places = 0;
-        target->steps = 0;
-        target->serial = 0;
+        forget_contexts(target);
+        change_few_target(pid, 0);
     } else if (!whole_machine) {
         return 0;
     }
@@ -91,6 +88,7 @@ int sched_process_exit(struct bpf_raw_tracepoint_args *context)
     if (!whole_machine && !bpf_map_lookup_elem(&targets, &pid))
         return 0;
     bpf_map_delete_elem(&targets, &pid);
+    change_few_target(pid, 1);
     tell(EVENT_EXIT, pid, tid, 0);
     return 0;
 }

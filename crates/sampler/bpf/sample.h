@@ -2,12 +2,12 @@
 /* How a sample is put together: its head, and parts behind it.
  *
  * That is done where the recorder reads it, in the ring: memory that is touched for the first time in
- * a long while is what costs most here, so each byte is written once. The ring wants to know the size
- * beforehand; each part gets room for the largest that it can be.
+ * a long while is what costs most here, so each byte is written once.
  */
 #ifndef SAMPLE_H
 #define SAMPLE_H
 
+#include "ring.h"
 #include "stack.h"
 #include "variable.h"
 
@@ -16,7 +16,6 @@ volatile const __u32 whole_machine = 0; /* else the processes of `targets` alone
 volatile const __u32 user_stacks = 0;
 volatile const __u32 kernel_stacks = 0;
 volatile const __u32 max_record = 640; /* bytes, header included, RECORD_LIMIT at most */
-volatile const __u32 record_room = 640; /* the same or RECORD_FIRST, a multiple of 8 */
 /* The recorder's PID namespace, 0 for the first one. */
 volatile const __u64 namespace_device = 0;
 volatile const __u64 namespace_inode = 0;
@@ -28,31 +27,125 @@ struct {
     __type(value, struct target);
 } targets SEC(".maps");
 
-/* Its size is set when the program is loaded. */
-struct {
-    __uint(type, BPF_MAP_TYPE_RINGBUF);
-    __uint(max_entries, 1 << 20);
-} events SEC(".maps");
-
-/* Events that found the ring full: samples, and those of processes. */
-enum counter { COUNTER_SAMPLES = 0, COUNTER_PROCESSES = 1, COUNTERS };
+/* Which pids may be targets, by their lowest bits: most threads that run cost no search in the table.
+ * Written by the recorder, and for children by the program. */
+#define FILTERED_PIDS (1 << 15)
+struct target_filter {
+    __u8 may_be_target[FILTERED_PIDS];
+};
 
 struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, COUNTERS);
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, 1);
     __type(key, __u32);
-    __type(value, __u64);
-} lost SEC(".maps");
+    __type(value, struct target_filter);
+} target_filter SEC(".maps");
 
-static __always_inline void count_lost(__u32 which)
+static __always_inline __u8 *may_be_target(__u32 pid)
 {
-    __u64 *counter = bpf_map_lookup_elem(&lost, &which);
-    if (counter)
-        *counter += 1;
+    __u32 zero = 0;
+    struct target_filter *filter = bpf_map_lookup_elem(&target_filter, &zero);
+    return filter ? &filter->may_be_target[pid & (FILTERED_PIDS - 1)] : 0;
+}
+
+/* Targets whose pids each CPU has beside its ring. A slot is not used again for a while. */
+struct few_targets {
+    /* `targets` is not searched for other pids while both are the same: children that the program has added
+     * to it, and those of them that the recorder knows. */
+    __u64 forks;
+    __u64 known_forks;
+    __u64 unused[6];
+    struct few_target {
+        __u32 pid; /* 0 if it has ended */
+        __u32 reserved;
+        struct target target;
+        __u64 unused;
+    } at[FEW_TARGETS];
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct few_targets);
+} few_targets SEC(".maps");
+
+/* Where a target is found: a slot of few_targets, or one of these. */
+enum place_of_target { IN_TARGETS = FEW_TARGETS, NO_TARGET };
+
+static __always_inline __u64 search_target(struct cpu *cpu, __u32 pid)
+{
+#pragma unroll
+    for (int i = 0; i < FEW_TARGETS; i++)
+        if (cpu->pids[i] == pid)
+            return i;
+    __u32 zero = 0;
+    const struct few_targets *few = bpf_map_lookup_elem(&few_targets, &zero);
+    if (few && few->forks == few->known_forks)
+        return NO_TARGET;
+    const __u8 *may_be = may_be_target(pid);
+    return may_be && *may_be && bpf_map_lookup_elem(&targets, &pid) ? IN_TARGETS : NO_TARGET;
+}
+
+static __always_inline __u64 find_target(struct cpu *cpu, __u32 pid)
+{
+    /* Through memory: else the verifier would follow each number to the end of the program. */
+    *(volatile __u64 *)&cpu->found = search_target(cpu, pid);
+    return *(volatile __u64 *)&cpu->found;
+}
+
+/* What is known of a target that was found; 0 if it has ended. */
+static __always_inline const struct target *known_target(__u64 found, __u32 pid)
+{
+    if (found == IN_TARGETS)
+        return bpf_map_lookup_elem(&targets, &pid);
+    HIDE(found);
+    if (found >= FEW_TARGETS)
+        return 0;
+    __u32 zero = 0;
+    const struct few_targets *few = bpf_map_lookup_elem(&few_targets, &zero);
+    return few && few->at[found].pid == pid ? &few->at[found].target : 0;
+}
+
+static __always_inline void forget_contexts(struct target *target)
+{
+    target->places = 0;
+    target->steps = 0;
+    target->serial = 0;
+}
+
+/* The target's process executes another program, or ends. */
+static __always_inline void change_few_target(__u32 pid, int has_ended)
+{
+    __u32 zero = 0;
+    struct few_targets *few = bpf_map_lookup_elem(&few_targets, &zero);
+    for (int i = 0; few && i < FEW_TARGETS; i++)
+        if (few->at[i].pid == pid) {
+            forget_contexts(&few->at[i].target);
+            if (has_ended)
+                few->at[i].pid = 0;
+        }
+}
+
+/* Adds a child of a target. */
+static __always_inline void add_child(__u32 child)
+{
+    /* It inherits no process context: its configuration is set when it publishes. */
+    static const struct target nothing = {};
+    __u32 zero = 0;
+    struct few_targets *few = bpf_map_lookup_elem(&few_targets, &zero);
+    __u8 *may_be = may_be_target(child);
+    if (!few || !may_be)
+        return;
+    *may_be = 1;
+    bpf_map_update_elem(&targets, &child, &nothing, BPF_ANY);
+    __sync_fetch_and_add(&few->forks, 1);
 }
 
 /* Process and thread id of the running thread in the recorder's PID namespace; false for a process
- * outside of it, and for an idle CPU: `exclude_idle` was seen not to hold on the first one. */
+ * outside of it. */
 static __always_inline int ids(struct task_struct *task, __u32 *pid, __u32 *tid)
 {
     if (namespace_inode) {
@@ -88,8 +181,7 @@ static __always_inline void copy_name(struct event_head *head, struct task_struc
 
 /* Fills the head, for a sample of the running thread. */
 static __always_inline void begin(struct event_head *head, struct task_struct *task,
-                                  const struct target *target, __u32 pid, __u32 tid, __u8 kind,
-                                  __u8 flags)
+                                  __u32 serial, __u32 pid, __u32 tid, __u8 kind, __u8 flags)
 {
     head->time = bpf_ktime_get_ns();
     head->detail = 0;
@@ -100,33 +192,19 @@ static __always_inline void begin(struct event_head *head, struct task_struct *t
     head->outcome = OUTCOME_NONE;
     head->source = SOURCE_NONE;
     head->flags = flags;
-    head->serial = target ? target->serial : 0;
+    head->serial = serial;
     copy_name(head, task);
 }
 
-static __always_inline struct part_head *part_at(struct event_head *head, __u32 at)
+/* Where the parts end that a sample has so far, in bytes. In 64 bits, so that the verifier follows. */
+static __always_inline struct part_head *part_at(struct event_head *head, __u64 at)
 {
     return (void *)(head + 1) + at;
 }
 
-/* The most that a sample takes of the parts below. */
-static __always_inline __u32 largest(__u64 has_record, __u8 flags)
-{
-    const __u32 stack = sizeof(struct part_head) + STACK_SIZE;
-    __u32 size = 0;
-    if (has_record)
-        size += sizeof(struct part_head) + record_room;
-    /* Deeper stacks are put together elsewhere: take() in steps.h. */
-    if (user_stacks)
-        size += stack;
-    if (kernel_stacks && !(flags & EVENT_USER_MODE))
-        size += stack;
-    return size;
-}
-
 /* Adds the record of the native context. Of several definitions the first with a valid record
  * counts, else the first that says anything. */
-static __always_inline __u32 add_native_context(struct event_head *head, __u32 at,
+static __always_inline __u64 add_native_context(struct event_head *head, __u64 at,
                                                 struct task_struct *task,
                                                 const struct target *target, __u32 places)
 {
@@ -142,10 +220,13 @@ static __always_inline __u32 add_native_context(struct event_head *head, __u32 a
         if (record)
             found = read_record(part, record, max_record, task);
         if (found == OUTCOME_ATTACHED) {
-            part->room = record_room;
+            __u64 room = part->room;
+            HIDE(room);
+            if (room > RECORD_LIMIT)
+                break;
             head->outcome = found;
             head->source = SOURCE_NATIVE;
-            return at + sizeof *part + record_room;
+            return at + sizeof *part + room;
         }
         if (outcome == OUTCOME_DETACHED)
             outcome = found;
@@ -154,50 +235,53 @@ static __always_inline __u32 add_native_context(struct event_head *head, __u32 a
     return at;
 }
 
-/* `room` is in bytes, STACK_SIZE or USER_STACK_SIZE. */
-static __always_inline __u32 add_user_stack(void *context, struct event_head *head, __u32 at,
-                                            __u64 room)
+/* Ends a part that has this many bytes, a multiple of 8 and `limit` at most. */
+static __always_inline __u64 end_stack(struct part_head *part, __u64 at, __u64 size, __u64 limit,
+                                       __u16 kind, __u16 outcome)
+{
+    HIDE(size);
+    if (size > limit)
+        return at;
+    part->kind = kind;
+    part->size = size;
+    part->room = size;
+    part->outcome = outcome;
+    return at + sizeof *part + size;
+}
+
+static __always_inline __u64 add_user_stack(void *context, struct event_head *head, __u64 at)
 {
     struct part_head *part = part_at(head, at);
     __u16 end = STACK_BY_FRAME_POINTERS;
-    long size = walked_stack(part + 1, room, &end);
+    long size = walked_stack(part + 1, &end);
     if (size == 0)
         size = bpf_get_stack(context, part + 1, STACK_SIZE, BPF_F_USER_STACK);
     if (size <= 0) {
         head->flags |= EVENT_NO_USER_STACK;
         return at;
     }
-    part->kind = PART_USER_STACK;
-    part->size = size;
-    part->room = room;
-    part->outcome = end;
-    return at + sizeof *part + room;
+    return end_stack(part, at, size, USER_STACK_SIZE, PART_USER_STACK, end);
 }
 
-static __always_inline __u32 add_kernel_stack(void *context, struct event_head *head, __u32 at)
+static __always_inline __u64 add_kernel_stack(void *context, struct event_head *head, __u64 at)
 {
     struct part_head *part = part_at(head, at);
     long size = bpf_get_stack(context, part + 1, STACK_SIZE, 0);
     if (size <= 0)
         return at;
-    part->kind = PART_KERNEL_STACK;
-    part->size = size;
-    part->room = STACK_SIZE;
-    part->outcome = STEP_DONE;
-    return at + sizeof *part + STACK_SIZE;
+    return end_stack(part, at, size, STACK_SIZE, PART_KERNEL_STACK, STEP_DONE);
 }
 
 /* Adds what every sample has; the size of the parts. */
-static __always_inline __u32 add_parts(void *context, struct event_head *head,
+static __always_inline __u64 add_parts(void *context, struct event_head *head,
                                        struct task_struct *task, const struct target *target,
-                                       __u64 has_record, __u32 places, __u8 flags,
-                                       __u64 stack_room)
+                                       __u32 places, __u8 flags)
 {
-    __u32 at = 0;
-    if (has_record)
+    __u64 at = 0;
+    if (places)
         at = add_native_context(head, at, task, target, places);
     if (user_stacks && (flags & EVENT_USER_MODE || !(OF_TASK(task, flags) & PF_KTHREAD)))
-        at = add_user_stack(context, head, at, stack_room);
+        at = add_user_stack(context, head, at);
     if (kernel_stacks && !(flags & EVENT_USER_MODE))
         at = add_kernel_stack(context, head, at);
     return at;

@@ -49,8 +49,11 @@ static __always_inline int sample_thread(void *context, int by_tables)
     struct task_struct *task = current_task();
     if (!ids(task, &pid, &tid))
         return 0;
-    const struct target *target = bpf_map_lookup_elem(&targets, &pid);
-    if (!target && !whole_machine)
+    struct cpu *cpu = this_cpu();
+    if (!cpu)
+        return 0;
+    __u64 found = find_target(cpu, pid);
+    if (found == NO_TARGET && !whole_machine)
         return 0;
     __u8 flags = user_mode(context) ? EVENT_USER_MODE : 0;
     /* Else the compiler asks for the mode again each time, and Linux 5.10 does not see that it is the
@@ -61,7 +64,7 @@ static __always_inline int sample_thread(void *context, int by_tables)
         if (!(by_tables && unwind(task, pid)) && flags)
             walk_stack(context, task);
     }
-    take(context, &sample_scratch, &sample_steps, task, target, pid, tid, EVENT_ON_CPU, flags);
+    take(context, &sample_scratch, &sample_steps, cpu, task, found, pid, tid, EVENT_ON_CPU, flags);
     return 0;
 }
 

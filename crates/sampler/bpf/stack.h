@@ -121,17 +121,9 @@ static __always_inline void forget_stack(void)
         stack->size = 0;
 }
 
-/* Size of the stack that was walked, in bytes. */
-static __always_inline __u64 walked_size(void)
-{
-    __u32 zero = 0;
-    const struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
-    return stack ? stack->size : 0;
-}
-
-/* Copies the stack that was walked, `room` bytes of it at most; returns its size in bytes, 0 if none was
+/* Copies the stack that was walked; returns its size in bytes, USER_STACK_SIZE at most, 0 if none was
  * walked. */
-static __always_inline long walked_stack(void *to, __u64 room, __u16 *end)
+static __always_inline long walked_stack(void *to, __u16 *end)
 {
     __u32 zero = 0;
     const struct stack *stack = bpf_map_lookup_elem(&stacks, &zero);
@@ -140,7 +132,7 @@ static __always_inline long walked_stack(void *to, __u64 room, __u16 *end)
     __u64 size = stack->size;
     HIDE(size);
     /* A stack of no frames has the end of the sample before. */
-    if (size == 0 || size > room || bpf_probe_read_kernel(to, size, stack->addresses))
+    if (size == 0 || size > USER_STACK_SIZE || bpf_probe_read_kernel(to, size, stack->addresses))
         return 0;
     *end = stack->end;
     return size;

@@ -16,8 +16,9 @@
 #define PARTS_LIMIT 8192
 #define PART_LIMIT (sizeof(struct part_head) + RECORD_ROOM)
 
-/* What is in the ring can't be passed on by a tail call: samples with steps are put together here.
- * A program can be interrupted by one of another type: each type has memory of its own. */
+/* What is in the ring can't be passed on by a tail call: samples with steps are put together here, and
+ * those of CPUs without a ring. A program can be interrupted by one of another type: each type has memory
+ * of its own. */
 struct scratch {
     struct event_head head;
     __u8 parts[PARTS_LIMIT + PART_LIMIT];
@@ -57,8 +58,29 @@ struct {
     __type(value, __u8[STEP_CONFIGURATION_SIZE]);
 } step_configurations SEC(".maps");
 
+_Static_assert(SAMPLE_LIMIT >= sizeof(struct event_head) + PARTS_LIMIT + PART_LIMIT, "the largest sample");
+
+/* Copies the sample to where the recorder reads it; false if there is no room. */
+static __always_inline int submit(struct scratch *scratch, int may_have_ring)
+{
+    __u64 size = scratch->head.size;
+    HIDE(size);
+    if (size > sizeof scratch->parts)
+        return 0;
+    struct cpu *cpu = may_have_ring ? this_cpu() : 0;
+    if (!cpu || !has_ring(cpu))
+        return !bpf_ringbuf_output(&events, scratch, sizeof scratch->head + size, BPF_RB_NO_WAKEUP);
+    __u64 position;
+    struct event_head *head = reserve(cpu, &position);
+    if (!head || bpf_probe_read_kernel(head, sizeof *head + size, scratch))
+        return 0;
+    publish(cpu, position, size);
+    return 1;
+}
+
 /* Calls the next step, which does not return, or submits the sample. */
-static __always_inline void go_on(void *context, struct scratch *scratch, void *programs)
+static __always_inline void go_on(void *context, struct scratch *scratch, void *programs,
+                                  int may_have_ring)
 {
     for (__u32 i = 0; i < sizeof scratch->steps; i++) {
         __u32 step = scratch->steps & 0xff;
@@ -74,10 +96,7 @@ static __always_inline void go_on(void *context, struct scratch *scratch, void *
         part->outcome = STEP_ABSENT;
         end_part(scratch, part);
     }
-    __u32 size = scratch->head.size;
-    HIDE(size);
-    if (size > sizeof scratch->parts ||
-        bpf_ringbuf_output(&events, scratch, sizeof scratch->head + size, BPF_RB_NO_WAKEUP))
+    if (!submit(scratch, may_have_ring))
         count_lost(COUNTER_SAMPLES);
 }
 
@@ -86,8 +105,8 @@ static __always_inline void go_on(void *context, struct scratch *scratch, void *
 typedef enum step_outcome (*step_function)(void *context, struct part_head *part,
                                            const void *configuration);
 
-static __always_inline int run_step(void *context, void *scratches, void *programs, __u32 step,
-                                    step_function function)
+static __always_inline int run_step(void *context, void *scratches, void *programs,
+                                    int may_have_ring, __u32 step, step_function function)
 {
     __u32 zero = 0;
     struct scratch *scratch = bpf_map_lookup_elem(scratches, &zero);
@@ -103,61 +122,59 @@ static __always_inline int run_step(void *context, void *scratches, void *progra
             configuration ? function(context, part, configuration) : STEP_UNCONFIGURED;
         end_part(scratch, part);
     }
-    go_on(context, scratch, programs);
+    go_on(context, scratch, programs, may_have_ring);
     return 0;
 }
 
-/* A program array holds programs of one type: each step is loaded once for each. The loader knows
- * number and name by the programs' names (src/ebpf/load.rs). */
-#define STEP(number, name)                                                             \
-    SEC("perf_event")                                                                  \
-    int step_##number##_##name##_sample(void *context)                                 \
-    {                                                                                  \
-        return run_step(context, &sample_scratch, &sample_steps, number, name##_step); \
-    }                                                                                  \
-    SEC("tp_btf/sched_switch")                                                         \
-    int step_##number##_##name##_switch(void *context)                                 \
-    {                                                                                  \
-        return run_step(context, &switch_scratch, &switch_steps, number, name##_step); \
+/* A program array holds programs of one type: each step is loaded once for each. Only the clock's
+ * programs have rings: one of another type can interrupt them. The loader knows number and name by the
+ * programs' names (src/ebpf/load.rs). */
+#define STEP(number, name)                                                                \
+    SEC("perf_event")                                                                     \
+    int step_##number##_##name##_sample(void *context)                                    \
+    {                                                                                     \
+        return run_step(context, &sample_scratch, &sample_steps, 1, number, name##_step); \
+    }                                                                                     \
+    SEC("tp_btf/sched_switch")                                                            \
+    int step_##number##_##name##_switch(void *context)                                    \
+    {                                                                                     \
+        return run_step(context, &switch_scratch, &switch_steps, 0, number, name##_step); \
     }
 
 /* Builds a sample of the running thread, and submits it. */
-static __always_inline void take(void *context, void *scratches, void *programs,
-                                 struct task_struct *task, const struct target *target, __u32 pid,
-                                 __u32 tid, __u8 kind, __u8 flags)
+static __always_inline void take(void *context, void *scratches, void *programs, struct cpu *cpu,
+                                 struct task_struct *task, __u64 found, __u32 pid, __u32 tid,
+                                 __u8 kind, __u8 flags)
 {
     struct scratch *scratch = 0;
     struct event_head *head;
+    const struct target *target = known_target(found, pid);
     /* The recorder may change it at any time. */
     __u32 places = target ? *(volatile const __u32 *)&target->places : 0;
     __u32 steps = target ? target->steps : 0;
-    __u64 has_record = places != 0;
-    __u64 stack_room = walked_size() > STACK_SIZE ? USER_STACK_SIZE : STACK_SIZE;
-    /* Constants on each path: else the compiler compares again later, and Linux 5.10 does not see that
-     * it comes out the same. */
-    HIDE(has_record);
-    HIDE(stack_room);
-    if (steps || stack_room > STACK_SIZE) {
+    __u32 serial = target ? target->serial : 0;
+    __u64 position = 0;
+    if (has_ring(cpu) && !steps) {
+        head = reserve(cpu, &position);
+        if (!head) {
+            count_lost(COUNTER_SAMPLES);
+            return;
+        }
+    } else {
         __u32 zero = 0;
         scratch = bpf_map_lookup_elem(scratches, &zero);
         if (!scratch)
             return;
         scratch->steps = steps;
         head = &scratch->head;
-    } else {
-        head = bpf_ringbuf_reserve(&events, sizeof *head + largest(has_record, flags), 0);
-        if (!head) {
-            count_lost(COUNTER_SAMPLES);
-            return;
-        }
     }
-    begin(head, task, target, pid, tid, kind, flags);
-    head->size = add_parts(context, head, task, target, has_record, places, flags, stack_room);
-    /* Waking the recorder each time would cost more than all of the above. */
+    begin(head, task, serial, pid, tid, kind, flags);
+    __u64 size = add_parts(context, head, task, target, places, flags);
+    head->size = size;
     if (scratch)
-        go_on(context, scratch, programs);
+        go_on(context, scratch, programs, 1);
     else
-        bpf_ringbuf_submit(head, BPF_RB_NO_WAKEUP);
+        publish(cpu, position, size);
 }
 
 #endif

@@ -20,9 +20,6 @@
 /* What the verifier sees that a record takes. */
 #define RECORD_ROOM (RECORD_FIRST + RECORD_LIMIT)
 
-/* Keeps the compiler from dropping a bound that the verifier has to see. */
-#define HIDE(value) asm volatile("" : "+r"(value))
-
 /* No more of the kernel's types than are used, instead of all of them: their layouts come from the
  * running kernel's BTF when the program is loaded. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -163,17 +160,25 @@ static __always_inline __u32 padded(__u32 size)
 static __always_inline __u8 read_record(struct part_head *part, __u64 record, __u64 limit, void *task)
 {
     __u8 *bytes = (__u8 *)(part + 1);
+    /* What the rest depends on is read to the stack: memory of the ring has not been
+     * touched for long, and it takes a while until it can be read back. */
+    __u64 first[RECORD_FIRST / sizeof(__u64)];
+    __u8 *header = (__u8 *)first;
     /* In 64 bits, so that the verifier follows. */
     __u64 have = RECORD_FIRST;
-    if (read_user(bytes, RECORD_FIRST, record, task)) {
+    if (read_user(first, RECORD_FIRST, record, task)) {
         /* It may be a short one at the end of what is mapped. */
         have = RECORD_HEADER;
-        if (read_user(bytes, RECORD_HEADER, record, task))
+        if (read_user(first, RECORD_HEADER, record, task))
             return OUTCOME_RECORD;
     }
-    if (bytes[RECORD_VALID] != 1)
+    if (header[RECORD_VALID] != 1)
         return OUTCOME_NOT_VALID;
-    __u64 size = RECORD_HEADER + *(__u16 *)(bytes + RECORD_ATTRIBUTES_SIZE);
+    __u64 *to = (__u64 *)bytes;
+#pragma unroll
+    for (__u32 i = 0; i < RECORD_FIRST / sizeof *to; i++)
+        to[i] = first[i];
+    __u64 size = RECORD_HEADER + *(__u16 *)(header + RECORD_ATTRIBUTES_SIZE);
     if (size > limit)
         size = limit;
     if (size > have) {

@@ -43,8 +43,10 @@ pub struct Options {
     /// The kernel programs to use instead of this crate's own, with steps of runtimes that it does
     /// not include. Built by `cargo xtask bpf` from the same sources.
     pub kernel_object: Option<KernelObject>,
-    /// Size of the ring buffer, in bytes. Default: enough for one second of samples.
-    pub(crate) ring: Option<u32>,
+    /// Size of each CPU's ring of samples, in bytes. Default: enough for one second.
+    pub(crate) ring: Option<u64>,
+    /// Pass samples through the kernel's ring buffer.
+    pub(crate) without_rings: bool,
 }
 
 /// An ELF object with the sampler's kernel programs, for this architecture and from this version's
@@ -74,6 +76,7 @@ impl Options {
             runtimes: Runtimes::default(),
             kernel_object: None,
             ring: None,
+            without_rings: false,
         }
     }
 

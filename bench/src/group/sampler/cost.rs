@@ -1,10 +1,11 @@
-//! The eBPF program's time per sample, compared with a program that makes only the kernel calls that
-//! it cannot do without, on the same machine at the same time.
+//! The eBPF program's time per sample, compared on the same machine at the same time with a program that
+//! makes only the kernel calls that it cannot do without, with the sampler's program before samples had
+//! rings of their own, and with an empty one.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use aya::maps::{HashMap, MapData, RingBuf};
+use aya::maps::{HashMap, Map, MapData, RingBuf};
 use aya::programs::PerfEvent;
 use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
 use aya::{Ebpf, EbpfLoader};
@@ -23,6 +24,13 @@ use crate::row::Report;
 static REFERENCE: &[u8] = aya::include_bytes_aligned!("../../../bpf/reference.x86_64.o");
 #[cfg(target_arch = "aarch64")]
 static REFERENCE: &[u8] = aya::include_bytes_aligned!("../../../bpf/reference.aarch64.o");
+
+/// The sampler's program of commit 4267158, as it was committed there: it passes samples through the
+/// kernel's ring buffer.
+#[cfg(target_arch = "x86_64")]
+static RING_BUFFER: &[u8] = aya::include_bytes_aligned!("../../../bpf/ring_buffer.x86_64.o");
+#[cfg(target_arch = "aarch64")]
+static RING_BUFFER: &[u8] = aya::include_bytes_aligned!("../../../bpf/ring_buffer.aarch64.o");
 
 /// Sampling frequency per CPU, in Hz.
 const FREQUENCY: u32 = 1999;
@@ -72,39 +80,67 @@ impl Program for Ours {
     }
 }
 
-/// The kernel calls alone.
-struct Reference {
+/// One of the other programs, on the clocks of all CPUs.
+struct Peer {
     programs: Ebpf,
+    name: &'static str,
     events: RingBuf<MapData>,
-    _targets: HashMap<MapData, u32, u32>,
+    /// Kept for the program.
+    _targets: Map,
 }
 
-impl Reference {
-    fn start(target: &Target, size: u32, stacks: bool) -> Result<Self, String> {
-        let offset = slot_offset(target)?;
-        Self::load(target, offset, size, stacks).map_err(|error| format!("reference: {error}"))
-    }
+/// Why a peer could not be loaded.
+type Error = Box<dyn std::error::Error>;
 
-    fn load(
-        target: &Target,
-        offset: u64,
-        size: u32,
-        stacks: bool,
-    ) -> Result<Self, Box<dyn std::error::Error>> {
-        let mut programs = EbpfLoader::new()
-            .override_global("offset", &offset, true)
+impl Peer {
+    /// The kernel calls alone, without which a record of this size cannot be read.
+    fn calls(target: &Target, size: u32, stacks: bool) -> Result<Self, Error> {
+        let programs = EbpfLoader::new()
+            .override_global("offset", &slot_offset(target)?, true)
             .override_global("record_size", &size, true)
             .override_global("stacks", &u32::from(stacks), true)
             .load(REFERENCE)?;
+        Self::attach(programs, "reference", target.pid(), [0_u32; 1])
+    }
+
+    /// The program before rings. Without stacks.
+    fn ring_buffer(target: &Target) -> Result<Self, Error> {
+        /// `struct target` and `struct place`, which the program had then.
+        const SERIAL: usize = 0;
+        const PLACES: usize = 1;
+        const OFFSET: usize = 4;
+        const STORAGE: usize = 16;
+        const STATIC: u32 = 1;
+        let offset = slot_offset(target)?;
+        let mut words = [0_u32; 60];
+        (words[SERIAL], words[PLACES], words[STORAGE]) = (1, 1, STATIC);
+        (words[OFFSET], words[OFFSET + 1]) = (offset as u32, (offset >> 32) as u32);
+        let programs = EbpfLoader::new()
+            .override_global("user_stacks", &0_u32, true)
+            .override_global("kernel_stacks", &0_u32, true)
+            .map_max_entries("events", 8 << 20)
+            .load(RING_BUFFER)?;
+        Self::attach(programs, "sample", target.pid(), words)
+    }
+
+    fn empty(target: &Target) -> Result<Self, Error> {
+        let programs = EbpfLoader::new().load(REFERENCE)?;
+        Self::attach(programs, "empty", target.pid(), [0_u32; 1])
+    }
+
+    /// Attaches the program; `words` is what it has to know of the target.
+    fn attach<const N: usize>(
+        mut programs: Ebpf,
+        name: &'static str,
+        pid: i32,
+        words: [u32; N],
+    ) -> Result<Self, Error> {
         let missing = "the object lacks something";
-        let mut targets: HashMap<MapData, u32, u32> =
-            programs.take_map("targets").ok_or(missing)?.try_into()?;
-        targets.insert(target.pid() as u32, 0, 0)?;
+        let mut targets = programs.take_map("targets").ok_or(missing)?;
+        let mut map: HashMap<&mut MapData, u32, [u32; N]> = (&mut targets).try_into()?;
+        map.insert(pid as u32, words, 0)?;
         let events = programs.take_map("events").ok_or(missing)?.try_into()?;
-        let program: &mut PerfEvent = programs
-            .program_mut("reference")
-            .ok_or(missing)?
-            .try_into()?;
+        let program: &mut PerfEvent = programs.program_mut(name).ok_or(missing)?.try_into()?;
         program.load()?;
         for cpu in aya::util::online_cpus().map_err(|(what, error)| format!("{what}: {error}"))? {
             program.attach(
@@ -116,13 +152,14 @@ impl Reference {
         }
         Ok(Self {
             programs,
+            name,
             events,
             _targets: targets,
         })
     }
 }
 
-impl Program for Reference {
+impl Program for Peer {
     fn drain(&mut self) -> f64 {
         let mut samples = 0.0;
         while self.events.next().is_some() {
@@ -132,7 +169,7 @@ impl Program for Reference {
     }
 
     fn kernel_time(&self) -> Option<(Duration, u64)> {
-        let info = self.programs.program("reference")?.info().ok()?;
+        let info = self.programs.program(self.name)?.info().ok()?;
         (info.run_count() > 0).then(|| (info.run_time(), info.run_count()))
     }
 }
@@ -207,31 +244,46 @@ pub(super) fn run(report: &mut Report) -> Result<(), String> {
         .arg("epoll"),
     );
     let busy = spin(&[])?;
-    let mut others = Vec::new();
+    let (mut others, mut nothing) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         observe(Ours::start(&idle, false)?, &mut others)?;
+        observe(loaded(Peer::empty(&busy))?, &mut nothing)?;
     }
     others.retain(|part| part.samples == 0.0);
-    let empty = lower_quartile(others.iter().map(|part| part.time / part.runs).collect())?;
+    let of_runs = |parts: &[Interval]| {
+        lower_quartile(parts.iter().map(|part| part.time / part.runs).collect())
+    };
+    let empty = of_runs(&others)?;
+    report.alone("empty program", of_runs(&nothing)? / 1e3, "µs", None);
     report.alone("run that meets no target", empty / 1e3, "µs", None);
     drop(busy);
     let depth = format!("depth={DEPTH}");
     for (work, size, stacks, bound) in [
-        ("64-byte record", 64, false, 0.5),
-        ("640-byte record", 640, false, 0.75),
-        ("64-byte record and stack of 20 frames", 64, true, 1.6),
+        ("64-byte record", 64, false, 0.35),
+        ("640-byte record", 640, false, 0.45),
+        ("64-byte record and stack of 20 frames", 64, true, 0.8),
     ] {
         let target = spin(&[&format!("size={size}"), if stacks { &depth } else { "" }])?;
-        let (mut ours, mut reference) = (Vec::new(), Vec::new());
+        let (mut ours, mut calls, mut before) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             observe(Ours::start(&target, stacks)?, &mut ours)?;
-            observe(Reference::start(&target, size, stacks)?, &mut reference)?;
+            if !stacks {
+                observe(loaded(Peer::ring_buffer(&target))?, &mut before)?;
+            }
+            observe(loaded(Peer::calls(&target, size, stacks))?, &mut calls)?;
         }
         let ours = of_a_sample(&ours, empty)? / 1e3;
-        let reference = of_a_sample(&reference, empty)? / 1e3;
         report.alone(format!("program's time, {work}"), ours, "µs", bound);
-        let pair = Pair::of(ours, reference);
+        if !stacks {
+            let pair = Pair::of(ours, of_a_sample(&before, empty)? / 1e3);
+            report.pair("  against the program before rings", pair, "µs", 0.6);
+        }
+        let pair = Pair::of(ours, of_a_sample(&calls, empty)? / 1e3);
         report.pair("  against its calls alone", pair, "µs", None);
     }
     Ok(())
+}
+
+fn loaded(peer: Result<Peer, Error>) -> Result<Peer, String> {
+    peer.map_err(|error| format!("peer: {error}"))
 }

@@ -10,9 +10,6 @@ pub(crate) const MAX_PLACES: usize = 4;
 /// Maximum number of bytes that are read of a record, including its header.
 pub(crate) const RECORD_LIMIT: usize = 4096;
 
-/// Number of bytes of a record that are read at once (`RECORD_FIRST`).
-pub(crate) const RECORD_FIRST: usize = 64;
-
 /// `enum storage`.
 pub(crate) mod storage {
     pub(crate) const STATIC: u32 = 1;
@@ -136,6 +133,54 @@ pub(crate) struct Wanted {
 
 // SAFETY: integers without padding between or behind them.
 unsafe impl Pod for Wanted {}
+
+/// `struct target_filter`: a byte for each pid with the same lowest bits.
+pub(crate) type TargetFilter = [u8; 1 << 15];
+
+/// `SEGMENT_SIZE` and `SAMPLE_LIMIT`, in bytes.
+pub(crate) const SEGMENT_SIZE: u64 = 65536;
+pub(crate) const SAMPLE_LIMIT: u64 = 12480;
+
+/// `struct segment`.
+pub(crate) type Segment = [u8; SEGMENT_SIZE as usize];
+
+/// `FEW_TARGETS`.
+pub(crate) const FEW_TARGETS: usize = 8;
+
+/// `struct cpu`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Cpu {
+    pub(crate) head: u64,
+    pub(crate) tail: u64,
+    pub(crate) first: u32,
+    pub(crate) segments: u32,
+    pub(crate) pids: [u32; FEW_TARGETS],
+    pub(crate) found: u64,
+    pub(crate) unused: [u64; 8],
+    pub(crate) read: u64,
+    pub(crate) unused_too: [u64; 15],
+}
+
+/// `struct few_target`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FewTarget {
+    pub(crate) pid: u32,
+    pub(crate) reserved: u32,
+    pub(crate) target: Target,
+    pub(crate) unused: u64,
+}
+
+/// `struct few_targets`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct FewTargets {
+    pub(crate) forks: u64,
+    pub(crate) known_forks: u64,
+    pub(crate) unused: [u64; 6],
+    pub(crate) at: [FewTarget; FEW_TARGETS],
+}
 
 /// `struct event_head`.
 #[repr(C)]

@@ -6,13 +6,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::fs::MetadataExt;
 
-use aya::maps::{HashMap, MapData, PerCpuArray, ProgramArray, RingBuf};
+use aya::maps::{HashMap, Map, MapData, PerCpuArray, ProgramArray};
 use aya::programs::{PerfEvent, ProgramInfo, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 
-use super::abi::{RECORD_FIRST, RECORD_LIMIT, StepConfiguration, StepKey, Target, counter};
+use super::abi::{RECORD_LIMIT, StepConfiguration, StepKey, counter};
 use super::perf::Clocks;
+use super::rings::{Events, Sizes};
 use super::side_band::SideBand;
+use super::targets::TargetTable;
 use super::unwind::Unwinding;
 use crate::refusal::Refusal;
 use crate::{Options, Targets};
@@ -30,23 +32,16 @@ const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Maximum number of configured steps of runtimes, each for one process: 1.3 MB.
 const MAX_CONFIGURATIONS: u32 = 4096;
 
-/// Bytes that a sample takes in the ring: its head, and space for a record and a stack.
-const SAMPLE_SIZE: u64 = 1744;
 /// The programs that sample: with stacks by frame pointers, and by unwind tables.
 const SAMPLE: &str = "sample";
 const SAMPLE_BY_TABLES: &str = "sample_by_tables";
 /// The first version with `bpf_loop`.
 const MIN_LINUX_FOR_TABLES: (u32, u32) = (5, 17);
 
-/// Limits of the size of the ring, in bytes. It holds the events of one second: the recorder may have
-/// to wait for a CPU.
-const MIN_RING: u64 = 1 << 20;
-const MAX_RING: u64 = 64 << 20;
-
 /// The loaded programs and their maps.
 pub(super) struct Loaded {
-    pub(super) targets: HashMap<MapData, u32, Target>,
-    pub(super) events: RingBuf<MapData>,
+    pub(super) targets: TargetTable,
+    pub(super) events: Events,
     lost: PerCpuArray<MapData, u64>,
     pub(super) clocks: Clocks,
     /// The configurations of runtimes' steps for processes.
@@ -73,21 +68,36 @@ pub(super) struct Lost {
 }
 
 impl Loaded {
+    /// Loads the programs, with a ring of samples for each CPU if the kernel permits it.
     pub(super) fn load(options: &Options) -> Result<Self, Refusal> {
         Refusal::type_information()?;
         let cpus = online_cpus()?;
-        let rate = u64::from(options.frequency) * cpus.len() as u64 * SAMPLE_SIZE;
-        let ring = rate.next_power_of_two().clamp(MIN_RING, MAX_RING);
         let possible = aya::util::nr_cpus();
         let possible =
             possible.map_err(|(what, error)| Refusal::other(format!("{what}: {error}")))?;
+        let sizes = |with_rings| Sizes::new(options, cpus.len(), with_rings);
+        if options.without_rings {
+            return Self::load_with(options, &cpus, possible, &sizes(false));
+        }
+        match Self::load_with(options, &cpus, possible, &sizes(true)) {
+            // On aarch64, rings need Linux 5.12.
+            Err(Refusal::Kernel { .. }) => Self::load_with(options, &cpus, possible, &sizes(false)),
+            result => result,
+        }
+    }
+
+    fn load_with(
+        options: &Options,
+        cpus: &[u32],
+        possible: usize,
+        sizes: &Sizes,
+    ) -> Result<Self, Refusal> {
         // Without stacks, the program does not use it.
-        let possible = if options.user_stacks {
+        let rule_caches = if options.user_stacks {
             possible as u32
         } else {
             1
         };
-        let ring = options.ring.unwrap_or(ring as u32);
         let object = options.kernel_object.map_or(OBJECT, |object| object.0);
         // The kernel allocates the memory immediately.
         let configurations = match options.runtimes.is_empty() {
@@ -100,7 +110,7 @@ impl Loaded {
         let user_stacks = flag(options.user_stacks);
         let kernel_stacks = flag(options.kernel_stacks);
         let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
-        let record_room = max_record.next_multiple_of(8).max(RECORD_FIRST as u32);
+        let rings = flag(sizes.has_rings());
         let (device, inode) = namespace().map_err(|error| Refusal::other(error.to_string()))?;
         let mut programs = EbpfLoader::new()
             .override_global("whole_machine", &whole_machine, true)
@@ -108,11 +118,13 @@ impl Loaded {
             .override_global("user_stacks", &user_stacks, true)
             .override_global("kernel_stacks", &kernel_stacks, true)
             .override_global("max_record", &max_record, true)
-            .override_global("record_room", &record_room, true)
+            .override_global("rings", &rings, true)
             .override_global("namespace_device", &device, true)
             .override_global("namespace_inode", &inode, true)
-            .map_max_entries("events", ring)
-            .map_max_entries("rule_caches", possible)
+            .map_max_entries("events", sizes.ring_buffer)
+            .map_max_entries("cpus", possible as u32)
+            .map_max_entries("segments", sizes.segments)
+            .map_max_entries("rule_caches", rule_caches)
             .map_max_entries("step_configurations", configurations)
             .load(object)
             .map_err(|error| Refusal::of(&error))?;
@@ -125,12 +137,13 @@ impl Loaded {
         }
         let (sample, without_tables) = load_sample(&mut programs, options)?;
         let (steps, step_programs) = add_steps(&mut programs)?;
-        let clocks = Clocks::open(&cpus, options.period(), sample_program(&programs, sample)?)
+        let clocks = Clocks::open(cpus, options.period(), sample_program(&programs, sample)?)
             .map_err(|error| Refusal::of(&error))?;
+        let cpu_map = array(&mut programs, "cpus")?;
         let unwinding = Unwinding::start(&mut programs, sample == SAMPLE_BY_TABLES)?;
         Ok(Self {
-            targets: map(&mut programs, "targets")?,
-            events: map(&mut programs, "events")?,
+            targets: TargetTable::new(&mut programs, &cpu_map)?,
+            events: Events::new(&mut programs, &cpu_map, cpus, sizes)?,
             lost: map(&mut programs, "lost")?,
             configurations: map(&mut programs, "step_configurations")?,
             clocks,
@@ -176,7 +189,7 @@ impl Loaded {
             Err(_) => 0,
         };
         Lost {
-            samples: sum(counter::SAMPLES),
+            samples: sum(counter::SAMPLES) + self.events.discarded,
             processes: sum(counter::PROCESSES),
         }
     }
@@ -256,6 +269,14 @@ pub(super) fn map<M: TryFrom<aya::maps::Map>>(
     let map = programs.take_map(name);
     map.and_then(|map| map.try_into().ok())
         .ok_or_else(|| Refusal::other(format!("the object has no map {name}")))
+}
+
+/// A map of the program that is an array.
+pub(super) fn array(programs: &mut Ebpf, name: &str) -> Result<MapData, Refusal> {
+    match programs.take_map(name) {
+        Some(Map::Array(data)) => Ok(data),
+        _ => Err(Refusal::other(format!("the object has no array {name}"))),
+    }
 }
 
 fn online_cpus() -> Result<Vec<u32>, Refusal> {

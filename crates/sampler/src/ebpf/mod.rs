@@ -7,6 +7,8 @@ mod abi;
 mod load;
 mod perf;
 mod recorder;
+mod rings;
+mod shared;
 mod side_band;
 mod snapshot;
 mod targets;

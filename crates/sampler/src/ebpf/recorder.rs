@@ -108,16 +108,13 @@ impl Recorder {
         Ok(Ok(recorder))
     }
 
-    /// Adds a process to the program's map. If the map is full, the process is sampled without
-    /// contexts, and its samples are marked.
     fn insert(&mut self, pid: i32, target: Target) {
-        let _ = self.loaded.targets.insert(pid as u32, target, 0);
+        self.loaded.targets.insert(pid as u32, target);
     }
 
     fn forget(&mut self, pid: i32) {
         let pid = pid as u32;
-        // The program may have removed it.
-        let _ = self.loaded.targets.remove(&pid);
+        self.loaded.targets.remove(pid);
         forget_steps(&mut self.loaded.configurations, &self.loaded.steps, pid);
     }
 
@@ -163,18 +160,11 @@ impl Recorder {
     pub(crate) fn drain(&mut self, catalog: &mut Catalog, on_sample: &mut dyn FnMut(Sample)) {
         // Otherwise, a recorder that gets too little CPU time would never finish.
         let until = monotonic();
+        self.loaded.events.begin();
+        // Before the events: their mappings are as new as they are.
         let (side_band, processes) = (&mut self.side_band, &mut self.processes);
         pass_on(side_band, &mut self.loaded.unwinding, processes);
-        while let Some(item) = self.loaded.events.next() {
-            let Some((head, parts)) = abi::event(&item) else {
-                continue;
-            };
-            let is_last = head.time > until;
-            if is_last {
-                // Its mapping may be newer than the last report.
-                let (side_band, processes) = (&mut self.side_band, &mut self.processes);
-                pass_on(side_band, &mut self.loaded.unwinding, processes);
-            }
+        while let Some((head, parts)) = self.loaded.events.next(until) {
             match head.kind {
                 kind::ON_CPU => {
                     self.seen.insert(head.cpu);
@@ -185,7 +175,10 @@ impl Recorder {
                     on_sample(sample);
                 }
                 // If it ended immediately, there is an event for that, too.
-                kind::FORK => drop(self.processes.add(head.pid as i32)),
+                kind::FORK => {
+                    self.loaded.targets.forked(head.pid);
+                    drop(self.processes.add(head.pid as i32));
+                }
                 kind::EXEC => {
                     let pid = head.pid as i32;
                     self.processes.exec(pid);
@@ -200,14 +193,11 @@ impl Recorder {
                     self.loaded.unwinding.forget(head.pid as i32);
                     self.processes.remove(head.pid as i32);
                     // It may have been added after the process had ended.
-                    let _ = self.loaded.targets.remove(&head.pid);
+                    self.loaded.targets.remove(head.pid);
                     let configurations = &mut self.loaded.configurations;
                     forget_steps(configurations, &self.loaded.steps, head.pid);
                 }
                 _ => {}
-            }
-            if is_last {
-                break;
             }
         }
         self.processes.forget_ended();
@@ -236,6 +226,7 @@ impl Recorder {
             self.processes.request_all();
         }
         self.lost = lost;
+        self.loaded.targets.poll();
         let is_idle = !self.whole_machine && self.processes.have_ended();
         self.idle_surveys = if is_idle { self.idle_surveys + 1 } else { 0 };
         if !self.stopped {

@@ -1,12 +1,222 @@
-//! The program's data about a process: where its threads keep their contexts.
+//! The processes that the program samples, and its data about them: where their threads keep their
+//! contexts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
+use aya::Ebpf;
+use aya::maps::{HashMap, MapData};
+use foldhash::fast::RandomState;
 use otelctx_reader::remote::tls;
 use otelctx_reader::runtime::Present;
 use otelctx_track::ThreadStatus;
 
-use super::abi::{MAX_PLACES, Place, StepConfiguration, Target, storage};
+use super::abi::{
+    Cpu, FEW_TARGETS, FewTarget, FewTargets, MAX_PLACES, Place, StepConfiguration, Target,
+    TargetFilter, storage,
+};
+use super::load::{array, map};
+use super::shared::Shared;
+use crate::refusal::Refusal;
+
+/// How many targets are looked up by comparing pids. On x86-64, the program sees writes in their order; on
+/// aarch64 it would need barriers that its instructions do not have.
+const FEW: usize = if cfg!(target_arch = "x86_64") {
+    FEW_TARGETS
+} else {
+    0
+};
+/// How long a slot of a target is not used again: no run of the program takes longer.
+const SLOT_REUSE_DELAY: Duration = Duration::from_secs(1);
+
+/// The program's map of processes, and what saves it from searching there: the pids of a few of them, and
+/// a filter by pid. The program adds children to the map and the filter, and removes processes that have
+/// ended from the map.
+pub(super) struct TargetTable {
+    targets: HashMap<MapData, u32, Target>,
+    filter: Shared<TargetFilter>,
+    few: Shared<FewTargets>,
+    cpus: Shared<Cpu>,
+    slots: [Slot; FEW],
+    /// The processes that pass the filter.
+    pids: HashSet<u32, RandomState>,
+    /// Number of children that the program has reported.
+    forks: u64,
+}
+
+/// One of the few targets.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    /// 0 for none.
+    pid: u32,
+    freed: Option<Instant>,
+}
+
+impl TargetTable {
+    /// `cpus` is the program's map of that name.
+    pub(super) fn new(programs: &mut Ebpf, cpus: &MapData) -> Result<Self, Refusal> {
+        let failed = |error: io::Error| Refusal::of(&error);
+        Ok(Self {
+            targets: map(programs, "targets")?,
+            filter: Shared::of(&array(programs, "target_filter")?).map_err(failed)?,
+            few: Shared::of(&array(programs, "few_targets")?).map_err(failed)?,
+            cpus: Shared::of(cpus).map_err(failed)?,
+            slots: [Slot::default(); FEW],
+            pids: HashSet::default(),
+            forks: 0,
+        })
+    }
+
+    /// Adds a process, or updates it. If the map is full, the process is sampled without contexts, and
+    /// its samples are marked.
+    pub(super) fn insert(&mut self, pid: u32, target: Target) {
+        self.pass(pid);
+        if self.targets.insert(pid, target, 0).is_ok() {
+            self.give_slot(pid, target);
+            self.update_known_forks();
+        }
+    }
+
+    /// Takes note of a child that the program has added.
+    pub(super) fn forked(&mut self, pid: u32) {
+        self.pass(pid);
+        self.forks += 1;
+        self.update_known_forks();
+    }
+
+    pub(super) fn remove(&mut self, pid: u32) {
+        // The program may have removed it.
+        let _ = self.targets.remove(&pid);
+        self.remove_slot(pid);
+        if self.pids.remove(&pid) {
+            let entry = filter_entry(pid);
+            if self.pids.iter().all(|other| filter_entry(*other) != entry) {
+                self.set_filter(pid, 0);
+            }
+            self.update_known_forks();
+        }
+    }
+
+    /// Gives slots to targets that had to wait for one.
+    pub(super) fn poll(&mut self) {
+        if self.pids.len() > FEW {
+            return;
+        }
+        let has_slot = |pid| self.slots.iter().any(|slot| slot.pid == pid);
+        let waiting: Vec<u32> = self
+            .pids
+            .iter()
+            .copied()
+            .filter(|pid| !has_slot(*pid))
+            .collect();
+        for pid in waiting {
+            let Ok(target) = self.targets.get(&pid, 0) else {
+                continue;
+            };
+            self.give_slot(pid, target);
+            // The process may have executed another program meanwhile, or ended.
+            if self.targets.get(&pid, 0).ok() != Some(target) {
+                self.remove_slot(pid);
+            }
+        }
+        self.update_known_forks();
+    }
+
+    /// Lets a process pass the filter.
+    fn pass(&mut self, pid: u32) {
+        self.pids.insert(pid);
+        self.set_filter(pid, 1);
+    }
+
+    fn set_filter(&mut self, pid: u32, may_be_target: u8) {
+        self.filter
+            .write(|filter| filter, filter_entry(pid), &[may_be_target]);
+    }
+
+    /// Puts a target into a free slot, if there is one, and frees the one that it had.
+    fn give_slot(&mut self, pid: u32, target: Target) {
+        let now = Instant::now();
+        let is_free = |slot: &Slot| {
+            let is_unused = |freed| now.duration_since(freed) >= SLOT_REUSE_DELAY;
+            slot.pid == 0 && slot.freed.is_none_or(is_unused)
+        };
+        let free = self.slots.iter().position(is_free);
+        let former = self.slots.iter().position(|slot| slot.pid == pid);
+        if let Some(slot) = free {
+            let few = FewTarget {
+                pid,
+                reserved: 0,
+                target,
+                unused: 0,
+            };
+            // SAFETY: a pointer to a member of a value that is mapped.
+            let at = |few: *mut FewTargets| unsafe { &raw mut (*few).at };
+            self.few.write(at, slot, &[few]);
+            // Only then.
+            self.announce(slot, pid);
+            self.slots[slot].pid = pid;
+        }
+        if let Some(slot) = former {
+            self.free_slot(slot);
+        }
+    }
+
+    fn remove_slot(&mut self, pid: u32) {
+        if let Some(slot) = self.slots.iter().position(|slot| slot.pid == pid) {
+            self.free_slot(slot);
+        }
+    }
+
+    fn free_slot(&mut self, slot: usize) {
+        self.announce(slot, 0);
+        self.slots[slot] = Slot {
+            pid: 0,
+            freed: Some(Instant::now()),
+        };
+    }
+
+    /// Tells each CPU the pid of a slot.
+    fn announce(&mut self, slot: usize, pid: u32) {
+        for cpu in 0..self.cpus.count() {
+            // SAFETY: the value is mapped, its member aligned, and changed only as a whole.
+            let known = unsafe {
+                AtomicU32::from_ptr((&raw mut (*self.cpus.value(cpu)).pids[slot]).cast())
+            };
+            known.store(pid, Ordering::Release);
+        }
+    }
+
+    /// Tells the program whether each target has a slot.
+    fn update_known_forks(&mut self) {
+        let have_slots = self.slots.iter().filter(|slot| slot.pid != 0).count();
+        let known = match have_slots == self.pids.len() {
+            true => self.forks,
+            false => u64::MAX,
+        };
+        // SAFETY: the value is mapped, its member aligned, and written by this process only.
+        let known_forks = unsafe { AtomicU64::from_ptr(&raw mut (*self.few.value(0)).known_forks) };
+        known_forks.store(known, Ordering::Release);
+    }
+
+    /// Whether the program need not search its map.
+    #[cfg(test)]
+    pub(super) fn all_have_slots(&self) -> bool {
+        // SAFETY: the value is mapped and has no reference.
+        unsafe { (&raw const (*self.few.value(0)).known_forks).read_volatile() == self.forks }
+    }
+
+    #[cfg(test)]
+    pub(super) fn get(&self, pid: u32) -> Option<Target> {
+        self.targets.get(&pid, 0).ok()
+    }
+}
+
+/// The place of a process in the filter; others may have the same one.
+fn filter_entry(pid: u32) -> usize {
+    pid as usize % size_of::<TargetFilter>()
+}
 
 /// The entry of a process in the program's map.
 pub(super) fn target(serial: u32, places: &[Place]) -> Target {

@@ -6,7 +6,10 @@ use std::mem::{offset_of, size_of};
 use object::{Object, ObjectSection, ObjectSymbol};
 use otelctx_sample::{Found, ReadStep};
 
-use super::{EventHead, PartHead, Place, StepKey, Target, Wanted};
+use super::{
+    Cpu, EventHead, FewTarget, FewTargets, PartHead, Place, Segment, StepKey, Target, TargetFilter,
+    Wanted,
+};
 
 /// The objects of both architectures.
 const OBJECTS: [(&str, &[u8]); 6] = [
@@ -130,6 +133,33 @@ fn layouts_are_those_of_the_objects() {
             ]
         );
         if name.starts_with("sampler") {
+            layout!(
+                types,
+                "cpu",
+                Cpu,
+                [
+                    head, tail, first, segments, pids, found, unused, read, unused_too
+                ]
+            );
+            layout!(
+                types,
+                "few_target",
+                FewTarget,
+                [pid, reserved, target, unused]
+            );
+            layout!(
+                types,
+                "few_targets",
+                FewTargets,
+                [forks, known_forks, unused, at]
+            );
+            for (name, member, size) in [
+                ("segment", "bytes", size_of::<Segment>()),
+                ("target_filter", "may_be_target", size_of::<TargetFilter>()),
+            ] {
+                let expected = (size, vec![(member.to_owned(), 0)]);
+                assert_eq!(types.structures.get(name), Some(&expected), "{name}");
+            }
             super::super::unwind::check_layouts(|name, size, members| {
                 let members = members.iter().map(|(name, at)| ((*name).to_owned(), *at));
                 let expected = (size, members.collect());

@@ -50,16 +50,16 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
     let configurations = &mut recorder.loaded.configurations;
     configurations.insert(key, configuration, 0).unwrap();
     let toy = recorder.loaded.steps["toy"];
-    let mut known = recorder.loaded.targets.get(&pid, 0).unwrap();
+    let mut known = recorder.loaded.targets.get(pid).unwrap();
     known.steps = probe | ABSENT << 8 | toy << 16 | probe << 24;
-    recorder.loaded.targets.insert(pid, known, 0).unwrap();
+    recorder.loaded.targets.insert(pid, known);
     let begin = Instant::now();
     let (mut with_record, mut incomplete) = (false, 0);
     while !with_record {
         assert!(begin.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(20));
-        while let Some(item) = recorder.loaded.events.next() {
-            let (head, parts) = abi::event(&item).unwrap();
+        recorder.loaded.events.begin();
+        while let Some((head, parts)) = recorder.loaded.events.next(u64::MAX) {
             let all: Vec<Part<'_>> = parts.clone().collect();
             let Some(at) = all.iter().position(|found| found.kind >= part::STEP) else {
                 // Taken before the steps were configured.
@@ -113,7 +113,8 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
 fn each_sample_that_finds_the_ring_full_is_counted() {
     let Some(_target) = busy() else { return };
     let mut options = Options::new(Targets::All);
-    options.ring = Some(16 * 1024);
+    options.ring = Some(1);
+    options.frequency = 999;
     // Counts the runs of the program while this is open.
     let Ok(_statistics) = aya::sys::enable_stats(aya::sys::Stats::RunTime) else {
         return eprintln!("skipped: no right to count a program's runs");
@@ -134,6 +135,86 @@ fn each_sample_that_finds_the_ring_full_is_counted() {
     assert!(samples > 0);
     assert_eq!(counts.samples(), samples);
     assert_eq!(counts.samples() + counts.lost, runs);
+}
+
+#[test]
+fn samples_arrive_with_and_without_rings() {
+    let Some(target) = busy() else { return };
+    for without_rings in [false, true] {
+        let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+        options.without_rings = without_rings;
+        options.frequency = 999;
+        let Some(mut recorder) = start(&options) else {
+            return;
+        };
+        let begin = Instant::now();
+        let mut catalog = Catalog::new();
+        let (mut samples, mut attached) = (0, 0);
+        while attached < 100 {
+            assert!(begin.elapsed() < TIMEOUT, "{samples}, {attached} attached");
+            std::thread::sleep(Duration::from_millis(20));
+            let mut times = Vec::new();
+            recorder.drain(&mut catalog, &mut |sample| {
+                times.push(sample.time);
+                attached += u64::from(matches!(sample.found, Found::Attached(_)));
+            });
+            samples += times.len() as u64;
+            // Samples of all CPUs, in one order. In the kernel's ring buffer, one can begin before
+            // another and be written behind it.
+            assert!(without_rings || times.is_sorted(), "{times:?}");
+        }
+        assert_eq!(recorder.counts().lost, 0);
+        assert_eq!(recorder.loaded.events.discarded, 0);
+        let read = recorder.loaded.events.read_from_rings();
+        if without_rings {
+            assert_eq!(read, 0);
+        } else {
+            // Each has a head and a record, and no more than it needs.
+            assert!((72 * samples..4096 * samples).contains(&read), "{read}");
+        }
+    }
+}
+
+#[test]
+fn more_targets_than_slots_are_all_sampled() {
+    let Some(mut targets) = (0..9).map(|_| busy()).collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    let pids: Vec<i32> = targets.iter().map(Target::pid).collect();
+    let mut options = Options::new(Targets::Processes(pids.clone()));
+    options.user_stacks = false;
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let mut catalog = Catalog::new();
+    let mut sample_all = |recorder: &mut Recorder, pids: &[i32]| {
+        let begin = Instant::now();
+        let mut missing: HashSet<i32> = pids.iter().copied().collect();
+        while !missing.is_empty() {
+            assert!(begin.elapsed() < TIMEOUT * 2, "no samples of {missing:?}");
+            std::thread::sleep(Duration::from_millis(20));
+            let mut seen = Vec::new();
+            recorder.drain(&mut catalog, &mut |sample| {
+                if matches!(sample.found, Found::Attached(_)) {
+                    seen.push(sample.thread);
+                }
+            });
+            for thread in seen {
+                let process = catalog.thread_facts(thread).process;
+                missing.remove(&catalog.process(process).pid);
+            }
+        }
+    };
+    sample_all(&mut recorder, &pids);
+    assert!(!recorder.loaded.targets.all_have_slots());
+    targets.truncate(3);
+    // The others have slots, or get them.
+    let begin = Instant::now();
+    while cfg!(target_arch = "x86_64") && !recorder.loaded.targets.all_have_slots() {
+        assert!(begin.elapsed() < TIMEOUT);
+        sample_all(&mut recorder, &pids[..1]);
+    }
+    sample_all(&mut recorder, &pids[..3]);
 }
 
 /// The kernel disables a CPU's events when it goes offline. This simulates that, without taking a

@@ -5,7 +5,6 @@
 
 mod abi;
 mod pool;
-mod shared;
 mod worker;
 
 use std::collections::HashMap;
@@ -17,7 +16,7 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use aya::Ebpf;
-use aya::maps::{ArrayOfMaps, HashMap as KernelMap, Map, MapData};
+use aya::maps::{ArrayOfMaps, HashMap as KernelMap, MapData};
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::{self, Process};
 use otelctx_sample::{Frame, StackEnd};
@@ -28,10 +27,10 @@ pub(super) use abi::check_layouts;
 pub(super) use abi::stack_end;
 use abi::{Code, CodeList, MAX_CODE, MAX_MAPPINGS, ProcessCode};
 use pool::Pool;
-use shared::Shared;
 use worker::{Answer, PlacedRows, Request, Shown, Worker};
 
-use super::load::map;
+use super::load::{array, map};
+use super::shared::Shared;
 use crate::code::{MemoryChange, Report};
 use crate::refusal::Refusal;
 
@@ -197,14 +196,6 @@ impl Kernel {
         // The program removes it, too.
         let _ = self.processes.remove(&(pid as u32));
         self.free(placed);
-    }
-}
-
-/// A map of the program that is an array.
-fn array(programs: &mut Ebpf, name: &str) -> Result<MapData, Refusal> {
-    match programs.take_map(name) {
-        Some(Map::Array(data)) => Ok(data),
-        _ => Err(Refusal::other(format!("the object has no array {name}"))),
     }
 }
 

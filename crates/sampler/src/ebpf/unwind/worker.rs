@@ -14,8 +14,8 @@ use otelctx_reader::remote::elf::{Elf, Source};
 use otelctx_reader::remote::{Device, FileBytes, Process};
 use otelctx_unwind::{CodeSegments, Dictionary, FILLER, FileRows, Shards, UnwindTables};
 
+use super::super::shared::{Shared, create};
 use super::abi::{KernelRule, MAX_PAGES, MAX_SHARDS, PageIndex, RuleList, Shard};
-use super::shared::{Shared, create};
 
 /// Maximum number of files that are remembered, with rows or without.
 const MAX_FILES: usize = 16 * 1024;
@@ -197,7 +197,7 @@ impl Worker {
     fn add_shards(&mut self, count: usize) -> io::Result<()> {
         while self.mapped.len() < count {
             let map = create::<Shard>()?;
-            let shard = Shared::map(map.as_fd())?;
+            let shard = Shared::map(map.as_fd(), 1)?;
             let map = MapData::from_fd(map).map_err(io::Error::other)?;
             let number = self.mapped.len() as u32;
             self.shards.set(number, &map, 0).map_err(io::Error::other)?;

@@ -1,4 +1,4 @@
-//! Arrays that this process writes and the program reads: maps with one value, mapped into memory.
+//! Arrays that this process shares with the program: array maps, mapped into memory.
 
 use std::io;
 use std::marker::PhantomData;
@@ -47,10 +47,12 @@ pub(super) fn create<T>() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(map as libc::c_int) })
 }
 
-/// The value of a map that the kernel reads at any time: only written, and only through raw pointers.
+/// The values of a map, which the kernel reads and writes at any time: only accessed through raw
+/// pointers and atomics.
 #[derive(Debug)]
 pub(super) struct Shared<T> {
-    value: NonNull<T>,
+    values: NonNull<T>,
+    count: usize,
     marker: PhantomData<T>,
 }
 
@@ -58,36 +60,55 @@ pub(super) struct Shared<T> {
 unsafe impl<T> Send for Shared<T> {}
 
 impl<T> Shared<T> {
-    /// Maps the value of a map with one value of at least this size.
-    pub(super) fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
+    /// Maps that many values of a map, each of this type's size: a multiple of 8.
+    pub(super) fn map(map: BorrowedFd<'_>, count: usize) -> io::Result<Self> {
+        let size = size_of::<T>().checked_mul(count);
+        let size = size.ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: a new mapping at an address of the kernel's choice; the map's size is checked by the
         // kernel.
-        let value = unsafe {
+        let values = unsafe {
             libc::mmap(
                 ptr::null_mut(),
-                size_of::<T>(),
+                size,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 map.as_raw_fd(),
                 0,
             )
         };
-        if value == libc::MAP_FAILED {
+        if values == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let value = NonNull::new(value.cast()).ok_or_else(io::Error::last_os_error)?;
+        let values = NonNull::new(values.cast()).ok_or_else(io::Error::last_os_error)?;
         Ok(Self {
-            value,
+            values,
+            count,
             marker: PhantomData,
         })
     }
 
-    /// Maps the value of a map of the program.
+    /// Maps all values of a map of the program.
     pub(super) fn of(map: &MapData) -> io::Result<Self> {
-        Self::map(map.fd().as_fd())
+        let count = map.info().map_err(io::Error::other)?.max_entries();
+        Self::map(map.fd().as_fd(), count as usize)
     }
 
-    /// Writes to one of its arrays, from an index on.
+    /// Number of values.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// A pointer to a value.
+    ///
+    /// # Panics
+    /// If there are not that many.
+    pub(super) fn value(&self, index: usize) -> *mut T {
+        assert!(index < self.count, "{index} of {}", self.count);
+        // SAFETY: that many values are mapped.
+        unsafe { self.values.as_ptr().add(index) }
+    }
+
+    /// Writes to an array of the first value, from an index on.
     ///
     /// # Panics
     /// If the array is not that long.
@@ -102,7 +123,7 @@ impl<T> Shared<T> {
             "{at} + {} of {N}",
             items.len()
         );
-        let array = array(self.value.as_ptr());
+        let array = array(self.value(0));
         // SAFETY: the array is within the value, which is mapped, and the items are within the array.
         // No reference to the value exists; the kernel reads what is announced to it after this only.
         unsafe {
@@ -116,7 +137,7 @@ impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's own, and is not used any more.
         unsafe {
-            libc::munmap(self.value.as_ptr().cast(), size_of::<T>());
+            libc::munmap(self.values.as_ptr().cast(), size_of::<T>() * self.count);
         }
     }
 }
