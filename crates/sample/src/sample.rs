@@ -58,6 +58,9 @@ pub struct Counts {
     /// Samples that were due and skipped because ptrace cannot trace the process: there is no permission,
     /// or it is a kernel thread.
     pub not_traceable: u64,
+    /// Samples that were due and skipped because their thread is outside of the recorder's PID namespace.
+    /// With eBPF, if all processes are sampled.
+    pub outside_namespace: u64,
     /// User stacks that reach the frame that their thread started with.
     pub complete_stacks: u64,
     /// User stacks that end before, in the order of [`StackEnd::INCOMPLETE`].
@@ -107,6 +110,7 @@ impl Counts {
             unreadable,
             lost,
             not_traceable,
+            outside_namespace,
             complete_stacks,
             incomplete_stacks,
             truncated_stacks,
@@ -133,6 +137,7 @@ impl Counts {
             (&mut self.invalid, invalid),
             (&mut self.lost, lost),
             (&mut self.not_traceable, not_traceable),
+            (&mut self.outside_namespace, outside_namespace),
             (&mut self.complete_stacks, complete_stacks),
             (&mut self.truncated_stacks, truncated_stacks),
             (&mut self.missing_stacks, missing_stacks),

@@ -21,7 +21,7 @@ static __always_inline void tell(__u8 kind, __u32 pid, __u32 tid, __u64 detail)
     };
     bpf_get_current_comm(head.comm, sizeof head.comm);
     if (bpf_ringbuf_output(&events, &head, sizeof head, BPF_RB_NO_WAKEUP))
-        count_lost(COUNTER_PROCESSES);
+        count(COUNTER_PROCESSES);
 }
 
 /* The id of a new process as the recorder sees it; 0 for one that it can't see. */
@@ -29,11 +29,9 @@ static __always_inline __u32 new_id(struct task_struct *child)
 {
     if (!namespace_inode)
         return BPF_CORE_READ(child, tgid);
-    /* It has one in each namespace that it is in, its own one's last. */
+    __u64 level = namespace_level;
     struct pid *ids = BPF_CORE_READ(child, thread_pid);
-    struct upid *id = (void *)ids + bpf_core_field_offset(struct pid, numbers) +
-                      BPF_CORE_READ(ids, level) * bpf_core_type_size(struct upid);
-    return BPF_CORE_READ(id, ns, ns.inum) == namespace_inode ? BPF_CORE_READ(id, nr) : 0;
+    return level && is_in_namespace(ids, level) ? BPF_CORE_READ(id_at(ids, level), nr) : 0;
 }
 
 /* struct task_struct *task, u64 clone_flags; in the context of the parent. */
@@ -43,6 +41,7 @@ int task_newtask(struct bpf_raw_tracepoint_args *context)
     /* From <linux/sched.h>. */
     const __u64 clone_thread = 0x00010000;
     __u32 parent, tid;
+    learn_level(current_task());
     if (!(with_children || whole_machine) || context->args[1] & clone_thread ||
         !ids(current_task(), &parent, &tid))
         return 0;

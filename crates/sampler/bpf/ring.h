@@ -67,19 +67,23 @@ struct {
     __uint(max_entries, 1 << 20);
 } events SEC(".maps");
 
-/* Events for which there was no room: samples, and those of processes. */
-enum counter { COUNTER_SAMPLES = 0, COUNTER_PROCESSES = 1, COUNTERS };
+enum counter {
+    COUNTER_SAMPLES = 0,   /* samples for which there was no room */
+    COUNTER_PROCESSES = 1, /* the same for events of processes */
+    COUNTER_OUTSIDE = 2,   /* samples of threads outside of the recorder's PID namespace */
+    COUNTERS
+};
 
 struct {
     __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
     __uint(max_entries, COUNTERS);
     __type(key, __u32);
     __type(value, __u64);
-} lost SEC(".maps");
+} counters SEC(".maps");
 
-static __always_inline void count_lost(__u32 which)
+static __always_inline void count(__u32 which)
 {
-    __u64 *counter = bpf_map_lookup_elem(&lost, &which);
+    __u64 *counter = bpf_map_lookup_elem(&counters, &which);
     if (counter)
         *counter += 1;
 }

@@ -17,8 +17,9 @@ volatile const __u32 user_stacks = 0;
 volatile const __u32 kernel_stacks = 0;
 volatile const __u32 max_record = 640; /* bytes, header included, RECORD_LIMIT at most */
 /* The recorder's PID namespace, 0 for the first one. */
-volatile const __u64 namespace_device = 0;
 volatile const __u64 namespace_inode = 0;
+/* How many namespaces that one is within: 0 until a thread was started in it. */
+volatile __u32 namespace_level = 0;
 
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
@@ -144,16 +145,43 @@ static __always_inline void add_child(__u32 child)
     __sync_fetch_and_add(&few->forks, 1);
 }
 
+/* A process or thread has an id in its own PID namespace and in each that this one is within: the one at a
+ * level. */
+static __always_inline struct upid *id_at(struct pid *ids, __u64 level)
+{
+    return (void *)ids + bpf_core_field_offset(struct pid, numbers) +
+           level * bpf_core_type_size(struct upid);
+}
+
+static __always_inline int is_in_namespace(struct pid *ids, __u64 level)
+{
+    return BPF_CORE_READ(ids, level) >= level &&
+           BPF_CORE_READ(id_at(ids, level), ns, ns.inum) == namespace_inode;
+}
+
+/* Finds the level of the recorder's namespace: that of a thread which is in no other within it. */
+static __always_inline void learn_level(struct task_struct *task)
+{
+    if (!namespace_inode || namespace_level)
+        return;
+    struct pid *ids = OF_TASK(task, thread_pid);
+    __u32 level = BPF_CORE_READ(ids, level);
+    if (is_in_namespace(ids, level))
+        namespace_level = level;
+}
+
 /* Process and thread id of the running thread in the recorder's PID namespace; false for a process
  * outside of it. */
 static __always_inline int ids(struct task_struct *task, __u32 *pid, __u32 *tid)
 {
     if (namespace_inode) {
-        struct bpf_pidns_info info = {};
-        if (bpf_get_ns_current_pid_tgid(namespace_device, namespace_inode, &info, sizeof info))
+        __u64 level = namespace_level;
+        struct pid *thread = OF_TASK(task, thread_pid);
+        if (!level || !is_in_namespace(thread, level))
             return 0;
-        *pid = info.tgid;
-        *tid = info.pid;
+        struct pid *process = BPF_CORE_READ(task, signal, pids[1]);
+        *tid = BPF_CORE_READ(id_at(thread, level), nr);
+        *pid = BPF_CORE_READ(id_at(process, level), nr);
     } else {
         *pid = OF_TASK(task, tgid);
         *tid = OF_TASK(task, pid);

@@ -47,8 +47,11 @@ static __always_inline int sample_thread(void *context, int by_tables)
 {
     __u32 pid, tid;
     struct task_struct *task = current_task();
-    if (!ids(task, &pid, &tid))
+    if (!ids(task, &pid, &tid)) {
+        if (whole_machine)
+            count(COUNTER_OUTSIDE);
         return 0;
+    }
     struct cpu *cpu = this_cpu();
     if (!cpu)
         return 0;

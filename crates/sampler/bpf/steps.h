@@ -97,7 +97,7 @@ static __always_inline void go_on(void *context, struct scratch *scratch, void *
         end_part(scratch, part);
     }
     if (!submit(scratch, may_have_ring))
-        count_lost(COUNTER_SAMPLES);
+        count(COUNTER_SAMPLES);
 }
 
 /* Fills the bytes behind the part's head (STEP_ROOM at most) and sets its size. */
@@ -157,7 +157,7 @@ static __always_inline void take(void *context, void *scratches, void *programs,
     if (has_ring(cpu) && !steps) {
         head = reserve(cpu, &position);
         if (!head) {
-            count_lost(COUNTER_SAMPLES);
+            count(COUNTER_SAMPLES);
             return;
         }
     } else {

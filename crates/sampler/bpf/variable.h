@@ -37,8 +37,10 @@ struct thread_struct {
 typedef struct {
     int counter;
 } atomic_t;
+struct pid;
 struct signal_struct {
     atomic_t live;
+    struct pid *pids[4]; /* by enum pid_type, whose second one is the process */
 };
 struct uprobe_task;
 struct ns_common {

@@ -198,17 +198,96 @@ const NAMESPACE: [&str; 3] = ["-p", "-f", "--mount-proc"];
 /// The recorder gets IDs of its own namespace.
 #[test]
 fn a_child_in_a_namespace() {
+    in_a_namespace("a_child", |_| {});
+}
+
+/// Threads have an ID in each namespace that theirs is within.
+#[test]
+fn a_process_in_a_nested_namespace() {
+    let Some(program) = Sampled::own().workers() else {
+        return;
+    };
+    if !is_permitted(Command::new("unshare").args(NAMESPACE).arg("true")) {
+        return;
+    }
+    let mut unshare = Command::new("unshare");
+    unshare.args(NAMESPACE).arg("--kill-child");
+    let target = Target::spawn(unshare.arg(program).arg("busy"));
+    let children = format!("/proc/{0}/task/{0}/children", target.pid());
+    let children = std::fs::read_to_string(children).unwrap();
+    let pid = children.trim().parse().unwrap();
+    let Some(mut recording) = Recording::of(Targets::Processes(vec![pid])) else {
+        return;
+    };
+    let start = Instant::now();
+    let mut tids = Vec::new();
+    while tids.len() < 100 {
+        assert!(
+            start.elapsed() < TIMEOUT,
+            "{:?}",
+            recording.sampler.counts()
+        );
+        for sample in recording.drain() {
+            if matches!(sample.found, Found::Attached(_)) {
+                tids.push(recording.catalog.thread_facts(sample.thread).tid);
+            }
+        }
+    }
+    // They are those of the recorder's namespace.
+    for tid in tids {
+        let status = std::fs::metadata(format!("/proc/{pid}/task/{tid}"));
+        assert!(status.is_ok(), "{tid} is no thread of {pid}");
+    }
+}
+
+#[test]
+fn a_process_in_a_nested_namespace_of_a_namespace() {
+    in_a_namespace("a_process_in_a_nested_namespace", |_| {});
+}
+
+/// Set if there is a busy process outside of the recorder's PID namespace.
+const OUTSIDE: &str = "OTELCTX_TEST_OUTSIDE";
+
+#[test]
+fn samples_outside_of_the_namespace_are_counted() {
+    let Some(mut recording) = Recording::of(Targets::All) else {
+        return;
+    };
+    let start = Instant::now();
+    let mut counted = false;
+    while std::env::var_os(OUTSIDE).is_some() && !counted {
+        assert!(
+            start.elapsed() < TIMEOUT,
+            "{:?}",
+            recording.sampler.counts()
+        );
+        recording.drain();
+        counted = recording.sampler.counts().outside_namespace > 0;
+    }
+}
+
+#[test]
+fn samples_outside_of_a_namespace_are_counted() {
+    let Some(program) = Sampled::own().workers() else {
+        return;
+    };
+    let _busy = Target::spawn(Command::new(program).arg("busy"));
+    in_a_namespace("samples_outside_of_the_namespace_are_counted", |command| {
+        command.env(OUTSIDE, "1");
+    });
+}
+
+/// Runs another of these tests in a new PID namespace.
+fn in_a_namespace(test: &str, prepare: impl FnOnce(&mut Command)) {
     let own = std::env::current_exe().unwrap();
     let mut command = Command::new("unshare");
     command.args(NAMESPACE);
     if !is_permitted(Command::new("unshare").args(NAMESPACE).arg("true")) {
         return;
     }
-    let output = command
-        .arg(own)
-        .args(["--exact", "a_child", "--nocapture"])
-        .output()
-        .unwrap();
+    command.arg(own).args(["--exact", test, "--nocapture"]);
+    prepare(&mut command);
+    let output = command.output().unwrap();
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (said(&output.stdout), said(&output.stderr));
     eprint!("{err}");

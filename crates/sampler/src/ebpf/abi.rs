@@ -79,6 +79,7 @@ pub(crate) mod step_outcome {
 pub(crate) mod counter {
     pub(crate) const SAMPLES: u32 = 0;
     pub(crate) const PROCESSES: u32 = 1;
+    pub(crate) const OUTSIDE: u32 = 2;
 }
 
 /// `struct place`.

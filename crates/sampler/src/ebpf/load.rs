@@ -42,7 +42,7 @@ const MIN_LINUX_FOR_TABLES: (u32, u32) = (5, 17);
 pub(super) struct Loaded {
     pub(super) targets: TargetTable,
     pub(super) events: Events,
-    lost: PerCpuArray<MapData, u64>,
+    counters: PerCpuArray<MapData, u64>,
     pub(super) clocks: Clocks,
     /// The configurations of runtimes' steps for processes.
     pub(super) configurations: HashMap<MapData, StepKey, StepConfiguration>,
@@ -59,12 +59,15 @@ pub(super) struct Loaded {
     sample: &'static str,
 }
 
-/// Events that were lost because the ring was full.
+/// The program's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Lost {
-    pub(super) samples: u64,
-    /// Processes that started or ended.
-    pub(super) processes: u64,
+pub(super) struct KernelCounts {
+    /// Samples that were lost because the ring was full.
+    pub(super) lost_samples: u64,
+    /// Processes that started or ended, and were lost.
+    pub(super) lost_processes: u64,
+    /// Samples of threads outside of the recorder's PID namespace.
+    pub(super) outside_namespace: u64,
 }
 
 impl Loaded {
@@ -111,7 +114,7 @@ impl Loaded {
         let kernel_stacks = flag(options.kernel_stacks);
         let max_record = options.max_record.clamp(record::HEADER_SIZE, RECORD_LIMIT) as u32;
         let rings = flag(sizes.has_rings());
-        let (device, inode) = namespace().map_err(|error| Refusal::other(error.to_string()))?;
+        let inode = namespace().map_err(|error| Refusal::other(error.to_string()))?;
         let mut programs = EbpfLoader::new()
             .override_global("whole_machine", &whole_machine, true)
             .override_global("with_children", &with_children, true)
@@ -119,7 +122,6 @@ impl Loaded {
             .override_global("kernel_stacks", &kernel_stacks, true)
             .override_global("max_record", &max_record, true)
             .override_global("rings", &rings, true)
-            .override_global("namespace_device", &device, true)
             .override_global("namespace_inode", &inode, true)
             .map_max_entries("events", sizes.ring_buffer)
             .map_max_entries("cpus", possible as u32)
@@ -135,6 +137,13 @@ impl Loaded {
                 .and_then(|()| program.attach(name))
                 .map_err(|error| Refusal::of(&error))?;
         }
+        // The program learns from it which ID of a process is the one in this namespace.
+        if inode != 0 {
+            let thread = std::thread::Builder::new().spawn(|| {});
+            let thread = thread.map_err(|error| Refusal::of(&error))?;
+            // It does nothing that can fail.
+            let _ = thread.join();
+        }
         let (sample, without_tables) = load_sample(&mut programs, options)?;
         let (steps, step_programs) = add_steps(&mut programs)?;
         let clocks = Clocks::open(cpus, options.period(), sample_program(&programs, sample)?)
@@ -144,7 +153,7 @@ impl Loaded {
         Ok(Self {
             targets: TargetTable::new(&mut programs, &cpu_map)?,
             events: Events::new(&mut programs, &cpu_map, cpus, sizes)?,
-            lost: map(&mut programs, "lost")?,
+            counters: map(&mut programs, "counters")?,
             configurations: map(&mut programs, "step_configurations")?,
             clocks,
             steps,
@@ -182,15 +191,16 @@ impl Loaded {
         self.programs.program(self.sample)?.info().ok()
     }
 
-    pub(super) fn lost(&self) -> Lost {
-        let sum = |index: u32| match self.lost.get(&index, 0) {
+    pub(super) fn counts(&self) -> KernelCounts {
+        let sum = |index: u32| match self.counters.get(&index, 0) {
             Ok(values) => values.iter().sum(),
             // The index is in range, and the map belongs to this process.
             Err(_) => 0,
         };
-        Lost {
-            samples: sum(counter::SAMPLES) + self.events.discarded,
-            processes: sum(counter::PROCESSES),
+        KernelCounts {
+            lost_samples: sum(counter::SAMPLES) + self.events.discarded,
+            lost_processes: sum(counter::PROCESSES),
+            outside_namespace: sum(counter::OUTSIDE),
         }
     }
 }
@@ -285,15 +295,11 @@ fn online_cpus() -> Result<Vec<u32>, Refusal> {
 
 /// Whether the recorder sees the kernel's own process IDs.
 pub(super) fn is_first_namespace() -> bool {
-    namespace().is_ok_and(|namespace| namespace == (0, 0))
+    namespace().is_ok_and(|namespace| namespace == 0)
 }
 
-/// Device and inode of the recorder's PID namespace file; zeroes for the first one.
-fn namespace() -> io::Result<(u64, u64)> {
-    let file = std::fs::metadata("/proc/self/ns/pid")?;
-    Ok(if file.st_ino() == FIRST_NAMESPACE {
-        (0, 0)
-    } else {
-        (file.st_dev(), file.st_ino())
-    })
+/// The inode of the recorder's PID namespace file; zero for the first one.
+fn namespace() -> io::Result<u64> {
+    let inode = std::fs::metadata("/proc/self/ns/pid")?.st_ino();
+    Ok(if inode == FIRST_NAMESPACE { 0 } else { inode })
 }

@@ -13,7 +13,7 @@ use super::abi::{
     self, EventHead, FRAME_INTERRUPTED, StepConfiguration, StepKey, Target, flag, kind, part,
     step_outcome,
 };
-use super::load::{Loaded, Lost};
+use super::load::{KernelCounts, Loaded};
 use super::side_band::SideBand;
 use super::targets::{numbers, places_of, steps_of, target};
 use super::unwind::{Unwinding, stack_end};
@@ -40,7 +40,8 @@ pub(crate) struct Recorder {
     whole_machine: bool,
     /// Number of the newest configuration.
     serial: u32,
-    lost: Lost,
+    /// The program's counters at the last survey.
+    counted: KernelCounts,
     /// When to read the counters of lost events next.
     survey: Instant,
     /// When the clocks were started.
@@ -77,7 +78,7 @@ impl Recorder {
             processes: Processes::new(reader_options, scan_timeout),
             whole_machine: options.targets == Targets::All,
             serial: 0,
-            lost: Lost::default(),
+            counted: KernelCounts::default(),
             survey: Instant::now() + SURVEY_INTERVAL,
             started: 0,
             stopped: false,
@@ -219,13 +220,15 @@ impl Recorder {
     /// Counts lost events, and follows CPUs that come online or go offline.
     fn survey(&mut self, now: Instant) {
         self.survey = now + SURVEY_INTERVAL;
-        let lost = self.loaded.lost();
-        self.processes.counts.lost += lost.samples - self.lost.samples;
+        let counts = self.loaded.counts();
+        let before = std::mem::replace(&mut self.counted, counts);
+        self.processes.counts.lost += counts.lost_samples - before.lost_samples;
+        self.processes.counts.outside_namespace +=
+            counts.outside_namespace - before.outside_namespace;
         self.processes.counts.lost_mappings += std::mem::take(&mut self.side_band.lost);
-        if lost.processes != self.lost.processes {
+        if counts.lost_processes != before.lost_processes {
             self.processes.request_all();
         }
-        self.lost = lost;
         self.loaded.targets.poll();
         let is_idle = !self.whole_machine && self.processes.have_ended();
         self.idle_surveys = if is_idle { self.idle_surveys + 1 } else { 0 };

@@ -170,6 +170,11 @@ fn missing(counts: &Counts) -> Vec<String> {
         "skipped sample of a process that cannot be traced",
         "skipped samples of processes that cannot be traced",
     );
+    add(
+        counts.outside_namespace,
+        "skipped sample of a process outside of this PID namespace",
+        "skipped samples of processes outside of this PID namespace",
+    );
     add(counts.invalid, "invalid record", "invalid records");
     add(
         counts.truncated_records,
@@ -274,6 +279,7 @@ mod tests {
         counts.lost = 7;
         assert_eq!(summary(counts).text(), format!("{first}, 7 lost\n"));
         (counts.invalid, counts.not_traceable) = (1, 10);
+        counts.outside_namespace = 13;
         counts.unreadable[ReadStep::Variable as usize] = 1000;
         counts.unreadable[ReadStep::Record as usize] = 2;
         counts.truncated_records = 3;
@@ -285,7 +291,8 @@ mod tests {
         counts.incomplete_steps = 8;
         counts.context_conflicts = 9;
         let second = "  missing: 1,002 unreadable contexts (the variable could not be read: 1,000, \
-            the record could not be read: 2), 10 skipped samples of processes that cannot be traced, 1 invalid record, \
+            the record could not be read: 2), 10 skipped samples of processes that cannot be traced, \
+            13 skipped samples of processes outside of this PID namespace, 1 invalid record, \
             3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
             11 lost reports of mappings, 12 skipped names of generated functions, 6 truncated stacks, 7 samples without their stacks, 8 samples without a runtime's part, \
             9 samples whose native context and runtime's context differ";
@@ -336,6 +343,7 @@ mod tests {
         (counts.missing_stacks, counts.incomplete_steps) = (24, 25);
         (counts.context_conflicts, counts.not_traceable) = (26, 27);
         (counts.lost_mappings, counts.skipped_names) = (28, 34);
+        counts.outside_namespace = 35;
         (counts.complete_stacks, counts.incomplete_stacks) = (32, [29, 30, 31, 33]);
         let mut summary = summary(counts);
         let place = IncompleteStacks::new("libfoo.so", StackEnd::NoTables, 33);
@@ -350,7 +358,7 @@ mod tests {
                     "resolve": 10, "access": 11, "thread": 12, "memory": 13, "variable": 14,
                     "record": 15, "verify": 16,
                 },
-                "lost": 5, "not_traceable": 27, "truncated_records": 20,
+                "lost": 5, "not_traceable": 27, "outside_namespace": 35, "truncated_records": 20,
                 "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28, "skipped_names": 34,
                 "complete_stacks": 32,
                 "incomplete_stacks": {

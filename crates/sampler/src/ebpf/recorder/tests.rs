@@ -123,7 +123,7 @@ fn each_sample_that_finds_the_ring_full_is_counted() {
         return;
     };
     let begin = Instant::now();
-    while recorder.loaded.lost().samples < 10 {
+    while recorder.loaded.counts().lost_samples < 10 {
         assert!(begin.elapsed() < TIMEOUT);
         std::thread::sleep(Duration::from_millis(20));
     }
