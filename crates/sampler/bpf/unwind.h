@@ -361,6 +361,35 @@ static __always_inline int is_signal_frame(const struct unwinder *unwinder)
 #endif
 }
 
+#if defined(__TARGET_ARCH_x86)
+/* Size of glibc's __start_context up to its last call, bytes (MAX_REACH in crates/unwind/src/walk.rs). */
+#define START_REACH 26
+
+/* Whether the frame that was kept last is __start_context, which glibc's makecontext puts below a coroutine's
+ * first function (`starts` in crates/unwind/src/arch): it has no caller. */
+static __always_inline int is_start_of_coroutine(struct unwinder *unwinder, const struct stack *stack,
+                                                 __u32 index)
+{
+    __u64 address = stack->addresses[(index - 1) & (MAX_USER_FRAMES - 1)] & ~FRAME_INTERRUPTED;
+    const __u8 *code = (void *)unwinder->words;
+    if (bpf_probe_read_user(unwinder->words, START_REACH + 14, (void *)(address - START_REACH + 1)))
+        return 0;
+    /* mov %rbx, %rsp; mov (%rsp), %rdi; test %rdi, %rdi */
+#pragma unroll
+    for (int i = 0; i < START_REACH; i++)
+        if (*(__u64 *)(code + i) == 0x48243c8b48dc8948ULL && *(__u16 *)(code + i + 8) == 0xff85)
+            return 1;
+    return 0;
+}
+#else
+static __always_inline int is_start_of_coroutine(
+    struct unwinder *unwinder __attribute__((unused)), const struct stack *stack __attribute__((unused)),
+    __u32 index __attribute__((unused)))
+{
+    return 0;
+}
+#endif
+
 /* Goes to the caller by the rule of a frame. */
 static __always_inline long by_rule(struct unwinder *unwinder, const struct rule *rule)
 {
@@ -440,7 +469,8 @@ static long step(__u32 index, struct walk *walk)
         cached->address = called;
         cached->serial_and_rule = walk->serial << 16 | number;
     } else if (index > 0) {
-        return end(unwinder, STACK_NOT_EXECUTABLE);
+        return end(unwinder, is_start_of_coroutine(unwinder, stack, index) ? STACK_START
+                                                                          : STACK_NOT_EXECUTABLE);
     }
     /* If there is no mapping, the list of mappings is older than it: the thread runs there. */
     stack->addresses[index & (MAX_USER_FRAMES - 1)] =

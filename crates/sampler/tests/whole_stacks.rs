@@ -66,9 +66,12 @@ fn is_start(catalog: &Catalog, process: ProcessId, address: u64) -> Option<bool>
     Some((start..start + START).contains(&(address - mapping.start + mapping.offset)))
 }
 
-/// Samples a program; checks that every complete stack ends in `_start`. `None`, with a line, where the
-/// kernel does not permit it.
-fn sample(name: &str, command: &mut Command, without_ebpf: bool) -> Option<Counts> {
+/// Samples a program. `None`, with a line, where the kernel does not permit it.
+fn record(
+    name: &str,
+    command: &mut Command,
+    without_ebpf: bool,
+) -> Option<(Counts, Catalog, Vec<Sample>)> {
     let program = Program::start(command);
     // Let it load its libraries.
     std::thread::sleep(Duration::from_millis(500));
@@ -100,6 +103,13 @@ fn sample(name: &str, command: &mut Command, without_ebpf: bool) -> Option<Count
     }
     let mut counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
     counts -= before.unwrap_or_default();
+    Some((counts, catalog, samples))
+}
+
+/// Samples a program; checks that every complete stack ends in `_start`. `None`, with a line, where the
+/// kernel does not permit it.
+fn sample(name: &str, command: &mut Command, without_ebpf: bool) -> Option<Counts> {
+    let (counts, catalog, samples) = record(name, command, without_ebpf)?;
     let ends = |sample: &Sample| {
         let frames = catalog.frames(sample.user_stack);
         let process = catalog.thread_facts(sample.thread).process;
@@ -134,12 +144,16 @@ fn check(name: &str, command: &mut Command) -> Option<()> {
 /// Checks that at least `share` percent of a program's stacks are complete.
 fn check_share(name: &str, command: &mut Command, share: u64) -> Option<()> {
     let counts = sample(name, command, false)?;
+    assert_share(name, &counts, share);
+    Some(())
+}
+
+fn assert_share(name: &str, counts: &Counts, share: u64) {
     let (whole, all) = (counts.complete_stacks, counts.samples());
     assert!(
         100 * whole >= share * all,
         "{name}: {whole} of {all}: {counts:?}"
     );
-    Some(())
 }
 
 /// Whether a program of the distribution is there; a line if it is not.
@@ -167,6 +181,20 @@ fn stacks_of_compiled_programs_reach_the_start() {
     }
     if let Some(program) = rust_program("stacks.rs", &["-O"]) {
         check("rust", Command::new(program).arg("1000000000"));
+    }
+}
+
+/// They start in what makecontext has put on their stacks.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn stacks_of_coroutines_reach_their_start() {
+    let flags = ["-O2", "-fomit-frame-pointer"];
+    let Some(program) = Compiler::gcc().program(&["stacks.c"], &flags) else {
+        return;
+    };
+    let mut command = Command::new(program);
+    if let Some((counts, ..)) = record("coroutines", command.args(["1000000000", "k"]), false) {
+        assert_share("coroutines", &counts, 98);
     }
 }
 
