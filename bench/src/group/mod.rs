@@ -9,6 +9,7 @@ pub(crate) mod profile;
 mod publisher;
 mod reader;
 mod resolve;
+mod rows;
 mod runtime;
 pub(crate) mod sampler;
 mod scale;
@@ -58,6 +59,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "bytes read of a module of 1 GiB",
         by_default: true,
         run: resolve::run,
+    },
+    Group {
+        name: "rows",
+        summary: "unwinding: rows of installed files",
+        by_default: true,
+        run: rows::run,
     },
     Group {
         name: "scale",
