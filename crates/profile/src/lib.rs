@@ -34,6 +34,8 @@ pub use otelctx_sample as sample;
 pub use profile::{Group, Kind, Profile};
 pub use recording::{Clock, Recording};
 pub use resolve::{NamedModule, RecordedFile, UnnamedModule};
+#[doc(hidden)]
+pub use resolve::{unnamed_modules, write_named};
 pub use spool::{Parts, Spool};
 pub use symbol::{Function, Identity, NoSymbols, SymbolQuery, Symbolizer};
 pub use write::{Aggregate, Format, Options, OtlpMessages};

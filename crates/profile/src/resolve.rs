@@ -11,7 +11,7 @@ use foldhash::fast::RandomState;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use prost::Message;
-use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint};
+use prost::encoding::{DecodeContext, WireType, decode_key, encode_key, encode_varint, skip_field};
 use serde::{Deserialize, Serialize};
 
 use crate::messages::Messages;
@@ -69,17 +69,7 @@ impl<'p> RecordedFile<'p> {
     /// [`Error::TooLarge`] and [`Error::Malformed`].
     pub fn unnamed(&self) -> Result<Vec<UnnamedModule>, Error> {
         in_worker(self.path, LIMITS, |pipe| {
-            let found = decode(&self.bytes).and_then(|data| {
-                // What others mean by an address may be something else.
-                if !data.iter().flat_map(scopes).all(|name| name == SCOPE) {
-                    return Err("another program than otelctx recorded it".to_owned());
-                }
-                let mut modules = Modules::default();
-                let dictionaries = data.iter().filter_map(|data| data.dictionary.as_ref());
-                dictionaries.for_each(|dictionary| modules.add(dictionary));
-                Ok(modules.finish())
-            });
-            Ok(serde_json::to_writer(pipe, &found)?)
+            Ok(serde_json::to_writer(pipe, &unnamed_modules(&self.bytes))?)
         })
     }
 
@@ -94,25 +84,48 @@ impl<'p> RecordedFile<'p> {
             output: MAX_OUTPUT,
             ..LIMITS
         };
-        let work = |pipe: &mut dyn Write| {
-            let names = Names::of(named);
-            let messages: Result<Vec<_>, String> = Messages::new(&self.bytes)
-                .map(|message| with_names(message?, &names))
-                .collect();
-            let messages = messages.map_err(io::Error::other)?;
-            let [single] = &messages[..] else {
-                for message in &messages {
-                    let size = u32::try_from(message.len()).map_err(io::Error::other)?;
-                    pipe.write_all(&size.to_be_bytes())?;
-                    pipe.write_all(message)?;
-                }
-                return Ok(());
-            };
-            pipe.write_all(single)
-        };
+        let work = |pipe: &mut dyn Write| write_named(&self.bytes, named, pipe);
         let bytes = crate::report::run(self.path, limits, work)?;
         file::write(path, |writer| writer.write_all(&bytes))
     }
+}
+
+/// The files in a recording some of whose functions are unknown; otherwise a sentence that says what is
+/// wrong with it. Not in a worker process: for the fuzz target.
+#[doc(hidden)]
+pub fn unnamed_modules(bytes: &[u8]) -> Result<Vec<UnnamedModule>, String> {
+    let data = decode(bytes)?;
+    // What others mean by an address may be something else.
+    if !data.iter().flat_map(scopes).all(|name| name == SCOPE) {
+        return Err("another program than otelctx recorded it".to_owned());
+    }
+    let mut modules = Modules::default();
+    let dictionaries = data.iter().filter_map(|data| data.dictionary.as_ref());
+    dictionaries.for_each(|dictionary| modules.add(dictionary));
+    Ok(modules.finish())
+}
+
+/// Writes a recording with these functions. Not in a worker process: for the fuzz target.
+///
+/// # Errors
+///
+/// If [`unnamed_modules`] refuses the recording, and those of `out`.
+#[doc(hidden)]
+pub fn write_named(bytes: &[u8], named: &[NamedModule], out: &mut dyn Write) -> io::Result<()> {
+    let names = Names::of(named);
+    let messages: Result<Vec<_>, String> = Messages::new(bytes)
+        .map(|message| with_names(message?, &names))
+        .collect();
+    let messages = messages.map_err(io::Error::other)?;
+    if let [single] = &messages[..] {
+        return out.write_all(single);
+    }
+    for message in &messages {
+        let size = u32::try_from(message.len()).map_err(io::Error::other)?;
+        out.write_all(&size.to_be_bytes())?;
+        out.write_all(message)?;
+    }
+    Ok(())
 }
 
 /// The names of the scopes in a message.
@@ -275,15 +288,12 @@ fn with_names(message: &[u8], names: &Names<'_>) -> Result<Vec<u8>, String> {
     while !rest.is_empty() {
         let start = rest;
         let (tag, kind) = decode_key(&mut rest).map_err(|error| error.to_string())?;
-        if kind != WireType::LengthDelimited {
-            return Err("it has a field of an unknown kind".to_owned());
-        }
-        let size = decode_varint(&mut rest).map_err(|error| error.to_string())?;
-        let size = usize::try_from(size).map_err(|error| error.to_string())?;
-        let (content, behind) = rest.split_at_checked(size).ok_or("it is truncated")?;
-        rest = behind;
+        let content = rest;
+        let skipped = skip_field(kind, tag, &mut rest, DecodeContext::default());
+        skipped.map_err(|error| error.to_string())?;
         if tag == DICTIONARY {
-            let merged = dictionary.merge(content);
+            let content = &content[..content.len() - rest.len()];
+            let merged = dictionary.merge_length_delimited(content);
             merged.map_err(|error| error.to_string())?;
         } else {
             out.extend_from_slice(&start[..start.len() - rest.len()]);
@@ -394,4 +404,26 @@ impl Interned {
 
 fn to_index(index: usize) -> i32 {
     i32::try_from(index).expect("a dictionary's table holds less than 2^31 entries")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fields that later versions of the format may add were an error unless they had a length.
+    #[test]
+    fn unknown_fields_are_kept() {
+        let mut message = Vec::new();
+        for (tag, kind) in [(9, WireType::Varint), (10, WireType::SixtyFourBit)] {
+            encode_key(tag, kind, &mut message);
+            message.extend([1; 8]);
+            if kind == WireType::Varint {
+                message.truncate(message.len() - 7);
+            }
+        }
+        encode_key(DICTIONARY, WireType::LengthDelimited, &mut message);
+        encode_varint(0, &mut message);
+        let written = with_names(&message, &Names(HashMap::default())).unwrap();
+        assert_eq!(written, message);
+    }
 }
