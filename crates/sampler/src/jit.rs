@@ -192,16 +192,70 @@ impl<F: Format + Default> Source<F> {
         let Some(file) = &self.file else { return };
         let mut bytes = vec![0; CHUNK];
         let size = file.read_at(&mut bytes, self.position).unwrap_or(0);
-        let mut rest = &bytes[..size];
-        while !rest.is_empty()
-            && let Some((next, length)) = self.format.next(rest)
-        {
-            add(next);
-            self.position = self.position.saturating_add(length);
-            let length = usize::try_from(length).map_or(rest.len(), |it| it.min(rest.len()));
-            rest = &rest[length..];
-        }
+        let read = decode(&mut self.format, &bytes[..size], &mut add);
+        self.position = self.position.saturating_add(read);
     }
+}
+
+/// Decodes the entries that are complete, and returns their length, which may exceed that of `bytes`.
+fn decode(format: &mut impl Format, bytes: &[u8], mut add: impl FnMut(Next<'_>)) -> u64 {
+    let (mut rest, mut read) = (bytes, 0_u64);
+    while !rest.is_empty()
+        && let Some((next, length)) = format.next(rest)
+    {
+        add(next);
+        read = read.saturating_add(length);
+        let length = usize::try_from(length).map_or(rest.len(), |it| it.min(rest.len()));
+        rest = &rest[length..];
+    }
+    read
+}
+
+/// Adds what a file announces.
+fn apply(
+    functions: &mut BTreeMap<u64, Function>,
+    next: Next<'_>,
+    times: (u64, u64),
+    limit: usize,
+) -> bool {
+    match next {
+        Next::Function(entry) => return insert(functions, &entry, times, limit),
+        Next::Moved { from, to, time } => {
+            if let Some(function) = functions.remove(&from) {
+                let end = to.saturating_add(function.end - from);
+                place(functions, to, end, function.frame, (time, time));
+            }
+        }
+        Next::Other => {}
+    }
+    true
+}
+
+/// The functions that a file announces, for the fuzz target: their addresses, ends and frames. The file
+/// is a perf map or a jitdump file, and is read in two pieces, of which the first has `cut` bytes.
+#[doc(hidden)]
+pub fn announced_functions(
+    bytes: &[u8],
+    is_dump: bool,
+    cut: usize,
+    limit: usize,
+) -> Vec<(u64, u64, Frame)> {
+    let mut functions = BTreeMap::new();
+    let (mut map, mut dump) = (PerfMap, JitDump::default());
+    let mut position = 0;
+    for end in [cut.min(bytes.len()), bytes.len()] {
+        let new = bytes.get(position..end).unwrap_or_default();
+        let mut add = |next: Next<'_>| {
+            apply(&mut functions, next, (0, 1), limit);
+        };
+        let read = match is_dump {
+            true => decode(&mut dump, new, &mut add),
+            false => decode(&mut map, new, &mut add),
+        };
+        position = position.saturating_add(usize::try_from(read).unwrap_or(usize::MAX));
+    }
+    let function = |(start, function): (u64, Function)| (start, function.end, function.frame);
+    functions.into_iter().map(function).collect()
 }
 
 impl Default for GeneratedCode {
@@ -269,18 +323,9 @@ impl GeneratedCode {
         let limit = self.functions.len() + room;
         let functions = &mut self.functions;
         let mut lost = 0;
-        let mut add = |next: Next<'_>| match next {
-            Next::Function(entry) => {
-                let is_kept = insert(functions, &entry, (since, now), limit);
-                lost += u64::from(!is_kept);
-            }
-            Next::Moved { from, to, time } => {
-                if let Some(function) = functions.remove(&from) {
-                    let end = to.saturating_add(function.end - from);
-                    place(functions, to, end, function.frame, (time, time));
-                }
-            }
-            Next::Other => {}
+        let mut add = |next: Next<'_>| {
+            let is_kept = apply(functions, next, (since, now), limit);
+            lost += u64::from(!is_kept);
         };
         self.map.read(&mut add);
         self.dump.read(&mut add);

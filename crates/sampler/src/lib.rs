@@ -50,6 +50,8 @@ mod sampler;
 pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;
 pub use incomplete::IncompleteStacks;
+#[doc(hidden)]
+pub use jit::announced_functions;
 pub use options::{KernelObject, Options, Targets};
 pub use otelctx_sample as sample;
 pub use refusal::Refusal;
