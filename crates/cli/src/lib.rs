@@ -5,6 +5,7 @@
 mod command;
 mod error;
 mod interrupt;
+mod memory;
 mod output;
 mod suspend;
 

@@ -72,24 +72,6 @@ pub(super) struct Worker {
     seeds: [RandomState; 2],
 }
 
-/// The next request. `None` when there will be none any more.
-fn next(requests: &Receiver<Request>) -> Option<Request> {
-    requests.try_recv().ok().or_else(|| {
-        give_back_memory();
-        requests.recv().ok()
-    })
-}
-
-/// Gives free memory back to the kernel. The tables of a large file take tens of MiB, which the C library
-/// would keep for as long as this thread runs.
-fn give_back_memory() {
-    // SAFETY: malloc_trim(3) has no preconditions, and may run in any thread.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::malloc_trim(0);
-    }
-}
-
 impl Worker {
     pub(super) fn new(
         shards: ArrayOfMaps<MapData, MapData>,
@@ -113,7 +95,7 @@ impl Worker {
 
     /// Answers requests until there is nobody to answer.
     pub(super) fn run(mut self, requests: &Receiver<Request>, answers: &Sender<Answer>) {
-        while let Some(request) = next(requests) {
+        for request in requests {
             let answer = match &request {
                 Request::File { file, shown } => (*shown, self.of_file(file)),
                 Request::Vdso { pid, range } => (Shown::Vdso, self.of_vdso(*pid, *range)),
