@@ -2,6 +2,7 @@
 
 mod cost;
 mod traces;
+mod unwind;
 
 pub(crate) use traces::{methods, right_traces};
 
@@ -30,7 +31,7 @@ pub(crate) fn run(report: &mut Report) {
     if fs::write(STATISTICS, "1").is_err() {
         return report.skipped("all", "needs root, for kernel.bpf_stats_enabled");
     }
-    let measured = cost::run(report);
+    let measured = cost::run(report).and_then(|empty| unwind::run(report, empty));
     let _ = fs::write(STATISTICS, before.trim());
     if let Err(why) = measured {
         report.failed("cost of the program", &why);

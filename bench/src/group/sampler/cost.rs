@@ -41,10 +41,10 @@ const TIME: Duration = Duration::from_millis(600);
 const DEPTH: usize = 20;
 
 /// One short interval: runs of the program, their time in nanoseconds, and their samples.
-struct Interval {
-    runs: f64,
-    time: f64,
-    samples: f64,
+pub(super) struct Interval {
+    pub(super) runs: f64,
+    pub(super) time: f64,
+    pub(super) samples: f64,
 }
 
 /// An eBPF program that takes samples.
@@ -222,19 +222,20 @@ fn lower_quartile(mut costs: Vec<f64>) -> Result<f64, String> {
     found.ok_or("the target hardly ran".into())
 }
 
-/// The time of one sample, without the runs that met other processes.
-fn of_a_sample(parts: &[Interval], empty: f64) -> Result<f64, String> {
+/// The time of one sample, without the runs that met other processes, whose share is at most `1 - share`.
+pub(super) fn of_a_sample(parts: &[Interval], empty: f64, share: f64) -> Result<f64, String> {
     let of = |part: &Interval| (part.time - (part.runs - part.samples) * empty) / part.samples;
     lower_quartile(
         parts
             .iter()
-            .filter(|part| part.samples >= part.runs / 2.0)
+            .filter(|part| part.samples >= part.runs * share && part.samples > 0.0)
             .map(of)
             .collect(),
     )
 }
 
-pub(super) fn run(report: &mut Report) -> Result<(), String> {
+/// Returns the time of a run that meets no target, in nanoseconds.
+pub(super) fn run(report: &mut Report) -> Result<f64, String> {
     let idle = Target::spawn(
         Command::new(
             Compiler::gcc()
@@ -272,16 +273,16 @@ pub(super) fn run(report: &mut Report) -> Result<(), String> {
             }
             observe(loaded(Peer::calls(&target, size, stacks))?, &mut calls)?;
         }
-        let ours = of_a_sample(&ours, empty)? / 1e3;
+        let ours = of_a_sample(&ours, empty, 0.5)? / 1e3;
         report.alone(format!("program's time, {work}"), ours, "µs", bound);
         if !stacks {
-            let pair = Pair::of(ours, of_a_sample(&before, empty)? / 1e3);
+            let pair = Pair::of(ours, of_a_sample(&before, empty, 0.5)? / 1e3);
             report.pair("  against the program before rings", pair, "µs", 0.6);
         }
-        let pair = Pair::of(ours, of_a_sample(&calls, empty)? / 1e3);
+        let pair = Pair::of(ours, of_a_sample(&calls, empty, 0.5)? / 1e3);
         report.pair("  against its calls alone", pair, "µs", None);
     }
-    Ok(())
+    Ok(empty)
 }
 
 fn loaded(peer: Result<Peer, Error>) -> Result<Peer, String> {
