@@ -48,6 +48,29 @@ impl Frame {
         }
     }
 
+    /// Marks what signal handlers return to, in a native stack whose interrupted frames are marked: the
+    /// frame before each of them, the kernel's or the C library's code that ends a signal. No call leads
+    /// to it, and its address is its first one.
+    pub fn mark_signal_returns(stack: &mut [Self]) {
+        let is_instruction = |frame: &Self| {
+            matches!(
+                frame,
+                Self::Native {
+                    is_return_address: false,
+                    ..
+                }
+            )
+        };
+        // From the innermost one on, so that what is marked here marks nothing else.
+        for depth in 1..stack.len().saturating_sub(1) {
+            if is_instruction(&stack[depth + 1])
+                && let Self::Native { address, .. } = stack[depth]
+            {
+                stack[depth] = Self::instruction(address);
+            }
+        }
+    }
+
     /// Size of the strings that it refers to, in bytes.
     pub(crate) fn text_size(&self) -> usize {
         match self {
@@ -180,6 +203,27 @@ mod tests {
         assert_eq!(Frame::return_address(0).lookup_address(), Some(0));
         let named = Frame::from(NamedFrame::default());
         assert_eq!((named.address(), named.lookup_address()), (None, None));
+    }
+
+    #[test]
+    fn what_a_signal_handler_returns_to_was_not_called() {
+        let (called, at) = (Frame::return_address, Frame::instruction);
+        let mut stack = [
+            at(1),
+            called(2),
+            called(3),
+            at(4),
+            called(5),
+            at(6),
+            called(7),
+        ];
+        Frame::mark_signal_returns(&mut stack);
+        let expected = [at(1), called(2), at(3), at(4), at(5), at(6), called(7)];
+        assert_eq!(stack, expected);
+        let mut short = [called(1)];
+        Frame::mark_signal_returns(&mut short);
+        Frame::mark_signal_returns(&mut []);
+        assert_eq!(short, [called(1)]);
     }
 
     #[test]

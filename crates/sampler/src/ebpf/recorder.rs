@@ -391,13 +391,14 @@ fn read_user_stack(to: &mut Vec<Frame>, bytes: &[u8], has_marks: bool) {
     if !has_marks {
         return;
     }
-    for frame in to {
+    for frame in &mut *to {
         if let Frame::Native { address, .. } = *frame
             && address & FRAME_INTERRUPTED != 0
         {
             *frame = Frame::instruction(address & !FRAME_INTERRUPTED);
         }
     }
+    Frame::mark_signal_returns(to);
 }
 
 fn read_stack(to: &mut Vec<Frame>, bytes: &[u8]) {

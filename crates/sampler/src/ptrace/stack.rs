@@ -29,8 +29,10 @@ pub(super) fn walk(stopped: &Stopped, memory: &dyn Memory, code: Option<&CodeMap
         true => Frame::return_address(frame.address),
         false => Frame::instruction(frame.address),
     };
+    let mut frames: Vec<Frame> = found.iter().map(frame).collect();
+    Frame::mark_signal_returns(&mut frames);
     Stack {
-        frames: found.iter().map(frame).collect(),
+        frames,
         end: Some(stack_end(end)),
     }
 }

@@ -91,28 +91,16 @@ fn compare(tally: &mut Tally, graphs: &mut Graphs, catalog: &Catalog, sample: &S
         tally.raising += 1;
         return;
     }
-    for (depth, pair) in frames.windows(2).enumerate() {
+    for pair in frames.windows(2) {
         let [called, caller] = pair else { continue };
         let Frame::Native {
             address: caller,
             is_return_address: true,
         } = **caller
         else {
-            // A signal interrupted it: what handlers return to was not called.
+            // A signal interrupted it, or its handler returns to it.
             continue;
         };
-        let is_trampoline = frames.get(depth + 2).is_some_and(|next| {
-            matches!(
-                next,
-                Frame::Native {
-                    is_return_address: false,
-                    ..
-                }
-            )
-        });
-        if is_trampoline {
-            continue;
-        }
         let Some((module, caller)) = graphs.place(catalog, sample, caller - 1) else {
             tally.open += 1;
             continue;
