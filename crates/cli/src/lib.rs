@@ -6,6 +6,7 @@ mod command;
 mod error;
 mod interrupt;
 mod memory;
+mod open_files;
 mod output;
 mod suspend;
 

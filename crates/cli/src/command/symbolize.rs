@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use otelctx_profile::sample::format::hexadecimal;
 use otelctx_profile::sample::{Module, ModuleFiles, ProcessFacts};
-use otelctx_profile::{RecordedFile, SymbolQuery, Symbolizer, UnnamedModule, check_writable};
+use otelctx_profile::{RecordedFile, SymbolQuery, Symbolizer, check_writable};
 use otelctx_symbolize::find_files;
 use serde::Serialize;
 
-use crate::Status;
 use crate::command::debug_files::DebugFiles;
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, escape};
 use crate::output::text::{count, grouped};
+use crate::{Status, open_files};
 
 /// Maximum number of lines about files that were not found.
 const MAX_MISSING: usize = 20;
@@ -68,11 +68,11 @@ struct MissingFile {
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     let output = arguments.output.as_ref().unwrap_or(&arguments.file);
     check_writable(output)?;
+    open_files::allow_many();
     let server = arguments.debug_files.server()?;
     let recorded = RecordedFile::read(&arguments.file)?;
     let modules = recorded.unnamed()?;
     let found = find_files(&modules, &arguments.debug_files.debug_dir, server.as_ref());
-    let files = ModuleFiles::default();
     let mut answer = Answer {
         file: output.to_string_lossy().into_owned(),
         addresses: modules.iter().map(|module| module.offsets.len()).sum(),
@@ -80,7 +80,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
         missing: Vec::new(),
         failures: Vec::new(),
     };
-    let mut queries = Vec::new();
+    let mut symbols = arguments.debug_files.symbols(server);
+    let process = ProcessFacts::default();
+    let mut named = Vec::new();
     for (index, (module, file)) in modules.into_iter().zip(found).enumerate() {
         let Some(file) = file else {
             answer.missing.push(MissingFile {
@@ -97,16 +99,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
             inode: index as u64 + 1,
             ..Module::default()
         };
+        // One at a time: the number of files that are kept is bounded, that of a recording's is not.
+        let files = ModuleFiles::default();
         files.keep(&facts, file);
-        queries.push((module, facts));
-    }
-    let mut symbols = arguments.debug_files.symbols(server).files(files);
-    let process = ProcessFacts::default();
-    let mut name = |(module, facts): (UnnamedModule, Module)| {
+        symbols = symbols.files(files);
         let functions = symbols.functions(SymbolQuery::new(&facts, &process), &module.offsets);
-        (module, functions)
-    };
-    let named: Vec<_> = queries.into_iter().map(&mut name).collect();
+        named.push((module, functions));
+    }
     let functions = named.iter().flat_map(|(_, functions)| functions);
     answer.named = functions.filter(|it| !it.is_empty()).count();
     let failures = symbols.failures().iter();

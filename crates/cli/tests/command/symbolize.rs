@@ -1,13 +1,25 @@
 //! `otelctx symbolize`: names for a recording without names.
 
 use std::fs;
+use std::num::NonZeroU64;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use otelctx_fixtures::Compiler;
+use nix::libc;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use otelctx_fixtures::{Compiler, copy_program};
+use otelctx_profile::sample::{
+    Catalog, Counts, Event, Found, Mapping, Module, ProcessFacts, Sample,
+};
+use otelctx_profile::{
+    Clock, Format, Function, Identity, Options, Profile, Recording, SymbolQuery, Symbolizer,
+};
+use otelctx_symbolize::Symbols;
 use serde_json::json;
 
-use crate::run::{Answer, Scratch, given_time, otelctx};
+use crate::run::{Answer, Scratch, command, given_time, otelctx};
 
 /// Functions of the program, of which one is always on the stack.
 const FUNCTIONS: [&str; 2] = ["main", "fibonacci"];
@@ -61,7 +73,7 @@ fn a_recording_gets_its_names_from_the_recorded_files_only() {
     let scratch = Scratch::new("symbolize");
     let (program, file) = (scratch.path("program"), scratch.path("profile.otlp"));
     let (named, files) = (scratch.path("named.otlp"), scratch.path("files"));
-    fs::copy(&built, &program).unwrap();
+    copy_program(&built, &program);
     let running = Program::start(&program);
     let pid = running.0.id().to_string();
     given_time(|seconds| {
@@ -118,4 +130,120 @@ fn what_is_no_recording_of_this_command_is_refused() {
     let answer = otelctx(&["symbolize", &file]).expect(2);
     assert!(answer.stderr.contains("it is JSON"), "{answer:?}");
     assert_eq!(fs::read(&file).unwrap(), b"{}");
+}
+
+/// The size of a page, in bytes: files are mapped that far apart.
+const PAGE: u64 = 4096;
+
+/// Names nothing, and knows that every file is the same.
+struct OneFile(Identity);
+
+impl Symbolizer for OneFile {
+    fn functions(&mut self, _: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
+        vec![Vec::new(); addresses.len()]
+    }
+
+    fn identity(&mut self, _: SymbolQuery<'_>) -> Identity {
+        self.0.clone()
+    }
+}
+
+/// A sample in each of the files in `folder`, whose names are numbers below `count`.
+fn recording(folder: &str, count: u64, offset: u64) -> Recording {
+    let mut catalog = Catalog::new();
+    let mapping = |index: u64| Mapping {
+        start: (index + 1) * PAGE,
+        end: (index + 2) * PAGE,
+        offset: offset - offset % PAGE,
+        module: catalog.module(Module {
+            path: format!("{folder}/{index}"),
+            inode: index + 1,
+            ..Module::default()
+        }),
+        since: 0,
+    };
+    let mappings = (0..count).map(mapping).collect();
+    let process = catalog.add_process(ProcessFacts {
+        // No process has this ID.
+        pid: i32::MAX,
+        mappings,
+        ..ProcessFacts::default()
+    });
+    let thread = catalog.thread(process, 1, "t");
+    let kernel_stack = catalog.native_stack(&[]);
+    let sample = |index: u64| Sample {
+        time: index,
+        cpu: 0,
+        thread,
+        event: Event::OnCpu,
+        found: Found::NotPublished,
+        user_stack: catalog.native_stack(&[(index + 1) * PAGE + offset % PAGE]),
+        kernel_stack,
+    };
+    Recording {
+        samples: (0..count).map(sample).collect(),
+        clock: Clock {
+            start: 0,
+            end: 1 << 30,
+            start_unix: 0,
+        },
+        catalog,
+        period: NonZeroU64::MIN,
+        counts: Counts::default(),
+    }
+}
+
+/// The offset of `main` in a program that is mapped as a whole at address 0.
+fn offset_of_main(program: &Path) -> u64 {
+    let output = Command::new("nm").arg(program).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = text.lines().find(|line| line.ends_with(" T main")).unwrap();
+    u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap()
+}
+
+/// More files than a process may have open at first, and than are kept open while recording.
+#[test]
+fn any_number_of_files_is_named() {
+    const COUNT: u64 = 600;
+    let flags = ["-O2", "-Wl,--build-id=none", "-pie", "-fPIE"];
+    let Some(program) = Compiler::gcc().program(&["stacks.c"], &flags) else {
+        return;
+    };
+    let scratch = Scratch::new("symbolize-many");
+    let (files, file) = (scratch.path("files"), scratch.path("profile.otlp"));
+    fs::create_dir(&files).unwrap();
+    for index in 0..COUNT {
+        symlink(&program, format!("{files}/{index}")).unwrap();
+    }
+    let module = Module {
+        path: program.to_str().unwrap().to_owned(),
+        inode: fs::metadata(&program).unwrap().ino(),
+        device: device_of(&program),
+        ..Module::default()
+    };
+    let query = ProcessFacts::default();
+    let identity = Symbols::new().identity(SymbolQuery::new(&module, &query));
+    assert!(identity.htlhash.is_some());
+    let recording = recording("/recorded", COUNT, offset_of_main(&program));
+    let profile = Profile::new(recording, &mut OneFile(identity));
+    let mut bytes = Vec::new();
+    let written = profile.write(Format::Otlp, &Options::default(), &mut bytes);
+    written.unwrap();
+    fs::write(&file, bytes).unwrap();
+    let mut symbolize = command(&["symbolize", &file, "--debug-dir", &files, "--json"]);
+    let few = || {
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        Ok(setrlimit(Resource::RLIMIT_NOFILE, 256, most)?)
+    };
+    // SAFETY: system calls, which may be made between fork and exec.
+    unsafe { symbolize.pre_exec(few) };
+    let answer = Answer::of(symbolize.output().unwrap()).expect(0).json();
+    let numbers = ["addresses", "named"].map(|name| answer[name].as_u64());
+    assert_eq!(numbers, [Some(COUNT), Some(COUNT)], "{answer}");
+}
+
+/// The device as a module has it.
+fn device_of(file: &Path) -> u64 {
+    let device = fs::metadata(file).unwrap().dev();
+    u64::from(libc::major(device)) << 32 | u64::from(libc::minor(device))
 }

@@ -4,20 +4,18 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use otelctx_reader::{Error as ReaderError, Options, ProcessContext};
 use otelctx_track::{Change, Event, Watch};
 use serde::Serialize;
 
 use super::row::{COLUMNS, Row};
 use super::{Arguments, Skipped};
-use crate::Status;
 use crate::error::{Error, is_gone};
-use crate::interrupt;
 use crate::output::clock;
 use crate::output::json::write_line;
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{self, Terminal, escape};
+use crate::{Status, interrupt, open_files};
 
 /// A line of output (docs/json.md).
 #[derive(Debug, Serialize)]
@@ -40,7 +38,8 @@ enum What<'a> {
 /// Runs until it is interrupted, or standard output is closed.
 pub(super) fn run(arguments: &Arguments) -> Result<Status, Error> {
     interrupt::catch().map_err(Error::Interrupt)?;
-    allow_many_files();
+    // Each watched process takes some.
+    open_files::allow_many();
     let mut options = Options::default();
     options.max_mappings = arguments.max_mappings;
     let mut watching = Watching {
@@ -64,15 +63,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<Status, Error> {
     watching.skipped.report(arguments.max_mappings);
     ended?;
     Ok(Status::Done)
-}
-
-/// Each watched process takes some descriptors: raises the limit to what an unprivileged process
-/// may have.
-fn allow_many_files() {
-    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // Processes beyond the limit are reported as unreadable.
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
-    }
 }
 
 fn table() -> Table<{ COLUMNS.len() + 2 }> {
