@@ -1,6 +1,7 @@
 //! Which processes, samples and attribute to show in `record` and `top`.
 
 use std::collections::HashSet;
+use std::iter;
 
 use otelctx_profile::Recording;
 use otelctx_profile::sample::{Catalog, Counts, Found, ProcessFacts, ProcessId, Sample};
@@ -186,7 +187,9 @@ fn control_group(text: &str) -> Result<String, String> {
 }
 
 /// Whether a line of `/proc/PID/cgroup` (`ID:CONTROLLERS:PATH`, cgroups(7)) means this group or one in
-/// it. In version 1 of control groups, the directory of a group is below that of its controllers.
+/// it. In version 1 of control groups, the directory of a group is below that of its controllers, to which
+/// links with the name of each lead; beside it, version 2 has the directory `unified` (systemd,
+/// docs/CGROUP_DELEGATION.md).
 fn is_in(line: &str, group: &str) -> bool {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
@@ -196,9 +199,16 @@ fn is_in(line: &str, group: &str) -> bool {
         let rest = path.strip_prefix(group);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    let of_controllers = group[1..].strip_prefix(controllers.trim_start_matches("name="));
-    below(path, group)
-        || of_controllers.is_some_and(|group| group.starts_with('/') && below(path, group))
+    let directory = match controllers {
+        "" => "unified",
+        controllers => controllers.trim_start_matches("name="),
+    };
+    let mut directories = iter::once(directory).chain(directory.split(','));
+    let of_controllers = |directory: &str| {
+        let group = group[1..].strip_prefix(directory);
+        group.is_some_and(|group| group.starts_with('/') && below(path, group))
+    };
+    below(path, group) || directories.any(of_controllers)
 }
 
 /// The processes with these IDs, or with threads of these IDs.
@@ -255,6 +265,9 @@ mod tests {
             "/sys/fs/cgroup/system.slice/shop.service/",
             "/sys/fs/cgroup/systemd/system.slice",
             "/sys/fs/cgroup/cpu,cpuacct/shop",
+            "/sys/fs/cgroup/cpu/shop",
+            "/sys/fs/cgroup/cpuacct/shop",
+            "/sys/fs/cgroup/unified/a",
             "a/b:c",
         ] {
             assert!(is_in(group), "{group}");
@@ -264,7 +277,10 @@ mod tests {
             "system",
             "/slice",
             "b:c",
-            "cpu/shop",
+            "memory/shop",
+            "cp/shop",
+            "/sys/fs/cgroup/cpu/a",
+            "/sys/fs/cgroup/unified/shop",
             "/sys/fs/cgroup/cpuacct",
         ] {
             assert!(!is_in(group), "{group}");
