@@ -264,22 +264,26 @@ impl Module {
 /// `None` if the file has none, or is not a readable ELF file.
 pub fn build_id(file: &File) -> Option<Vec<u8>> {
     let bytes = FileBytes(file);
-    Elf::read_headers(Source::File(&bytes))
-        .ok()??
-        .build_id()
-        .ok()?
+    headers(&bytes)?.build_id().ok()?
 }
 
 /// The build ID of a file with code. `None` also for a file with debug information only (`objcopy
 /// --only-keep-debug`), which has the same build ID as the program.
 pub fn code_build_id(file: &File) -> Option<Vec<u8>> {
     let bytes = FileBytes(file);
-    let elf = Elf::read_headers(Source::File(&bytes)).ok()??;
+    let elf = headers(&bytes)?;
     let has_code = |load: &Segment| load.executable && load.file_size > 0;
     if !elf.loads.iter().any(has_code) {
         return None;
     }
     elf.build_id().ok()?
+}
+
+/// The headers of a file that may be any file: a target or a recording has chosen its path. Files of size 0
+/// are not read: those of the kernel in /proc have it, and what is read of `/proc/kmsg` nobody else gets.
+fn headers<'f>(bytes: &'f FileBytes<'_>) -> Option<Elf<'f>> {
+    let has_content = bytes.0.metadata().is_ok_and(|found| found.len() > 0);
+    has_content.then(|| Elf::read_headers(Source::File(bytes)).ok())??
 }
 
 /// The relocations that concern the variable: the ones that name it, and, for a definition, those

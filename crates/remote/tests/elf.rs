@@ -1,8 +1,11 @@
 //! ELF files that are not what they say.
 
+use std::fs::File;
+use std::io::Read;
+
 use otelctx_fixtures::Compiler;
 use otelctx_remote::Access;
-use otelctx_remote::module::{Module, Symbol};
+use otelctx_remote::module::{self, Module, Symbol};
 
 const NAME: &str = "otel_thread_ctx_v1";
 
@@ -130,4 +133,32 @@ fn any_byte_wrong() {
         }
         broken[at] = bytes[at];
     }
+}
+
+/// Number of this thread's calls of read(2) and pread(2), this one's included. `None` where the kernel does not
+/// count them (CONFIG_TASK_IO_ACCOUNTING).
+fn reads() -> Option<u64> {
+    let mut text = [0; 1024];
+    let size = File::open("/proc/thread-self/io").ok()?.read(&mut text);
+    let text = String::from_utf8_lossy(&text[..size.ok()?]).into_owned();
+    let line = text.lines().find_map(|line| line.strip_prefix("syscr: "));
+    line?.parse().ok()
+}
+
+#[test]
+fn what_the_kernel_writes_as_it_is_read_is_no_module() {
+    let count = |work: &dyn Fn()| {
+        let before = reads()?;
+        work();
+        Some(reads()? - before)
+    };
+    let file = File::open("/proc/self/maps").unwrap();
+    let build_ids = || {
+        assert_eq!(module::build_id(&file), None);
+        assert_eq!(module::code_build_id(&file), None);
+    };
+    assert_eq!(count(&build_ids), count(&|| ()));
+    let own = File::open(std::env::current_exe().unwrap()).unwrap();
+    let own = count(&|| drop(module::build_id(&own)));
+    assert!(own.is_none() || own > count(&|| ()), "{own:?}");
 }
