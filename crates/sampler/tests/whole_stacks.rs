@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::Feature;
-use otelctx_fixtures::{Compiler, rust_program};
+use otelctx_fixtures::{Compiler, rust_program, wait_until_loaded};
 use otelctx_reader::remote::FileBytes;
 use otelctx_reader::remote::elf::{Elf, Source};
 use otelctx_sampler::sample::{Catalog, Counts, Frame, ProcessId, Sample};
@@ -73,8 +73,7 @@ fn record(
     without_ebpf: bool,
 ) -> Option<(Counts, Catalog, Vec<Sample>)> {
     let program = Program::start(command);
-    // Let it load its libraries.
-    std::thread::sleep(Duration::from_millis(500));
+    wait_until_loaded(program.pid());
     let mut options = Options::new(Targets::Processes(vec![program.pid()]));
     options.frequency = 499;
     options.without_ebpf = without_ebpf;

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::Feature;
-use otelctx_fixtures::{Compiler, rust_program};
+use otelctx_fixtures::{Compiler, rust_program, wait_until_loaded};
 use otelctx_sampler::sample::{Catalog, Frame, ModuleId, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
@@ -21,9 +21,6 @@ use graph::{Graph, Verdict};
 
 /// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
-
-/// CPU time after which a program has loaded its libraries: 0.3 s, in ticks of 10 ms.
-const LOADING_TICKS: u64 = 30;
 
 /// Samples of each program.
 fn samples() -> u64 {
@@ -124,24 +121,13 @@ fn compare(tally: &mut Tally, graphs: &mut Graphs, catalog: &Catalog, sample: &S
     }
 }
 
-/// CPU time of a program in its own code and in the kernel (proc_pid_stat(5)).
-fn ticks(program: &Program) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{}/stat", program.0.id())).unwrap();
-    let (_, fields) = text.rsplit_once(") ").unwrap();
-    let times = fields.split(' ').skip(11).take(2);
-    times.map(|ticks| ticks.parse::<u64>().unwrap()).sum()
-}
-
 /// Samples a program and compares its stacks. `None`, with a line, where the kernel does not permit it.
 fn run(command: &mut Command) -> Option<Tally> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
     let program = Program(child.unwrap());
-    let begin = Instant::now();
-    while ticks(&program) < LOADING_TICKS {
-        assert!(begin.elapsed() < TIMEOUT, "it has no CPU time");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let mut options = Options::new(Targets::Processes(vec![program.0.id() as i32]));
+    let pid = program.0.id() as i32;
+    wait_until_loaded(pid);
+    let mut options = Options::new(Targets::Processes(vec![pid]));
     options.frequency = 9_999;
     let mut sampler = Sampler::start(&options).unwrap();
     Feature::Ebpf.or_skip(match sampler.method() {
