@@ -146,7 +146,10 @@ pub(crate) fn run(
 ) -> Result<Vec<u8>, Error> {
     worker::run(limits, work).map_err(|failure| match failure {
         Failure::TimedOut => too_large(path, "decoding it takes too long".to_owned()),
-        Failure::OutputTooLarge => too_large(path, "it has too many traces".to_owned()),
+        Failure::OutputTooLarge => {
+            let limit = limits.output >> 20;
+            too_large(path, format!("its result takes more than {limit} MiB"))
+        }
         Failure::NotStarted => Error::Read {
             path: path.to_owned(),
             source: io::Error::other("cannot start a worker process"),

@@ -316,10 +316,11 @@ impl Process {
     /// Opens a file that the process has mapped, given the first mapping's range and name.
     ///
     /// Tries in turn: `map_files` (the mapped file, even if deleted or replaced; requires
-    /// CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), the path below the process's root, the plain path
-    /// (a process in a chroot shows its paths as seen from outside). A path may refer to another
-    /// file by now, so device and inode must match; if a file system has other device numbers in
-    /// stat(2) than in `/proc/PID/maps`, inode and build ID.
+    /// CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), the process's program (even then, and for its own
+    /// user), the path below the process's root, the plain path (a process in a chroot shows its paths
+    /// as seen from outside). A path may refer to another file by now, so device and inode must match;
+    /// if a file system has other device numbers in stat(2) than in `/proc/PID/maps`, inode and build
+    /// ID.
     pub fn mapped_file(
         &self,
         range: (u64, u64),
@@ -360,6 +361,11 @@ impl Process {
         let mapped = self.open_regular(Path::new(&map_files), &is_mapped);
         if mapped.is_some() {
             return mapped;
+        }
+        // Not everyone may open those. A program that was removed or replaced can still be opened here.
+        let program = self.open_regular(Path::new("exe"), &is_mapped);
+        if program.is_some() {
+            return program;
         }
         let relative = OsStr::from_bytes(name.strip_prefix(b"/")?);
         let root = format!("{}root", self.task_prefix());

@@ -179,7 +179,7 @@ fn container(text: &str) -> Result<String, String> {
 /// The path of a control group, with a slash at its start and none at its end, from its path or its
 /// directory.
 fn control_group(text: &str) -> Result<String, String> {
-    let path = text.strip_prefix("/sys/fs/cgroup").unwrap_or(text);
+    let path = text.strip_prefix("/sys/fs/cgroup/").unwrap_or(text);
     match path.trim_matches('/') {
         "" => Err("expected a control group below the first one, such as system.slice".to_owned()),
         path => Ok(format!("/{path}")),
@@ -285,6 +285,7 @@ mod tests {
         ] {
             assert!(!is_in(group), "{group}");
         }
+        assert_eq!(control_group("/sys/fs/cgroups").unwrap(), "/sys/fs/cgroups");
         for wrong in ["", "/", "/sys/fs/cgroup/"] {
             assert!(control_group(wrong).is_err(), "{wrong}");
         }
