@@ -125,6 +125,8 @@ impl fmt::Display for ReadStep {
 pub enum StackEnd {
     /// It is complete: its last frame is the one that the thread started with.
     Start,
+    /// It was walked by frame pointers alone: nothing shows that it is complete.
+    FramePointers,
     /// There are no unwind tables for the last frame's code, and its frame pointer leads nowhere.
     NoTables,
     /// The last frame's unwind tables are of an unsupported kind, or wrong.
@@ -139,7 +141,8 @@ pub enum StackEnd {
 
 impl StackEnd {
     /// The ends of incomplete stacks, except [`StackEnd::Limit`], in order.
-    pub const INCOMPLETE: [Self; 4] = [
+    pub const INCOMPLETE: [Self; 5] = [
+        Self::FramePointers,
         Self::NoTables,
         Self::BadTables,
         Self::Unreadable,
@@ -151,6 +154,7 @@ impl StackEnd {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Start => "start",
+            Self::FramePointers => "frame_pointers",
             Self::NoTables => "no_tables",
             Self::BadTables => "bad_tables",
             Self::Unreadable => "unreadable",
@@ -164,6 +168,7 @@ impl fmt::Display for StackEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Start => "complete",
+            Self::FramePointers => "walked by frame pointers",
             Self::NoTables => "no unwind tables",
             Self::BadTables => "unsupported or wrong unwind tables",
             Self::Unreadable => "unreadable memory",

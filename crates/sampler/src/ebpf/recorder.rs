@@ -328,7 +328,7 @@ fn sample(
                 is_checked = part.outcome != stack_end::BY_FRAME_POINTERS;
                 end = Some(match is_checked {
                     true => stack_end::of(part.outcome),
-                    false if part.bytes.len() < MAX_UNCHECKED_STACK => StackEnd::NoTables,
+                    false if part.bytes.len() < MAX_UNCHECKED_STACK => StackEnd::FramePointers,
                     false => StackEnd::Limit,
                 });
                 read_user_stack(user_stack, part.bytes, is_checked);

@@ -79,6 +79,6 @@ fn walk_frame_pointers(stopped: &Stopped, memory: &dyn Memory) -> Stack {
         (lowest, frame) = (above, next);
     }
     // Nothing shows that the last frame is the one that the thread started with.
-    let end = Some(StackEnd::NoTables);
+    let end = Some(StackEnd::FramePointers);
     Stack { frames, end }
 }

@@ -174,6 +174,7 @@ pub(in crate::ebpf) mod stack_end {
     /// The end of a stack that was unwound by tables.
     pub(in crate::ebpf) fn of(end: u16) -> StackEnd {
         match end {
+            0 => StackEnd::FramePointers,
             1 => StackEnd::Start,
             3 => StackEnd::BadTables,
             4 => StackEnd::Unreadable,
@@ -231,7 +232,7 @@ mod tests {
     #[test]
     fn each_end_of_a_stack_is_converted_and_only_one_is_complete() {
         for (end, expected) in [
-            (0, StackEnd::NoTables),
+            (0, StackEnd::FramePointers),
             (1, StackEnd::Start),
             (2, StackEnd::NoTables),
             (3, StackEnd::BadTables),
