@@ -146,7 +146,8 @@ static __always_inline void add_child(__u32 child)
 }
 
 /* A process or thread has an id in its own PID namespace and in each that this one is within: the one at a
- * level. */
+ * level. To Linux 6.1, an address that was loaded without a call is nothing to add an unknown number to:
+ * `ids` must have been read by one. */
 static __always_inline struct upid *id_at(struct pid *ids, __u64 level)
 {
     return (void *)ids + bpf_core_field_offset(struct pid, numbers) +
@@ -164,7 +165,7 @@ static __always_inline void learn_level(struct task_struct *task)
 {
     if (!namespace_inode || namespace_level)
         return;
-    struct pid *ids = OF_TASK(task, thread_pid);
+    struct pid *ids = BPF_CORE_READ(task, thread_pid);
     __u32 level = BPF_CORE_READ(ids, level);
     if (is_in_namespace(ids, level))
         namespace_level = level;
@@ -176,7 +177,7 @@ static __always_inline int ids(struct task_struct *task, __u32 *pid, __u32 *tid)
 {
     if (namespace_inode) {
         __u64 level = namespace_level;
-        struct pid *thread = OF_TASK(task, thread_pid);
+        struct pid *thread = BPF_CORE_READ(task, thread_pid);
         if (!level || !is_in_namespace(thread, level))
             return 0;
         struct pid *process = BPF_CORE_READ(task, signal, pids[1]);
