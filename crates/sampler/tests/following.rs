@@ -211,8 +211,8 @@ fn a_process_in_a_nested_namespace() {
         return;
     }
     let mut unshare = Command::new("unshare");
-    unshare.args(NAMESPACE).arg("--kill-child");
-    let target = Target::spawn(unshare.arg(program).arg("busy"));
+    // The program ends when its input does.
+    let target = Target::spawn(unshare.args(NAMESPACE).arg(program).arg("busy"));
     let children = format!("/proc/{0}/task/{0}/children", target.pid());
     let children = std::fs::read_to_string(children).unwrap();
     let pid = children.trim().parse().unwrap();
