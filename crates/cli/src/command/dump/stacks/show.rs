@@ -34,9 +34,11 @@ pub(in crate::command::dump) fn lines(report: &Report) -> String {
             continue;
         };
         let tid = thread.tid;
+        let name = thread.name.as_ref().map(|name| name.to_string_lossy());
+        let name = name.map_or(String::new(), |name| format!(" of {}", escape(&name)));
         match stack {
             Ok(stack) => {
-                let _ = write!(text, "\n  thread {tid}  stack\n");
+                let _ = write!(text, "\n  thread {tid}  stack{name}\n");
                 for (frame, lookup) in stack.frames() {
                     add_frame(&mut text, frame, lookup, &report.named);
                 }
@@ -46,7 +48,10 @@ pub(in crate::command::dump) fn lines(report: &Report) -> String {
             }
             Err(error) => {
                 let error = escape(error);
-                let _ = write!(text, "\n  thread {tid}  stack can't be read: {error}\n");
+                let _ = write!(
+                    text,
+                    "\n  thread {tid}  stack{name} can't be read: {error}\n"
+                );
             }
         }
     }
