@@ -47,6 +47,8 @@ pub struct Options {
     pub(crate) ring: Option<u64>,
     /// Pass samples through the kernel's ring buffer.
     pub(crate) without_rings: bool,
+    /// How many MiB of rows of unwind tables to keep for files that no process has mapped. Default: 24.
+    pub(crate) kept_rows: Option<u32>,
 }
 
 /// An ELF object with the sampler's kernel programs, for this architecture and from this version's
@@ -77,6 +79,7 @@ impl Options {
             kernel_object: None,
             ring: None,
             without_rings: false,
+            kept_rows: None,
         }
     }
 

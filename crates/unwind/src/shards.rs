@@ -1,11 +1,12 @@
 //! Rows of many files in pieces of 1 MiB, as a kernel program searches them.
 //!
 //! Older kernels limit the value of a map to about 1 MiB, and charge a map when it is made: rows are in
-//! shards of that size, which are made on demand. All page indexes are one after another in an array of
-//! their own. A page's rows are in one shard, so that a search never changes from one to the next.
+//! shards of that size, which are made on demand. The page indexes of all files are in an array of their
+//! own. A page's rows are in one shard, so that a search never changes from one to the next.
 
 use std::ops::Range;
 
+use crate::ranges::FreeRanges;
 use crate::rows::Rows;
 
 /// Rows of one shard: 1 MiB, as two arrays of 16-bit numbers. A page has at most 65,536.
@@ -14,11 +15,10 @@ pub const SHARD_ROWS: u32 = 1 << 18;
 /// and without them.
 pub const FILLER: u16 = u16::MAX;
 
-/// Where rows go next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Which rows of which shards are free.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shards {
-    /// Rows of all files so far, with what was left free at the end of shards.
-    next: u32,
+    free: Vec<FreeRanges>,
 }
 
 /// Where the rows of one file are.
@@ -45,52 +45,109 @@ pub struct Piece {
 }
 
 impl Shards {
-    /// Places a file's rows behind those placed before. `None` if there are 2³² rows.
+    /// `max` free shards, but no more than have 2³² rows.
+    pub fn new(max: u32) -> Self {
+        let max = max.min(u32::MAX / SHARD_ROWS);
+        Self {
+            free: vec![FreeRanges::new(0..SHARD_ROWS); max as usize],
+        }
+    }
+
+    /// Places a file's rows, if possible in shards that have others. `None` if there is no room.
     pub fn place(&mut self, rows: &Rows) -> Option<Placement> {
-        let mut next = self.next;
-        let mut placement = Placement {
-            pages: Vec::with_capacity(rows.pages() + 1),
-            pieces: Vec::new(),
-        };
-        let mut piece = Piece::new(next, 0..0);
-        for page in 0..rows.pages() {
-            let of_page = rows.page(page)?;
-            let free = SHARD_ROWS - next % SHARD_ROWS;
-            let count = u32::try_from(of_page.len()).ok()?;
-            if count > free {
-                next = next.checked_add(free)?;
+        let mut after = self.clone();
+        let mut pages = vec![0; rows.pages() + 1];
+        let mut pieces: Vec<Piece> = Vec::new();
+        let mut page = 0;
+        while page < rows.pages() && rows.page(page)?.start < rows.len() {
+            let former = pieces.last().map(|piece| piece.shard);
+            let (piece, next) = after.place_pages(rows, page, former)?;
+            let first = piece.shard * SHARD_ROWS + piece.at;
+            let place = |row: usize| first + (row - piece.rows.start) as u32;
+            for (first_row, page) in pages[page..next].iter_mut().zip(page..) {
+                *first_row = place(rows.page(page)?.start);
             }
-            if next / SHARD_ROWS != piece.shard {
-                let start = of_page.start;
-                let full = std::mem::replace(&mut piece, Piece::new(next, start..start));
-                if !full.rows.is_empty() {
-                    let filler = SHARD_ROWS - full.at - full.rows.len() as u32;
-                    placement.pieces.push(Piece { filler, ..full });
-                }
+            pages[rows.pages()] = place(piece.rows.end);
+            page = next;
+            pieces.push(piece);
+        }
+        // A page without rows ends where it starts, even if the next one is in another shard.
+        for page in (0..rows.pages()).rev() {
+            if rows.page(page)?.is_empty() {
+                pages[page] = pages[page + 1];
             }
-            placement.pages.push(next);
-            piece.rows.end = of_page.end;
-            next = next.checked_add(count)?;
         }
-        placement.pages.push(next);
-        if !piece.rows.is_empty() {
-            placement.pieces.push(piece);
+        *self = after;
+        Some(Placement { pages, pieces })
+    }
+
+    /// Places pages from this one on: as many as there is room for, in another shard than `former`. Returns
+    /// the next page that is not placed.
+    fn place_pages(
+        &mut self,
+        rows: &Rows,
+        page: usize,
+        former: Option<u32>,
+    ) -> Option<(Piece, usize)> {
+        let start = rows.page(page)?.start;
+        let rest = u32::try_from(rows.len() - start).ok()?;
+        let others = (0..self.free.len() as u32).filter(|shard| Some(*shard) != former);
+        let (free, used): (Vec<u32>, Vec<u32>) = others.partition(|shard| self.is_free(*shard));
+        for &shard in &used {
+            if let Some(at) = self.free[shard as usize].take(rest) {
+                let piece = Piece::new(shard, at, start..rows.len());
+                return Some((piece, rows.pages()));
+            }
         }
-        self.next = next;
-        Some(placement)
+        // The end of a shard, or all of it.
+        for shard in used.into_iter().chain(free) {
+            let ranges = &mut self.free[shard as usize];
+            let Some(room) = ranges.last(SHARD_ROWS) else {
+                continue;
+            };
+            let row_behind = |page: usize| rows.page(page).map_or(usize::MAX, |it| it.end);
+            let fits = |page: &usize| row_behind(*page) - start <= room.len();
+            let next = page + (page..rows.pages()).take_while(fits).count();
+            if next == rows.pages() {
+                let at = ranges.take(rest)?;
+                return Some((Piece::new(shard, at, start..rows.len()), next));
+            }
+            let end = rows.page(next)?.start;
+            if end > start {
+                ranges.take_last(SHARD_ROWS);
+                let mut piece = Piece::new(shard, room.start, start..end);
+                piece.filler = (room.len() - piece.rows.len()) as u32;
+                return Some((piece, next));
+            }
+        }
+        None
+    }
+
+    /// Frees the rows of a file.
+    pub fn give_back(&mut self, pieces: &[Piece]) {
+        for piece in pieces {
+            let count = piece.rows.len() as u32 + piece.filler;
+            self.free[piece.shard as usize].give_back(piece.at..piece.at + count);
+        }
+    }
+
+    /// Whether all of a shard is free.
+    pub fn is_free(&self, shard: u32) -> bool {
+        self.free[shard as usize].is(&(0..SHARD_ROWS))
     }
 
     /// Number of shards that have rows.
-    pub fn shards(&self) -> u32 {
-        self.next.div_ceil(SHARD_ROWS)
+    pub fn used(&self) -> u32 {
+        let shards = 0..self.free.len() as u32;
+        shards.filter(|shard| !self.is_free(*shard)).count() as u32
     }
 }
 
 impl Piece {
-    fn new(next: u32, rows: Range<usize>) -> Self {
+    fn new(shard: u32, at: u32, rows: Range<usize>) -> Self {
         Piece {
-            shard: next / SHARD_ROWS,
-            at: next % SHARD_ROWS,
+            shard,
+            at,
             rows,
             filler: 0,
         }
@@ -161,6 +218,17 @@ mod tests {
         builder.finish()
     }
 
+    /// Checks that the kernel program finds the rows of a file.
+    fn check(kernel: &Kernel, rows: &Rows, placement: &Placement) {
+        assert_eq!(placement.pages.len(), rows.pages() + 1);
+        let start = rows.first_page() * PAGE_SIZE;
+        let end = start + rows.pages() as u64 * PAGE_SIZE;
+        for address in (start..end).step_by(7) {
+            let found = kernel.search(rows.first_page(), &placement.pages, address);
+            assert_eq!(found, rows.rule_at(address), "{address:#x}");
+        }
+    }
+
     #[test]
     fn rows_in_shards_are_those_of_the_files() {
         let files = [
@@ -172,33 +240,71 @@ mod tests {
             rows(0, 9, 1),
             rows(0x7_0000, 1, 1000),
         ];
-        let (mut shards, mut kernel) = (Shards::default(), Kernel::default());
+        let (mut shards, mut kernel) = (Shards::new(10), Kernel::default());
         let placements = files.each_ref().map(|rows| {
             let placement = shards.place(rows).unwrap();
             kernel.write(rows, &placement);
             placement
         });
         for (rows, placement) in files.iter().zip(&placements) {
-            assert_eq!(placement.pages.len(), rows.pages() + 1);
-            let start = rows.first_page() * PAGE_SIZE;
-            let end = start + rows.pages() as u64 * PAGE_SIZE;
-            for address in (start..end).step_by(7) {
-                let found = kernel.search(rows.first_page(), &placement.pages, address);
-                assert_eq!(found, rows.rule_at(address), "{address:#x}");
-            }
+            check(&kernel, rows, placement);
         }
-        assert_eq!(kernel.shards.len(), shards.shards() as usize);
+        assert_eq!(kernel.shards.len(), shards.used() as usize);
         let used: usize = files.iter().map(Rows::len).sum();
-        assert!(shards.shards() as usize <= used / SHARD_ROWS as usize + 2);
+        assert!(shards.used() as usize <= used / SHARD_ROWS as usize + 2);
     }
 
     #[test]
-    fn more_rows_than_numbers_are_not_placed() {
-        let mut shards = Shards {
-            next: u32::MAX - 10,
-        };
-        let before = shards;
-        assert_eq!(shards.place(&rows(0, 1, 1)), None);
+    fn files_that_come_and_go_do_not_touch_the_rows_of_others() {
+        const MAX: u32 = 3;
+        // A hole without rows, in a file that is larger than a shard, and pages of all sizes.
+        let mut with_hole = Builder::new(0);
+        for address in (0..7 * PAGE_SIZE).filter(|at| at / PAGE_SIZE != 3) {
+            with_hole.push(address, 1 + (address % 3) as RuleIndex);
+            if address % PAGE_SIZE == PAGE_SIZE - 1 {
+                with_hole.push(address + 1, GAP);
+            }
+        }
+        let mut files = vec![with_hole.finish()];
+        files.extend((1..30).map(|number| rows(number << 13, number % 9 + 1, 1 + number * 7 % 40)));
+        let (mut shards, mut kernel) = (Shards::new(MAX), Kernel::default());
+        let mut placed: Vec<(usize, Placement)> = Vec::new();
+        let (mut number, mut refused) = (1_usize, 0);
+        for turn in 0..300 {
+            // Numbers in no order (Knuth, multiplicative hashing).
+            number = number.wrapping_mul(2_654_435_761) + 1;
+            let file = (number >> 8) % files.len();
+            match shards.place(&files[file]) {
+                Some(placement) => {
+                    kernel.write(&files[file], &placement);
+                    check(&kernel, &files[file], &placement);
+                    placed.push((file, placement));
+                }
+                None => refused += 1,
+            }
+            if placed.len() > 12 || refused > turn / 3 && !placed.is_empty() {
+                let (_, placement) = placed.swap_remove((number >> 16) % placed.len());
+                shards.give_back(&placement.pieces);
+            }
+            let (file, placement) = &placed[turn % placed.len().max(1)];
+            check(&kernel, &files[*file], placement);
+        }
+        assert!(refused > 0 && kernel.shards.len() == MAX as usize);
+        for (file, placement) in &placed {
+            check(&kernel, &files[*file], placement);
+            shards.give_back(&placement.pieces);
+        }
+        assert_eq!(shards, Shards::new(MAX));
+    }
+
+    #[test]
+    fn rows_without_room_are_not_placed() {
+        let mut shards = Shards::new(2);
+        assert!(shards.place(&rows(0, 5, 1)).is_some());
+        let before = shards.clone();
+        assert_eq!(shards.place(&rows(0, 4, 1)), None);
         assert_eq!(shards, before);
+        assert!(shards.place(&rows(0, 3, 1)).is_some());
+        assert_eq!(shards.used(), 2);
     }
 }

@@ -149,7 +149,7 @@ impl Loaded {
         let clocks = Clocks::open(cpus, options.period(), sample_program(&programs, sample)?)
             .map_err(|error| Refusal::of(&error))?;
         let cpu_map = array(&mut programs, "cpus")?;
-        let unwinding = Unwinding::start(&mut programs, sample == SAMPLE_BY_TABLES)?;
+        let unwinding = Unwinding::start(&mut programs, sample == SAMPLE_BY_TABLES, options)?;
         Ok(Self {
             targets: TargetTable::new(&mut programs, &cpu_map)?,
             events: Events::new(&mut programs, &cpu_map, cpus, sizes)?,
@@ -281,10 +281,10 @@ pub(super) fn map<M: TryFrom<aya::maps::Map>>(
         .ok_or_else(|| Refusal::other(format!("the object has no map {name}")))
 }
 
-/// A map of the program that is an array.
+/// A map of the program that is an array, of values or of maps.
 pub(super) fn array(programs: &mut Ebpf, name: &str) -> Result<MapData, Refusal> {
     match programs.take_map(name) {
-        Some(Map::Array(data)) => Ok(data),
+        Some(Map::Array(data) | Map::ArrayOfMaps(data)) => Ok(data),
         _ => Err(Refusal::other(format!("the object has no array {name}"))),
     }
 }

@@ -7,8 +7,10 @@ use std::ptr::{self, NonNull};
 
 use aya::maps::MapData;
 
-/// <linux/bpf.h>: `BPF_MAP_CREATE`, `BPF_MAP_TYPE_ARRAY`, `BPF_F_MMAPABLE`.
+// <linux/bpf.h>.
 const BPF_MAP_CREATE: libc::c_int = 0;
+const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
@@ -45,6 +47,53 @@ pub(super) fn create<T>() -> io::Result<OwnedFd> {
     }
     // SAFETY: the kernel has just returned it.
     Ok(unsafe { OwnedFd::from_raw_fd(map as libc::c_int) })
+}
+
+/// Sets or removes an element of an array of maps; aya can only set them. Returns when all runs of programs
+/// that began before have ended: the kernel waits for them when a map in a map changes (kernel/bpf/syscall.c,
+/// `maybe_wait_bpf_programs`).
+pub(super) fn set_map(
+    maps: BorrowedFd<'_>,
+    index: u32,
+    map: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    /// The members of `union bpf_attr` for both commands.
+    #[repr(C)]
+    struct Attributes {
+        map: u32,
+        padding: u32,
+        key: u64,
+        value: u64,
+        flags: u64,
+    }
+
+    let value = map.map(|map| map.as_raw_fd() as u32);
+    let attributes = Attributes {
+        map: maps.as_raw_fd() as u32,
+        padding: 0,
+        key: (&raw const index) as u64,
+        value: value
+            .as_ref()
+            .map_or(0, |value| ptr::from_ref(value) as u64),
+        flags: 0,
+    };
+    let command = match map {
+        Some(_) => BPF_MAP_UPDATE_ELEM,
+        None => BPF_MAP_DELETE_ELEM,
+    };
+    // SAFETY: the structure, and the key and the value that it points to, are valid during the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            &raw const attributes,
+            size_of::<Attributes>(),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// The values of a map, which the kernel reads and writes at any time: only accessed through raw

@@ -1,6 +1,8 @@
 //! Tests of events that cannot be caused or observed from outside. They need permission to use
 //! eBPF.
 
+mod rows;
+
 use std::process::Command;
 
 use otelctx_fixtures::{Compiler, Target};

@@ -5,8 +5,11 @@
 use aya::Pod;
 use otelctx_unwind::{Cfa, FrameRule, MAX_RULES, ReturnAddress, Rule, SHARD_ROWS, Saved};
 
-/// Maximum number of shards: 48 MiB. 500 files have 39 MiB of rows at the 99th percentile.
+/// Maximum number of shards of 1 MiB. 500 files have 39 MiB of rows at the 99th percentile.
 pub(super) const MAX_SHARDS: u32 = 48;
+/// How many of them may have rows of files that no process has mapped: they may be needed again. A machine
+/// on which people work maps 16 MiB at a time.
+pub(super) const MAX_KEPT_SHARDS: u32 = 24;
 /// Maximum number of pages of 64 KiB with rows, of all files.
 pub(super) const MAX_PAGES: usize = 1 << 18;
 /// Maximum number of executable mappings of all processes.

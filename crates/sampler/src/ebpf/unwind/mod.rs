@@ -5,18 +5,19 @@
 
 mod abi;
 mod pool;
+mod store;
 mod worker;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use aya::Ebpf;
-use aya::maps::{ArrayOfMaps, HashMap as KernelMap, MapData};
+use aya::maps::{HashMap as KernelMap, MapData};
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::{self, Process};
 use otelctx_sample::{Frame, StackEnd};
@@ -25,12 +26,14 @@ use otelctx_track::schedule::Backoff;
 #[cfg(test)]
 pub(super) use abi::check_layouts;
 pub(super) use abi::stack_end;
-use abi::{Code, CodeList, MAX_CODE, MAX_MAPPINGS, ProcessCode};
+use abi::{Code, CodeList, MAX_CODE, MAX_KEPT_SHARDS, MAX_MAPPINGS, ProcessCode};
 use pool::Pool;
-use worker::{Answer, PlacedRows, Request, Shown, Worker};
+use store::{PlacedRows, Store};
+use worker::{Answer, Request, Shown, Worker};
 
 use super::load::{array, map};
 use super::shared::Shared;
+use crate::Options;
 use crate::code::{MemoryChange, Report};
 use crate::refusal::Refusal;
 
@@ -65,9 +68,18 @@ struct Kernel {
 }
 
 struct KnownFile {
-    /// `None` until they are made, and if there are none.
-    rows: Option<Arc<PlacedRows>>,
+    /// `None` until they are made, and if there are none. Without a process that has mapped the file, they
+    /// may be given back.
+    rows: Option<Weak<PlacedRows>>,
     requested: Instant,
+}
+
+/// Entries of the program's list.
+#[derive(Default)]
+struct PlacedCode {
+    code: ProcessCode,
+    /// What they refer to, which stays in its place as long as they do.
+    rows: Vec<Arc<PlacedRows>>,
 }
 
 /// The executable mappings of a process, in address order.
@@ -77,7 +89,7 @@ struct ProcessMappings {
     /// The kernel has reported mappings since the last reading.
     is_stale: bool,
     /// The process's entries in the program's list.
-    placed: ProcessCode,
+    placed: PlacedCode,
 }
 
 #[derive(Clone)]
@@ -89,16 +101,15 @@ struct Mapping {
 }
 
 impl Kernel {
-    fn start(programs: &mut Ebpf) -> Result<Self, Refusal> {
+    fn start(programs: &mut Ebpf, options: &Options) -> Result<Self, Refusal> {
         let failed = |error: io::Error| Refusal::of(&error);
-        let shards: ArrayOfMaps<MapData, MapData> = map(programs, "shards")?;
-        let pages = Shared::of(&array(programs, "page_index")?).map_err(failed)?;
+        let store = Store::new(programs, options.kept_rows.unwrap_or(MAX_KEPT_SHARDS))?;
         let rules = Shared::of(&array(programs, "rules")?).map_err(failed)?;
         let code = Shared::of(&array(programs, "code")?).map_err(failed)?;
         let processes = map(programs, "processes")?;
         let (requests, of_worker) = mpsc::sync_channel(MAX_REQUESTS);
         let (to_here, answers) = mpsc::channel();
-        let worker = Worker::new(shards, pages, rules);
+        let worker = Worker::new(store, rules);
         // It ends when this is dropped, or later: a file server may keep it from that.
         std::thread::Builder::new()
             .name("otelctx-rows".into())
@@ -125,8 +136,11 @@ impl Kernel {
     ) -> Option<Arc<PlacedRows>> {
         let now = Instant::now();
         let known = self.files.get(&shown);
-        let rows = known.and_then(|it| it.rows.clone());
-        if known.is_none_or(|it| now.duration_since(it.requested) >= RECHECK_INTERVAL) {
+        let made = known.and_then(|it| it.rows.as_ref());
+        let rows = made.and_then(Weak::upgrade);
+        let were_given_back = made.is_some() && rows.is_none();
+        let is_old = |it: &KnownFile| now.duration_since(it.requested) >= RECHECK_INTERVAL;
+        if were_given_back || known.is_none_or(is_old) {
             let range = (mapping.start, mapping.end);
             let request = match shown {
                 Shown::Vdso if rows.is_some() => return rows,
@@ -146,7 +160,7 @@ impl Kernel {
             if self.requests.try_send(request).is_ok() {
                 self.pending += 1;
                 let known = KnownFile {
-                    rows: rows.clone(),
+                    rows: rows.as_ref().map(Arc::downgrade),
                     requested: now,
                 };
                 self.files.insert(shown, known);
@@ -172,27 +186,37 @@ impl Kernel {
         // SAFETY: a pointer to a member of a value that is mapped.
         let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
         self.code.write(at, first as usize, &list);
-        let placed = ProcessCode {
+        let code = ProcessCode {
             first: first + 1,
             count: list.len() as u32 - 1,
             serial: self.serial,
         };
-        let (freed, kept) = match self.processes.insert(pid as u32, placed, 0) {
-            Ok(()) => (process.placed, placed),
-            Err(_) => (placed, process.placed),
+        let rows = process.mappings.iter().filter_map(|it| it.rows.clone());
+        let mut placed = PlacedCode {
+            code,
+            rows: rows.collect(),
         };
-        process.placed = kept;
-        self.free(freed);
-    }
-
-    fn free(&mut self, placed: ProcessCode) {
-        if placed.serial != 0 {
-            let head = placed.first - 1;
-            self.pool.give_back(head, placed.count + 1, Instant::now());
+        if self.processes.insert(pid as u32, code, 0).is_ok() {
+            std::mem::swap(&mut process.placed, &mut placed);
         }
+        self.free(placed);
     }
 
-    fn forget(&mut self, pid: i32, placed: ProcessCode) {
+    fn free(&mut self, placed: PlacedCode) {
+        let PlacedCode { code, rows } = placed;
+        if code.serial != 0 {
+            let head = code.first - 1;
+            // SAFETY: a pointer to a member of a value that is mapped.
+            let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
+            // A child may have inherited them and not be known yet.
+            self.code.write(at, head as usize, &[Code::default()]);
+            self.pool.give_back(head, code.count + 1, Instant::now());
+        }
+        // Only now, because they may be given back from here on.
+        drop(rows);
+    }
+
+    fn forget(&mut self, pid: i32, placed: PlacedCode) {
         // The program removes it, too.
         let _ = self.processes.remove(&(pid as u32));
         self.free(placed);
@@ -234,7 +258,7 @@ impl ProcessMappings {
             mappings: Vec::new(),
             reads: Backoff::new(now),
             is_stale: false,
-            placed: ProcessCode::default(),
+            placed: PlacedCode::default(),
         }
     }
 
@@ -294,8 +318,13 @@ impl ProcessMappings {
 
 impl Unwinding {
     /// Takes the program's maps, if it unwinds by tables.
-    pub(super) fn start(programs: &mut Ebpf, by_tables: bool) -> Result<Self, Refusal> {
-        let kernel = by_tables.then(|| Kernel::start(programs)).transpose()?;
+    pub(super) fn start(
+        programs: &mut Ebpf,
+        by_tables: bool,
+        options: &Options,
+    ) -> Result<Self, Refusal> {
+        let kernel = by_tables.then(|| Kernel::start(programs, options));
+        let kernel = kernel.transpose()?;
         Ok(Self {
             kernel,
             processes: HashMap::default(),
@@ -408,13 +437,13 @@ impl Unwinding {
                 continue;
             };
             let same = match (&file.rows, &rows) {
-                (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+                (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),
                 (None, None) => true,
                 _ => false,
             };
             // Rows that could not be read again stay: the file may be another by now.
             if !same && let Some(rows) = rows {
-                file.rows = Some(rows.clone());
+                file.rows = Some(Arc::downgrade(&rows));
                 new.insert(shown, rows);
             }
         }

@@ -1,6 +1,10 @@
 //! Ranges of the array that has the mappings of all processes.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, Instant};
+
+use otelctx_unwind::FreeRanges;
 
 /// How long a range is not used again: a program that has found it before may still read it.
 const REUSE_DELAY: Duration = Duration::from_millis(100);
@@ -8,56 +12,33 @@ const REUSE_DELAY: Duration = Duration::from_millis(100);
 /// Allocates ranges of `0..size`.
 #[derive(Debug)]
 pub(super) struct Pool {
-    /// Free ranges in ascending order, which do not touch each other: first index and length.
-    free: Vec<(u32, u32)>,
+    free: FreeRanges,
     /// Ranges that were freed, and when.
-    freed: Vec<(Instant, u32, u32)>,
+    freed: VecDeque<(Instant, Range<u32>)>,
 }
 
 impl Pool {
     pub(super) fn new(size: u32) -> Self {
         Self {
-            free: vec![(0, size)],
-            freed: Vec::new(),
+            free: FreeRanges::new(0..size),
+            freed: VecDeque::new(),
         }
     }
 
     /// The first index of a range of this length; `None` if there is none left.
     pub(super) fn take(&mut self, count: u32, now: Instant) -> Option<u32> {
-        self.recover(now);
-        let at = self.free.iter().position(|(_, free)| *free >= count)?;
-        let (first, free) = self.free[at];
-        if free == count {
-            self.free.remove(at);
-        } else {
-            self.free[at] = (first + count, free - count);
+        while let Some((when, range)) = self.freed.front()
+            && now.saturating_duration_since(*when) >= REUSE_DELAY
+        {
+            self.free.give_back(range.clone());
+            self.freed.pop_front();
         }
-        Some(first)
+        self.free.take(count)
     }
 
     /// Frees a range.
     pub(super) fn give_back(&mut self, first: u32, count: u32, now: Instant) {
-        if count > 0 {
-            self.freed.push((now, first, count));
-        }
-    }
-
-    fn recover(&mut self, now: Instant) {
-        while let Some(&(when, first, count)) = self.freed.first() {
-            if now.saturating_duration_since(when) < REUSE_DELAY {
-                break;
-            }
-            self.freed.remove(0);
-            let at = self.free.partition_point(|(other, _)| *other < first);
-            self.free.insert(at, (first, count));
-            let touches = |before: (u32, u32), after: (u32, u32)| before.0 + before.1 == after.0;
-            if at + 1 < self.free.len() && touches(self.free[at], self.free[at + 1]) {
-                self.free[at].1 += self.free.remove(at + 1).1;
-            }
-            if at > 0 && touches(self.free[at - 1], self.free[at]) {
-                self.free[at - 1].1 += self.free.remove(at).1;
-            }
-        }
+        self.freed.push_back((now, first..first + count));
     }
 }
 

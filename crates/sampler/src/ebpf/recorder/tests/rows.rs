@@ -1,0 +1,175 @@
+//! Rows of unwind tables while processes come and go.
+
+use std::path::Path;
+
+use aya::maps::{ArrayOfMaps, Map, MapInfo, MapType};
+
+use super::*;
+
+/// Number of shards that the program finds rows in, as the kernel has them.
+fn shards(recorder: &Recorder) -> usize {
+    let ids = recorder.loaded.info().unwrap().map_ids().unwrap().unwrap();
+    let infos = ids.iter().map(|id| MapInfo::from_id(*id).unwrap());
+    let is_shards = |info: &MapInfo| info.map_type().unwrap() == MapType::ArrayOfMaps;
+    let id = infos
+        .filter(is_shards)
+        .map(|info| info.id())
+        .next()
+        .unwrap();
+    let map = Map::from_map_data(MapData::from_id(id).unwrap()).unwrap();
+    let shards: ArrayOfMaps<MapData, MapData> = map.try_into().unwrap();
+    (0..shards.len())
+        .filter(|index| shards.get(index, 0).is_ok())
+        .count()
+}
+
+/// A program without frame pointers, whose thread knows its own stack.
+struct Spinning {
+    target: Target,
+    /// Where `descend` and `work` begin.
+    functions: [u64; 2],
+    /// All frames but the innermost one, once they are known.
+    callers: Option<Vec<u64>>,
+}
+
+impl Spinning {
+    const DEPTH: usize = 20;
+
+    fn start(program: &Path) -> Self {
+        let target = Target::spawn(Command::new(program).arg(format!("depth={}", Self::DEPTH)));
+        let mut functions = target.lines[0].split(' ').map(|it| it.parse().unwrap());
+        let functions = [(); 2].map(|()| functions.next().unwrap());
+        Self {
+            target,
+            functions,
+            callers: None,
+        }
+    }
+
+    /// Checks a stack of its thread against what the thread does, and against all earlier ones.
+    fn check(&mut self, stack: &[u64]) {
+        // Each has no more bytes (`spin.c`).
+        let is_in = |address: &u64, function: u64| (function..function + 256).contains(address);
+        let [descend, work] = self.functions;
+        assert!(stack.len() > Self::DEPTH, "{stack:x?}");
+        assert!(
+            stack[..Self::DEPTH].iter().all(|it| is_in(it, descend)),
+            "{stack:x?}"
+        );
+        assert!(is_in(&stack[Self::DEPTH], work), "{stack:x?}");
+        let callers = self.callers.get_or_insert_with(|| stack[1..].to_vec());
+        assert_eq!(stack[1..], *callers);
+    }
+}
+
+/// Starts to sample a process that runs already, and waits for its rows.
+fn add(recorder: &mut Recorder, pid: i32) {
+    recorder.processes.add(pid).unwrap();
+    recorder.processes.scan(pid);
+    recorder.configure(pid);
+    let process = reader::remote::Process::open(pid).unwrap();
+    recorder.loaded.unwinding.read(&process);
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    // Stacks that were taken before have no rows.
+    recorder.drain(&mut Catalog::new(), &mut |_| {});
+    recorder.reset_catalog();
+}
+
+/// Ends a program, and waits until that is known.
+fn end(recorder: &mut Recorder, other: Spinning) {
+    let pid = other.target.pid();
+    drop(other);
+    let begin = Instant::now();
+    while recorder.processes.get_mut(pid).is_some() {
+        assert!(begin.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(20));
+        recorder.drain(&mut Catalog::new(), &mut |_| {});
+        recorder.reset_catalog();
+    }
+}
+
+/// Samples until there are stacks of each of these programs, and checks them.
+fn check_stacks(recorder: &mut Recorder, all: &mut [&mut Spinning]) {
+    let mut catalog = Catalog::new();
+    let mut missing: HashSet<i32> = all.iter().map(|it| it.target.pid()).collect();
+    let begin = Instant::now();
+    while !missing.is_empty() {
+        assert!(begin.elapsed() < TIMEOUT * 2, "no samples of {missing:?}");
+        std::thread::sleep(Duration::from_millis(20));
+        let mut samples = Vec::new();
+        recorder.drain(&mut catalog, &mut |sample| samples.push(sample));
+        for sample in samples {
+            let thread = catalog.thread_facts(sample.thread);
+            let pid = catalog.process(thread.process).pid;
+            let spinning = all.iter_mut().find(|it| it.target.pid() == pid);
+            // The first thread only waits for its input.
+            if let Some(spinning) = spinning.filter(|_| thread.tid != pid) {
+                let frames = catalog.frames(sample.user_stack);
+                let stack: Vec<u64> = frames.filter_map(Frame::address).collect();
+                spinning.check(&stack);
+                missing.remove(&pid);
+            }
+        }
+    }
+    recorder.reset_catalog();
+}
+
+#[test]
+fn rows_of_files_that_no_process_has_mapped_make_room_for_others() {
+    let program = |more: &[&str], flags: &[&str]| {
+        let sources = [&["spin.c", "variable.c", "publish.c"], more].concat();
+        let plain = [
+            "-DLINKED",
+            "-rdynamic",
+            "-O2",
+            "-fomit-frame-pointer",
+            "-fno-optimize-sibling-calls",
+        ];
+        Compiler::gcc().program(&sources, &[&plain, flags].concat())
+    };
+    let large = |number: u32| program(&["many_rows.c"], &[&format!("-DNUMBER=\"{number}\"")]);
+    let (Some(small), Some(files)) = (
+        program(&[], &[]),
+        (1..=6).map(large).collect::<Option<Vec<_>>>(),
+    ) else {
+        return;
+    };
+    let mut living = Spinning::start(&small);
+    let mut options = Options::new(Targets::Processes(vec![living.target.pid()]));
+    options.frequency = 499;
+    // None.
+    options.kept_rows = Some(0);
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    if let Some(why) = recorder.without_tables() {
+        return eprintln!("skipped: {why}");
+    }
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    recorder.drain(&mut Catalog::new(), &mut |_| {});
+    recorder.reset_catalog();
+    check_stacks(&mut recorder, &mut [&mut living]);
+    assert_eq!(shards(&recorder), 1);
+
+    // All at the same time: 450,000 rows.
+    let mut others: Vec<Spinning> = Vec::new();
+    for file in &files[..5] {
+        others.push(Spinning::start(file));
+        add(&mut recorder, others.last().unwrap().target.pid());
+    }
+    let mut all: Vec<&mut Spinning> = others.iter_mut().chain([&mut living]).collect();
+    check_stacks(&mut recorder, &mut all);
+    assert_eq!(shards(&recorder), 2);
+
+    for other in others {
+        end(&mut recorder, other);
+    }
+    // Now one after the other, each in the place of the one before: first a new one, then the same again.
+    for file in files.iter().rev() {
+        let mut other = Spinning::start(file);
+        add(&mut recorder, other.target.pid());
+        check_stacks(&mut recorder, &mut [&mut living, &mut other]);
+        assert_eq!(shards(&recorder), 1);
+        end(&mut recorder, other);
+    }
+}

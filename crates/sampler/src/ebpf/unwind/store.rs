@@ -1,0 +1,232 @@
+//! The rows of all files, in the memory where the program searches them.
+//!
+//! Rows stay where they are while a list of mappings of the program refers to them: each list has an
+//! [`Arc`] of what it refers to, and drops it only after the program finds the list no more. Runs of the
+//! program that have found it before are waited for.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use aya::Ebpf;
+use aya::maps::MapData;
+use otelctx_unwind::{
+    CodeSegments, FILLER, FileRows, FreeRanges, PAGE_SIZE, Piece, Placement, Rows, SHARD_ROWS,
+    Shards,
+};
+
+use super::super::load::array;
+use super::super::shared::{Shared, create, set_map};
+use super::abi::{MAX_PAGES, MAX_SHARDS, PageIndex, Shard};
+use crate::refusal::Refusal;
+
+/// Where the program finds a file's rows.
+#[derive(Debug)]
+pub(super) struct PlacedRows {
+    pub(super) segments: CodeSegments,
+    /// Address of the first page with rows, by the file's program headers.
+    pub(super) start: u64,
+    /// The place of that page in the index.
+    pub(super) page: u32,
+    pub(super) pages: u32,
+}
+
+/// The rows of a file.
+struct StoredRows {
+    placed: Arc<PlacedRows>,
+    pieces: Vec<Piece>,
+    /// When a process last asked for them: the number of that use.
+    last_use: u64,
+}
+
+/// A shard that has rows.
+struct LoadedShard {
+    map: OwnedFd,
+    rows: Shared<Shard>,
+}
+
+/// The rows of all files.
+pub(super) struct Store {
+    /// The program's array of shards.
+    shards: MapData,
+    loaded: Vec<Option<LoadedShard>>,
+    layout: Shards,
+    pages: Shared<PageIndex>,
+    free_pages: FreeRanges,
+    /// By their place in the page index.
+    stored: HashMap<u32, StoredRows>,
+    /// Number of uses so far.
+    uses: u64,
+    /// Maximum number of shards unless more are needed by processes.
+    max_kept: u32,
+}
+
+impl Store {
+    /// Takes the program's maps.
+    pub(super) fn new(programs: &mut Ebpf, max_kept: u32) -> Result<Self, Refusal> {
+        let pages = Shared::of(&array(programs, "page_index")?);
+        Ok(Self {
+            shards: array(programs, "shards")?,
+            loaded: (0..MAX_SHARDS).map(|_| None).collect(),
+            layout: Shards::new(MAX_SHARDS),
+            pages: pages.map_err(|error| Refusal::of(&error))?,
+            free_pages: FreeRanges::new(0..MAX_PAGES as u32),
+            stored: HashMap::new(),
+            uses: 0,
+            max_kept,
+        })
+    }
+
+    /// Notes that a process has asked for these rows.
+    pub(super) fn note_use(&mut self, rows: &PlacedRows) {
+        self.uses += 1;
+        if let Some(stored) = self.stored.get_mut(&rows.page) {
+            stored.last_use = self.uses;
+        }
+    }
+
+    /// Whether there are no more shards than should be kept.
+    pub(super) fn is_trimmed(&self) -> bool {
+        self.layout.used() <= self.max_kept
+    }
+
+    /// Gives rows back as long as there are more shards than should be kept.
+    pub(super) fn trim(&mut self) {
+        while !self.is_trimmed() && self.give_back(SHARD_ROWS as usize) {}
+    }
+
+    /// Writes the rows of a file. `None` if there is no room for them.
+    pub(super) fn place(&mut self, file: &FileRows) -> Option<Arc<PlacedRows>> {
+        let rows = file.rows();
+        let mut reserved = self.reserve(rows, self.max_kept);
+        while reserved.is_none() && self.give_back(rows.len().max(SHARD_ROWS as usize)) {
+            reserved = self.reserve(rows, self.max_kept);
+        }
+        let (placement, page) = reserved.or_else(|| self.reserve(rows, MAX_SHARDS))?;
+        for piece in &placement.pieces {
+            if self.write(rows, piece).is_err() {
+                self.free(&placement.pieces, page, rows.pages() as u32);
+                return None;
+            }
+        }
+        // SAFETY: a pointer to a member of a value that is mapped.
+        let first = |index: *mut PageIndex| unsafe { &raw mut (*index).first };
+        self.pages.write(first, page as usize, &placement.pages);
+        let placed = Arc::new(PlacedRows {
+            segments: file.segments().clone(),
+            start: rows.first_page() * PAGE_SIZE,
+            page,
+            pages: rows.pages() as u32,
+        });
+        let stored = StoredRows {
+            placed: placed.clone(),
+            pieces: placement.pieces,
+            last_use: self.uses,
+        };
+        self.stored.insert(page, stored);
+        Some(placed)
+    }
+
+    /// Finds room for a file, if that takes at most this many shards in all.
+    fn reserve(&mut self, rows: &Rows, max_shards: u32) -> Option<(Placement, u32)> {
+        let (mut layout, mut free_pages) = (self.layout.clone(), self.free_pages.clone());
+        let placement = layout.place(rows)?;
+        let page = free_pages.take(placement.pages.len() as u32)?;
+        if layout.used() > max_shards {
+            return None;
+        }
+        (self.layout, self.free_pages) = (layout, free_pages);
+        Some((placement, page))
+    }
+
+    /// Writes rows of a file to their shard, which is made if there is none.
+    fn write(&mut self, rows: &Rows, piece: &Piece) -> io::Result<()> {
+        let place = &mut self.loaded[piece.shard as usize];
+        let shard = match place {
+            Some(shard) => shard,
+            None => {
+                let map = create::<Shard>()?;
+                let rows = Shared::map(map.as_fd(), 1)?;
+                let shards = self.shards.fd().as_fd();
+                set_map(shards, piece.shard, Some(map.as_fd()))?;
+                place.insert(LoadedShard { map, rows })
+            }
+        };
+        let shard = &mut shard.rows;
+        let (at, count) = (piece.at as usize, piece.rows.len());
+        let rules = &rows.rules()[piece.rows.clone()];
+        // SAFETY: pointers to members of a value that is mapped.
+        let low = |shard: *mut Shard| unsafe { &raw mut (*shard).low };
+        // SAFETY: see above.
+        let rule = |shard: *mut Shard| unsafe { &raw mut (*shard).rule };
+        shard.write(low, at, &rows.low()[piece.rows.clone()]);
+        shard.write(rule, at, rules);
+        let filler = piece.filler as usize;
+        shard.write(low, at + count, &vec![FILLER; filler]);
+        let last = rules.last().copied().unwrap_or_default();
+        shard.write(rule, at + count, &vec![last; filler]);
+        Ok(())
+    }
+
+    /// Gives back at least `count` rows that no list refers to, or all: those first that were asked for
+    /// least recently. Returns whether there were any.
+    fn give_back(&mut self, count: usize) -> bool {
+        let is_unused = |stored: &StoredRows| Arc::strong_count(&stored.placed) == 1;
+        let unused = self.stored.iter().filter(|(_, stored)| is_unused(stored));
+        let mut unused: Vec<_> = unused.map(|(page, it)| (it.last_use, *page)).collect();
+        unused.sort_unstable();
+        let (mut given_back, mut rows) = (Vec::new(), 0);
+        for (_, page) in unused {
+            if rows >= count {
+                break;
+            }
+            let Some(mut stored) = self.stored.remove(&page) else {
+                continue;
+            };
+            match Arc::try_unwrap(stored.placed) {
+                Ok(placed) => {
+                    rows += stored.pieces.iter().map(|it| it.rows.len()).sum::<usize>();
+                    given_back.push((stored.pieces, placed));
+                }
+                // A process has asked for them just now.
+                Err(placed) => {
+                    stored.placed = placed;
+                    self.stored.insert(page, stored);
+                }
+            }
+        }
+        if given_back.is_empty() || self.wait_for_programs().is_err() {
+            // What a program may still search is not used again.
+            return false;
+        }
+        for (pieces, placed) in given_back {
+            self.free(&pieces, placed.page, placed.pages);
+        }
+        true
+    }
+
+    /// Waits until no run of the program has a list that it found before.
+    fn wait_for_programs(&self) -> io::Result<()> {
+        let loaded = (0..).zip(&self.loaded).find_map(|(number, shard)| {
+            let shard = shard.as_ref()?;
+            Some((number, shard.map.as_fd()))
+        });
+        let (number, same) = loaded.ok_or(io::ErrorKind::NotFound)?;
+        set_map(self.shards.fd().as_fd(), number, Some(same))
+    }
+
+    /// Frees rows, and shards without any.
+    fn free(&mut self, pieces: &[Piece], page: u32, pages: u32) {
+        self.layout.give_back(pieces);
+        self.free_pages.give_back(page..page + pages + 1);
+        for piece in pieces {
+            let shard = &mut self.loaded[piece.shard as usize];
+            if shard.is_some() && self.layout.is_free(piece.shard) {
+                // If it stays in the array, the next one takes its place.
+                let _ = set_map(self.shards.fd().as_fd(), piece.shard, None);
+                *shard = None;
+            }
+        }
+    }
+}
