@@ -373,8 +373,10 @@ fn functions(
         inlined,
         ..
     } = symbol;
+    // DWARF has no size of a function that is in several pieces, and its address is 0.
+    let is_in_pieces = symbol.addr == 0 && code_info.is_some();
     // Such as `_init`, which is followed by stubs of the procedure linkage table.
-    if symbol.size.is_none() && !reaches(symbol.addr, address) {
+    if symbol.size.is_none() && !is_in_pieces && !reaches(symbol.addr, address) {
         return Vec::new();
     }
     let inlined = inlined.iter().rev();

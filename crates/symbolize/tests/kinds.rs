@@ -183,19 +183,8 @@ fn names_of_cpp_and_rust_are_demangled() {
             .find(|line| line.contains("4cart") && line.contains("3add"));
         let address = u64::from_str_radix(line.unwrap().split(' ').next().unwrap(), 16).unwrap();
         // Code has other addresses than offsets here.
-        let headers = tool("readelf", &["-lW", text(&program)]);
-        let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
-        let offset = headers
-            .lines()
-            .filter(|line| line.trim().starts_with("LOAD"))
-            .map(|line| line.split_whitespace().collect::<Vec<_>>())
-            .find_map(|words| {
-                let (offset, start, size) = (number(words[1]), number(words[2]), number(words[4]));
-                (start..start + size)
-                    .contains(&address)
-                    .then(|| address - start + offset)
-            });
-        let rust = &found(&mut Symbols::new(), &program, &[offset.unwrap()])[0];
+        let offsets = tools::offsets(&program, &[address]);
+        let rust = &found(&mut Symbols::new(), &program, &offsets)[0];
         let expected = match version {
             "v0" => "<shop::cart::Cart<u32>>::add",
             _ => "shop::cart::Cart<u32>::add",

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use otelctx_fixtures::Compiler;
+use otelctx_fixtures::{Compiler, rust_program};
 use otelctx_profile::sample::{Catalog, Mapping, Module, ProcessFacts};
 use otelctx_profile::sample::{Counts, Event, Found, Sample};
 use otelctx_profile::{Clock, Location, Profile, Recording, SymbolQuery, Symbolizer};
@@ -116,6 +116,50 @@ fn functions_lines_and_inlined_calls_are_those_of_addr2line() {
     );
     let (_, locations) = located(&program, &addresses, &mut Symbols::new());
     assert_eq!(resolved(&locations), expected);
+}
+
+/// Compares every `step`th instruction of the program with addr2line, and returns how many they are.
+fn assert_like_addr2line(program: &Path, step: usize) -> usize {
+    let addresses: Vec<u64> = tools::code(program).into_iter().step_by(step).collect();
+    let offsets: Vec<u64> = tools::offsets(program, &addresses);
+    let ours = tools::found(&mut Symbols::new(), program, &offsets);
+    let mut compared = 0;
+    for ((address, ours), theirs) in addresses.iter().zip(ours).zip(truth(program, &addresses)) {
+        // Code of the C runtime, which has no lines: for addr2line, they are in the file's first unit.
+        if theirs.iter().all(|function| function.2 == 0) {
+            continue;
+        }
+        let mut theirs = theirs;
+        // addr2line gives the innermost function the name of the symbol if that is a piece's.
+        if theirs[0].0.contains(".cold") {
+            theirs[0].0.clone_from(&ours[0].0);
+        }
+        assert_eq!(ours, theirs, "{address:#x}");
+        compared += 1;
+    }
+    compared
+}
+
+/// Their ranges are a list (`DW_AT_ranges`), and DWARF has neither an address nor a size of the whole.
+#[test]
+fn functions_in_several_pieces_are_those_of_addr2line() {
+    let flags = ["-g", "-O2"];
+    let Some(program) = Compiler::gcc().program(&["pieces.c"], &flags) else {
+        return;
+    };
+    let names = tool("nm", &[text(&program)]);
+    for function in ["serve", "answer"] {
+        assert!(names.contains(&format!(" {function}.cold\n")), "{names}");
+    }
+    assert!(assert_like_addr2line(&program, 1) > 50);
+}
+
+#[test]
+fn functions_of_an_optimized_rust_program_are_those_of_addr2line() {
+    let Some(program) = rust_program("stacks.rs", &["-Copt-level=3", "-Cdebuginfo=1"]) else {
+        return;
+    };
+    assert!(assert_like_addr2line(&program, 23) > 1000);
 }
 
 #[test]

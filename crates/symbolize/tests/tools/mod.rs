@@ -62,6 +62,38 @@ pub(crate) fn instructions(path: &Path, symbols: &[&str]) -> Vec<u64> {
     addresses
 }
 
+/// Every instruction in `.text` but those between functions, which align the next one.
+pub(crate) fn code(path: &Path) -> Vec<u64> {
+    let arguments = ["-d", "--no-show-raw-insn", "-j", ".text", text(path)];
+    let listing = tool("objdump", &arguments);
+    let lines = listing
+        .lines()
+        .filter_map(|line| line.trim().split_once(":\t"))
+        .filter(|(_, text)| !text.contains("nop") && !text.starts_with("xchg   %ax,%ax"));
+    lines
+        .map(|(address, _)| u64::from_str_radix(address, 16).unwrap())
+        .collect()
+}
+
+/// The offsets of addresses in the file.
+pub(crate) fn offsets(path: &Path, addresses: &[u64]) -> Vec<u64> {
+    let headers = tool("readelf", &["-lW", text(path)]);
+    let number = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
+    let segments: Vec<(u64, u64, u64)> = headers
+        .lines()
+        .filter(|line| line.trim().starts_with("LOAD"))
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .map(|words| (number(words[1]), number(words[2]), number(words[4])))
+        .collect();
+    let offset = |address: &u64| {
+        let mut segments = segments.iter();
+        let found = segments.find(|(_, start, size)| (*start..start + size).contains(address));
+        let (offset, start, _) = found.unwrap();
+        address - start + offset
+    };
+    addresses.iter().map(offset).collect()
+}
+
 /// A function's name, its source's file name, and the line; the innermost first.
 pub(crate) type Resolved = Vec<(String, String, u32)>;
 
