@@ -21,12 +21,19 @@ const FIRST_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of frames shown of a stack.
 const MAX_FRAMES: usize = 12;
 
-/// Shows the view until the user quits or the targets have ended.
+/// Shows the view until the user quits, the terminal disappears, or the targets have ended.
 pub(super) fn run(feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
+    let mut screen = Screen::enter().map_err(Error::Output)?;
+    match show(&mut screen, feed, plan) {
+        Err(Error::Output(_)) if screen.is_gone() => Ok(()),
+        result => result,
+    }
+}
+
+fn show(screen: &mut Screen, feed: &mut Feed<'_>, plan: &Plan) -> Result<(), Error> {
     let colours = Terminal::of_stdout().colours();
     let mut state = State::new(plan.by.clone(), String::new());
     let mut names = Names::new(feed.files());
-    let mut screen = Screen::enter().map_err(Error::Output)?;
     let mut next = Instant::now() + FIRST_INTERVAL.min(plan.interval);
     let mut shown = shown(feed, plan, &mut state, &mut names);
     loop {

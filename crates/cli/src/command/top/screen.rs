@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 use nix::libc;
@@ -32,6 +34,7 @@ pub(super) struct Screen {
     area: Rect,
     /// Source of keys if standard input is not the terminal.
     keyboard: Option<File>,
+    events: Receiver<io::Result<Event>>,
 }
 
 /// Outcome of waiting for a key.
@@ -69,6 +72,15 @@ extern "C" fn note(signal: libc::c_int) {
     }
 }
 
+/// Reads keys and changes of size in a thread of its own: once the terminal has disappeared, crossterm reads
+/// forever.
+fn read_events() -> io::Result<Receiver<io::Result<Event>>> {
+    let (sender, receiver) = mpsc::channel();
+    let read = move || while sender.send(event::read()).is_ok() {};
+    thread::Builder::new().name("keys".into()).spawn(read)?;
+    Ok(receiver)
+}
+
 fn handle(signal: Signal, handler: SigHandler) -> io::Result<()> {
     let action = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
     // SAFETY: `note` does nothing but store to an atomic; the default runs no code.
@@ -99,6 +111,7 @@ impl Screen {
                 true => None,
                 false => Some(File::open("/dev/tty")?),
             },
+            events: read_events()?,
         };
         screen.take()?;
         Ok(screen)
@@ -133,33 +146,26 @@ impl Screen {
 
     /// Waits at most this long for a key or a change of size.
     pub(super) fn input(&self, timeout: Duration) -> io::Result<Input> {
-        for timeout in [Duration::ZERO, timeout] {
-            // After the terminal has disappeared, crossterm would read forever.
-            if !self.is_there(timeout)? {
-                return Ok(Input::Gone);
-            }
-            if event::poll(Duration::ZERO)? {
-                return event::read().map(Input::Came);
-            }
+        if self.is_gone() {
+            return Ok(Input::Gone);
         }
-        Ok(Input::Nothing)
+        match self.events.recv_timeout(timeout) {
+            Ok(event) => event.map(Input::Came),
+            Err(RecvTimeoutError::Timeout) => Ok(Input::Nothing),
+            Err(RecvTimeoutError::Disconnected) => Ok(Input::Gone),
+        }
     }
 
-    /// Waits at most this long for something to read. Returns whether the terminal is still there.
-    fn is_there(&self, timeout: Duration) -> io::Result<bool> {
+    /// Whether the terminal has disappeared: writing to it fails from then on.
+    pub(super) fn is_gone(&self) -> bool {
         let stdin = io::stdin();
         let keyboard: BorrowedFd<'_> = match &self.keyboard {
             Some(file) => file.as_fd(),
             None => stdin.as_fd(),
         };
-        let mut polled = [PollFd::new(keyboard, PollFlags::POLLIN)];
-        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-        match poll(&mut polled, timeout) {
-            Ok(_) | Err(nix::Error::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
-        Ok(!polled[0].revents().is_some_and(|it| it.intersects(gone)))
+        let mut polled = [PollFd::new(keyboard, PollFlags::empty())];
+        // The only error that can occur is EINTR, and the next call will tell.
+        poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     /// Whether [`Screen::job_control`] has something to do.
