@@ -239,7 +239,8 @@ static __always_inline __u64 add_native_context(struct event_head *head, __u64 a
 {
     struct part_head *part = part_at(head, at);
     __u64 tp = OF_TASK(task, THREAD_POINTER);
-    __u8 outcome = OUTCOME_DETACHED;
+    /* In memory, so that the verifier does not follow each value. */
+    head->outcome = OUTCOME_DETACHED;
     /* A thread that has none yet has no thread-local storage. */
     for (__u32 i = 0; tp && i < MAX_PLACES; i++) {
         if (i >= places)
@@ -257,10 +258,9 @@ static __always_inline __u64 add_native_context(struct event_head *head, __u64 a
             head->source = SOURCE_NATIVE;
             return at + sizeof *part + room;
         }
-        if (outcome == OUTCOME_DETACHED)
-            outcome = found;
+        if (*(volatile __u8 *)&head->outcome == OUTCOME_DETACHED)
+            head->outcome = found;
     }
-    head->outcome = outcome;
     return at;
 }
 

@@ -65,7 +65,7 @@ static __always_inline int sample_thread(void *context, int by_tables)
     if (user_stacks) {
         forget_stack();
         if (!(by_tables && unwind(task, pid)) && flags)
-            walk_stack(context, task);
+            walk_stack(context, task, by_tables);
     }
     take(context, &sample_scratch, &sample_steps, cpu, task, found, pid, tid, EVENT_ON_CPU, flags);
     return 0;

@@ -62,9 +62,46 @@ struct {
 /* The segment of 64-bit code (arch/x86/include/asm/segment.h): other code has other frames. */
 #define USER_CS 0x33
 
-/* Walks it. Each branch in the loop takes the verifier some milliseconds, and so does each way that
- * a program can have come here: it begins with this. */
-static __always_inline void walk_stack(void *context, struct task_struct *task)
+/* What one step of the walk leaves to the next. */
+struct frame_walk {
+    struct stack *stack;
+    __u64 frame;
+};
+
+/* Keeps the address that a frame returns to as the one at an index, and goes to its caller; 1 at the end. */
+static __always_inline long walk_frame(__u32 index, struct frame_walk *walk)
+{
+    struct stack *stack = walk->stack;
+    struct chunk *chunk = &stack->chunk;
+    __u64 frame = walk->frame;
+    /* Not 0, which the first frame has before it, a multiple of 8, and the process's. */
+    if (((frame - 1) & (1ULL << 63 | 7)) != 7)
+        return 1;
+    __u64 at = frame - chunk->start;
+    if (at >= chunk->end) {
+        __u64 size = CHUNK - (frame & (CHUNK - 1));
+        /* 8 bytes are half a frame: the rest is on the next page, perhaps. */
+        size += (size - 9) >> 63 << 3;
+        if (bpf_probe_read_user(chunk->bytes, size, (void *)frame))
+            return 1;
+        chunk->start = frame;
+        chunk->end = size - 8;
+        at = 0;
+    }
+    const struct frame *found = (void *)(chunk->bytes + (at & (CHUNK - 1)));
+    stack->addresses[index & (MAX_USER_FRAMES - 1)] = found->address;
+    stack->size = (index + 1) * sizeof stack->addresses[0];
+    walk->frame = found->next;
+    return 0;
+}
+
+static long frame_step(__u32 index, struct frame_walk *walk)
+{
+    return walk_frame(index + 1, walk);
+}
+
+/* Walks the stack. Without bpf_loop the verifier follows each step. */
+static __always_inline void walk_stack(void *context, struct task_struct *task, int has_loops)
 {
     const __u64 *registers = context;
     /* Else the compiler keeps an address within it, which the verifier wants nobody to have. */
@@ -78,36 +115,23 @@ static __always_inline void walk_stack(void *context, struct task_struct *task)
     /* A return probe puts another address in the place of one, and the kernel knows which. */
     if (bpf_core_field_exists(task->utask) && OF_TASK(task, utask))
         return;
-    struct chunk *chunk = &stack->chunk;
-    __u64 frame = registers[REGISTER_BP];
-    __u32 count = 1;
-    chunk->end = 0;
+    struct frame_walk walk = {.stack = stack, .frame = registers[REGISTER_BP]};
+    stack->chunk.end = 0;
     stack->addresses[0] = registers[REGISTER_IP];
-    for (; count < MAX_FRAMES; count++) {
-        /* Not 0, which the first frame has before it, a multiple of 8, and the process's. */
-        if (((frame - 1) & (1ULL << 63 | 7)) != 7)
-            break;
-        __u64 at = frame - chunk->start;
-        if (at >= chunk->end) {
-            __u64 size = CHUNK - (frame & (CHUNK - 1));
-            /* 8 bytes are half a frame: the rest is on the next page, perhaps. */
-            size += (size - 9) >> 63 << 3;
-            if (bpf_probe_read_user(chunk->bytes, size, (void *)frame))
+    stack->size = sizeof stack->addresses[0];
+    if (has_loops) {
+        bpf_loop(MAX_FRAMES - 1, frame_step, &walk, 0);
+    } else {
+        for (int i = 1; i < MAX_FRAMES; i++)
+            if (walk_frame(i, &walk))
                 break;
-            chunk->start = frame;
-            chunk->end = size - 8;
-            at = 0;
-        }
-        const struct frame *found = (void *)(chunk->bytes + (at & (CHUNK - 1)));
-        stack->addresses[count] = found->address;
-        frame = found->next;
     }
-    stack->size = count * sizeof stack->addresses[0];
     stack->end = STACK_BY_FRAME_POINTERS;
 }
 #else
 static __always_inline void walk_stack(void *context __attribute__((unused)),
-                                       struct task_struct *task __attribute__((unused)))
+                                       struct task_struct *task __attribute__((unused)),
+                                       int has_loops __attribute__((unused)))
 {
 }
 #endif
