@@ -24,10 +24,15 @@
 /* Different rules (MAX_RULES in crates/unwind). */
 #define MAX_RULES (1 << 14)
 #define GAP 0
+/* In the place of GAP, once its code was read (gap_at). */
+#define SIGNAL_GAP 0xfffd
+#define TRAMPOLINE_GAP 0xfffe
+#define PLAIN_GAP 0xffff
 #define ROW_STEPS 17 /* of a binary search among 65,536 */
 
 /* Changes of stacks in one walk: see crates/unwind/src/walk.rs. */
 #define MAX_SWITCHES 64
+#define PAGE 4096ULL
 
 struct shard {
     __u16 low[SHARD_ROWS];
@@ -219,7 +224,9 @@ static __always_inline int read_word(struct unwinder *unwinder, __u64 address, _
         return bpf_probe_read_user(value, sizeof *value, (void *)address) != 0;
     __u64 at = address - unwinder->chunk_start;
     if (at >= unwinder->chunk_size) {
-        __u64 size = CHUNK - (address & (CHUNK - 1));
+        __u64 size = PAGE - (address & (PAGE - 1));
+        if (size > CHUNK)
+            size = CHUNK;
         unwinder->chunk_size = 0;
         if (bpf_probe_read_user(unwinder->chunk, size, (void *)address))
             return 1;
@@ -346,19 +353,37 @@ static __always_inline long by_frame_pointer(struct unwinder *unwinder)
     return 0;
 }
 
-/* Whether the frame's code is what signal handlers return to, in C libraries without tables for it. */
-static __always_inline int is_signal_frame(const struct unwinder *unwinder)
+/* What a gap is, by the code that the frame returns to: what signal handlers return to, in C libraries without
+ * tables for it, a trampoline, or any other; GAP if it cannot be read now. */
+static __always_inline __u32 gap_at(const struct unwinder *unwinder)
 {
     __u64 code;
-    if (!unwinder->is_caller || bpf_probe_read_user(&code, sizeof code, (void *)unwinder->pc))
-        return 0;
+    if (!unwinder->is_caller)
+        return PLAIN_GAP;
+    if (bpf_probe_read_user(&code, sizeof code, (void *)unwinder->pc))
+        return GAP;
 #if defined(__TARGET_ARCH_x86)
     /* mov $15, %rax; syscall (its first byte); mov $15, %eax; syscall */
-    return code == 0x0f0000000fc0c748ULL || (code & ~0ULL >> 8) == 0x050f0000000fb8ULL;
+    if (code == 0x0f0000000fc0c748ULL || (code & ~0ULL >> 8) == 0x050f0000000fb8ULL)
+        return SIGNAL_GAP;
+    /* add $8, %rsp; ret: see `trampoline` in crates/unwind/src/arch */
+    return (code & ~0ULL >> 24) == 0xc308c48348ULL ? TRAMPOLINE_GAP : PLAIN_GAP;
 #else
     /* mov x8, #139; svc #0 */
-    return code == 0xd4000001d2801168ULL;
+    return code == 0xd4000001d2801168ULL ? SIGNAL_GAP : PLAIN_GAP;
 #endif
+}
+
+/* Goes to the caller of a trampoline. */
+static __always_inline long by_stack_pointer(struct unwinder *unwinder)
+{
+    __u64 sp = unwinder->registers[SP];
+    if (read_word(unwinder, sp + 8, &unwinder->pc))
+        return end(unwinder, STACK_UNREADABLE);
+    unwinder->registers[SP] = sp + 16;
+    unwinder->is_caller = 1;
+    unwinder->by_frame_pointer = 0;
+    return 0;
 }
 
 #if defined(__TARGET_ARCH_x86)
@@ -462,20 +487,35 @@ static long step(__u32 index, struct walk *walk)
     __u32 number = GAP;
     struct cached_rule *cached =
         &walk->cache->at[called * 0x9e3779b97f4a7c15ULL >> 52 & (CACHED_RULES - 1)];
-    if (cached->address == called && cached->serial_and_rule >> 16 == walk->serial) {
+    int is_cached = cached->address == called && cached->serial_and_rule >> 16 == walk->serial;
+    if (is_cached)
         number = cached->serial_and_rule & 0xffff;
-    } else if (find_code(walk, unwinder, called)) {
+    else if (find_code(walk, unwinder, called))
         number = find_rule(walk, unwinder, called);
-        cached->address = called;
-        cached->serial_and_rule = walk->serial << 16 | number;
-    } else if (index > 0) {
+    else if (index > 0)
         return end(unwinder, is_start_of_coroutine(unwinder, stack, index) ? STACK_START
                                                                           : STACK_NOT_EXECUTABLE);
-    }
     /* If there is no mapping, the list of mappings is older than it: the thread runs there. */
+    if (number == GAP) {
+        number = gap_at(unwinder);
+        is_cached = 0;
+    }
+    if (!is_cached) {
+        cached->address = called;
+        cached->serial_and_rule = walk->serial << 16 | number;
+    }
     stack->addresses[index & (MAX_USER_FRAMES - 1)] =
         unwinder->is_caller ? unwinder->pc : unwinder->pc | FRAME_INTERRUPTED;
     stack->size = (index + 1) * sizeof stack->addresses[0];
+    switch (number) {
+    case GAP:
+    case PLAIN_GAP:
+        return by_frame_pointer(unwinder);
+    case TRAMPOLINE_GAP:
+        return by_stack_pointer(unwinder);
+    case SIGNAL_GAP:
+        return from_context(unwinder, unwinder->registers[SP] + SIGNAL_CONTEXT, 1);
+    }
     const struct rule *rule = &walk->rules->at[number & (MAX_RULES - 1)];
     switch (rule->kind) {
     case RULE_FRAME:
@@ -488,10 +528,6 @@ static long step(__u32 index, struct walk *walk)
         return from_context(unwinder,
                             unwinder->registers[rule->cfa_register & 63] + rule->cfa_offset,
                             rule->addend);
-    case RULE_GAP:
-        if (is_signal_frame(unwinder))
-            return from_context(unwinder, unwinder->registers[SP] + SIGNAL_CONTEXT, 1);
-        return by_frame_pointer(unwinder);
     default:
         return end(unwinder, STACK_BAD_TABLES);
     }

@@ -61,8 +61,11 @@ fn entry(path: &Path) -> u64 {
 fn is_start(catalog: &Catalog, process: ProcessId, address: u64) -> Option<bool> {
     let mut mappings = catalog.process(process).mappings.iter();
     let mapping = mappings.find(|it| (it.start..it.end).contains(&address))?;
-    let path = &catalog.module_facts(mapping.module).path;
-    let start = entry(Path::new(path));
+    let module = catalog.module_facts(mapping.module);
+    if !module.has_file() {
+        return Some(false);
+    }
+    let start = entry(Path::new(&module.path));
     Some((start..start + START).contains(&(address - mapping.start + mapping.offset)))
 }
 
@@ -195,6 +198,21 @@ fn stacks_of_coroutines_reach_their_start() {
     if let Some((counts, ..)) = record("coroutines", command.args(["1000000000", "k"]), false) {
         assert_share("coroutines", &counts, 98);
     }
+}
+
+/// They have neither unwind tables nor a frame pointer, but a known shape.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn stacks_through_the_trampolines_of_python_reach_the_start() {
+    let flags = ["-O2", "-fomit-frame-pointer"];
+    let Some(program) = Compiler::gcc().program(&["trampoline.c"], &flags) else {
+        return;
+    };
+    check("trampolines", &mut Command::new(&program));
+    let counts = sample("by ptrace", &mut Command::new(program), true);
+    let counts = counts.expect("nothing to skip");
+    let all = counts.samples() - counts.missing_stacks;
+    assert!(100 * counts.complete_stacks >= 99 * all, "{counts:?}");
 }
 
 #[test]

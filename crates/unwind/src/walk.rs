@@ -122,6 +122,7 @@ impl Walk<'_> {
                 let context = self.context(architecture.stack_pointer, architecture.signal_context);
                 (context?, false, false)
             }
+            Rule::Gap if self.returns_to_trampoline() => (self.by_stack_pointer()?, true, false),
             Rule::Gap => (self.by_frame_pointer()?, true, true),
         };
         let address = caller.instruction_pointer;
@@ -250,6 +251,26 @@ impl Walk<'_> {
         let read = self.stack.memory.read(start, there).is_ok();
         let starts = |code: &[u8]| there.windows(code.len()).take(reach).any(|it| it == code);
         read && sequences.iter().any(|code| starts(code))
+    }
+
+    /// Whether the frame is a trampoline's, which has called the one before it.
+    fn returns_to_trampoline(&self) -> bool {
+        let code = self.registers.architecture.trampoline;
+        let mut there = [0; 16];
+        let there = &mut there[..code.len()];
+        self.frame.is_caller
+            && !code.is_empty()
+            && self.stack.memory.read(self.frame.address, there).is_ok()
+            && there == code
+    }
+
+    /// The caller of a trampoline.
+    fn by_stack_pointer(&mut self) -> Result<Registers, StackEnd> {
+        let stack_pointer = self.registers.stack_pointer();
+        let return_address = self.stack.u64_at(stack_pointer.wrapping_add(8))?;
+        let cfa = stack_pointer.checked_add(16).ok_or(StackEnd::NotGrowing)?;
+        let frame_pointer = self.registers.frame_pointer();
+        Ok(self.registers.caller(return_address, cfa, frame_pointer))
     }
 
     /// The caller by the frame pointer: it points to its own former value, and the return address

@@ -33,6 +33,10 @@ pub(crate) struct Architecture {
     /// The code to which a first function returns, where its tables do not say that it is the first
     /// one. At most 16 bytes each, as above.
     pub(crate) starts: &'static [&'static [u8]],
+    /// What is behind the call in code that keeps 8 bytes of stack besides its return address, and nothing
+    /// else; empty if there is no such code. CPython makes a piece of it for each function with `-X perf`,
+    /// without tables (Python/asm_trampoline.S).
+    pub(crate) trampoline: &'static [u8],
     /// The bits of a return address that are an address: the others sign it.
     pub(crate) address_mask: u64,
     /// Whose call frame instructions `gimli` expects.

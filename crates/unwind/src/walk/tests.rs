@@ -167,6 +167,27 @@ fn without_tables_the_frame_pointer_has_to_do_and_is_marked() {
 }
 
 #[test]
+fn a_trampoline_needs_neither_tables_nor_a_frame_pointer() {
+    let code = code(&[above(8), Rule::End]);
+    let words = [OTHER + 5, 0, CODE + 0x150];
+    let end = |behind_the_call: &[u8]| {
+        let mut memory = Image::new();
+        memory.map_u64(STACK, &words);
+        memory.map(OTHER + 5, behind_the_call.to_vec());
+        let (frames, end) = run(&registers(CODE, 0), &code, &memory);
+        let by_frame_pointer = frames.iter().any(|frame| frame.by_frame_pointer);
+        (frames.len(), by_frame_pointer, end)
+    };
+    // add $8, %rsp; ret
+    let trampoline = [0x48, 0x83, 0xc4, 8, 0xc3];
+    assert_eq!(end(&trampoline), (3, false, StackEnd::Start));
+    // add $16, %rsp; ret
+    let other = [0x48, 0x83, 0xc4, 16, 0xc3];
+    assert_eq!(end(&other), (2, false, StackEnd::NoRows));
+    assert_eq!(end(&trampoline[..4]), (2, false, StackEnd::NoRows));
+}
+
+#[test]
 fn a_frame_pointer_that_is_none_ends_the_stack() {
     let code = code(&[Rule::End]);
     let ends = |words: &[u64], frame_pointer| {

@@ -28,6 +28,8 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
     // mov x8, #139; svc #0: the vDSO
     sigreturn: &[&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4]],
     starts: &[],
+    // That code has frame pointers.
+    trampoline: &[],
     // Pointer authentication signs in bits 48 to 63: all bits that NT_ARM_PAC_MASK can have for
     // addresses of 48 bits. Linux gives programs only such addresses unless they ask for larger ones.
     address_mask: (1 << 48) - 1,

@@ -30,6 +30,8 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
         // mov %rbx, %rsp; mov (%rsp), %rdi; test %rdi, %rdi: glibc's __start_context, of makecontext
         &[0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff],
     ],
+    // add $8, %rsp; ret
+    trampoline: &[0x48, 0x83, 0xc4, 8, 0xc3],
     address_mask: !0,
     vendor: gimli::Vendor::Default,
     stubs: stubs::rules,
