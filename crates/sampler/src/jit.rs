@@ -9,9 +9,11 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use otelctx_reader::remote;
 use otelctx_sample::{Frame, FrameKind, NamedFrame};
+use otelctx_track::schedule::Backoff;
 
 use crate::{INTERVAL, monotonic};
 
@@ -32,6 +34,8 @@ pub(crate) struct GeneratedCode {
     dump: Source<JitDump>,
     /// When the files were last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
     last_read: u64,
+    /// When to search for them next. Emulators and many runtimes announce nothing.
+    searches: Backoff,
 }
 
 #[derive(Debug)]
@@ -187,6 +191,15 @@ impl<F: Format + Default> Source<F> {
         }
     }
 
+    /// Opens the file, unless it is open. Returns whether it is new.
+    fn find(&mut self, open: impl FnOnce() -> Option<File>) -> bool {
+        if self.file.is_none() {
+            self.file = open();
+            return self.file.is_some();
+        }
+        false
+    }
+
     /// Reads what was appended, at most [`CHUNK`] bytes of it.
     fn read(&mut self, mut add: impl FnMut(Next<'_>)) {
         let Some(file) = &self.file else { return };
@@ -265,6 +278,7 @@ impl Default for GeneratedCode {
             map: Source::new(),
             dump: Source::new(),
             last_read: 0,
+            searches: Backoff::new(Instant::now()),
         }
     }
 }
@@ -313,11 +327,10 @@ impl GeneratedCode {
         room: usize,
     ) -> u64 {
         let now = monotonic();
-        if self.map.file.is_none() {
-            self.map.file = perf_map(process);
-        }
-        if self.dump.file.is_none() {
-            self.dump.file = dump();
+        let start = Instant::now();
+        if self.searches.is_due(start) {
+            let found = self.map.find(|| perf_map(process)) | self.dump.find(dump);
+            self.searches.done(Instant::now(), start.elapsed(), found);
         }
         let since = std::mem::replace(&mut self.last_read, now);
         let limit = self.functions.len() + room;
@@ -626,6 +639,26 @@ mod tests {
         assert_eq!(name(0x1200, 5), None);
         let java = code.name(0x1200, 5, Some((FrameKind::JVM, "[Java]")));
         assert!(matches!(java, Some(Frame::Named(it)) if it.function == "[Java]"));
+    }
+
+    #[test]
+    fn files_that_do_not_exist_are_searched_for_less_and_less_often() {
+        let process = remote::Process::open(std::process::id() as i32).unwrap();
+        let mut code = GeneratedCode::default();
+        let begin = Instant::now();
+        let mut searches = 0;
+        for _ in 0..1000 {
+            let dump = || {
+                searches += 1;
+                None
+            };
+            code.update(&process, dump, 1);
+        }
+        // After 40 ms, 80, and so on, up to 2 s.
+        assert!(
+            (1..=8 + begin.elapsed().as_secs()).contains(&searches),
+            "{searches}"
+        );
     }
 
     #[test]
