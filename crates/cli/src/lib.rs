@@ -5,7 +5,6 @@
 mod command;
 mod error;
 mod interrupt;
-mod memory;
 mod open_files;
 mod output;
 mod suspend;

@@ -46,12 +46,14 @@ enum Recorder {
 }
 
 impl Sampler {
-    /// Starts sampling.
+    /// Starts sampling. Raises the process's limits of descriptors and locked memory as far as permitted, and
+    /// makes glibc return memory of 1 MiB and more when it is freed.
     ///
     /// # Errors
     /// If one of the requested processes cannot be sampled.
     pub fn start(options: &Options) -> Result<Self, Error> {
         raise_limits();
+        give_back_large();
         let mut reader_options = reader::Options::default();
         reader_options.max_record = options.max_record;
         reader_options.any_schema = options.any_schema;
@@ -204,5 +206,19 @@ pub(crate) fn raise_limits() {
             files.rlim_cur = files.rlim_max;
             libc::setrlimit(libc::RLIMIT_NOFILE, &raw const files);
         }
+    }
+}
+
+/// Makes the C library give back large memory that is freed, such as the unwind tables of large files and
+/// parts of recordings. By itself, it raises the size of what it gives back to what was freed last, up to
+/// 32 MiB, and then keeps as much for each thread (mallopt(3), `M_MMAP_THRESHOLD`).
+fn give_back_large() {
+    /// In bytes.
+    #[cfg(target_env = "gnu")]
+    const LARGE: libc::c_int = 1 << 20;
+    // SAFETY: mallopt(3) takes any numbers; one that it does not know has no effect.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE);
     }
 }

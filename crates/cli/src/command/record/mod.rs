@@ -24,7 +24,7 @@ use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, escape};
-use crate::{Setup, Status, interrupt, memory};
+use crate::{Setup, Status, interrupt};
 
 use empty_recording::{Before, Contexts};
 use output::Outputs;
@@ -105,7 +105,6 @@ Examples:
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
-    memory::give_back_large();
     output::check(&arguments.output)?;
     let targets = match arguments.all {
         true => Targets::All,

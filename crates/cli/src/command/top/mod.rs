@@ -24,7 +24,7 @@ use crate::command::filter::{Filter, NONE, Select};
 use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::terminal;
-use crate::{Setup, Status, interrupt, memory};
+use crate::{Setup, Status, interrupt};
 
 use columns::Share;
 use feed::Feed;
@@ -145,7 +145,6 @@ impl Plan {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error> {
-    memory::give_back_large();
     let pids = arguments.select.processes(&arguments.pid)?;
     interrupt::catch().map_err(Error::Interrupt)?;
     let cannot_start = child::cannot_start(&arguments.command);

@@ -105,7 +105,7 @@ impl Worker {
     pub(super) fn run(mut self, requests: &Receiver<Request>, answers: &Sender<Answer>) {
         loop {
             let request = match self.store.is_trimmed() {
-                true => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                true => requests.recv().map_err(RecvTimeoutError::from),
                 false => requests.recv_timeout(TRIM_INTERVAL),
             };
             let answer = match &request {
