@@ -4,82 +4,42 @@
 //! walks by frame pointers.
 
 mod abi;
+mod kernel;
 mod pool;
 mod store;
 mod worker;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::io;
 use std::ops::ControlFlow;
-use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aya::Ebpf;
-use aya::maps::{HashMap as KernelMap, MapData};
 use foldhash::fast::RandomState;
-use otelctx_reader::remote::{self, Process};
+use otelctx_reader::remote::Process;
 use otelctx_sample::{Frame, StackEnd};
 use otelctx_track::schedule::Backoff;
 
 #[cfg(test)]
 pub(super) use abi::check_layouts;
 pub(super) use abi::stack_end;
-use abi::{Code, CodeList, MAX_CODE, MAX_KEPT_SHARDS, MAX_MAPPINGS, ProcessCode};
-use pool::Pool;
-use store::{PlacedRows, Store};
-use worker::{Answer, Request, Shown, Worker};
+use abi::{Code, MAX_MAPPINGS};
+use kernel::{Kernel, PlacedCode};
+use store::PlacedRows;
+use worker::{Answer, Shown};
 
-use super::load::{array, map};
-use super::shared::Shared;
 use crate::Options;
 use crate::code::{MemoryChange, Report};
 use crate::refusal::Refusal;
 
-/// Maximum number of files whose rows are asked for and not there yet.
-const MAX_REQUESTS: usize = 512;
-/// Maximum number of files that are remembered.
-const MAX_FILES: usize = 16 * 1024;
 /// Maximum number of processes whose children are known before they are sampled.
 const MAX_PROCESSES: usize = 8192;
-/// How long the contents of a file are taken for unchanged.
-const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
-
 /// What the program knows of the code of processes.
 pub(super) struct Unwinding {
     /// `None` before Linux 5.17: stacks are walked by frame pointers alone.
     kernel: Option<Kernel>,
     processes: HashMap<i32, ProcessMappings, RandomState>,
-}
-
-/// The program's maps, and the worker.
-struct Kernel {
-    code: Shared<CodeList>,
-    processes: KernelMap<MapData, u32, ProcessCode>,
-    pool: Pool,
-    files: HashMap<Shown, KnownFile, RandomState>,
-    requests: SyncSender<Request>,
-    answers: Receiver<Answer>,
-    /// Number of the newest list of mappings.
-    serial: u64,
-    /// Number of requests without an answer.
-    pending: usize,
-}
-
-struct KnownFile {
-    /// `None` until they are made, and if there are none. Without a process that has mapped the file, they
-    /// may be given back.
-    rows: Option<Weak<PlacedRows>>,
-    requested: Instant,
-}
-
-/// Entries of the program's list.
-#[derive(Default)]
-struct PlacedCode {
-    code: ProcessCode,
-    /// What they refer to, which stays in its place as long as they do.
-    rows: Vec<Arc<PlacedRows>>,
 }
 
 /// The executable mappings of a process, in address order.
@@ -98,129 +58,6 @@ struct Mapping {
     offset: u64,
     shown: Option<Shown>,
     rows: Option<Arc<PlacedRows>>,
-}
-
-impl Kernel {
-    fn start(programs: &mut Ebpf, options: &Options) -> Result<Self, Refusal> {
-        let failed = |error: io::Error| Refusal::of(&error);
-        let store = Store::new(programs, options.kept_rows.unwrap_or(MAX_KEPT_SHARDS))?;
-        let rules = Shared::of(&array(programs, "rules")?).map_err(failed)?;
-        let code = Shared::of(&array(programs, "code")?).map_err(failed)?;
-        let processes = map(programs, "processes")?;
-        let (requests, of_worker) = mpsc::sync_channel(MAX_REQUESTS);
-        let (to_here, answers) = mpsc::channel();
-        let worker = Worker::new(store, rules);
-        // It ends when this is dropped, or later: a file server may keep it from that.
-        std::thread::Builder::new()
-            .name("otelctx-rows".into())
-            .spawn(move || worker.run(&of_worker, &to_here))
-            .map_err(failed)?;
-        Ok(Self {
-            code,
-            processes,
-            pool: Pool::new(MAX_CODE as u32),
-            files: HashMap::default(),
-            requests,
-            answers,
-            serial: 0,
-            pending: 0,
-        })
-    }
-
-    /// The rows of what a mapping shows, if they are there; asks for them, if they are not.
-    fn rows(
-        &mut self,
-        process: &Process,
-        mapping: &remote::Mapping<'_>,
-        shown: Shown,
-    ) -> Option<Arc<PlacedRows>> {
-        let now = Instant::now();
-        let known = self.files.get(&shown);
-        let made = known.and_then(|it| it.rows.as_ref());
-        let rows = made.and_then(Weak::upgrade);
-        let were_given_back = made.is_some() && rows.is_none();
-        let is_old = |it: &KnownFile| now.duration_since(it.requested) >= RECHECK_INTERVAL;
-        if were_given_back || known.is_none_or(is_old) {
-            let range = (mapping.start, mapping.end);
-            let request = match shown {
-                Shown::Vdso if rows.is_some() => return rows,
-                Shown::Vdso => Request::Vdso {
-                    pid: process.pid(),
-                    range,
-                },
-                Shown::File { device, inode } => Request::File {
-                    file: process.mapped_file(range, mapping.name, device, inode)?,
-                    shown,
-                },
-            };
-            if self.files.len() >= MAX_FILES {
-                self.files.clear();
-            }
-            // If there is no room, the next process that maps it asks again.
-            if self.requests.try_send(request).is_ok() {
-                self.pending += 1;
-                let known = KnownFile {
-                    rows: rows.as_ref().map(Arc::downgrade),
-                    requested: now,
-                };
-                self.files.insert(shown, known);
-            }
-        }
-        rows
-    }
-
-    /// Tells the program the mappings of a process.
-    fn place(&mut self, pid: i32, process: &mut ProcessMappings) {
-        let now = Instant::now();
-        self.serial += 1;
-        let head = Code {
-            start: self.serial,
-            ..Code::default()
-        };
-        let mappings = process.mappings.iter().map(Mapping::code);
-        let list: Vec<Code> = std::iter::once(head).chain(mappings).collect();
-        let Some(first) = self.pool.take(list.len() as u32, now) else {
-            // No room: the process keeps what it has.
-            return;
-        };
-        // SAFETY: a pointer to a member of a value that is mapped.
-        let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
-        self.code.write(at, first as usize, &list);
-        let code = ProcessCode {
-            first: first + 1,
-            count: list.len() as u32 - 1,
-            serial: self.serial,
-        };
-        let rows = process.mappings.iter().filter_map(|it| it.rows.clone());
-        let mut placed = PlacedCode {
-            code,
-            rows: rows.collect(),
-        };
-        if self.processes.insert(pid as u32, code, 0).is_ok() {
-            std::mem::swap(&mut process.placed, &mut placed);
-        }
-        self.free(placed);
-    }
-
-    fn free(&mut self, placed: PlacedCode) {
-        let PlacedCode { code, rows } = placed;
-        if code.serial != 0 {
-            let head = code.first - 1;
-            // SAFETY: a pointer to a member of a value that is mapped.
-            let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
-            // A child may have inherited them and not be known yet.
-            self.code.write(at, head as usize, &[Code::default()]);
-            self.pool.give_back(head, code.count + 1, Instant::now());
-        }
-        // Only now, because they may be given back from here on.
-        drop(rows);
-    }
-
-    fn forget(&mut self, pid: i32, placed: PlacedCode) {
-        // The program removes it, too.
-        let _ = self.processes.remove(&(pid as u32));
-        self.free(placed);
-    }
 }
 
 impl Mapping {
@@ -410,13 +247,8 @@ impl Unwinding {
     /// Waits until the worker has made the rows that were asked for, or the time is over.
     pub(super) fn wait(&mut self, time: Duration) {
         let end = Instant::now() + time;
-        while let Some(kernel) = &mut self.kernel
-            && kernel.pending > 0
-        {
-            let rest = end.saturating_duration_since(Instant::now());
-            let Ok(answer) = kernel.answers.recv_timeout(rest) else {
-                break;
-            };
+        let next = |kernel: &Kernel| kernel.wait(end.saturating_duration_since(Instant::now()));
+        while let Some(answer) = self.kernel.as_ref().and_then(next) {
             self.take(Some(answer));
         }
     }
@@ -430,23 +262,7 @@ impl Unwinding {
         let Some(kernel) = &mut self.kernel else {
             return;
         };
-        let mut new = HashMap::<Shown, Arc<PlacedRows>, RandomState>::default();
-        for (shown, rows) in first.into_iter().chain(kernel.answers.try_iter()) {
-            kernel.pending -= 1;
-            let Some(file) = kernel.files.get_mut(&shown) else {
-                continue;
-            };
-            let same = match (&file.rows, &rows) {
-                (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),
-                (None, None) => true,
-                _ => false,
-            };
-            // Rows that could not be read again stay: the file may be another by now.
-            if !same && let Some(rows) = rows {
-                file.rows = Some(Arc::downgrade(&rows));
-                new.insert(shown, rows);
-            }
-        }
+        let new = kernel.take(first);
         if new.is_empty() {
             return;
         }

@@ -1,0 +1,212 @@
+//! What the program has of the code of processes, and the rows of files.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use aya::Ebpf;
+use aya::maps::{HashMap as KernelMap, MapData};
+use foldhash::fast::RandomState;
+use otelctx_reader::remote::{self, Process};
+
+use super::super::load::{array, map};
+use super::super::shared::Shared;
+use super::abi::{Code, CodeList, MAX_CODE, MAX_KEPT_SHARDS, ProcessCode};
+use super::pool::Pool;
+use super::store::{PlacedRows, Store};
+use super::worker::{Answer, Request, Shown, Worker};
+use super::{Mapping, ProcessMappings};
+use crate::Options;
+use crate::refusal::Refusal;
+
+/// Maximum number of files whose rows are asked for and not there yet.
+const MAX_REQUESTS: usize = 512;
+/// Maximum number of files that are remembered.
+const MAX_FILES: usize = 16 * 1024;
+/// How long the contents of a file are taken for unchanged.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The program's maps, and the worker.
+pub(super) struct Kernel {
+    code: Shared<CodeList>,
+    processes: KernelMap<MapData, u32, ProcessCode>,
+    pool: Pool,
+    files: HashMap<Shown, KnownFile, RandomState>,
+    requests: SyncSender<Request>,
+    answers: Receiver<Answer>,
+    /// Number of the newest list of mappings.
+    serial: u64,
+    /// Number of requests without an answer.
+    pending: usize,
+}
+
+struct KnownFile {
+    /// `None` until they are made, and if there are none. Without a process that has mapped the file, they
+    /// may be given back.
+    rows: Option<Weak<PlacedRows>>,
+    requested: Instant,
+}
+
+/// Entries of the program's list.
+#[derive(Default)]
+pub(super) struct PlacedCode {
+    code: ProcessCode,
+    /// What they refer to, which stays in its place as long as they do.
+    rows: Vec<Arc<PlacedRows>>,
+}
+
+impl Kernel {
+    pub(super) fn start(programs: &mut Ebpf, options: &Options) -> Result<Self, Refusal> {
+        let failed = |error: io::Error| Refusal::of(&error);
+        let store = Store::new(programs, options.kept_rows.unwrap_or(MAX_KEPT_SHARDS))?;
+        let rules = Shared::of(&array(programs, "rules")?).map_err(failed)?;
+        let code = Shared::of(&array(programs, "code")?).map_err(failed)?;
+        let processes = map(programs, "processes")?;
+        let (requests, of_worker) = mpsc::sync_channel(MAX_REQUESTS);
+        let (to_here, answers) = mpsc::channel();
+        let worker = Worker::new(store, rules);
+        // It ends when this is dropped, or later: a file server may keep it from that.
+        std::thread::Builder::new()
+            .name("otelctx-rows".into())
+            .spawn(move || worker.run(&of_worker, &to_here))
+            .map_err(failed)?;
+        Ok(Self {
+            code,
+            processes,
+            pool: Pool::new(MAX_CODE as u32),
+            files: HashMap::default(),
+            requests,
+            answers,
+            serial: 0,
+            pending: 0,
+        })
+    }
+
+    /// The rows of what a mapping shows, if they are there; asks for them, if they are not.
+    pub(super) fn rows(
+        &mut self,
+        process: &Process,
+        mapping: &remote::Mapping<'_>,
+        shown: Shown,
+    ) -> Option<Arc<PlacedRows>> {
+        let now = Instant::now();
+        let known = self.files.get(&shown);
+        let made = known.and_then(|it| it.rows.as_ref());
+        let rows = made.and_then(Weak::upgrade);
+        let were_given_back = made.is_some() && rows.is_none();
+        let is_old = |it: &KnownFile| now.duration_since(it.requested) >= RECHECK_INTERVAL;
+        if were_given_back || known.is_none_or(is_old) {
+            let range = (mapping.start, mapping.end);
+            let request = match shown {
+                Shown::Vdso if rows.is_some() => return rows,
+                Shown::Vdso => Request::Vdso {
+                    pid: process.pid(),
+                    range,
+                },
+                Shown::File { device, inode } => Request::File {
+                    file: process.mapped_file(range, mapping.name, device, inode)?,
+                    shown,
+                },
+            };
+            if self.files.len() >= MAX_FILES {
+                self.files.clear();
+            }
+            // If there is no room, the next process that maps it asks again.
+            if self.requests.try_send(request).is_ok() {
+                self.pending += 1;
+                let known = KnownFile {
+                    rows: rows.as_ref().map(Arc::downgrade),
+                    requested: now,
+                };
+                self.files.insert(shown, known);
+            }
+        }
+        rows
+    }
+
+    /// Tells the program the mappings of a process.
+    pub(super) fn place(&mut self, pid: i32, process: &mut ProcessMappings) {
+        let now = Instant::now();
+        self.serial += 1;
+        let head = Code {
+            start: self.serial,
+            ..Code::default()
+        };
+        let mappings = process.mappings.iter().map(Mapping::code);
+        let list: Vec<Code> = std::iter::once(head).chain(mappings).collect();
+        let Some(first) = self.pool.take(list.len() as u32, now) else {
+            // No room: the process keeps what it has.
+            return;
+        };
+        // SAFETY: a pointer to a member of a value that is mapped.
+        let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
+        self.code.write(at, first as usize, &list);
+        let code = ProcessCode {
+            first: first + 1,
+            count: list.len() as u32 - 1,
+            serial: self.serial,
+        };
+        let rows = process.mappings.iter().filter_map(|it| it.rows.clone());
+        let mut placed = PlacedCode {
+            code,
+            rows: rows.collect(),
+        };
+        if self.processes.insert(pid as u32, code, 0).is_ok() {
+            std::mem::swap(&mut process.placed, &mut placed);
+        }
+        self.free(placed);
+    }
+
+    fn free(&mut self, placed: PlacedCode) {
+        let PlacedCode { code, rows } = placed;
+        if code.serial != 0 {
+            let head = code.first - 1;
+            // SAFETY: a pointer to a member of a value that is mapped.
+            let at = |code: *mut CodeList| unsafe { &raw mut (*code).at };
+            // A child may have inherited them and not be known yet.
+            self.code.write(at, head as usize, &[Code::default()]);
+            self.pool.give_back(head, code.count + 1, Instant::now());
+        }
+        // Only now, because they may be given back from here on.
+        drop(rows);
+    }
+
+    pub(super) fn forget(&mut self, pid: i32, placed: PlacedCode) {
+        // The program removes it, too.
+        let _ = self.processes.remove(&(pid as u32));
+        self.free(placed);
+    }
+
+    /// An answer, if one comes within this time and one is expected.
+    pub(super) fn wait(&self, time: Duration) -> Option<Answer> {
+        let is_expected = self.pending > 0;
+        is_expected.then(|| self.answers.recv_timeout(time).ok())?
+    }
+
+    /// The rows that are new in this answer, and in those that have come.
+    pub(super) fn take(
+        &mut self,
+        first: Option<Answer>,
+    ) -> HashMap<Shown, Arc<PlacedRows>, RandomState> {
+        let mut new = HashMap::<Shown, Arc<PlacedRows>, RandomState>::default();
+        for (shown, rows) in first.into_iter().chain(self.answers.try_iter()) {
+            self.pending -= 1;
+            let Some(file) = self.files.get_mut(&shown) else {
+                continue;
+            };
+            let same = match (&file.rows, &rows) {
+                (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),
+                (None, None) => true,
+                _ => false,
+            };
+            // Rows that could not be read again stay: the file may be another by now.
+            if !same && let Some(rows) = rows {
+                file.rows = Some(Arc::downgrade(&rows));
+                new.insert(shown, rows);
+            }
+        }
+        new
+    }
+}
