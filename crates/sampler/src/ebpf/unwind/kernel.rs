@@ -185,7 +185,7 @@ impl Kernel {
         is_expected.then(|| self.answers.recv_timeout(time).ok())?
     }
 
-    /// The rows that are new in this answer, and in those that have come.
+    /// The new rows in this answer and in all others that have come.
     pub(super) fn take(
         &mut self,
         first: Option<Answer>,
