@@ -103,18 +103,21 @@ impl Worker {
 
     /// Answers requests until there is nobody to answer.
     pub(super) fn run(mut self, requests: &Receiver<Request>, answers: &Sender<Answer>) {
+        let mut next_trim = Instant::now() + TRIM_INTERVAL;
         loop {
+            let now = Instant::now();
+            if now >= next_trim {
+                self.store.trim();
+                next_trim = now + TRIM_INTERVAL;
+            }
             let request = match self.store.is_trimmed() {
                 true => requests.recv().map_err(RecvTimeoutError::from),
-                false => requests.recv_timeout(TRIM_INTERVAL),
+                false => requests.recv_timeout(next_trim - now),
             };
             let answer = match &request {
                 Ok(Request::File { file, shown }) => (*shown, self.of_file(file)),
                 Ok(Request::Vdso { pid, range }) => (Shown::Vdso, self.of_vdso(*pid, *range)),
-                Err(RecvTimeoutError::Timeout) => {
-                    self.store.trim();
-                    continue;
-                }
+                Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
             if let (_, Some(rows)) = &answer {
