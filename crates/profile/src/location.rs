@@ -1,6 +1,7 @@
 //! Frames of stacks, resolved.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use otelctx_sample::{
     Catalog, Frame, FrameId, FrameKind, Mapping, ModuleId, NamedFrame, ProcessFacts, ProcessId,
@@ -29,8 +30,9 @@ pub struct Location {
     pub address: u64,
     /// What the frame's code belongs to.
     pub place: Place,
-    /// The functions at the address, innermost inlined function first; empty if unknown.
-    pub functions: Vec<Function>,
+    /// The functions at the address, innermost inlined function first; empty if unknown. Locations of
+    /// several processes share them.
+    pub functions: Arc<[Function]>,
 }
 
 /// What the code of a [`Location`] belongs to.
@@ -181,7 +183,7 @@ impl Locator {
                 let location = Location {
                     address: *address,
                     place,
-                    functions: Vec::new(),
+                    functions: Arc::default(),
                 };
                 (
                     location,
@@ -229,11 +231,18 @@ impl Locator {
             let process = catalog.process(process);
             let mapping = process.mappings.iter().rev().find(|it| it.module == module);
             let query = SymbolQuery::new(catalog.module_facts(module), process).mapped(mapping);
-            let addresses: Vec<u64> = questions.iter().map(|(_, it)| it.address).collect();
-            let answers = symbolizer.functions(query, &addresses);
+            let mut addresses: Vec<u64> = questions.iter().map(|(_, it)| it.address).collect();
+            // Thousands of processes may run the same code.
+            addresses.sort_unstable();
+            addresses.dedup();
+            let answers = symbolizer.functions(query, &addresses).into_iter();
+            let answers: Vec<Arc<[Function]>> = answers.map(Into::into).collect();
             let identity = symbolizer.identity(query);
-            for ((index, question), functions) in questions.into_iter().zip(answers) {
-                locations[index].functions = functions;
+            for (index, question) in questions {
+                let answer = addresses.binary_search(&question.address).ok();
+                if let Some(functions) = answer.and_then(|at| answers.get(at)) {
+                    locations[index].functions = Arc::clone(functions);
+                }
                 let module = question.module;
                 identities.entry(module).or_insert_with(|| identity.clone());
             }
@@ -253,12 +262,12 @@ fn named_location(frame: &NamedFrame) -> Location {
     Location {
         address: 0,
         place: Place::Runtime(frame.kind),
-        functions: vec![Function {
+        functions: Arc::new([Function {
             name: name.to_owned(),
             system_name: system_name.to_owned(),
             file: frame.file.clone(),
             line: frame.line,
-        }],
+        }]),
     }
 }
 

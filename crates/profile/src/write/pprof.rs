@@ -266,7 +266,7 @@ impl Pprof {
     /// The id of a location, from 1.
     fn location(&mut self, part: &Profile, location: &crate::Location) -> Option<u64> {
         let mut lines = Vec::new();
-        for function in &location.functions {
+        for function in location.functions.iter() {
             let name = self.string(&function.name)?;
             let entry = Function {
                 id: 0,
