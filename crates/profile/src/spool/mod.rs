@@ -30,25 +30,19 @@ const BUFFER: usize = 256 * 1024;
 const MAX_CATALOG: usize = 2 << 20;
 /// Minimum number of samples per catalog: two and a half seconds of two busy CPUs at 999 Hz.
 const MIN_SEGMENT_SAMPLES: u64 = 5_000;
-/// Maximum number of samples of a part: with everything that a profile keeps about each, about 400
-/// MB.
-const MAX_PART_SAMPLES: usize = 4_000_000;
-/// Maximum memory of a part's catalog, in bytes. As OTLP, the part is smaller than 1 GiB: a sample
-/// takes less than 40 bytes, and the tables less than the catalog.
-const MAX_PART_CATALOG: usize = 256 << 20;
+/// Maximum memory for resolving and writing a part, in bytes, as [`Part::cost`] estimates it.
+const MAX_PART_MEMORY: usize = 200 << 20;
 
 /// The limits of a spool.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     rotation: Rotation,
-    part_samples: usize,
-    part_catalog: usize,
+    part_memory: usize,
 }
 
 const LIMITS: Limits = Limits {
     rotation: Rotation::new(MAX_CATALOG, MIN_SEGMENT_SAMPLES),
-    part_samples: MAX_PART_SAMPLES,
-    part_catalog: MAX_PART_CATALOG,
+    part_memory: MAX_PART_MEMORY,
 };
 
 /// Writes samples to a file.
@@ -255,11 +249,7 @@ impl Parts {
 
     fn read(&mut self) -> io::Result<Recording> {
         let mut part = Part::default();
-        let is_full = |part: &Part, limits: &Limits| {
-            part.samples.len() >= limits.part_samples
-                || part.catalog.memory() >= limits.part_catalog
-        };
-        while !is_full(&part, &self.limits) {
+        while part.cost() < self.limits.part_memory {
             let Some(segment) = self.segments.next() else {
                 if let Some(last) = self.last.take() {
                     let ids = part.add_catalog(&last.catalog, &self.kinds)?;

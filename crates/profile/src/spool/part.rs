@@ -36,7 +36,17 @@ pub(super) struct Ids {
     stacks: Vec<StackId>,
 }
 
+/// Memory for each sample of a part, in bytes: itself, its sort key, and the key of its group.
+const SAMPLE_COST: usize = 160;
+/// How much larger than a part's catalog everything is that is resolved from it.
+const CATALOG_FACTOR: usize = 5;
+
 impl Part {
+    /// Estimates the memory for resolving and writing this part, in bytes.
+    pub(super) fn cost(&self) -> usize {
+        self.samples.len() * SAMPLE_COST + self.catalog.memory() * CATALOG_FACTOR
+    }
+
     /// Adds the catalog of a segment.
     pub(super) fn add_catalog(&mut self, mut bytes: &[u8], kinds: &[FrameKind]) -> io::Result<Ids> {
         let bytes = &mut bytes;

@@ -18,8 +18,7 @@ const MAX_SMALL_CATALOG: usize = 4096;
 fn small() -> Limits {
     Limits {
         rotation: Rotation::new(MAX_SMALL_CATALOG, 10),
-        part_samples: 1000,
-        part_catalog: 1 << 20,
+        part_memory: 1 << 20,
     }
 }
 
@@ -180,7 +179,11 @@ fn what_is_spooled_comes_back() {
 
 #[test]
 fn a_long_recording_has_parts_that_follow_each_other() {
-    let (before, recordings) = record(small(), 5000);
+    let limits = Limits {
+        part_memory: 200_000,
+        ..small()
+    };
+    let (before, recordings) = record(limits, 5000);
     assert_eq!(all_described(&recordings), before);
     assert!(recordings.len() >= 3, "{}", recordings.len());
     let mut start = 1000;

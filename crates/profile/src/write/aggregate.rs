@@ -11,7 +11,7 @@ use super::{flame_graph, folded};
 use crate::{Clock, Error, Format, Options, Profile, file};
 
 /// Maximum size of the text of stacks, in bytes.
-const MAX_STACKS: usize = 128 << 20;
+const MAX_STACKS: usize = 64 << 20;
 /// Represents all stacks, traces or spans for which there was no room.
 pub(super) const OTHER: &str = "(other)";
 

@@ -18,9 +18,9 @@ use crate::{Clock, Kind, LocationIndex, Options, Place, Profile};
 
 /// Maximum number of samples in a file. In a longer recording, each shown sample represents several
 /// of its thread.
-const MAX_SAMPLES: u64 = 4_000_000;
+const MAX_SAMPLES: u64 = 500_000;
 /// Maximum memory of tracks, stacks and the text of spans, in bytes (estimated).
-const MAX_MEMORY: usize = 512 << 20;
+const MAX_MEMORY: usize = 32 << 20;
 /// Estimated memory of a track without samples and spans, and of a frame, in bytes.
 const TRACK: usize = 2048;
 const FRAME: usize = 100;

@@ -16,10 +16,10 @@ use crate::attributes::{attributes, beside};
 use crate::{Clock, Group, Kind, Place, Profile};
 
 /// Maximum memory of all samples, in bytes (estimated).
-const MAX_MEMORY: usize = 384 << 20;
+const MAX_MEMORY: usize = 80 << 20;
 /// The part of it for samples without trace and span IDs: once the rest is used up, samples have
 /// [`OTHER`] as their trace.
-const WITHOUT_IDS: usize = 128 << 20;
+const WITHOUT_IDS: usize = 28 << 20;
 
 #[derive(Clone, Copy, PartialEq, Message)]
 struct ValueType {
