@@ -79,6 +79,9 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
         ["recorder"] => crate::group::sampler::record(),
         ["keys"] => keys(),
         ["otlp"] => crate::group::profile::write_otlp(),
+        ["replay", seconds, path] => {
+            crate::group::replay::replay(seconds.parse().unwrap_or(1), path);
+        }
         ["symbolize", program, stacks] => {
             crate::group::symbolize::name_functions(program, stacks);
         }

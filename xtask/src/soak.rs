@@ -23,7 +23,7 @@ enum How {
     Calls,
 }
 
-const RUNS: [Run; 6] = [
+const RUNS: [Run; 7] = [
     Run {
         name: "traces",
         minutes: 6,
@@ -40,6 +40,12 @@ const RUNS: [Run; 6] = [
         name: "memory",
         minutes: 11,
         summary: "record --all at 999 Hz on a busy machine: minute 10 against minute 2",
+        how: How::Bench,
+    },
+    Run {
+        name: "replay",
+        minutes: 20,
+        summary: "memory of recording 64 CPUs at 999 Hz, replayed from a recording of this machine",
         how: How::Bench,
     },
     Run {

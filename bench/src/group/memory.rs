@@ -22,10 +22,10 @@ pub(crate) fn run(report: &mut Report) {
 }
 
 /// A process that is killed when dropped.
-struct Running(Child);
+pub(crate) struct Running(Child);
 
 impl Running {
-    fn start(command: &mut Command) -> Result<Self, String> {
+    pub(crate) fn start(command: &mut Command) -> Result<Self, String> {
         let command = command.stdin(Stdio::null()).stdout(Stdio::null());
         command.spawn().map(Self).map_err(|error| error.to_string())
     }

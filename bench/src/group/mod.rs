@@ -8,6 +8,7 @@ mod memory;
 pub(crate) mod profile;
 mod publisher;
 mod reader;
+pub(crate) mod replay;
 mod resolve;
 mod rows;
 mod runtime;
@@ -107,6 +108,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "record --all at 999 Hz on a busy machine, as root; ten minutes",
         by_default: false,
         run: memory::run,
+    },
+    Group {
+        name: "replay",
+        summary: "memory of recording 64 CPUs at 999 Hz, replayed, as root; twenty minutes",
+        by_default: false,
+        run: replay::run,
     },
     Group {
         name: "runtime",
