@@ -43,45 +43,120 @@ static __always_inline int user_mode(void *context)
 #endif
 }
 
-static __always_inline int sample_thread(void *context, int by_tables)
+/* The running thread, if it is to be sampled. */
+struct sampled {
+    struct task_struct *task;
+    struct cpu *cpu;
+    __u64 target; /* where it is found */
+    __u32 pid;
+    __u32 tid;
+    __u8 flags;
+};
+
+static __always_inline int find_sampled(void *context, struct sampled *sampled)
 {
-    __u32 pid, tid;
     struct task_struct *task = current_task();
-    if (!ids(task, &pid, &tid)) {
+    if (!ids(task, &sampled->pid, &sampled->tid)) {
         if (whole_machine)
             count(COUNTER_OUTSIDE);
         return 0;
     }
-    struct cpu *cpu = this_cpu();
-    if (!cpu)
+    sampled->task = task;
+    sampled->cpu = this_cpu();
+    if (!sampled->cpu)
         return 0;
-    __u64 found = find_target(cpu, pid);
-    if (found == NO_TARGET && !whole_machine)
+    sampled->target = find_target(sampled->cpu, sampled->pid);
+    if (sampled->target == NO_TARGET && !whole_machine)
         return 0;
     __u8 flags = user_mode(context) ? EVENT_USER_MODE : 0;
     /* Else the compiler asks for the mode again each time, and Linux 5.10 does not see that it is the
      * same. */
     HIDE(flags);
-    if (user_stacks) {
-        forget_stack();
-        if (!(by_tables && unwind(task, pid)) && flags)
-            walk_stack(context, task, by_tables);
-    }
-    take(context, &sample_scratch, &sample_steps, cpu, task, found, pid, tid, EVENT_ON_CPU, flags);
-    return 0;
+    sampled->flags = flags;
+    return 1;
 }
 
+static __always_inline void take_sample(void *context, const struct sampled *sampled)
+{
+    take(context, &sample_scratch, &sample_steps, sampled->cpu, sampled->task, sampled->target,
+         sampled->pid, sampled->tid, EVENT_ON_CPU, sampled->flags);
+}
+
+/* Stacks by frame pointers alone. */
 SEC("perf_event")
 int sample(void *context)
 {
-    return sample_thread(context, 0);
+    struct sampled sampled;
+    if (!find_sampled(context, &sampled))
+        return 0;
+    if (user_stacks) {
+        forget_stack();
+        if (sampled.flags & EVENT_USER_MODE)
+            walk_stack(context, sampled.task, 0);
+    }
+    take_sample(context, &sampled);
+    return 0;
 }
 
 /* The same with stacks by unwind tables; loaded in the place of `sample` from Linux 5.17 on. */
 SEC("perf_event")
 int sample_by_tables(void *context)
 {
-    return sample_thread(context, 1);
+    struct sampled sampled;
+    if (!find_sampled(context, &sampled))
+        return 0;
+    forget_stack();
+    if (!unwind(context, sampled.task, sampled.pid, sampled.flags) && sampled.flags & EVENT_USER_MODE)
+        walk_stack(context, sampled.task, 1);
+    take_sample(context, &sampled);
+    return 0;
+}
+
+/* The programs that `sample_in_turns` continues with: their places in the array. */
+enum turn { TURN_FRAMES_PROGRAM, TURN_END_PROGRAM, TURN_PROGRAMS };
+
+struct {
+    __uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+    __uint(max_entries, TURN_PROGRAMS);
+    __type(key, __u32);
+    __type(value, __u32);
+} turns SEC(".maps");
+
+/* The same without bpf_loop, before Linux 5.17: some frames, and then the next program. */
+SEC("perf_event")
+int sample_in_turns(void *context)
+{
+    struct sampled sampled;
+    if (!find_sampled(context, &sampled))
+        return 0;
+    struct walk walk;
+    forget_stack();
+    if (begin_walk(context, sampled.task, sampled.pid, sampled.flags, &walk))
+        bpf_tail_call(context, &turns, TURN_FRAMES_PROGRAM);
+    if (sampled.flags & EVENT_USER_MODE)
+        walk_stack(context, sampled.task, 0);
+    bpf_tail_call(context, &turns, TURN_END_PROGRAM);
+    count(COUNTER_SAMPLES);
+    return 0;
+}
+
+SEC("perf_event")
+int turn_frames(void *context)
+{
+    if (unwind_further())
+        bpf_tail_call(context, &turns, TURN_FRAMES_PROGRAM);
+    bpf_tail_call(context, &turns, TURN_END_PROGRAM);
+    count(COUNTER_SAMPLES);
+    return 0;
+}
+
+SEC("perf_event")
+int turn_end(void *context)
+{
+    struct sampled sampled;
+    if (find_sampled(context, &sampled))
+        take_sample(context, &sampled);
+    return 0;
 }
 
 /* Generated: the steps of the runtimes that are shipped, or those of tests. */

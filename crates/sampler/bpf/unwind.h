@@ -2,8 +2,9 @@
 /* The user stack of the running thread, by rows of unwind tables; see crates/unwind, whose walk this
  * repeats in the kernel. Layouts are shared with src/ebpf/rows/abi.rs.
  *
- * A program that uses this needs Linux 5.17 (bpf_loop). The walk starts from the registers with which
- * the thread has entered the kernel, so that samples in a system call have whole stacks, too.
+ * The walk starts from the registers with which the thread has entered the kernel, so that samples in a system
+ * call have whole stacks, too. Its steps are taken by bpf_loop, or before Linux 5.17 by programs that call each
+ * other (sampler.bpf.c).
  */
 #ifndef UNWIND_H
 #define UNWIND_H
@@ -29,6 +30,11 @@
 #define TRAMPOLINE_GAP 0xfffe
 #define PLAIN_GAP 0xffff
 #define ROW_STEPS 17 /* of a binary search among 65,536 */
+
+/* Frames that one program finds, and how many times it is called for a stack: with those of the runtimes' steps
+ * there are 33 tail calls at most (MAX_TAIL_CALL_CNT). */
+#define TURN_FRAMES 6
+#define MAX_TURNS 24
 
 /* Changes of stacks in one walk: see crates/unwind/src/walk.rs. */
 #define MAX_SWITCHES 64
@@ -151,6 +157,8 @@ struct {
  * last the instruction pointer. */
 #define SAVED_REGISTERS 21
 #define SAVED_CS 17
+/* Of the kernel's stack: arch/x86/include/asm/page_64_types.h. */
+#define THREAD_SIZE 16384
 static const __u8 saved_order[] = {10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16};
 /* Which registers a context has, one after the other. */
 static const __u8 context_order[] = {8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, 16};
@@ -169,7 +177,16 @@ static const __u8 context_order[] = {8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1
 /* struct user_pt_regs: the same, and the state. */
 #define SAVED_REGISTERS 34
 #define SAVED_STATE 33
+/* arch/arm64/include/asm/memory.h */
+#define THREAD_SIZE 16384
 #endif
+
+/* What the kernel has of Linux 5.15 on. Before, the registers are at the end of the thread's kernel stack, where
+ * they are told by the state that they contain. */
+enum bpf_func_id___registers { BPF_FUNC_task_pt_regs___registers = 175 };
+struct pt_regs___kernel {
+    unsigned long unused;
+};
 #define REGISTERS 33
 
 struct unwinder {
@@ -180,6 +197,12 @@ struct unwinder {
     __u64 by_frame_pointer;
     __u64 switches;
     __u64 end;
+    /* Where the walk is, from one program to the next. */
+    __u64 serial;
+    __u32 first;
+    __u32 count;
+    __u32 turns;
+    __u32 frames;
     struct code code; /* the mapping that was found last */
     __u64 words[40];
     __u64 chunk_start;
@@ -195,7 +218,7 @@ struct {
     __type(value, struct unwinder);
 } unwinders SEC(".maps");
 
-/* What a walk needs, found once. */
+/* What a walk needs, found once in a program. */
 struct walk {
     struct unwinder *unwinder;
     struct stack *stack;
@@ -479,7 +502,7 @@ static __always_inline long by_rule(struct unwinder *unwinder, const struct rule
 }
 
 /* Keeps the frame, and goes to its caller; 1 at the end. */
-static long step(__u32 index, struct walk *walk)
+static __always_inline long walk_step(__u32 index, const struct walk *walk)
 {
     struct unwinder *unwinder = walk->unwinder;
     struct stack *stack = walk->stack;
@@ -533,8 +556,52 @@ static long step(__u32 index, struct walk *walk)
     }
 }
 
-/* Walks the stack of the running thread; false if that is for the frame pointers. */
-static __always_inline int unwind(struct task_struct *task, __u32 pid)
+static long step(__u32 index, struct walk *walk)
+{
+    return walk_step(index, walk);
+}
+
+/* Finds what a walk needs that has begun. */
+static __always_inline int find_walk(struct walk *walk)
+{
+    __u32 zero = 0, cpu = bpf_get_smp_processor_id();
+    walk->unwinder = bpf_map_lookup_elem(&unwinders, &zero);
+    walk->stack = bpf_map_lookup_elem(&stacks, &zero);
+    walk->code = bpf_map_lookup_elem(&code, &zero);
+    walk->pages = bpf_map_lookup_elem(&page_index, &zero);
+    walk->rules = bpf_map_lookup_elem(&rules, &zero);
+    walk->cache = bpf_map_lookup_elem(&rule_caches, &cpu);
+    if (!walk->unwinder || !walk->stack || !walk->code || !walk->pages || !walk->rules || !walk->cache)
+        return 0;
+    walk->serial = walk->unwinder->serial;
+    walk->first = walk->unwinder->first;
+    walk->count = walk->unwinder->count;
+    return 1;
+}
+
+/* Reads the registers with which the thread has entered the kernel. */
+static __always_inline int read_registers(void *context, struct task_struct *task, __u8 flags,
+                                          struct unwinder *unwinder)
+{
+    const void *saved;
+    if (bpf_core_enum_value_exists(enum bpf_func_id___registers, BPF_FUNC_task_pt_regs___registers)) {
+        saved = (void *)bpf_task_pt_regs(task);
+    } else if (flags & EVENT_USER_MODE) {
+        const __u64 *registers = context;
+        HIDE(registers);
+#pragma unroll
+        for (int i = 0; i < SAVED_REGISTERS; i++)
+            unwinder->words[i] = registers[i];
+        return 1;
+    } else {
+        saved = (void *)OF_TASK(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs___kernel);
+    }
+    return !bpf_probe_read_kernel(unwinder->words, SAVED_REGISTERS * 8, saved);
+}
+
+/* Begins a walk of the running thread's stack; false if that is for the frame pointers. */
+static __always_inline int begin_walk(void *context, struct task_struct *task, __u32 pid, __u8 flags,
+                                      struct walk *walk)
 {
     const struct process_code *process = bpf_map_lookup_elem(&processes, &pid);
     if (!process)
@@ -542,25 +609,16 @@ static __always_inline int unwind(struct task_struct *task, __u32 pid)
     /* A return probe puts another address in the place of one, and the kernel knows which. */
     if (bpf_core_field_exists(task->utask) && OF_TASK(task, utask))
         return 0;
-    __u32 zero = 0, cpu = bpf_get_smp_processor_id();
-    struct walk walk = {
-        .unwinder = bpf_map_lookup_elem(&unwinders, &zero),
-        .stack = bpf_map_lookup_elem(&stacks, &zero),
-        .code = bpf_map_lookup_elem(&code, &zero),
-        .pages = bpf_map_lookup_elem(&page_index, &zero),
-        .rules = bpf_map_lookup_elem(&rules, &zero),
-        .cache = bpf_map_lookup_elem(&rule_caches, &cpu),
-        .serial = process->serial,
-        .first = process->first,
-        .count = process->count,
-    };
-    struct unwinder *unwinder = walk.unwinder;
-    if (!unwinder || !walk.stack || !walk.code || !walk.pages || !walk.rules || !walk.cache)
+    __u32 zero = 0;
+    struct unwinder *unwinder = bpf_map_lookup_elem(&unwinders, &zero);
+    if (!unwinder)
         return 0;
-    if (walk.code->at[(walk.first - 1) & (MAX_CODE - 1)].start != walk.serial)
+    unwinder->serial = process->serial;
+    unwinder->first = process->first;
+    unwinder->count = process->count;
+    if (!find_walk(walk) || walk->code->at[(walk->first - 1) & (MAX_CODE - 1)].start != walk->serial)
         return 0;
-    const void *saved = (void *)bpf_task_pt_regs(task);
-    if (bpf_probe_read_kernel(unwinder->words, SAVED_REGISTERS * 8, saved))
+    if (!read_registers(context, task, flags, unwinder))
         return 0;
 #if defined(__TARGET_ARCH_x86)
     if (unwinder->words[SAVED_CS] != USER_CS)
@@ -569,8 +627,8 @@ static __always_inline int unwind(struct task_struct *task, __u32 pid)
     for (int i = 0; i <= PC; i++)
         unwinder->registers[i] = unwinder->words[saved_order[i]];
 #else
-    /* PSTATE.nRW: 32-bit code. */
-    if (unwinder->words[SAVED_STATE] & 0x10)
+    /* PSTATE.nRW: 32-bit code; PSTATE.EL: the kernel's. */
+    if (unwinder->words[SAVED_STATE] & 0x1f)
         return 0;
 #pragma unroll
     for (int i = 0; i <= PC; i++)
@@ -582,13 +640,41 @@ static __always_inline int unwind(struct task_struct *task, __u32 pid)
     unwinder->by_frame_pointer = 0;
     unwinder->switches = 0;
     unwinder->end = STACK_LIMIT;
+    unwinder->turns = 0;
+    unwinder->frames = 0;
     unwinder->code.start = 0;
     unwinder->code.end = 0;
     unwinder->chunk_size = 0;
-    walk.stack->size = 0;
-    bpf_loop(MAX_USER_FRAMES, step, &walk, 0);
-    walk.stack->end = unwinder->end;
+    walk->stack->size = 0;
     return 1;
+}
+
+/* Walks the running thread's stack; false if that is for the frame pointers. */
+static __always_inline int unwind(void *context, struct task_struct *task, __u32 pid, __u8 flags)
+{
+    struct walk walk;
+    if (!begin_walk(context, task, pid, flags, &walk))
+        return 0;
+    bpf_loop(MAX_USER_FRAMES, step, &walk, 0);
+    walk.stack->end = walk.unwinder->end;
+    return 1;
+}
+
+/* Finds some more frames of a walk that has begun; false at its end. */
+static __always_inline int unwind_further(void)
+{
+    struct walk walk;
+    if (!find_walk(&walk))
+        return 0;
+    struct unwinder *unwinder = walk.unwinder;
+#pragma clang loop unroll(disable)
+    for (int i = 0; i < TURN_FRAMES; i++)
+        if (walk_step(unwinder->frames++, &walk)) {
+            walk.stack->end = unwinder->end;
+            return 0;
+        }
+    walk.stack->end = STACK_LIMIT;
+    return ++unwinder->turns < MAX_TURNS;
 }
 
 #endif

@@ -58,6 +58,7 @@ struct pid {
     struct upid numbers[];
 };
 struct task_struct {
+    void *stack;
     unsigned int flags;
     int pid;
     int tgid;

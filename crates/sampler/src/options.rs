@@ -47,6 +47,8 @@ pub struct Options {
     pub(crate) ring: Option<u64>,
     /// Pass samples through the kernel's ring buffer.
     pub(crate) without_rings: bool,
+    /// Unwind as before Linux 5.17, by programs that call each other.
+    pub(crate) without_loops: bool,
     /// How many MiB of rows of unwind tables to keep for files that no process has mapped. Default: 24.
     pub(crate) kept_rows: Option<u32>,
 }
@@ -79,6 +81,7 @@ impl Options {
             kernel_object: None,
             ring: None,
             without_rings: false,
+            without_loops: false,
             kept_rows: None,
         }
     }

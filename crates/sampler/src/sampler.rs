@@ -146,8 +146,18 @@ impl Sampler {
         }
     }
 
-    /// Why the eBPF program walks user stacks by frame pointers alone, if it does: unwinding by tables
-    /// needs Linux 5.17.
+    /// Maximum number of frames that are kept of a user stack: 512; with eBPF 144 before Linux 5.17, and 127 if
+    /// stacks are walked by frame pointers alone.
+    #[must_use]
+    pub fn max_frames(&self) -> usize {
+        match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.max_frames(),
+            Recorder::Ptrace(_) => otelctx_unwind::MAX_FRAMES,
+        }
+    }
+
+    /// Why the eBPF program walks user stacks by frame pointers alone, if it does: the kernel refuses the
+    /// programs that unwind by tables.
     #[must_use]
     pub fn without_tables(&self) -> Option<&Refusal> {
         match &self.recorder {

@@ -29,8 +29,8 @@ struct Sampling {
     samples: u64,
     /// Samples of the first thread, which only waits for its input.
     others: u64,
-    /// Whether stacks were unwound by tables.
-    by_tables: bool,
+    /// Frames of a stack that are kept.
+    max_frames: usize,
 }
 
 /// Samples a program until enough of its other threads' stacks were compared. `None`, with a line,
@@ -49,15 +49,14 @@ fn sample(
         Method::Ptrace(why) => Err(why),
         _ => Ok(()),
     })?;
-    let by_tables = sampler.without_tables().is_none();
+    assert_eq!(sampler.without_tables(), None);
+    let max_frames = sampler.max_frames();
     let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
     let begin = Instant::now();
     let (mut compared, mut others) = (0, 0);
     let mut compare = |catalog: &Catalog, sample: Sample| {
         let is_first = catalog.thread_facts(sample.thread).tid == target.pid();
-        // Without tables, the stack of a sample in the kernel is walked by the kernel.
-        let was_in_kernel = !catalog.frame_ids(sample.kernel_stack).is_empty();
-        if is_first || was_in_kernel && !by_tables {
+        if is_first {
             others += 1;
             return 0;
         }
@@ -66,7 +65,7 @@ fn sample(
         at(&addresses);
         1
     };
-    let mut before = (!has_tables || !by_tables).then(Counts::default);
+    let mut before = (!has_tables).then(Counts::default);
     while compared < 20 {
         assert!(begin.elapsed() < TIMEOUT, "{what}: {compared}");
         std::thread::sleep(INTERVAL);
@@ -90,7 +89,7 @@ fn sample(
         counts,
         samples: compared,
         others,
-        by_tables,
+        max_frames,
     })
 }
 
@@ -127,7 +126,7 @@ fn every_frame_is_there_however_far_it_is_from_the_next() {
             let arguments = [format!("depth={depth}"), format!("frame={frame}")];
             let mut command = Command::new(&program);
             let target = Target::spawn(command.args(arguments).args(*more));
-            let Some(()) = check_frames(&target, &what, *depth, name != "frame pointers") else {
+            let Some(()) = check_frames(&target, &what, *depth) else {
                 return;
             };
         }
@@ -136,32 +135,26 @@ fn every_frame_is_there_however_far_it_is_from_the_next() {
 
 /// Checks the stacks of a thread with this many calls below its first function, and that they are
 /// counted as what they are.
-fn check_frames(target: &Target, what: &str, depth: usize, needs_tables: bool) -> Option<()> {
+fn check_frames(target: &Target, what: &str, depth: usize) -> Option<()> {
     let places = target.lines[0].split(' ');
     let places: Vec<u64> = places.map(|it| it.parse().unwrap()).collect();
     let is_in = |address: u64, function: u64| (function..function + FUNCTION).contains(&address);
     let mut stacks = Vec::new();
     let result = sample(target, what, true, |stack| stacks.push(stack.to_vec()))?;
-    if needs_tables && !result.by_tables {
-        return Some(());
-    }
-    let limit = match result.by_tables {
-        true => MAX_FRAMES_BY_TABLES,
-        false => MAX_FRAMES,
-    };
+    let limit = result.max_frames;
     for stack in stacks {
         let calls = stack.iter().take_while(|it| is_in(**it, places[0])).count();
         assert_eq!(calls, depth.min(limit), "{what}: {stack:x?}");
         if depth < limit {
             assert!(is_in(stack[depth], places[1]), "{what}: {stack:x?}");
         }
-        if result.by_tables && depth < limit {
+        if depth < limit {
             // The C library's functions that started the thread: start_thread and clone3.
             assert_eq!(stack.len(), depth + 3, "{what}: {stack:x?}");
         }
     }
     let counts = result.counts;
-    let is_complete = result.by_tables && depth < limit;
+    let is_complete = depth < limit;
     assert_eq!(counts.missing_stacks, 0, "{what}: {counts:?}");
     if is_complete {
         assert!(

@@ -1,6 +1,6 @@
 //! Stacks of programs that keep no frame pointers reach the function that the program starts with.
 //!
-//! Needs the right to use eBPF, and Linux 5.17.
+//! Needs the right to use eBPF.
 
 use std::fs::File;
 use std::path::Path;

@@ -32,11 +32,17 @@ const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Maximum number of configured steps of runtimes, each for one process: 1.3 MB.
 const MAX_CONFIGURATIONS: u32 = 4096;
 
-/// The programs that sample: with stacks by frame pointers, and by unwind tables.
+/// The programs that sample: with stacks by frame pointers, and by unwind tables, which needs Linux 5.17 unless
+/// several programs take turns.
 const SAMPLE: &str = "sample";
 const SAMPLE_BY_TABLES: &str = "sample_by_tables";
-/// The first version with `bpf_loop`.
-const MIN_LINUX_FOR_TABLES: (u32, u32) = (5, 17);
+const SAMPLE_IN_TURNS: &str = "sample_in_turns";
+/// Frames that `sample_in_turns` keeps: `TURN_FRAMES` times `MAX_TURNS` (`unwind.h`).
+const MAX_FRAMES_IN_TURNS: usize = 144;
+/// Frames that `sample` keeps (`MAX_FRAMES` in `stack.h`).
+const MAX_FRAMES_BY_POINTERS: usize = 127;
+/// The programs that take turns, in the order of `enum turn` (`sampler.bpf.c`).
+const TURNS: [&str; 2] = ["turn_frames", "turn_end"];
 
 /// The loaded programs and their maps.
 pub(super) struct Loaded {
@@ -53,6 +59,7 @@ pub(super) struct Loaded {
     pub(super) without_tables: Option<Refusal>,
     /// Kept open: an array without a descriptor drops its programs.
     _step_programs: ProgramArray<MapData>,
+    _turns: Option<ProgramArray<MapData>>,
     /// Keeps the programs loaded and attached.
     programs: Ebpf,
     /// The name of the program that samples.
@@ -144,12 +151,16 @@ impl Loaded {
             // It does nothing that can fail.
             let _ = thread.join();
         }
-        let (sample, without_tables) = load_sample(&mut programs, options)?;
+        let Sample {
+            name: sample,
+            turns,
+            without_tables,
+        } = load_sample(&mut programs, options)?;
         let (steps, step_programs) = add_steps(&mut programs)?;
         let clocks = Clocks::open(cpus, options.period(), sample_program(&programs, sample)?)
             .map_err(|error| Refusal::of(&error))?;
         let cpu_map = array(&mut programs, "cpus")?;
-        let unwinding = Unwinding::start(&mut programs, sample == SAMPLE_BY_TABLES, options)?;
+        let unwinding = Unwinding::start(&mut programs, sample != SAMPLE, options)?;
         Ok(Self {
             targets: TargetTable::new(&mut programs, &cpu_map)?,
             events: Events::new(&mut programs, &cpu_map, cpus, sizes)?,
@@ -160,6 +171,7 @@ impl Loaded {
             unwinding,
             without_tables,
             _step_programs: step_programs,
+            _turns: turns,
             programs,
             sample,
         })
@@ -186,6 +198,15 @@ impl Loaded {
         }
     }
 
+    /// Maximum number of frames of a user stack.
+    pub(super) fn max_frames(&self) -> usize {
+        match self.sample {
+            SAMPLE_BY_TABLES => otelctx_unwind::MAX_FRAMES,
+            SAMPLE_IN_TURNS => MAX_FRAMES_IN_TURNS,
+            _ => MAX_FRAMES_BY_POINTERS,
+        }
+    }
+
     /// The kernel's information about the program.
     pub(super) fn info(&self) -> Option<ProgramInfo> {
         self.programs.program(self.sample)?.info().ok()
@@ -205,23 +226,64 @@ impl Loaded {
     }
 }
 
-/// Loads the program that samples, and returns its name. If the one that unwinds by tables does not
-/// load, it is the one that walks by frame pointers, and the reason.
-fn load_sample(
-    programs: &mut Ebpf,
-    options: &Options,
-) -> Result<(&'static str, Option<Refusal>), Refusal> {
-    let mut refusal = None;
+/// The program that samples.
+struct Sample {
+    name: &'static str,
+    /// The programs that it takes turns with.
+    turns: Option<ProgramArray<MapData>>,
+    /// Why it walks stacks by frame pointers alone, if it does.
+    without_tables: Option<Refusal>,
+}
+
+/// Loads the program that samples: the first one that the kernel takes.
+fn load_sample(programs: &mut Ebpf, options: &Options) -> Result<Sample, Refusal> {
+    let mut without_tables = None;
     if options.user_stacks {
-        let program: &mut PerfEvent = find(programs, SAMPLE_BY_TABLES)?;
-        match program.load() {
-            Ok(()) => return Ok((SAMPLE_BY_TABLES, None)),
-            Err(error) => refusal = Some(Refusal::of(&error).needing(MIN_LINUX_FOR_TABLES)),
+        if !options.without_loops && load_clock(programs, SAMPLE_BY_TABLES).is_ok() {
+            return Ok(Sample {
+                name: SAMPLE_BY_TABLES,
+                turns: None,
+                without_tables,
+            });
+        }
+        match load_turns(programs) {
+            Ok(turns) => {
+                return Ok(Sample {
+                    name: SAMPLE_IN_TURNS,
+                    turns: Some(turns),
+                    without_tables,
+                });
+            }
+            Err(refusal) => without_tables = Some(refusal),
         }
     }
-    let program: &mut PerfEvent = find(programs, SAMPLE)?;
-    program.load().map_err(|error| Refusal::of(&error))?;
-    Ok((SAMPLE, refusal))
+    load_clock(programs, SAMPLE)?;
+    Ok(Sample {
+        name: SAMPLE,
+        turns: None,
+        without_tables,
+    })
+}
+
+fn load_turns(programs: &mut Ebpf) -> Result<ProgramArray<MapData>, Refusal> {
+    load_clock(programs, SAMPLE_IN_TURNS)?;
+    for turn in TURNS {
+        load_clock(programs, turn)?;
+    }
+    let mut turns: ProgramArray<MapData> = map(programs, "turns")?;
+    for (turn, index) in TURNS.into_iter().zip(0..) {
+        let program: &mut PerfEvent = find(programs, turn)?;
+        let program = program.fd().map_err(|error| Refusal::of(&error))?;
+        let set = turns.set(index, program, 0);
+        set.map_err(|error| Refusal::of(&error))?;
+    }
+    Ok(turns)
+}
+
+/// Loads a program that runs when a CPU's clock ticks.
+fn load_clock(programs: &mut Ebpf, name: &str) -> Result<(), Refusal> {
+    let program: &mut PerfEvent = find(programs, name)?;
+    program.load().map_err(|error| Refusal::of(&error))
 }
 
 fn sample_program<'p>(programs: &'p Ebpf, name: &str) -> Result<BorrowedFd<'p>, Refusal> {

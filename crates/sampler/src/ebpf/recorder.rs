@@ -264,6 +264,11 @@ impl Recorder {
         self.loaded.without_tables.as_ref()
     }
 
+    /// Maximum number of frames of a user stack.
+    pub(crate) fn max_frames(&self) -> usize {
+        self.loaded.max_frames()
+    }
+
     /// Time and runs of the program, if the kernel counts them.
     pub(crate) fn kernel_time(&self) -> Option<(Duration, u64)> {
         let info = self.loaded.info()?;

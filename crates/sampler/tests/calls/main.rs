@@ -1,6 +1,6 @@
 //! Each frame of a stack was called by the next one, by the disassembly of the programs.
 //!
-//! Needs the right to use eBPF, and Linux 5.17. `cargo xtask soak stacks` compares a million samples.
+//! Needs the right to use eBPF. `cargo xtask soak stacks` compares a million samples.
 
 // Disassembly is text of one architecture.
 #![cfg(target_arch = "x86_64")]

@@ -2,6 +2,7 @@
 //! eBPF.
 
 mod rows;
+mod turns;
 
 use std::process::Command;
 

@@ -37,7 +37,7 @@ use crate::refusal::Refusal;
 const MAX_PROCESSES: usize = 8192;
 /// What the program knows of the code of processes.
 pub(super) struct Unwinding {
-    /// `None` before Linux 5.17: stacks are walked by frame pointers alone.
+    /// `None` if stacks are walked by frame pointers alone.
     kernel: Option<Kernel>,
     processes: HashMap<i32, ProcessMappings, RandomState>,
 }
