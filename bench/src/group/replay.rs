@@ -3,7 +3,7 @@
 //! This machine is recorded for some seconds, and its samples are replayed through the code that a
 //! recording uses once the kernel has delivered them: catalog, spool, parts, output files. Each of the 64
 //! CPUs replays them from another position, and over and over: with programs at other addresses, new
-//! traces in each turn, and new processes and threads in place of those that were short-lived.
+//! traces in each turn, and new processes and threads in place of short-lived ones.
 
 use std::collections::HashMap;
 use std::fs;
@@ -153,8 +153,7 @@ pub(crate) fn replay(seconds: u64, path: &str) {
         let profile = Profile::new(part.expect("the spool is intact"), &mut MadeUp);
         aggregate.add(&profile);
         if !format.is_aggregate() {
-            let part = path.with_extension("part");
-            let part = part.with_extension(path.extension().expect("it has one"));
+            let part = Format::part_path(path, 2);
             profile
                 .write_file(&part, &options)
                 .expect("the disk has room");
@@ -246,7 +245,7 @@ impl<'b> Machine<'b> {
             let times = seen[process.index()].get_or_insert((sample.time, sample.time));
             times.1 = sample.time;
         }
-        // Whoever was sampled for half of the time.
+        // Lasting processes are sampled for more than half of the time.
         let whole = samples[samples.len() - 1].time - samples[0].time;
         let lasting = |times: &Option<(u64, u64)>| times.is_some_and(|it| it.1 - it.0 > whole / 2);
         let count = samples.len();
