@@ -46,6 +46,7 @@ fn folded_stacks_are_counted_from_the_root() {
 fn a_flame_graph_has_the_route_at_its_root() {
     let svg = String::from_utf8(written(Format::FlameGraph, &by_route())).unwrap();
     assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"));
+    assert!(svg.contains("truncate_text_right = true"));
     assert!(svg.contains(">2 processes: CPU by http.route<"), "{svg}");
     assert!(svg.contains(">12 samples at 100 Hz, 1.0 s from 2023-11-14 22:13:20 UTC<"));
     // inferno writes each box's title as name, samples, share.

@@ -30,9 +30,13 @@ pub(crate) fn path(escaped: &OsStr) -> String {
     escaped.to_string_lossy().replace("\\012", "\n")
 }
 
-/// `1 key`, `2 keys`.
+/// `1 key`, `2,000 keys`.
 pub(crate) fn count(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
+    format!(
+        "{} {}",
+        grouped(number),
+        if number == 1 { one } else { many }
+    )
 }
 
 /// A number with thousands separators: `12,345`.
@@ -75,7 +79,7 @@ pub(crate) fn argument(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{argument, grouped};
+    use super::{argument, count, grouped};
 
     #[test]
     fn a_shell_takes_an_argument_for_one() {
@@ -89,5 +93,7 @@ mod tests {
     fn thousands_are_set_apart() {
         let groups = [0, 999, 1000, 123_456, 1_234_567].map(grouped);
         assert_eq!(groups, ["0", "999", "1,000", "123,456", "1,234,567"]);
+        assert_eq!(count(1, "key", "keys"), "1 key");
+        assert_eq!(count(2000, "key", "keys"), "2,000 keys");
     }
 }

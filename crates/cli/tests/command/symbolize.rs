@@ -123,6 +123,18 @@ fn a_recording_gets_its_names_from_the_recorded_files_only() {
 }
 
 #[test]
+fn a_file_that_cannot_get_names_later_is_pointed_out() {
+    let scratch = Scratch::new("symbolize-later");
+    let (graph, file) = (scratch.path("graph.svg"), scratch.path("profile.otlp"));
+    let warning = "names can be added to .otlp files alone";
+    for (output, is_warned) in [(&graph, true), (&file, false)] {
+        let record = ["record", "--no-symbols", "-o", output, "--", "true"];
+        let answer = otelctx(&record).expect(0);
+        assert_eq!(answer.stderr.contains(warning), is_warned, "{answer:?}");
+    }
+}
+
+#[test]
 fn what_is_no_recording_of_this_command_is_refused() {
     let scratch = Scratch::new("symbolize-other");
     let file = scratch.path("other.otlp");

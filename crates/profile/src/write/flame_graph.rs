@@ -20,6 +20,8 @@ pub(super) fn write(stacks: &Aggregate, writer: &mut dyn Write) -> io::Result<()
     chosen.title = title.chars().map(folded::in_a_line).collect();
     chosen.subtitle = Some(subtitle(stacks.clock, stacks.period, samples));
     chosen.count_name = "samples".to_owned();
+    // The start of a name says more than its end.
+    chosen.text_truncate_direction = flamegraph::TextTruncateDirection::Right;
     // Each function has the same colour in every graph.
     chosen.hash = true;
     if lines.is_empty() {

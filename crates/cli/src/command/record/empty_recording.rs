@@ -77,7 +77,13 @@ impl Before {
         (silent && !arguments.all).then(|| Explanation {
             message: "no sample has a trace: no sampled process publishes readable thread contexts"
                 .to_owned(),
-            hint: format!("`{} check PID` explains what is missing", own_name()),
+            hint: match arguments.command.is_empty() {
+                true => format!("`{} check PID` explains what is missing", own_name()),
+                false => format!(
+                    "`{} check PID` explains what is missing, while the command runs",
+                    own_name()
+                ),
+            },
         })
     }
 
@@ -116,7 +122,7 @@ impl Before {
                 message: match filter {
                     [] => format!(
                         "none of {all} was kept: {} had a context, none with that trace",
-                        self.counts.attached
+                        grouped(self.counts.attached as usize)
                     ),
                     _ => format!(
                         "none of {all} was kept: no sample has that trace and a process that matches \

@@ -24,6 +24,7 @@ use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::json;
 use crate::output::terminal::{self, escape};
+use crate::output::text::own_name;
 use crate::{Setup, Status, interrupt};
 
 use empty_recording::{Before, Contexts};
@@ -34,7 +35,7 @@ use summary::Summary;
 
 /// Sample processes and write a profile with the trace on every sample
 ///
-/// Records until the processes have exited, for --duration, or until Ctrl-C; then writes the files.
+/// Records until the processes have exited, for --duration, or until Ctrl-C or SIGTERM; then writes the files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[command(
@@ -110,6 +111,15 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         true => Targets::All,
         false => Targets::Processes(arguments.select.processes(&arguments.pid)?),
     };
+    if arguments.no_symbols && !output::take_names_later(&arguments.output) {
+        terminal::complain(
+            "--no-symbols: names can be added to .otlp files alone; the other files keep addresses",
+            Some(&format!(
+                "write .otlp, then run `{} symbolize FILE.otlp`",
+                own_name()
+            )),
+        );
+    }
     let collector = Collector::of(&arguments.send)?;
     let server = arguments.debug_files.server()?;
     interrupt::catch().map_err(Error::Interrupt)?;

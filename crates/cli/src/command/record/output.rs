@@ -21,6 +21,12 @@ pub(super) fn check(paths: &[PathBuf]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether `symbolize` can add function names to all of these files.
+pub(super) fn take_names_later(paths: &[PathBuf]) -> bool {
+    let is_otlp = |path: &PathBuf| matches!(Format::from_path(path), Ok(Format::Otlp));
+    paths.iter().all(is_otlp)
+}
+
 /// The attribute for flame graphs: the requested one, otherwise the route if any sample has it.
 pub(in crate::command) fn root(asked: Option<&str>, profile: &Profile) -> Option<String> {
     match asked {

@@ -75,7 +75,7 @@ impl Summary {
     pub(super) fn text(&self) -> String {
         let mut text = format!(
             "{} of {} in {:.1} s: {} with a trace context, {} lost\n",
-            number_of(self.samples as u64, "sample", "samples"),
+            count(self.samples, "sample", "samples"),
             count(self.processes.len(), "process", "processes"),
             self.duration_ns as f64 / 1e9,
             grouped(self.attached),
@@ -141,17 +141,12 @@ impl Summary {
     }
 }
 
-fn number_of(number: u64, one: &str, many: &str) -> String {
-    let noun = if number == 1 { one } else { many };
-    format!("{} {noun}", grouped(number as usize))
-}
-
 /// Describes each counter that is not zero, except those of complete samples and of lost samples.
 fn missing(counts: &Counts) -> Vec<String> {
     let mut missing = Vec::new();
     let mut add = |number: u64, one: &str, many: &str| {
         if number > 0 {
-            missing.push(number_of(number, one, many));
+            missing.push(count(number as usize, one, many));
         }
     };
     let unreadable = counts.unreadable.iter().zip(ReadStep::ALL);
