@@ -181,8 +181,8 @@ static const __u8 context_order[] = {8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1
 #define THREAD_SIZE 16384
 #endif
 
-/* What the kernel has of Linux 5.15 on. Before, the registers are at the end of the thread's kernel stack, where
- * they are told by the state that they contain. */
+/* What the kernel has of Linux 5.15 on. Before, the registers are at the end of the thread's kernel stack, if the
+ * processor state among them is that of a process. */
 enum bpf_func_id___registers { BPF_FUNC_task_pt_regs___registers = 175 };
 struct pt_regs___kernel {
     unsigned long unused;
