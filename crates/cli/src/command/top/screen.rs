@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Once;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::Duration;
 
@@ -32,9 +32,11 @@ pub(super) struct Screen {
     /// `None` once it was dropped.
     terminal: Option<Terminal>,
     area: Rect,
-    /// Source of keys if standard input is not the terminal.
-    keyboard: Option<File>,
+    /// The terminal, as the source of keys.
+    keyboard: OwnedFd,
     events: Receiver<io::Result<Event>>,
+    /// Whether this was dropped.
+    has_ended: Arc<AtomicBool>,
 }
 
 /// Outcome of waiting for a key.
@@ -72,13 +74,49 @@ extern "C" fn note(signal: libc::c_int) {
     }
 }
 
-/// Reads keys and changes of size in a thread of its own: once the terminal has disappeared, crossterm reads
-/// forever.
-fn read_events() -> io::Result<Receiver<io::Result<Event>>> {
-    let (sender, receiver) = mpsc::channel();
-    let read = move || while sender.send(event::read()).is_ok() {};
+/// Maximum number of keys that wait to be handled.
+const MAX_EVENTS: usize = 64;
+/// How often the thread that reads keys checks whether the view has ended.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Reads keys and changes of size in a thread of its own, until the view has ended: where the terminal disappears
+/// at the wrong moment, crossterm reads forever.
+fn read_events(
+    keyboard: OwnedFd,
+    has_ended: Arc<AtomicBool>,
+) -> io::Result<Receiver<io::Result<Event>>> {
+    let (sender, receiver) = mpsc::sync_channel(MAX_EVENTS);
+    let read = move || {
+        while is_there(&keyboard, CHECK_INTERVAL) && !has_ended.load(Ordering::Relaxed) {
+            // One read can contain several keys.
+            while let Some(event) = next_event().transpose() {
+                let is_last = event.is_err();
+                if sender.send(event).is_err() || is_last {
+                    return;
+                }
+            }
+        }
+    };
     thread::Builder::new().name("keys".into()).spawn(read)?;
     Ok(receiver)
+}
+
+/// What has come already, if anything has.
+fn next_event() -> io::Result<Option<Event>> {
+    match event::poll(Duration::ZERO)? {
+        true => event::read().map(Some),
+        false => Ok(None),
+    }
+}
+
+/// Waits at most this long for something to read. Returns whether the terminal is still there.
+fn is_there(keyboard: &OwnedFd, timeout: Duration) -> bool {
+    let mut polled = [PollFd::new(keyboard.as_fd(), PollFlags::POLLIN)];
+    let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+    // The only error that can occur is EINTR: the next call will tell.
+    let _ = poll(&mut polled, timeout);
+    let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+    !polled[0].revents().is_some_and(|it| it.intersects(gone))
 }
 
 fn handle(signal: Signal, handler: SigHandler) -> io::Result<()> {
@@ -103,15 +141,18 @@ impl Screen {
             handle(signal, SigHandler::Handler(note))?;
         }
         let area = area()?;
+        // As crossterm does.
+        let keyboard = match io::stdin().is_terminal() {
+            true => io::stdin().as_fd().try_clone_to_owned()?,
+            false => File::open("/dev/tty")?.into(),
+        };
+        let has_ended = Arc::new(AtomicBool::new(false));
         let mut screen = Self {
             terminal: Some(empty(area)?),
             area,
-            // As crossterm does.
-            keyboard: match io::stdin().is_terminal() {
-                true => None,
-                false => Some(File::open("/dev/tty")?),
-            },
-            events: read_events()?,
+            events: read_events(keyboard.try_clone()?, Arc::clone(&has_ended))?,
+            keyboard,
+            has_ended,
         };
         screen.take()?;
         Ok(screen)
@@ -158,14 +199,7 @@ impl Screen {
 
     /// Whether the terminal has disappeared: writing to it fails from then on.
     pub(super) fn is_gone(&self) -> bool {
-        let stdin = io::stdin();
-        let keyboard: BorrowedFd<'_> = match &self.keyboard {
-            Some(file) => file.as_fd(),
-            None => stdin.as_fd(),
-        };
-        let mut polled = [PollFd::new(keyboard, PollFlags::empty())];
-        // The only error that can occur is EINTR, and the next call will tell.
-        poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+        !is_there(&self.keyboard, Duration::ZERO)
     }
 
     /// Whether [`Screen::job_control`] has something to do.
@@ -207,6 +241,8 @@ fn give_back() {
 
 impl Drop for Screen {
     fn drop(&mut self) {
+        // What is typed from now on is for others.
+        self.has_ended.store(true, Ordering::Relaxed);
         give_back();
         // Its `Drop` shows the cursor once more, and panics if it can write neither that nor an error
         // message.
