@@ -159,7 +159,8 @@ fn rows_of_files_that_no_process_has_mapped_make_room_for_others() {
     }
     let mut all: Vec<&mut Spinning> = others.iter_mut().chain([&mut living]).collect();
     check_stacks(&mut recorder, &mut all);
-    assert_eq!(shards(&recorder), 2);
+    // Those of the C library, which differ, may take a part of another one.
+    assert!((2..=3).contains(&shards(&recorder)));
 
     for other in others {
         end(&mut recorder, other);
