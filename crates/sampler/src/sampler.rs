@@ -146,8 +146,9 @@ impl Sampler {
         }
     }
 
-    /// Maximum number of frames that are kept of a user stack: 512; with eBPF 144 before Linux 5.17, and 127 if
-    /// stacks are walked by frame pointers alone.
+    /// Maximum number of frames that are kept of a user stack: 512; with eBPF 144 where the
+    /// kernel refuses programs with loops (before Linux 5.17, on aarch64 before 6.0), and 127 if stacks are walked
+    /// by frame pointers alone.
     #[must_use]
     pub fn max_frames(&self) -> usize {
         match &self.recorder {
