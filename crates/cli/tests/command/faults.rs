@@ -48,7 +48,7 @@ const NEVER_FAIL: [&str; 8] = [
 ];
 /// Runs of one test; [`every_fault`] has all that there are.
 const SOME: usize = 250;
-/// A command that does not end within this time, of which a machine that stands still takes nothing, hangs.
+/// A command that does not end within this time, to which the time that a machine is paused does not count, hangs.
 const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// So that no run is late on a machine that is busy.
