@@ -151,7 +151,7 @@ impl Loaded {
             // It does nothing that can fail.
             let _ = thread.join();
         }
-        let Sample {
+        let SampleProgram {
             name: sample,
             turns,
             without_tables,
@@ -227,7 +227,7 @@ impl Loaded {
 }
 
 /// The program that samples.
-struct Sample {
+struct SampleProgram {
     name: &'static str,
     /// The programs that it takes turns with.
     turns: Option<ProgramArray<MapData>>,
@@ -236,11 +236,11 @@ struct Sample {
 }
 
 /// Loads the program that samples: the first one that the kernel takes.
-fn load_sample(programs: &mut Ebpf, options: &Options) -> Result<Sample, Refusal> {
+fn load_sample(programs: &mut Ebpf, options: &Options) -> Result<SampleProgram, Refusal> {
     let mut without_tables = None;
     if options.user_stacks {
         if !options.without_loops && load_clock(programs, SAMPLE_BY_TABLES).is_ok() {
-            return Ok(Sample {
+            return Ok(SampleProgram {
                 name: SAMPLE_BY_TABLES,
                 turns: None,
                 without_tables,
@@ -248,7 +248,7 @@ fn load_sample(programs: &mut Ebpf, options: &Options) -> Result<Sample, Refusal
         }
         match load_turns(programs) {
             Ok(turns) => {
-                return Ok(Sample {
+                return Ok(SampleProgram {
                     name: SAMPLE_IN_TURNS,
                     turns: Some(turns),
                     without_tables,
@@ -258,7 +258,7 @@ fn load_sample(programs: &mut Ebpf, options: &Options) -> Result<Sample, Refusal
         }
     }
     load_clock(programs, SAMPLE)?;
-    Ok(Sample {
+    Ok(SampleProgram {
         name: SAMPLE,
         turns: None,
         without_tables,
@@ -272,12 +272,20 @@ fn load_turns(programs: &mut Ebpf) -> Result<ProgramArray<MapData>, Refusal> {
     }
     let mut turns: ProgramArray<MapData> = map(programs, "turns")?;
     for (turn, index) in TURNS.into_iter().zip(0..) {
-        let program: &mut PerfEvent = find(programs, turn)?;
-        let program = program.fd().map_err(|error| Refusal::of(&error))?;
-        let set = turns.set(index, program, 0);
-        set.map_err(|error| Refusal::of(&error))?;
+        add_program(&mut turns, index, find(programs, turn)?)?;
     }
     Ok(turns)
+}
+
+/// Adds a loaded program to an array for tail calls.
+fn add_program(
+    array: &mut ProgramArray<MapData>,
+    index: u32,
+    program: &PerfEvent,
+) -> Result<(), Refusal> {
+    let program = program.fd().map_err(|error| Refusal::of(&error))?;
+    let set = array.set(index, program, 0);
+    set.map_err(|error| Refusal::of(&error))
 }
 
 /// Loads a program that runs when a CPU's clock ticks.
@@ -307,10 +315,7 @@ fn add_steps(
         };
         let step: &mut PerfEvent = step.try_into().map_err(|error| Refusal::of(&error))?;
         step.load().map_err(|error| Refusal::of(&error))?;
-        let program = step.fd().map_err(|error| Refusal::of(&error))?;
-        array
-            .set(number, program, 0)
-            .map_err(|error| Refusal::of(&error))?;
+        add_program(&mut array, number, step)?;
         steps.insert(name.to_owned(), number);
     }
     Ok((steps, array))
