@@ -3,7 +3,7 @@
 //! Needs the right to use eBPF.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -158,6 +158,11 @@ fn assert_share(name: &str, counts: &Counts, share: u64) {
     );
 }
 
+/// A program of the fixtures, as distributions build theirs.
+fn without_frame_pointers(compiler: Compiler, source: &str) -> Option<PathBuf> {
+    compiler.program(&[source], &["-O2", "-fomit-frame-pointer"])
+}
+
 /// Whether a program of the distribution is there; a line if it is not.
 fn is_installed(path: &str) -> bool {
     let installed = Path::new(path).exists();
@@ -169,12 +174,14 @@ fn is_installed(path: &str) -> bool {
 
 #[test]
 fn stacks_of_compiled_programs_reach_the_start() {
-    let flags = ["-O2", "-fomit-frame-pointer"];
     // All kinds of calls but coroutines, which start on stacks of their own, and child processes.
     let arguments = ["1000000000", "rwalsjn"];
     for (name, program) in [
-        ("gcc", Compiler::gcc().program(&["stacks.c"], &flags)),
-        ("clang", Compiler::clang().program(&["stacks.c"], &flags)),
+        ("gcc", without_frame_pointers(Compiler::gcc(), "stacks.c")),
+        (
+            "clang",
+            without_frame_pointers(Compiler::clang(), "stacks.c"),
+        ),
     ] {
         let Some(program) = program else { continue };
         if check(name, Command::new(program).args(arguments)).is_none() {
@@ -190,8 +197,7 @@ fn stacks_of_compiled_programs_reach_the_start() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn stacks_of_coroutines_reach_their_start() {
-    let flags = ["-O2", "-fomit-frame-pointer"];
-    let Some(program) = Compiler::gcc().program(&["stacks.c"], &flags) else {
+    let Some(program) = without_frame_pointers(Compiler::gcc(), "stacks.c") else {
         return;
     };
     let mut command = Command::new(program);
@@ -204,8 +210,7 @@ fn stacks_of_coroutines_reach_their_start() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn stacks_through_the_trampolines_of_python_reach_the_start() {
-    let flags = ["-O2", "-fomit-frame-pointer"];
-    let Some(program) = Compiler::gcc().program(&["trampoline.c"], &flags) else {
+    let Some(program) = without_frame_pointers(Compiler::gcc(), "trampoline.c") else {
         return;
     };
     check("trampolines", &mut Command::new(&program));
@@ -238,8 +243,7 @@ fn stacks_of_a_distributions_programs_reach_the_start() {
 
 #[test]
 fn stacks_by_ptrace_reach_the_start_once_the_tables_are_read() {
-    let flags = ["-O2", "-fomit-frame-pointer"];
-    let Some(program) = Compiler::gcc().program(&["stacks.c"], &flags) else {
+    let Some(program) = without_frame_pointers(Compiler::gcc(), "stacks.c") else {
         return;
     };
     let mut command = Command::new(program);
