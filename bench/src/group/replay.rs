@@ -115,7 +115,6 @@ pub(crate) fn replay(seconds: u64, path: &str) {
         Err(why) => return eprintln!("{why}"),
     };
     let path = Path::new(path);
-    give_back_large();
     forget_peak();
     let start = Instant::now();
     let mut spool = Spool::beside(path).expect("the directory takes a file");
@@ -150,7 +149,7 @@ pub(crate) fn replay(seconds: u64, path: &str) {
     let mut aggregate = Aggregate::new(&options, &[format], clock, parts.samples());
     let (mut files, mut largest) = (0, 0);
     for part in parts {
-        let profile = Profile::new(part.expect("the spool is intact"), &mut MadeUp);
+        let profile = Profile::new(part.expect("the spool is intact"), &mut FakeSymbolizer);
         aggregate.add(&profile);
         if !format.is_aggregate() {
             let part = Format::part_path(path, 2);
@@ -192,15 +191,6 @@ fn recorded() -> Result<(Catalog, Vec<Sample>), String> {
     match samples.len() {
         0 => Err("there are no samples".to_owned()),
         _ => Ok((catalog, samples)),
-    }
-}
-
-/// As the command does it at its start.
-fn give_back_large() {
-    // SAFETY: mallopt(3) takes any numbers.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 20);
     }
 }
 
@@ -363,9 +353,9 @@ impl<'b> Machine<'b> {
 }
 
 /// Knows a function at each address, with names as long as those of real programs.
-struct MadeUp;
+struct FakeSymbolizer;
 
-impl Symbolizer for MadeUp {
+impl Symbolizer for FakeSymbolizer {
     fn functions(&mut self, query: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
         let function = |address: &u64| Function {
             name: format!("module::part::function_{:x}<Parameter>", address >> 8),

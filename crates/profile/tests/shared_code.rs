@@ -10,9 +10,9 @@ use otelctx_profile::{Clock, Function, Identity, Profile, Recording, SymbolQuery
 
 /// Names functions by their offset, and keeps what it was asked.
 #[derive(Default)]
-struct Asked(Vec<u64>);
+struct RecordingSymbolizer(Vec<u64>);
 
-impl Symbolizer for Asked {
+impl Symbolizer for RecordingSymbolizer {
     fn functions(&mut self, _: SymbolQuery<'_>, addresses: &[u64]) -> Vec<Vec<Function>> {
         self.0.extend(addresses);
         let function = |address: &u64| Function {
@@ -74,7 +74,7 @@ fn each_address_of_a_file_is_resolved_once_for_all_processes() {
         period: NonZeroU64::MIN,
         counts: Counts::default(),
     };
-    let mut asked = Asked::default();
+    let mut asked = RecordingSymbolizer::default();
     let profile = Profile::new(recording, &mut asked);
     assert_eq!(asked.0, [0x1010, 0x1020]);
     let mut groups: Vec<Vec<_>> = Vec::new();

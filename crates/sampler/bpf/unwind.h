@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /* The user stack of the running thread, by rows of unwind tables; see crates/unwind, whose walk this
- * repeats in the kernel. Layouts are shared with src/ebpf/rows/abi.rs.
+ * repeats in the kernel. Layouts are shared with src/ebpf/unwind/abi.rs.
  *
  * The walk starts from the registers with which the thread has entered the kernel, so that samples in a system
  * call have whole stacks, too. Its steps are taken by bpf_loop, or before Linux 5.17 by programs that call each

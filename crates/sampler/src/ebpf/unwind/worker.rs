@@ -48,9 +48,9 @@ pub(super) type Answer = (Shown, Option<Arc<PlacedRows>>);
 /// nanoseconds.
 type State = (u64, u64, u64, i128, i128);
 
-/// What is known of a file.
+/// The outcome of making a file's rows.
 #[derive(Clone, Debug)]
-enum Known {
+enum FileOutcome {
     /// Where its rows are, unless they were given back.
     Placed(Weak<PlacedRows>),
     NoTables,
@@ -58,7 +58,7 @@ enum Known {
     NoRoom(Instant),
 }
 
-impl Known {
+impl FileOutcome {
     fn is_current(&self) -> bool {
         match self {
             Self::Placed(rows) => rows.strong_count() > 0,
@@ -82,8 +82,8 @@ pub(super) struct Worker {
     dictionary: Arc<Dictionary>,
     /// Number of rules that the program has.
     written: usize,
-    by_state: HashMap<State, Known>,
-    by_tables: HashMap<(u64, u64), Known>,
+    by_state: HashMap<State, FileOutcome>,
+    by_tables: HashMap<(u64, u64), FileOutcome>,
     /// Files are made by others, who must not be able to make one that is taken for another.
     seeds: [RandomState; 2],
 }
@@ -152,14 +152,14 @@ impl Worker {
         let tables = elf.map(|elf| elf.and_then(|elf| UnwindTables::read(&elf).ok()));
         let known = match tables.ok().flatten() {
             Some(tables) => self.of_tables(tables),
-            None => Known::NoTables,
+            None => FileOutcome::NoTables,
         };
         remember(&mut self.by_state, state, &known);
         known.rows()
     }
 
     /// The rows of these tables, which are made once, whatever files have them.
-    fn of_tables(&mut self, tables: UnwindTables) -> Known {
+    fn of_tables(&mut self, tables: UnwindTables) -> FileOutcome {
         let [first, second] = &self.seeds;
         let identity = (first.hash_one(&tables), second.hash_one(&tables));
         if let Some(known) = self.by_tables.get(&identity).filter(|it| it.is_current()) {
@@ -167,17 +167,17 @@ impl Worker {
         }
         let known = match tables.rows(&self.dictionary) {
             Ok(rows) => self.place(&rows),
-            Err(_) => Known::NoTables,
+            Err(_) => FileOutcome::NoTables,
         };
         remember(&mut self.by_tables, identity, &known);
         known
     }
 
-    fn place(&mut self, file: &FileRows) -> Known {
+    fn place(&mut self, file: &FileRows) -> FileOutcome {
         self.write_rules();
         match self.store.place(file) {
-            Some(rows) => Known::Placed(Arc::downgrade(&rows)),
-            None => Known::NoRoom(Instant::now()),
+            Some(rows) => FileOutcome::Placed(Arc::downgrade(&rows)),
+            None => FileOutcome::NoRoom(Instant::now()),
         }
     }
 
@@ -192,7 +192,7 @@ impl Worker {
     }
 }
 
-fn remember<K: Hash + Eq>(all: &mut HashMap<K, Known>, key: K, known: &Known) {
+fn remember<K: Hash + Eq>(all: &mut HashMap<K, FileOutcome>, key: K, known: &FileOutcome) {
     if all.len() >= MAX_FILES {
         all.clear();
     }
