@@ -50,7 +50,7 @@ const PACKAGES: [&str; 4] = [
     "otelctx-sampler",
 ];
 /// What the kernel supports, for the sampler's tests (`otelctx_fixtures::kernel`).
-const KERNEL: &str = "ebpf snapshots";
+const KERNEL: &str = "ebpf tables snapshots";
 
 /// The script's first part: runs every program of /tests, one at a time, because a thread has one
 /// tracer.

@@ -52,6 +52,12 @@ impl Counts {
         }
     }
 
+    /// Adds a failed test that is not counted otherwise.
+    pub(crate) fn add_failure(&mut self, test: String) {
+        self.failed += 1;
+        self.failures.push(test);
+    }
+
     /// A line for each reason to skip, with the tests that gave it.
     pub(crate) fn untested(&self) -> impl Iterator<Item = String> {
         self.untested.iter().map(|(why, tests)| {

@@ -216,6 +216,62 @@ impl Glibc {
     }
 }
 
+/// A Python that Debian's current development suite packages, to inspect it.
+#[derive(Clone, Copy)]
+pub(crate) struct Python {
+    /// Such as `3.14`.
+    pub(crate) series: &'static str,
+}
+
+/// Versions newer than what machines have. The suite moves on: the older one may be gone.
+pub(crate) const PYTHONS: [Python; 2] = [Python { series: "3.14" }, Python { series: "3.15" }];
+
+impl Python {
+    /// The path of `python`, fetched on first use (about 15 s).
+    ///
+    /// # Errors
+    /// Says why it is not available on this machine.
+    pub(crate) fn fetch(&self) -> Result<PathBuf, String> {
+        let series = self.series;
+        let folder = setup_dir().join(format!("cpython-{series}"));
+        let python = folder.join("python");
+        if python.is_file() {
+            return Ok(python);
+        }
+        if cfg!(not(target_arch = "x86_64")) {
+            return Err("Debian's Python is set up on x86-64 only".into());
+        }
+        let _ = fs::remove_dir_all(&folder);
+        println!(
+            "fetching Debian sid's Python {series} into {}",
+            folder.display()
+        );
+        let mut packages = ["python", "libpython"]
+            .map(|it| format!("{it}{series}-minimal"))
+            .to_vec();
+        packages.push(format!("libpython{series}-stdlib"));
+        // What modules of the standard library are linked with: ctypes, zlib, hashlib.
+        let libraries = ["libc6", "libffi8", "zlib1g", "libssl3t64"];
+        packages.extend(libraries.map(str::to_owned));
+        unpack(&folder, "sid", &packages)?;
+        write_python(&python, series)?;
+        report::output(Command::new(&python).args(["-c", "import ctypes, hashlib, zlib"]))?;
+        Ok(python)
+    }
+}
+
+/// Starts the unpacked interpreter through its own dynamic linker, see [`write_wrapper`].
+fn write_python(python: &Path, series: &str) -> Result<(), String> {
+    write_script(
+        python,
+        &format!(
+            "PYTHONHOME=\"$tree/usr\" exec \"$tree/usr/lib64/ld-linux-x86-64.so.2\" \\\n    \
+             --library-path \"$tree/usr/lib/x86_64-linux-gnu\" \\\n    \
+             \"$tree/usr/bin/python{series}\" \"$@\"\n"
+        ),
+    )
+}
+
 /// Fetches packages (`NAME` or `NAME:ARCHITECTURE`), without what they depend on, and unpacks them
 /// into `tree` below a folder.
 pub(crate) fn unpack(folder: &Path, suite: &str, packages: &[String]) -> Result<PathBuf, String> {
@@ -336,13 +392,19 @@ fn deb_files(folder: &Path) -> Result<Vec<PathBuf>, String> {
 /// Starts the unpacked compiler through its own dynamic linker, because the machine's libc may be
 /// older than it asks for.
 fn write_wrapper(rustc: &Path) -> Result<(), String> {
-    // The checkout may move, or be reached by another path.
-    let text = "#!/bin/sh\n\
-         tree=\"$(dirname \"$(readlink -f \"$0\")\")/tree\"\n\
-         exec \"$tree/usr/lib64/ld-linux-x86-64.so.2\" \\\n    \
+    write_script(
+        rustc,
+        "exec \"$tree/usr/lib64/ld-linux-x86-64.so.2\" \\\n    \
          --library-path \"$tree/usr/lib/x86_64-linux-gnu:$tree/usr/lib\" \\\n    \
-         \"$tree/usr/bin/rustc\" --sysroot \"$tree/usr\" \"$@\"\n";
-    let fail = |error| format!("{}: {error}", rustc.display());
-    fs::write(rustc, text).map_err(fail)?;
-    fs::set_permissions(rustc, fs::Permissions::from_mode(0o755)).map_err(fail)
+         \"$tree/usr/bin/rustc\" --sysroot \"$tree/usr\" \"$@\"\n",
+    )
+}
+
+/// Writes a script that knows the `tree` beside it.
+fn write_script(path: &Path, script: &str) -> Result<(), String> {
+    // The checkout may move, or be reached by another path.
+    let head = "#!/bin/sh\ntree=\"$(dirname \"$(readlink -f \"$0\")\")/tree\"\n";
+    let fail = |error| format!("{}: {error}", path.display());
+    fs::write(path, [head, script].concat()).map_err(fail)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(fail)
 }

@@ -91,9 +91,9 @@ impl Kernel {
     /// What the kernel supports, for the sampler's tests (`otelctx_fixtures::kernel`).
     fn of_sampler(&self) -> &'static str {
         if self.snapshots {
-            "ebpf snapshots"
+            "ebpf tables snapshots"
         } else {
-            "ebpf"
+            "ebpf tables"
         }
     }
 

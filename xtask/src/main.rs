@@ -18,6 +18,7 @@ mod msrv;
 mod musl;
 mod named_kernel;
 mod package;
+mod python;
 mod report;
 mod setup;
 mod soak;
@@ -45,6 +46,7 @@ cargo xtask TASK
   kernels       the tests under other kernels, in an emulator; about an hour
                 [--short | --package NAME] [VERSION…]
   miri          run the format crate's tests under Miri
+  python        build the Python package, and run its tests with every CPython
   footprint     check what the publisher adds to an application's dependency tree
   package       compile the published crates from their packaged files
   licences      check every dependency's licence against deny.toml
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         "unprivileged" => unprivileged::run(&mut Counts::default()),
         "fuzz" => fuzz::run(rest),
         "msrv" => msrv::run(),
+        "python" => python::run(&mut Counts::default()),
         "miri" => miri::run(),
         "footprint" => footprint::run(),
         "package" => package::run(),

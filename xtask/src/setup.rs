@@ -7,12 +7,14 @@
 //! | the machine | the packages of [`PACKAGES`] |
 //! | `target/setup/python3` | link to the Python that `ddtrace` was installed for |
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
+//! | `target/setup/maturin`, `target/setup/python-3.*` | folders for `PYTHONPATH`: what builds and tests the Python package |
 //! | `target/setup/viewers/node_modules` | profile viewers, and a Node.js to run them: [`VIEWERS`] |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
 //! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64 and musl |
 //! | `target/setup/otelcol/otelcol` | OpenTelemetry's Collector, to which tests send profiles |
 //! | `target/setup/guest-RELEASE-ARCHITECTURE` | kernels of Debian's releases, for `cargo xtask aarch64` and `kernels` |
 //! | `target/setup/musl-x86_64/gcc`, `target/setup/musl-aarch64/gcc` | compilers for musl |
+//! | `target/setup/cpython-3.14/python`, `…/cpython-3.15/python` | Pythons to inspect |
 //! | `target/setup/glibc-2.31`, `…/glibc-newest` | C libraries with their dynamic linkers (`ld.so`, `lib`, `tree`) |
 
 use std::fs;
@@ -21,7 +23,7 @@ use std::process::Command;
 
 use crate::report::{self, Outcome};
 use crate::workspace::{have, is_root, setup_dir};
-use crate::{aarch64, bpf, collector, debian, kernels, musl};
+use crate::{aarch64, bpf, collector, debian, kernels, musl, python as python_package};
 
 /// Debian package, a file of it, and what is not tested without it. The file is a program on the
 /// search path, or an absolute path. Packages are checked one by one: a machine may have any of them.
@@ -47,7 +49,7 @@ const PACKAGES: [(&str, &str, &str); 25] = [
         "system calls of the command, and faults in them",
     ),
     ("valgrind", "valgrind", "instruction counts"),
-    ("python3-pip", "pip3", "ddtrace from PyPI"),
+    ("python3-pip", "pip3", "ddtrace, and the Python package"),
     ("chromium", "chromium", "flame graphs in a browser"),
     (
         "fonts-dejavu-core",
@@ -110,6 +112,9 @@ pub(crate) fn run() -> Outcome {
     };
     let shown = |path: PathBuf| println!("have {}", path.display());
     add("ddtrace", ddtrace(), &|| python().map(drop));
+    add("Python packages", python_package::setup(), &|| {
+        python().map(drop)
+    });
     add("viewers of profiles", viewers(), &|| program("npm"));
     add("an older Rust", debian::OLDER.rustc().map(shown), &debian);
     add(
@@ -131,6 +136,11 @@ pub(crate) fn run() -> Outcome {
     }
     for glibc in debian::GLIBCS {
         add("another glibc", glibc.fetch().map(shown), &debian);
+    }
+    for python in debian::PYTHONS {
+        let needs = || Err("not in Debian's development suite any more".into());
+        let name = format!("Python {}", python.series);
+        add(&name, python.fetch().map(shown), &needs);
     }
     add("the Collector", collector::fetch().map(shown), &|| {
         program("go")

@@ -4,7 +4,7 @@ use crate::counts::{Counts, Output};
 use crate::report::{Outcome, Report};
 use crate::workspace::cargo;
 use crate::{
-    aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, package, setup, unprivileged,
+    aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, package, python, setup, unprivileged,
 };
 
 /// Seconds for each fuzz target without `--fuzz-seconds`, which `.ci/run` sets.
@@ -24,6 +24,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("setup", setup::run);
     report.step("tests", || workspace(&mut counts));
     report.step("without root", || unprivileged::run(&mut counts));
+    report.step("python", || python::run(&mut counts));
     report.step("kernel programs", || bpf::run(&["--check".into()]));
     report.step("footprint", footprint::run);
     report.step("package", package::run);

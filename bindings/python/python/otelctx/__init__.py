@@ -1,0 +1,61 @@
+"""Publish OpenTelemetry process and thread context for profilers, debuggers and security agents.
+
+Importing this package publishes the process context: the resource that ``OTEL_SERVICE_NAME`` and
+``OTEL_RESOURCE_ATTRIBUTES`` describe. ``otelctx dump PID`` shows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Mapping, Sequence, Union
+
+from . import _hooks, _otelctx
+from ._otelctx import Context, Scope, attach, current, detach, published, scope, update
+
+__all__ = [
+    "Context",
+    "Scope",
+    "attach",
+    "current",
+    "detach",
+    "publish",
+    "published",
+    "scope",
+    "update",
+]
+
+Value = Union[str, bool, int, float, bytes, Sequence["Value"]]
+
+
+def publish(attributes: Mapping[str, Value] | None = None) -> None:
+    """Replace the process context by what the environment says and these resource attributes.
+
+    They take precedence over the environment. Each forked child publishes the context again, with
+    its own ``process.pid`` and ``service.instance.id``.
+
+    Raises ``OSError`` if the context cannot be published; the previous one is kept then.
+    """
+    detected = {
+        "telemetry.sdk.language": "python",
+        "process.runtime.name": sys.implementation.name,
+        "process.runtime.version": ".".join(map(str, sys.version_info[:3])),
+        "process.runtime.description": sys.version,
+    }
+    _otelctx.publish({**detected, **(attributes or {})})
+
+
+def _start() -> None:
+    log = logging.getLogger(__name__)
+    try:
+        _hooks.install(_otelctx.watch())
+    except Exception as error:  # The program works without this.
+        log.warning("no thread contexts are published: %s", error)
+    _otelctx.register_keys(_hooks.SPAN_ATTRIBUTES)
+    try:
+        publish()
+    except OSError as error:
+        log.warning("no process context is published: %s", error)
+
+
+_start()

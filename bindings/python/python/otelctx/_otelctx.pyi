@@ -1,0 +1,92 @@
+from contextvars import Context as _ContextvarsContext, Token
+from types import TracebackType
+from typing import Any, Callable, Mapping, Sequence, TypeVar, final
+
+_T = TypeVar("_T")
+
+@final
+class Context:
+    """A trace, a span and attributes: what a thread is working on.
+
+    IDs are ints, strings of hexadecimal digits, or bytes; without them, only the attributes are
+    published. Values of attributes are cut to 255 bytes of UTF-8. A record has room for 612 bytes
+    of attributes, and a process for 256 names.
+    """
+
+    def __new__(
+        cls,
+        trace_id: int | str | bytes | None = None,
+        span_id: int | str | bytes | None = None,
+        trace_flags: int = 0,
+        attributes: dict[str, Any] | None = None,
+    ) -> Context: ...
+    def child(
+        self, span_id: int | str | bytes, attributes: dict[str, Any] | None = None
+    ) -> Context:
+        """Create a context with the same trace, flags and attributes, for a child span."""
+    def update(self, attributes: dict[str, Any]) -> None:
+        """Set attributes. Readers see them at once if the context is attached in this thread, and
+        in other threads when they next switch to it."""
+    @property
+    def trace_id(self) -> str: ...
+    @property
+    def span_id(self) -> str: ...
+    @property
+    def trace_flags(self) -> int: ...
+    @property
+    def attributes(self) -> dict[str, str]: ...
+    @property
+    def is_truncated(self) -> bool:
+        """Whether an attribute was cut or omitted."""
+
+@final
+class Scope:
+    """The result of :func:`scope`."""
+
+    def __enter__(self) -> Context: ...
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+def attach(context: Context, /) -> Token[Any]:
+    """Make ``context`` what the calling thread or asyncio task is working on.
+
+    It belongs to the current ``contextvars`` context, like the value of a context variable.
+    """
+
+def detach(token: Token[Any], /) -> None:
+    """Restore what was attached before the call of :func:`attach` that returned this token."""
+
+def scope(context: Context) -> Scope:
+    """Attach ``context`` for the duration of a ``with`` block."""
+
+def current() -> Context | None:
+    """Return the attached context."""
+
+def published() -> dict[str, Any] | None:
+    """Return what readers see of the calling thread, in the form of ``otelctx dump --json``.
+
+    It is the attached context, or None where a switch to another one would not be seen.
+    """
+
+def update(attributes: dict[str, Any]) -> bool:
+    """Set attributes of the attached context. Return whether there is one."""
+
+# For the package's own use.
+def publish(attributes: dict[str, Any]) -> None: ...
+def register_keys(names: Sequence[str]) -> None: ...
+def watch() -> bool: ...
+def run_entered(
+    context: _ContextvarsContext, function: Callable[..., _T], /, *args: Any, **kwargs: Any
+) -> _T: ...
+def run_unseen(function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T: ...
+def trace_greenlets() -> bool: ...
+def greenlets_switched(event: str, greenlets: tuple[Any, Any]) -> None: ...
+def opentelemetry_use(empty: Any, published: Sequence[str]) -> None: ...
+def opentelemetry_attach(context: Any, /) -> Token[Any]: ...
+def opentelemetry_current() -> Any: ...
+def span_started(span: Any, parent: Any, attributes: Mapping[str, Any]) -> None: ...
+def span_updated(span: Any, attributes: Mapping[str, Any]) -> None: ...

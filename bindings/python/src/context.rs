@@ -1,0 +1,403 @@
+//! Thread contexts as Python objects, and the functions that attach them.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use otelctx::{Key, Record, SharedRecord, SpanId, TraceFlags, TraceId};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
+
+use crate::contextvars::loaded;
+use crate::opentelemetry::Entry;
+use crate::switch::{publish_value, reset};
+use crate::thread::{publish_again, warn};
+
+/// A trace, a span, and attributes: what a thread is working on.
+#[pyclass(frozen, module = "otelctx")]
+pub(crate) struct Context(Mutex<Content>);
+
+struct Content {
+    trace_id: TraceId,
+    span_id: SpanId,
+    flags: TraceFlags,
+    attributes: Attributes,
+    record: SharedRecord,
+}
+
+/// Attributes in the order in which they were first set.
+pub(crate) type Attributes = Vec<(&'static Key, String)>;
+
+impl Content {
+    fn new(trace_id: TraceId, span_id: SpanId, flags: TraceFlags, attributes: Attributes) -> Self {
+        let mut record = Record::new(trace_id, span_id).flags(flags);
+        for (key, value) in &attributes {
+            record = record.with(key, value);
+        }
+        Self {
+            trace_id,
+            span_id,
+            flags,
+            attributes,
+            record: record.share(),
+        }
+    }
+}
+
+impl Context {
+    /// Creates a context.
+    pub(crate) fn with(
+        trace_id: impl Into<TraceId>,
+        span_id: impl Into<SpanId>,
+        flags: u8,
+        attributes: Attributes,
+    ) -> Self {
+        let (trace_id, span_id) = (trace_id.into(), span_id.into());
+        Self(Mutex::new(Content::new(
+            trace_id,
+            span_id,
+            TraceFlags(flags),
+            attributes,
+        )))
+    }
+
+    #[inline]
+    fn content(&self) -> MutexGuard<'_, Content> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What readers see of the context.
+    #[inline]
+    pub(crate) fn record(&self) -> SharedRecord {
+        self.content().record.clone()
+    }
+
+    pub(crate) fn attributes(&self) -> Attributes {
+        self.content().attributes.clone()
+    }
+
+    /// Sets attributes, and publishes them if readers see this context on the calling thread.
+    pub(crate) fn set(&self, attributes: Attributes) {
+        {
+            let mut content = self.content();
+            let merged = merge(content.attributes.clone(), attributes);
+            *content = Content::new(content.trace_id, content.span_id, content.flags, merged);
+        }
+        publish_again(self);
+    }
+}
+
+/// Adds attributes to others; a key that is there already gets the new value.
+pub(crate) fn merge(mut attributes: Attributes, others: Attributes) -> Attributes {
+    for (key, value) in others {
+        match attributes
+            .iter_mut()
+            .find(|(known, _)| known.name() == key.name())
+        {
+            Some((_, known)) => *known = value,
+            None => attributes.push((key, value)),
+        }
+    }
+    attributes
+}
+
+#[pymethods]
+impl Context {
+    #[new]
+    #[pyo3(signature = (trace_id=None, span_id=None, trace_flags=0, attributes=None))]
+    fn new(
+        trace_id: Option<&Bound<'_, PyAny>>,
+        span_id: Option<&Bound<'_, PyAny>>,
+        trace_flags: u8,
+        attributes: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let trace_id: [u8; 16] = id("trace_id", trace_id)?;
+        let span_id: [u8; 8] = id("span_id", span_id)?;
+        let attributes = attributes_of(attributes)?;
+        Ok(Self::with(trace_id, span_id, trace_flags, attributes))
+    }
+
+    /// A context for a child span: the same trace, flags and attributes, and more attributes.
+    #[pyo3(signature = (span_id, attributes=None))]
+    fn child(
+        &self,
+        span_id: &Bound<'_, PyAny>,
+        attributes: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let span_id: [u8; 8] = id("span_id", Some(span_id))?;
+        let attributes = merge(self.attributes(), attributes_of(attributes)?);
+        let content = self.content();
+        Ok(Self::with(
+            content.trace_id,
+            span_id,
+            content.flags.0,
+            attributes,
+        ))
+    }
+
+    /// Sets attributes.
+    fn update(&self, attributes: &Bound<'_, PyDict>) -> PyResult<()> {
+        self.set(attributes_of(Some(attributes))?);
+        Ok(())
+    }
+
+    /// The trace ID, as 32 hexadecimal digits.
+    #[getter]
+    fn trace_id(&self) -> String {
+        self.content().trace_id.to_string()
+    }
+
+    /// The span ID, as 16 hexadecimal digits.
+    #[getter]
+    fn span_id(&self) -> String {
+        self.content().span_id.to_string()
+    }
+
+    /// The W3C trace flags.
+    #[getter]
+    fn trace_flags(&self) -> u8 {
+        self.content().flags.0
+    }
+
+    /// A copy of the attributes.
+    #[getter(attributes)]
+    fn attributes_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (key, value) in self.attributes() {
+            dict.set_item(key.name(), value)?;
+        }
+        Ok(dict)
+    }
+
+    /// Whether an attribute was cut or omitted, because the record has no room for it or its key
+    /// could not be published.
+    #[getter]
+    fn is_truncated(&self) -> bool {
+        self.content().record.is_truncated()
+    }
+
+    fn __repr__(&self) -> String {
+        let content = self.content();
+        format!(
+            "otelctx.Context({:?}, {:?})",
+            content.trace_id.to_string(),
+            content.span_id.to_string()
+        )
+    }
+}
+
+/// Reads an ID: an int, hexadecimal digits, or bytes. `None` is zero.
+fn id<const N: usize>(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<[u8; N]> {
+    let wrong = || {
+        let digits = 2 * N;
+        PyValueError::new_err(format!(
+            "{name}: give an int below 16**{digits}, {digits} hexadecimal digits, or {N} bytes"
+        ))
+    };
+    let mut bytes = [0; N];
+    let Some(value) = value else {
+        return Ok(bytes);
+    };
+    let number = if let Ok(given) = value.cast::<PyBytes>() {
+        return given.as_bytes().try_into().map_err(|_| wrong());
+    } else if let Ok(digits) = value.cast::<PyString>() {
+        let digits = digits.to_string_lossy();
+        let are_digits = digits.len() == 2 * N && digits.bytes().all(|it| it.is_ascii_hexdigit());
+        are_digits
+            .then(|| u128::from_str_radix(&digits, 16).ok())
+            .flatten()
+    } else if let Ok(number) = value.cast::<PyInt>() {
+        number.extract().ok()
+    } else {
+        None
+    };
+    let number: [u8; 16] = number.ok_or_else(wrong)?.to_be_bytes();
+    let (above, below) = number.split_at(16 - N);
+    if above.iter().any(|byte| *byte != 0) {
+        return Err(wrong());
+    }
+    bytes.copy_from_slice(below);
+    Ok(bytes)
+}
+
+fn attributes_of(attributes: Option<&Bound<'_, PyDict>>) -> PyResult<Attributes> {
+    let mut result = Attributes::new();
+    for (name, value) in attributes.into_iter().flatten() {
+        let name = name.cast::<PyString>()?;
+        if let Some(key) = key(name.py(), &name.to_string_lossy()) {
+            result.push((key, value.str()?.to_string_lossy().into_owned()));
+        }
+    }
+    Ok(result)
+}
+
+/// Number of names that are kept, including refused ones: twice as many as can be registered.
+const MAX_NAMES: usize = 512;
+
+static KEYS: Mutex<Option<HashMap<String, Option<&'static Key>>>> = Mutex::new(None);
+
+/// The key of this name. `None` if it could not be registered, which is logged once.
+pub(crate) fn key(py: Python<'_>, name: &str) -> Option<&'static Key> {
+    let error = {
+        let mut keys = KEYS.lock().unwrap_or_else(PoisonError::into_inner);
+        let keys = keys.get_or_insert_default();
+        if let Some(known) = keys.get(name) {
+            return *known;
+        }
+        match Key::from_string(name.into()) {
+            Ok(key) => {
+                let key: &'static Key = Box::leak(Box::new(key));
+                keys.insert(name.into(), Some(key));
+                return Some(key);
+            }
+            // Names that are made from data must not fill the memory.
+            Err(_) if keys.len() >= MAX_NAMES => return None,
+            Err(error) => {
+                keys.insert(name.into(), None);
+                error
+            }
+        }
+    };
+    // Logging may run other threads, which must find the lock free.
+    warn(py, &format!("attribute omitted: {error}"));
+    None
+}
+
+/// Registers the names of attributes, so that they are published with the process context.
+#[pyfunction]
+pub(crate) fn register_keys(py: Python<'_>, names: Vec<String>) {
+    for name in names {
+        key(py, &name);
+    }
+}
+
+/// The context in a value of the context variable.
+#[inline]
+pub(crate) fn value_of<'a>(value: &'a Bound<'_, PyAny>) -> Option<&'a Context> {
+    if let Ok(context) = value.cast::<Context>() {
+        return Some(context.get());
+    }
+    let entry = value.cast::<Entry>().ok()?.get();
+    entry.context.as_ref().map(Py::get)
+}
+
+/// The context in a value of the context variable, as an object.
+pub(crate) fn object_of<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, Context>> {
+    if let Ok(context) = value.cast::<Context>() {
+        return Some(context.clone());
+    }
+    let entry = value.cast::<Entry>().ok()?;
+    let context = entry.get().context.as_ref()?;
+    Some(context.bind(value.py()).clone())
+}
+
+/// Makes `context` what the current `contextvars` context is working on; returns a token for
+/// `detach`.
+pub(crate) fn attach<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = context.py();
+    let context = context.cast::<Context>()?;
+    let contextvars = loaded()?;
+    // OpenTelemetry's own context stays as it is.
+    let opentelemetry = contextvars.get(py).and_then(|value| {
+        let entry = value.cast::<Entry>().ok()?;
+        Some(entry.get().opentelemetry.clone_ref(py))
+    });
+    let token = match opentelemetry {
+        None => contextvars.set(context.as_any())?,
+        Some(opentelemetry) => {
+            let context = Some(context.clone().unbind());
+            let entry = Bound::new(
+                py,
+                Entry {
+                    context,
+                    opentelemetry,
+                },
+            )?;
+            contextvars.set(entry.as_any())?
+        }
+    };
+    publish_value(&token, Some(context.get()))?;
+    Ok(token)
+}
+
+/// Restores what was attached before.
+pub(crate) fn detach<'py>(token: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    reset(token)?;
+    Ok(token.py().None().into_bound(token.py()))
+}
+
+/// The context that is attached in the current `contextvars` context.
+#[pyfunction]
+pub(crate) fn current(py: Python<'_>) -> PyResult<Option<Bound<'_, Context>>> {
+    Ok(loaded()?.get(py).as_ref().and_then(object_of))
+}
+
+/// Sets attributes of the attached context; returns whether there is one.
+#[pyfunction]
+pub(crate) fn update(attributes: &Bound<'_, PyDict>) -> PyResult<bool> {
+    let Some(context) = current(attributes.py())? else {
+        return Ok(false);
+    };
+    context.get().set(attributes_of(Some(attributes))?);
+    Ok(true)
+}
+
+/// What readers see of the calling thread: the record in its slot.
+#[pyfunction]
+pub(crate) fn published(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
+    let Some(record) = otelctx::current() else {
+        return Ok(None);
+    };
+    let attributes = PyDict::new(py);
+    for (name, value) in &record.attributes {
+        attributes.set_item(name, value)?;
+    }
+    let published = PyDict::new(py);
+    published.set_item("trace_id", record.trace_id.to_string())?;
+    published.set_item("span_id", record.span_id.to_string())?;
+    published.set_item("trace_flags", record.trace_flags.0)?;
+    published.set_item("attributes", attributes)?;
+    Ok(Some(published))
+}
+
+/// Attaches a context for the duration of a `with` block.
+#[pyfunction]
+pub(crate) fn scope(context: &Bound<'_, Context>) -> Scope {
+    Scope {
+        context: context.clone().unbind(),
+        tokens: Mutex::default(),
+    }
+}
+
+/// The result of [`scope`].
+#[pyclass(frozen, module = "otelctx")]
+pub(crate) struct Scope {
+    context: Py<Context>,
+    tokens: Mutex<Vec<Py<PyAny>>>,
+}
+
+#[pymethods]
+impl Scope {
+    fn __enter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Context>> {
+        let context = self.context.bind(py);
+        let token = attach(context.as_any())?.unbind();
+        self.tokens
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(token);
+        Ok(context.clone())
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        let token = self
+            .tokens
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        match token {
+            Some(token) => reset(token.bind(py)),
+            None => Err(PyRuntimeError::new_err("the scope was not entered")),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The interpreter's context variables: C functions that are not part of the stable ABI.
+//!
+//! Every CPython since 3.7 exports them, so they are found by name when the module is imported.
+
+use std::ffi::{CStr, c_int};
+use std::mem::transmute_copy;
+use std::ptr;
+use std::sync::OnceLock;
+
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi::{PyInterpreterState, PyInterpreterState_Get, PyObject};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+type Get = unsafe extern "C" fn(*mut PyObject, *mut PyObject, *mut *mut PyObject) -> c_int;
+type Set = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *mut PyObject;
+type OnContext = unsafe extern "C" fn(*mut PyObject) -> c_int;
+type Pair = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
+/// `PyObject_Vectorcall`, which is in the stable ABI from 3.12 on.
+type Call = unsafe extern "C" fn(
+    *mut PyObject,
+    *const *mut PyObject,
+    usize,
+    *mut PyObject,
+) -> *mut PyObject;
+/// `PyContext_AddWatcher` (3.14), with its callback.
+pub(crate) type AddWatcher = unsafe extern "C" fn(Watcher) -> c_int;
+pub(crate) type Watcher = unsafe extern "C" fn(c_int, *mut PyObject) -> c_int;
+
+/// The functions, and the context variable of this module.
+pub(crate) struct Contextvars {
+    variable: *mut PyObject,
+    /// The interpreter that the variable belongs to.
+    interpreter: *mut PyInterpreterState,
+    get: Get,
+    set: Set,
+    reset: Pair,
+    pub(crate) enter: OnContext,
+    pub(crate) exit: OnContext,
+    /// A function of its own from 3.11 on; a macro before.
+    call: Option<Call>,
+    /// Only from 3.14 on.
+    pub(crate) add_watcher: Option<AddWatcher>,
+}
+
+// SAFETY: the variable lives as long as the process, and is only used by attached threads.
+unsafe impl Send for Contextvars {}
+// SAFETY: as above.
+unsafe impl Sync for Contextvars {}
+
+static CONTEXTVARS: OnceLock<Contextvars> = OnceLock::new();
+
+/// Finds the functions and creates the variable.
+///
+/// # Errors
+/// If the interpreter lacks a function: it is not CPython.
+pub(crate) fn load(py: Python<'_>) -> PyResult<&'static Contextvars> {
+    if let Some(loaded) = CONTEXTVARS.get() {
+        return Ok(loaded);
+    }
+    let variable = py
+        .import("contextvars")?
+        .getattr("ContextVar")?
+        .call1(("otelctx",))?
+        .unbind()
+        .into_ptr();
+    // SAFETY: the types are those of CPython's headers.
+    let loaded = unsafe {
+        Contextvars {
+            variable,
+            interpreter: PyInterpreterState_Get(),
+            get: required(c"PyContextVar_Get")?,
+            set: required(c"PyContextVar_Set")?,
+            reset: required(c"PyContextVar_Reset")?,
+            enter: required(c"PyContext_Enter")?,
+            exit: required(c"PyContext_Exit")?,
+            call: find(c"PyObject_Vectorcall"),
+            add_watcher: find(c"PyContext_AddWatcher"),
+        }
+    };
+    Ok(CONTEXTVARS.get_or_init(|| loaded))
+}
+
+/// What [`load`] loaded, which happens first when the module is imported.
+///
+/// # Errors
+/// If it was not.
+#[inline]
+pub(crate) fn loaded() -> PyResult<&'static Contextvars> {
+    CONTEXTVARS
+        .get()
+        .ok_or_else(|| PyImportError::new_err("import otelctx, not otelctx._otelctx"))
+}
+
+/// # Safety
+/// `F` is the type of the function.
+unsafe fn required<F: Copy>(name: &CStr) -> PyResult<F> {
+    // SAFETY: as the caller promises.
+    unsafe { find(name) }.ok_or_else(|| {
+        PyImportError::new_err(format!(
+            "otelctx needs CPython: no {}",
+            name.to_string_lossy()
+        ))
+    })
+}
+
+/// # Safety
+/// `F` is the type of the function.
+unsafe fn find<F: Copy>(name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut ()>()) };
+    // SAFETY: the name is a C string.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    // SAFETY: as the caller promises, for an address that is not null.
+    (!address.is_null()).then(|| unsafe { transmute_copy(&address) })
+}
+
+impl Contextvars {
+    /// Calls a function as `PyObject_Vectorcall` does.
+    ///
+    /// # Safety
+    /// The thread is attached; the arguments are those of `PyObject_Vectorcall`.
+    #[inline]
+    pub(crate) unsafe fn call(
+        &self,
+        py: Python<'_>,
+        function: *mut PyObject,
+        arguments: *const *mut PyObject,
+        count: usize,
+        keywords: *mut PyObject,
+    ) -> *mut PyObject {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self.call {
+                Some(call) => call(function, arguments, count, keywords),
+                None => match call_with_tuple(py, function, arguments, count, keywords) {
+                    Ok(result) => result.into_ptr(),
+                    Err(error) => {
+                        error.restore(py);
+                        ptr::null_mut()
+                    }
+                },
+            }
+        }
+    }
+
+    /// Whether the calling thread runs in the interpreter that has imported the module, and not in
+    /// a subinterpreter, whose lock does not protect the variable.
+    #[inline]
+    pub(crate) fn is_in_interpreter(&self, _py: Python<'_>) -> bool {
+        // SAFETY: the thread is attached.
+        unsafe { PyInterpreterState_Get() == self.interpreter }
+    }
+
+    /// The variable's value in the thread's current context. Keeps a pending exception.
+    #[inline]
+    pub(crate) fn get<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        let mut value = ptr::null_mut();
+        // SAFETY: the thread is attached, and the result is a new reference or null.
+        unsafe {
+            (self.get)(self.variable, ptr::null_mut(), &raw mut value);
+            Bound::from_owned_ptr_or_opt(py, value)
+        }
+    }
+
+    /// The variable's value in a context that may not be the current one.
+    pub(crate) fn get_in<'py>(&self, context: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+        // SAFETY: the variable lives as long as the process.
+        let variable = unsafe { Bound::from_borrowed_ptr(context.py(), self.variable) };
+        let value = context.call_method1("get", (variable,)).ok()?;
+        (!value.is_none()).then_some(value)
+    }
+
+    /// Sets the variable in the current context; returns a token for [`reset`](Self::reset).
+    #[inline]
+    pub(crate) fn set<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        // SAFETY: the thread is attached; the result is a new reference, or null with an exception.
+        unsafe {
+            let token = (self.set)(self.variable, value.as_ptr());
+            Bound::from_owned_ptr_or_err(value.py(), token)
+        }
+    }
+
+    /// Restores the value from before a call of [`set`](Self::set) in the same context.
+    #[inline]
+    pub(crate) fn reset(&self, token: &Bound<'_, PyAny>) -> PyResult<()> {
+        // SAFETY: the thread is attached; the function checks the token's type.
+        match unsafe { (self.reset)(self.variable, token.as_ptr()) } {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(token.py())),
+        }
+    }
+}
+
+/// # Safety
+/// That of [`Contextvars::call`].
+unsafe fn call_with_tuple<'py>(
+    py: Python<'py>,
+    function: *mut PyObject,
+    arguments: *const *mut PyObject,
+    count: usize,
+    keywords: *mut PyObject,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the values of the keywords follow the positional arguments.
+    let (function, argument, keywords) = unsafe {
+        let argument = |at| Bound::from_borrowed_ptr(py, *arguments.add(at));
+        let keywords = Bound::from_borrowed_ptr_or_opt(py, keywords);
+        (Bound::from_borrowed_ptr(py, function), argument, keywords)
+    };
+    let positional = PyTuple::new(py, (0..count).map(argument).collect::<Vec<_>>())?;
+    let named = PyDict::new(py);
+    if let Some(names) = keywords {
+        for (index, name) in names.try_iter()?.enumerate() {
+            named.set_item(name?, argument(count + index))?;
+        }
+    }
+    function.call(positional, Some(&named))
+}
+
+/// The context that a token of [`Contextvars::set`] belongs to, up to 3.13: `tok_ctx` of `struct
+/// _pycontexttokenobject`, which is the first field after the object's header since 3.7.
+///
+/// # Safety
+/// The object is a token.
+#[inline]
+pub(crate) unsafe fn context_of(token: &Bound<'_, PyAny>) -> *mut PyObject {
+    // SAFETY: as the caller promises.
+    unsafe { token.as_ptr().add(1).cast::<*mut PyObject>().read() }
+}
+
+/// Whether a context was entered and not left, up to 3.13: `ctx_entered` of `struct
+/// _pycontextobject`, after `ctx_prev`, `ctx_vars` and `ctx_weakreflist`. The context that a thread
+/// starts with was never entered.
+///
+/// # Safety
+/// The object is a context.
+#[inline]
+pub(crate) unsafe fn is_entered(context: *mut PyObject) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let fields = context.add(1).cast::<*mut PyObject>();
+        fields.add(3).cast::<c_int>().read() != 0
+    }
+}

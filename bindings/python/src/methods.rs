@@ -1,0 +1,77 @@
+//! Functions of one argument that programs call all the time, as plain C functions.
+//!
+//! For the stable ABI of Python 3.9, PyO3 passes arguments in a tuple, which would cost more than the
+//! rest of these functions.
+
+use std::ffi::CStr;
+use std::ptr;
+
+use pyo3::ffi::{METH_O, PyCFunction_NewEx, PyMethodDef, PyMethodDefPointer, PyObject};
+use pyo3::prelude::*;
+
+use crate::context::{attach, detach};
+use crate::opentelemetry::opentelemetry_attach;
+
+/// A definition that passes its argument to a Rust function.
+macro_rules! method {
+    ($name:literal, $function:path, $documentation:literal) => {{
+        unsafe extern "C" fn call(_: *mut PyObject, argument: *mut PyObject) -> *mut PyObject {
+            // SAFETY: the interpreter calls this in an attached thread, with an object.
+            let argument = unsafe { Bound::from_borrowed_ptr(Python::assume_attached(), argument) };
+            match $function(&argument) {
+                Ok(object) => object.into_ptr(),
+                Err(error) => {
+                    error.restore(argument.py());
+                    ptr::null_mut()
+                }
+            }
+        }
+        const NAME: &CStr = $name;
+        const DOCUMENTATION: &CStr = $documentation;
+        PyMethodDef {
+            ml_name: NAME.as_ptr(),
+            ml_meth: PyMethodDefPointer { PyCFunction: call },
+            ml_flags: METH_O,
+            ml_doc: DOCUMENTATION.as_ptr(),
+        }
+    }};
+}
+
+struct Methods([PyMethodDef; 3]);
+
+// SAFETY: nothing changes the definitions.
+unsafe impl Sync for Methods {}
+
+static METHODS: Methods = Methods([
+    method!(
+        c"attach",
+        attach,
+        c"attach($module, context, /)\n--\n\nMake `context` what the calling thread or asyncio task is working on."
+    ),
+    method!(
+        c"detach",
+        detach,
+        c"detach($module, token, /)\n--\n\nRestore what was attached before the call of `attach` that returned this token."
+    ),
+    method!(
+        c"opentelemetry_attach",
+        opentelemetry_attach,
+        c"opentelemetry_attach($module, context, /)\n--\n\n`RuntimeContext.attach`."
+    ),
+]);
+
+/// Adds the functions to the module.
+pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    for method in &METHODS.0 {
+        // SAFETY: the definition is a static variable; the result is a new reference, or null with
+        // an exception.
+        let function = unsafe {
+            let definition = ptr::from_ref(method).cast_mut();
+            let function = PyCFunction_NewEx(definition, ptr::null_mut(), module.name()?.as_ptr());
+            Bound::from_owned_ptr_or_err(py, function)?
+        };
+        module.add(function.getattr("__name__")?.extract::<String>()?, function)?;
+    }
+    Ok(())
+}

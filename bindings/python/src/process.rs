@@ -1,0 +1,57 @@
+//! The process context.
+
+use std::sync::{Mutex, PoisonError};
+
+use otelctx::{ProcessContext, Published, Value};
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyList, PyTuple};
+
+use crate::thread::warn;
+
+static PUBLISHED: Mutex<Option<Published>> = Mutex::new(None);
+
+/// Publishes the process context: what the environment says, and these resource attributes. Replaces
+/// the one that was published before. Each forked child publishes its own.
+#[pyfunction]
+pub(crate) fn publish(attributes: &Bound<'_, PyDict>) -> PyResult<()> {
+    let py = attributes.py();
+    let mut context = ProcessContext::detect();
+    if let Some(malformed) = context.malformed_variable() {
+        warn(py, &malformed.to_string());
+    }
+    for (name, value) in attributes {
+        context = context.attribute(name.extract::<String>()?, value_of(&value)?);
+    }
+    let mut published = PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let result = match &mut *published {
+        Some(published) => published.update(context),
+        None => context.publish().and_then(|mut new| {
+            new.republish_after_fork()?;
+            *published = Some(new);
+            Ok(())
+        }),
+    };
+    result.map_err(|error| PyOSError::new_err(error.to_string()))
+}
+
+fn value_of(value: &Bound<'_, PyAny>) -> PyResult<Value> {
+    // A bool is an int, too.
+    if let Ok(value) = value.cast::<PyBool>() {
+        return Ok(value.is_true().into());
+    }
+    if let Ok(value) = value.extract::<i64>() {
+        return Ok(value.into());
+    }
+    if let Ok(value) = value.extract::<f64>() {
+        return Ok(value.into());
+    }
+    if let Ok(value) = value.cast::<PyBytes>() {
+        return Ok(Value::Bytes(value.as_bytes().to_vec()));
+    }
+    if value.is_instance_of::<PyTuple>() || value.is_instance_of::<PyList>() {
+        let items = value.try_iter()?.map(|item| value_of(&item?));
+        return Ok(Value::Array(items.collect::<PyResult<_>>()?));
+    }
+    Ok(value.str()?.to_string_lossy().as_ref().into())
+}

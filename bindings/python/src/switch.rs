@@ -1,0 +1,283 @@
+//! Switches of a thread from one context to another.
+//!
+//! | Python | who switches | seen by |
+//! |---|---|---|
+//! | 3.14+ | everything below | a context watcher |
+//! | up to 3.13 | `Context.run`: asyncio's callbacks and tasks, `asyncio.to_thread` | [`run`] in its place |
+//! | up to 3.13 | eager tasks of asyncio | [`run_entered`], around the function that starts them |
+//! | up to 3.13 | C code with `PyContext_Enter`: uvloop | not seen, nothing is published: [`is_covered`] |
+//! | all | greenlets, which do not tell the interpreter | `greenlet.settrace`: [`greenlets_switched`] |
+
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi::{METH_KEYWORDS, Py_DECREF, PyObject};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::context::{Context, value_of};
+use crate::contextvars::{self, context_of, is_entered, load, loaded};
+use crate::thread;
+
+/// The C function behind `Context.run`, before [`run`] replaced it.
+type Run = unsafe extern "C" fn(
+    *mut PyObject,
+    *const *mut PyObject,
+    isize,
+    *mut PyObject,
+) -> *mut PyObject;
+
+/// `PyMethodDef` of a method of this kind (`METH_FASTCALL | METH_KEYWORDS`).
+#[repr(C)]
+struct MethodDefinition {
+    name: *const c_char,
+    function: Run,
+    flags: c_int,
+    documentation: *const c_char,
+}
+
+/// Of CPython's `methodobject.h`; in the stable ABI from 3.10 on.
+const METH_FASTCALL: c_int = 0x80;
+
+static ORIGINAL_RUN: OnceLock<Run> = OnceLock::new();
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+/// Whether the variable was ever set. Until then, a switch costs nothing.
+static IS_USED: AtomicBool = AtomicBool::new(false);
+static HAS_GREENLETS: AtomicBool = AtomicBool::new(false);
+static WARNED: AtomicBool = AtomicBool::new(false);
+
+/// Starts to watch switches; returns whether the interpreter reports all of them.
+#[pyfunction]
+pub(crate) fn watch(py: Python<'_>) -> PyResult<bool> {
+    let contextvars = load(py)?;
+    if let Some(add_watcher) = contextvars.add_watcher {
+        if !IS_WATCHED.swap(true, Ordering::Relaxed) {
+            // SAFETY: the thread is attached.
+            if unsafe { add_watcher(switched) } < 0 {
+                IS_WATCHED.store(false, Ordering::Relaxed);
+                return Err(PyErr::fetch(py));
+            }
+        }
+        return Ok(true);
+    }
+    if ORIGINAL_RUN.get().is_none() {
+        replace_run(py)?;
+    }
+    Ok(false)
+}
+
+/// Called by the interpreter after each switch, possibly with a pending exception.
+unsafe extern "C" fn switched(_event: c_int, _context: *mut PyObject) -> c_int {
+    // SAFETY: only attached threads switch.
+    publish_current(unsafe { Python::assume_attached() });
+    0
+}
+
+/// Publishes the value of the thread's current context.
+#[inline]
+fn publish_current(py: Python<'_>) {
+    if !IS_USED.load(Ordering::Relaxed) {
+        return;
+    }
+    let value = loaded().ok().and_then(|contextvars| contextvars.get(py));
+    thread::publish(value.as_ref().and_then(value_of));
+}
+
+/// Replaces the function behind `Context.run`. A built-in method has its function in a structure of
+/// its type, which all bound methods refer to, too.
+fn replace_run(py: Python<'_>) -> PyResult<()> {
+    let method = py
+        .import("contextvars")?
+        .getattr("Context")?
+        .call0()?
+        .getattr("run")?;
+    // SAFETY: `m_ml` is the first field of a built-in method (`PyCFunctionObject`) after its header,
+    // in all versions up to 3.13. The definition is a static variable of the interpreter.
+    let definition = unsafe {
+        let definition = method.as_ptr().add(1).cast::<*mut MethodDefinition>();
+        &mut *definition.read()
+    };
+    // SAFETY: the name is a C string.
+    let name = unsafe { CStr::from_ptr(definition.name) };
+    if name != c"run" || definition.flags != METH_FASTCALL | METH_KEYWORDS {
+        return Err(PyImportError::new_err("Context.run is not CPython's"));
+    }
+    let _ = ORIGINAL_RUN.set(definition.function);
+    definition.function = run;
+    Ok(())
+}
+
+/// `Context.run(callable, *args, **kwargs)`, as CPython up to 3.13 implements it. Publishes the
+/// variable's value after entering and after leaving the context.
+unsafe extern "C" fn run(
+    context: *mut PyObject,
+    arguments: *const *mut PyObject,
+    count: isize,
+    keywords: *mut PyObject,
+) -> *mut PyObject {
+    // SAFETY: called with the arguments of a method by a thread that is attached.
+    unsafe {
+        let py = Python::assume_attached();
+        let contextvars = match loaded() {
+            Ok(contextvars) if count > 0 && contextvars.is_in_interpreter(py) => contextvars,
+            // It also raises the exception for a missing argument.
+            _ => match ORIGINAL_RUN.get() {
+                Some(original) => return original(context, arguments, count, keywords),
+                None => return std::ptr::null_mut(),
+            },
+        };
+        if (contextvars.enter)(context) != 0 {
+            return std::ptr::null_mut();
+        }
+        let outer = thread::is_published();
+        thread::push(context);
+        publish_current(py);
+        let others = arguments.add(1);
+        let result = contextvars.call(py, *arguments, others, count as usize - 1, keywords);
+        thread::pop(context);
+        let left = (contextvars.exit)(context);
+        restore(py, outer);
+        if left != 0 {
+            if !result.is_null() {
+                Py_DECREF(result);
+            }
+            return std::ptr::null_mut();
+        }
+        result
+    }
+}
+
+/// Publishes the outer context's value, if it was published before. If it was not, leaving the
+/// outer context may not be seen.
+#[inline]
+fn restore(py: Python<'_>, outer: bool) {
+    if outer {
+        publish_current(py);
+    } else {
+        thread::publish(None);
+    }
+}
+
+/// Calls a function that enters `context` by itself, and leaves it before it returns: the start of an
+/// eager task.
+#[pyfunction]
+#[pyo3(signature = (context, function, /, *args, **kwargs))]
+pub(crate) fn run_entered<'py>(
+    context: &Bound<'py, PyAny>,
+    function: &Bound<'py, PyAny>,
+    args: &Bound<'py, PyTuple>,
+    kwargs: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let value = loaded()?.get_in(context);
+    let outer = thread::is_published();
+    thread::push(context.as_ptr());
+    thread::publish(value.as_ref().and_then(value_of));
+    let result = function.call(args, kwargs);
+    thread::pop(context.as_ptr());
+    restore(context.py(), outer);
+    result
+}
+
+/// Calls a function that switches contexts where this module does not see it: an event loop of
+/// uvloop. The thread publishes nothing meanwhile.
+#[pyfunction]
+#[pyo3(signature = (function, /, *args, **kwargs))]
+pub(crate) fn run_unseen<'py>(
+    function: &Bound<'py, PyAny>,
+    args: &Bound<'py, PyTuple>,
+    kwargs: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let outer = thread::is_published();
+    thread::publish(None);
+    let result = function.call(args, kwargs);
+    restore(function.py(), outer);
+    result
+}
+
+/// Publishes what the variable was just set to, or nothing if leaving the current context would not
+/// be seen. `token` is from that context.
+#[inline]
+pub(crate) fn publish_value(token: &Bound<'_, PyAny>, value: Option<&Context>) -> PyResult<()> {
+    let Some(value) = value else {
+        thread::publish(None);
+        return Ok(());
+    };
+    IS_USED.store(true, Ordering::Relaxed);
+    if HAS_GREENLETS.load(Ordering::Relaxed) && !thread::trace_greenlets() {
+        token
+            .py()
+            .import("otelctx._hooks")?
+            .call_method0("trace_greenlets")?;
+    }
+    if is_covered(token) {
+        thread::publish(Some(value));
+    } else {
+        thread::publish(None);
+        warn_unseen(token.py());
+    }
+    Ok(())
+}
+
+/// Whether leaving the current context, which `token` is from, is seen.
+#[inline]
+fn is_covered(token: &Bound<'_, PyAny>) -> bool {
+    if IS_WATCHED.load(Ordering::Relaxed) {
+        return true;
+    }
+    if ORIGINAL_RUN.get().is_none() {
+        return false;
+    }
+    // SAFETY: the interpreter checked or made the token, and it is older than 3.14: `run` was replaced.
+    unsafe {
+        let context = context_of(token);
+        !is_entered(context) || thread::has_entered(context)
+    }
+}
+
+#[cold]
+fn warn_unseen(py: Python<'_>) {
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        thread::warn(
+            py,
+            "some contexts are not published: native code (uvloop, for example) switches between \
+             them, which only Python 3.14 and later report",
+        );
+    }
+}
+
+/// For `greenlet.settrace`: publishes the value of the greenlet that the thread has switched to.
+#[pyfunction]
+pub(crate) fn greenlets_switched(
+    event: &Bound<'_, PyAny>,
+    _greenlets: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let contextvars = loaded()?;
+    match contextvars.get(event.py()) {
+        None => thread::publish(None),
+        // The token tells which context is the current one.
+        Some(value) => {
+            let token = contextvars.set(&value)?;
+            let covered = is_covered(&token);
+            thread::publish(value_of(&value).filter(|_| covered));
+        }
+    }
+    Ok(())
+}
+
+/// Notes that the program uses greenlets, and that the calling thread's are traced; returns whether
+/// they were before.
+#[pyfunction]
+pub(crate) fn trace_greenlets() -> bool {
+    HAS_GREENLETS.store(true, Ordering::Relaxed);
+    thread::trace_greenlets()
+}
+
+/// Restores the value from before a token.
+pub(crate) fn reset(token: &Bound<'_, PyAny>) -> PyResult<()> {
+    let contextvars: &contextvars::Contextvars = loaded()?;
+    contextvars.reset(token)?;
+    let value = contextvars.get(token.py());
+    publish_value(token, value.as_ref().and_then(value_of))
+}

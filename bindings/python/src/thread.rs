@@ -1,0 +1,79 @@
+//! What this module knows of the calling thread.
+
+use std::cell::{Cell, RefCell};
+use std::ptr;
+
+use pyo3::ffi::PyObject;
+use pyo3::prelude::*;
+
+use crate::context::Context;
+
+thread_local! {
+    /// The [`Context`] whose record this module set as the thread's current one, or 0. Only compared.
+    static PUBLISHED: Cell<usize> = const { Cell::new(0) };
+    /// Whether the thread's greenlets are traced.
+    static TRACES_GREENLETS: Cell<bool> = const { Cell::new(false) };
+    /// The contexts that were entered, and will be left, where this module sees it. Greenlets leave
+    /// them in any order. Only compared.
+    static ENTERED: RefCell<Vec<*mut PyObject>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes a context what readers see of the calling thread.
+#[inline]
+pub(crate) fn publish(context: Option<&Context>) {
+    let new = context.map_or(0, |context| ptr::from_ref(context).addr());
+    let old = PUBLISHED.replace(new);
+    if new != 0 || old != 0 {
+        drop(otelctx::swap_current(context.map(Context::record)));
+    }
+}
+
+/// Publishes the new record of a context, if readers see the context on the calling thread.
+pub(crate) fn publish_again(context: &Context) {
+    if PUBLISHED.get() == ptr::from_ref(context).addr() {
+        publish(Some(context));
+    }
+}
+
+/// Whether readers see a context on the calling thread.
+#[inline]
+pub(crate) fn is_published() -> bool {
+    PUBLISHED.get() != 0
+}
+
+/// Notes that a context was entered.
+pub(crate) fn push(context: *mut PyObject) {
+    let _ = ENTERED.try_with(|entered| entered.borrow_mut().push(context));
+}
+
+/// Notes that a context was left.
+pub(crate) fn pop(context: *mut PyObject) {
+    let _ = ENTERED.try_with(|entered| {
+        let mut entered = entered.borrow_mut();
+        if let Some(position) = entered.iter().rposition(|known| *known == context) {
+            entered.remove(position);
+        }
+    });
+}
+
+/// Whether a context was entered where this module sees it.
+pub(crate) fn has_entered(context: *mut PyObject) -> bool {
+    ENTERED
+        .try_with(|entered| entered.borrow().iter().rev().any(|known| *known == context))
+        .unwrap_or(false)
+}
+
+/// Notes that the calling thread's greenlets are traced; returns whether they were before.
+pub(crate) fn trace_greenlets() -> bool {
+    TRACES_GREENLETS.replace(true)
+}
+
+/// Logs a warning through Python's `logging`.
+pub(crate) fn warn(py: Python<'_>, message: &str) {
+    let logged = py
+        .import("logging")
+        .and_then(|logging| logging.call_method1("getLogger", ("otelctx",)))
+        .and_then(|logger| logger.call_method1("warning", (message,)));
+    // The program goes on without the message.
+    drop(logged);
+}

@@ -1,0 +1,81 @@
+"""Runs programs that publish, and reads them from outside with the command `otelctx`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "programs"
+COMMAND = os.environ.get("OTELCTX") or HERE.parents[2] / "target" / "debug" / "otelctx"
+#: An interpreter that its own dynamic linker starts has another path than `sys.executable`.
+PYTHON = os.environ.get("PYTHON") or sys.executable
+#: Seconds after which a program or the command is given up.
+TIMEOUT = 120
+
+
+class Program:
+    """A running program. It prints lines of JSON, and goes on after each line that it is sent."""
+
+    def __init__(self, *command, **environment):
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**without_opentelemetry(), **environment},
+        )
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def line(self):
+        """The next line that the program prints."""
+        line = self.process.stdout.readline()
+        assert line, f"the program ended with {self.process.wait(TIMEOUT)}"
+        return json.loads(line)
+
+    def resume(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def dump(self):
+        return dump(self.pid)
+
+    def contexts(self):
+        """The context of each thread, by thread ID."""
+        return {thread["tid"]: thread.get("context") for thread in self.dump()["threads"]}
+
+    def end(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+def without_opentelemetry():
+    return {name: value for name, value in os.environ.items() if not name.startswith("OTEL")}
+
+
+def dump(pid):
+    """What `otelctx dump` shows of a process."""
+    command = [COMMAND, "dump", "--json", str(pid)]
+    shown = subprocess.run(command, stdout=subprocess.PIPE, timeout=TIMEOUT, check=True)
+    return json.loads(shown.stdout)
+
+
+@pytest.fixture
+def start():
+    """Starts a program of `tests/programs`; ends it after the test."""
+    programs = []
+
+    def start(name, *arguments, **environment):
+        program = Program(PYTHON, PROGRAMS / f"{name}.py", *arguments, **environment)
+        programs.append(program)
+        return program
+
+    yield start
+    for program in programs:
+        program.end()

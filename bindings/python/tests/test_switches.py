@@ -1,0 +1,42 @@
+"""Another task's context is never published, however the interpreter switches."""
+
+import sys
+
+import pytest
+
+#: From this version on, the interpreter reports all switches.
+REPORTED = sys.version_info >= (3, 14)
+
+
+def counts(start, name, program="switches"):
+    line = start(program, name).line()
+    assert line["wrong"] == 0, line["first_wrong"]
+    return line
+
+
+@pytest.mark.parametrize("name", ["asyncio", "direct", "eager", "gevent"])
+def test_every_step_shows_its_own_context(start, name):
+    if name == "eager" and sys.version_info < (3, 12):
+        pytest.skip("eager tasks came with Python 3.12")
+    if name == "gevent":
+        pytest.importorskip("gevent")
+    line = counts(start, name)
+    assert line["missing"] == 0
+    assert line["right"] > 1000
+
+
+def test_nothing_is_published_in_an_event_loop_whose_switches_are_not_seen(start, capfd):
+    pytest.importorskip("uvloop")
+    line = counts(start, "uvloop")
+    assert line["right"] > 1000
+    warnings = capfd.readouterr().err.count("some contexts are not published")
+    if REPORTED:
+        assert (line["missing"], warnings) == (0, 0)
+    else:
+        assert line["missing"] > 1000
+        assert warnings == 1
+
+
+def test_a_subinterpreter_leaves_the_context_alone(start):
+    line = counts(start, "subinterpreter", program="subinterpreter")
+    assert (line["right"], line["missing"]) == (2, 0)

@@ -1,0 +1,51 @@
+"""What the wheel contains, and which systems it runs on."""
+
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+#: Wheels for `manylinux2014` run with this glibc and later ones.
+FLOOR = (2, 17)
+
+
+def module():
+    [path] = (each for each in metadata.files("otelctx") if each.suffix == ".so")
+    return path.locate()
+
+
+def readelf(*options):
+    if not which("readelf"):
+        pytest.skip("no readelf")
+    command = ["readelf", "--wide", *options, str(module())]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_readers_find_the_variable_by_its_descriptor():
+    [symbol] = re.findall(r".* otel_thread_ctx_v1$", readelf("--dyn-syms"), re.MULTILINE)
+    assert symbol.split()[2:4] == ["8", "TLS"]
+    relocations = re.findall(r".* otel_thread_ctx_v1 \+ 0$", readelf("--relocs"), re.MULTILINE)
+    [kind] = (each.split()[2] for each in relocations)
+    assert kind.endswith("_TLSDESC")
+
+
+def test_the_module_runs_with_the_glibc_that_the_wheel_names():
+    if "manylinux2014" not in metadata.distribution("otelctx").read_text("WHEEL"):
+        pytest.skip("the wheel was built without zig, for this machine's glibc")
+    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", readelf("--version-info"))
+    assert versions
+    assert max((int(major), int(minor)) for major, minor in versions) <= FLOOR
+
+
+def test_type_checkers_know_every_name():
+    import otelctx
+    from otelctx import _otelctx
+
+    stub = Path(otelctx.__file__).with_name("_otelctx.pyi").read_text()
+    assert Path(otelctx.__file__).with_name("py.typed").is_file()
+    named = set(re.findall(r"^(?:def|class) (\w+)", stub, re.MULTILINE))
+    assert named == {name for name in dir(_otelctx) if not name.startswith("__")}
+    assert set(otelctx.__all__) <= {*named, "publish"}
