@@ -303,17 +303,17 @@ impl Process {
         // If the program has changed, this clears the caches.
         self.memory()?;
         let target = self.as_target().expect("memory was just opened");
-        let layout = self.layout(&*target)?;
         if let Some((known, present)) = &self.runtimes
-            && *known == layout
+            && *known == self.layout(&*target)?
         {
             return Ok(present.clone());
         }
-        let present = match self.options.runtimes.probe(&*target, &self.files) {
+        let (present, layout) = match self.options.runtimes.probe(&*target, &self.files) {
             Err(remote::Error::Deadline { .. }) => return Err(self.late("probe for runtimes")),
-            present => Arc::from(present?),
+            probed => probed?,
         };
         drop(target);
+        let present: Arc<[Present]> = present.into();
         self.runtimes = Some((layout, Arc::clone(&present)));
         if !present.is_empty() {
             // Finds the C library's list of threads, which is needed to read sleeping threads
@@ -431,7 +431,7 @@ impl Process {
     }
 
     /// Whether the loaded libraries are the same as when the variable was last resolved and
-    /// runtimes were last probed. If a library is unloaded while threads are being read, other data
+    /// runtimes were last found. If a library is unloaded while threads are being read, other data
     /// may replace its variable: after reading several threads, check this, and read them again if
     /// it returns false.
     ///
@@ -439,7 +439,9 @@ impl Process {
     /// If the process cannot be inspected.
     pub fn modules_unchanged(&self) -> Result<bool, Error> {
         let variables = self.variables.as_ref();
-        let runtimes = self.runtimes.as_ref().map(|(layout, _)| *layout);
+        let runtimes = self.runtimes.as_ref();
+        let runtimes = runtimes.filter(|(_, present)| !present.is_empty());
+        let runtimes = runtimes.map(|(layout, _)| *layout);
         let known = variables.and_then(|it| it.layout).into_iter();
         let mut known = known.chain(runtimes).peekable();
         // Nothing was resolved, or the program for which it was resolved has ended.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use otelctx_format::process_context::Attributes;
 use otelctx_format::record::Context;
-use otelctx_remote::{FileCache, MemoryError, Modules, Target};
+use otelctx_remote::{CodeLayout, FileCache, MemoryError, Modules, Target};
 use otelctx_sample::{Found, Frame, NamedFrame};
 
 pub use read::{TaskReading, ThreadState, scope};
@@ -161,9 +161,9 @@ pub struct RuntimeThread {
 pub struct RuntimeStack {
     /// The frames, innermost first, grouped by calls of the interpreter, innermost first.
     pub calls: Vec<Vec<NamedFrame>>,
-    /// The code of the interpreter: each native frame in it represents one of the calls. Empty for
-    /// a runtime that compiles all code.
-    pub interpreter: Range<u64>,
+    /// The code of the interpreter, in one or several parts: each native frame in it represents one of
+    /// the calls. Empty for a runtime that compiles all code.
+    pub interpreter: Vec<Range<u64>>,
     /// Whether outer frames are missing.
     pub is_truncated: bool,
 }
@@ -176,17 +176,35 @@ impl RuntimeStack {
 
     /// Replaces each call of the interpreter in a native stack, innermost frame first, by the
     /// frames of that call. Calls without a native frame, because the native stack is truncated,
-    /// are added at the end.
+    /// are added at the end. Native frames that exceed the calls are those of the innermost calls,
+    /// which have not begun to execute a function, or have ended doing so.
     #[must_use]
     pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
+        let is_call = |frame: &Frame| {
+            let address = frame.lookup_address();
+            let contains = |address| self.interpreter.iter().any(|code| code.contains(&address));
+            address.is_some_and(contains)
+        };
+        let mut without = match self.is_truncated {
+            true => 0,
+            false => {
+                let count = native.iter().filter(|frame| is_call(frame)).count();
+                count.saturating_sub(self.calls.len())
+            }
+        };
         let mut calls = self.calls.into_iter();
         let mut mixed = Vec::with_capacity(native.len());
         for frame in native {
-            let address = frame.lookup_address();
-            let is_call = address.is_some_and(|address| self.interpreter.contains(&address));
-            match is_call.then(|| calls.next()).flatten() {
-                Some(frames) => mixed.extend(frames.into_iter().map(Frame::from)),
-                None => mixed.push(frame),
+            if !is_call(&frame) {
+                mixed.push(frame);
+            } else if without > 0 {
+                without -= 1;
+                mixed.push(frame);
+            } else {
+                match calls.next() {
+                    Some(frames) => mixed.extend(frames.into_iter().map(Frame::from)),
+                    None => mixed.push(frame),
+                }
             }
         }
         mixed.extend(calls.flatten().map(Frame::from));
@@ -278,7 +296,8 @@ impl Runtimes {
         self.0.is_empty()
     }
 
-    /// Finds the runtimes that a process contains.
+    /// Finds the runtimes that a process contains, and the code that was mapped then: see
+    /// [`Modules::layout`].
     ///
     /// # Errors
     /// If its modules cannot be read, see [`Modules::read`].
@@ -286,17 +305,14 @@ impl Runtimes {
         &self,
         target: &dyn Target,
         files: &FileCache,
-    ) -> Result<Vec<Present>, otelctx_remote::Error> {
-        if self.is_empty() {
-            return Ok(Vec::new());
-        }
+    ) -> Result<(Vec<Present>, CodeLayout), otelctx_remote::Error> {
         let is_candidate = |name: &[u8]| {
             let name = file_name(name);
             self.0.iter().any(|runtime| runtime.is_candidate(name))
         };
         let modules = Modules::read_named(target, files, &is_candidate)?;
         if modules.loaded.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), modules.layout));
         }
         let present = |runtime: &Arc<dyn Runtime>| {
             let process = runtime.probe(target, &modules).transpose()?;
@@ -305,7 +321,8 @@ impl Runtimes {
                 process,
             })
         };
-        Ok(self.0.iter().filter_map(present).collect())
+        let present = self.0.iter().filter_map(present).collect();
+        Ok((present, modules.layout))
     }
 }
 
@@ -473,7 +490,7 @@ mod tests {
     fn each_call_of_the_interpreter_is_replaced_by_its_frames() {
         let stack = RuntimeStack {
             calls: vec![vec![named("c"), named("b")], vec![named("a")]],
-            interpreter: 0x100..0x200,
+            interpreter: vec![0x100..0x120, 0x120..0x200],
             is_truncated: false,
         };
         let native = |addresses: &[u64]| {
@@ -494,8 +511,21 @@ mod tests {
             mixed,
             [Frame::native(0, 0x300), c.clone(), b.clone(), a.clone()]
         );
-        assert_eq!(stack.clone().in_native(Vec::new()), [c, b, a]);
+        let all = [c.clone(), b.clone(), a.clone()];
+        assert_eq!(stack.clone().in_native(Vec::new()), all);
         // More native calls than the runtime knows.
+        let mixed = stack
+            .clone()
+            .in_native(native(&[0x150, 0x300, 0x150, 0x150]));
+        let [first, second] = [Frame::native(0, 0x150), Frame::native(1, 0x300)];
+        assert_eq!(mixed, [first, second, c.clone(), b.clone(), a]);
+        let mixed = RuntimeStack {
+            calls: vec![vec![named("c")]],
+            is_truncated: true,
+            ..stack.clone()
+        };
+        let last = Frame::native(1, 0x150);
+        assert_eq!(mixed.in_native(native(&[0x150, 0x150])), [c, last]);
         let mixed = RuntimeStack {
             calls: Vec::new(),
             ..stack

@@ -77,11 +77,14 @@ pub enum ReadStep {
     Record,
     /// Reading the record a second time while its thread runs: it had changed.
     Verify,
+    /// Scanning the process: it had ended, after some milliseconds. Whether it has published anything is
+    /// unknown.
+    Process,
 }
 
 impl ReadStep {
     /// All steps, in the order of [`Counts::unreadable`](crate::Counts::unreadable).
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Resolve,
         Self::Access,
         Self::Thread,
@@ -89,6 +92,7 @@ impl ReadStep {
         Self::Variable,
         Self::Record,
         Self::Verify,
+        Self::Process,
     ];
 
     /// Its name in JSON.
@@ -102,6 +106,7 @@ impl ReadStep {
             Self::Variable => "variable",
             Self::Record => "record",
             Self::Verify => "verify",
+            Self::Process => "process",
         }
     }
 }
@@ -116,6 +121,7 @@ impl fmt::Display for ReadStep {
             Self::Variable => "the variable could not be read",
             Self::Record => "the record could not be read",
             Self::Verify => "the record changed while it was read",
+            Self::Process => "the process ended before it was scanned",
         })
     }
 }

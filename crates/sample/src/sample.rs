@@ -227,8 +227,8 @@ mod tests {
             counts.add(Found::Unreadable(step));
         }
         assert_eq!(counts.unreadable, [1; ReadStep::ALL.len()]);
-        assert_eq!(counts.unreadable_samples(), 7);
-        assert_eq!(counts.samples(), 10);
+        assert_eq!(counts.unreadable_samples(), 8);
+        assert_eq!(counts.samples(), 11);
     }
 
     #[test]

@@ -14,27 +14,38 @@ const MUSL_KEYS: u32 = 128;
 
 /// Where the threads of a process store their values of `pthread_setspecific`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PthreadKeys(Layout);
+pub struct PthreadKeys(KeyLayout);
 
+/// Where each C library stores these values, for programs that read threads without
+/// [`PthreadKeys::get`], such as those in the kernel. All sizes and offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
+#[non_exhaustive]
+pub enum KeyLayout {
+    /// In blocks of 32 keys: nptl/pthread_getspecific.c.
+    #[non_exhaustive]
     Glibc {
-        /// Number of bytes from the `struct pthread` to the thread pointer.
-        below: u64,
-        /// Offset in `struct pthread` of the pointers to blocks of keys.
-        specific: u64,
+        /// From the thread pointer to the pointers to blocks of keys.
+        blocks: i64,
         /// Offset in such a block of its entries.
         entries: u64,
+        /// Size of an entry.
         entry_size: u64,
+        /// Offset in an entry of its sequence number. A value whose number differs from that of the
+        /// key belongs to a deleted key.
         entry_sequence: u64,
+        /// Offset in an entry of the value.
         entry_data: u64,
-        /// Address of the process's `__pthread_keys`, and its number of elements.
+        /// Address of the process's `__pthread_keys`.
         keys: u64,
+        /// Size of its elements.
         key_size: u64,
+        /// Offset in such an element of the key's sequence number.
         key_sequence: u64,
     },
+    /// In an array: src/thread/pthread_getspecific.c.
+    #[non_exhaustive]
     Musl {
-        /// Offset from the thread pointer of the pointer to the values.
+        /// From the thread pointer to the pointer to the values.
         values: i64,
     },
 }
@@ -49,19 +60,21 @@ impl PthreadKeys {
             Machine::Aarch64 => -88,
             Machine::Other(_) => return None,
         };
-        Some(Self(Layout::Musl { values }))
+        Some(Self(KeyLayout::Musl { values }))
     }
 
     /// The layout that a glibc describes in its table; `keys` is the address of `__pthread_keys`.
     /// `None` if the table lacks an entry.
     pub(crate) fn of_glibc(table: &ThreadDb, machine: Machine, keys: u64) -> Option<Self> {
         let layout = || {
-            Some(Layout::Glibc {
-                below: match machine {
-                    Machine::X86_64 => 0,
-                    _ => table.size_of("pthread")?,
-                },
-                specific: table.offset("pthread_specific")?,
+            // The structure begins at the thread pointer on x86-64, and ends at it elsewhere.
+            let below = match machine {
+                Machine::X86_64 => 0,
+                _ => table.size_of("pthread")?,
+            };
+            let specific = table.offset("pthread_specific")?;
+            Some(KeyLayout::Glibc {
+                blocks: specific.wrapping_sub(below).cast_signed(),
                 entries: table.offset("pthread_key_data_level2_data")?,
                 entry_size: table.size_of("pthread_key_data")?,
                 entry_sequence: table.offset("pthread_key_data_seq")?,
@@ -72,6 +85,12 @@ impl PthreadKeys {
             })
         };
         layout().map(Self)
+    }
+
+    /// Where the values are.
+    #[must_use]
+    pub const fn layout(&self) -> KeyLayout {
+        self.0
     }
 
     /// The value of a thread for `key`, given its thread pointer. `None` if `pthread_getspecific`
@@ -90,7 +109,7 @@ impl PthreadKeys {
         let not_null = |value: u64| (value != 0).then_some(value);
         let number = u64::from(key);
         match self.0 {
-            Layout::Musl { values } => {
+            KeyLayout::Musl { values } => {
                 if key >= MUSL_KEYS {
                     return Ok(None);
                 }
@@ -100,9 +119,8 @@ impl PthreadKeys {
                     values => Ok(not_null(memory.read_u64(values.wrapping_add(8 * number))?)),
                 }
             }
-            Layout::Glibc {
-                below,
-                specific,
+            KeyLayout::Glibc {
+                blocks,
                 entries,
                 entry_size,
                 entry_sequence,
@@ -114,7 +132,7 @@ impl PthreadKeys {
                 if key >= GLIBC_KEYS {
                     return Ok(None);
                 }
-                let pointers = thread_pointer.wrapping_sub(below).wrapping_add(specific);
+                let pointers = thread_pointer.wrapping_add_signed(blocks);
                 let block = pointers.wrapping_add(8 * (number / KEYS_PER_BLOCK));
                 let block = memory.read_u64(block)?;
                 if block == 0 {

@@ -6,7 +6,7 @@ mod lists;
 pub(crate) mod musl;
 mod thread_db;
 
-pub use keys::PthreadKeys;
+pub use keys::{KeyLayout, PthreadKeys};
 pub(crate) use lists::ThreadLayout;
 pub use thread_db::{Field, ThreadDb};
 

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* CPython: the running thread's state, whether it holds the GIL, and its frames.
+ *
+ * The recorder reads names later. A frame has a hash of its code object's contents, so that it never gets the name of
+ * another function, whose code object has the same address by then. Layouts are shared with ../src/step.rs.
+ */
+
+#define PYTHON_FRAMES 127
+/* Of a code object, from its type on. */
+#define PYTHON_CODE_WORDS 16
+/* A field that the version does not have. */
+#define PYTHON_NO_FIELD (~0ULL)
+#define PYTHON_FRAME_SIZE 128
+/* Of a string, from its length on: PyASCIIObject up to 3.11. */
+#define PYTHON_TEXT_SIZE 80
+#define PYTHON_TEXT_CHARACTERS 32
+#define PYTHON_TEXT_IS_ASCII 0x40
+
+/* Offsets are in bytes. */
+struct python_configuration {
+    __u64 current;   /* address of the state that holds the GIL, up to 3.11; 0 later */
+    __u64 code_type; /* address of PyCode_Type */
+    /* Where threads store their states: by a key, as pthread_getspecific finds it, or in a variable at
+     * `values`. */
+    __u64 key;  /* address of its number; 0 for a variable */
+    __u64 keys; /* address of glibc's __pthread_keys; 0 for musl */
+    __u64 key_size;
+    __u64 key_sequence;
+    __u64 values; /* from the thread pointer to the pointers to blocks of values */
+    __u64 entries;
+    __u64 entry_size;
+    /* In a thread state, */
+    __u64 state_thread;
+    __u64 state_interpreter;
+    __u64 state_frame; /* the innermost frame, or a _PyCFrame */
+    /* in an interpreter and its GIL, from 3.12 on, */
+    __u64 gil;
+    __u64 gil_locked;
+    __u64 gil_holder;
+    /* in a _PyCFrame (3.11, 3.12), */
+    __u64 c_frame_current;
+    __u64 c_frame_previous;
+    /* and in what is read of a frame. */
+    __u64 frame_start;
+    __u64 frame_size;
+    __u64 frame_previous;
+    __u64 frame_code;
+    __u64 frame_position;
+    __u64 frame_entry;
+    __u64 frame_owner;
+    __u64 shim_owner;      /* owners from this on are no function */
+    __u64 position_is_int; /* else an address in the code object */
+    __u64 ignored_words;   /* of a code object, a bit for each that changes */
+    __u64 text;            /* which word has the name's address, up to 3.11; later it has a version */
+};
+
+enum python_frame_flag {
+    PYTHON_ENTRY = 1, /* the outermost frame of a call of the interpreter */
+    PYTHON_SHIM = 2,  /* no function: the frame before is the outermost one of a call of the interpreter */
+};
+
+struct python_frame {
+    __u64 code;
+    __u64 identity;
+    __u32 position; /* from the start of the code object, or f_lasti */
+    __u32 flags;
+};
+
+struct python_part {
+    __u64 state; /* 0 for a thread that has none */
+    __u32 holds_gil;
+    __u32 is_truncated;
+    struct python_frame frame[PYTHON_FRAMES];
+    /* What follows is not passed on. */
+    __u64 code_words[PYTHON_CODE_WORDS];
+    __u64 text_words[PYTHON_TEXT_SIZE / 8];
+    __u8 frame_bytes[PYTHON_FRAME_SIZE + 8];
+};
+
+_Static_assert(sizeof(struct python_configuration) <= STEP_CONFIGURATION_SIZE, "a configuration");
+_Static_assert(sizeof(struct python_part) <= STEP_ROOM, "a part");
+
+/* The state that the thread has stored; 0 if there is none, or it cannot be read. */
+static __always_inline __u64 python_stored_state(const struct python_configuration *python, __u64 tp)
+{
+    __u32 key;
+    __u64 block, sequence, entry[2];
+    if (!python->key)
+        return read_user(entry, sizeof entry[0], tp + python->values, 0) ? 0 : entry[0];
+    if (read_user(&key, sizeof key, python->key, 0))
+        return 0;
+    __u64 number = key;
+    if (!python->keys) {
+        if (read_user(&block, sizeof block, tp + python->values, 0) || !block ||
+            read_user(entry, sizeof entry[0], block + 8 * number, 0))
+            return 0;
+        return entry[0];
+    }
+    /* nptl/pthread_getspecific.c: 32 keys are in a block, and a value counts while its key is the same one. */
+    if (read_user(&block, sizeof block, tp + python->values + 8 * (number / 32), 0) || !block ||
+        read_user(entry, sizeof entry, block + python->entries + number % 32 * python->entry_size, 0) ||
+        read_user(&sequence, sizeof sequence,
+                  python->keys + number * python->key_size + python->key_sequence, 0) ||
+        entry[0] != sequence)
+        return 0;
+    return entry[1];
+}
+
+/* A state has what pthread_self returned in its thread: on x86-64 the thread pointer. */
+static __always_inline int python_is_of_thread(const struct python_configuration *python, __u64 state,
+                                               __u64 tp)
+{
+    __u64 thread;
+    return state && !read_user(&thread, sizeof thread, state + python->state_thread, 0) && thread == tp;
+}
+
+static __always_inline int python_holds_gil(const struct python_configuration *python, __u64 state)
+{
+    __u64 interpreter, gil, holder;
+    __s32 locked;
+    return !read_user(&interpreter, sizeof interpreter, state + python->state_interpreter, 0) &&
+           !read_user(&gil, sizeof gil, interpreter + python->gil, 0) &&
+           !read_user(&holder, sizeof holder, gil + python->gil_holder, 0) && holder == state &&
+           !read_user(&locked, sizeof locked, gil + python->gil_locked, 0) && locked == 1;
+}
+
+static __always_inline __u64 python_state(const struct python_configuration *python, __u64 tp,
+                                          __u32 *holds_gil)
+{
+    __u64 state;
+    *holds_gil = 0;
+    if (python->current && !read_user(&state, sizeof state, python->current, 0) &&
+        python_is_of_thread(python, state, tp)) {
+        *holds_gil = 1;
+        return state;
+    }
+    state = python_stored_state(python, tp);
+    if (!python_is_of_thread(python, state, tp))
+        return 0;
+    if (python->gil != PYTHON_NO_FIELD)
+        *holds_gil = python_holds_gil(python, state);
+    return state;
+}
+
+static __always_inline __u64 python_word(const struct python_part *part, __u64 offset)
+{
+    return *(__u64 *)(part->frame_bytes + (offset & (PYTHON_FRAME_SIZE - 1)));
+}
+
+static __always_inline __u8 python_byte(const struct python_part *part, __u64 offset)
+{
+    return part->frame_bytes[offset & (PYTHON_FRAME_SIZE - 1)];
+}
+
+static __always_inline __u64 python_mix(__u64 hash, __u64 word)
+{
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+    return hash ^ hash >> 32;
+}
+
+/* Adds a string to a hash: its length and, if it is ASCII, its first 48 characters; none of those on the next
+ * page, which may not be there. */
+static __always_inline __u64 python_text(struct python_part *part, __u64 address, __u64 hash)
+{
+    __u64 *words = part->text_words, start = address + 16;
+    __u64 size = 4096 - (start & 4095), count = 0;
+    if (size > PYTHON_TEXT_SIZE)
+        size = PYTHON_TEXT_SIZE;
+    if (size < PYTHON_TEXT_CHARACTERS || read_user(words, size, start, 0))
+        return hash;
+    if (words[2] & PYTHON_TEXT_IS_ASCII)
+        count = size - PYTHON_TEXT_CHARACTERS;
+    if (count > words[0])
+        count = words[0];
+    hash = python_mix(hash, words[0]);
+    HIDE(count);
+#pragma unroll
+    for (int i = 0; i < (PYTHON_TEXT_SIZE - PYTHON_TEXT_CHARACTERS) / 8; i++) {
+        /* Without branches: the verifier would follow each. From 0 to 8 bytes of this word count. */
+        __s64 left = (__s64)(count - 8 * i), below;
+        left &= ~(left >> 63);
+        below = (left - 8) >> 63;
+        left = (left & below) | (8 & ~below);
+        __u64 mask = ((1ULL << (left * 8 & 63)) - 1) | -((__u64)left >> 3);
+        hash = python_mix(hash, words[PYTHON_TEXT_CHARACTERS / 8 + i] & mask);
+    }
+    return hash;
+}
+
+/* A hash of what the code object contains; 0 if there is none. */
+static __always_inline __u64 python_identity(const struct python_configuration *python,
+                                             struct python_part *part, __u64 code)
+{
+    __u64 hash = 0, ignored = python->ignored_words;
+    if (read_user(part->code_words, sizeof part->code_words, code + 8, 0) ||
+        part->code_words[0] != python->code_type)
+        return 0;
+#pragma unroll
+    for (int i = 0; i < PYTHON_CODE_WORDS; i++)
+        hash = python_mix(hash, part->code_words[i] & ((ignored >> i & 1) - 1));
+    /* Without a version, objects of the same shape can have the same words, one after the other. */
+    if (python->text != PYTHON_NO_FIELD)
+        hash = python_text(part, part->code_words[python->text & (PYTHON_CODE_WORDS - 1)], hash);
+    return hash;
+}
+
+static __always_inline enum step_outcome cpython_step(void *context __attribute__((unused)),
+                                                      struct part_head *part, const void *configuration)
+{
+    const struct python_configuration *python = configuration;
+    struct python_part *to = (void *)(part + 1);
+    __u64 tp = OF_TASK(current_task(), THREAD_POINTER), c_frame = 0, next;
+    __u32 count = 0, holds_gil = 0, ends = 1;
+    to->state = tp ? python_state(python, tp, &holds_gil) : 0;
+    if (!to->state)
+        return STEP_DONE;
+    to->holds_gil = holds_gil;
+    to->is_truncated = 1;
+    if (read_user(&next, sizeof next, to->state + python->state_frame, 0))
+        return STEP_MEMORY;
+    if (python->c_frame_current != PYTHON_NO_FIELD) {
+        c_frame = next;
+        if (read_user(&next, sizeof next, c_frame + python->c_frame_current, 0))
+            return STEP_MEMORY;
+    }
+    for (__u32 i = 0; i < PYTHON_FRAMES; i++) {
+        if (!next) {
+            /* 3.12 stores the caller of a generator after the generator's frame. */
+            to->is_truncated = !ends;
+            break;
+        }
+        __u64 size = python->frame_size & (PYTHON_FRAME_SIZE - 1);
+        HIDE(size);
+        if (size >= PYTHON_FRAME_SIZE || read_user(to->frame_bytes, size, next + python->frame_start, 0))
+            break;
+        struct python_frame *frame = &to->frame[i];
+        /* From 3.14 on, the lowest bits are flags. */
+        frame->code = python_word(to, python->frame_code) & ~3ULL;
+        frame->position = python_word(to, python->frame_position);
+        if (!python->position_is_int)
+            frame->position -= frame->code;
+        frame->flags = 0;
+        if (python->frame_entry != PYTHON_NO_FIELD && python_byte(to, python->frame_entry))
+            frame->flags = PYTHON_ENTRY;
+        if (python->frame_owner != PYTHON_NO_FIELD && python_byte(to, python->frame_owner) >= python->shim_owner)
+            frame->flags = PYTHON_SHIM;
+        else
+            frame->identity = python_identity(python, to, frame->code);
+        if (!(frame->flags & PYTHON_SHIM) && !frame->identity) {
+            /* The interpreter stores a _PyCFrame before the first frame of that call. */
+            if (i > 0 || !c_frame ||
+                read_user(&c_frame, sizeof c_frame, c_frame + python->c_frame_previous, 0) || !c_frame ||
+                read_user(&next, sizeof next, c_frame + python->c_frame_current, 0))
+                break;
+            frame->code = 0;
+            count = 1;
+            continue;
+        }
+        next = python_word(to, python->frame_previous);
+        ends = frame->flags || (python->frame_entry & python->frame_owner) == PYTHON_NO_FIELD;
+        count = i + 1;
+    }
+    part->size = __builtin_offsetof(struct python_part, frame) + count * sizeof to->frame[0];
+    return STEP_DONE;
+}

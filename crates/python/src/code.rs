@@ -1,0 +1,328 @@
+//! Code objects: the names of functions, their files and tables of lines.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use otelctx_reader::remote::{Memory, MemoryError};
+use otelctx_reader::runtime::RuntimeError;
+
+use crate::identity::Identity;
+use crate::layout::{CodeOffsets, Layout, TextLayout};
+use crate::lines;
+use crate::words::Words;
+
+/// `PyTypeObject.tp_name`.
+const TYPE_NAME: u64 = 24;
+/// `PyVarObject.ob_size`, and the length of every text.
+const SIZE: u64 = 16;
+/// `PyASCIIObject.state`.
+const STATE: u64 = 32;
+/// Where the bytes of a `PyBytesObject` start, and of Python 2's `PyStringObject`: `ob_sval`.
+const BYTES: u64 = 32;
+const STRING: u64 = 36;
+
+/// Maximum number of characters kept of a name.
+const MAX_NAME: u64 = 512;
+/// Maximum number of characters kept of a path.
+const MAX_PATH: u64 = 4096;
+/// Maximum size of a table of lines, in bytes: a hundred times that of a large function. Functions with a
+/// larger one have no lines.
+const MAX_LINE_TABLE: usize = 64 << 10;
+/// Maximum memory of the functions kept of one process, and of all processes, in bytes.
+const MAX_MEMORY: usize = 8 << 20;
+const MAX_TOTAL: usize = 64 << 20;
+/// Maximum number of lines kept of one process.
+const MAX_LINES: usize = 64 << 10;
+/// Maximum work for one process a second, in bytes that are read of its functions or searched for a line: some
+/// 50 ms. A process could otherwise keep a reader from all others.
+const MAX_WORK: usize = 16 << 20;
+
+/// A code object.
+#[derive(Debug)]
+pub(crate) struct Code {
+    pub(crate) name: String,
+    /// Empty before 3.11.
+    pub(crate) qualified_name: String,
+    pub(crate) file: String,
+    first_line: i32,
+    line_table: Vec<u8>,
+    offsets: CodeOffsets,
+}
+
+impl Code {
+    fn read(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<Self, RuntimeError> {
+        let code = &layout.code;
+        let qualified_name = code.qualified_name.unwrap_or(code.name);
+        let fields = [
+            code.filename,
+            code.name,
+            qualified_name,
+            code.first_line,
+            code.line_table,
+        ];
+        let words = Words::read(memory, address, &fields)?;
+        let text = |offset, limit| text(memory, layout.text, words.pointer(offset), limit);
+        Ok(Self {
+            name: text(code.name, MAX_NAME)?,
+            qualified_name: match code.qualified_name {
+                Some(offset) => text(offset, MAX_NAME)?,
+                None => String::new(),
+            },
+            file: text(code.filename, MAX_PATH)?,
+            first_line: words.int(code.first_line),
+            line_table: match line_table(memory, layout.text, words.pointer(code.line_table)) {
+                Err(MemoryError::Limit { .. }) => Vec::new(),
+                table => table?,
+            },
+            offsets: *code,
+        })
+    }
+
+    /// The line of the instruction at this offset, in bytes; 0 if it has none.
+    fn line(&self, at: i64) -> u32 {
+        lines::line(
+            self.offsets.line_format,
+            &self.line_table,
+            self.first_line,
+            at,
+        )
+    }
+
+    fn memory(&self) -> usize {
+        let texts = [&self.name, &self.qualified_name, &self.file];
+        let texts: usize = texts.iter().map(|text| text.len()).sum();
+        size_of::<Self>() + self.line_table.len() + texts
+    }
+}
+
+/// The code objects of one process that were read before.
+#[derive(Debug, Default)]
+pub(crate) struct Codes {
+    /// By address and [`Identity::hash`]: they may have been freed.
+    known: HashMap<(u64, u64), Arc<Code>>,
+    /// Memory of these, in bytes.
+    memory: usize,
+    /// That of all processes.
+    total: Arc<AtomicUsize>,
+    /// Lines by the address of a [`Code`] here, and the offset of an instruction.
+    lines: HashMap<(usize, i64), u32>,
+    work: Work,
+    /// The address of `PyCode_Type`, once it is known.
+    code_type: Option<u64>,
+}
+
+/// The work of the current second, in bytes.
+#[derive(Debug, Default)]
+struct Work {
+    since: Option<Instant>,
+    bytes: usize,
+}
+
+impl Work {
+    /// Adds work. False if there was too much already.
+    fn add(&mut self, bytes: usize) -> bool {
+        let is_over = |since: Instant| since.elapsed() >= Duration::from_secs(1);
+        if self.since.is_none_or(is_over) {
+            *self = Self {
+                since: Some(Instant::now()),
+                bytes: 0,
+            };
+        }
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.bytes <= MAX_WORK
+    }
+}
+
+impl Drop for Codes {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.memory, Ordering::Relaxed);
+    }
+}
+
+impl Codes {
+    /// `total` counts the memory of all processes.
+    pub(crate) fn new(total: Arc<AtomicUsize>) -> Self {
+        let mut codes = Self::default();
+        codes.total = total;
+        codes
+    }
+
+    /// The code object at `address`.
+    ///
+    /// # Errors
+    /// If there is none, or it cannot be read.
+    pub(crate) fn get(
+        &mut self,
+        memory: &dyn Memory,
+        layout: &Layout,
+        address: u64,
+    ) -> Result<Arc<Code>, RuntimeError> {
+        let identity = Identity::read(memory, layout, address)?;
+        self.check_type(memory, identity.object_type, address)?;
+        if let Some(known) = self.known.get(&(address, identity.hash)) {
+            return Ok(known.clone());
+        }
+        let code = self.read(memory, layout, address)?;
+        self.keep((address, identity.hash), code.clone());
+        Ok(code)
+    }
+
+    /// The code object that was at `address` when a sample was taken, with this hash. `None` if it is no
+    /// longer there.
+    pub(crate) fn sampled(
+        &mut self,
+        memory: &dyn Memory,
+        layout: &Layout,
+        address: u64,
+        hash: u64,
+    ) -> Option<Arc<Code>> {
+        if let Some(known) = self.known.get(&(address, hash)) {
+            return Some(known.clone());
+        }
+        let is_same = || {
+            let identity = Identity::read(memory, layout, address);
+            identity.is_ok_and(|it| it.is_alive && it.hash == hash)
+        };
+        if !is_same() {
+            return None;
+        }
+        let code = self.read(memory, layout, address).ok()?;
+        // The process runs: it may have freed the object meanwhile.
+        if !is_same() {
+            return None;
+        }
+        self.keep((address, hash), code.clone());
+        Some(code)
+    }
+
+    fn read(
+        &mut self,
+        memory: &dyn Memory,
+        layout: &Layout,
+        address: u64,
+    ) -> Result<Arc<Code>, RuntimeError> {
+        if !self.work.add(0) {
+            return Err(RuntimeError::new("its functions take too much time"));
+        }
+        let code = Code::read(memory, layout, address)?;
+        self.work.add(code.memory());
+        Ok(Arc::new(code))
+    }
+
+    /// The line of the instruction at this offset of a code object, in bytes; 0 if it has none.
+    pub(crate) fn line(&mut self, code: &Arc<Code>, at: i64) -> u32 {
+        let key = (Arc::as_ptr(code).addr(), at);
+        if let Some(line) = self.lines.get(&key) {
+            return *line;
+        }
+        if !self.work.add(code.line_table.len()) {
+            return 0;
+        }
+        let line = code.line(at);
+        if self.lines.len() >= MAX_LINES {
+            self.lines.clear();
+        }
+        self.lines.insert(key, line);
+        line
+    }
+
+    fn keep(&mut self, key: (u64, u64), code: Arc<Code>) {
+        let added = code.memory();
+        let is_full = self.memory + added > MAX_MEMORY
+            || self.total.load(Ordering::Relaxed) + added > MAX_TOTAL;
+        if is_full || self.known.contains_key(&key) {
+            // Their addresses are those of other functions from now on.
+            self.lines.clear();
+            self.known.clear();
+            self.total.fetch_sub(self.memory, Ordering::Relaxed);
+            self.memory = 0;
+        }
+        self.memory += added;
+        self.total.fetch_add(added, Ordering::Relaxed);
+        self.known.insert(key, code);
+    }
+
+    /// Checks that an object's type is `code`, by the type's name.
+    fn check_type(
+        &mut self,
+        memory: &dyn Memory,
+        found: u64,
+        address: u64,
+    ) -> Result<(), RuntimeError> {
+        if self.code_type == Some(found) {
+            return Ok(());
+        }
+        let mut name = [0; 5];
+        let at = memory.read_u64(found.wrapping_add(TYPE_NAME));
+        let read = at.and_then(|at| memory.read(at, &mut name));
+        if read.is_err() || &name != b"code\0" {
+            let reason = format!("there is no code object at {address:#x}");
+            return Err(RuntimeError::new(reason));
+        }
+        self.code_type = Some(found);
+        Ok(())
+    }
+}
+
+fn line_table(
+    memory: &dyn Memory,
+    layout: TextLayout,
+    address: u64,
+) -> Result<Vec<u8>, MemoryError> {
+    let start = match layout {
+        TextLayout::Bytes => STRING,
+        TextLayout::Unicode { .. } => BYTES,
+    };
+    let size = memory.read_u64(address.wrapping_add(SIZE))?;
+    memory.read_vec(address.wrapping_add(start), size, MAX_LINE_TABLE)
+}
+
+/// A string object, or its first `limit` characters.
+fn text(
+    memory: &dyn Memory,
+    layout: TextLayout,
+    address: u64,
+    limit: u64,
+) -> Result<String, RuntimeError> {
+    let (ascii, other) = match layout {
+        TextLayout::Bytes => {
+            let length = memory.read_u64(address.wrapping_add(SIZE))?.min(limit);
+            let bytes = memory.read_vec(address.wrapping_add(STRING), length, usize::MAX)?;
+            return Ok(String::from_utf8_lossy(&bytes).into_owned());
+        }
+        TextLayout::Unicode { ascii, other } => (ascii, other),
+    };
+    let words = Words::read(memory, address, &[SIZE, STATE])?;
+    let length = words.pointer(SIZE).min(limit);
+    let state = words.int(STATE);
+    let (kind, is_compact, is_ascii) = (state >> 2 & 7, state >> 5 & 1, state >> 6 & 1);
+    let start = address.wrapping_add(if is_ascii == 1 { ascii } else { other });
+    let characters = |size| memory.read_vec(start, length * size, usize::MAX);
+    match (is_compact, kind) {
+        (1, 1) => Ok(characters(1)?.into_iter().map(char::from).collect()),
+        (1, 2) => {
+            let units = characters(2)?;
+            let units = units
+                .chunks_exact(2)
+                .map(|unit| u16::from_ne_bytes([unit[0], unit[1]]));
+            let decoded = char::decode_utf16(units);
+            Ok(decoded
+                .map(|it| it.unwrap_or(char::REPLACEMENT_CHARACTER))
+                .collect())
+        }
+        (1, 4) => {
+            let units = characters(4)?;
+            let units = units.chunks_exact(4);
+            let units = units.map(|unit| u32::from_ne_bytes([unit[0], unit[1], unit[2], unit[3]]));
+            Ok(units
+                .map(|it| char::from_u32(it).unwrap_or(char::REPLACEMENT_CHARACTER))
+                .collect())
+        }
+        _ => {
+            let reason = format!("there is no string at {address:#x}");
+            Err(RuntimeError::new(reason))
+        }
+    }
+}

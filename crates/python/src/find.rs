@@ -1,0 +1,217 @@
+//! Finds CPython among the modules of a process: its version and its variables.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+
+use otelctx_reader::remote::{FileCache, LoadedModule, Machine, Modules, Target};
+use otelctx_reader::runtime::RuntimeError;
+
+use crate::code::Codes;
+use crate::getter::{Getter, Returned};
+use crate::interpreter;
+use crate::layout::Layout;
+use crate::process::PythonProcess;
+use crate::step;
+use crate::threads::{OwnState, Variables};
+use crate::version::Version;
+
+/// What is read of a text that may be a version, in bytes.
+const MAX_VERSION: usize = 8;
+/// `Py_tss_t._key`.
+const TSS_KEY: u64 = 4;
+
+/// Finds CPython. `files` caches facts about C libraries, and `memory` counts that of the functions of all
+/// processes.
+///
+/// # Errors
+/// If it is there, and cannot be read.
+pub(crate) fn find(
+    target: &dyn Target,
+    modules: &Modules,
+    files: &FileCache,
+    memory: &Arc<AtomicUsize>,
+) -> Result<Option<PythonProcess>, RuntimeError> {
+    // Of an executable and its library, one defines the interpreter.
+    let Some(module) = modules
+        .loaded
+        .iter()
+        .find_map(|module| Symbols::of(target, module))
+    else {
+        return Ok(None);
+    };
+    if target.machine() != Machine::X86_64 {
+        return Err(RuntimeError::new("it is supported on x86-64 only"));
+    }
+    let version = module.version()?;
+    let layout = Layout::of(target, version, module.runtime)?;
+    let variables = match (layout.runtime, module.runtime) {
+        (Some(offsets), Some(runtime)) => {
+            let at = |offset: u64| runtime.wrapping_add(offset);
+            Variables {
+                interpreters: at(offsets.interpreters),
+                current: offsets.current.map(at),
+                own: module.own_state(files, offsets.tss_key.map(at)),
+            }
+        }
+        _ => Variables {
+            interpreters: module.interpreters()?,
+            current: module.address("_PyThreadState_Current"),
+            own: match version.series() {
+                // Its keys are those of a list of its own.
+                (2, _) => None,
+                _ => module.own_state(files, None),
+            },
+        },
+    };
+    let code_type = module.address("PyCode_Type");
+    Ok(Some(PythonProcess {
+        step: code_type.and_then(|code_type| step::kernel_step(&layout, &variables, code_type)),
+        version,
+        layout,
+        variables,
+        interpreter: module.interpreter(version),
+        codes: Mutex::new(Codes::new(memory.clone())),
+    }))
+}
+
+/// See [`Python::at`](crate::Python::at).
+pub(crate) fn at(
+    target: &dyn Target,
+    [major, minor, micro]: [u8; 3],
+    runtime: u64,
+) -> Result<PythonProcess, RuntimeError> {
+    let version = Version::new(major, minor, micro);
+    let layout = Layout::of(target, version, Some(runtime))?;
+    let at = |offset: u64| runtime.wrapping_add(offset);
+    let offsets = layout.runtime;
+    Ok(PythonProcess {
+        version,
+        layout,
+        variables: Variables {
+            interpreters: offsets.map_or(runtime, |offsets| at(offsets.interpreters)),
+            current: offsets.and_then(|offsets| offsets.current.map(at)),
+            own: None,
+        },
+        interpreter: Vec::new(),
+        codes: Mutex::new(Codes::default()),
+        step: None,
+    })
+}
+
+/// The module that defines the interpreter.
+struct Symbols<'s> {
+    target: &'s dyn Target,
+    module: &'s LoadedModule,
+    /// Address of `_PyRuntime`, which exists from 3.7 on.
+    runtime: Option<u64>,
+}
+
+impl<'s> Symbols<'s> {
+    fn of(target: &'s dyn Target, module: &'s LoadedModule) -> Option<Self> {
+        let mut symbols = Self {
+            target,
+            module,
+            runtime: None,
+        };
+        symbols.runtime = symbols.address("_PyRuntime");
+        let is_old = || symbols.address("_PyThreadState_Current").is_some();
+        (symbols.runtime.is_some() || is_old()).then_some(symbols)
+    }
+
+    /// The address of an exported variable or function.
+    fn address(&self, name: &str) -> Option<u64> {
+        self.code(name).map(|code| code.start)
+    }
+
+    fn code(&self, name: &str) -> Option<Range<u64>> {
+        let symbol = self.module.exported(self.target, name).ok()??;
+        let start = self.module.bias.wrapping_add(symbol.value);
+        Some(start..start.saturating_add(symbol.size))
+    }
+
+    fn getter(&self, name: &str) -> Option<Getter> {
+        let code = self.code(name)?;
+        Getter::read(self.target, code.start, code.end - code.start).ok()
+    }
+
+    fn version(&self) -> Result<Version, RuntimeError> {
+        if let Some(version) = self.address("Py_Version") {
+            let hex = self.target.read_u64(version)?;
+            return Version::of_hex(hex).ok_or_else(|| {
+                RuntimeError::new(format!("its version, {hex:#x}, is not one of CPython's"))
+            });
+        }
+        // Before 3.11, only this function uses it.
+        let getter = self.getter("Py_GetVersion").unwrap_or_default();
+        let parse = |address: &u64| {
+            let mut text = [0; MAX_VERSION];
+            self.target.read(*address, &mut text).ok()?;
+            Version::parse(&text)
+        };
+        let version = getter.constants.iter().find_map(parse);
+        version.ok_or_else(|| RuntimeError::new("its version is unknown"))
+    }
+
+    /// Before 3.7, the address of the pointer to the first interpreter.
+    fn interpreters(&self) -> Result<u64, RuntimeError> {
+        let head = self.getter("PyInterpreterState_Head");
+        let head = head.and_then(|getter| match getter.result? {
+            Returned::Value(value) => value.read_from,
+            Returned::ThreadLocal(_) => None,
+        });
+        let head = head.or_else(|| self.module.address_of(self.target, "interp_head").ok()?);
+        head.ok_or_else(|| RuntimeError::new("its list of interpreters was not found"))
+    }
+
+    /// Where threads store their thread states. `known` is the address of the `Py_tss_t` by the
+    /// layout, which may differ between versions with the same minor number.
+    fn own_state(&self, files: &FileCache, known: Option<u64>) -> Option<OwnState> {
+        let getter = self.getter("PyGILState_GetThisThreadState");
+        let getter = getter.unwrap_or_default();
+        if let Some(Returned::ThreadLocal(offset)) = getter.result {
+            return Some(OwnState::ThreadLocal(offset));
+        }
+        let found = getter.argument.map(|argument| {
+            // The key itself, or a `Py_tss_t`.
+            let tss = || argument.number.wrapping_add(TSS_KEY);
+            argument.read_from.unwrap_or_else(tss)
+        });
+        let address = found.or_else(|| Some(known?.wrapping_add(TSS_KEY)))?;
+        let libraries = Modules::read_named(self.target, files, &is_c_library).ok()?;
+        let keys = libraries.pthread_keys(self.target).ok()??;
+        Some(OwnState::Key { address, keys })
+    }
+
+    /// The code of the evaluation loop.
+    fn interpreter(&self, version: Version) -> Vec<Range<u64>> {
+        let name = match version.series() {
+            (2, _) => "PyEval_EvalFrameEx",
+            _ => "_PyEval_EvalFrameDefault",
+        };
+        let Some(code) = self.code(name) else {
+            return Vec::new();
+        };
+        if version.series() < (3, 14) {
+            return vec![code];
+        }
+        // Where compilers make functions of its instructions, or move the larger part of it away.
+        let part = interpreter::largest_part(self.target, self.module, &code);
+        let part = part.filter(|part| part.end - part.start > code.end - code.start);
+        [code].into_iter().chain(part).collect()
+    }
+}
+
+/// Whether a mapping with this name is of a C library, or of a program that may contain one.
+fn is_c_library(path: &[u8]) -> bool {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    let names: [&[u8]; 6] = [
+        b"libc.so",
+        b"libc-",
+        b"libc.musl-",
+        b"ld-musl-",
+        b"libpthread",
+        b"python",
+    ];
+    names.iter().any(|start| name.starts_with(start))
+}

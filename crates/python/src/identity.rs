@@ -1,0 +1,106 @@
+//! What tells a code object from another one that later has the same address.
+
+use otelctx_reader::remote::{Memory, MemoryError};
+
+use crate::layout::{Layout, TextLayout};
+
+/// `PyObject.ob_type`.
+const TYPE: u64 = 8;
+/// The words of a code object that are compared, from its type on.
+const WORDS: usize = 16;
+/// Offsets in a string: its length, and from 3.3 on flags, of which one says that it is ASCII.
+const LENGTH: u64 = 16;
+const FLAGS: usize = 32;
+const IS_ASCII: u8 = 0x40;
+/// Maximum number of characters that are compared.
+const CHARACTERS: usize = 48;
+/// Nothing of a string that is on the next page is compared: it may not be there.
+const PAGE: u64 = 4096;
+
+/// A code object, as it was at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The address of its type.
+    pub(crate) object_type: u64,
+    /// Whether it has not been freed: the allocator overwrites the number of references with a pointer to the
+    /// next free object, and nothing else.
+    pub(crate) is_alive: bool,
+    /// A hash of what it contains, the same as in `bpf/cpython.step.h`: the words that do not change,
+    /// and up to 3.11 the beginning of its name, because objects of the same shape can have the same
+    /// words, one after the other. Later versions number their code objects.
+    pub(crate) hash: u64,
+}
+
+impl Identity {
+    pub(crate) fn read(
+        memory: &dyn Memory,
+        layout: &Layout,
+        address: u64,
+    ) -> Result<Self, MemoryError> {
+        let mut bytes = [[0; 8]; 1 + WORDS];
+        memory.read(address, bytes.as_flattened_mut())?;
+        let [references, words @ ..] = bytes.map(u64::from_ne_bytes);
+        let changing = layout.code.changing_words;
+        let stable = words.iter().enumerate().map(|(index, word)| {
+            let changes = changing >> index & 1 == 1;
+            if changes { 0 } else { *word }
+        });
+        let mut hash = stable.fold(0, mix);
+        if let Some(name) = name_word(layout) {
+            hash = text(memory, layout.text, words[name], hash);
+        }
+        Ok(Self {
+            object_type: words[0],
+            // `ob_refcnt` has 32 bits from 3.12 on, and others above in 3.14. No address has only these.
+            is_alive: references as u32 != 0 && references >> 32 & 0xffff == 0,
+            hash,
+        })
+    }
+}
+
+/// The word with the address of the name that is compared.
+pub(crate) fn name_word(layout: &Layout) -> Option<usize> {
+    let code = &layout.code;
+    if code.is_numbered {
+        return None;
+    }
+    let offset = code.qualified_name.unwrap_or(code.name);
+    let word = usize::try_from(offset.checked_sub(TYPE)? / 8).ok()?;
+    (word < WORDS).then_some(word)
+}
+
+fn mix(hash: u64, word: u64) -> u64 {
+    let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash ^ hash >> 32
+}
+
+/// Adds a string to a hash: its length and, if it is ASCII, its first characters.
+fn text(memory: &dyn Memory, layout: TextLayout, address: u64, hash: u64) -> u64 {
+    let start = address.wrapping_add(LENGTH);
+    let at = layout.first_character() - LENGTH as usize;
+    let mut bytes = [0; 64 + CHARACTERS];
+    let left_on_page = (PAGE - start % PAGE) as usize;
+    let size = left_on_page.min(at + CHARACTERS);
+    let Some(bytes) = bytes.get_mut(..size).filter(|bytes| bytes.len() >= at) else {
+        return hash;
+    };
+    if memory.read(start, bytes).is_err() {
+        return hash;
+    }
+    let (head, characters) = bytes.split_at(at);
+    let length = head
+        .first_chunk()
+        .map_or(0, |length| u64::from_ne_bytes(*length));
+    let flags = head.get(FLAGS - LENGTH as usize).copied().unwrap_or(0);
+    let count = match layout {
+        TextLayout::Unicode { .. } if flags & IS_ASCII == 0 => 0,
+        _ => usize::try_from(length).unwrap_or(usize::MAX),
+    };
+    let mut kept = [0; CHARACTERS];
+    for (to, from) in kept.iter_mut().zip(characters.iter().take(count)) {
+        *to = *from;
+    }
+    let (words, _) = kept.as_chunks();
+    let words = words.iter().map(|word| u64::from_ne_bytes(*word));
+    words.fold(mix(hash, length), mix)
+}

@@ -1,0 +1,228 @@
+//! Where each version of CPython keeps its data: offsets in its structures, in bytes.
+//!
+//! Up to 3.12 they are in `offsets.csv`. It was made with the interpreters' own headers
+//! (`offsetof` and `sizeof`, compiled for x86-64), one row per version and field. Later versions
+//! describe themselves.
+
+mod debug_offsets;
+mod table;
+
+use otelctx_reader::remote::Memory;
+use otelctx_reader::runtime::RuntimeError;
+
+use crate::version::Version;
+
+/// The offsets of one version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) runtime: Option<RuntimeOffsets>,
+    pub(crate) interpreter: InterpreterOffsets,
+    pub(crate) thread: ThreadOffsets,
+    pub(crate) gil: Gil,
+    pub(crate) frame: FrameOffsets,
+    pub(crate) code: CodeOffsets,
+    pub(crate) text: TextLayout,
+}
+
+/// Offsets in `_PyRuntime`, which exists from 3.7 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RuntimeOffsets {
+    /// `interpreters.head`.
+    pub(crate) interpreters: u64,
+    /// `gilstate.tstate_current`, up to 3.11: the thread state that holds the GIL.
+    pub(crate) current: Option<u64>,
+    /// `autoTSSkey`, a `Py_tss_t`: the key under which each thread stores its thread state.
+    pub(crate) tss_key: Option<u64>,
+}
+
+/// Offsets in `PyInterpreterState`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InterpreterOffsets {
+    pub(crate) next: u64,
+    /// `threads.head`, the first thread state.
+    pub(crate) threads: u64,
+}
+
+/// Offsets in `PyThreadState`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ThreadOffsets {
+    pub(crate) next: u64,
+    /// `interp`.
+    pub(crate) interpreter: u64,
+    /// `thread_id`: the value of `pthread_self`.
+    pub(crate) id: u64,
+    pub(crate) frame: TopFrame,
+}
+
+/// Where a thread state has its innermost frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TopFrame {
+    /// In the thread state: `frame`, or from 3.13 on `current_frame`.
+    Direct(u64),
+    /// 3.11 and 3.12: in a `_PyCFrame` on the C stack.
+    CFrame {
+        /// `PyThreadState.cframe`.
+        cframe: u64,
+        /// `_PyCFrame.current_frame`.
+        current: u64,
+        /// `_PyCFrame.previous`.
+        previous: u64,
+    },
+}
+
+/// How to tell who holds the GIL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gil {
+    /// Up to 3.11, a variable has the thread state that holds it.
+    Current,
+    /// From 3.12 on, each interpreter has one.
+    OfInterpreter {
+        /// `PyInterpreterState.ceval.gil`, a pointer.
+        gil: u64,
+        /// `_gil_runtime_state.locked`, an `int`.
+        locked: u64,
+        /// `_gil_runtime_state.last_holder`, a thread state.
+        last_holder: u64,
+    },
+}
+
+/// Offsets in a frame: `PyFrameObject`, or from 3.11 on `_PyInterpreterFrame`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FrameOffsets {
+    /// The caller.
+    pub(crate) previous: u64,
+    pub(crate) code: u64,
+    pub(crate) instruction: Instruction,
+    pub(crate) end: CallEnd,
+}
+
+/// How a frame says where it is in its code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Instruction {
+    /// Up to 3.10, `f_lasti` is its offset, an `int`.
+    Last {
+        /// `PyFrameObject.f_lasti`.
+        at: u64,
+        /// The unit of the offset, in bytes.
+        unit: i32,
+        /// `f_trace` and `f_lineno`, an `int`, up to 3.9: if the frame is traced, the latter is its
+        /// line.
+        traced: Option<(u64, u64)>,
+    },
+    /// From 3.11 on, its address: `prev_instr` or `instr_ptr`.
+    Address(u64),
+}
+
+/// How the last frame of a call of the interpreter is marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallEnd {
+    /// Up to 3.10, each frame is a call.
+    Every,
+    /// In 3.11, it is marked itself, by `is_entry`, a `bool`.
+    Flag(u64),
+    /// From 3.12 on, a frame without a function comes after it, on the C stack.
+    Shim {
+        /// `owner`, a byte.
+        owner: u64,
+        /// The least value of `owner` of such a frame.
+        least: u8,
+    },
+}
+
+/// Offsets in `PyCodeObject`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CodeOffsets {
+    pub(crate) filename: u64,
+    pub(crate) name: u64,
+    pub(crate) qualified_name: Option<u64>,
+    /// `co_firstlineno`, an `int`.
+    pub(crate) first_line: u64,
+    /// `co_linetable` or `co_lnotab`, bytes.
+    pub(crate) line_table: u64,
+    pub(crate) line_format: LineFormat,
+    /// `co_code_adaptive`, from 3.11 on: its instructions, which are part of the object.
+    pub(crate) instructions: Option<u64>,
+    /// Whether it has a number of its own, `co_version`, among the first 16 words: from 3.12 on.
+    pub(crate) is_numbered: bool,
+    /// Which of the first 16 words, from `ob_type` on, change while the object lives: a bit each.
+    pub(crate) changing_words: u16,
+}
+
+/// The format of a table of lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LineFormat {
+    /// Up to 3.5: pairs of unsigned bytes, the increments of instruction offset and line.
+    Unsigned,
+    /// Up to 3.9: the increment of the line is signed.
+    Signed,
+    /// 3.10: the size of a range of instructions, and the increment of the line; -128 is no line.
+    Ranges,
+    /// From 3.11 on: `Objects/locations.md` in CPython's source.
+    Locations,
+}
+
+/// How a string is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TextLayout {
+    /// `PyStringObject` of Python 2: the length is at offset 16, the bytes are at 36.
+    Bytes,
+    /// `PyUnicodeObject`, from 3.3 on. The length, in characters, is at offset 16, and at 32 are
+    /// flags: the size of a character in bits 2 to 4, `compact` in bit 5, `ascii` in bit 6.
+    Unicode {
+        /// `sizeof(PyASCIIObject)`: where ASCII characters start.
+        ascii: u64,
+        /// `sizeof(PyCompactUnicodeObject)`: where others start.
+        other: u64,
+    },
+}
+
+impl TextLayout {
+    /// The offset of the first character of an ASCII string.
+    pub(crate) fn first_character(self) -> usize {
+        match self {
+            Self::Bytes => 36,
+            Self::Unicode { ascii, .. } => ascii as usize,
+        }
+    }
+
+    fn of(series: (u8, u8)) -> Self {
+        // Include/cpython/unicodeobject.h; 3.12 dropped `wstr`.
+        match series {
+            (2, _) => Self::Bytes,
+            (3, 0..=11) => Self::Unicode {
+                ascii: 48,
+                other: 72,
+            },
+            _ => Self::Unicode {
+                ascii: 40,
+                other: 56,
+            },
+        }
+    }
+}
+
+impl Layout {
+    /// The layout of a version, whose `_PyRuntime` is at `runtime`, if it has one.
+    ///
+    /// # Errors
+    /// If the version is unknown, or its description of itself is inconsistent.
+    pub(crate) fn of(
+        memory: &dyn Memory,
+        version: Version,
+        runtime: Option<u64>,
+    ) -> Result<Self, RuntimeError> {
+        let found = match runtime {
+            Some(runtime) => debug_offsets::layout(memory, runtime, version)?,
+            None => None,
+        };
+        found.or_else(|| table::layout(version)).ok_or_else(|| {
+            let known = [&table::SERIES[..], &debug_offsets::SERIES].concat();
+            let known = known
+                .iter()
+                .map(|(major, minor)| format!("{major}.{minor}"));
+            let known = known.collect::<Vec<_>>().join(", ");
+            let reason = format!("version {version} is not supported, only {known}");
+            RuntimeError::new(reason)
+        })
+    }
+}

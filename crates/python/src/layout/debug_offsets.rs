@@ -1,0 +1,207 @@
+//! The layouts of versions that describe themselves: `_Py_DebugOffsets`, with which `_PyRuntime`
+//! starts from 3.13 on (`Include/internal/pycore_debug_offsets.h`; in 3.13 `pycore_runtime.h`).
+//!
+//! It consists of blocks of 64-bit words, one block per structure. It does not describe its own
+//! shape, which differs between minor versions.
+
+use otelctx_reader::remote::Memory;
+use otelctx_reader::runtime::RuntimeError;
+
+use super::{
+    CallEnd, CodeOffsets, FrameOffsets, Gil, Instruction, InterpreterOffsets, Layout, LineFormat,
+    RuntimeOffsets, TextLayout, ThreadOffsets, TopFrame,
+};
+use crate::version::Version;
+
+const COOKIE: [u8; 8] = *b"xdebugpy";
+/// Number of words up to the end of the last block that is read, of every version.
+const WORDS: usize = 96;
+/// Maximum sizes of structures, in bytes: several times the largest.
+const MAX_LARGE: u64 = 16 << 20;
+const MAX_SMALL: u64 = 2048;
+
+/// Minor versions whose shape is known.
+pub(super) const SERIES: [(u8, u8); 3] = [(3, 13), (3, 14), (3, 15)];
+
+/// Where the blocks of a version start, and fields whose place in their block differs: numbers of
+/// words.
+struct Shape {
+    /// `ceval_gil`, then `gil_runtime_state`, `…_enabled`, `…_locked`, `…_holder`.
+    gil: usize,
+    thread: usize,
+    /// `thread_id`.
+    thread_id: usize,
+    frame: usize,
+    code: usize,
+    unicode: usize,
+}
+
+fn shape(series: (u8, u8)) -> Option<Shape> {
+    match series {
+        (3, 13) => Some(Shape {
+            gil: 14,
+            thread: 19,
+            thread_id: 24,
+            frame: 28,
+            code: 34,
+            unicode: 67,
+        }),
+        (3, 14) => Some(Shape {
+            gil: 15,
+            thread: 22,
+            thread_id: 27,
+            frame: 31,
+            code: 39,
+            unicode: 77,
+        }),
+        (3, 15) => Some(Shape {
+            gil: 15,
+            thread: 22,
+            thread_id: 30,
+            frame: 39,
+            code: 47,
+            unicode: 89,
+        }),
+        _ => None,
+    }
+}
+
+/// The first words, of which the meaning is the same in all versions.
+const VERSION: usize = 1;
+const FREE_THREADED: usize = 2;
+const RUNTIME: usize = 3;
+const INTERPRETER: usize = 6;
+
+/// Reads the layout from the `_PyRuntime` at this address. `None` if the version's shape is unknown.
+///
+/// # Errors
+/// If it is inconsistent, or describes something that is not supported.
+pub(super) fn layout(
+    memory: &dyn Memory,
+    runtime: u64,
+    version: Version,
+) -> Result<Option<Layout>, RuntimeError> {
+    let Some(shape) = shape(version.series()) else {
+        return Ok(None);
+    };
+    let mut words = [[0; 8]; WORDS];
+    memory.read(runtime, words.as_flattened_mut())?;
+    if words[0] != COOKIE {
+        return Err(RuntimeError::new("its _PyRuntime has no debug offsets"));
+    }
+    let words = words.map(u64::from_ne_bytes);
+    if Version::of_hex(words[VERSION]) != Some(version) {
+        return Err(RuntimeError::new(
+            "its debug offsets are those of another version",
+        ));
+    }
+    if words[FREE_THREADED] != 0 {
+        return Err(RuntimeError::new("free-threaded builds are not supported"));
+    }
+    read(&words, &shape).map(Some)
+}
+
+/// A block, which starts with the size of its structure.
+struct Block<'w> {
+    words: &'w [u64],
+    size: u64,
+}
+
+impl<'w> Block<'w> {
+    fn at(words: &'w [u64; WORDS], start: usize, limit: u64) -> Result<Self, RuntimeError> {
+        let words = &words[start..];
+        match words[0] {
+            size @ 8.. if size <= limit => Ok(Self { words, size }),
+            size => Err(impossible(size)),
+        }
+    }
+
+    /// The offset of a field of `bytes` bytes.
+    fn field(&self, index: usize, bytes: u64) -> Result<u64, RuntimeError> {
+        let offset = self.words[index];
+        let end = offset.checked_add(bytes);
+        let fits = end.is_some_and(|end| end <= self.size);
+        fits.then_some(offset).ok_or_else(|| impossible(offset))
+    }
+
+    fn pointer(&self, index: usize) -> Result<u64, RuntimeError> {
+        self.field(index, 8)
+    }
+}
+
+fn impossible(number: u64) -> RuntimeError {
+    RuntimeError::new(format!(
+        "its debug offsets contain an impossible one, {number}"
+    ))
+}
+
+fn read(words: &[u64; WORDS], shape: &Shape) -> Result<Layout, RuntimeError> {
+    let runtime = Block::at(words, RUNTIME, MAX_LARGE)?;
+    let interpreter = Block::at(words, INTERPRETER, MAX_LARGE)?;
+    let thread = Block::at(words, shape.thread, MAX_SMALL)?;
+    let frame = Block::at(words, shape.frame, MAX_SMALL)?;
+    let code = Block::at(words, shape.code, MAX_SMALL)?;
+    let unicode = Block::at(words, shape.unicode, MAX_SMALL)?;
+    // An interpreter contains a lock, but may use that of another one.
+    let gil = shape.gil - INTERPRETER;
+    let lock = interpreter.pointer(gil + 1)?;
+    let of_lock = |index| {
+        let offset = interpreter.pointer(gil + index)?;
+        let offset = offset
+            .checked_sub(lock)
+            .filter(|offset| *offset < MAX_SMALL);
+        offset.ok_or_else(|| impossible(lock))
+    };
+    let text = TextLayout::Unicode {
+        ascii: unicode.words[3],
+        // PyUnicodeObject is a PyCompactUnicodeObject and a pointer.
+        other: unicode.size - 8,
+    };
+    if text != TextLayout::of((3, 13)) {
+        return Err(RuntimeError::new("its strings have an unknown layout"));
+    }
+    Ok(Layout {
+        runtime: Some(RuntimeOffsets {
+            interpreters: runtime.pointer(2)?,
+            current: None,
+            tss_key: None,
+        }),
+        interpreter: InterpreterOffsets {
+            next: interpreter.pointer(2)?,
+            threads: interpreter.pointer(3)?,
+        },
+        thread: ThreadOffsets {
+            next: thread.pointer(2)?,
+            interpreter: thread.pointer(3)?,
+            frame: TopFrame::Direct(thread.pointer(4)?),
+            id: thread.pointer(shape.thread_id - shape.thread)?,
+        },
+        gil: Gil::OfInterpreter {
+            gil: interpreter.pointer(gil)?,
+            locked: of_lock(3)?,
+            last_holder: of_lock(4)?,
+        },
+        frame: FrameOffsets {
+            previous: frame.pointer(1)?,
+            code: frame.pointer(2)?,
+            instruction: Instruction::Address(frame.pointer(3)?),
+            end: CallEnd::Shim {
+                owner: frame.field(5, 1)?,
+                // FRAME_OWNED_BY_CSTACK; from 3.14 on FRAME_OWNED_BY_INTERPRETER.
+                least: 3,
+            },
+        },
+        code: CodeOffsets {
+            filename: code.pointer(1)?,
+            name: code.pointer(2)?,
+            qualified_name: Some(code.pointer(3)?),
+            line_table: code.pointer(4)?,
+            first_line: code.field(5, 4)?,
+            line_format: LineFormat::Locations,
+            instructions: Some(code.pointer(9)?),
+            is_numbered: true,
+            changing_words: 0,
+        },
+        text,
+    })
+}

@@ -1,0 +1,110 @@
+//! CPython in one process.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use otelctx_reader::format::process_context::{Attributes, Value};
+use otelctx_reader::remote::{Memory, Target};
+use otelctx_reader::runtime::{
+    KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView,
+};
+use otelctx_reader::sample::Found;
+
+use crate::code::Codes;
+use crate::frames;
+use crate::layout::Layout;
+use crate::step::Part;
+use crate::threads::{self, Resolved, Variables};
+use crate::version::Version;
+
+/// CPython in one process.
+#[derive(Debug)]
+pub(crate) struct PythonProcess {
+    pub(crate) version: Version,
+    pub(crate) layout: Layout,
+    pub(crate) variables: Variables,
+    /// The code of the evaluation loop.
+    pub(crate) interpreter: Vec<Range<u64>>,
+    pub(crate) codes: Mutex<Codes>,
+    pub(crate) step: Option<KernelStep>,
+}
+
+impl RuntimeProcess for PythonProcess {
+    fn facts(&self) -> Attributes {
+        vec![("version".into(), Value::String(self.version.to_string()))]
+    }
+
+    fn thread(
+        &self,
+        target: &dyn Target,
+        thread: ThreadView,
+    ) -> Result<Option<RuntimeThread>, RuntimeError> {
+        let memory: &dyn Memory = target;
+        let resolved = threads::resolve(memory, &self.layout, &self.variables, thread)?;
+        let Some(resolved) = resolved else {
+            return Ok(None);
+        };
+        let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
+        let stack = frames::stack(
+            memory,
+            &self.layout,
+            &mut codes,
+            resolved.thread_state,
+            self.interpreter.clone(),
+        )?;
+        Ok(Some(RuntimeThread {
+            context: Found::NotPublished,
+            source: Source::Runtime,
+            stack,
+            facts: facts(&resolved),
+        }))
+    }
+
+    fn kernel_step(&self) -> Option<&KernelStep> {
+        self.step.as_ref()
+    }
+
+    fn decode(
+        &self,
+        target: &dyn Target,
+        part: &[u8],
+    ) -> Result<Option<RuntimeThread>, RuntimeError> {
+        let Some(part) = Part::read(part)? else {
+            return Ok(None);
+        };
+        let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
+        let interpreter = self.interpreter.clone();
+        Ok(Some(RuntimeThread {
+            context: Found::NotPublished,
+            source: Source::Runtime,
+            stack: frames::sampled(target, &self.layout, &mut codes, &part, interpreter),
+            facts: vec![
+                ("holds_gil".into(), Value::Bool(part.holds_gil)),
+                (
+                    "thread_state".into(),
+                    Value::String(format!("{:#x}", part.thread_state)),
+                ),
+            ],
+        }))
+    }
+}
+
+fn facts(resolved: &Resolved) -> Attributes {
+    let address = |address: u64| Value::String(format!("{address:#x}"));
+    let mut facts = vec![
+        ("holds_gil".into(), Value::Bool(resolved.holds_gil)),
+        ("thread_state".into(), address(resolved.thread_state)),
+        (
+            "source".into(),
+            Value::String(resolved.source.name().into()),
+        ),
+    ];
+    if !resolved.candidates.is_empty() {
+        let candidates = resolved.candidates.iter().map(|state| address(*state));
+        facts.push(("candidates".into(), Value::Array(candidates.collect())));
+    }
+    facts
+}
+
+#[cfg(test)]
+mod tests;

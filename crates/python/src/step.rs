@@ -1,0 +1,185 @@
+//! What the eBPF sampler reads of a thread: the configuration of its step (`bpf/cpython.step.h`) for a
+//! process, and what the step adds to a sample.
+
+use otelctx_reader::remote::libc::KeyLayout;
+use otelctx_reader::runtime::{KernelStep, MAX_FRAMES, RuntimeError};
+
+use crate::identity::name_word;
+use crate::layout::{CallEnd, Gil, Instruction, Layout, TopFrame};
+use crate::threads::{OwnState, Variables};
+
+/// In the place of an offset: the version does not have the field.
+const NO_FIELD: u64 = u64::MAX;
+
+/// The step and its configuration for a process. `None` if threads do not store their states, such as in
+/// 2.7, or in an unknown way.
+pub(crate) fn kernel_step(
+    layout: &Layout,
+    variables: &Variables,
+    code_type: u64,
+) -> Option<KernelStep> {
+    let own = own_state(variables.own?)?;
+    let (gil, locked, holder) = match layout.gil {
+        Gil::Current => (NO_FIELD, 0, 0),
+        Gil::OfInterpreter {
+            gil,
+            locked,
+            last_holder,
+        } => (gil, locked, last_holder),
+    };
+    let (top, c_frame, previous) = match layout.thread.frame {
+        TopFrame::Direct(frame) => (frame, NO_FIELD, NO_FIELD),
+        TopFrame::CFrame {
+            cframe,
+            current,
+            previous,
+        } => (cframe, current, previous),
+    };
+    let words = [
+        layout.thread.id,
+        layout.thread.interpreter,
+        top,
+        gil,
+        locked,
+        holder,
+        c_frame,
+        previous,
+    ];
+    let variables = [variables.current.unwrap_or(0), code_type].into_iter();
+    let words = variables.chain(own).chain(words).chain(frame(layout)?);
+    Some(KernelStep {
+        name: "cpython",
+        configuration: words.flat_map(u64::to_ne_bytes).collect(),
+    })
+}
+
+/// How the step gets to what a thread stores.
+fn own_state(own: OwnState) -> Option<[u64; 7]> {
+    let (key, keys) = match own {
+        OwnState::ThreadLocal(offset) => return Some([0, 0, 0, 0, offset.cast_unsigned(), 0, 0]),
+        OwnState::Key { address, keys } => (address, keys),
+    };
+    match keys.layout() {
+        KeyLayout::Glibc {
+            blocks,
+            entries,
+            entry_size,
+            entry_sequence: 0,
+            entry_data: 8,
+            keys,
+            key_size,
+            key_sequence,
+            ..
+        } => Some([
+            key,
+            keys,
+            key_size,
+            key_sequence,
+            blocks.cast_unsigned(),
+            entries,
+            entry_size,
+        ]),
+        KeyLayout::Musl { values, .. } => Some([key, 0, 0, 0, values.cast_unsigned(), 0, 0]),
+        _ => None,
+    }
+}
+
+/// What the step has to know of frames and code objects.
+fn frame(layout: &Layout) -> Option<[u64; 11]> {
+    let frame = &layout.frame;
+    let (position, is_int) = match frame.instruction {
+        Instruction::Last { at, .. } => (at, true),
+        Instruction::Address(at) => (at, false),
+    };
+    let (entry, owner, shim) = match frame.end {
+        CallEnd::Every => (None, None, 0),
+        CallEnd::Flag(at) => (Some(at), None, 0),
+        CallEnd::Shim { owner, least } => (None, Some(owner), least),
+    };
+    let mark = entry.or(owner).unwrap_or(position);
+    let fields = [frame.previous, frame.code, position, mark];
+    let start = fields.into_iter().min()?;
+    let size = fields.into_iter().max()? + 8 - start;
+    // A power of two, which the step has room for.
+    if size >= 128 {
+        return None;
+    }
+    let at = |field: Option<u64>| field.map_or(NO_FIELD, |field| field - start);
+    Some([
+        start,
+        size,
+        frame.previous - start,
+        frame.code - start,
+        position - start,
+        at(entry),
+        at(owner),
+        shim.into(),
+        is_int.into(),
+        layout.code.changing_words.into(),
+        name_word(layout).map_or(NO_FIELD, |word| word as u64),
+    ])
+}
+
+/// What the step adds to a sample.
+pub(crate) struct Part<'a> {
+    pub(crate) thread_state: u64,
+    pub(crate) holds_gil: bool,
+    pub(crate) is_truncated: bool,
+    frames: &'a [u8],
+}
+
+/// A frame in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SampledFrame {
+    /// The address of its code object; 0 for one that was not complete yet.
+    pub(crate) code: u64,
+    /// [`Identity::hash`](crate::identity::Identity::hash) of the code object.
+    pub(crate) identity: u64,
+    /// Bytes from the start of the code object to the instruction; up to 3.10, `f_lasti`.
+    pub(crate) position: u32,
+    /// Whether it is the outermost one of a call of the interpreter.
+    pub(crate) is_entry: bool,
+    /// Whether it is no function, and only marks the end of such a call.
+    pub(crate) is_shim: bool,
+}
+
+impl<'a> Part<'a> {
+    /// `None` for a thread that has no thread state.
+    ///
+    /// # Errors
+    /// If the part is cut short.
+    pub(crate) fn read(part: &'a [u8]) -> Result<Option<Self>, RuntimeError> {
+        if part.is_empty() {
+            return Ok(None);
+        }
+        let cut = || RuntimeError::new("the kernel's step has added less than a thread state");
+        let (thread_state, rest) = part.split_first_chunk().ok_or_else(cut)?;
+        let (holds_gil, rest) = rest.split_first_chunk().ok_or_else(cut)?;
+        let (is_truncated, frames) = rest.split_first_chunk().ok_or_else(cut)?;
+        Ok(Some(Self {
+            thread_state: u64::from_ne_bytes(*thread_state),
+            holds_gil: u32::from_ne_bytes(*holds_gil) != 0,
+            is_truncated: u32::from_ne_bytes(*is_truncated) != 0,
+            frames,
+        }))
+    }
+
+    /// The frames, innermost first.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = SampledFrame> {
+        const ENTRY: u32 = 1;
+        const SHIM: u32 = 2;
+        let (frames, _) = self.frames.as_chunks::<24>();
+        frames.iter().take(MAX_FRAMES).map(|bytes| {
+            let word = |at: usize| u64::from_ne_bytes(bytes.as_chunks().0[at]);
+            let half = |at: usize| u32::from_ne_bytes(bytes.as_chunks().0[at]);
+            let flags = half(5);
+            SampledFrame {
+                code: word(0),
+                identity: word(1),
+                position: half(4),
+                is_entry: flags & ENTRY != 0,
+                is_shim: flags & SHIM != 0,
+            }
+        })
+    }
+}

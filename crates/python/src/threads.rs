@@ -1,0 +1,279 @@
+//! Thread states: which one a thread has, and whether it holds the GIL.
+
+use otelctx_reader::remote::libc::PthreadKeys;
+use otelctx_reader::remote::{Memory, MemoryError};
+use otelctx_reader::runtime::{RuntimeError, ThreadView};
+
+use crate::layout::{Gil, Layout};
+use crate::words::Words;
+
+/// Maximum number of interpreters of a process that are read.
+const MAX_INTERPRETERS: usize = 1024;
+/// Maximum number of thread states of a process that are read.
+const MAX_THREADS: usize = 16 * 1024;
+/// Maximum number of thread states of one thread: one per interpreter that it has entered.
+const MAX_STATES: usize = 64;
+/// Attempts to read the list, which other threads may change at the same time.
+const MAX_TRIES: usize = 3;
+
+/// Variables of the interpreter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Variables {
+    /// Address of the pointer to the first interpreter.
+    pub(crate) interpreters: u64,
+    /// Up to 3.11, address of the pointer to the thread state that holds the GIL.
+    pub(crate) current: Option<u64>,
+    /// Where each thread stores its thread state.
+    pub(crate) own: Option<OwnState>,
+}
+
+/// Where each thread stores its thread state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OwnState {
+    /// By a key of the C library.
+    Key {
+        /// Address of the key, an `int`.
+        address: u64,
+        keys: PthreadKeys,
+    },
+    /// From 3.15 on, in a thread-local variable, at this offset from the thread pointer.
+    ThreadLocal(i64),
+}
+
+/// The thread state of a thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Resolved {
+    pub(crate) thread_state: u64,
+    pub(crate) source: Source,
+    pub(crate) holds_gil: bool,
+    /// Other thread states of the same thread: those of subinterpreters.
+    pub(crate) candidates: Vec<u64>,
+}
+
+/// How a thread state was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// It holds the GIL, according to the interpreter.
+    Current,
+    /// In the thread's own data (`PyGILState_GetThisThreadState`).
+    ThreadSpecific,
+    /// In the list of all thread states.
+    List,
+}
+
+impl Source {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Current => "current",
+            Self::ThreadSpecific => "tss",
+            Self::List => "list",
+        }
+    }
+}
+
+/// Finds the thread state of a thread. `None` if it has none.
+///
+/// # Errors
+/// If the thread states cannot be read.
+pub(crate) fn resolve(
+    memory: &dyn Memory,
+    layout: &Layout,
+    variables: &Variables,
+    thread: ThreadView,
+) -> Result<Option<Resolved>, RuntimeError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let search = Search {
+            memory,
+            layout,
+            variables,
+            thread,
+        };
+        match search.resolve() {
+            Err(_) if tries < MAX_TRIES => {}
+            resolved => return resolved,
+        }
+    }
+}
+
+fn resolved(state: State, source: Source, holds_gil: bool, all: &[State]) -> Resolved {
+    let others = all.iter().filter(|other| other.address != state.address);
+    Resolved {
+        thread_state: state.address,
+        source,
+        holds_gil,
+        candidates: others.map(|state| state.address).collect(),
+    }
+}
+
+/// A thread state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct State {
+    address: u64,
+    next: u64,
+    interpreter: u64,
+    thread: u64,
+}
+
+/// The search for the thread state of a thread.
+struct Search<'s> {
+    memory: &'s dyn Memory,
+    layout: &'s Layout,
+    variables: &'s Variables,
+    thread: ThreadView,
+}
+
+impl Search<'_> {
+    fn resolve(&self) -> Result<Option<Resolved>, RuntimeError> {
+        let interpreters = self.interpreters()?;
+        let stored = self.thread_specific()?;
+        let own = stored.and_then(|address| self.check(address, &interpreters));
+        // With several interpreters, a thread may have several thread states.
+        if interpreters.len() <= 1 {
+            match (own, stored) {
+                (Some(state), _) => {
+                    let holds_gil = self.holds_gil(&state)?;
+                    let source = Source::ThreadSpecific;
+                    return Ok(Some(resolved(state, source, holds_gil, &[])));
+                }
+                (None, None) if self.variables.own.is_some() => return Ok(None),
+                _ => {}
+            }
+        }
+        let mut found = self.list(&interpreters)?;
+        // The list has the newest first, and that of the main interpreter is the oldest.
+        found.reverse();
+        let source = |state: State, other| match own {
+            Some(own) if own == state => Source::ThreadSpecific,
+            _ => other,
+        };
+        for state in &found {
+            if self.holds_gil(state)? {
+                let source = source(*state, Source::Current);
+                return Ok(Some(resolved(*state, source, true, &found)));
+            }
+        }
+        let chosen = own.or_else(|| found.first().copied());
+        Ok(chosen.map(|state| resolved(state, source(state, Source::List), false, &found)))
+    }
+
+    /// The addresses of all interpreters.
+    fn interpreters(&self) -> Result<Vec<u64>, RuntimeError> {
+        let mut interpreters = Vec::new();
+        let mut next = self.memory.read_u64(self.variables.interpreters)?;
+        while next != 0 {
+            if interpreters.len() == MAX_INTERPRETERS {
+                let reason = format!("its list of interpreters has more than {MAX_INTERPRETERS}");
+                return Err(RuntimeError::new(reason));
+            }
+            interpreters.push(next);
+            next = self
+                .memory
+                .read_u64(next.wrapping_add(self.layout.interpreter.next))?;
+        }
+        Ok(interpreters)
+    }
+
+    fn state(&self, address: u64) -> Result<State, MemoryError> {
+        let offsets = &self.layout.thread;
+        let fields = [offsets.next, offsets.interpreter, offsets.id];
+        let words = Words::read(self.memory, address, &fields)?;
+        Ok(State {
+            address,
+            next: words.pointer(offsets.next),
+            interpreter: words.pointer(offsets.interpreter),
+            thread: words.pointer(offsets.id),
+        })
+    }
+
+    /// What the thread has stored, if it has.
+    fn thread_specific(&self) -> Result<Option<u64>, MemoryError> {
+        let pointer = self.thread.thread_pointer;
+        match self.variables.own {
+            None => Ok(None),
+            Some(OwnState::Key { address, keys }) => {
+                let key = self.memory.read_u32(address)?;
+                keys.get(self.memory, pointer, key)
+            }
+            Some(OwnState::ThreadLocal(offset)) => {
+                let state = self.memory.read_u64(pointer.wrapping_add_signed(offset))?;
+                Ok((state != 0).then_some(state))
+            }
+        }
+    }
+
+    /// The thread state at this address, if it is one of the thread.
+    fn check(&self, address: u64, interpreters: &[u64]) -> Option<State> {
+        let state = self.state(address).ok()?;
+        let is_own = self.is_own(&state) && interpreters.contains(&state.interpreter);
+        is_own.then_some(state)
+    }
+
+    fn is_own(&self, state: &State) -> bool {
+        // glibc and musl on x86-64: `pthread_self` is the thread pointer.
+        state.thread == self.thread.thread_pointer
+    }
+
+    /// The thread states of the thread in the lists of these interpreters.
+    fn list(&self, interpreters: &[u64]) -> Result<Vec<State>, RuntimeError> {
+        let mut found = Vec::new();
+        let mut count = 0;
+        for interpreter in interpreters {
+            let first = interpreter.wrapping_add(self.layout.interpreter.threads);
+            let mut next = self.memory.read_u64(first)?;
+            while next != 0 {
+                count += 1;
+                if count > MAX_THREADS {
+                    let reason = format!("its list of threads has more than {MAX_THREADS}");
+                    return Err(RuntimeError::new(reason));
+                }
+                let state = self.state(next)?;
+                if state.interpreter != *interpreter {
+                    let reason = format!("there is no thread state at {next:#x}");
+                    return Err(RuntimeError::new(reason));
+                }
+                if self.is_own(&state) {
+                    if found.len() == MAX_STATES {
+                        let reason = format!("the thread has more than {MAX_STATES} thread states");
+                        return Err(RuntimeError::new(reason));
+                    }
+                    found.push(state);
+                }
+                next = state.next;
+            }
+        }
+        Ok(found)
+    }
+
+    fn holds_gil(&self, state: &State) -> Result<bool, MemoryError> {
+        holds_gil(self.memory, self.layout, self.variables, state)
+    }
+}
+
+fn holds_gil(
+    memory: &dyn Memory,
+    layout: &Layout,
+    variables: &Variables,
+    state: &State,
+) -> Result<bool, MemoryError> {
+    match layout.gil {
+        Gil::Current => match variables.current {
+            Some(current) => Ok(memory.read_u64(current)? == state.address),
+            None => Ok(false),
+        },
+        Gil::OfInterpreter {
+            gil,
+            locked,
+            last_holder,
+        } => {
+            let gil = memory.read_u64(state.interpreter.wrapping_add(gil))?;
+            if gil == 0 {
+                return Ok(false);
+            }
+            let words = Words::read(memory, gil, &[locked, last_holder])?;
+            // -1 until it is initialized.
+            Ok(words.int(locked) == 1 && words.pointer(last_holder) == state.address)
+        }
+    }
+}

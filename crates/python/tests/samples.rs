@@ -1,0 +1,196 @@
+//! Samples of a program whose stacks are known.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::python::Interpreter;
+use otelctx_python::Python;
+use otelctx_reader::runtime::Runtimes;
+use otelctx_reader::sample::{Catalog, Frame, Sample};
+use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+
+/// From 3.6 on, each thread has a key with its state.
+const VERSIONS: [&str; 10] = [
+    "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15",
+];
+const SAMPLES: usize = 400;
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The functions of `sampled.py`, outermost first: every stack is the beginning of one of them.
+const STACKS: [&[&str]; 3] = [
+    &[
+        "<module>", "main", "descend", "descend", "descend", "descend", "descend", "descend",
+        "<lambda>", "spin",
+    ],
+    &["<module>", "main", "consume", "numbers", "spin"],
+    // `_bootstrap` and its callees are those of the module `threading`.
+    &["_bootstrap", "_bootstrap_inner", "run", "digest"],
+];
+
+/// How a stack compares with what the program executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StackMatch {
+    /// It goes to the innermost function.
+    Whole,
+    /// A function is being called, or returns.
+    Beginning,
+    /// Outer functions are missing: a generator of 3.12 is being called.
+    Truncated,
+    /// None of these calls.
+    Wrong,
+}
+
+fn compare(functions: &[&str]) -> StackMatch {
+    if STACKS.contains(&functions) {
+        return StackMatch::Whole;
+    }
+    if STACKS.iter().any(|stack| stack.starts_with(functions)) {
+        return StackMatch::Beginning;
+    }
+    let is_part = |stack: &&[&str]| stack.windows(functions.len()).any(|it| it == functions);
+    match STACKS.iter().any(is_part) {
+        true => StackMatch::Truncated,
+        false => StackMatch::Wrong,
+    }
+}
+
+/// Samples a program. `None`, with a line, where the kernel does not permit it.
+fn record(
+    pid: i32,
+    frequency: u32,
+    count: usize,
+    without_ebpf: bool,
+) -> Option<(Catalog, Vec<Sample>)> {
+    let mut options = Options::new(Targets::Processes(vec![pid]));
+    options.frequency = frequency;
+    options.without_ebpf = without_ebpf;
+    options.runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
+    let mut sampler = Sampler::start(&options).unwrap();
+    Feature::Ebpf.or_skip(match sampler.method() {
+        Method::Ptrace(why) if !without_ebpf => Err(why),
+        _ => Ok(()),
+    })?;
+    let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
+    let begin = Instant::now();
+    while samples.len() < count {
+        assert!(begin.elapsed() < TIMEOUT, "{} samples", samples.len());
+        std::thread::sleep(INTERVAL);
+        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+    }
+    Some((catalog, samples))
+}
+
+fn check(interpreter: &Interpreter, without_ebpf: bool) {
+    let target = interpreter.start("sampled.py");
+    let frequency = if without_ebpf { 99 } else { 499 };
+    let Some((catalog, samples)) = record(target.pid(), frequency, SAMPLES, without_ebpf) else {
+        return;
+    };
+    let mut counts = [0; 4];
+    for sample in &samples {
+        let frames = catalog.frames(sample.user_stack).rev();
+        let named = frames.filter_map(|frame| match frame {
+            Frame::Named(named) => Some(&*named.function),
+            Frame::Native { .. } => None,
+        });
+        let functions: Vec<&str> = named.collect();
+        let seen = compare(&functions);
+        let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
+        assert_ne!(seen, StackMatch::Wrong, "{interpreter:?}: {frames:x?}");
+        counts[seen as usize] += 1;
+        // Each is in the place of the native frame that executes it: C is between both. Before the unwind
+        // tables are read, native stacks do not reach the start.
+        let is_whole = matches!(frames.last(), Some(Frame::Native { .. }));
+        if let Some(lambda) = functions.iter().rposition(|it| *it == "<lambda>")
+            && is_whole
+        {
+            assert_eq!(functions[lambda - 1], "descend");
+            let place = |name: &str| {
+                let is_it =
+                    |frame: &&Frame| matches!(frame, Frame::Named(it) if it.function == name);
+                frames.iter().position(is_it).unwrap()
+            };
+            assert!(
+                place("descend") > place("<lambda>") + 1,
+                "{interpreter:?}: {frames:x?}"
+            );
+        }
+    }
+    let [whole, beginning, truncated, _] = counts;
+    let is_most = whole * 10 >= samples.len() * 7;
+    assert!(
+        is_most,
+        "{interpreter:?}: {whole}, {beginning}, {truncated}"
+    );
+    // The chain of frames has such moments on 3.11 and 3.12 alone.
+    let version = &interpreter.version;
+    let may_be_truncated = version.starts_with("3.11.") || version.starts_with("3.12.");
+    assert!(
+        truncated == 0 || may_be_truncated,
+        "{interpreter:?}: {truncated}"
+    );
+    assert!(
+        truncated * 20 <= samples.len(),
+        "{interpreter:?}: {truncated}"
+    );
+}
+
+#[test]
+fn samples_have_the_functions_that_the_program_executes() {
+    for version in VERSIONS {
+        for interpreter in Interpreter::with_version(version) {
+            check(&interpreter, false);
+        }
+    }
+}
+
+#[test]
+fn samples_by_ptrace_have_them_too() {
+    for version in ["3.9", "3.12"] {
+        for interpreter in Interpreter::with_version(version) {
+            check(&interpreter, true);
+        }
+    }
+}
+
+/// Names are read after the sample: by then, another function may have the same address.
+#[test]
+fn a_sample_never_has_the_name_of_a_function_that_was_compiled_later() {
+    let mut known = 0;
+    for version in ["3.8", "3.11", "3.12"] {
+        for interpreter in Interpreter::with_version(version) {
+            let target = interpreter.start("recompiled.py");
+            let Some((catalog, samples)) = record(target.pid(), 1999, 4000, false) else {
+                return;
+            };
+            for sample in samples {
+                let frames = catalog.frames(sample.user_stack).rev();
+                let named = frames.filter_map(|frame| match frame {
+                    Frame::Named(named) => {
+                        let (function, number) = named.function.split_once('_')?;
+                        if function == "make" {
+                            return None;
+                        }
+                        assert_eq!(named.file, "<recompiled>", "{interpreter:?}: {named:?}");
+                        if !named.qualified_name.is_empty() {
+                            let within = format!("make_{number}.<locals>.{}", named.function);
+                            assert_eq!(named.qualified_name, within, "{interpreter:?}");
+                        }
+                        Some((function, number))
+                    }
+                    Frame::Native { .. } => None,
+                });
+                let called: Vec<(&str, &str)> = named.collect();
+                let order = ["outer", "middle", "inner"];
+                let mut order = order.iter();
+                let is_right = called.iter().all(|(function, number)| {
+                    *number == called[0].1 && order.any(|it| it == function)
+                });
+                assert!(is_right, "{interpreter:?}: {called:?}");
+                known += called.len();
+            }
+        }
+    }
+    assert!(known > 100, "{known}");
+}

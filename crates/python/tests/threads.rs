@@ -1,0 +1,285 @@
+//! Thread states and frames of real interpreters, compared with what the program knows of itself.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::{Compiler, CoreDirectory, Target, copy_program};
+use otelctx_python::Python;
+use otelctx_reader::format::process_context::{Attributes, Value};
+use otelctx_reader::remote::CoreFile;
+use otelctx_reader::runtime::{RuntimeThread, Runtimes};
+use otelctx_reader::{Options, Process};
+
+const VERSIONS: [&str; 11] = [
+    "2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15",
+];
+
+const SIGABRT: i32 = 6;
+
+/// A thread by the program's own account.
+#[derive(Debug, Default)]
+struct Thread {
+    tid: i32,
+    state: String,
+    /// Function, qualified name, file and line.
+    frames: Vec<[String; 4]>,
+}
+
+/// The threads of `interpreted.py`. The first one holds the GIL.
+fn truth(target: &Target) -> Vec<Thread> {
+    let mut threads: Vec<Thread> = Vec::new();
+    for line in &target.lines {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        match &words[..] {
+            [kind, tid, state] if kind == "state" => threads.push(Thread {
+                tid: tid.parse().unwrap(),
+                state: state.clone(),
+                frames: Vec::new(),
+            }),
+            [kind, _, frame @ ..] if kind == "frame" => {
+                let mut frame: [String; 4] = frame.to_vec().try_into().unwrap();
+                if frame[1] == "-" {
+                    frame[1].clear();
+                }
+                threads.last_mut().unwrap().frames.push(frame);
+            }
+            _ => panic!("{line}"),
+        }
+    }
+    let depths = threads.iter().map(|thread| thread.frames.len() > 1);
+    assert_eq!(depths.collect::<Vec<_>>(), [true; 3], "{threads:?}");
+    threads
+}
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
+    options
+}
+
+fn fact<'a>(facts: &'a Attributes, name: &str) -> &'a Value {
+    let found = facts.iter().find(|(key, _)| key == name);
+    &found.unwrap_or_else(|| panic!("no {name}: {facts:?}")).1
+}
+
+/// Compares all that is read of a process with the truth.
+fn compare(mut process: Process, interpreter: &Interpreter, truth: &[Thread]) {
+    let runtimes = process.runtimes().unwrap();
+    let [present] = &runtimes[..] else {
+        panic!("{interpreter:?}: {runtimes:?}")
+    };
+    let facts = present.process.as_ref().unwrap().facts();
+    assert_eq!(
+        fact(&facts, "version"),
+        &interpreter.version.as_str().into()
+    );
+    let threads = process.threads().unwrap();
+    for (index, expected) in truth.iter().enumerate() {
+        let thread = threads.iter().find(|it| it.tid() == expected.tid).unwrap();
+        let state = thread.state(&runtimes, None).unwrap();
+        assert_eq!(state.stop, None, "{interpreter:?}");
+        let [reading] = &state.runtimes[..] else {
+            panic!("{interpreter:?}: {state:?}")
+        };
+        assert_eq!(reading.name, "cpython");
+        let read = reading.thread.as_ref().unwrap();
+        let name = format!("{interpreter:?}, thread {index}");
+        assert_eq!(
+            fact(&read.facts, "thread_state"),
+            &expected.state.as_str().into(),
+            "{name}"
+        );
+        assert_eq!(
+            fact(&read.facts, "holds_gil"),
+            &Value::Bool(index == 0),
+            "{name}"
+        );
+        let source = match (interpreter.version.starts_with("2."), index) {
+            (false, _) => "tss",
+            (true, 0) => "current",
+            (true, _) => "list",
+        };
+        assert_eq!(fact(&read.facts, "source"), &source.into(), "{name}");
+        assert_eq!(frames(read), expected.frames, "{name}");
+        assert!(!read.stack.is_truncated, "{name}");
+    }
+}
+
+fn frames(thread: &RuntimeThread) -> Vec<[String; 4]> {
+    let frames = thread.stack.frames().map(|frame| {
+        assert_eq!(frame.kind.name(), "cpython");
+        [
+            // Words of a line, as in the program.
+            frame.function.replace(' ', "_"),
+            frame.qualified_name.replace(' ', "_"),
+            frame.file.clone(),
+            frame.line.to_string(),
+        ]
+    });
+    frames.collect()
+}
+
+#[test]
+fn threads_have_the_states_and_frames_that_the_interpreter_knows() {
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        let target = interpreter.start("interpreted.py");
+        let process = Process::with_options(target.pid(), options()).unwrap();
+        compare(process, &interpreter, &truth(&target));
+    }
+}
+
+#[test]
+fn a_core_file_has_what_the_process_had() {
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        let directory = CoreDirectory::new();
+        let mut command = interpreter.command("interpreted.py");
+        directory.allow(&mut command, u64::MAX);
+        let mut target = Target::spawn(&mut command);
+        let pid = target.pid();
+        let Some(core) = directory.crash(&mut target, pid, SIGABRT) else {
+            return;
+        };
+        let core = CoreFile::open(&core, Path::new("/")).unwrap();
+        let process = Process::of_target(core, options());
+        compare(process, &interpreter, &truth(&target));
+    }
+}
+
+/// Threads and the addresses of their thread states, as a program prints them.
+fn states(target: &Target) -> Vec<(i32, Value)> {
+    let lines = target.lines.iter().map(|line| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [_, tid, state] = words[..] else {
+            panic!("{line}")
+        };
+        (tid.parse().unwrap(), state.into())
+    });
+    lines.collect()
+}
+
+/// What the runtime knows of a thread.
+fn read(process: &mut Process, tid: i32) -> RuntimeThread {
+    let runtimes = process.runtimes().unwrap();
+    let threads = process.threads().unwrap();
+    let thread = threads.iter().find(|it| it.tid() == tid).unwrap();
+    let mut state = thread.state(&runtimes, None).unwrap();
+    state.runtimes.remove(0).thread.unwrap()
+}
+
+/// One of them runs, the others wait without the GIL, in different ways.
+#[test]
+fn each_of_fifty_threads_has_its_thread_state() {
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        let target = interpreter.start("crowd.py");
+        let states = states(&target);
+        assert_eq!(states.len(), 50);
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        for (tid, state) in states {
+            let thread = read(&mut process, tid);
+            assert_eq!(
+                fact(&thread.facts, "thread_state"),
+                &state,
+                "{interpreter:?}"
+            );
+            let outermost = thread.stack.frames().last().map(|frame| &*frame.function);
+            let is_main = tid == target.pid();
+            let name = if interpreter.version.starts_with("2.") {
+                "__bootstrap"
+            } else {
+                "_bootstrap"
+            };
+            let expected = if is_main { "<module>" } else { name };
+            assert_eq!(outermost, Some(expected), "{interpreter:?}");
+        }
+    }
+}
+
+/// A thread that is in a subinterpreter has two thread states.
+#[test]
+fn all_thread_states_of_a_thread_are_found() {
+    // Before, an interpreter could not be created by a function of Python.
+    for interpreter in VERSIONS[3..]
+        .iter()
+        .flat_map(|it| Interpreter::with_version(it))
+    {
+        let target = interpreter.start("subinterpreters.py");
+        let states = states(&target);
+        let [(tid, outer), (_, inner)] = &states[..] else {
+            panic!("{interpreter:?}: {states:?}")
+        };
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        let thread = read(&mut process, *tid);
+        // Up to 3.11, `PyGILState_GetThisThreadState` returns the outer one.
+        let has_outer = ["3.8", "3.9", "3.10", "3.11"];
+        let has_outer = has_outer
+            .iter()
+            .any(|it| interpreter.version.starts_with(it));
+        let (chosen, other) = if has_outer {
+            (outer, inner)
+        } else {
+            (inner, outer)
+        };
+        assert_eq!(
+            fact(&thread.facts, "source"),
+            &"tss".into(),
+            "{interpreter:?}"
+        );
+        assert_eq!(
+            fact(&thread.facts, "thread_state"),
+            chosen,
+            "{interpreter:?}"
+        );
+        let others = Value::Array(vec![other.clone()]);
+        assert_eq!(
+            fact(&thread.facts, "candidates"),
+            &others,
+            "{interpreter:?}"
+        );
+        let functions: Vec<&str> = thread.stack.frames().map(|it| &*it.function).collect();
+        let expected = if has_outer {
+            &["<module>"][..]
+        } else {
+            &["wait", "<module>"]
+        };
+        assert_eq!(functions, expected, "{interpreter:?}");
+    }
+}
+
+/// What it has published is read nevertheless.
+#[test]
+fn an_unknown_version_is_an_error_that_says_so() {
+    let sources = ["threads.c", "variable.c", "publish.c", "unknown_python.c"];
+    let compiler = Compiler::gcc();
+    let Some(program) = compiler.program(&sources, &["-DLINKED", "-rdynamic"]) else {
+        return;
+    };
+    let directory = CoreDirectory::new();
+    let named = directory.path().join("python4.0");
+    copy_program(&program, &named);
+    let target = Target::spawn(&mut Command::new(named));
+    let mut process = Process::with_options(target.pid(), options()).unwrap();
+    let runtimes = process.runtimes().unwrap();
+    let [present] = &runtimes[..] else {
+        panic!("{runtimes:?}")
+    };
+    let error = present.process.as_ref().unwrap_err().to_string();
+    let known = "version 4.0.0 is not supported, only 2.7, 3.6, 3.7, 3.8, 3.9, 3.10, 3.11, 3.12, \
+                 3.13, 3.14, 3.15";
+    assert_eq!(error, known);
+    let threads = process.threads().unwrap();
+    let attached = target
+        .threads
+        .iter()
+        .filter_map(|it| Some((it.tid, it.attached.as_ref()?)));
+    assert_eq!(attached.clone().count(), 2);
+    for (tid, expected) in attached {
+        let thread = threads.iter().find(|it| it.tid() == tid).unwrap();
+        let state = thread.state(&runtimes, None).unwrap();
+        assert_eq!(state.runtimes, []);
+        let context = state.choose().unwrap().context;
+        let trace_id = context.attached().unwrap().trace_id.to_string();
+        assert_eq!(trace_id, expected.trace_id);
+    }
+}

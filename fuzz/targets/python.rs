@@ -1,0 +1,112 @@
+//! A thread of CPython, from arbitrary memory.
+//!
+//! Input: a byte that chooses a version, then the memory at [`START`], where the interpreter's variables
+//! are. The same bytes are decoded as what the kernel step has added to a sample.
+#![no_main]
+
+use std::cell::Cell;
+
+use libfuzzer_sys::fuzz_target;
+use otelctx_python::Python;
+use otelctx_reader::runtime::{MAX_FRAMES, RuntimeError, RuntimeThread, ThreadView};
+use otelctx_reader::sample::NamedFrame;
+use otelctx_remote::memory::Image;
+use otelctx_remote::{Device, Error, Machine, Mapping, Memory, MemoryError, Target, mappings};
+
+/// Where the memory starts.
+const START: u64 = 0x10_0000;
+/// The thread that is asked for, by its thread pointer.
+const THREAD: ThreadView = ThreadView::new(1, START);
+const VERSIONS: [[u8; 3]; 11] = [
+    [2, 7, 18],
+    [3, 6, 15],
+    [3, 7, 16],
+    [3, 8, 18],
+    [3, 9, 18],
+    [3, 10, 13],
+    [3, 11, 7],
+    [3, 12, 1],
+    [3, 13, 0],
+    [3, 14, 10],
+    [3, 15, 2],
+];
+/// Limit on reads of one thread: three attempts to read 1,024 interpreters and 16,384 thread states; then
+/// 508 frames, of which each takes at most sixteen reads.
+const MAX_READS: u64 = 3 * (2 * 1024 + 16384 + 256) + 508 * 16;
+/// Limits on names and paths: 512 and 4,096 characters.
+const MAX_NAME: usize = 4 * 512;
+const MAX_PATH: usize = 4 * 4096;
+
+/// A process that has only memory, and counts its reads.
+struct Counting(Image, Cell<u64>);
+
+impl Memory for Counting {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.1.set(self.1.get() + 1);
+        self.0.read(address, buffer)
+    }
+}
+
+impl Target for Counting {
+    fn mappings(
+        &self,
+        _: &mut dyn FnMut(&Mapping<'_>) -> std::ops::ControlFlow<()>,
+    ) -> Result<mappings::Walk, Error> {
+        Ok(mappings::Walk::default())
+    }
+
+    fn mapped_file(
+        &self,
+        _: (u64, u64),
+        _: &[u8],
+        _: Device,
+        _: u64,
+    ) -> Result<std::fs::File, Option<String>> {
+        Err(None)
+    }
+
+    fn machine(&self) -> Machine {
+        Machine::X86_64
+    }
+
+    fn name(&self) -> std::ffi::OsString {
+        "the process".into()
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((choice, data)) = data.split_first() else {
+        return;
+    };
+    let version = VERSIONS[usize::from(*choice) % VERSIONS.len()];
+    let mut memory = Image::new();
+    memory.map(START, data);
+    let target = Counting(memory, Cell::new(0));
+    let Ok(python) = Python::at(&target, version, START) else {
+        return;
+    };
+    target.1.set(0);
+    let thread = python.thread(&target, THREAD);
+    assert!(target.1.get() <= MAX_READS, "{} reads", target.1.get());
+    check(&thread);
+    // The names of functions are known now.
+    assert_eq!(python.thread(&target, THREAD), thread);
+
+    let decoded = python.decode(&target, data);
+    check(&decoded);
+    assert_eq!(python.decode(&target, data), decoded);
+});
+
+fn check(thread: &Result<Option<RuntimeThread>, RuntimeError>) {
+    if let Ok(Some(thread)) = thread {
+        assert!(thread.stack.frames().count() <= MAX_FRAMES);
+        thread.stack.frames().for_each(check_frame);
+    }
+}
+
+fn check_frame(frame: &NamedFrame) {
+    for name in [&frame.function, &frame.qualified_name] {
+        assert!(name.len() <= MAX_NAME, "{} bytes", name.len());
+    }
+    assert!(frame.file.len() <= MAX_PATH, "{} bytes", frame.file.len());
+}
