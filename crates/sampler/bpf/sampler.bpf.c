@@ -112,19 +112,19 @@ int sample_by_tables(void *context)
     return 0;
 }
 
-/* The programs that `sample_in_turns` continues with: their places in the array. */
-enum turn { TURN_FRAMES_PROGRAM, TURN_END_PROGRAM, TURN_PROGRAMS };
+/* The programs that `sample_by_tail_calls` continues with: their places in the array. */
+enum tail_call { CALL_NEXT_FRAMES, CALL_END_SAMPLE, TAIL_CALLS };
 
 struct {
     __uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-    __uint(max_entries, TURN_PROGRAMS);
+    __uint(max_entries, TAIL_CALLS);
     __type(key, __u32);
     __type(value, __u32);
-} turns SEC(".maps");
+} tail_calls SEC(".maps");
 
 /* The same without bpf_loop, before Linux 5.17: some frames, and then the next program. */
 SEC("perf_event")
-int sample_in_turns(void *context)
+int sample_by_tail_calls(void *context)
 {
     struct sampled sampled;
     if (!find_sampled(context, &sampled))
@@ -132,26 +132,26 @@ int sample_in_turns(void *context)
     struct walk walk;
     forget_stack();
     if (begin_walk(context, sampled.task, sampled.pid, sampled.flags, &walk))
-        bpf_tail_call(context, &turns, TURN_FRAMES_PROGRAM);
+        bpf_tail_call(context, &tail_calls, CALL_NEXT_FRAMES);
     if (sampled.flags & EVENT_USER_MODE)
         walk_stack(context, sampled.task, 0);
-    bpf_tail_call(context, &turns, TURN_END_PROGRAM);
+    bpf_tail_call(context, &tail_calls, CALL_END_SAMPLE);
     count(COUNTER_SAMPLES);
     return 0;
 }
 
 SEC("perf_event")
-int turn_frames(void *context)
+int next_frames(void *context)
 {
     if (unwind_further())
-        bpf_tail_call(context, &turns, TURN_FRAMES_PROGRAM);
-    bpf_tail_call(context, &turns, TURN_END_PROGRAM);
+        bpf_tail_call(context, &tail_calls, CALL_NEXT_FRAMES);
+    bpf_tail_call(context, &tail_calls, CALL_END_SAMPLE);
     count(COUNTER_SAMPLES);
     return 0;
 }
 
 SEC("perf_event")
-int turn_end(void *context)
+int end_sample(void *context)
 {
     struct sampled sampled;
     if (find_sampled(context, &sampled))

@@ -33,8 +33,8 @@
 
 /* Frames that one program finds, and how many times it is called for a stack: with those of the runtimes' steps
  * there are 33 tail calls at most (MAX_TAIL_CALL_CNT). */
-#define TURN_FRAMES 6
-#define MAX_TURNS 24
+#define CALL_FRAMES 6
+#define MAX_CALLS 24
 
 /* Changes of stacks in one walk: see crates/unwind/src/walk.rs. */
 #define MAX_SWITCHES 64
@@ -64,7 +64,7 @@ struct code_list {
 
 /* The rule that was found last among the addresses with this hash. */
 struct cached_rule {
-    __u64 address;
+    __u64 address; /* and in the highest bit, whether a frame returns there: gaps depend on it */
     __u64 serial_and_rule; /* the rule in the lowest 16 bits */
 };
 
@@ -156,6 +156,7 @@ struct {
 /* struct pt_regs (arch/x86/include/asm/ptrace.h): where it has the registers of DWARF's numbers, and
  * last the instruction pointer. */
 #define SAVED_REGISTERS 21
+#define SAVED_SP 19
 #define SAVED_CS 17
 /* Of the kernel's stack: arch/x86/include/asm/page_64_types.h. */
 #define THREAD_SIZE 16384
@@ -174,8 +175,11 @@ static const __u8 context_order[] = {8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1
 #define CONTEXT_REGISTERS 33
 /* From the stack pointer to the context: arch/arm64/kernel/signal.c, `struct rt_sigframe`. */
 #define SIGNAL_CONTEXT 128
+/* mov x8, #139; svc #0: what signal handlers return to */
+#define SIGRETURN 0xd4000001d2801168ULL
 /* struct user_pt_regs: the same, and the state. */
 #define SAVED_REGISTERS 34
+#define SAVED_SP 31
 #define SAVED_STATE 33
 /* arch/arm64/include/asm/memory.h */
 #define THREAD_SIZE 16384
@@ -201,7 +205,7 @@ struct unwinder {
     __u64 serial;
     __u32 first;
     __u32 count;
-    __u32 turns;
+    __u32 calls;
     __u32 frames;
     struct code code; /* the mapping that was found last */
     __u64 words[40];
@@ -380,10 +384,25 @@ static __always_inline long by_frame_pointer(struct unwinder *unwinder)
  * tables for it, a trampoline, or any other; GAP if it cannot be read now. */
 static __always_inline __u32 gap_at(const struct unwinder *unwinder)
 {
-    __u64 code;
+    __u64 code = 0;
+#if defined(__TARGET_ARCH_arm64)
+    /* A signal handler is over, but for these instructions: the thread is between them, or in the call. */
+    if (!unwinder->is_caller) {
+#pragma unroll
+        for (int i = 0; i <= 2; i++)
+            if (!bpf_probe_read_user(&code, sizeof code, (void *)(unwinder->pc - 4 * i)) && code == SIGRETURN)
+                return SIGNAL_GAP;
+        return PLAIN_GAP;
+    }
+#else
     if (!unwinder->is_caller)
         return PLAIN_GAP;
-    if (bpf_probe_read_user(&code, sizeof code, (void *)unwinder->pc))
+#endif
+    /* No more than is on the page: the next one may not be there. */
+    __u64 size = PAGE - (unwinder->pc & (PAGE - 1));
+    if (size > sizeof code)
+        size = sizeof code;
+    if (bpf_probe_read_user(&code, size, (void *)unwinder->pc))
         return GAP;
 #if defined(__TARGET_ARCH_x86)
     /* mov $15, %rax; syscall (its first byte); mov $15, %eax; syscall */
@@ -392,8 +411,7 @@ static __always_inline __u32 gap_at(const struct unwinder *unwinder)
     /* add $8, %rsp; ret: see `trampoline` in crates/unwind/src/arch */
     return (code & ~0ULL >> 24) == 0xc308c48348ULL ? TRAMPOLINE_GAP : PLAIN_GAP;
 #else
-    /* mov x8, #139; svc #0 */
-    return code == 0xd4000001d2801168ULL ? SIGNAL_GAP : PLAIN_GAP;
+    return code == SIGRETURN ? SIGNAL_GAP : PLAIN_GAP;
 #endif
 }
 
@@ -507,10 +525,11 @@ static __always_inline long walk_step(__u32 index, const struct walk *walk)
     struct unwinder *unwinder = walk->unwinder;
     struct stack *stack = walk->stack;
     __u64 called = unwinder->pc - unwinder->is_caller;
+    __u64 key = called | unwinder->is_caller << 63;
     __u32 number = GAP;
     struct cached_rule *cached =
-        &walk->cache->at[called * 0x9e3779b97f4a7c15ULL >> 52 & (CACHED_RULES - 1)];
-    int is_cached = cached->address == called && cached->serial_and_rule >> 16 == walk->serial;
+        &walk->cache->at[key * 0x9e3779b97f4a7c15ULL >> 52 & (CACHED_RULES - 1)];
+    int is_cached = cached->address == key && cached->serial_and_rule >> 16 == walk->serial;
     if (is_cached)
         number = cached->serial_and_rule & 0xffff;
     else if (find_code(walk, unwinder, called))
@@ -524,7 +543,7 @@ static __always_inline long walk_step(__u32 index, const struct walk *walk)
         is_cached = 0;
     }
     if (!is_cached) {
-        cached->address = called;
+        cached->address = key;
         cached->serial_and_rule = walk->serial << 16 | number;
     }
     stack->addresses[index & (MAX_USER_FRAMES - 1)] =
@@ -596,7 +615,9 @@ static __always_inline int read_registers(void *context, struct task_struct *tas
     } else {
         saved = (void *)OF_TASK(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs___kernel);
     }
-    return !bpf_probe_read_kernel(unwinder->words, SAVED_REGISTERS * 8, saved);
+    /* A kernel with larger stacks (KASAN, pages of 64 KiB) has something else there. */
+    return !bpf_probe_read_kernel(unwinder->words, SAVED_REGISTERS * 8, saved) && unwinder->words[PC] &&
+           unwinder->words[SAVED_SP];
 }
 
 /* Begins a walk of the running thread's stack; false if that is for the frame pointers. */
@@ -640,7 +661,7 @@ static __always_inline int begin_walk(void *context, struct task_struct *task, _
     unwinder->by_frame_pointer = 0;
     unwinder->switches = 0;
     unwinder->end = STACK_LIMIT;
-    unwinder->turns = 0;
+    unwinder->calls = 0;
     unwinder->frames = 0;
     unwinder->code.start = 0;
     unwinder->code.end = 0;
@@ -668,13 +689,13 @@ static __always_inline int unwind_further(void)
         return 0;
     struct unwinder *unwinder = walk.unwinder;
 #pragma clang loop unroll(disable)
-    for (int i = 0; i < TURN_FRAMES; i++)
+    for (int i = 0; i < CALL_FRAMES; i++)
         if (walk_step(unwinder->frames++, &walk)) {
             walk.stack->end = unwinder->end;
             return 0;
         }
     walk.stack->end = STACK_LIMIT;
-    return ++unwinder->turns < MAX_TURNS;
+    return ++unwinder->calls < MAX_CALLS;
 }
 
 #endif

@@ -104,6 +104,8 @@ pub(crate) struct CodeMappings {
     next: Option<Box<Self>>,
     /// Whether there is memory in which a runtime may have generated code.
     has_generated: bool,
+    /// Whether more of it, or a file that announces it, was mapped since this was last asked.
+    has_new_generated: bool,
     /// The process that this one started as a copy of, and when, until it is needed.
     parent: Option<(i32, u64)>,
     /// When `/proc/PID/maps` was last read, in nanoseconds of `CLOCK_MONOTONIC`; 0 if never.
@@ -119,6 +121,7 @@ impl Default for CodeMappings {
             ranges: Vec::new(),
             next: None,
             has_generated: false,
+            has_new_generated: false,
             parent: None,
             last_read: 0,
             reads: Backoff::new(Instant::now()),
@@ -167,7 +170,9 @@ impl CodeMappings {
             }
         }
         self.cover(new.start, new.end);
-        self.has_generated |= is_generated(&new.module);
+        let is_generated = is_generated(&new.module);
+        self.has_generated |= is_generated;
+        self.has_new_generated |= is_generated || is_jit_dump(&new.module);
         self.mappings.push(new);
         Added::Yes
     }
@@ -285,12 +290,16 @@ impl CodeMappings {
                 .is_some_and(|mapped| is_generated(&mapped.module))
     }
 
+    /// Whether memory in which a runtime may generate code was mapped since the last call: a runtime that
+    /// begins to announce its code then does so.
+    pub(crate) fn take_new_generated(&mut self) -> bool {
+        std::mem::take(&mut self.has_new_generated)
+    }
+
     /// Opens the jitdump file that the process has mapped to announce it.
     pub(crate) fn open_jit_dump(&self, process: &remote::Process) -> Option<File> {
-        let mapped = self.mappings.iter().rev().find(|mapped| {
-            let name = mapped.module.path.rsplit('/').next().unwrap_or_default();
-            name.starts_with("jit-") && name.ends_with(".dump")
-        })?;
+        let mut mappings = self.mappings.iter().rev();
+        let mapped = mappings.find(|mapped| is_jit_dump(&mapped.module))?;
         let module = &mapped.module;
         let device = Device {
             major: (module.device >> 32) as u32,
@@ -353,7 +362,7 @@ impl CodeMappings {
     }
 
     /// Reads the mappings, and adds the unknown ones. Returns whether there were any.
-    fn read(&mut self, process: &remote::Process, modules: &mut Modules) -> bool {
+    pub(crate) fn read(&mut self, process: &remote::Process, modules: &mut Modules) -> bool {
         let since = std::mem::replace(&mut self.last_read, monotonic());
         let mut count = 0;
         let mut any = false;
@@ -380,11 +389,17 @@ impl CodeMappings {
 }
 
 /// Whether a runtime may generate code in memory of this kind: without a file, or in a file without a path.
-fn is_generated(module: &Module) -> bool {
+pub(crate) fn is_generated(module: &Module) -> bool {
     match &*module.path {
         "[vdso]" | "[vsyscall]" => false,
         path => !module.has_file() || path.starts_with("/memfd:"),
     }
+}
+
+/// Whether this is the file in which a runtime announces its code.
+fn is_jit_dump(module: &Module) -> bool {
+    let name = module.path.rsplit('/').next().unwrap_or_default();
+    name.starts_with("jit-") && name.ends_with(".dump")
 }
 
 /// What became of a mapping.
@@ -563,6 +578,21 @@ mod tests {
         reported.map(0x9000, 0xa000, "");
         assert_eq!(reported.all()[4..], [("//anon", 60)]);
         assert!(reported.code.contain(0x2fff) && !reported.code.contain(0x3000));
+    }
+
+    #[test]
+    fn code_that_a_runtime_may_have_generated_is_new_once() {
+        let mut reported = Reported::new();
+        let mut is_new = |start: u64, path: &str| {
+            reported.map(start, start + 0x1000, path);
+            reported.code.take_new_generated()
+        };
+        assert!(!is_new(0x1000, "/lib/a.so"));
+        assert!(is_new(0x8000, ""));
+        assert!(!is_new(0x8000, ""));
+        assert!(is_new(0x9000, ""));
+        assert!(is_new(0xf000, "/tmp/jit-7.dump"));
+        assert!(!is_new(0x1_1000, "/lib/b.so"));
     }
 
     #[test]

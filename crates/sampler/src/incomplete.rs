@@ -12,8 +12,9 @@ const MAX_PLACES: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IncompleteStacks {
-    /// The file name of the module with the last frame that was found, such as `libfoo.so`; `[anon]`
-    /// for memory without a file, empty if the module is unknown or one of too many.
+    /// The file name of the module with the last frame that was found, such as `libfoo.so`; for code that
+    /// was generated the runtime, such as `[Java]`; `[anon]` for other memory without a file, empty if the
+    /// module is unknown or one of too many.
     pub module: String,
     /// Why they ended.
     pub end: StackEnd,
@@ -41,19 +42,24 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Counts a stack if it is incomplete. `time` is that of the sample.
+    /// Counts a stack if it is incomplete. `time` is that of the sample, and `generated_by` returns the
+    /// runtime that has generated the code at an address.
     pub(crate) fn add(
         &mut self,
         stack: &[Frame],
         end: StackEnd,
         (process, time): (ProcessId, u64),
         catalog: &Catalog,
+        generated_by: impl FnOnce(u64) -> Option<&'static str>,
     ) {
         if end == StackEnd::Start {
             return;
         }
         let module = stack.iter().rev().find_map(Frame::lookup_address);
         let module = module.and_then(|address| {
+            if let Some(runtime) = generated_by(address) {
+                return Some(runtime.to_owned());
+            }
             let mapping = catalog.process(process).mapping_at(address, time)?;
             Some(module_name(&catalog.module_facts(mapping.module).path))
         });
@@ -111,14 +117,19 @@ mod tests {
         });
         let mut places = Places::default();
         let stack = [Frame::instruction(0x9000), Frame::return_address(0x2000)];
-        let mut add = |stack: &[Frame], end| places.add(stack, end, (process, 1), &catalog);
+        let mut add = |stack: &[Frame], end| {
+            let generated_by = |address| (address == 0x1234).then_some("[Java]");
+            places.add(stack, end, (process, 1), &catalog, generated_by);
+        };
         add(&stack, StackEnd::NoTables);
         add(&stack, StackEnd::NoTables);
         add(&stack, StackEnd::Start);
         add(&stack[..1], StackEnd::Unreadable);
+        add(&[Frame::instruction(0x1234)], StackEnd::NoTables);
         let expected = [
             ("libfoo.so", StackEnd::NoTables, 2),
             ("", StackEnd::Unreadable, 1),
+            ("[Java]", StackEnd::NoTables, 1),
         ];
         let found = places.sorted();
         let found = found.iter().map(|it| (&*it.module, it.end, it.samples));
@@ -129,11 +140,12 @@ mod tests {
                 ..Module::default()
             });
             catalog.process_mut(process).mappings[0].module = module;
-            places.add(&stack, StackEnd::NoTables, (process, 1), &catalog);
+            let key = (process, 1);
+            places.add(&stack, StackEnd::NoTables, key, &catalog, |_| None);
         }
         let found = places.sorted();
         assert!(found.len() <= MAX_PLACES + 1);
         let samples: u64 = found.iter().map(|it| it.samples).sum();
-        assert_eq!(samples, 3 + 2 * MAX_PLACES as u64);
+        assert_eq!(samples, 4 + 2 * MAX_PLACES as u64);
     }
 }

@@ -125,6 +125,16 @@ fn entry_of_line(line: &[u8]) -> Option<Entry<'_>> {
     })
 }
 
+impl Entry<'_> {
+    /// Whether any of these addresses, in ascending order, is in it.
+    fn has_any(&self, addresses: &[u64]) -> bool {
+        let next = addresses.partition_point(|address| *address < self.start);
+        addresses
+            .get(next)
+            .is_some_and(|address| address - self.start < self.size)
+    }
+}
+
 impl JitDump {
     /// `JITHEADER_MAGIC`, as a machine of the same byte order writes it.
     const MAGIC: u32 = 0x4A69_5444;
@@ -200,13 +210,14 @@ impl<F: Format + Default> Source<F> {
         false
     }
 
-    /// Reads what was appended, at most [`CHUNK`] bytes of it.
-    fn read(&mut self, mut add: impl FnMut(Next<'_>)) {
-        let Some(file) = &self.file else { return };
+    /// Reads what was appended, at most [`CHUNK`] bytes of it. Returns whether there was anything.
+    fn read(&mut self, mut add: impl FnMut(Next<'_>)) -> bool {
+        let Some(file) = &self.file else { return false };
         let mut bytes = vec![0; CHUNK];
         let size = file.read_at(&mut bytes, self.position).unwrap_or(0);
         let read = decode(&mut self.format, &bytes[..size], &mut add);
         self.position = self.position.saturating_add(read);
+        read > 0
     }
 }
 
@@ -318,6 +329,20 @@ impl GeneratedCode {
         monotonic() - self.last_read >= INTERVAL.as_nanos() as u64
     }
 
+    /// Searches for the files the next time: the runtime has made memory for more code.
+    pub(crate) fn search(&mut self) {
+        self.searches.restart();
+    }
+
+    /// Puts the next search off as far as it can be.
+    #[cfg(test)]
+    pub(crate) fn put_off_search(&mut self) {
+        for _ in 0..10 {
+            self.searches
+                .done(Instant::now(), std::time::Duration::ZERO, false);
+        }
+    }
+
     /// Reads what the runtime has announced since the last time. `dump` opens the jitdump
     /// file. Keeps at most `room` more functions, and returns how many it did not keep.
     pub(crate) fn update(
@@ -343,6 +368,34 @@ impl GeneratedCode {
         self.map.read(&mut add);
         self.dump.read(&mut add);
         lost
+    }
+
+    /// Reads all that the runtime has announced, and keeps the functions at these addresses, which are in
+    /// ascending order. Ends at the deadline.
+    pub(crate) fn read_at(
+        &mut self,
+        process: &remote::Process,
+        dump: impl FnOnce() -> Option<File>,
+        addresses: &[u64],
+        deadline: Instant,
+    ) {
+        self.map.find(|| perf_map(process));
+        self.dump.find(dump);
+        let functions = &mut self.functions;
+        let mut add = |next: Next<'_>| match next {
+            Next::Function(entry) if !entry.has_any(addresses) => {
+                // Its code has taken the place of the other function's.
+                if let Some(end) = entry.start.checked_add(entry.size)
+                    && entry.size > 0
+                {
+                    remove_overlapping(functions, entry.start, end);
+                }
+            }
+            next => {
+                apply(functions, next, (0, 0), usize::MAX);
+            }
+        };
+        while Instant::now() < deadline && (self.map.read(&mut add) | self.dump.read(&mut add)) {}
     }
 }
 
@@ -396,16 +449,7 @@ fn place(
     frame: Frame,
     (until, since): (u64, u64),
 ) {
-    let mut earlier = None;
-    while let Some((&other, known)) = functions.range(..end).next_back() {
-        if known.end <= start {
-            break;
-        }
-        let replaced = functions.remove(&other);
-        if other == start {
-            earlier = replaced;
-        }
-    }
+    let earlier = remove_overlapping(functions, start, end);
     // Samples come within milliseconds: one is enough.
     let earlier = earlier.map(|mut it: Function| {
         it.earlier = None;
@@ -418,6 +462,25 @@ fn place(
         earlier,
     };
     functions.insert(start, function);
+}
+
+/// Removes the functions that overlap these addresses, and returns the one that begins at the first.
+fn remove_overlapping(
+    functions: &mut BTreeMap<u64, Function>,
+    start: u64,
+    end: u64,
+) -> Option<Function> {
+    let mut first = None;
+    while let Some((&other, known)) = functions.range(..end).next_back() {
+        if known.end <= start {
+            break;
+        }
+        let removed = functions.remove(&other);
+        if other == start {
+            first = removed;
+        }
+    }
+    first
 }
 
 /// What a runtime's name for its code says.
@@ -483,6 +546,9 @@ fn v8(name: &str) -> Option<NamedFrame> {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+    use std::io::Write as _;
+
     use super::*;
 
     fn named(name: &str) -> (FrameKind, String, String, u32) {
@@ -590,6 +656,72 @@ mod tests {
             let found = read(&mut JitDump::default(), &bytes[..length]);
             assert_eq!(found, all[..found.len()], "{length}");
         }
+    }
+
+    #[test]
+    fn of_functions_that_nobody_asks_for_only_the_place_is_kept_free() {
+        let mut file = tempfile("wanted");
+        let mut text = String::new();
+        for number in 0_u64..100_000 {
+            writeln!(text, "{:x} 10 other_{number}", 0x10_0000 + 0x10 * number).unwrap();
+        }
+        // The second of each pair takes the place of the first, or of a part of it; of the last nothing.
+        text += "1000 20 a\n1000 8 b\n2000 20 c\n2018 8 d\n3000 20 e\n3008 0 f\n";
+        file.write_all(text.as_bytes()).unwrap();
+        let own = remote::Process::open(std::process::id() as i32).unwrap();
+        let mut code = GeneratedCode::default();
+        code.map.file = Some(file);
+        let later = Instant::now() + std::time::Duration::from_secs(60);
+        let wanted = [0x1004, 0x1010, 0x2010, 0x3010, 0x10_0005];
+        code.read_at(&own, || None, &wanted, later);
+        let found = wanted.map(|address| {
+            let frame = code.name(address, 1, None)?;
+            let Frame::Named(named) = frame else {
+                return None;
+            };
+            Some(named.function.clone())
+        });
+        let expected = [Some("b"), None, None, Some("e"), Some("other_0")];
+        assert_eq!(found.each_ref().map(Option::as_deref), expected);
+        assert_eq!(code.len(), 3);
+    }
+
+    /// Its holes have no lines: they are skipped.
+    #[test]
+    fn a_map_of_a_gibibyte_is_read_piece_by_piece() {
+        let mut file = tempfile("large");
+        file.write_all(b"1000 20 first\n").unwrap();
+        let size = 1 << 30;
+        file.write_all_at(b"\n2000 20 last\n", size).unwrap();
+        let own = remote::Process::open(std::process::id() as i32).unwrap();
+        let mut code = GeneratedCode::default();
+        code.map.file = Some(file);
+        for pieces in 1..=3 {
+            assert_eq!(code.update(&own, || None, MAX_FUNCTIONS), 0);
+            assert_eq!(code.map.position, pieces * CHUNK as u64);
+            assert_eq!(code.len(), 1);
+        }
+        code.map.position = size - CHUNK as u64;
+        for _ in 0..2 {
+            assert_eq!(code.update(&own, || None, MAX_FUNCTIONS), 0);
+        }
+        assert_eq!(code.len(), 2);
+        assert!(code.name(0x2010, monotonic(), None).is_some());
+    }
+
+    /// A file without a name.
+    fn tempfile(name: &str) -> File {
+        let name = format!("otelctx-perf-map-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let mut options = File::options();
+        let file = options
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
+        std::fs::remove_file(path).unwrap();
+        file
     }
 
     #[test]

@@ -37,6 +37,7 @@
 mod code;
 mod ebpf;
 mod error;
+mod generated;
 mod incomplete;
 mod jit;
 mod key_maps;
@@ -49,6 +50,7 @@ mod sampler;
 
 pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;
+pub use generated::GeneratedNames;
 pub use incomplete::IncompleteStacks;
 #[doc(hidden)]
 pub use jit::announced_functions;

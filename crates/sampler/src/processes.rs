@@ -41,6 +41,10 @@ pub(crate) struct Processes {
     /// Those of them that have ended. Samples of them may still come in the current drain.
     ended: Vec<i32>,
     whole_machine: bool,
+    /// What is left of the budget for processes that are sampled for the first time, until the next poll.
+    first_scans: Budget,
+    /// What these scans have found.
+    found: Changes,
     pub(crate) counts: Counts,
     /// Where incomplete stacks end.
     pub(crate) places: Places,
@@ -83,6 +87,18 @@ pub(crate) struct Changes {
     pub(crate) ended: Vec<i32>,
 }
 
+impl Changes {
+    fn add(&mut self, event: &otelctx_track::Event) {
+        let pids = match event.change {
+            Change::Ended => &mut self.ended,
+            _ => &mut self.changed,
+        };
+        if pids.last() != Some(&event.pid) {
+            pids.push(event.pid);
+        }
+    }
+}
+
 impl Processes {
     /// Creates an empty set. With a `scan_timeout`, all processes on the machine are sampled, and
     /// most of them must be cheap.
@@ -98,6 +114,8 @@ impl Processes {
             pending: HashMap::default(),
             ended: Vec::new(),
             whole_machine: scan_timeout.is_some(),
+            first_scans: BUDGET,
+            found: Changes::default(),
             counts: Counts::default(),
             places: Places::default(),
         }
@@ -289,16 +307,10 @@ impl Processes {
     /// Polls processes that were sampled and may have started to publish or changed how they
     /// publish.
     pub(crate) fn poll(&mut self, catalog: &mut Catalog) -> Changes {
-        let mut changes = Changes::default();
-        self.tracker.poll_due(BUDGET, &mut |event| {
-            let pids = match event.change {
-                Change::Ended => &mut changes.ended,
-                _ => &mut changes.changed,
-            };
-            if pids.last() != Some(&event.pid) {
-                pids.push(event.pid);
-            }
-        });
+        self.first_scans = BUDGET;
+        let mut changes = std::mem::take(&mut self.found);
+        self.tracker
+            .poll_due(BUDGET, &mut |event| changes.add(&event));
         for pid in &changes.changed {
             if let Some(tracked) = self.tracker.get_mut(*pid) {
                 tracked.data.describe(&tracked.process, catalog);
@@ -341,9 +353,31 @@ impl Processes {
             return;
         };
         if let Some(running) = process.reader().and_then(|it| it.running().ok()) {
+            if data.code.take_new_generated() {
+                data.generated.search();
+            }
             let dump = || data.code.open_jit_dump(running);
             self.counts.skipped_names += data.generated.update(running, dump, room);
         }
+    }
+
+    /// Scans a process that is sampled for the first time, unless too many were: until then it is not
+    /// known whether it publishes.
+    fn scan_first(&mut self, pid: i32) {
+        let Budget { processes, time } = self.first_scans;
+        let is_known = |it: &Tracked<SampledProcess>| {
+            !matches!(it.process.threads(), ThreadStatus::Unknown) || !it.process.exists()
+        };
+        if processes == 0 || time.is_zero() || self.tracker.get(pid).is_none_or(is_known) {
+            return;
+        }
+        let start = Instant::now();
+        let found = &mut self.found;
+        self.tracker.poll(pid, &mut |event| found.add(&event));
+        self.first_scans = Budget {
+            processes: processes - 1,
+            time: time.saturating_sub(start.elapsed()),
+        };
     }
 
     /// Converts an observation to a sample.
@@ -358,6 +392,8 @@ impl Processes {
         let running = tracked.process.reader().and_then(|it| it.running().ok());
         let (code, modules) = (&mut tracked.data.code, &mut self.modules);
         code.explain(process, running, seen.user_stack, modules, catalog);
+        self.scan_first(seen.pid);
+        let tracked = self.tracker.get_or_add(seen.pid);
         let found = found(tracked, seen.context, &mut self.counts, catalog);
         let named = self.name_generated(seen);
         let stack = named.as_deref().unwrap_or(seen.user_stack);
@@ -370,7 +406,13 @@ impl Processes {
         if let Some(end) = seen.stack_end {
             self.counts.add_stack(end);
             let place = (process, seen.time);
-            self.places.add(seen.user_stack, end, place, catalog);
+            let code = self.tracker.get(seen.pid).map(|it| &it.data.code);
+            let generated_by = |address| {
+                let code = code.filter(|it| it.is_generated(address))?;
+                Some(code.runtime()?.1)
+            };
+            self.places
+                .add(seen.user_stack, end, place, catalog, generated_by);
         }
         let tracked = self.tracker.get_or_add(seen.pid);
         let has_failed = matches!(tracked.process.threads(), ThreadStatus::Unreadable(_));
@@ -439,6 +481,9 @@ fn found(
     match (found, tracked.process.threads()) {
         (Found::NotPublished, ThreadStatus::NotPublished) => Found::NotPublished,
         (Found::NotPublished, ThreadStatus::Unreadable(step)) => Found::Unreadable(*step),
+        (Found::NotPublished, ThreadStatus::Unknown) if !tracked.process.exists() => {
+            Found::Unreadable(ReadStep::Process)
+        }
         // Not scanned yet, or the observer does not know it yet.
         (Found::NotPublished, _) => Found::Unreadable(ReadStep::Resolve),
         (found, _) => found,
@@ -464,6 +509,8 @@ mod tests {
     use otelctx_fixtures::{Compiler, Target};
 
     use super::*;
+    use crate::code::{FileId, Region};
+    use crate::monotonic;
 
     /// A process without a context. It is killed when dropped, also if a test fails.
     struct Sleeper(Child);
@@ -516,6 +563,45 @@ mod tests {
         assert_eq!(catalog.processes().len(), 2);
     }
 
+    #[test]
+    fn a_process_that_publishes_nothing_is_not_published_from_its_first_sample_on() {
+        let mut processes = Processes::new(reader::Options::default(), None);
+        let mut catalog = Catalog::new();
+        let children = [(); 3].map(|()| Sleeper::start());
+        for child in &children {
+            let seen = observation(child.0.id() as i32);
+            let sample = processes.sample(&seen, &mut catalog);
+            assert_eq!(sample.found, Found::NotPublished);
+        }
+        assert_eq!(processes.counts.not_published, 3);
+        // What these scans have found is for the next poll.
+        let mut changed = processes.poll(&mut catalog).changed;
+        changed.sort_unstable();
+        let mut pids = children.each_ref().map(|it| it.0.id() as i32);
+        pids.sort_unstable();
+        assert_eq!(changed, pids);
+    }
+
+    #[test]
+    fn first_scans_are_bounded() {
+        let mut processes = Processes::new(reader::Options::default(), None);
+        let mut catalog = Catalog::new();
+        let children = [(); 2].map(|()| Sleeper::start());
+        processes.first_scans.processes = 1;
+        let found = children.each_ref().map(|child| {
+            let seen = observation(child.0.id() as i32);
+            processes.sample(&seen, &mut catalog).found
+        });
+        assert_eq!(
+            found,
+            [Found::NotPublished, Found::Unreadable(ReadStep::Resolve)]
+        );
+        processes.poll(&mut catalog);
+        let seen = observation(children[1].0.id() as i32);
+        let second = processes.sample(&seen, &mut catalog);
+        assert_eq!(second.found, Found::NotPublished);
+    }
+
     fn workers() -> Option<Target> {
         let sources = ["threads.c", "variable.c", "publish.c"];
         let program = Compiler::gcc().program(&sources, &["-DLINKED", "-rdynamic"])?;
@@ -561,6 +647,59 @@ mod tests {
         assert_ne!(first.thread, second.thread);
         // Whether it publishes is unknown until it is scanned.
         assert_eq!(second.found, Found::Unreadable(ReadStep::Resolve));
+    }
+
+    /// A file that is removed when dropped.
+    struct PerfMap(std::path::PathBuf);
+
+    impl PerfMap {
+        fn write(pid: i32, text: &str) -> Self {
+            let map = Self(format!("/tmp/perf-{pid}.map").into());
+            std::fs::write(&map.0, text).unwrap();
+            map
+        }
+    }
+
+    impl Drop for PerfMap {
+        fn drop(&mut self) {
+            std::fs::remove_file(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_announces_its_code_late_is_found_with_its_next_code() {
+        let mut processes = Processes::new(reader::Options::default(), None);
+        let mut catalog = Catalog::new();
+        let child = Sleeper::start();
+        let pid = child.0.id() as i32;
+        processes.add(pid).unwrap();
+        // It had code before, whose names were searched for in vain.
+        let generated = &mut processes.get_mut(pid).unwrap().data.generated;
+        generated.put_off_search();
+        let _map = PerfMap::write(pid, "10000 1000 late\n");
+        processes.report(Report {
+            time: 1,
+            pid,
+            change: MemoryChange::Mapped(Region {
+                start: 0x1_0000,
+                end: 0x2_0000,
+                offset: 0,
+                file: FileId::Inode(reader::remote::Device { major: 0, minor: 0 }, 0),
+                path: String::new(),
+            }),
+        });
+        let stack = [Frame::instruction(0x1_0010)];
+        let seen = Observation {
+            time: monotonic(),
+            user_stack: &stack,
+            ..observation(pid)
+        };
+        let sample = processes.sample(&seen, &mut catalog);
+        let frame = catalog.frames(sample.user_stack).next().unwrap().clone();
+        let Frame::Named(named) = &frame else {
+            panic!("{frame:?}")
+        };
+        assert_eq!(named.function, "late");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use otelctx_sample::{Catalog, Counts, ModuleFiles, Sample};
 
 use crate::{Error, IncompleteStacks, Options, Refusal, Targets, ebpf, ptrace};
 
-/// How often to call [`Sampler::drain`].
+/// How often to call [`Sampler::drain`]; see also [`Sampler::interval`].
 pub const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Time limit of the scan of one process if all processes are sampled: a process with millions of
@@ -154,6 +154,27 @@ impl Sampler {
         match &self.recorder {
             Recorder::Ebpf(recorder) => recorder.max_frames(),
             Recorder::Ptrace(_) => otelctx_unwind::MAX_FRAMES,
+        }
+    }
+
+    /// How long to wait until the next [`drain`](Self::drain): [`INTERVAL`], or three times that while, for a
+    /// second, no sampled process has started, ended or mapped code, and no runtime's functions, whose names may be
+    /// gone soon, were sampled. Most of a recorder's CPU time is that of waking up.
+    #[must_use]
+    pub fn interval(&self) -> Duration {
+        match &self.recorder {
+            Recorder::Ebpf(recorder) if recorder.is_quiet() => 3 * INTERVAL,
+            _ => INTERVAL,
+        }
+    }
+
+    /// Why the eBPF program keeps fewer frames of a user stack than 512, if it does: the kernel refuses programs with
+    /// loops. See [`max_frames`](Self::max_frames).
+    #[must_use]
+    pub fn without_loops(&self) -> Option<&Refusal> {
+        match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.without_loops(),
+            Recorder::Ptrace(_) => None,
         }
     }
 

@@ -81,6 +81,8 @@ pub enum FailureReason {
     TooLong,
     /// The worker process could not be started.
     NoProcess,
+    /// It was written to after it was mapped: it has other code now.
+    Changed,
     /// Its debug information from the server cannot be decoded, or is that of another file.
     Downloaded,
 }
@@ -101,6 +103,7 @@ impl fmt::Display for Failure {
             FailureReason::TooLarge => "decoding its symbols took too much memory",
             FailureReason::TooLong => "decoding its symbols took too long",
             FailureReason::NoProcess => "the worker process could not be started",
+            FailureReason::Changed => "the file was overwritten after it had been mapped",
         };
         write!(f, "{}: no function names: {reason}", self.path)
     }
@@ -155,6 +158,11 @@ impl Symbols {
         // Here, because a worker process takes no lock.
         let kept = self.files.get(query.module);
         let kept = kept.as_deref();
+        let was_kept = self.files.contains(query.module);
+        if was_kept && kept.is_none() {
+            // The file at its path is the same one: without a build ID, its inode identifies it.
+            return self.of_changed_file(query, offsets);
+        }
         let debug_directories = &self.debug_directories;
         let child = |with_dwarf, downloaded: Option<&File>| {
             let bytes = worker::run(Limits::default(), |pipe| {
@@ -215,6 +223,13 @@ impl Symbols {
         }));
         // The symbols may be well-formed even if the DWARF is not.
         let answer = answer.or_else(|_| child(false, None));
+        if was_kept
+            && answer
+                .as_ref()
+                .is_ok_and(|it| it.identity.htlhash.is_none())
+        {
+            return self.of_changed_file(query, offsets);
+        }
         let mut answer = answer.unwrap_or_else(|_| Answer {
             identity: Identity {
                 build_id: query.module.build_id.clone(),
@@ -224,6 +239,27 @@ impl Symbols {
         });
         answer.functions.resize(offsets.len(), Vec::new());
         answer
+    }
+}
+
+impl Symbols {
+    /// The answer for a file that was kept open, but has other content now.
+    fn of_changed_file(&mut self, query: SymbolQuery<'_>, offsets: &[u64]) -> Answer {
+        if !offsets.is_empty() {
+            self.failures.push(Failure {
+                path: query.module.path.clone(),
+                reason: FailureReason::Changed,
+            });
+        }
+        let identity = Identity {
+            build_id: query.module.build_id.clone(),
+            htlhash: None,
+        };
+        Answer {
+            identity,
+            functions: vec![Vec::new(); offsets.len()],
+            ..Answer::default()
+        }
     }
 }
 

@@ -96,6 +96,14 @@ impl ThreadStatus {
         }
     }
 
+    /// The threads of a process that could not be opened: what it has published is unknown.
+    pub(crate) fn of_unopened(error: &Error) -> Self {
+        Self::Unreadable(match error {
+            Error::Remote(remote::Error::NoSuchProcess { .. }) => ReadStep::Process,
+            _ => ReadStep::Resolve,
+        })
+    }
+
     /// Whether threads are read in the same way.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
@@ -116,8 +124,7 @@ impl TrackedProcess {
             reader: Some(reader),
             sizes_file: Some(sizes_file),
             sizes,
-            threads: ThreadStatus::Unknown,
-            ..Self::unopened(pid)
+            ..Self::unopened(pid, ThreadStatus::Unknown)
         };
         if process.sizes.total == 0 {
             // A kernel thread or a zombie: it has no memory in which to publish anything.
@@ -126,9 +133,8 @@ impl TrackedProcess {
         Ok(process)
     }
 
-    /// A process that could not be opened, most likely because it has ended. What it published is
-    /// unknown.
-    pub(crate) fn unopened(pid: i32) -> Self {
+    /// A process that could not be opened, most likely because it has ended.
+    pub(crate) fn unopened(pid: i32, threads: ThreadStatus) -> Self {
         Self {
             pid,
             reader: None,
@@ -138,7 +144,7 @@ impl TrackedProcess {
             last_scan: None,
             min_timeout: Duration::ZERO,
             context: ContextStatus::Absent,
-            threads: ThreadStatus::Unreadable(ReadStep::Resolve),
+            threads,
             runtimes: Arc::default(),
             unreported: None,
             backoff: Backoff::new(Instant::now()),

@@ -35,6 +35,8 @@ pub fn wait_after_slower_than(threshold: Duration, took: Duration) -> Duration {
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     next: Instant,
+    /// The earliest next time: the last one may have been slow.
+    earliest: Instant,
     wait: Duration,
 }
 
@@ -44,8 +46,16 @@ impl Backoff {
     pub fn new(now: Instant) -> Self {
         Self {
             next: now,
+            earliest: now,
             wait: FIRST_WAIT,
         }
+    }
+
+    /// Makes the work due as soon as it may be, and starts over with short intervals: there may be
+    /// something new.
+    pub fn restart(&mut self) {
+        self.wait = FIRST_WAIT;
+        self.next = self.earliest;
     }
 
     /// When the work is due next.
@@ -68,7 +78,9 @@ impl Backoff {
         } else {
             (self.wait * 2).min(MAX_WAIT)
         };
-        self.next = now + self.wait.max(took).max(wait_after(took));
+        let least = took.max(wait_after(took));
+        self.next = now + self.wait.max(least);
+        self.earliest = now + least;
     }
 }
 
@@ -136,6 +148,22 @@ mod tests {
             backoff.done(now, Duration::ZERO, false);
         }
         assert_eq!(backoff.due() - now, MAX_WAIT);
+    }
+
+    #[test]
+    fn a_restart_waits_for_slow_work_alone() {
+        let now = Instant::now();
+        let mut backoff = Backoff::new(now);
+        for _ in 0..10 {
+            backoff.done(now, Duration::from_millis(1), false);
+        }
+        backoff.restart();
+        assert_eq!(backoff.due() - now, Duration::from_millis(1));
+        backoff.done(now, Duration::ZERO, false);
+        assert_eq!(backoff.due() - now, 2 * FIRST_WAIT);
+        backoff.done(now, Duration::from_millis(100), false);
+        backoff.restart();
+        assert_eq!(backoff.due() - now, Duration::from_secs(5));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use reader::{Broken, Error, FileCache, ProcessContext};
 
-use crate::process::{Presence, TrackedProcess};
+use crate::process::{Presence, ThreadStatus, TrackedProcess};
 use crate::schedule::{Backoff, Queue};
 
 /// How often to remove processes that were reported as exiting and have ended.
@@ -205,7 +205,8 @@ impl<T: Default> Tracker<T> {
     pub fn get_or_add(&mut self, pid: i32) -> &mut Tracked<T> {
         if !self.processes.contains_key(&pid) {
             let process = TrackedProcess::open(pid, &self.options, &self.modules);
-            self.insert(process.unwrap_or_else(|_| TrackedProcess::unopened(pid)));
+            let unopened = |error| TrackedProcess::unopened(pid, ThreadStatus::of_unopened(&error));
+            self.insert(process.unwrap_or_else(unopened));
         }
         self.processes.get_mut(&pid).expect("it was just inserted")
     }

@@ -16,7 +16,7 @@ const MAX_SWITCHES: usize = 64;
 const SIGRETURN: usize = 9;
 /// Bytes of the code that a first function returns to.
 const MAX_REACH: usize = 26;
-/// Bytes read at a time: one read of a page costs hardly more than one of a word.
+/// Bytes read at a time, a page: reading it costs hardly more than reading a word.
 const WINDOW: u64 = 4096;
 
 /// One frame of a stack.
@@ -245,12 +245,34 @@ impl Walk<'_> {
     /// of one.
     fn is_in(&self, sequences: &[&[u8]], reach: usize) -> bool {
         let mut there = [0; 2 * MAX_REACH];
-        let there = &mut there[..2 * reach];
         // From the earliest start of a sequence to the end of the latest.
         let start = self.frame.address.wrapping_sub(reach as u64 - 1);
-        let read = self.stack.memory.read(start, there).is_ok();
-        let starts = |code: &[u8]| there.windows(code.len()).take(reach).any(|it| it == code);
-        read && sequences.iter().any(|code| starts(code))
+        let (skipped, there) = self.code_at(start, &mut there[..2 * reach]);
+        let starts = |code: &[u8]| {
+            let places = there.windows(code.len());
+            places
+                .take(reach.saturating_sub(skipped))
+                .any(|it| it == code)
+        };
+        sequences.iter().any(|code| starts(code))
+    }
+
+    /// Reads less than a page of code: what is there of it, and how many bytes are missing before. The pages
+    /// before and behind need not be mapped.
+    fn code_at<'b>(&self, start: u64, buffer: &'b mut [u8]) -> (usize, &'b [u8]) {
+        let in_page = (WINDOW - start % WINDOW) as usize;
+        let (first, second) = buffer.split_at_mut(in_page.min(buffer.len()));
+        let memory = self.stack.memory;
+        let has_first = memory.read(start, first).is_ok();
+        let next = start.wrapping_add(first.len() as u64);
+        let has_second = !second.is_empty() && memory.read(next, second).is_ok();
+        let (skipped, end) = match (has_first, has_second) {
+            (true, true) => (0, buffer.len()),
+            (true, false) => (0, in_page.min(buffer.len())),
+            (false, true) => (in_page, buffer.len()),
+            (false, false) => (0, 0),
+        };
+        (skipped, &buffer[skipped..end])
     }
 
     /// Whether the frame is a trampoline's, which has called the one before it.

@@ -36,7 +36,15 @@ fn subtitle(clock: Clock, period: NonZeroU64, samples: usize) -> String {
     let seconds = clock.duration() as f64 / 1e9;
     let frequency = (1e9 / period.get() as f64).round();
     let start = utc(clock.unix(clock.start) / 1_000_000_000);
+    let samples = grouped(samples);
     format!("{samples} samples at {frequency} Hz, {seconds:.1} s from {start} UTC")
+}
+
+/// A number with thousands separators, as in what functions show: `12,345`.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&[u8]> = digits.as_bytes().rchunks(3).rev().collect();
+    String::from_utf8_lossy(&groups.join(&b',')).into_owned()
 }
 
 /// Date and time of day, `seconds` after 1970-01-01.
@@ -63,6 +71,22 @@ const EMPTY: &str = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"400\" hei
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_subtitle_has_thousands_separators() {
+        let clock = Clock {
+            start: 0,
+            end: 60_000_000_000,
+            start_unix: 0,
+        };
+        let period = NonZeroU64::new(1_001_001).unwrap();
+        let text = subtitle(clock, period, 1_234_567);
+        assert!(
+            text.starts_with("1,234,567 samples at 999 Hz, 60.0 s"),
+            "{text}"
+        );
+        assert_eq!([0, 999, 1000].map(grouped), ["0", "999", "1,000"]);
+    }
 
     /// The expected values are from `date -u -d @SECONDS`.
     #[test]

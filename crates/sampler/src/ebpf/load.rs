@@ -32,17 +32,23 @@ const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Maximum number of configured steps of runtimes, each for one process: 1.3 MB.
 const MAX_CONFIGURATIONS: u32 = 4096;
 
-/// The programs that sample: with stacks by frame pointers, and by unwind tables, which needs Linux 5.17 unless
-/// several programs take turns.
+/// The programs that sample: with stacks by frame pointers; by unwind tables, in a loop; and by unwind tables, with
+/// programs that call each other.
 const SAMPLE: &str = "sample";
 const SAMPLE_BY_TABLES: &str = "sample_by_tables";
-const SAMPLE_IN_TURNS: &str = "sample_in_turns";
-/// Frames that `sample_in_turns` keeps: `TURN_FRAMES` times `MAX_TURNS` (`unwind.h`).
-const MAX_FRAMES_IN_TURNS: usize = 144;
+/// From which version on the kernel takes programs with loops.
+const LOOPS: (u32, u32) = if cfg!(target_arch = "aarch64") {
+    (6, 0)
+} else {
+    (5, 17)
+};
+const SAMPLE_BY_TAIL_CALLS: &str = "sample_by_tail_calls";
+/// Frames that `sample_by_tail_calls` keeps: `CALL_FRAMES` times `MAX_CALLS` (`unwind.h`).
+const MAX_FRAMES_BY_TAIL_CALLS: usize = 144;
 /// Frames that `sample` keeps (`MAX_FRAMES` in `stack.h`).
 const MAX_FRAMES_BY_POINTERS: usize = 127;
-/// The programs that take turns, in the order of `enum turn` (`sampler.bpf.c`).
-const TURNS: [&str; 2] = ["turn_frames", "turn_end"];
+/// The programs that it calls, in the order of `enum tail_call` (`sampler.bpf.c`).
+const TAIL_CALLS: [&str; 2] = ["next_frames", "end_sample"];
 
 /// The loaded programs and their maps.
 pub(super) struct Loaded {
@@ -55,11 +61,13 @@ pub(super) struct Loaded {
     /// The number of each runtime's step, by its name.
     pub(super) steps: BTreeMap<String, u32>,
     pub(super) unwinding: Unwinding,
+    /// Why stacks have fewer frames, if they have.
+    pub(super) without_loops: Option<Refusal>,
     /// Why stacks are walked by frame pointers alone, if they are.
     pub(super) without_tables: Option<Refusal>,
     /// Kept open: an array without a descriptor drops its programs.
     _step_programs: ProgramArray<MapData>,
-    _turns: Option<ProgramArray<MapData>>,
+    _tail_calls: Option<ProgramArray<MapData>>,
     /// Keeps the programs loaded and attached.
     programs: Ebpf,
     /// The name of the program that samples.
@@ -153,7 +161,8 @@ impl Loaded {
         }
         let SampleProgram {
             name: sample,
-            turns,
+            tail_calls,
+            without_loops,
             without_tables,
         } = load_sample(&mut programs, options)?;
         let (steps, step_programs) = add_steps(&mut programs)?;
@@ -169,9 +178,10 @@ impl Loaded {
             clocks,
             steps,
             unwinding,
+            without_loops,
             without_tables,
             _step_programs: step_programs,
-            _turns: turns,
+            _tail_calls: tail_calls,
             programs,
             sample,
         })
@@ -202,7 +212,7 @@ impl Loaded {
     pub(super) fn max_frames(&self) -> usize {
         match self.sample {
             SAMPLE_BY_TABLES => otelctx_unwind::MAX_FRAMES,
-            SAMPLE_IN_TURNS => MAX_FRAMES_IN_TURNS,
+            SAMPLE_BY_TAIL_CALLS => MAX_FRAMES_BY_TAIL_CALLS,
             _ => MAX_FRAMES_BY_POINTERS,
         }
     }
@@ -229,52 +239,58 @@ impl Loaded {
 /// The program that samples.
 struct SampleProgram {
     name: &'static str,
-    /// The programs that it takes turns with.
-    turns: Option<ProgramArray<MapData>>,
+    /// The programs that it calls.
+    tail_calls: Option<ProgramArray<MapData>>,
+    /// Why it is not the one with a loop.
+    without_loops: Option<Refusal>,
     /// Why it walks stacks by frame pointers alone, if it does.
     without_tables: Option<Refusal>,
 }
 
 /// Loads the program that samples: the first one that the kernel takes.
 fn load_sample(programs: &mut Ebpf, options: &Options) -> Result<SampleProgram, Refusal> {
-    let mut without_tables = None;
+    let mut program = SampleProgram {
+        name: SAMPLE,
+        tail_calls: None,
+        without_loops: None,
+        without_tables: None,
+    };
     if options.user_stacks {
-        if !options.without_loops && load_clock(programs, SAMPLE_BY_TABLES).is_ok() {
-            return Ok(SampleProgram {
-                name: SAMPLE_BY_TABLES,
-                turns: None,
-                without_tables,
-            });
-        }
-        match load_turns(programs) {
-            Ok(turns) => {
-                return Ok(SampleProgram {
-                    name: SAMPLE_IN_TURNS,
-                    turns: Some(turns),
-                    without_tables,
-                });
+        let loaded = if options.without_loops {
+            Err(Refusal::NotWanted)
+        } else {
+            load_clock(programs, SAMPLE_BY_TABLES)
+        };
+        match loaded {
+            Ok(()) => {
+                program.name = SAMPLE_BY_TABLES;
+                return Ok(program);
             }
-            Err(refusal) => without_tables = Some(refusal),
+            Err(refusal) => program.without_loops = Some(refusal.needing(LOOPS)),
+        }
+        match load_tail_calls(programs) {
+            Ok(array) => {
+                program.name = SAMPLE_BY_TAIL_CALLS;
+                program.tail_calls = Some(array);
+                return Ok(program);
+            }
+            Err(refusal) => program.without_tables = Some(refusal),
         }
     }
     load_clock(programs, SAMPLE)?;
-    Ok(SampleProgram {
-        name: SAMPLE,
-        turns: None,
-        without_tables,
-    })
+    Ok(program)
 }
 
-fn load_turns(programs: &mut Ebpf) -> Result<ProgramArray<MapData>, Refusal> {
-    load_clock(programs, SAMPLE_IN_TURNS)?;
-    for turn in TURNS {
-        load_clock(programs, turn)?;
+fn load_tail_calls(programs: &mut Ebpf) -> Result<ProgramArray<MapData>, Refusal> {
+    load_clock(programs, SAMPLE_BY_TAIL_CALLS)?;
+    for name in TAIL_CALLS {
+        load_clock(programs, name)?;
     }
-    let mut turns: ProgramArray<MapData> = map(programs, "turns")?;
-    for (turn, index) in TURNS.into_iter().zip(0..) {
-        add_program(&mut turns, index, find(programs, turn)?)?;
+    let mut array: ProgramArray<MapData> = map(programs, "tail_calls")?;
+    for (name, index) in TAIL_CALLS.into_iter().zip(0..) {
+        add_program(&mut array, index, find(programs, name)?)?;
     }
-    Ok(turns)
+    Ok(array)
 }
 
 /// Adds a loaded program to an array for tail calls.

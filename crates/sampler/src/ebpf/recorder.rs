@@ -22,6 +22,8 @@ use crate::processes::{Observation, Processes, Record};
 use crate::refusal::Refusal;
 use crate::{Error, IncompleteStacks, Options, Targets, monotonic};
 
+/// After this time without changes, the recorder wakes up less often.
+const QUIET: Duration = Duration::from_secs(1);
 /// How often to read the counters of lost events, and to check which CPUs are online.
 const SURVEY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -44,6 +46,8 @@ pub(crate) struct Recorder {
     counted: KernelCounts,
     /// When to read the counters of lost events next.
     survey: Instant,
+    /// When a drain last had more than samples of native code.
+    last_change: Instant,
     /// When the clocks were started.
     started: u64,
     stopped: bool,
@@ -80,6 +84,7 @@ impl Recorder {
             serial: 0,
             counted: KernelCounts::default(),
             survey: Instant::now() + SURVEY_INTERVAL,
+            last_change: Instant::now(),
             started: 0,
             stopped: false,
             idle_surveys: 0,
@@ -164,10 +169,12 @@ impl Recorder {
         self.loaded.events.begin();
         // Before the events: their mappings are as new as they are.
         let (side_band, processes) = (&mut self.side_band, &mut self.processes);
-        pass_on(side_band, &mut self.loaded.unwinding, processes);
+        let mut has_changes = pass_on(side_band, &mut self.loaded.unwinding, processes);
         while let Some((head, parts)) = self.loaded.events.next(until) {
+            has_changes |= head.kind != kind::ON_CPU;
             match head.kind {
                 kind::ON_CPU => {
+                    has_changes |= parts.clone().any(|part| part.kind >= part::STEP);
                     self.seen.insert(head.cpu);
                     let (stacks, steps) = (&mut self.stacks, &self.loaded.steps);
                     let unwinding = &mut self.loaded.unwinding;
@@ -204,6 +211,9 @@ impl Recorder {
         self.processes.forget_ended();
         self.loaded.unwinding.poll();
         let now = Instant::now();
+        if has_changes {
+            self.last_change = now;
+        }
         if now >= self.survey || self.stopped {
             self.survey(now);
         }
@@ -264,6 +274,16 @@ impl Recorder {
         self.loaded.without_tables.as_ref()
     }
 
+    /// Whether drains have had only samples of native code for a while.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.last_change.elapsed() > QUIET
+    }
+
+    /// Why stacks have fewer frames, if they have.
+    pub(crate) fn without_loops(&self) -> Option<&Refusal> {
+        self.loaded.without_loops.as_ref()
+    }
+
     /// Maximum number of frames of a user stack.
     pub(crate) fn max_frames(&self) -> usize {
         self.loaded.max_frames()
@@ -301,12 +321,15 @@ fn forget_steps(
     }
 }
 
-/// Passes the kernel's new reports on to all that follow processes' memory.
-fn pass_on(side_band: &mut SideBand, unwinding: &mut Unwinding, processes: &mut Processes) {
+/// Passes the kernel's new reports on to all that follow processes' memory. Whether there were any.
+fn pass_on(side_band: &mut SideBand, unwinding: &mut Unwinding, processes: &mut Processes) -> bool {
+    let mut any = false;
     for report in side_band.read() {
         unwinding.note(&report);
         processes.report(report);
+        any = true;
     }
+    any
 }
 
 /// Converts an event to a sample.

@@ -134,10 +134,7 @@ fn run(command: &mut Command) -> Option<Tally> {
         Method::Ptrace(why) => Err(why),
         _ => Ok(()),
     })?;
-    if let Some(why) = sampler.without_tables() {
-        eprintln!("skipped: {why}");
-        return None;
-    }
+    Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))?;
     let (mut catalog, mut graphs) = (Catalog::new(), Graphs::default());
     let mut tally = Tally::default();
     let mut last = Instant::now();

@@ -146,7 +146,7 @@ fn what_a_process_that_could_not_be_opened_publishes_is_unknown() {
     let process = &tracker.get_or_add(pid).process;
     let threads = process.threads();
     assert!(
-        matches!(threads, ThreadStatus::Unreadable(ReadStep::Resolve)),
+        matches!(threads, ThreadStatus::Unreadable(ReadStep::Process)),
         "{threads:?}"
     );
 }

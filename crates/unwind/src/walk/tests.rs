@@ -135,6 +135,32 @@ fn a_signal_handler_returns_by_code_that_needs_no_tables() {
     assert_eq!(end, StackEnd::Start);
 }
 
+/// What signal handlers return to is found where nothing is mapped behind it, or before it.
+#[test]
+fn code_is_recognized_at_the_edges_of_its_mapping() {
+    let code = code(&[above(8), Rule::End]);
+    let call = [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05];
+    let end = |at: u64, mapped: std::ops::Range<u64>| {
+        let mut words = [0; 25];
+        words[0] = at;
+        (words[1 + 20], words[1 + 21]) = (STACK + 0x400, CODE + 0x180);
+        let mut memory = Image::new();
+        memory.map_u64(STACK, &words);
+        let mut bytes = vec![0x90; (mapped.end - mapped.start) as usize];
+        let offset = (at - mapped.start) as usize;
+        bytes[offset..offset + call.len()].copy_from_slice(&call);
+        memory.map(mapped.start, bytes);
+        let (frames, end) = run(&registers(CODE + 1, 0), &code, &memory);
+        (frames.last().map(|it| it.address), end)
+    };
+    let found = (Some(CODE + 0x180), StackEnd::Start);
+    let page = OTHER..OTHER + 0x1000;
+    assert_eq!(end(OTHER + 1, page.clone()), found);
+    assert_eq!(end(OTHER + 0x1000 - 9, page), found);
+    // The same across two pages.
+    assert_eq!(end(OTHER + 0xffc, OTHER..OTHER + 0x2000), found);
+}
+
 #[test]
 fn without_tables_the_frame_pointer_has_to_do_and_is_marked() {
     let code = code(&[framed(), Rule::End]);

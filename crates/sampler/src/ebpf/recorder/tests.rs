@@ -2,10 +2,11 @@
 //! eBPF.
 
 mod rows;
-mod turns;
+mod tail_calls;
 
 use std::process::Command;
 
+use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::{Compiler, Target};
 
 use super::super::abi::{Part, StepConfiguration, StepKey, outcome, step_outcome};
@@ -18,13 +19,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// `None`, with a message, if eBPF is not permitted.
 fn start(options: &Options) -> Option<Recorder> {
     crate::sampler::raise_limits();
-    match Recorder::start(options, reader::Options::default(), None).unwrap() {
-        Ok(recorder) => Some(recorder),
-        Err(why) => {
-            eprintln!("skipped: {why}");
-            None
-        }
-    }
+    let recorder = Recorder::start(options, reader::Options::default(), None).unwrap();
+    Feature::Ebpf.or_skip(recorder)
 }
 
 fn busy() -> Option<Target> {
@@ -240,6 +236,30 @@ fn a_cpu_that_comes_back_is_sampled() {
         std::thread::sleep(Duration::from_millis(20));
         recorder.drain(&mut catalog, &mut |sample| found |= sample.time > stopped);
     }
+}
+
+#[test]
+fn the_recorder_wakes_up_less_often_while_no_process_changes() {
+    let mut shell = Command::new("sh");
+    shell.args([
+        "-c",
+        "echo ready; read line; /bin/true; echo done; read line",
+    ]);
+    let mut target = Target::spawn(&mut shell);
+    let Some(mut recorder) = start(&Options::new(Targets::Processes(vec![target.pid()]))) else {
+        return;
+    };
+    let mut wait_until = |is_quiet: bool| {
+        let begin = Instant::now();
+        while recorder.is_quiet() != is_quiet {
+            assert!(begin.elapsed() < TIMEOUT, "{is_quiet}");
+            std::thread::sleep(Duration::from_millis(20));
+            recorder.drain(&mut Catalog::new(), &mut |_| {});
+        }
+    };
+    wait_until(true);
+    target.command("");
+    wait_until(false);
 }
 
 /// Takes a CPU offline: `cargo test -p otelctx-sampler -- --ignored`, as root.
