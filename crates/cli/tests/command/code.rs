@@ -2,12 +2,14 @@
 //! milliseconds.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::{Line, ProfilesData};
 use otelctx_fixtures::Compiler;
+use prost::Message as _;
 
 use crate::otlp;
 use crate::run::{Answer, Scratch, otelctx};
@@ -223,4 +225,61 @@ fn named_as_announced(answer: &Answer, samples: &[Seen]) -> (usize, usize) {
         }
     }
     (named, all)
+}
+
+/// The file is kept open, and then has other content: its own names are gone, and the new ones are not those
+/// of what ran.
+#[test]
+fn a_file_that_is_overwritten_after_it_ran_gives_no_wrong_names() {
+    let Some(host) = Compiler::gcc().program(&["plugins.c"], &["-ldl"]) else {
+        return;
+    };
+    if !geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let names = ["only_first", "only_second"];
+    // Without a build ID, device and inode say that it is the same file.
+    for identified in ["-Wl,--build-id", "-Wl,--build-id=none"] {
+        let [first, second] = names.map(|name| working(name, 10, &[identified]).unwrap());
+        let scratch = Scratch::new("code-overwritten");
+        let (library, path) = (scratch.path("library.so"), scratch.path("a.otlp"));
+        fs::copy(&first, &library).unwrap();
+        let script = "$0 50 $1 && cat $2 > $1";
+        let paths = [&host, Path::new(&library), &second].map(|it| it.to_str().unwrap());
+        let options = ["record", "-F", "999", "-o", &path, "--", "sh", "-c", script];
+        let answer = otelctx(&[&options, &paths[..]].concat()).expect(0);
+        let data = ProfilesData::decode(&fs::read(&path).unwrap()[..]).unwrap();
+        let samples = samples(&data);
+        let unnamed = samples
+            .iter()
+            .filter(|it| it.functions.first().is_some_and(String::is_empty));
+        assert!(unnamed.count() > 50, "{identified}: {}", samples.len());
+        for name in names {
+            assert!(!samples.iter().any(|it| it.calls(name)), "{identified}");
+        }
+        let line = format!(
+            "otelctx: {library}: no function names: the file was overwritten after it had been mapped\n"
+        );
+        assert_eq!(answer.stderr.matches(&line).count(), 1, "{answer:?}");
+    }
+}
+
+/// The program is in a mount namespace of its own, which ends with it.
+#[test]
+fn code_in_a_namespace_that_has_vanished_keeps_its_names() {
+    let Some(program) = working("only_there", 500, &["-DPROGRAM"]) else {
+        return;
+    };
+    let scratch = Scratch::new("code-vanished");
+    let script = "mount -t tmpfs none $0 && cp $1 $0/program && $0/program && echo done";
+    let folder = scratch.path("");
+    let unshare = ["unshare", "-m", "sh", "-c", script];
+    let command = [&unshare[..], &[&folder, program.to_str().unwrap()]].concat();
+    let Some((answer, samples)) = record(&scratch, &command) else {
+        return;
+    };
+    assert!(answer.stdout.contains("done"), "{answer:?}");
+    let there = samples.iter().filter(|it| it.calls("only_there")).count();
+    assert!(there > 50, "{there} of {}", samples.len());
 }

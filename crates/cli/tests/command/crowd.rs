@@ -137,7 +137,7 @@ fn a_dump_ends_at_its_deadline_and_says_how_far_it_came() {
         None => assert!(
             text_of(&answer, "threads")
                 .unwrap()
-                .contains(" 30001 threads")
+                .contains(" 30,001 threads")
         ),
     }
     let (row, _) = counted(&target, &[]);

@@ -16,6 +16,7 @@ mod no_stop;
 mod otlp;
 mod progress;
 mod ps;
+mod python;
 mod record;
 mod record_faults;
 mod refused;

@@ -499,3 +499,25 @@ fn processes_are_recorded_by_name() {
         both.stderr
     );
 }
+
+#[test]
+fn a_program_that_publishes_nothing_is_not_unreadable() {
+    let scratch = Scratch::new("record-silent");
+    let path = scratch.path("a.otlp");
+    for method in [&[][..], &["--ptrace"]] {
+        let loops = ["--", "sh", "-c", "while :; do :; done"];
+        let counts = given_time(|seconds| {
+            let options = ["record", "--json", "-d", seconds, "-o", &path];
+            let json = otelctx(&[&options, method, &loops].concat())
+                .expect(143)
+                .json();
+            match number(&json["samples"]) {
+                0 => Err(json),
+                _ => Ok(json["counts"].clone()),
+            }
+        });
+        let unreadable = counts["unreadable"].as_object().unwrap().values();
+        assert_eq!(unreadable.map(number).sum::<u64>(), 0, "{counts:#}");
+        assert!(number(&counts["not_published"]) > 0, "{counts:#}");
+    }
+}

@@ -30,7 +30,7 @@ use crate::command::partial::{Partial, ThreadOutcome};
 use crate::command::retry::read_thread;
 use crate::command::runtimes::sentence;
 use crate::error::{Error, MORE_TIME};
-use crate::output::text::{self, count};
+use crate::output::text::{self, count, grouped};
 
 /// Maximum number of files to inspect for the reason why none has the variable.
 const MAX_FILES: usize = 256;
@@ -184,7 +184,7 @@ fn found(process: &Process, variables: &ThreadVariables, deadline: &Deadline) ->
                 "several-variables",
                 format!(
                     "{} modules have a {SYMBOL} of their own; readers read all of them",
-                    resolution.variables.len()
+                    grouped(resolution.variables.len())
                 ),
             )
             .hint(
@@ -405,10 +405,10 @@ fn readable(troubled: bool, read: usize, attached: usize, is_partial: bool) -> V
     let threads = match read {
         1 if is_partial => "context of one of its threads".to_owned(),
         1 => "context of its only thread".to_owned(),
-        several if is_partial => format!("contexts of {several} of its threads"),
-        several => format!("contexts of its {several} threads"),
+        several if is_partial => format!("contexts of {} of its threads", grouped(several)),
+        several => format!("contexts of its {} threads", grouped(several)),
     };
-    let text = format!("{found} the {threads}; {attached} attached now");
+    let text = format!("{found} the {threads}; {} attached now", grouped(attached));
     let mut findings = vec![Finding::ok("threads", text)];
     if attached == 0 && !is_partial {
         findings.push(
@@ -441,5 +441,14 @@ mod tests {
         );
         assert_eq!(findings[0]["hint"], MORE_TIME);
         assert_eq!(runtimes_of(Ok(Arc::default())).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn numbers_of_threads_have_thousands_separators() {
+        let findings = serde_json::to_value(readable(false, 21_034, 1_500, false)).unwrap();
+        assert_eq!(
+            findings[0]["text"],
+            "a reader finds the contexts of its 21,034 threads; 1,500 attached now"
+        );
     }
 }

@@ -6,7 +6,7 @@ use otelctx_reader::remote::inspect::{Inspection, Kind};
 use otelctx_reader::remote::module::Machine;
 use serde::Serialize;
 
-use crate::output::text::count;
+use crate::output::text::{count, grouped};
 
 /// The subject is shown because the user may have meant another file, and a process is not its
 /// executable.
@@ -148,9 +148,10 @@ impl fmt::Display for Subject {
                 match threads_stopped {
                     0 => write!(f, "; no thread was stopped"),
                     1 => write!(f, "; 1 thread was stopped for a few microseconds"),
-                    _ => write!(
+                    several => write!(
                         f,
-                        "; {threads_stopped} threads were stopped for a few microseconds each"
+                        "; {} threads were stopped for a few microseconds each",
+                        grouped(*several)
                     ),
                 }
             }

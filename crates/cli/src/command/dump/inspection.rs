@@ -201,7 +201,11 @@ impl Inspection {
         {
             let (names, variables) = (names(&threads), variables.clone());
             let asleep = runtimes.map(|reader| reader.asleep(&threads, until.threads));
-            let stacks = stacks.map(|reader| reader.all_asleep(&threads));
+            let stacks = stacks.map(|reader| {
+                let (stacks, mut code) = reader.all_asleep(&threads);
+                reader.read_generated(&mut code);
+                (stacks, code)
+            });
             let mut seen = snapshot(&mut self.process, support, &variables, names, snapshots)?;
             if let Some(asleep) = asleep {
                 seen.runtimes = asleep.add_to(&mut seen.reports);
@@ -270,8 +274,13 @@ impl Inspection {
                 reports[index].outcome = Some(Ok(Found::Detached));
             }
         }
-        let code = stacks.map(|stacks| stacks.code(reports.iter().filter_map(ThreadReport::stack)));
+        let all = || reports.iter().filter_map(ThreadReport::stack);
+        let mut code = stacks.as_ref().map(|stacks| stacks.code(all()));
+        // The process may have been stopped as a whole until then.
         let runtimes = runtimes.map(|reader| reader.finish(&reports));
+        if let (Some(stacks), Some(code)) = (&stacks, &mut code) {
+            stacks.read_generated(code);
+        }
         let mut of = threads.len() - ended - kernel_workers;
         if !is_complete {
             of = of.max(thread_count(&self.process));

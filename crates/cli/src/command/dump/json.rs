@@ -249,7 +249,10 @@ impl<'r> ThreadJson<'r> {
             name: thread.name.as_deref().map(lossy),
             context,
             invalid: thread.is_invalid(),
-            stack: thread.stack.as_ref().map(|it| StackJson::of(report, it)),
+            stack: thread
+                .stack
+                .as_ref()
+                .map(|it| StackJson::of(report, thread, it)),
             runtimes: ThreadRuntimesJson::of(report, thread),
         }
     }

@@ -370,7 +370,8 @@ pub(super) fn head(runtimes: &Runtimes, terminal: &Terminal) -> String {
     text
 }
 
-/// The frames of each thread that a runtime knows, and of each task, with its context.
+/// The frames of each thread that a runtime knows, unless they are part of its stack, and of each
+/// task, with its context.
 pub(super) fn frames(report: &Report) -> String {
     let mut text = String::new();
     for result in &report.reports {
@@ -380,7 +381,10 @@ pub(super) fn frames(report: &Report) -> String {
                 Ok(thread) => {
                     let facts = facts(&thread.facts);
                     let _ = write!(text, "\n  thread {tid}  {name}{facts}\n");
-                    add_frames(&mut text, thread.stack.frames());
+                    let is_in_stack = !thread.stack.interpreter.is_empty();
+                    if !(is_in_stack && matches!(result.stack, Some(Ok(_)))) {
+                        add_frames(&mut text, thread.stack.frames());
+                    }
                     if thread.stack.is_truncated {
                         text += "    and more\n";
                     }

@@ -176,7 +176,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     for failure in symbols.failures() {
         let failure = failure.to_string();
         // Standard error may be closed.
-        let _ = writeln!(io::stderr(), "{}", escape(&failure));
+        let _ = writeln!(io::stderr(), "otelctx: {}", escape(&failure));
     }
     let (written, not_written) = outputs.map(Outputs::finish).unwrap_or_default();
     failed.extend(not_written);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use otelctx_profile::sample::{Catalog, ModuleFiles};
 use otelctx_profile::{Clock, Parts, Spool};
-use otelctx_sampler::{INTERVAL, IncompleteStacks, Method, Options, Sampler, Targets, monotonic};
+use otelctx_sampler::{IncompleteStacks, Method, Options, Sampler, Targets, monotonic};
 
 use super::progress::Progress;
 use crate::error::Error;
@@ -71,6 +71,9 @@ impl Session {
                 &format!("stacks of programs without frame pointers are incomplete: {why}"),
                 None,
             );
+        } else if let Some(why) = sampler.without_loops() {
+            let most = sampler.max_frames();
+            terminal::complain(&format!("stacks have at most {most} frames: {why}"), None);
         }
         let period = options.period();
         let start = sampler.started();
@@ -108,7 +111,8 @@ impl Session {
             if left == Some(Duration::ZERO) || interrupt::is_caught() {
                 break;
             }
-            std::thread::sleep(left.map_or(INTERVAL, |left| left.min(INTERVAL)));
+            let interval = self.sampler.interval();
+            std::thread::sleep(left.map_or(interval, |left| left.min(interval)));
             let spool = &mut self.spool;
             self.sampler
                 .drain(&mut catalog, &mut |sample| spool.push(&sample));

@@ -351,7 +351,7 @@ mod tests {
                 "attached": 1, "detached": 2, "not_published": 3, "invalid": 4,
                 "unreadable": {
                     "resolve": 10, "access": 11, "thread": 12, "memory": 13, "variable": 14,
-                    "record": 15, "verify": 16,
+                    "record": 15, "verify": 16, "process": 17,
                 },
                 "lost": 5, "not_traceable": 27, "outside_namespace": 35, "truncated_records": 20,
                 "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28, "skipped_names": 34,

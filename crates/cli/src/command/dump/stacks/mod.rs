@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::threads::ThreadFiles;
 use otelctx_reader::remote::{self, Stopped, Target, module};
-use otelctx_reader::sample::{Module, ModuleFiles};
+use otelctx_reader::runtime::RuntimeReading;
+use otelctx_reader::sample::{self, Module, ModuleFiles};
 use otelctx_reader::{Process, StopReason, Thread};
+use otelctx_sampler::{GeneratedNames, monotonic};
 use otelctx_unwind::{CodeMap, Dictionary, Frame, MAX_FRAMES, Registers, StackEnd, walk};
 
 use super::inspection::InspectedThread;
@@ -59,6 +61,24 @@ impl Stack {
         self.frames.iter().zip(callers).map(|(frame, has_caller)| {
             let is_caller = frame.is_caller && has_caller;
             (frame, frame.address.wrapping_sub(is_caller.into()))
+        })
+    }
+
+    /// The frames, with those of the thread's runtimes in place of the calls of their interpreters.
+    fn mixed(&self, runtimes: &[RuntimeReading]) -> Vec<sample::Frame> {
+        let native = self.frames().map(|(frame, lookup)| {
+            if lookup == frame.address {
+                sample::Frame::instruction(frame.address)
+            } else {
+                sample::Frame::return_address(frame.address)
+            }
+        });
+        let stacks = runtimes.iter().filter_map(|reading| {
+            let stack = &reading.thread.as_ref().ok()?.stack;
+            (!stack.interpreter.is_empty()).then_some(stack)
+        });
+        stacks.fold(native.collect(), |mixed, stack| {
+            stack.clone().in_native(mixed)
         })
     }
 
@@ -273,7 +293,10 @@ impl<'p> StackReader<'p> {
             .collect();
         lookups.sort_unstable();
         lookups.dedup();
-        let mut code = Code::default();
+        let mut code = Code {
+            time: monotonic(),
+            ..Code::default()
+        };
         let Some(target) = self.process.as_target() else {
             return code;
         };
@@ -294,6 +317,22 @@ impl<'p> StackReader<'p> {
         });
         code
     }
+
+    /// Reads the names of generated code. A runtime may have announced so much of it that this takes until
+    /// the deadline, so the process must not be stopped.
+    pub(super) fn read_generated(&self, code: &mut Code) {
+        let regions = code.regions.iter();
+        let generated = regions.filter(|region| GeneratedNames::may_be_in(&region.module));
+        let addresses: Vec<u64> = generated
+            .flat_map(|region| region.lookups.iter().copied())
+            .collect();
+        if let Ok(process) = self.process.running()
+            && !addresses.is_empty()
+        {
+            let names = GeneratedNames::read(process, &addresses, code.time, self.until);
+            code.generated = Some(names);
+        }
+    }
 }
 
 /// The stacks of threads that were not stopped, by thread ID.
@@ -313,6 +352,10 @@ impl StacksAsleep {
 pub(super) struct Code {
     regions: Vec<Region>,
     files: ModuleFiles,
+    /// When the stacks were taken, in nanoseconds of `CLOCK_MONOTONIC`.
+    time: u64,
+    /// The names of generated code, if a stack is in any.
+    generated: Option<GeneratedNames>,
     /// The process is running. Otherwise its vDSO may not be this kernel's.
     is_live: bool,
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use otelctx_profile::{Function, SymbolQuery, Symbolizer};
-use otelctx_reader::sample::{Catalog, Mapping, ProcessFacts};
+use otelctx_reader::sample::{Catalog, Mapping, NamedFrame, ProcessFacts};
 use otelctx_symbolize::{Failure, Symbols};
 
 use super::Code;
@@ -49,11 +49,27 @@ impl Named {
         place.map_or(&[], |place| &place.functions)
     }
 
+    /// Whether an address is in memory without a file or another name.
+    pub(super) fn is_anonymous(&self, address: u64) -> bool {
+        let place = self.places.get(&address);
+        place.is_some_and(|it| self.modules[it.module].is_empty())
+    }
+
     /// The file at an address, and the offset in it.
     pub(super) fn module(&self, address: u64) -> Option<(&str, u64)> {
         let place = self.places.get(&address)?;
         let path = self.modules[place.module].as_str();
         (!path.is_empty()).then_some((path, place.offset))
+    }
+}
+
+/// The function that a runtime has named.
+fn function(frame: &NamedFrame) -> Function {
+    Function {
+        name: frame.name().to_owned(),
+        file: frame.file.clone(),
+        line: frame.line,
+        ..Function::default()
     }
 }
 
@@ -88,8 +104,12 @@ impl Names {
             let build_id = &module.build_id;
             let mut functions: Vec<Option<Vec<Function>>> = Vec::new();
             for address in &region.lookups {
+                let generated = code.generated.as_ref().and_then(|it| it.at(*address));
                 let known = self.known.get(&(build_id.clone(), place(address)));
-                functions.push(known.cloned());
+                functions.push(match generated {
+                    Some(named) => Some(vec![function(&named)]),
+                    None => known.cloned(),
+                });
             }
             let unknown: Vec<usize> = (0..functions.len())
                 .filter(|index| functions[*index].is_none())

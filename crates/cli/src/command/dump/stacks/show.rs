@@ -3,13 +3,14 @@
 use std::fmt::Write;
 
 use otelctx_profile::Function;
-use otelctx_unwind::{Frame, StackEnd};
+use otelctx_reader::sample::{Frame, NamedFrame};
+use otelctx_unwind::StackEnd;
 use serde::Serialize;
 use serde::ser::Serializer;
 
 use super::Stack;
 use super::names::Named;
-use crate::command::dump::report::Report;
+use crate::command::dump::report::{Report, ThreadReport};
 use crate::output::json::OrError;
 use crate::output::terminal::escape;
 
@@ -39,8 +40,14 @@ pub(in crate::command::dump) fn lines(report: &Report) -> String {
         match stack {
             Ok(stack) => {
                 let _ = write!(text, "\n  thread {tid}  stack{name}\n");
-                for (frame, lookup) in stack.frames() {
-                    add_frame(&mut text, frame, lookup, &report.named);
+                for frame in stack.mixed(&thread.runtimes) {
+                    match &frame {
+                        Frame::Named(frame) => add_named(&mut text, frame),
+                        Frame::Native { address, .. } => {
+                            let lookup = frame.lookup_address().unwrap_or(*address);
+                            add_frame(&mut text, *address, lookup, &report.named);
+                        }
+                    }
                 }
                 if let Some(reason) = reason(stack) {
                     let _ = writeln!(text, "    incomplete: {}", escape(&reason));
@@ -59,13 +66,14 @@ pub(in crate::command::dump) fn lines(report: &Report) -> String {
 }
 
 /// A line for each function of a frame: those inlined at its address, then the one they are part of.
-fn add_frame(text: &mut String, frame: &Frame, lookup: u64, named: &Named) {
+fn add_frame(text: &mut String, address: u64, lookup: u64, named: &Named) {
     let functions = named.functions(lookup);
     let module = named.module(lookup);
     let Some((_, inlined)) = functions.split_last() else {
         let _ = match module {
             Some((path, offset)) => writeln!(text, "    {}+{offset:#x}", escape(file_name(path))),
-            None => writeln!(text, "    {:#x}", frame.address),
+            None if named.is_anonymous(lookup) => writeln!(text, "    {address:#x} ([anon])"),
+            None => writeln!(text, "    {address:#x}"),
         };
         return;
     };
@@ -86,6 +94,16 @@ fn add_frame(text: &mut String, frame: &Frame, lookup: u64, named: &Named) {
     }
 }
 
+/// A line for a frame that a runtime has named.
+fn add_named(text: &mut String, frame: &NamedFrame) {
+    let place = match (frame.file.as_str(), frame.line) {
+        ("", _) => String::new(),
+        (file, 0) => format!(" ({file})"),
+        (file, line) => format!(" ({file}:{line})"),
+    };
+    let _ = writeln!(text, "    {}{}", escape(frame.name()), escape(&place));
+}
+
 fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
@@ -94,7 +112,7 @@ fn file_name(path: &str) -> &str {
 #[derive(Serialize)]
 pub(in crate::command::dump) struct StackJson<'r> {
     #[serde(serialize_with = "serialize_frames")]
-    frames: (&'r Stack, &'r Named),
+    frames: (Vec<Frame>, &'r Named),
     complete: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     end: Option<String>,
@@ -103,13 +121,14 @@ pub(in crate::command::dump) struct StackJson<'r> {
 impl<'r> StackJson<'r> {
     pub(in crate::command::dump) fn of(
         report: &'r Report,
+        thread: &'r ThreadReport,
         stack: &'r super::ThreadStack,
     ) -> OrError<Self> {
         match stack {
             Ok(stack) => {
                 let end = reason(stack);
                 OrError::Value(Self {
-                    frames: (stack, &report.named),
+                    frames: (stack.mixed(&thread.runtimes), &report.named),
                     complete: end.is_none(),
                     end,
                 })
@@ -121,17 +140,18 @@ impl<'r> StackJson<'r> {
 
 /// The frames, converted one by one as they are written.
 fn serialize_frames<S: Serializer>(
-    (stack, named): &(&Stack, &Named),
+    (frames, named): &(Vec<Frame>, &Named),
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    let frames = stack.frames();
-    serializer.collect_seq(frames.flat_map(|(frame, lookup)| FrameJson::of(frame, lookup, named)))
+    serializer.collect_seq(frames.iter().flat_map(|frame| FrameJson::of(frame, named)))
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct FrameJson<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     function: Option<&'r str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qualname: Option<&'r str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<&'r str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -142,16 +162,41 @@ struct FrameJson<'r> {
     module: Option<&'r str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     offset: Option<String>,
-    address: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    runtime: Option<&'static str>,
 }
 
 impl<'r> FrameJson<'r> {
-    fn of(frame: &Frame, lookup: u64, named: &'r Named) -> impl Iterator<Item = Self> {
+    fn of(frame: &'r Frame, named: &'r Named) -> Vec<Self> {
+        match frame {
+            Frame::Named(frame) => vec![Self::of_named(frame)],
+            Frame::Native { address, .. } => {
+                let lookup = frame.lookup_address().unwrap_or(*address);
+                Self::of_native(*address, lookup, named).collect()
+            }
+        }
+    }
+
+    fn of_named(frame: &'r NamedFrame) -> Self {
+        let text = |text: &'r str| (!text.is_empty()).then_some(text);
+        Self {
+            function: Some(&frame.function),
+            qualname: text(&frame.qualified_name),
+            file: text(&frame.file),
+            line: (frame.line > 0).then_some(frame.line),
+            runtime: Some(frame.kind.name()),
+            ..Self::default()
+        }
+    }
+
+    fn of_native(address: u64, lookup: u64, named: &'r Named) -> impl Iterator<Item = Self> {
         let functions = named.functions(lookup);
         let module = named.module(lookup);
         // The return address, as in `address`.
-        let skipped = frame.address.wrapping_sub(lookup);
-        let (shown, callee) = (frame.address, functions.len().saturating_sub(1));
+        let skipped = address.wrapping_sub(lookup);
+        let callee = functions.len().saturating_sub(1);
         let one = move |index: usize, function: Option<&'r Function>| Self {
             function: function.map(|it| it.name.as_str()),
             file: function
@@ -161,7 +206,8 @@ impl<'r> FrameJson<'r> {
             inlined: index < callee,
             module: module.map(|(path, _)| path),
             offset: module.map(|(_, offset)| format!("{:#x}", offset.wrapping_add(skipped))),
-            address: format!("{shown:#x}"),
+            address: Some(format!("{address:#x}")),
+            ..Self::default()
         };
         let none = functions.is_empty().then(|| one(0, None));
         let all = functions.iter().enumerate();
