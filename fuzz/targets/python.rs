@@ -4,14 +4,14 @@
 //! are. The same bytes are decoded as what the kernel step has added to a sample.
 #![no_main]
 
-use std::cell::Cell;
+mod counting;
 
+use counting::Counting;
 use libfuzzer_sys::fuzz_target;
 use otelctx_python::Python;
 use otelctx_reader::runtime::{MAX_FRAMES, RuntimeError, RuntimeThread, ThreadView};
 use otelctx_reader::sample::NamedFrame;
 use otelctx_remote::memory::Image;
-use otelctx_remote::{Device, Error, Machine, Mapping, Memory, MemoryError, Target, mappings};
 
 /// Where the memory starts.
 const START: u64 = 0x10_0000;
@@ -37,43 +37,6 @@ const MAX_READS: u64 = 3 * (2 * 1024 + 16384 + 256) + 508 * 16;
 const MAX_NAME: usize = 4 * 512;
 const MAX_PATH: usize = 4 * 4096;
 
-/// A process that has only memory, and counts its reads.
-struct Counting(Image, Cell<u64>);
-
-impl Memory for Counting {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        self.1.set(self.1.get() + 1);
-        self.0.read(address, buffer)
-    }
-}
-
-impl Target for Counting {
-    fn mappings(
-        &self,
-        _: &mut dyn FnMut(&Mapping<'_>) -> std::ops::ControlFlow<()>,
-    ) -> Result<mappings::Walk, Error> {
-        Ok(mappings::Walk::default())
-    }
-
-    fn mapped_file(
-        &self,
-        _: (u64, u64),
-        _: &[u8],
-        _: Device,
-        _: u64,
-    ) -> Result<std::fs::File, Option<String>> {
-        Err(None)
-    }
-
-    fn machine(&self) -> Machine {
-        Machine::X86_64
-    }
-
-    fn name(&self) -> std::ffi::OsString {
-        "the process".into()
-    }
-}
-
 fuzz_target!(|data: &[u8]| {
     let Some((choice, data)) = data.split_first() else {
         return;
@@ -81,13 +44,14 @@ fuzz_target!(|data: &[u8]| {
     let version = VERSIONS[usize::from(*choice) % VERSIONS.len()];
     let mut memory = Image::new();
     memory.map(START, data);
-    let target = Counting(memory, Cell::new(0));
+    let target = Counting::new(memory);
     let Ok(python) = Python::at(&target, version, START) else {
         return;
     };
-    target.1.set(0);
+    target.take_reads();
     let thread = python.thread(&target, THREAD);
-    assert!(target.1.get() <= MAX_READS, "{} reads", target.1.get());
+    let reads = target.take_reads();
+    assert!(reads <= MAX_READS, "{reads} reads");
     check(&thread);
     // The names of functions are known now.
     assert_eq!(python.thread(&target, THREAD), thread);

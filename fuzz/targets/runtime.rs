@@ -4,8 +4,9 @@
 //! are decoded as what the kernel step has added to a sample.
 #![no_main]
 
-use std::cell::Cell;
+mod counting;
 
+use counting::Counting;
 use libfuzzer_sys::fuzz_target;
 use otelctx_reader::runtime::{
     MAX_FRAMES, MAX_TASK_BYTES, MAX_TASKS, Present, RuntimeError, RuntimeThread, ThreadView,
@@ -13,10 +14,8 @@ use otelctx_reader::runtime::{
 };
 use otelctx_reader::sample::NamedFrame;
 use otelctx_reader::{Options, Process};
+use otelctx_remote::TargetImage;
 use otelctx_remote::memory::Image;
-use otelctx_remote::{
-    Device, Error, Machine, Mapping, Memory, MemoryError, Target, TargetImage, mappings,
-};
 use otelctx_toy::Toy;
 
 /// Where the memory starts.
@@ -29,47 +28,10 @@ const MAX_READS: u64 = 1024 + MAX_FRAMES as u64 * (2 + 3 * 17) + 8;
 /// Bytes of a name that is not UTF-8, as text: 255, each replaced by three.
 const MAX_NAME: usize = 3 * 255;
 
-/// A process that has only memory, and counts its reads.
-struct Counting(Image, Cell<u64>);
-
-impl Memory for Counting {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        self.1.set(self.1.get() + 1);
-        self.0.read(address, buffer)
-    }
-}
-
-impl Target for Counting {
-    fn mappings(
-        &self,
-        _: &mut dyn FnMut(&Mapping<'_>) -> std::ops::ControlFlow<()>,
-    ) -> Result<mappings::Walk, Error> {
-        Ok(mappings::Walk::default())
-    }
-
-    fn mapped_file(
-        &self,
-        _: (u64, u64),
-        _: &[u8],
-        _: Device,
-        _: u64,
-    ) -> Result<std::fs::File, Option<String>> {
-        Err(None)
-    }
-
-    fn machine(&self) -> Machine {
-        Machine::own()
-    }
-
-    fn name(&self) -> std::ffi::OsString {
-        "the process".into()
-    }
-}
-
 fuzz_target!(|data: &[u8]| {
     let mut memory = Image::new();
     memory.map(START, data);
-    let target = Counting(memory.clone(), Cell::new(0));
+    let target = Counting::new(memory.clone());
     let read = |process| {
         let present = Present {
             name: "toy",
@@ -80,7 +42,8 @@ fuzz_target!(|data: &[u8]| {
     };
     let toy = Toy::at(START);
     let thread = read(toy.clone());
-    assert!(target.1.get() <= MAX_READS, "{} reads", target.1.get());
+    let reads = target.take_reads();
+    assert!(reads <= MAX_READS, "{reads} reads");
     check(thread.as_ref());
     // The names of functions are known now, and a process that is read for the first time says the same.
     assert_eq!(read(toy.clone()), thread);
