@@ -11,7 +11,7 @@ use otelctx_reader::runtime::RuntimeError;
 use crate::identity::Identity;
 use crate::layout::{CodeOffsets, Layout, TextLayout};
 use crate::lines;
-use crate::words::Words;
+use crate::structure::Structure;
 
 /// `PyTypeObject.tp_name`.
 const TYPE_NAME: u64 = 24;
@@ -62,8 +62,8 @@ impl Code {
             code.first_line,
             code.line_table,
         ];
-        let words = Words::read(memory, address, &fields)?;
-        let text = |offset, limit| text(memory, layout.text, words.pointer(offset), limit);
+        let structure = Structure::read(memory, address, &fields)?;
+        let text = |offset, limit| text(memory, layout.text, structure.pointer(offset), limit);
         Ok(Self {
             name: text(code.name, MAX_NAME)?,
             qualified_name: match code.qualified_name {
@@ -71,8 +71,8 @@ impl Code {
                 None => String::new(),
             },
             file: text(code.filename, MAX_PATH)?,
-            first_line: words.int(code.first_line),
-            line_table: match line_table(memory, layout.text, words.pointer(code.line_table)) {
+            first_line: structure.int(code.first_line),
+            line_table: match line_table(memory, layout.text, structure.pointer(code.line_table)) {
                 Err(MemoryError::Limit { .. }) => Vec::new(),
                 table => table?,
             },
@@ -294,9 +294,9 @@ fn text(
         }
         TextLayout::Unicode { ascii, other } => (ascii, other),
     };
-    let words = Words::read(memory, address, &[SIZE, STATE])?;
-    let length = words.pointer(SIZE).min(limit);
-    let state = words.int(STATE);
+    let structure = Structure::read(memory, address, &[SIZE, STATE])?;
+    let length = structure.pointer(SIZE).min(limit);
+    let state = structure.int(STATE);
     let (kind, is_compact, is_ascii) = (state >> 2 & 7, state >> 5 & 1, state >> 6 & 1);
     let start = address.wrapping_add(if is_ascii == 1 { ascii } else { other });
     let characters = |size| memory.read_vec(start, length * size, usize::MAX);

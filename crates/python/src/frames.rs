@@ -9,7 +9,7 @@ use otelctx_reader::sample::{FrameKind, NamedFrame};
 use crate::code::{Code, Codes};
 use crate::layout::{CallEnd, Instruction, Layout, TopFrame};
 use crate::step::Part;
-use crate::words::Words;
+use crate::structure::Structure;
 
 /// Maximum number of frames that are read of a stack, including those without a function.
 const MAX_STEPS: usize = 4 * MAX_FRAMES;
@@ -181,13 +181,13 @@ fn read(
     };
     let (trace, traced_line) = traced.unwrap_or((at, at));
     let fields = [frame.previous, frame.code, at, mark, trace, traced_line];
-    let words = Words::read(memory, address, &fields)?;
-    let previous = words.pointer(frame.previous);
+    let structure = Structure::read(memory, address, &fields)?;
+    let previous = structure.pointer(frame.previous);
     let ends_call = match frame.end {
         CallEnd::Every => true,
-        CallEnd::Flag(is_entry) => words.byte(is_entry) != 0,
+        CallEnd::Flag(is_entry) => structure.byte(is_entry) != 0,
         CallEnd::Shim { owner, least } => {
-            if words.byte(owner) >= least {
+            if structure.byte(owner) >= least {
                 return Ok(Step {
                     frame: None,
                     ends_call: true,
@@ -197,18 +197,21 @@ fn read(
             false
         }
     };
-    let code_address = words.pointer(frame.code) & !TAG;
+    let code_address = structure.pointer(frame.code) & !TAG;
     let code = codes.get(memory, layout, code_address)?;
     let line = match frame.instruction {
-        Instruction::Last { .. } if traced.is_some() && words.pointer(trace) != 0 => {
-            u32::try_from(words.int(traced_line)).unwrap_or(0)
+        Instruction::Last { .. } if traced.is_some() && structure.pointer(trace) != 0 => {
+            u32::try_from(structure.int(traced_line)).unwrap_or(0)
         }
         Instruction::Last { at, unit, .. } => {
-            codes.line(&code, i64::from(words.int(at)) * i64::from(unit))
+            codes.line(&code, i64::from(structure.int(at)) * i64::from(unit))
         }
         Instruction::Address(at) => {
             let start = code_address.wrapping_add(layout.code.instructions.unwrap_or(0));
-            codes.line(&code, words.pointer(at).wrapping_sub(start).cast_signed())
+            codes.line(
+                &code,
+                structure.pointer(at).wrapping_sub(start).cast_signed(),
+            )
         }
     };
     Ok(Step {

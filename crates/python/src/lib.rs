@@ -21,9 +21,9 @@ mod layout;
 mod lines;
 mod process;
 mod step;
+mod structure;
 mod threads;
 mod version;
-mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;

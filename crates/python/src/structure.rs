@@ -3,11 +3,11 @@
 use otelctx_reader::remote::{Memory, MemoryError};
 
 /// The first bytes of a structure, up to the end of the last field that is needed.
-pub(crate) struct Words {
+pub(crate) struct Structure {
     bytes: Vec<u8>,
 }
 
-impl Words {
+impl Structure {
     /// Reads a structure up to the ends of fields of eight bytes at these offsets.
     pub(crate) fn read(
         memory: &dyn Memory,

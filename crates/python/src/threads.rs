@@ -5,7 +5,7 @@ use otelctx_reader::remote::{Memory, MemoryError};
 use otelctx_reader::runtime::{RuntimeError, ThreadView};
 
 use crate::layout::{Gil, Layout};
-use crate::words::Words;
+use crate::structure::Structure;
 
 /// Maximum number of interpreters of a process that are read.
 const MAX_INTERPRETERS: usize = 1024;
@@ -178,12 +178,12 @@ impl Search<'_> {
     fn state(&self, address: u64) -> Result<State, MemoryError> {
         let offsets = &self.layout.thread;
         let fields = [offsets.next, offsets.interpreter, offsets.id];
-        let words = Words::read(self.memory, address, &fields)?;
+        let structure = Structure::read(self.memory, address, &fields)?;
         Ok(State {
             address,
-            next: words.pointer(offsets.next),
-            interpreter: words.pointer(offsets.interpreter),
-            thread: words.pointer(offsets.id),
+            next: structure.pointer(offsets.next),
+            interpreter: structure.pointer(offsets.interpreter),
+            thread: structure.pointer(offsets.id),
         })
     }
 
@@ -271,9 +271,9 @@ fn holds_gil(
             if gil == 0 {
                 return Ok(false);
             }
-            let words = Words::read(memory, gil, &[locked, last_holder])?;
+            let structure = Structure::read(memory, gil, &[locked, last_holder])?;
             // -1 until it is initialized.
-            Ok(words.int(locked) == 1 && words.pointer(last_holder) == state.address)
+            Ok(structure.int(locked) == 1 && structure.pointer(last_holder) == state.address)
         }
     }
 }
