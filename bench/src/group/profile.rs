@@ -109,6 +109,7 @@ fn recording() -> Recording {
             thread: threads[index % threads.len()],
             event: Event::OnCpu,
             found: Found::Attached(contexts[index * 31 % SPANS]),
+            gil: None,
             user_stack: stacks[index * 17 % STACKS],
             kernel_stack: empty,
         })

@@ -301,6 +301,7 @@ impl<'b> Machine<'b> {
                 }
                 other => other,
             },
+            gil: recorded.gil,
             user_stack: self.stack(recorded.user_stack, moved, catalog),
             kernel_stack: self.stack(recorded.kernel_stack, 0, catalog),
         }

@@ -288,6 +288,7 @@ fn recording(program: &str, stacks: &str) -> Recording {
             thread,
             event: Event::OnCpu,
             found: Found::NotPublished,
+            gil: None,
             user_stack: catalog.native_stack(&addresses),
             kernel_stack: empty,
         }

@@ -10,6 +10,12 @@ use otelctx_sample::format::record::Context;
 /// starts with this prefix.
 pub(crate) const UPSTREAM_PREFIX: &str = "process.context.label.";
 
+/// The attribute of samples with the state of the interpreter's lock: [`GilState::name`]. No semantic
+/// convention defines one.
+///
+/// [`GilState::name`]: otelctx_sample::GilState::name
+pub const GIL: &str = "gil.state";
+
 /// A context's attributes, sorted by name. The last of several with the same name counts, as for a
 /// repeated key in a record.
 pub(crate) fn attributes(context: &Context) -> Vec<(&str, &str)> {

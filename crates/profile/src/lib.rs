@@ -28,6 +28,7 @@ mod symbol;
 pub mod worker;
 mod write;
 
+pub use attributes::GIL as GIL_ATTRIBUTE;
 pub use file::{Error, check_writable};
 pub use location::{Location, LocationIndex, Place};
 pub use otelctx_sample as sample;

@@ -6,8 +6,8 @@ use std::num::NonZeroU64;
 use indexmap::IndexSet;
 use otelctx_sample::format::record::Context;
 use otelctx_sample::{
-    Catalog, ContextId, Counts, Event, Found, Module, ModuleId, ProcessFacts, ProcessId, Sample,
-    StackId, ThreadFacts, ThreadId,
+    Catalog, ContextId, Counts, Event, Found, GilState, Module, ModuleId, ProcessFacts, ProcessId,
+    Sample, StackId, ThreadFacts, ThreadId,
 };
 
 use crate::attributes::attributes;
@@ -57,6 +57,8 @@ pub struct Group<'p> {
     pub cpu: u32,
     /// The attached context, if there is one.
     pub context: Option<ContextId>,
+    /// The state of the interpreter's lock.
+    pub gil: Option<GilState>,
     /// The stack, innermost frame first: the kernel's frames, then those in the process.
     pub stack: &'p [LocationIndex],
     /// The samples, at least one, sorted by time.
@@ -76,7 +78,15 @@ impl Group<'_> {
 }
 
 /// What equal samples have in common; the last two are the index of their stack and the CPU.
-type Key = (ProcessId, Kind, ThreadId, Option<ContextId>, usize, u32);
+type Key = (
+    ProcessId,
+    Kind,
+    ThreadId,
+    Option<ContextId>,
+    Option<GilState>,
+    usize,
+    u32,
+);
 
 /// Maps each context, by index, to the first one that every format writes identically: they may
 /// differ in flags, in the order of attributes, and in attributes that [`attributes`] drops. A
@@ -130,7 +140,16 @@ impl Profile {
                 Found::Attached(context) => contexts[context.index()],
                 _ => None,
             };
-            (process, kind, sample.thread, context, *stack, sample.cpu)
+            let (stack, cpu) = (*stack, sample.cpu);
+            (
+                process,
+                kind,
+                sample.thread,
+                context,
+                sample.gil,
+                stack,
+                cpu,
+            )
         };
         samples.sort_by_cached_key(|sample| (key(sample), sample.time));
         let mut keys: Vec<(Key, usize)> = Vec::new();
@@ -242,7 +261,7 @@ impl Profile {
     pub fn groups(&self) -> impl Iterator<Item = Group<'_>> {
         let mut samples = &self.samples[..];
         self.keys.iter().map(move |(key, count)| {
-            let (process, kind, thread, context, stack, cpu) = *key;
+            let (process, kind, thread, context, gil, stack, cpu) = *key;
             let (group, rest) = samples.split_at(*count);
             samples = rest;
             Group {
@@ -251,6 +270,7 @@ impl Profile {
                 thread,
                 cpu,
                 context,
+                gil,
                 stack: &self.stacks[stack],
                 samples: group,
             }

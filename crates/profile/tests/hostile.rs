@@ -34,6 +34,7 @@ fn profile(process: ProcessFacts, thread: &str, contexts: &[Context]) -> Profile
         thread,
         event: Event::OnCpu,
         found,
+        gil: None,
         user_stack: empty,
         kernel_stack: empty,
     };

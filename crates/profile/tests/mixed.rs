@@ -88,6 +88,7 @@ fn profile() -> Profile {
             thread,
             event: Event::OnCpu,
             found: Found::NotPublished,
+            gil: None,
             user_stack,
             kernel_stack: empty,
         }

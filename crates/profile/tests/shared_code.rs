@@ -59,6 +59,7 @@ fn each_address_of_a_file_is_resolved_once_for_all_processes() {
             thread: catalog.thread(process, pid as i32, "t"),
             event: Event::OnCpu,
             found: Found::NotPublished,
+            gil: None,
             user_stack: stack,
             kernel_stack: empty,
         });

@@ -71,6 +71,7 @@ pub(crate) fn find(
         layout,
         variables,
         interpreter: module.interpreter(version),
+        gil_code: interpreter::gil_code(target, module.module),
         codes: Mutex::new(Codes::new(memory.clone())),
     }))
 }
@@ -94,6 +95,7 @@ pub(crate) fn at(
             own: None,
         },
         interpreter: Vec::new(),
+        gil_code: Arc::default(),
         codes: Mutex::new(Codes::default()),
         step: None,
     })

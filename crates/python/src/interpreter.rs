@@ -3,8 +3,10 @@
 //! parts of it away from the function that has its name.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use otelctx_reader::remote::elf::{Elf, ElfError};
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
+use otelctx_reader::remote::elf::{Elf, ElfError, ElfSymbol};
 use otelctx_reader::remote::{LoadedModule, Target};
 
 use crate::getter;
@@ -21,12 +23,7 @@ pub(crate) fn largest_part(
     code: &Range<u64>,
 ) -> Option<Range<u64>> {
     let (jumps, constants) = getter::references(target, code).ok()?;
-    let function = |address: u64| {
-        let find = |elf: &Elf<'_>| function_at(elf, address.wrapping_sub(module.bias));
-        let found = module.read(target, find).ok()??;
-        let at = |address: u64| module.bias.wrapping_add(address);
-        Some(at(found.start)..at(found.end))
-    };
+    let function = |address: u64| function_in(target, module, address);
     let table = |address: u64| {
         let mut words = [[0; 8]; TABLE];
         target.read(address, words.as_flattened_mut()).ok()?;
@@ -42,6 +39,63 @@ pub(crate) fn largest_part(
     let tables = constants.into_iter().filter_map(table);
     let parts = jumps.into_iter().filter_map(function);
     tables.chain(parts).max_by_key(|part| part.end - part.start)
+}
+
+/// The code that takes the GIL, which threads that wait for it are in: the function `take_gil`, by its
+/// symbol, or, in a stripped file, as that which the exported functions call first; and these themselves,
+/// which may contain it. 2.7 has no such function: its evaluation loop takes the GIL itself, in code that is
+/// not among these.
+pub(crate) fn gil_code(target: &dyn Target, module: &LoadedModule) -> Arc<[Range<u64>]> {
+    let mut parts = Vec::new();
+    let part = |symbol: ElfSymbol| {
+        let start = module.bias.wrapping_add(symbol.value);
+        start..start.saturating_add(symbol.size)
+    };
+    let taking = module.symbol(target, "take_gil").ok().flatten();
+    parts.extend(taking.map(part));
+    let exported = |name| module.exported(target, name).ok()?.map(part);
+    // 2.7 calls it for all locks.
+    let lock = exported("PyThread_acquire_lock");
+    for name in ["PyEval_RestoreThread", "PyEval_AcquireThread"] {
+        let Some(code) = exported(name) else {
+            continue;
+        };
+        let called = first_called(target, module, &code);
+        parts.push(code);
+        if called.as_ref().map(|it| it.start) != lock.as_ref().map(|it| it.start) {
+            parts.extend(called);
+        }
+    }
+    parts.sort_unstable_by_key(|part| (part.start, part.end));
+    parts.dedup();
+    parts.into()
+}
+
+/// The function of the module that the code calls first.
+fn first_called(
+    target: &dyn Target,
+    module: &LoadedModule,
+    code: &Range<u64>,
+) -> Option<Range<u64>> {
+    /// The code that is searched has up to 150 bytes.
+    const MAX_SIZE: u64 = 512;
+    let size = code.end.saturating_sub(code.start).min(MAX_SIZE);
+    let bytes = target.read_vec(code.start, size, MAX_SIZE as usize).ok()?;
+    let instructions = Decoder::with_ip(64, &bytes, code.start, DecoderOptions::NONE).into_iter();
+    let mut calls = instructions.filter(|it| it.flow_control() == FlowControl::Call);
+    calls.find_map(|call| {
+        let called = call.near_branch_target();
+        // What leads to a function of another module is not one of its own.
+        function_in(target, module, called).filter(|function| function.start == called)
+    })
+}
+
+/// The function of the module that contains an address of the process.
+fn function_in(target: &dyn Target, module: &LoadedModule, address: u64) -> Option<Range<u64>> {
+    let find = |elf: &Elf<'_>| function_at(elf, address.wrapping_sub(module.bias));
+    let found = module.read(target, find).ok()??;
+    let at = |address: u64| module.bias.wrapping_add(address);
+    Some(at(found.start)..at(found.end))
 }
 
 /// The function that contains an address of a module, by its unwind tables: `.eh_frame_hdr` (Linux

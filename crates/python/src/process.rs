@@ -1,12 +1,12 @@
 //! CPython in one process.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::{Memory, Target};
 use otelctx_reader::runtime::{
-    KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView,
+    Gil, KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView,
 };
 use otelctx_reader::sample::Found;
 
@@ -25,8 +25,19 @@ pub(crate) struct PythonProcess {
     pub(crate) variables: Variables,
     /// The code of the evaluation loop.
     pub(crate) interpreter: Vec<Range<u64>>,
+    /// The code that takes the GIL.
+    pub(crate) gil_code: Arc<[Range<u64>]>,
     pub(crate) codes: Mutex<Codes>,
     pub(crate) step: Option<KernelStep>,
+}
+
+impl PythonProcess {
+    fn gil(&self, is_held: bool) -> Option<Gil> {
+        Some(Gil {
+            is_held,
+            code: self.gil_code.clone(),
+        })
+    }
 }
 
 impl RuntimeProcess for PythonProcess {
@@ -56,6 +67,7 @@ impl RuntimeProcess for PythonProcess {
             context: Found::NotPublished,
             source: Source::Runtime,
             stack,
+            gil: self.gil(resolved.holds_gil),
             facts: facts(&resolved),
         }))
     }
@@ -78,6 +90,7 @@ impl RuntimeProcess for PythonProcess {
             context: Found::NotPublished,
             source: Source::Runtime,
             stack: frames::sampled(target, &self.layout, &mut codes, &part, interpreter),
+            gil: self.gil(part.holds_gil),
             facts: vec![
                 ("holds_gil".into(), Value::Bool(part.holds_gil)),
                 (

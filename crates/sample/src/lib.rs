@@ -12,7 +12,7 @@
 //! aggregate and write (`otelctx-profile`).
 //!
 //! ```
-//! use otelctx_sample::{Catalog, Event, Found, Frame, FrameKind, NamedFrame, ProcessFacts, Sample};
+//! use otelctx_sample::{Catalog, Event, Found, Frame, FrameKind, GilState, NamedFrame, ProcessFacts, Sample};
 //!
 //! let mut catalog = Catalog::new();
 //! let process = catalog.add_process(ProcessFacts { pid: 4711, ..ProcessFacts::default() });
@@ -23,6 +23,7 @@
 //!     thread,
 //!     event: Event::OnCpu,
 //!     found: Found::Detached,
+//!     gil: Some(GilState::Held),
 //!     // The innermost frame is Python's, and the interpreter below it is native.
 //!     user_stack: catalog.stack(&[
 //!         Frame::from(NamedFrame {
@@ -56,4 +57,4 @@ pub use otelctx_format as format;
 pub use outcome::{Found, ReadStep, StackEnd};
 pub use process::{Mapping, Module, ProcessFacts};
 pub use rotation::Rotation;
-pub use sample::{Counts, Event, Sample};
+pub use sample::{Counts, Event, GilState, Sample};

@@ -19,6 +19,9 @@ pub struct Sample {
     pub event: Event,
     /// Its context.
     pub found: Found,
+    /// Its state with regard to the interpreter's lock. `None` if it executes no interpreter with such a
+    /// lock, or if that is unknown.
+    pub gil: Option<GilState>,
     /// The user-mode frames, innermost first.
     pub user_stack: StackId,
     /// The kernel frames, innermost first; empty if the thread was in user mode.
@@ -36,6 +39,37 @@ pub enum Event {
         /// How long it was off-CPU.
         nanoseconds: u64,
     },
+}
+
+/// The state of a thread with regard to a global interpreter lock, such as CPython's: only the thread that
+/// holds it executes the interpreter's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum GilState {
+    /// The thread held it.
+    Held,
+    /// The thread waited for it.
+    Waiting,
+    /// The thread had released it, for example while C code computes or sleeps.
+    Released,
+}
+
+impl GilState {
+    /// All states.
+    pub const ALL: [Self; 3] = [Self::Held, Self::Waiting, Self::Released];
+
+    /// The function that stands in stacks for taking the lock, in samples that wait for it.
+    pub const WAITING_FRAME: &str = "[waiting for the GIL]";
+
+    /// Its name in JSON, and as the value of an attribute.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Waiting => "waiting",
+            Self::Released => "released",
+        }
+    }
 }
 
 /// The counters of a recording: all missing data is counted here.

@@ -7,7 +7,8 @@ use foldhash::fast::RandomState;
 use otelctx_reader as reader;
 use otelctx_sample::format::record::{self, Context};
 use otelctx_sample::{
-    Catalog, Counts, Event, Found, Frame, ModuleFiles, ReadStep, Sample, StackEnd, StackId,
+    Catalog, Counts, Event, Found, Frame, FrameKind, GilState, ModuleFiles, ReadStep, Sample,
+    StackEnd, StackId,
 };
 use otelctx_track::{Budget, Change, ThreadStatus, Tracked, Tracker};
 use reader::runtime::{RuntimeReading, choose};
@@ -397,8 +398,8 @@ impl Processes {
         let found = found(tracked, seen.context, &mut self.counts, catalog);
         let named = self.name_generated(seen);
         let stack = named.as_deref().unwrap_or(seen.user_stack);
-        let (found, user_stack) = if seen.runtimes.is_empty() {
-            (found, catalog.stack(stack))
+        let (found, gil, user_stack) = if seen.runtimes.is_empty() {
+            (found, None, catalog.stack(stack))
         } else {
             with_runtimes(found, seen, stack, &mut self.counts, catalog)
         };
@@ -427,20 +428,21 @@ impl Processes {
             thread: catalog.thread(process, seen.tid, seen.comm),
             event: Event::OnCpu,
             found,
+            gil,
             user_stack,
             kernel_stack: catalog.stack(seen.kernel_stack),
         }
     }
 }
 
-/// The context and the stack of a thread, merged with its runtimes' readings.
+/// The context, the state of the interpreter's lock, and the stack of a thread, merged with its runtimes' readings.
 fn with_runtimes(
     native: Found,
     seen: &Observation<'_>,
     user_stack: &[Frame],
     counts: &mut Counts,
     catalog: &mut Catalog,
-) -> (Found, StackId) {
+) -> (Found, Option<GilState>, StackId) {
     let native = native.and_then(|id| Found::Attached(catalog.context_facts(id).clone()));
     let chosen = choose(native, &seen.runtimes);
     counts.context_conflicts += u64::from(chosen.is_conflict);
@@ -448,16 +450,21 @@ fn with_runtimes(
         .context
         .and_then(|context| Found::Attached(catalog.context(&context)));
     let mut stack = user_stack.to_vec();
+    let mut gil: Option<GilState> = None;
     for reading in &seen.runtimes {
         match &reading.thread {
             Ok(thread) => {
                 counts.truncated_stacks += u64::from(thread.stack.is_truncated);
+                if let Some(lock) = &thread.gil {
+                    let state = lock.state_in(&mut stack, FrameKind::new(reading.name));
+                    gil = Some(gil.map_or(state, |other| other.min(state)));
+                }
                 stack = thread.stack.clone().in_native(stack);
             }
             Err(_) => counts.incomplete_steps += 1,
         }
     }
-    (found, catalog.stack(&stack))
+    (found, gil, catalog.stack(&stack))
 }
 
 /// Converts the outcome of reading a thread's context, adding the context to the catalog.

@@ -60,6 +60,7 @@ fn recording(path: &Path) -> Recording {
         thread,
         event: Event::OnCpu,
         found: Found::NotPublished,
+        gil: None,
         user_stack: catalog.native_stack(&stack),
         kernel_stack: empty,
     });

@@ -68,6 +68,7 @@ fn located(path: &Path, addresses: &[u64], symbols: &mut Symbols) -> (Profile, V
         thread,
         event: Event::OnCpu,
         found: Found::NotPublished,
+        gil: None,
         user_stack: catalog.native_stack(&[0x1000_0000 + address]),
         kernel_stack: empty,
     });
@@ -332,6 +333,7 @@ fn the_kernels_functions_are_those_of_kallsyms() {
         thread,
         event: Event::OnCpu,
         found: Found::NotPublished,
+        gil: None,
         user_stack: catalog.native_stack(&[]),
         kernel_stack: catalog.native_stack(&[address + 4]),
     };

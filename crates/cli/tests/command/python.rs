@@ -1,10 +1,13 @@
 //! Python frames in `otelctx dump`.
 
+use opentelemetry_proto::tonic::common::v1::any_value::Value as AnyValue;
+use opentelemetry_proto::tonic::profiles::v1development::{Line, Sample};
 use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
 use serde_json::{Value, json};
 
-use crate::run::otelctx;
+use crate::otlp;
+use crate::run::{Scratch, given_time, otelctx};
 
 fn start() -> Option<Target> {
     let interpreter = Interpreter::with_version("3.12").into_iter().next()?;
@@ -115,5 +118,136 @@ fn stacks_have_python_frames_in_place_of_the_interpreter() {
                 );
             }
         }
+    }
+}
+
+/// A sample of `locked.py`, by the recording.
+#[derive(Debug)]
+struct LockedSample {
+    /// `gil.state`; empty if there is none.
+    gil: String,
+    /// Its functions, innermost first, each with its file.
+    stack: Vec<(String, String)>,
+}
+
+/// The samples in a recorded file.
+fn locked_samples(path: &str) -> Vec<LockedSample> {
+    let data = otlp::read(path);
+    let dictionary = data.dictionary.as_ref().unwrap();
+    let text = |index: i32| &dictionary.string_table[index as usize][..];
+    let gil = |sample: &Sample| {
+        let attributes = sample.attribute_indices.iter();
+        let mut attributes = attributes.map(|it| &dictionary.attribute_table[*it as usize]);
+        let state = attributes.find(|it| text(it.key_strindex) == "gil.state")?;
+        match state.value.clone()?.value? {
+            AnyValue::StringValue(text) => Some(text),
+            other => panic!("{other:?}"),
+        }
+    };
+    // Inlined functions come first.
+    let functions = |index: &i32| {
+        let location = &dictionary.location_table[*index as usize];
+        let mapping = &dictionary.mapping_table[location.mapping_index as usize];
+        let file = text(mapping.filename_strindex).to_owned();
+        let name = |line: &Line| {
+            let function = &dictionary.function_table[line.function_index as usize];
+            text(function.name_strindex).to_owned()
+        };
+        let mut names: Vec<String> = location.lines.iter().map(name).collect();
+        names.resize(names.len().max(1), String::new());
+        names.into_iter().map(move |name| (name, file.clone()))
+    };
+    let scopes = data
+        .resource_profiles
+        .iter()
+        .flat_map(|it| &it.scope_profiles);
+    let samples = scopes
+        .flat_map(|it| &it.profiles)
+        .flat_map(|it| &it.samples);
+    let samples = samples.flat_map(|sample| {
+        let stack = &dictionary.stack_table[sample.stack_index as usize];
+        let stack: Vec<_> = stack.location_indices.iter().flat_map(functions).collect();
+        sample
+            .timestamps_unix_nano
+            .iter()
+            .map(move |_| LockedSample {
+                gil: gil(sample).unwrap_or_default(),
+                stack: stack.clone(),
+            })
+    });
+    samples.collect()
+}
+
+const WAITING_FRAME: &str = "[waiting for the GIL]";
+
+/// The samples of a program, and the summary of the recording.
+fn record_locked(interpreter: &Interpreter, further: &[&str]) -> (Vec<LockedSample>, Value) {
+    let target = interpreter.start("locked.py");
+    let scratch = Scratch::new("gil");
+    let (pid, path) = (target.pid().to_string(), scratch.path("a.otlp"));
+    let mut arguments = vec!["record", "-p", &pid, "-o", &path, "--json", "-F", "999"];
+    arguments.extend(further);
+    given_time(|seconds| {
+        let answer = otelctx(&[&arguments[..], &["-d", seconds]].concat());
+        let samples = locked_samples(&path);
+        let states = ["held", "waiting", "released"];
+        let count = |state: &&str| samples.iter().filter(|it| it.gil == *state).count();
+        match states.iter().map(count).min() {
+            Some(5..) => Ok((samples, answer.json())),
+            _ => Err(states.map(|it| count(&it))),
+        }
+    })
+}
+
+#[test]
+fn samples_say_who_holds_the_gil_and_who_waits_for_it() {
+    // Those of 3.11 to 3.15 that Debian builds have no symbols but the exported ones.
+    let versions = ["3.12", "3.8", "3.11", "3.14", "3.15"];
+    let by_ebpf = versions.into_iter().map(|version| (version, &[][..]));
+    for (version, further) in by_ebpf.chain([("3.12", &["--ptrace"][..])]) {
+        let Some(interpreter) = Interpreter::with_version(version).into_iter().next() else {
+            continue;
+        };
+        let (samples, summary) = record_locked(&interpreter, further);
+        let count = |state: &str| samples.iter().filter(|it| it.gil == state).count();
+        let expected = json!({"held": count("held"), "waiting": count("waiting"),
+            "released": count("released")});
+        assert_eq!(summary["gil"], expected);
+        // Every thread is one of Python.
+        assert_eq!(
+            count(""),
+            summary["counts"]["incomplete_steps"],
+            "{summary:#}"
+        );
+        let mut wrong = Vec::new();
+        for sample in &samples {
+            let is_waiting = sample.gil == "waiting";
+            let waiting = sample
+                .stack
+                .iter()
+                .position(|(name, _)| name == WAITING_FRAME);
+            assert_eq!(waiting.is_some(), is_waiting, "{interpreter:?}: {sample:?}");
+            // By symbols: what takes the GIL, in the evaluation loop also under another name (gcc's clones), and
+            // what it calls. The program has no other condition variables.
+            let takes_it = |(name, _): &(String, String)| {
+                name.starts_with("take_gil") || name.contains("pthread_cond_timedwait")
+            };
+            if sample.stack.iter().any(takes_it) {
+                assert_ne!(sample.gil, "released", "{interpreter:?}: {sample:?}");
+            }
+            let (innermost, file) = &sample.stack[0];
+            let is_without = ["libcrypto", "libz."].iter().any(|it| file.contains(it));
+            let is_right = match innermost.as_str() {
+                "spin" => sample.gil == "held",
+                _ if is_without => sample.gil == "released",
+                _ => true,
+            };
+            if !is_right {
+                wrong.push(sample);
+            }
+        }
+        // The GIL may be passed on between two instructions of what is sampled.
+        let all = samples.len();
+        assert!(wrong.len() * 200 <= all, "{interpreter:?} {all} {wrong:#?}");
     }
 }

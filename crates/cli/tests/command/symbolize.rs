@@ -189,6 +189,7 @@ fn recording(folder: &str, count: u64, offset: u64) -> Recording {
         thread,
         event: Event::OnCpu,
         found: Found::NotPublished,
+        gil: None,
         user_stack: catalog.native_stack(&[(index + 1) * PAGE + offset % PAGE]),
         kernel_stack,
     };

@@ -9,11 +9,12 @@ use otelctx_sample::format::process_context::Payload;
 use otelctx_sample::format::record::Context;
 use otelctx_sample::format::{SpanId, TraceFlags, TraceId};
 use otelctx_sample::{
-    Catalog, Event, Found, Frame, FrameKind, Module, NamedFrame, ProcessFacts, ReadStep, Sample,
+    Catalog, Event, Found, Frame, FrameKind, GilState, Module, NamedFrame, ProcessFacts, ReadStep,
+    Sample,
 };
 
 /// Size of a sample, in bytes.
-pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + 8 + 1 + 4 + 4 + 4;
+pub(super) const SAMPLE_SIZE: usize = 8 + 4 + 4 + 8 + 1 + 4 + 1 + 4 + 4;
 /// Encodes that a sample was taken on a CPU, in place of the time off-CPU.
 const ON_CPU: u64 = u64::MAX;
 
@@ -26,6 +27,7 @@ pub(super) struct Entry {
     pub(super) event: Event,
     /// With the position of the context.
     pub(super) found: Found<usize>,
+    pub(super) gil: Option<GilState>,
     pub(super) user_stack: usize,
     pub(super) kernel_stack: usize,
 }
@@ -58,6 +60,7 @@ pub(super) fn write_sample(out: &mut Vec<u8>, sample: &Sample) {
     out.extend(off_cpu.to_le_bytes());
     out.push(outcome);
     number(out, context);
+    out.push(sample.gil.map_or(0, |state| 1 + state as u8));
     number(out, sample.user_stack.index());
     number(out, sample.kernel_stack.index());
 }
@@ -82,12 +85,17 @@ pub(super) fn read_sample(bytes: &mut &[u8]) -> io::Result<Entry> {
             Found::Unreadable(*ReadStep::ALL.get(step).ok_or_else(damaged)?)
         }
     };
+    let gil = match take::<1>(bytes)?[0].checked_sub(1) {
+        Some(state) => Some(*GilState::ALL.get(usize::from(state)).ok_or_else(damaged)?),
+        None => None,
+    };
     Ok(Entry {
         time,
         cpu,
         thread,
         event,
         found,
+        gil,
         user_stack: take_number(bytes)?,
         kernel_stack: take_number(bytes)?,
     })

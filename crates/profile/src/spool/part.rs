@@ -137,6 +137,7 @@ fn sample(entry: &Entry, ids: &Ids) -> Option<Sample> {
         thread: *ids.threads.get(entry.thread)?,
         event: entry.event,
         found,
+        gil: entry.gil,
         user_stack: *ids.stacks.get(entry.user_stack)?,
         kernel_stack: *ids.stacks.get(entry.kernel_stack)?,
     })

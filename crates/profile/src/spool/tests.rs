@@ -6,7 +6,7 @@ use otelctx_sample::format::process_context::Value;
 use otelctx_sample::format::record::Context;
 use otelctx_sample::format::{SpanId, TraceId};
 use otelctx_sample::{
-    Event, Found, Frame, Mapping, Module, NamedFrame, ProcessFacts, ProcessId, ReadStep,
+    Event, Found, Frame, GilState, Mapping, Module, NamedFrame, ProcessFacts, ProcessId, ReadStep,
 };
 
 use super::*;
@@ -99,6 +99,12 @@ fn sample(catalog: &mut Catalog, processes: [ProcessId; 2], number: u64) -> Samp
             _ => Event::OnCpu,
         },
         found,
+        gil: [
+            None,
+            Some(GilState::Held),
+            Some(GilState::Waiting),
+            Some(GilState::Released),
+        ][number as usize % 4],
         user_stack: catalog.stack(&[Frame::instruction(number), named]),
         kernel_stack: catalog.native_stack(&[]),
     }

@@ -217,6 +217,7 @@ mod tests {
             thread: catalog.thread(process, tid as i32, name),
             event: Event::OnCpu,
             found: Found::Detached,
+            gil: None,
             user_stack: stack,
             kernel_stack: stack,
         };

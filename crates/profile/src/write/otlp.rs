@@ -172,6 +172,9 @@ fn fill<'p>(
     sample.attribute_indices.clear();
     sample.attribute_indices.extend(tables.thread(group.thread));
     sample.attribute_indices.push(tables.cpu(group.cpu));
+    sample
+        .attribute_indices
+        .extend(group.gil.map(|state| tables.gil(state)));
     let (link, attributes) = tables.context(group.context);
     sample.attribute_indices.extend(attributes);
     sample.link_index = link;

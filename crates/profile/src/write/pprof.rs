@@ -514,6 +514,7 @@ mod tests {
                 thread: catalog.thread(process, 7, "worker"),
                 event: Event::OnCpu,
                 found: Found::Attached(catalog.context(&context)),
+                gil: None,
                 user_stack: catalog.native_stack(&[77]),
                 kernel_stack: catalog.native_stack(&[]),
             }

@@ -168,6 +168,7 @@ pub(crate) fn recording() -> Recording {
             thread,
             event,
             found,
+            gil: None,
             user_stack,
             kernel_stack,
         }

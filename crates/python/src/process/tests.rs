@@ -109,6 +109,7 @@ impl Made {
                 own: None,
             },
             interpreter: Vec::new(),
+            gil_code: Arc::default(),
             step: None,
             codes: Mutex::default(),
         };

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Counts, Found, ProcessId, ReadStep, Sample, StackEnd};
+use otelctx_profile::sample::{Counts, Found, GilState, ProcessId, ReadStep, Sample, StackEnd};
 use otelctx_sampler::{IncompleteStacks, Method};
 use serde::Serialize;
 
@@ -21,6 +21,7 @@ pub(super) struct Summary {
     samples: usize,
     /// Number of samples with a context.
     attached: usize,
+    gil: GilSamples,
     /// Processes by ID, start time and program.
     processes: HashSet<(i32, u64, String)>,
     duration_ns: u64,
@@ -38,6 +39,7 @@ impl Summary {
         Self {
             samples: 0,
             attached: 0,
+            gil: GilSamples::default(),
             processes: HashSet::new(),
             duration_ns: 0,
             period_ns: 0,
@@ -52,6 +54,7 @@ impl Summary {
         let is_attached = |it: &&Sample| matches!(it.found, Found::Attached(_));
         self.samples += part.samples.len();
         self.attached += part.samples.iter().filter(is_attached).count();
+        part.samples.iter().for_each(|it| self.gil.add(it.gil));
         let process = |it: &Sample| part.catalog.thread_facts(it.thread).process;
         let processes: HashSet<ProcessId> = part.samples.iter().map(process).collect();
         for id in processes {
@@ -81,6 +84,9 @@ impl Summary {
             grouped(self.attached),
             grouped(self.counts.lost as usize),
         );
+        if let Some(line) = self.gil.line() {
+            text += &format!("  {line}\n");
+        }
         let missing = missing(&self.counts);
         if !missing.is_empty() {
             text += &format!("  missing: {}\n", missing.join(", "));
@@ -126,6 +132,7 @@ impl Summary {
         SummaryJson {
             samples: self.samples,
             with_context: self.attached,
+            gil: self.gil,
             processes: self.processes.len(),
             duration_ns: self.duration_ns,
             period_ns: self.period_ns,
@@ -138,6 +145,40 @@ impl Summary {
             files,
             sent,
         }
+    }
+}
+
+/// Samples by the state of the interpreter's lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct GilSamples {
+    held: u64,
+    waiting: u64,
+    released: u64,
+}
+
+impl GilSamples {
+    fn add(&mut self, state: Option<GilState>) {
+        match state {
+            Some(GilState::Held) => self.held += 1,
+            Some(GilState::Waiting) => self.waiting += 1,
+            Some(_) => self.released += 1,
+            None => {}
+        }
+    }
+
+    /// Shares of the samples of threads that use the lock, if there are any.
+    fn line(self) -> Option<String> {
+        let all = self.held + self.waiting + self.released;
+        let share = |number: u64| format!("{:.1} %", 100.0 * number as f64 / all as f64);
+        (all > 0).then(|| {
+            format!(
+                "GIL: held in {} of {} of interpreter threads, waited for in {}, released in {}",
+                share(self.held),
+                count(all as usize, "sample", "samples"),
+                share(self.waiting),
+                share(self.released),
+            )
+        })
     }
 }
 
@@ -223,6 +264,7 @@ fn missing(counts: &Counts) -> Vec<String> {
 struct SummaryJson<'s> {
     samples: usize,
     with_context: usize,
+    gil: GilSamples,
     processes: usize,
     duration_ns: u64,
     period_ns: u64,
@@ -256,6 +298,7 @@ mod tests {
         Summary {
             samples: 1234,
             attached: 1200,
+            gil: GilSamples::default(),
             processes: HashSet::from([(7, 7, String::new())]),
             duration_ns: 5_040_000_000,
             period_ns: 1_000_000,
@@ -345,7 +388,8 @@ mod tests {
         summary.incomplete_stacks.push(place);
         let json = serde_json::to_value(summary.json(&[], None)).unwrap();
         let expected = serde_json::json!({
-            "samples": 1234, "with_context": 1200, "processes": 1,
+            "samples": 1234, "with_context": 1200,
+            "gil": {"held": 0, "waiting": 0, "released": 0}, "processes": 1,
             "duration_ns": 5_040_000_000_u64, "period_ns": 1_000_000, "method": "ebpf",
             "counts": {
                 "attached": 1, "detached": 2, "not_published": 3, "invalid": 4,

@@ -9,12 +9,12 @@ use indexmap::{Equivalent, IndexSet};
 use opentelemetry_proto::tonic::common::v1::{AnyValue, any_value};
 use opentelemetry_proto::tonic::profiles::v1development as proto;
 use otelctx_sample::format::hexadecimal;
-use otelctx_sample::{ContextId, ThreadId};
+use otelctx_sample::{ContextId, GilState, ThreadId};
 use prost::Message;
 
 use super::super::range;
 use super::field_size;
-use crate::attributes::{UPSTREAM_PREFIX, attributes, beside};
+use crate::attributes::{GIL, UPSTREAM_PREFIX, attributes, beside};
 use crate::{LocationIndex, Place, Profile};
 
 /// Names of attributes that the profile itself adds to samples.
@@ -24,7 +24,7 @@ const CPU: &str = "cpu.logical_number";
 /// Attributes for an ID without the other one: a link needs both.
 const TRACE_ID: &str = "trace_id";
 const SPAN_ID: &str = "span_id";
-const OWN: [&str; 5] = [THREAD_ID, THREAD_NAME, CPU, TRACE_ID, SPAN_ID];
+const OWN: [&str; 6] = [THREAD_ID, THREAD_NAME, CPU, TRACE_ID, SPAN_ID, GIL];
 
 /// Field numbers of `ProfilesDictionary`.
 mod field {
@@ -243,6 +243,11 @@ impl<'p> Tables<'p> {
     /// The attribute of the samples of a CPU.
     pub(super) fn cpu(&mut self, number: u32) -> i32 {
         self.number(CPU, number.into())
+    }
+
+    /// The attribute of the samples with this state of the interpreter's lock.
+    pub(super) fn gil(&mut self, state: GilState) -> i32 {
+        self.text(GIL, state.name())
     }
 
     /// The link of a context's samples, 0 for none, and their attributes.
