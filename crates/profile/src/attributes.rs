@@ -5,6 +5,8 @@ use std::borrow::Cow;
 
 use otelctx_sample::format::record::Context;
 
+use crate::{Group, Profile};
+
 /// The prefix that the OpenTelemetry eBPF profiler adds to the names of record attributes. Here it
 /// marks an attribute whose name is used by the profile itself, such as `thread.name`, is empty, or
 /// starts with this prefix.
@@ -33,6 +35,19 @@ pub(crate) fn attribute<'c>(context: &'c Context, name: &str) -> Option<&'c str>
     let mut last_first = context.attributes.iter().rev();
     let found = last_first.find(|(found, _)| found == name);
     found.map(|(_, value)| value.as_str())
+}
+
+/// The value of an attribute of a group of samples: [`GIL`], or one of its context.
+pub(crate) fn attribute_of<'p>(
+    profile: &'p Profile,
+    group: &Group<'_>,
+    name: &str,
+) -> Option<&'p str> {
+    if name == GIL {
+        return group.gil.map(otelctx_sample::GilState::name);
+    }
+    let context = profile.context(group.context?);
+    attribute(context, name)
 }
 
 /// The name of an attribute if the names in `own` are taken. Distinct names stay distinct.

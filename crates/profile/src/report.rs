@@ -10,13 +10,14 @@ use opentelemetry_proto::tonic::profiles::v1development::{
     Location, Profile, ProfilesData, ProfilesDictionary, Sample,
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
+use otelctx_sample::GilState;
 use otelctx_sample::format::hexadecimal;
 use prost::Message;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::attributes::UPSTREAM_PREFIX;
+use crate::attributes::{GIL, UPSTREAM_PREFIX};
 use crate::messages::Messages;
 use crate::rules::{self, entry};
 use crate::worker::{self, Failure, Limits};
@@ -44,6 +45,8 @@ pub struct Report {
     pub total: Cost,
     /// Samples with a trace.
     pub with_trace: Cost,
+    /// Samples by the state of the interpreter's lock, in the order of [`GilState::ALL`].
+    pub by_gil: [Cost; GilState::ALL.len()],
     /// By the value of the requested attribute, [`NO_ATTRIBUTE`] included.
     pub by_attribute: Vec<(String, Cost)>,
     /// By trace.
@@ -294,6 +297,7 @@ struct Sums<'d> {
     span: Option<(u64, u64)>,
     total: Cost,
     with_trace: Cost,
+    by_gil: [Cost; GilState::ALL.len()],
     by_attribute: HashMap<&'d str, Cost>,
     by_trace: HashMap<&'d [u8], (Cost, HashMap<&'d str, u64>)>,
     by_function: HashMap<&'d str, FunctionCost>,
@@ -347,6 +351,10 @@ impl<'d> Sums<'d> {
             .entry(process.to_owned())
             .or_default()
             .add(cost);
+        let state = attribute(dictionary, sample, GIL);
+        if let Some(index) = GilState::ALL.iter().position(|it| state == Some(it.name())) {
+            self.by_gil[index].add(cost);
+        }
         let attribute = attribute(dictionary, sample, by).unwrap_or(NO_ATTRIBUTE);
         self.by_attribute.entry(attribute).or_default().add(cost);
         if let Some(link) = entry(&dictionary.link_table, sample.link_index)
@@ -406,6 +414,7 @@ impl<'d> Sums<'d> {
         Report {
             total: self.total,
             with_trace: self.with_trace,
+            by_gil: self.by_gil,
             by_attribute: largest_first(
                 self.by_attribute
                     .into_iter()
@@ -450,8 +459,9 @@ fn attribute<'d>(
     sample.attribute_indices.iter().find_map(|index| {
         let found = entry(&dictionary.attribute_table, *index)?;
         let key = entry(&dictionary.string_table, found.key_strindex)?;
-        let key = key.strip_prefix(UPSTREAM_PREFIX).unwrap_or(key);
-        if key == name {
+        // A record's attribute with this name does not stand for the state.
+        let record = key.strip_prefix(UPSTREAM_PREFIX).filter(|_| name != GIL);
+        if record.unwrap_or(key) == name {
             rules::text(dictionary, found.value.as_ref())
         } else {
             None

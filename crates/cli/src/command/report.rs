@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::Status;
 use crate::command::filter::NONE;
+use crate::command::record::gil::GilSamples;
 use crate::error::Error;
 use crate::output::json;
 use crate::output::table::{Align, Table};
@@ -61,6 +62,9 @@ fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String
         time(report.total),
         share(report.with_trace, report.total),
     );
+    if let Some(line) = GilSamples::of_report(report).line() {
+        text += &format!("{line}\n");
+    }
     let most = match arguments.rows {
         0 => usize::MAX,
         rows => rows,
@@ -135,6 +139,7 @@ struct Answer<'r> {
     samples: u64,
     cpu_ns: u64,
     with_trace: u64,
+    gil: GilSamples,
     duration_ns: u64,
     by: &'r str,
     by_attribute: Vec<Row<'r>>,
@@ -175,6 +180,7 @@ fn answer<'r>(report: &'r Report, by: &'r str) -> Answer<'r> {
         samples: report.total.samples,
         cpu_ns: report.total.nanoseconds,
         with_trace: report.with_trace.samples,
+        gil: GilSamples::of_report(report),
         duration_ns: report.duration,
         by,
         by_attribute: match by {

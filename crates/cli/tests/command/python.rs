@@ -1,5 +1,7 @@
 //! Python frames in `otelctx dump`.
 
+use std::fs;
+
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AnyValue;
 use opentelemetry_proto::tonic::profiles::v1development::{Line, Sample};
 use otelctx_fixtures::Target;
@@ -211,7 +213,7 @@ fn samples_say_who_holds_the_gil_and_who_waits_for_it() {
         let (samples, summary) = record_locked(&interpreter, further);
         let count = |state: &str| samples.iter().filter(|it| it.gil == state).count();
         let expected = json!({"held": count("held"), "waiting": count("waiting"),
-            "released": count("released")});
+            "released": count("released"), "none": count("")});
         assert_eq!(summary["gil"], expected);
         // Every thread is one of Python.
         assert_eq!(
@@ -250,4 +252,136 @@ fn samples_say_who_holds_the_gil_and_who_waits_for_it() {
         let all = samples.len();
         assert!(wrong.len() * 200 <= all, "{interpreter:?} {all} {wrong:#?}");
     }
+}
+
+/// What a report shows of the GIL.
+fn reported(path: &str) -> (Value, String) {
+    let report = otelctx(&["report", "--json", path]).expect(0).json();
+    let text = otelctx(&["report", path]).expect(0).stdout;
+    let mut lines = text.lines().filter(|line| line.starts_with("GIL: "));
+    let line = lines.next().unwrap_or_default().to_owned();
+    (report["gil"].clone(), line)
+}
+
+#[test]
+fn a_report_and_files_by_state_have_what_a_recording_shows_of_the_gil() {
+    let Some(interpreter) = Interpreter::with_version("3.12").into_iter().next() else {
+        return;
+    };
+    let target = interpreter.start("locked.py");
+    let scratch = Scratch::new("gil-states");
+    let (pid, path) = (target.pid().to_string(), scratch.path("a.otlp"));
+    let folded = scratch.path("a.folded");
+    let arguments = [
+        "record",
+        "-p",
+        &pid,
+        "--no-symbols",
+        "--by",
+        "gil.state",
+        "-o",
+        &path,
+        "-o",
+        &folded,
+    ];
+    let text = given_time(|seconds| {
+        let answer = otelctx(&[&arguments[..], &["-d", seconds]].concat());
+        let (gil, line) = reported(&path);
+        let states = ["held", "waiting", "released"];
+        let counts = states.map(|it| gil[it].as_u64().unwrap());
+        if counts.contains(&0) {
+            return Err(gil);
+        }
+        let all = counts.iter().sum::<u64>() as f64;
+        let share = |number: u64| format!("{:.1} %", 100.0 * number as f64 / all);
+        let [held, waiting, released] = counts.map(share);
+        assert!(
+            line.starts_with(&format!("GIL: held in {held} of ")),
+            "{line}"
+        );
+        let end = format!(", waited for in {waiting}, released in {released}");
+        assert!(line.ends_with(&end), "{line}");
+        assert!(
+            answer.stdout.contains(&format!("\n  {line}\n")),
+            "{answer:?} {line}"
+        );
+        let text = fs::read_to_string(&folded).unwrap();
+        for (state, expected) in states.into_iter().zip(counts) {
+            let lines = text
+                .lines()
+                .filter(|line| line.starts_with(&format!("{state};")));
+            let numbers =
+                lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap());
+            assert_eq!(numbers.sum::<u64>(), expected, "{state}");
+        }
+        Ok(text)
+    });
+    for line in text.lines() {
+        let waits = line.contains(&format!(";{WAITING_FRAME};"));
+        assert_eq!(waits, line.starts_with("waiting;"), "{line}");
+    }
+}
+
+#[test]
+fn a_recording_of_what_holds_the_gil_accounts_for_the_rest() {
+    let Some(interpreter) = Interpreter::with_version("3.12").into_iter().next() else {
+        return;
+    };
+    let target = interpreter.start("locked.py");
+    let scratch = Scratch::new("gil-held");
+    let (pid, path) = (target.pid().to_string(), scratch.path("a.otlp"));
+    let arguments = ["record", "-p", &pid, "--no-symbols", "--gil", "-o", &path];
+    given_time(|seconds| {
+        let summary = otelctx(&[&arguments[..], &["--json", "-d", seconds]].concat()).json();
+        let counts = ["held", "waiting", "released", "none"];
+        let counts = counts.map(|it| summary["gil"][it].as_u64().unwrap());
+        if counts[0] == 0 || counts[2] == 0 {
+            return Err(summary);
+        }
+        assert_eq!(summary["samples"], counts[0]);
+        let all = &summary["counts"];
+        let taken = ["attached", "detached", "not_published", "invalid"].map(|it| &all[it]);
+        let unreadable = all["unreadable"].as_object().unwrap().values();
+        let taken = taken.into_iter().chain(unreadable);
+        let taken = taken.map(|it| it.as_u64().unwrap()).sum::<u64>();
+        assert_eq!(counts.into_iter().sum::<u64>(), taken, "{summary:#}");
+        let expected = json!({"held": counts[0], "waiting": 0, "released": 0, "none": 0});
+        assert_eq!(reported(&path).0, expected);
+        Ok(())
+    });
+    given_time(|seconds| {
+        let answer = otelctx(&[&arguments[..], &["-d", seconds]].concat()).expect(0);
+        let is_there = answer.stdout.contains("\n  dropped by --gil: ");
+        is_there.then_some(()).ok_or(answer)
+    });
+}
+
+#[test]
+fn a_recording_of_what_holds_the_gil_says_if_there_is_no_interpreter() {
+    let scratch = Scratch::new("gil-none");
+    let path = scratch.path("a.otlp");
+    let target = crate::target::Target::start("busy");
+    let pid = target.pid().to_string();
+    let answer = given_time(|seconds| {
+        let arguments = ["record", "-p", &pid, "--gil", "-o", &path, "-d", seconds];
+        let answer = otelctx(&arguments).expect(0);
+        match answer.stderr.contains("no samples: ") {
+            true => Err(answer),
+            false => Ok(answer),
+        }
+    });
+    let message = "was kept: no sampled thread is one of an interpreter with a GIL\n";
+    assert!(answer.stderr.contains(message), "{answer:?}");
+    assert!(
+        answer.stderr.contains(" dump PID` shows whether"),
+        "{answer:?}"
+    );
+    assert!(
+        answer.stdout.starts_with("0 samples of 0 processes"),
+        "{answer:?}"
+    );
+    assert!(
+        answer.stdout.contains("\n  dropped by --gil: "),
+        "{answer:?}"
+    );
 }

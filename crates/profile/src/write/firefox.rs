@@ -9,7 +9,7 @@ use flate2::write::GzEncoder;
 use foldhash::fast::RandomState;
 use fxprof_processed_profile as fx;
 use indexmap::IndexMap;
-use otelctx_sample::{ContextId, FrameKind, ThreadId};
+use otelctx_sample::{ContextId, FrameKind, GilState, ThreadId};
 
 use super::aggregate::{OTHER, Room};
 use super::folded::each_frame;
@@ -178,11 +178,17 @@ impl Firefox {
         thread: fx::ThreadHandle,
         stack: &[LocationIndex],
     ) -> Option<fx::StackHandle> {
-        let (mut last, mut is_whole) = (None, true);
+        let (mut last, mut is_whole, mut waits) = (None, true, false);
         for &index in stack.iter().rev() {
             let location = part.location(index);
             let category = self.categories.of(&mut self.out, location.place);
+            let is_named = matches!(location.place, Place::Runtime(_));
             each_frame(part, location, |name| {
+                waits |= is_named && name == GilState::WAITING_FRAME;
+                let category = match waits {
+                    true => self.categories.waiting(&mut self.out),
+                    false => category,
+                };
                 let frame = self.frame(thread, last, name, category);
                 is_whole &= frame.is_some();
                 last = frame.or(last);
@@ -314,6 +320,8 @@ struct Categories {
     user: fx::CategoryHandle,
     kernel: fx::CategoryHandle,
     span: fx::CategoryHandle,
+    /// The category of frames that wait for an interpreter's lock, once there are any.
+    waiting: Option<fx::CategoryHandle>,
     /// Categories of frames that a runtime has named, by what executes them.
     runtimes: HashMap<FrameKind, fx::CategoryHandle>,
 }
@@ -324,8 +332,14 @@ impl Categories {
             user: out.add_category("User", fx::CategoryColor::Yellow),
             kernel: out.add_category("Kernel", fx::CategoryColor::Orange),
             span: out.add_category("Span", fx::CategoryColor::Blue),
+            waiting: None,
             runtimes: HashMap::new(),
         }
+    }
+
+    fn waiting(&mut self, out: &mut fx::Profile) -> fx::CategoryHandle {
+        let new = || out.add_category("Waiting for the GIL", fx::CategoryColor::Red);
+        *self.waiting.get_or_insert_with(new)
     }
 
     fn of(&mut self, out: &mut fx::Profile, place: Place) -> fx::CategoryHandle {

@@ -1,6 +1,6 @@
 //! Folded stacks: one per line, frames from the root separated by `;`, and the number of samples.
 
-use crate::attributes::attribute;
+use crate::attributes::attribute_of;
 use crate::{Kind, Location, Options, Place, Profile};
 
 /// The root of samples without the attribute.
@@ -16,8 +16,7 @@ pub(super) fn stacks<'p>(
     groups.map(|group| {
         let mut stack = String::new();
         if let Some(name) = &options.by {
-            let context = group.context.map(|context| profile.context(context));
-            let value = context.and_then(|context| attribute(context, name));
+            let value = attribute_of(profile, &group, name);
             push(&mut stack, value.unwrap_or(WITHOUT));
         }
         push(&mut stack, &profile.process(group.process).comm);

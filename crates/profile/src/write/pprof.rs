@@ -12,7 +12,7 @@ use otelctx_sample::format::hexadecimal;
 use prost::Message;
 
 use super::aggregate::{OTHER, Room};
-use crate::attributes::{attributes, beside};
+use crate::attributes::{GIL, attributes, beside};
 use crate::{Clock, Group, Kind, Place, Profile};
 
 /// Maximum memory of all samples, in bytes (estimated).
@@ -232,6 +232,9 @@ impl Pprof {
         };
         text(PROCESS, &process.comm)?;
         text(THREAD, &thread.name)?;
+        if let Some(state) = group.gil {
+            text(GIL, state.name())?;
+        }
         if let Some(context) = group.context {
             let context = part.context(context);
             let (trace, span) = (context.trace_id, context.span_id);
@@ -451,7 +454,7 @@ const THREAD: &str = "thread";
 const TID: &str = "tid";
 const TRACE_ID: &str = "trace_id";
 const SPAN_ID: &str = "span_id";
-const OWN: [&str; 6] = [PROCESS, PID, THREAD, TID, TRACE_ID, SPAN_ID];
+const OWN: [&str; 7] = [PROCESS, PID, THREAD, TID, GIL, TRACE_ID, SPAN_ID];
 
 /// Writes messages as fields of the enclosing message.
 struct Out<'w> {

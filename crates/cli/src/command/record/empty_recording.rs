@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use otelctx_profile::Recording;
 use otelctx_profile::sample::{ContextId, Counts, Found};
+use otelctx_profile::{GIL_ATTRIBUTE, Recording};
 
 use super::Arguments;
+use super::gil::GilSamples;
 use crate::command::filter::NONE;
 use crate::output::attributes::{self, string};
 use crate::output::text::{argument, count, grouped, own_name};
@@ -25,6 +26,8 @@ pub(super) struct Explanation {
 pub(super) struct Before {
     samples: usize,
     counts: Counts,
+    /// Samples that the other filters keep, with `--gil`.
+    gil: GilSamples,
     /// Sampled services.
     services: BTreeSet<String>,
     /// Sampled values of the first resource attribute of `--filter`.
@@ -49,6 +52,11 @@ impl Before {
         self.counts += part.counts;
     }
 
+    /// Adds the samples of a part that `--gil` chooses from.
+    pub(super) fn add_gil(&mut self, samples: GilSamples) {
+        self.gil += samples;
+    }
+
     /// Why no samples, or none with a trace, are left.
     pub(super) fn explanation(&self, kept: usize, arguments: &Arguments) -> Option<Explanation> {
         if self.samples == 0 && self.counts.not_traceable > self.counts.lost {
@@ -69,6 +77,9 @@ impl Before {
         }
         if self.samples == 0 {
             return Some(self.slept(arguments));
+        }
+        if kept == 0 && self.gil.all() > 0 {
+            return Some(self.without_gil());
         }
         if kept == 0 {
             return Some(self.chosen(arguments));
@@ -102,6 +113,28 @@ impl Before {
                  {period:.1} ms"
             ),
             hint: format!("record longer, or sample more often with -F 999{dump}"),
+        }
+    }
+
+    /// Why `--gil` has kept none.
+    fn without_gil(&self) -> Explanation {
+        let all = count(self.gil.all() as usize, "sample", "samples");
+        match self.gil.threads() {
+            0 => Explanation {
+                message: format!(
+                    "none of {all} was kept: no sampled thread is one of an interpreter with a GIL"
+                ),
+                hint: format!(
+                    "`{} dump PID` shows whether a process is recognized as Python, and which threads it has",
+                    own_name()
+                ),
+            },
+            _ => Explanation {
+                message: format!(
+                    "none of {all} was kept: no thread held the GIL when it was sampled"
+                ),
+                hint: "record longer, or without --gil".to_owned(),
+            },
         }
     }
 
@@ -149,6 +182,10 @@ impl Contexts {
     /// Adds a part of the recording.
     pub(super) fn add(&mut self, part: &Recording) {
         let mut contexts = HashSet::new();
+        if part.samples.iter().any(|it| it.gil.is_some()) {
+            self.any = true;
+            self.attributes.insert(GIL_ATTRIBUTE.to_owned());
+        }
         contexts.extend(part.samples.iter().filter_map(|it| match it.found {
             Found::Attached(context) => Some(context),
             _ => None,
@@ -162,7 +199,7 @@ impl Contexts {
         }
     }
 
-    /// Explains that no recorded context has the attribute of `--by`.
+    /// Explains that no recorded sample has the attribute of `--by`.
     pub(super) fn lacking(&self, asked: Option<&str>) -> Option<Explanation> {
         let asked = asked.filter(|name| *name != NONE)?;
         let lacks = self.any && !self.attributes.contains(asked);

@@ -1,6 +1,7 @@
 //! `otelctx record`: samples processes, and writes what they did and for which trace.
 
 mod empty_recording;
+pub(super) mod gil;
 pub(super) mod output;
 mod progress;
 mod send;
@@ -14,6 +15,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use clap::builder::ArgPredicate;
+use otelctx_profile::sample::{GilState, Sample};
 use otelctx_profile::{Options, Profile};
 use otelctx_sampler::{Method, Targets};
 
@@ -28,6 +30,7 @@ use crate::output::text::own_name;
 use crate::{Setup, Status, interrupt};
 
 use empty_recording::{Before, Contexts};
+use gil::GilSamples;
 use output::Outputs;
 use send::{Collector, Delivery};
 use session::{Plan, Recorded, Session};
@@ -80,6 +83,9 @@ pub(crate) struct Arguments {
     by: Option<String>,
     #[command(flatten)]
     filter: Filter,
+    /// Keep only samples of threads that hold the global interpreter lock (the GIL of Python)
+    #[arg(long)]
+    gil: bool,
     /// Prefix for context attribute names in OTLP output
     #[arg(long, value_name = "PREFIX", default_value = "")]
     attribute_prefix: String,
@@ -146,8 +152,14 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         };
         before.add(&part, arguments);
         arguments.filter.keep(&mut part);
+        let gil = GilSamples::of_part(&part);
+        if arguments.gil {
+            before.add_gil(gil);
+            let is_held = |sample: &Sample| sample.gil == Some(GilState::Held);
+            part.samples.retain(is_held);
+        }
         contexts.add(&part);
-        summary.add(&part);
+        summary.add(&part, gil);
         let profile = Profile::new(part, &mut symbols);
         let outputs = outputs.get_or_insert_with(|| {
             let mut options = Options::default();

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Counts, Found, GilState, ProcessId, ReadStep, Sample, StackEnd};
+use otelctx_profile::sample::{Counts, Found, ProcessId, ReadStep, Sample, StackEnd};
 use otelctx_sampler::{IncompleteStacks, Method};
 use serde::Serialize;
 
+use super::gil::GilSamples;
 use super::output::Written;
 use super::send::Delivery;
 use crate::output::counts::CountsJson;
@@ -49,12 +50,12 @@ impl Summary {
         }
     }
 
-    /// Adds a part of the recording.
-    pub(super) fn add(&mut self, part: &Recording) {
+    /// Adds a part of the recording, and the states of its samples before `--gil` removed any.
+    pub(super) fn add(&mut self, part: &Recording, gil: GilSamples) {
+        self.gil += gil;
         let is_attached = |it: &&Sample| matches!(it.found, Found::Attached(_));
         self.samples += part.samples.len();
         self.attached += part.samples.iter().filter(is_attached).count();
-        part.samples.iter().for_each(|it| self.gil.add(it.gil));
         let process = |it: &Sample| part.catalog.thread_facts(it.thread).process;
         let processes: HashSet<ProcessId> = part.samples.iter().map(process).collect();
         for id in processes {
@@ -86,6 +87,14 @@ impl Summary {
         );
         if let Some(line) = self.gil.line() {
             text += &format!("  {line}\n");
+        }
+        if self.gil.all() > self.samples as u64 {
+            let dropped = self.gil.all() - self.samples as u64;
+            text += &format!(
+                "  dropped by --gil: {}, {} of them of other threads\n",
+                count(dropped as usize, "sample", "samples"),
+                grouped(self.gil.none as usize),
+            );
         }
         let missing = missing(&self.counts);
         if !missing.is_empty() {
@@ -145,40 +154,6 @@ impl Summary {
             files,
             sent,
         }
-    }
-}
-
-/// Samples by the state of the interpreter's lock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-struct GilSamples {
-    held: u64,
-    waiting: u64,
-    released: u64,
-}
-
-impl GilSamples {
-    fn add(&mut self, state: Option<GilState>) {
-        match state {
-            Some(GilState::Held) => self.held += 1,
-            Some(GilState::Waiting) => self.waiting += 1,
-            Some(_) => self.released += 1,
-            None => {}
-        }
-    }
-
-    /// Shares of the samples of threads that use the lock, if there are any.
-    fn line(self) -> Option<String> {
-        let all = self.held + self.waiting + self.released;
-        let share = |number: u64| format!("{:.1} %", 100.0 * number as f64 / all as f64);
-        (all > 0).then(|| {
-            format!(
-                "GIL: held in {} of {} of interpreter threads, waited for in {}, released in {}",
-                share(self.held),
-                count(all as usize, "sample", "samples"),
-                share(self.waiting),
-                share(self.released),
-            )
-        })
     }
 }
 
@@ -298,7 +273,10 @@ mod tests {
         Summary {
             samples: 1234,
             attached: 1200,
-            gil: GilSamples::default(),
+            gil: GilSamples {
+                none: 1234,
+                ..GilSamples::default()
+            },
             processes: HashSet::from([(7, 7, String::new())]),
             duration_ns: 5_040_000_000,
             period_ns: 1_000_000,
@@ -369,6 +347,26 @@ mod tests {
     }
 
     #[test]
+    fn the_gil_has_a_line_where_there_is_one() {
+        let mut summary = summary(Counts::default());
+        summary.gil = GilSamples {
+            held: 743,
+            waiting: 240,
+            released: 217,
+            none: 34,
+        };
+        let line = "  GIL: held in 61.9 % of 1,200 samples of interpreter threads, \
+            waited for in 20.0 %, released in 18.1 %\n";
+        let text = summary.text();
+        assert_eq!(text.split_once('\n').unwrap().1, line);
+        // The others are dropped, and accounted for.
+        summary.samples = 743;
+        let dropped = "  dropped by --gil: 491 samples, 34 of them of other threads\n";
+        let text = summary.text();
+        assert_eq!(text.split_once('\n').unwrap().1, format!("{line}{dropped}"));
+    }
+
+    #[test]
     fn json_has_every_counter() {
         let mut counts = Counts::default();
         (counts.attached, counts.detached, counts.not_published) = (1, 2, 3);
@@ -384,12 +382,18 @@ mod tests {
         counts.outside_namespace = 35;
         (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 29, 30, 31, 33]);
         let mut summary = summary(counts);
+        summary.gil = GilSamples {
+            held: 1000,
+            waiting: 200,
+            released: 30,
+            none: 4,
+        };
         let place = IncompleteStacks::new("libfoo.so", StackEnd::NoTables, 33);
         summary.incomplete_stacks.push(place);
         let json = serde_json::to_value(summary.json(&[], None)).unwrap();
         let expected = serde_json::json!({
             "samples": 1234, "with_context": 1200,
-            "gil": {"held": 0, "waiting": 0, "released": 0}, "processes": 1,
+            "gil": {"held": 1000, "waiting": 200, "released": 30, "none": 4}, "processes": 1,
             "duration_ns": 5_040_000_000_u64, "period_ns": 1_000_000, "method": "ebpf",
             "counts": {
                 "attached": 1, "detached": 2, "not_published": 3, "invalid": 4,

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use otelctx_profile::sample::{
-    Catalog, Frame, Mapping, Module, ModuleFiles, ModuleId, ProcessFacts, ProcessId,
+    Catalog, Frame, GilState, Mapping, Module, ModuleFiles, ModuleId, ProcessFacts, ProcessId,
 };
 use otelctx_profile::{SymbolQuery, Symbolizer};
 use otelctx_symbolize::Symbols;
@@ -87,10 +87,17 @@ impl Names {
         }
     }
 
-    /// The innermost function. Functions of an earlier catalog are counted together.
+    /// The innermost function; for a thread that waits for an interpreter's lock, that it waits. Functions of an earlier catalog are counted together.
     pub(super) fn leaf(&mut self, catalog: &Catalog, stacks: &Stacks) -> Key {
         if stacks.catalog != self.generation {
             return Key::Others;
+        }
+        let is_waiting = |frame: &Frame| match frame {
+            Frame::Named(named) => named.function == GilState::WAITING_FRAME,
+            Frame::Native { .. } => false,
+        };
+        if catalog.frames(stacks.user).any(is_waiting) {
+            return Key::Function(GilState::WAITING_FRAME.to_owned());
         }
         let innermost = self.frames(catalog, stacks, 1).pop();
         innermost.map_or(Key::Nothing, Key::Function)
@@ -274,5 +281,25 @@ mod tests {
             names.frames(&catalog, &stacks, 9),
             ["Shop.checkout", "0x10"]
         );
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_the_gil_is_counted_by_that() {
+        let mut catalog = Catalog::new();
+        let process = catalog.add_process(ProcessFacts::default());
+        let waiting = NamedFrame {
+            kind: FrameKind::CPYTHON,
+            function: GilState::WAITING_FRAME.into(),
+            ..NamedFrame::default()
+        };
+        let stacks = Stacks {
+            catalog: 0,
+            thread: catalog.thread(process, 1, "main"),
+            user: catalog.stack(&[Frame::instruction(0x10), Frame::from(waiting)]),
+            kernel: catalog.native_stack(&[1 << 63]),
+        };
+        let mut names = Names::new(ModuleFiles::default());
+        let leaf = Key::Function("[waiting for the GIL]".into());
+        assert_eq!(names.leaf(&catalog, &stacks), leaf);
     }
 }

@@ -1,0 +1,86 @@
+//! Samples by the state of a global interpreter lock.
+
+use std::ops::AddAssign;
+
+use otelctx_profile::Recording;
+use otelctx_profile::report::Report;
+use otelctx_profile::sample::GilState;
+use serde::Serialize;
+
+use crate::output::text::count;
+
+/// Samples by the state of a global interpreter lock (docs/json.md).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(in crate::command) struct GilSamples {
+    pub(super) held: u64,
+    pub(super) waiting: u64,
+    pub(super) released: u64,
+    /// Of other threads.
+    pub(super) none: u64,
+}
+
+impl GilSamples {
+    /// Counts the samples of a part of a recording.
+    pub(super) fn of_part(part: &Recording) -> Self {
+        let mut counts = Self::default();
+        for sample in &part.samples {
+            *counts.of(sample.gil) += 1;
+        }
+        counts
+    }
+
+    /// The counts of a recorded file.
+    pub(in crate::command) fn of_report(report: &Report) -> Self {
+        let mut counts = Self::default();
+        let states = GilState::ALL.into_iter().zip(&report.by_gil);
+        for (state, cost) in states {
+            *counts.of(Some(state)) = cost.samples;
+        }
+        counts.none = report.total.samples.saturating_sub(counts.threads());
+        counts
+    }
+
+    fn of(&mut self, state: Option<GilState>) -> &mut u64 {
+        match state {
+            Some(GilState::Held) => &mut self.held,
+            Some(GilState::Waiting) => &mut self.waiting,
+            Some(_) => &mut self.released,
+            None => &mut self.none,
+        }
+    }
+
+    /// Samples of threads that use such a lock.
+    pub(super) fn threads(self) -> u64 {
+        let all = [self.held, self.waiting, self.released];
+        all.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// All samples.
+    pub(super) fn all(self) -> u64 {
+        self.threads().saturating_add(self.none)
+    }
+
+    /// Shares of the samples of threads that use such a lock, if there are any.
+    pub(in crate::command) fn line(self) -> Option<String> {
+        let all = self.threads();
+        let share = |number: u64| format!("{:.1} %", 100.0 * number as f64 / all as f64);
+        (all > 0).then(|| {
+            format!(
+                "GIL: held in {} of {} of interpreter threads, waited for in {}, released in {}",
+                share(self.held),
+                count(all as usize, "sample", "samples"),
+                share(self.waiting),
+                share(self.released),
+            )
+        })
+    }
+}
+
+impl AddAssign for GilSamples {
+    fn add_assign(&mut self, other: Self) {
+        self.held += other.held;
+        self.waiting += other.waiting;
+        self.released += other.released;
+        self.none += other.none;
+    }
+}
