@@ -119,7 +119,7 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
     fs::write(&initramfs, image.finish())
         .map_err(|error| format!("{}: {error}", initramfs.display()))?;
 
-    let output = MACHINE.run(&machine.kernel, &initramfs)?;
+    let output = MACHINE.run(&machine.kernel, &initramfs, TARGET_ARCHITECTURE)?;
     let said = [&guest::COMMAND_OUTPUT[..], &[CRASH_OUTPUT]].concat();
     let here = guest::verdict(&output, &said, "aarch64", counts)?;
     Ok(Outcome::Passed(format!(

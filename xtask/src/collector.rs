@@ -9,7 +9,7 @@ use crate::report;
 use crate::workspace::{have, setup_dir};
 
 /// Version of the builder and of every component; they are released together.
-const VERSION: &str = "v0.156.0";
+pub(crate) const VERSION: &str = "v0.156.0";
 /// Timeout of fetching and compiling, in seconds; it takes one minute on two idle CPUs.
 const BUILD_TIMEOUT: &str = "900";
 
@@ -31,6 +31,8 @@ pub(crate) fn fetch() -> Result<PathBuf, String> {
     let work = setup_dir().join("otelcol-build");
     let built = build(&work);
     let install = built.and_then(|built| {
+        // Another version's files may be linked into other checkouts.
+        let _ = fs::remove_dir_all(&folder);
         let installed = fs::create_dir_all(&folder)
             .and_then(|()| fs::copy(&built, &program))
             .and_then(|_| fs::write(&stamp, VERSION));

@@ -162,9 +162,14 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Boots, and prints and returns the console's output. A machine that exceeds its timeout is
-    /// killed.
-    pub(crate) fn run(&self, kernel: &Path, initramfs: &Path) -> Result<String, String> {
+    /// Boots, and prints and returns the console's output; what is printed has the machine's `name` before
+    /// each line. A machine that exceeds its timeout is killed.
+    pub(crate) fn run(
+        &self,
+        kernel: &Path,
+        initramfs: &Path,
+        name: &str,
+    ) -> Result<String, String> {
         let mut emulator = Command::new(self.emulator);
         let parameters = format!(
             "console={} quiet panic=-1 no_timer_check rdinit=/init",
@@ -202,7 +207,7 @@ impl Machine {
                 Ok(line) if line == END => break Ok(()),
                 Ok(line) => {
                     // A closed terminal is not the machine's fault.
-                    let _ = writeln!(std::io::stdout(), "{line}");
+                    let _ = writeln!(std::io::stdout(), "{name} | {line}");
                     said.push_str(&line);
                     said.push('\n');
                 }

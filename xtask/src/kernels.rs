@@ -7,6 +7,8 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::counts::Counts;
@@ -15,7 +17,7 @@ use crate::guest::{self, Image, Machine, Rows};
 use crate::named_kernel;
 use crate::report::{self, Outcome};
 use crate::unprivileged;
-use crate::workspace::{TestProgram, have, root, test_programs};
+use crate::workspace::{TestProgram, have, target_dir, test_programs};
 
 /// A kernel and its features.
 struct Kernel {
@@ -132,8 +134,11 @@ const MACHINE: Machine = Machine {
         "3072",
     ],
     console: "ttyS0",
-    timeout: Duration::from_secs(900),
+    timeout: Duration::from_secs(1200),
 };
+
+/// How many machines run at a time: each has one processor, and the host mostly has two.
+const AT_A_TIME: usize = 2;
 
 /// Libraries that the test programs are linked with, at their own paths; the last one for musl.
 const LIBRARIES: [&str; 5] = [
@@ -266,25 +271,25 @@ fn boot<'k>(
         Ok(contents) => contents,
         Err(error) => return Outcome::Failed(error),
     };
+    let kernels: Vec<_> = kernels.collect();
+    let next = AtomicUsize::new(0);
+    let turn = || kernels.get(next.fetch_add(1, Ordering::Relaxed));
+    let boot = || std::iter::from_fn(turn).map(|kernel| contents.boot(kernel));
+    let booted: Vec<(Counts, Outcome)> = thread::scope(|scope| {
+        let threads = [(); AT_A_TIME].map(|()| scope.spawn(|| boot().collect::<Vec<_>>()));
+        let panicked = |_| vec![(Counts::default(), Outcome::Failed("it panicked".into()))];
+        let ended = threads
+            .into_iter()
+            .map(|it| it.join().unwrap_or_else(panicked));
+        ended.flatten().collect()
+    });
     let (mut done, mut untested, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-    for kernel in kernels {
-        println!("kernels: {kernel}");
-        let start = Instant::now();
-        let result = match kernel.fetch() {
-            Ok(guest) => contents.run(kernel, &guest, counts),
-            Err(why) => {
-                println!("kernels: {kernel} is not tested: {why}");
-                untested.push(format!("{kernel} is not tested: {why}"));
-                continue;
-            }
-        };
-        let took = start.elapsed().as_secs();
-        match result {
-            Ok(here) => {
-                println!("kernels: {kernel}: {here} ({took} s)");
-                done.push(format!("{kernel}: {here}"));
-            }
-            Err(error) => failed.push(format!("{kernel}: {error}")),
+    for (of_kernel, outcome) in booted {
+        counts.add("", of_kernel);
+        match outcome {
+            Outcome::Passed(line) => done.push(line),
+            Outcome::Skipped(line) => untested.push(line),
+            Outcome::Failed(line) => failed.push(line),
         }
     }
     if !failed.is_empty() {
@@ -300,20 +305,47 @@ fn boot<'k>(
 /// A test program, its path in the machine, and a filter for its tests.
 type Test = (TestProgram, String, &'static str);
 
+impl Selection<'_> {
+    /// A file that is written when the fixtures of these tests are compiled.
+    fn stamp(self, folder: &Path) -> PathBuf {
+        folder.join(match self {
+            Self::Everything => "compiled".to_owned(),
+            Self::Short => "compiled-short".to_owned(),
+            Self::Package(package) => format!("compiled-{package}"),
+        })
+    }
+}
+
+/// Says that all tests have run on the host, and compiled their fixtures.
+pub(crate) fn fixtures_are_compiled() {
+    for selection in [Selection::Everything, Selection::Short] {
+        // Otherwise they are run again.
+        let _ = folder().and_then(|folder| write_stamp(&selection.stamp(&folder)));
+    }
+}
+
+fn write_stamp(stamp: &Path) -> Result<(), String> {
+    fs::write(stamp, "").map_err(|error| format!("{}: {error}", stamp.display()))
+}
+
+/// The folder for the machines' files.
+fn folder() -> Result<PathBuf, String> {
+    let folder = target_dir().join("kernels");
+    fs::create_dir_all(&folder)
+        .and_then(|()| folder.canonicalize())
+        .map_err(|error| format!("{}: {error}", folder.display()))
+}
+
 /// Runs test programs on the host for the fixtures that they compile, because the machine has no
 /// compiler. Whether they pass does not matter here. Programs that have not changed are not run again.
 fn compile_fixtures(folder: &Path, tests: &[Test], selection: Selection<'_>) -> Result<(), String> {
-    let stamp = folder.join(match selection {
-        Selection::Everything => "compiled".to_owned(),
-        Selection::Short => "compiled-short".to_owned(),
-        Selection::Package(package) => format!("compiled-{package}"),
-    });
+    let stamp = selection.stamp(folder);
     let modified = |path: &Path| fs::metadata(path).and_then(|status| status.modified());
     // The publisher's tests compile no fixtures, and the matrix has a list of its own.
     let compiling = tests
         .iter()
         .filter(|(program, ..)| !program.package.ends_with("otelctx") && program.name != "matrix");
-    for (program, _, filter) in compiling.clone() {
+    for (program, _, filter) in compiling {
         let newer = modified(&program.executable).ok() >= modified(&stamp).ok();
         if !newer {
             continue;
@@ -323,21 +355,23 @@ fn compile_fixtures(folder: &Path, tests: &[Test], selection: Selection<'_>) -> 
         command
             .current_dir(&program.package)
             .env("CARGO_MANIFEST_DIR", &program.package)
-            .env("CARGO_TARGET_DIR", folder)
             .args(filter.split_whitespace());
         let _ = command.output();
     }
-    fs::write(&stamp, "").map_err(|error| format!("{}: {error}", stamp.display()))
+    write_stamp(&stamp)
 }
 
 /// The contents of the initramfs, the same for every kernel.
 struct Contents {
+    /// For the machines' files.
     folder: PathBuf,
+    /// Cargo's target folder, which tests find fixtures below.
+    target: PathBuf,
     tests: Vec<Test>,
     /// Path of the command, where its tests expect it.
     command: PathBuf,
     /// Path of the process that the command's tests inspect.
-    target: PathBuf,
+    inspected: PathBuf,
     /// Fixtures compiled on the host.
     fixtures: Vec<PathBuf>,
     rows: Option<Rows>,
@@ -345,14 +379,7 @@ struct Contents {
 
 impl Contents {
     fn new(selection: Selection<'_>) -> Result<Self, String> {
-        let folder = root().join("target/kernels");
-        fs::create_dir_all(folder.join("fixtures"))
-            .and_then(|()| folder.canonicalize())
-            .map_err(|error| format!("{}: {error}", folder.display()))
-            .and_then(|folder| Self::in_folder(folder, selection))
-    }
-
-    fn in_folder(folder: PathBuf, selection: Selection<'_>) -> Result<Self, String> {
+        let folder = folder()?;
         let mut tests = Vec::new();
         for program in test_programs(&selection.packages())? {
             let package = program.package.file_name().unwrap_or_default();
@@ -364,7 +391,8 @@ impl Contents {
             tests.push((program, place, filter));
         }
         compile_fixtures(&folder, &tests, selection)?;
-        let fixtures = folder.join("fixtures");
+        let target = folder.parent().unwrap_or(&folder).to_owned();
+        let fixtures = target.join("fixtures");
         let built =
             fs::read_dir(&fixtures).map_err(|error| format!("{}: {error}", fixtures.display()))?;
         let fixtures = built
@@ -376,12 +404,13 @@ impl Contents {
         let built = built.ok_or("no target folder")?;
         Ok(Self {
             command: built.join("otelctx"),
-            target: built.join("examples/target"),
+            inspected: built.join("examples/target"),
             rows: selection
                 .is_everything()
                 .then(|| Rows::build("x86_64"))
                 .transpose()?,
             folder,
+            target,
             tests,
             fixtures,
         })
@@ -393,10 +422,26 @@ impl Contents {
             .any(|(_, place, _)| place == COMMAND_TESTS)
     }
 
+    /// Runs the tests under a kernel; the outcome names it.
+    fn boot(&self, kernel: &Kernel) -> (Counts, Outcome) {
+        println!("kernels: {kernel}");
+        let start = Instant::now();
+        let mut counts = Counts::default();
+        let outcome = match kernel.fetch() {
+            Err(why) => Outcome::Skipped(format!("{kernel} is not tested: {why}")),
+            Ok(guest) => match self.run(kernel, &guest, &mut counts) {
+                Ok(here) => Outcome::Passed(format!("{kernel}: {here}")),
+                Err(error) => Outcome::Failed(format!("{kernel}: {error}")),
+            },
+        };
+        println!("kernels: {outcome} ({} s)", start.elapsed().as_secs());
+        (counts, outcome)
+    }
+
     fn script(&self, kernel: &Kernel) -> String {
         let mut script = format!(
             "export CARGO_TARGET_DIR='{}' OTELCTX_MATRIX=/matrix OTELCTX_KERNEL='{}'\n",
-            self.folder.display(),
+            self.target.display(),
             kernel.of_sampler()
         );
         for (_, place, filter) in &self.tests {
@@ -420,13 +465,16 @@ impl Contents {
             }
         }
         for (program, place, _) in &self.tests {
-            image.bytes(Path::new(place), &self.stripped(&program.executable)?);
+            image.bytes(
+                Path::new(place),
+                &self.stripped(&program.executable, kernel)?,
+            );
         }
         if self.has_command() {
-            let command = self.stripped(&self.command)?;
+            let command = self.stripped(&self.command, kernel)?;
             image.bytes(Path::new("/bin/otelctx"), &command);
             image.bytes(&self.command, &command);
-            image.bytes(Path::new(TARGET), &self.stripped(&self.target)?);
+            image.bytes(Path::new(TARGET), &self.stripped(&self.inspected, kernel)?);
         }
         for fixture in &self.fixtures {
             image.file(fixture, fixture)?;
@@ -435,17 +483,19 @@ impl Contents {
         if let Some(rows) = &self.rows {
             rows.put_into(&mut image)?;
         }
-        let initramfs = self.folder.join("initramfs");
+        let initramfs = self.folder.join(format!("initramfs-{}", kernel.version));
         fs::write(&initramfs, image.finish())
             .map_err(|error| format!("{}: {error}", initramfs.display()))?;
-        let mut output = MACHINE.run(&guest.kernel, &initramfs);
+        let run = || MACHINE.run(&guest.kernel, &initramfs, kernel.version);
+        let mut output = run();
         // On a busy host, a machine sometimes fails to boot.
         for _ in 0..2 {
             if !matches!(&output, Err(error) if error == guest::NOT_STARTED) {
                 break;
             }
-            output = MACHINE.run(&guest.kernel, &initramfs);
+            output = run();
         }
+        let _ = fs::remove_file(&initramfs);
         let output = output?;
         let features = kernel.features();
         let mut expected = Vec::new();
@@ -459,8 +509,8 @@ impl Contents {
     }
 
     /// The program without debug information, most of its size: it goes into the machine's memory.
-    fn stripped(&self, program: &Path) -> Result<Vec<u8>, String> {
-        let output = self.folder.join("stripped");
+    fn stripped(&self, program: &Path, kernel: &Kernel) -> Result<Vec<u8>, String> {
+        let output = self.folder.join(format!("stripped-{}", kernel.version));
         report::output(
             Command::new("strip")
                 .args(["--strip-debug", "-o"])

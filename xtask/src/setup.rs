@@ -16,6 +16,10 @@
 //! | `target/setup/musl-x86_64/gcc`, `target/setup/musl-aarch64/gcc` | compilers for musl |
 //! | `target/setup/cpython-3.14/python`, `…/cpython-3.15/python` | Pythons to inspect |
 //! | `target/setup/glibc-2.31`, `…/glibc-newest` | C libraries with their dynamic linkers (`ld.so`, `lib`, `tree`) |
+//!
+//! What takes minutes to make is kept for other checkouts of the same user: [`cache`].
+
+mod cache;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -94,6 +98,13 @@ enum Missing {
 /// Installs what is missing, without using the network for what is installed. Fails if something
 /// that is available cannot be installed; what is not available is skipped with a message.
 pub(crate) fn run() -> Outcome {
+    cache::restore();
+    let outcome = install_missing();
+    cache::save();
+    outcome
+}
+
+fn install_missing() -> Outcome {
     let mut missing = packages();
     let debian = || {
         debian::is_available()

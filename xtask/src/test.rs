@@ -49,6 +49,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
 fn workspace(counts: &mut Counts) -> Outcome {
     let tests = ["test", "--workspace", "--locked", "--no-fail-fast"];
     let (output, result) = Output::of(cargo().args(tests).args(["--", "--show-output"]));
+    kernels::fixtures_are_compiled();
     let said = output.counts.to_string();
     counts.add("", output.counts);
     match result {

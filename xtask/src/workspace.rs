@@ -24,6 +24,12 @@ pub(crate) fn setup_dir() -> PathBuf {
     root().join("target/setup")
 }
 
+/// Cargo's target folder.
+pub(crate) fn target_dir() -> PathBuf {
+    let folder = std::env::var_os("CARGO_TARGET_DIR");
+    folder.map_or(root().join("target"), PathBuf::from)
+}
+
 /// The cargo that runs this task.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
