@@ -8,11 +8,11 @@ use std::path::PathBuf;
 
 use lzma_rust2::XzReader;
 use nix::fcntl::OFlag;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use object::elf::{SHF_ALLOC, SHT_NOBITS, SHT_PROGBITS};
 use object::endian::Endianness;
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Object, ObjectSection, ObjectSegment, ReadCache};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Maximum number of bytes copied of a file: 4 GiB.
 const MAX_COPIED: u64 = 4 << 30;
@@ -175,7 +175,7 @@ pub(crate) fn nameless() -> io::Result<File> {
         .write(true)
         .custom_flags(OFlag::O_TMPFILE.bits())
         .open(std::env::temp_dir());
-    on_disk.or_else(|_| Ok(memfd_create(c"otelctx", MFdFlags::MFD_CLOEXEC)?.into()))
+    on_disk.or_else(|_| Ok(memfd_create(c"otelctx", MemfdFlags::CLOEXEC)?.into()))
 }
 
 /// Offset and size of the section names.

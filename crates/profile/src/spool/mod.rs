@@ -16,8 +16,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use otelctx_sample::{Catalog, Counts, FrameKind, Rotation, Sample};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::{Clock, Recording, file};
 use codec::SAMPLE_SIZE;
@@ -83,7 +83,7 @@ impl Spool {
         let mut places = beside.into_iter().chain(places.into_iter().flatten());
         let file = match places.find_map(|place| file::unlinked(&place).ok()) {
             Some(file) => file,
-            None => memfd_create(c"otelctx-spool", MFdFlags::MFD_CLOEXEC)?.into(),
+            None => memfd_create(c"otelctx-spool", MemfdFlags::CLOEXEC)?.into(),
         };
         Ok(Self::with(file, LIMITS))
     }

@@ -12,8 +12,8 @@ use std::time::Instant;
 use memchr::memmem::Finder;
 use memchr::{memchr, memchr_iter, memrchr};
 use nix::errno::Errno;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::fstat;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::query::{Query, flags};
 use super::{Mapping, Parser};
@@ -281,7 +281,7 @@ fn is_writable_file(mapping: &Mapping<'_>) -> bool {
 fn memfd_device() -> Option<Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     *DEVICE.get_or_init(|| {
-        let own = memfd_create("otelctx-device", MFdFlags::MFD_CLOEXEC).ok()?;
+        let own = memfd_create(c"otelctx-device", MemfdFlags::CLOEXEC).ok()?;
         Some(Device::from_stat(fstat(own).ok()?.st_dev))
     })
 }
