@@ -33,6 +33,9 @@ const ARGUMENT: &str = "-Wl,--export-dynamic-symbol=otel_thread_ctx_v1";
 /// The dynamic list for an older GNU ld.
 const DYNAMIC_LIST: &str = "{ otel_thread_ctx_v1; };\n";
 
+/// Exports every symbol: for zig's linker, which supports neither option above.
+const EVERYTHING: &str = "-rdynamic";
+
 /// Makes the linker export the symbol from this package's executables. Call it from the build
 /// script.
 ///
@@ -106,6 +109,9 @@ impl Target {
             if fs::write(&file, DYNAMIC_LIST).is_ok() && link(&argument).linked {
                 return Ok(Some(argument));
             }
+            if link(EVERYTHING).linked {
+                return Ok(Some(EVERYTHING.to_owned()));
+            }
         }
         // Used even if no test program could be linked: the package itself may link.
         Ok(Some(ARGUMENT.to_owned()))
@@ -165,6 +171,10 @@ mod tests {
         let old = old.unwrap().unwrap();
         let file = old.strip_prefix("-Wl,--dynamic-list=").unwrap();
         assert_eq!(fs::read_to_string(file).unwrap(), DYNAMIC_LIST);
+        assert_eq!(
+            argument(dynamic, Linker::LldOrMold, &[EVERYTHING]),
+            Ok(Some(EVERYTHING.to_owned()))
+        );
         // No test program can be linked, for example because the target's libraries are missing.
         assert_eq!(
             argument(dynamic, Linker::Gnu, &[]),
