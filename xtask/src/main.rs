@@ -47,6 +47,7 @@ cargo xtask TASK
                 [--short | --package NAME] [VERSION…]
   miri          run the format crate's tests under Miri
   python        build the Python package, and run its tests with every CPython
+  wheel         build the Python package with a release build of the command, for older systems
   footprint     check what the publisher adds to an application's dependency tree
   package       compile the published crates from their packaged files
   licences      check every dependency's licence against deny.toml
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         "fuzz" => fuzz::run(rest),
         "msrv" => msrv::run(),
         "python" => python::run(&mut Counts::default()),
+        "wheel" => python::wheel(),
         "miri" => miri::run(),
         "footprint" => footprint::run(),
         "package" => package::run(),

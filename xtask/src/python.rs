@@ -9,7 +9,7 @@ use std::process::Command;
 use crate::counts::Counts;
 use crate::debian;
 use crate::report::{self, Outcome};
-use crate::workspace::{cargo, root, setup_dir};
+use crate::workspace::{cargo, root, setup_dir, target_dir};
 
 /// Minor versions of Python 3 that the package supports.
 const VERSIONS: std::ops::RangeInclusive<u32> = 9..=15;
@@ -22,8 +22,15 @@ const PACKAGES: [&str; 5] = [
     "gevent<=26.9.0",
     "gunicorn<=27.0.1",
 ];
-/// What builds the wheel. zig links it with an older glibc than this machine's.
-const BUILDERS: [&str; 2] = ["maturin==1.16.0", "ziglang==0.17.1"];
+/// What builds the wheel. zig links with an older glibc than this machine's.
+const BUILDERS: [&str; 4] = [
+    "maturin==1.16.0",
+    "ziglang==0.17.1",
+    "cargo-zigbuild==0.24.0",
+    "wheel==0.48.0",
+];
+/// The oldest glibc that the package runs with: that of manylinux2014.
+const GLIBC: (u32, u32) = (2, 17);
 
 /// A Python, and one with pip that installs packages for it.
 struct Interpreter {
@@ -148,19 +155,19 @@ fn test(counts: &mut Counts) -> Result<Outcome, String> {
     let mut interpreters = interpreters();
     interpreters.retain(|interpreter| interpreter.packages().join(".installed").is_file());
     let first = interpreters.first().ok_or("no python3 with pip")?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root().join("target"), PathBuf::from);
+    let target = target_dir();
     let command = target.join("debug/otelctx");
     if !command.is_file() {
         report::run(cargo().args(["build", "--locked", "-p", "otelctx-cli"]))?;
     }
     let wheels = target.join("python");
-    let _ = fs::remove_dir_all(&wheels);
-    let wheel = build(first, &wheels)?;
+    let wheel = build(first, &command, &wheels)?;
     let (mut passed, mut failed) = (Vec::new(), Vec::new());
     for interpreter in &interpreters {
         let version = format!("3.{}", interpreter.minor);
         let folder = wheels.join(&version);
         report::output(interpreter.pip(&folder).arg("--no-deps").arg(&wheel))?;
+        let installed = folder.join("bin/otelctx");
         let paths = [folder, interpreter.packages()];
         let paths = std::env::join_paths(paths).map_err(|error| error.to_string())?;
         let mut pytest = Command::new(&interpreter.path);
@@ -169,7 +176,7 @@ fn test(counts: &mut Counts) -> Result<Outcome, String> {
         pytest.env("PYTHONDONTWRITEBYTECODE", "1");
         pytest
             .env("PYTHON", &interpreter.path)
-            .env("OTELCTX", &command);
+            .env("OTELCTX", installed);
         println!("Python {version}: {}", interpreter.path.display());
         match report::run(&mut pytest) {
             Ok(()) => passed.push(version),
@@ -189,17 +196,99 @@ fn package() -> PathBuf {
     root().join("bindings/python")
 }
 
-fn build(python: &Interpreter, wheels: &Path) -> Result<PathBuf, String> {
-    let mut command = Command::new(maturin().join("bin/maturin"));
-    command.current_dir(package());
-    command.args(["build", "--release", "--locked", "--quiet"]);
-    command.args(["--zig", "--compatibility", "manylinux2014"]);
-    // It finds zig as `PYTHON -m ziglang`.
+/// Builds the wheel that is published, with the release build of the command.
+pub(crate) fn wheel() -> Outcome {
+    let built = setup().and_then(|()| {
+        let interpreters = interpreters();
+        let first = interpreters.first().ok_or("no python3 with pip")?;
+        let command = release_command(first)?;
+        build(first, &command, &target_dir().join("wheel"))
+    });
+    match built {
+        Ok(wheel) => Outcome::Passed(wheel.display().to_string()),
+        Err(error) => Outcome::Failed(error),
+    }
+}
+
+/// The command, linked for [`GLIBC`]. It takes some minutes.
+fn release_command(python: &Interpreter) -> Result<PathBuf, String> {
+    const TARGET: &str = "x86_64-unknown-linux-gnu";
+    let target = target_dir().join("wheel-command");
+    let mut command = Command::new(maturin().join("bin/cargo-zigbuild"));
+    command.current_dir(root());
+    command.args(["zigbuild", "--release", "--locked", "-p", "otelctx-cli"]);
+    command.arg(format!("--target={TARGET}.{}.{}", GLIBC.0, GLIBC.1));
+    with_zig(&mut command, python).env("CARGO_TARGET_DIR", &target);
+    report::run(&mut command)?;
+    let built = target.join(TARGET).join("release/otelctx");
+    match newest_glibc(&built)? {
+        newest if newest <= GLIBC => Ok(built),
+        (major, minor) => Err(format!("the command needs glibc {major}.{minor}")),
+    }
+}
+
+/// The newest version of glibc that a program's symbols name.
+fn newest_glibc(program: &Path) -> Result<(u32, u32), String> {
+    let versions = report::output(Command::new("readelf").arg("--version-info").arg(program))?;
+    let versions = versions.split_whitespace().filter_map(|word| {
+        let (major, minor) = word.strip_prefix("GLIBC_")?.split_once('.')?;
+        let minor = minor.split('.').next()?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    });
+    let newest = versions.max();
+    newest.ok_or_else(|| format!("{} names no version of glibc", program.display()))
+}
+
+/// Both builders find zig as `PYTHON -m ziglang`.
+fn with_zig<'c>(command: &'c mut Command, python: &Interpreter) -> &'c mut Command {
     command.env("CARGO_ZIGBUILD_PYTHON_PATH", &python.path);
-    command.env("PYTHONPATH", maturin());
-    command.arg("--interpreter").arg(&python.path);
-    report::output(command.arg("--out").arg(wheels))?;
-    let built = fs::read_dir(wheels).into_iter().flatten().flatten();
-    let built = built.map(|entry| entry.path()).next();
-    built.ok_or_else(|| format!("maturin built no wheel in {}", wheels.display()))
+    command.env("PYTHONPATH", maturin())
+}
+
+/// Builds the wheel with this command; returns its path below `wheels`, which is removed before.
+fn build(python: &Interpreter, command: &Path, wheels: &Path) -> Result<PathBuf, String> {
+    let _ = fs::remove_dir_all(wheels);
+    let mut build = Command::new(maturin().join("bin/maturin"));
+    build.current_dir(package());
+    build.args(["build", "--release", "--locked", "--quiet"]);
+    build.args(["--zig", "--compatibility", "manylinux2014"]);
+    build.arg("--interpreter").arg(&python.path);
+    build.arg("--out").arg(wheels.join("without-command"));
+    report::output(with_zig(&mut build, python))?;
+    let without = only_entry(&wheels.join("without-command"))?;
+
+    // maturin can add only what is there whenever the package is built, without the command, too.
+    let wheel = |arguments: &[&str], path: &Path, to: &Path| {
+        fs::create_dir_all(to).map_err(|error| format!("{}: {error}", to.display()))?;
+        let mut wheel = Command::new(&python.path);
+        wheel
+            .args(["-m", "wheel"])
+            .args(arguments)
+            .arg("-d")
+            .arg(to)
+            .arg(path);
+        report::output(wheel.env("PYTHONPATH", maturin()))
+    };
+    wheel(&["unpack"], &without, &wheels.join("unpacked"))?;
+    let unpacked = only_entry(&wheels.join("unpacked"))?;
+    let name = unpacked.file_name().unwrap_or_default().to_string_lossy();
+    let scripts = unpacked.join(format!("{name}.data/scripts"));
+    fs::create_dir_all(&scripts).map_err(|error| format!("{}: {error}", scripts.display()))?;
+    let mut strip = Command::new("strip");
+    strip
+        .args(["--strip-debug", "-o"])
+        .arg(scripts.join("otelctx"));
+    report::output(strip.arg(command))?;
+    wheel(&["pack"], &unpacked, &wheels.join("wheel"))?;
+    only_entry(&wheels.join("wheel"))
+}
+
+/// The path of what a folder contains.
+fn only_entry(folder: &Path) -> Result<PathBuf, String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths = entries.map(|entry| entry.path());
+    match (paths.next(), paths.next()) {
+        (Some(path), None) => Ok(path),
+        _ => Err(format!("{} does not contain one entry", folder.display())),
+    }
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 from shutil import which
 
 import pytest
+from conftest import COMMAND
 
 #: Wheels for `manylinux2014` run with this glibc and later ones.
 FLOOR = (2, 17)
@@ -38,6 +39,11 @@ def test_the_module_runs_with_the_glibc_that_the_wheel_names():
     versions = re.findall(r"GLIBC_(\d+)\.(\d+)", readelf("--version-info"))
     assert versions
     assert max((int(major), int(minor)) for major, minor in versions) <= FLOOR
+
+
+def test_the_command_has_the_version_of_the_package():
+    shown = subprocess.run([COMMAND, "--version"], stdout=subprocess.PIPE, text=True, check=True)
+    assert shown.stdout == f"otelctx {metadata.version('otelctx')}\n"
 
 
 def test_type_checkers_know_every_name():
