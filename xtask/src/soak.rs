@@ -21,9 +21,11 @@ enum How {
     Sleepers(&'static str),
     /// `crates/sampler/tests/calls`, with more samples.
     Calls,
+    /// `crates/python/tests/chains.rs`, with more samples.
+    Chains,
 }
 
-const RUNS: [Run; 7] = [
+const RUNS: [Run; 8] = [
     Run {
         name: "traces",
         minutes: 6,
@@ -66,10 +68,18 @@ const RUNS: [Run; 7] = [
         summary: "a million samples by eBPF, frame by frame against the programs' disassembly",
         how: How::Calls,
     },
+    Run {
+        name: "python",
+        minutes: 8,
+        summary: "Python's calls and returns, 10,000 times a second: stacks against the program's own account",
+        how: How::Chains,
+    },
 ];
 
 /// Samples of each of the programs of `crates/sampler/tests/calls`: five.
 const CALLS_SAMPLES: &str = "200000";
+/// Samples of each of the programs of `crates/python/tests/chains.rs`: five for each interpreter.
+const CHAINS_SAMPLES: &str = "100000";
 
 /// Runs the named runs, or lists all runs.
 pub(crate) fn run(names: &[String]) -> Outcome {
@@ -93,7 +103,8 @@ pub(crate) fn run(names: &[String]) -> Outcome {
         let outcome = match run.how {
             How::Bench => bench::run(&[run.name.into()]),
             How::Sleepers(test) => sleepers(test, run.minutes),
-            How::Calls => calls(),
+            How::Calls => samples("otelctx-sampler", "calls", CALLS_SAMPLES),
+            How::Chains => samples("otelctx-python", "chains", CHAINS_SAMPLES),
         };
         if let Outcome::Failed(why) = outcome {
             return Outcome::Failed(format!("{}: {why}", run.name));
@@ -129,7 +140,6 @@ fn sleepers(name: &str, minutes: u32) -> Outcome {
     )
 }
 
-fn calls() -> Outcome {
-    let variable = ("OTELCTX_SOAK_SAMPLES", CALLS_SAMPLES);
-    test("otelctx-sampler", "calls", &[], variable)
+fn samples(package: &str, name: &str, samples: &str) -> Outcome {
+    test(package, name, &[], ("OTELCTX_SOAK_SAMPLES", samples))
 }

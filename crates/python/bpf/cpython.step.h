@@ -11,6 +11,10 @@
 /* A field that the version does not have. */
 #define PYTHON_NO_FIELD (~0ULL)
 #define PYTHON_FRAME_SIZE 128
+#define PYTHON_OWNED_BY_GENERATOR 1
+#define PYTHON_EXECUTING 0
+/* More than a thread state takes in 3.11 and 3.12. */
+#define PYTHON_STATE_SIZE 1024
 /* Of a string, from its length on: PyASCIIObject up to 3.11. */
 #define PYTHON_TEXT_SIZE 80
 #define PYTHON_TEXT_CHARACTERS 32
@@ -38,17 +42,19 @@ struct python_configuration {
     __u64 gil_locked;
     __u64 gil_holder;
     /* in a _PyCFrame (3.11, 3.12), */
-    __u64 c_frame_current;
-    __u64 c_frame_previous;
+    __u64 c_frame_current; /* and after it, `previous` */
     /* and in what is read of a frame. */
     __u64 frame_start;
     __u64 frame_size;
     __u64 frame_previous;
     __u64 frame_code;
     __u64 frame_position;
-    __u64 frame_entry;
+    __u64 frame_mark;      /* a byte: is_entry or owner; */
+    __u64 entry_marks;     /* if it has one of these bits, the frame is the outermost one of a call; */
+    __u64 shim_marks;      /* from this value on, the frame is no function */
+    __u64 all_are_entries; /* each frame is a call of its own, up to 3.10 */
     __u64 frame_owner;
-    __u64 shim_owner;      /* owners from this on are no function */
+    __u64 generator_state; /* in 3.11, in a generator's frame */
     __u64 position_is_int; /* else an address in the code object */
     __u64 ignored_words;   /* of a code object, a bit for each that changes */
     __u64 text;            /* which word has the name's address, up to 3.11; later it has a version */
@@ -66,12 +72,31 @@ struct python_frame {
     __u32 flags;
 };
 
+/* A call of the interpreter in 3.11 and 3.12, by its _PyCFrame. The interpreter stores the address of the
+ * innermost one before its contents: those of an earlier call may still be there. They are those of a
+ * call if its outermost frame has the caller's frame before it, and so on to the outermost call. Later
+ * versions have the frames alone, which are stored in order. */
+struct python_call {
+    __u64 frame;  /* the innermost frame */
+    __u64 before; /* the caller's _PyCFrame */
+    __u64 caller; /* the caller's frame */
+    __u64 retry;  /* the _PyCFrame to start again from; 0 for none */
+    __u32 depth;
+    __u32 is_outside; /* it is no call: the stack ends before it */
+};
+
 struct python_part {
     __u64 state; /* 0 for a thread that has none */
     __u32 holds_gil;
-    __u32 is_truncated;
+    __u16 is_truncated;
+    __u16 first; /* frames before this one are no part of the stack */
     struct python_frame frame[PYTHON_FRAMES];
     /* What follows is not passed on. */
+    struct python_call call;
+    __u64 next; /* the address of the next frame; 0 after the last one */
+    /* Of the last frame that was read: its owner, and whether it is the outermost one of a call. */
+    __u64 owner;
+    __u64 ends;
     __u64 code_words[PYTHON_CODE_WORDS];
     __u64 text_words[PYTHON_TEXT_SIZE / 8];
     __u8 frame_bytes[PYTHON_FRAME_SIZE + 8];
@@ -204,61 +229,135 @@ static __always_inline __u64 python_identity(const struct python_configuration *
     return hash;
 }
 
+/* Reads a _PyCFrame, and which frame was the innermost one before it. */
+static __always_inline int python_call(const struct python_configuration *python, struct python_call *call,
+                                       __u64 state, __u64 c_frame)
+{
+    /* Both fields at once. */
+    if (!c_frame || read_user(call, 16, c_frame + python->c_frame_current, 0))
+        return 1;
+    /* The thread state contains the first one, which has no frames. Each greenlet has another one, before which is
+     * that. */
+    int is_first = c_frame - state < PYTHON_STATE_SIZE || call->before - state < PYTHON_STATE_SIZE;
+    call->is_outside = !call->frame && is_first;
+    call->caller = 0;
+    return !call->is_outside &&
+           read_user(&call->caller, sizeof call->caller, call->before + python->c_frame_current, 0);
+}
+
+/* Reads the frame at `next`, and which one is next to it; 1 if there is none. */
+static __always_inline int python_frame(const struct python_configuration *python, struct python_part *part,
+                                        struct python_frame *frame)
+{
+    __u64 size = python->frame_size & (PYTHON_FRAME_SIZE - 1);
+    HIDE(size);
+    if (size >= PYTHON_FRAME_SIZE || read_user(part->frame_bytes, size, part->next + python->frame_start, 0))
+        return 1;
+    part->next = python_word(part, python->frame_previous);
+    /* From 3.14 on, the lowest bits are flags. */
+    frame->code = python_word(part, python->frame_code) & ~3ULL;
+    frame->position = python_word(part, python->frame_position);
+    if (!python->position_is_int)
+        frame->position -= frame->code;
+    /* Without branches: the verifier would follow each, for every frame. */
+    __u64 mark = python_byte(part, python->frame_mark);
+    __u64 is_entry = ((mark & python->entry_marks) + 0xff) >> 8;
+    __u64 is_shim = (mark + 0x100 - python->shim_marks) >> 8;
+    part->owner = python_byte(part, python->frame_owner);
+    part->ends = is_entry | is_shim | python->all_are_entries;
+    frame->flags = is_entry * PYTHON_ENTRY | is_shim * PYTHON_SHIM;
+    if (frame->flags & PYTHON_SHIM)
+        return 0;
+    frame->identity = python_identity(python, part, frame->code);
+    return !frame->identity;
+}
+
+/* Whether the end of a call fits the call; if it does, the caller's call is the next one. */
+static __always_inline int python_fits(const struct python_configuration *python, struct python_part *part,
+                                       struct python_frame *frame)
+{
+    struct python_call *call = &part->call;
+    if (part->next == call->caller) {
+        call->depth++;
+        return !python_call(python, call, part->state, call->before);
+    }
+    if (part->owner != PYTHON_OWNED_BY_GENERATOR)
+        return 0;
+    /* An exception is raised in a generator that delegates to another one: 3.11 does not enter the interpreter for
+     * that, and the frame has the mark of when it did. */
+    frame->flags = 0;
+    return 1;
+}
+
+enum python_outcome {
+    PYTHON_NEXT,
+    PYTHON_END,   /* the stack ends before this frame */
+    PYTHON_AGAIN, /* neither this frame nor any before it is part of the stack */
+};
+
+static __always_inline enum python_outcome python_walk(const struct python_configuration *python,
+                                                       struct python_part *part, __u32 index)
+{
+    struct python_call *call = &part->call;
+    struct python_frame *frame = &part->frame[index];
+    int has_calls = python->c_frame_current != PYTHON_NO_FIELD;
+    if (!part->next) {
+        /* If the innermost call is not known, neither is that it is the only one. */
+        if (has_calls ? call->is_outside && (!index || index != part->first) : part->ends)
+            part->is_truncated = 0;
+        /* From 3.12 on, the caller of a generator is stored after the generator's frame. */
+        else if (has_calls && (index != 1 || python->entry_marks || part->owner != PYTHON_OWNED_BY_GENERATOR))
+            return PYTHON_AGAIN;
+        return PYTHON_END;
+    }
+    if (python_frame(python, part, frame))
+        return has_calls && !call->depth ? PYTHON_AGAIN : PYTHON_END;
+    /* The frame of a generator that does not run. */
+    if (python->generator_state != PYTHON_NO_FIELD && part->owner == PYTHON_OWNED_BY_GENERATOR &&
+        python_byte(part, python->generator_state) != PYTHON_EXECUTING)
+        return PYTHON_AGAIN;
+    if (has_calls && frame->flags && !python_fits(python, part, frame))
+        return PYTHON_AGAIN;
+    return PYTHON_NEXT;
+}
+
 static __always_inline enum step_outcome cpython_step(void *context __attribute__((unused)),
                                                       struct part_head *part, const void *configuration)
 {
     const struct python_configuration *python = configuration;
     struct python_part *to = (void *)(part + 1);
-    __u64 tp = OF_TASK(current_task(), THREAD_POINTER), c_frame = 0, next;
-    __u32 count = 0, holds_gil = 0, ends = 1;
+    __u64 tp = OF_TASK(current_task(), THREAD_POINTER);
+    __u32 count = 0, holds_gil = 0;
     to->state = tp ? python_state(python, tp, &holds_gil) : 0;
     if (!to->state)
         return STEP_DONE;
     to->holds_gil = holds_gil;
     to->is_truncated = 1;
-    if (read_user(&next, sizeof next, to->state + python->state_frame, 0))
+    to->first = 0;
+    to->ends = 1;
+    struct python_call *call = &to->call;
+    call->depth = call->is_outside = 0;
+    call->retry = 0;
+    if (read_user(&to->next, sizeof to->next, to->state + python->state_frame, 0))
         return STEP_MEMORY;
     if (python->c_frame_current != PYTHON_NO_FIELD) {
-        c_frame = next;
-        if (read_user(&next, sizeof next, c_frame + python->c_frame_current, 0))
-            return STEP_MEMORY;
+        if (!python_call(python, call, to->state, to->next))
+            call->retry = call->before;
+        to->next = call->retry ? call->frame : 0;
     }
     for (__u32 i = 0; i < PYTHON_FRAMES; i++) {
-        if (!next) {
-            /* 3.12 stores the caller of a generator after the generator's frame. */
-            to->is_truncated = !ends;
+        enum python_outcome outcome = python_walk(python, to, i);
+        if (outcome == PYTHON_END)
             break;
-        }
-        __u64 size = python->frame_size & (PYTHON_FRAME_SIZE - 1);
-        HIDE(size);
-        if (size >= PYTHON_FRAME_SIZE || read_user(to->frame_bytes, size, next + python->frame_start, 0))
-            break;
-        struct python_frame *frame = &to->frame[i];
-        /* From 3.14 on, the lowest bits are flags. */
-        frame->code = python_word(to, python->frame_code) & ~3ULL;
-        frame->position = python_word(to, python->frame_position);
-        if (!python->position_is_int)
-            frame->position -= frame->code;
-        frame->flags = 0;
-        if (python->frame_entry != PYTHON_NO_FIELD && python_byte(to, python->frame_entry))
-            frame->flags = PYTHON_ENTRY;
-        if (python->frame_owner != PYTHON_NO_FIELD && python_byte(to, python->frame_owner) >= python->shim_owner)
-            frame->flags = PYTHON_SHIM;
-        else
-            frame->identity = python_identity(python, to, frame->code);
-        if (!(frame->flags & PYTHON_SHIM) && !frame->identity) {
-            /* The interpreter stores a _PyCFrame before the first frame of that call. */
-            if (i > 0 || !c_frame ||
-                read_user(&c_frame, sizeof c_frame, c_frame + python->c_frame_previous, 0) || !c_frame ||
-                read_user(&next, sizeof next, c_frame + python->c_frame_current, 0))
-                break;
-            frame->code = 0;
-            count = 1;
-            continue;
-        }
-        next = python_word(to, python->frame_previous);
-        ends = frame->flags || (python->frame_entry & python->frame_owner) == PYTHON_NO_FIELD;
         count = i + 1;
+        if (outcome == PYTHON_AGAIN) {
+            to->first = count;
+            call->depth = 0;
+            if (python_call(python, call, to->state, call->retry))
+                break;
+            call->retry = 0;
+            to->next = call->frame;
+        }
     }
     part->size = __builtin_offsetof(struct python_part, frame) + count * sizeof to->frame[0];
     return STEP_DONE;

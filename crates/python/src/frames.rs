@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use otelctx_reader::remote::Memory;
+use otelctx_reader::remote::{Memory, MemoryError};
 use otelctx_reader::runtime::{MAX_FRAMES, RuntimeError, RuntimeStack};
 use otelctx_reader::sample::{FrameKind, NamedFrame};
 
@@ -13,6 +13,13 @@ use crate::structure::Structure;
 
 /// Maximum number of frames that are read of a stack, including those without a function.
 const MAX_STEPS: usize = 4 * MAX_FRAMES;
+/// `FRAME_OWNED_BY_GENERATOR`.
+const OWNED_BY_GENERATOR: u8 = 1;
+/// `PyGenObject.gi_frame_state`, a byte, from the frame that is part of the generator: `FRAME_EXECUTING`
+/// is 0.
+pub(crate) const GENERATOR_STATE: u64 = 0_u64.wrapping_sub(5);
+/// More than a thread state takes in 3.11 and 3.12, in bytes.
+const MAX_STATE: u64 = 1024;
 /// From 3.14 on, the low bits of a pointer to an object are flags.
 const TAG: u64 = 3;
 
@@ -27,72 +34,157 @@ pub(crate) fn stack(
     thread_state: u64,
     interpreter: Vec<Range<u64>>,
 ) -> Result<RuntimeStack, RuntimeError> {
-    let mut stack = RuntimeStack {
+    let stack = RuntimeStack {
         interpreter,
         ..RuntimeStack::default()
     };
     let at = |offset| thread_state.wrapping_add(offset);
+    let mut walk = Walk {
+        memory,
+        layout,
+        codes,
+        stack,
+    };
     match layout.thread.frame {
         TopFrame::Direct(frame) => {
             let innermost = memory.read_u64(at(frame))?;
-            walk(memory, layout, codes, innermost, &mut stack)?;
+            walk.read(innermost, None)?;
         }
-        TopFrame::CFrame {
-            cframe,
-            current,
-            previous,
-        } => {
-            let cframe = memory.read_u64(at(cframe))?;
-            if cframe == 0 {
-                return Ok(stack);
-            }
-            let innermost = memory.read_u64(cframe.wrapping_add(current))?;
-            if let Err(error) = walk(memory, layout, codes, innermost, &mut stack) {
-                // It may have entered the interpreter, and not have stored its first frame yet.
-                let cframe = memory.read_u64(cframe.wrapping_add(previous))?;
-                let outer = memory.read_u64(cframe.wrapping_add(current));
-                let outer = outer.ok().filter(|outer| *outer != 0);
-                let outer = outer.map(|outer| walk(memory, layout, codes, outer, &mut stack));
-                if !matches!(outer, Some(Ok(()))) {
-                    return Err(error);
+        TopFrame::CFrame { cframe, current } => {
+            let call = |address| Call::read(memory, (thread_state, current), address, 0);
+            let innermost = call(memory.read_u64(at(cframe))?)?;
+            let mut is_right = walk.read(innermost.innermost, Some(innermost));
+            if !matches!(is_right, Ok(true)) && !innermost.is_outside {
+                let before = call(innermost.before)?;
+                // Without a caller, there is no other stack.
+                if is_right.is_ok() || !before.is_outside {
+                    is_right = walk.read(before.innermost, Some(before));
                 }
+                // If the innermost call is not known, neither is that it is the only one.
+                is_right = is_right.map(|is_right| is_right && !before.is_outside);
+            }
+            if !is_right? {
+                walk.stack.calls.clear();
+                walk.stack.is_truncated = true;
             }
         }
     }
-    Ok(stack)
+    Ok(walk.stack)
 }
 
-fn walk(
-    memory: &dyn Memory,
-    layout: &Layout,
-    codes: &mut Codes,
+/// A call of the interpreter in 3.11 and 3.12, by its `_PyCFrame`. The interpreter stores the address of
+/// the innermost one before its contents: those of an earlier call may still be there. They are those of
+/// a call if its outermost frame has the caller's frame before it, and so on to the outermost call.
+/// Otherwise, the call has no frames yet. Later versions have the frames alone, which are stored in order.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    /// Its innermost frame.
     innermost: u64,
-    stack: &mut RuntimeStack,
-) -> Result<(), RuntimeError> {
-    let (mut next, mut call, mut count) = (innermost, Vec::new(), 0);
-    for _ in 0..MAX_STEPS {
-        if next == 0 || count == MAX_FRAMES {
-            break;
-        }
-        let step = match read(memory, layout, codes, next) {
-            Ok(step) => step,
-            Err(error) if count == 0 => return Err(error),
-            Err(_) => break,
-        };
-        if let Some(frame) = step.frame {
-            call.push(frame);
-            count += 1;
-        }
-        if step.ends_call && !call.is_empty() {
-            stack.calls.push(std::mem::take(&mut call));
-        }
-        next = step.previous;
+    /// The caller's `_PyCFrame`.
+    before: u64,
+    /// The caller's frame. `None` if it cannot be read.
+    caller: Option<u64>,
+    /// The address of the thread state, and the offset of `current_frame` in a `_PyCFrame`.
+    place: (u64, u64),
+    /// How many calls it is from the innermost one.
+    depth: u32,
+    /// Whether it is no call, because the stack ends before it.
+    is_outside: bool,
+}
+
+impl Call {
+    /// The call whose `_PyCFrame` is at an address.
+    fn read(
+        memory: &dyn Memory,
+        place: (u64, u64),
+        address: u64,
+        depth: u32,
+    ) -> Result<Self, MemoryError> {
+        let (thread_state, current) = place;
+        let at = address.wrapping_add(current);
+        let innermost = memory.read_u64(at)?;
+        // `previous`
+        let before = memory.read_u64(at.wrapping_add(8))?;
+        // The thread state contains the first one, which has no frames. Each greenlet has another one,
+        // before which is that.
+        let is_in_state = |address: u64| address.wrapping_sub(thread_state) < MAX_STATE;
+        let is_first = is_in_state(address) || is_in_state(before);
+        Ok(Self {
+            innermost,
+            before,
+            caller: memory.read_u64(before.wrapping_add(current)).ok(),
+            place,
+            depth,
+            is_outside: innermost == 0 && is_first,
+        })
     }
-    if !call.is_empty() {
-        stack.calls.push(call);
+
+    /// The caller's call.
+    fn caller(&self, memory: &dyn Memory) -> Result<Self, MemoryError> {
+        Self::read(memory, self.place, self.before, self.depth + 1)
     }
-    stack.is_truncated = next != 0;
-    Ok(())
+}
+
+/// Reads the frames of a thread.
+struct Walk<'w> {
+    memory: &'w dyn Memory,
+    layout: &'w Layout,
+    codes: &'w mut Codes,
+    stack: RuntimeStack,
+}
+
+impl Walk<'_> {
+    /// Reads the frames from the innermost one on, of this call where it is known. False if they are not
+    /// those of the thread.
+    fn read(&mut self, innermost: u64, mut call: Option<Call>) -> Result<bool, RuntimeError> {
+        let (mut next, mut frames, mut count) = (innermost, Vec::new(), 0);
+        let (mut is_complete, mut has_generator) = (true, false);
+        self.stack.calls.clear();
+        self.stack.is_truncated = true;
+        for index in 0..MAX_STEPS {
+            if next == 0 || count == MAX_FRAMES {
+                break;
+            }
+            let step = match read(self.memory, self.layout, self.codes, next) {
+                Ok(step) => step,
+                Err(error) if count == 0 => return Err(error),
+                Err(_) if call.is_some_and(|call| call.depth == 0) => return Ok(false),
+                Err(_) => break,
+            };
+            next = step.previous;
+            // From 3.12 on, the caller of a generator is stored after the generator's frame.
+            let stores_late = matches!(self.layout.frame.end, CallEnd::Shim { .. });
+            has_generator = stores_late && index == 0 && step.is_generator;
+            is_complete = step.ends_call;
+            if let Some(known) = call.filter(|_| step.ends_call) {
+                if known.caller == Some(next) {
+                    call = Some(known.caller(self.memory)?);
+                } else if !step.is_generator {
+                    return Ok(false);
+                } else {
+                    // An exception is raised in a generator that delegates to another one: 3.11 does
+                    // not enter the interpreter for that, and the frame has the mark of when it did.
+                    is_complete = false;
+                }
+            }
+            if let Some(frame) = step.frame {
+                frames.push(frame);
+                count += 1;
+            }
+            if is_complete && !frames.is_empty() {
+                self.stack.calls.push(std::mem::take(&mut frames));
+            }
+        }
+        if !frames.is_empty() {
+            self.stack.calls.push(frames);
+        }
+        if next == 0 {
+            let is_outside = call.is_none_or(|call| call.is_outside);
+            self.stack.is_truncated = !(is_complete && is_outside);
+            return Ok(is_outside || has_generator);
+        }
+        Ok(true)
+    }
 }
 
 /// The frames that the kernel's step has read of a thread.
@@ -105,7 +197,7 @@ pub(crate) fn sampled(
 ) -> RuntimeStack {
     let (mut calls, mut call) = (Vec::new(), Vec::new());
     for frame in part.frames() {
-        if !frame.is_shim && frame.code != 0 {
+        if !frame.is_shim {
             let code = codes.sampled(memory, layout, frame.code, frame.identity);
             call.push(code.map_or_else(unknown, |code| {
                 let line = codes.line(&code, position(layout, frame.position));
@@ -161,6 +253,7 @@ struct Step {
     /// `None` for one that only marks the end of a call.
     frame: Option<NamedFrame>,
     ends_call: bool,
+    is_generator: bool,
     previous: u64,
 }
 
@@ -177,24 +270,36 @@ fn read(
     };
     let mark = match frame.end {
         CallEnd::Every => at,
-        CallEnd::Flag(mark) | CallEnd::Shim { owner: mark, .. } => mark,
+        CallEnd::Flag { owner, .. } | CallEnd::Shim { owner, .. } => owner,
     };
     let (trace, traced_line) = traced.unwrap_or((at, at));
     let fields = [frame.previous, frame.code, at, mark, trace, traced_line];
     let structure = Structure::read(memory, address, &fields)?;
     let previous = structure.pointer(frame.previous);
-    let ends_call = match frame.end {
-        CallEnd::Every => true,
-        CallEnd::Flag(is_entry) => structure.byte(is_entry) != 0,
+    let (ends_call, is_generator) = match frame.end {
+        CallEnd::Every => (true, false),
+        CallEnd::Flag { is_entry, owner } => {
+            let is_generator = structure.byte(owner) == OWNED_BY_GENERATOR;
+            if is_generator {
+                let mut state = [0];
+                memory.read(address.wrapping_add(GENERATOR_STATE), &mut state)?;
+                if state != [0] {
+                    let reason = format!("the generator of {address:#x} does not run");
+                    return Err(RuntimeError::new(reason));
+                }
+            }
+            (structure.byte(is_entry) != 0, is_generator)
+        }
         CallEnd::Shim { owner, least } => {
             if structure.byte(owner) >= least {
                 return Ok(Step {
                     frame: None,
                     ends_call: true,
+                    is_generator: false,
                     previous,
                 });
             }
-            false
+            (false, structure.byte(owner) == OWNED_BY_GENERATOR)
         }
     };
     let code_address = structure.pointer(frame.code) & !TAG;
@@ -217,6 +322,7 @@ fn read(
     Ok(Step {
         frame: Some(named(&code, line)),
         ends_call,
+        is_generator,
         previous,
     })
 }

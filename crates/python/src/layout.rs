@@ -63,10 +63,8 @@ pub(crate) enum TopFrame {
     CFrame {
         /// `PyThreadState.cframe`.
         cframe: u64,
-        /// `_PyCFrame.current_frame`.
+        /// `_PyCFrame.current_frame`, and after it `previous`.
         current: u64,
-        /// `_PyCFrame.previous`.
-        previous: u64,
     },
 }
 
@@ -118,8 +116,13 @@ pub(crate) enum Instruction {
 pub(crate) enum CallEnd {
     /// Up to 3.10, each frame is a call.
     Every,
-    /// In 3.11, it is marked itself, by `is_entry`, a `bool`.
-    Flag(u64),
+    /// In 3.11, it is marked itself.
+    Flag {
+        /// `is_entry`, a `bool`.
+        is_entry: u64,
+        /// `owner`, a byte.
+        owner: u64,
+    },
     /// From 3.12 on, a frame without a function comes after it, on the C stack.
     Shim {
         /// `owner`, a byte.

@@ -4,12 +4,16 @@
 use otelctx_reader::remote::libc::KeyLayout;
 use otelctx_reader::runtime::{KernelStep, MAX_FRAMES, RuntimeError};
 
+use crate::frames::GENERATOR_STATE;
 use crate::identity::name_word;
 use crate::layout::{CallEnd, Gil, Instruction, Layout, TopFrame};
 use crate::threads::{OwnState, Variables};
 
 /// In the place of an offset: the version does not have the field.
 const NO_FIELD: u64 = u64::MAX;
+
+/// What is read of a generator before its frame, in 3.11.
+const GENERATOR_START: u64 = 0_u64.wrapping_sub(8);
 
 /// The step and its configuration for a process. `None` if threads do not store their states, such as in
 /// 2.7, or in an unknown way.
@@ -27,13 +31,9 @@ pub(crate) fn kernel_step(
             last_holder,
         } => (gil, locked, last_holder),
     };
-    let (top, c_frame, previous) = match layout.thread.frame {
-        TopFrame::Direct(frame) => (frame, NO_FIELD, NO_FIELD),
-        TopFrame::CFrame {
-            cframe,
-            current,
-            previous,
-        } => (cframe, current, previous),
+    let (top, c_frame) = match layout.thread.frame {
+        TopFrame::Direct(frame) => (frame, NO_FIELD),
+        TopFrame::CFrame { cframe, current } => (cframe, current),
     };
     let words = [
         layout.thread.id,
@@ -43,7 +43,6 @@ pub(crate) fn kernel_step(
         locked,
         holder,
         c_frame,
-        previous,
     ];
     let variables = [variables.current.unwrap_or(0), code_type].into_iter();
     let words = variables.chain(own).chain(words).chain(frame(layout)?);
@@ -85,35 +84,51 @@ fn own_state(own: OwnState) -> Option<[u64; 7]> {
 }
 
 /// What the step has to know of frames and code objects.
-fn frame(layout: &Layout) -> Option<[u64; 11]> {
+fn frame(layout: &Layout) -> Option<[u64; 14]> {
     let frame = &layout.frame;
     let (position, is_int) = match frame.instruction {
         Instruction::Last { at, .. } => (at, true),
         Instruction::Address(at) => (at, false),
     };
-    let (entry, owner, shim) = match frame.end {
-        CallEnd::Every => (None, None, 0),
-        CallEnd::Flag(at) => (Some(at), None, 0),
-        CallEnd::Shim { owner, least } => (None, Some(owner), least),
+    // No byte has such a value.
+    const NO_SHIM: u64 = 0x100;
+    let (mark, entry_marks, shim_marks, all_are_entries) = match frame.end {
+        CallEnd::Every => (position, 0, NO_SHIM, 1),
+        CallEnd::Flag { is_entry, .. } => (is_entry, 0xff, NO_SHIM, 0),
+        CallEnd::Shim { owner, least } => (owner, 0, least.into(), 0),
     };
-    let mark = entry.or(owner).unwrap_or(position);
-    let fields = [frame.previous, frame.code, position, mark];
-    let start = fields.into_iter().min()?;
-    let size = fields.into_iter().max()? + 8 - start;
+    let owner = match frame.end {
+        CallEnd::Every => position,
+        CallEnd::Flag { owner, .. } | CallEnd::Shim { owner, .. } => owner,
+    };
+    let fields = [frame.previous, frame.code, position, mark, owner];
+    let first = fields.into_iter().min()?;
+    // In 3.11, it is before the frame.
+    let (start, generator_state) = match frame.end {
+        CallEnd::Flag { .. } => (
+            GENERATOR_START,
+            GENERATOR_STATE.wrapping_sub(GENERATOR_START),
+        ),
+        _ => (first, NO_FIELD),
+    };
+    let size = (fields.into_iter().max()? + 8).wrapping_sub(start);
+    let at = |field: u64| field.wrapping_sub(start);
     // A power of two, which the step has room for.
     if size >= 128 {
         return None;
     }
-    let at = |field: Option<u64>| field.map_or(NO_FIELD, |field| field - start);
     Some([
         start,
         size,
-        frame.previous - start,
-        frame.code - start,
-        position - start,
-        at(entry),
+        at(frame.previous),
+        at(frame.code),
+        at(position),
+        at(mark),
+        entry_marks,
+        shim_marks,
+        all_are_entries,
         at(owner),
-        shim.into(),
+        generator_state,
         is_int.into(),
         layout.code.changing_words.into(),
         name_word(layout).map_or(NO_FIELD, |word| word as u64),
@@ -125,13 +140,15 @@ pub(crate) struct Part<'a> {
     pub(crate) thread_state: u64,
     pub(crate) holds_gil: bool,
     pub(crate) is_truncated: bool,
+    /// Frames before this one are no part of the stack.
+    first: usize,
     frames: &'a [u8],
 }
 
 /// A frame in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SampledFrame {
-    /// The address of its code object; 0 for one that was not complete yet.
+    /// The address of its code object.
     pub(crate) code: u64,
     /// [`Identity::hash`](crate::identity::Identity::hash) of the code object.
     pub(crate) identity: u64,
@@ -155,11 +172,13 @@ impl<'a> Part<'a> {
         let cut = || RuntimeError::new("the kernel's step has added less than a thread state");
         let (thread_state, rest) = part.split_first_chunk().ok_or_else(cut)?;
         let (holds_gil, rest) = rest.split_first_chunk().ok_or_else(cut)?;
-        let (is_truncated, frames) = rest.split_first_chunk().ok_or_else(cut)?;
+        let (is_truncated, rest) = rest.split_first_chunk().ok_or_else(cut)?;
+        let (first, frames) = rest.split_first_chunk().ok_or_else(cut)?;
         Ok(Some(Self {
             thread_state: u64::from_ne_bytes(*thread_state),
             holds_gil: u32::from_ne_bytes(*holds_gil) != 0,
-            is_truncated: u32::from_ne_bytes(*is_truncated) != 0,
+            is_truncated: u16::from_ne_bytes(*is_truncated) != 0,
+            first: u16::from_ne_bytes(*first).into(),
             frames,
         }))
     }
@@ -169,17 +188,21 @@ impl<'a> Part<'a> {
         const ENTRY: u32 = 1;
         const SHIM: u32 = 2;
         let (frames, _) = self.frames.as_chunks::<24>();
-        frames.iter().take(MAX_FRAMES).map(|bytes| {
-            let word = |at: usize| u64::from_ne_bytes(bytes.as_chunks().0[at]);
-            let half = |at: usize| u32::from_ne_bytes(bytes.as_chunks().0[at]);
-            let flags = half(5);
-            SampledFrame {
-                code: word(0),
-                identity: word(1),
-                position: half(4),
-                is_entry: flags & ENTRY != 0,
-                is_shim: flags & SHIM != 0,
-            }
-        })
+        frames
+            .iter()
+            .take(MAX_FRAMES)
+            .skip(self.first)
+            .map(|bytes| {
+                let word = |at: usize| u64::from_ne_bytes(bytes.as_chunks().0[at]);
+                let half = |at: usize| u32::from_ne_bytes(bytes.as_chunks().0[at]);
+                let flags = half(5);
+                SampledFrame {
+                    code: word(0),
+                    identity: word(1),
+                    position: half(4),
+                    is_entry: flags & ENTRY != 0,
+                    is_shim: flags & SHIM != 0,
+                }
+            })
     }
 }

@@ -76,14 +76,10 @@ fn build(row: &Row, version: Version) -> Option<Layout> {
         id: get("PyThreadState.thread_id")?,
         frame: match get("PyThreadState.cframe") {
             None => TopFrame::Direct(get("PyThreadState.frame")?),
-            Some(cframe) => {
-                let current = get("_PyCFrame.current_frame")?;
-                TopFrame::CFrame {
-                    cframe,
-                    current,
-                    previous: current + 8,
-                }
-            }
+            Some(cframe) => TopFrame::CFrame {
+                cframe,
+                current: get("_PyCFrame.current_frame")?,
+            },
         },
     };
     Some(Layout {
@@ -154,10 +150,11 @@ fn frame(row: &Row, series: (u8, u8)) -> Option<FrameOffsets> {
             end: CallEnd::Every,
         });
     }
+    let owner = get("_PyInterpreterFrame.owner")?;
     let end = match get("_PyInterpreterFrame.is_entry") {
-        Some(is_entry) => CallEnd::Flag(is_entry),
+        Some(is_entry) => CallEnd::Flag { is_entry, owner },
         None => CallEnd::Shim {
-            owner: get("_PyInterpreterFrame.owner")?,
+            owner,
             // FRAME_OWNED_BY_CSTACK
             least: 3,
         },
@@ -195,7 +192,6 @@ mod tests {
         let frame = TopFrame::CFrame {
             cframe: 56,
             current: 0,
-            previous: 8,
         };
         assert_eq!((layout.thread.id, layout.thread.frame), (136, frame));
         assert_eq!(layout.code.instructions, Some(192));

@@ -14,7 +14,11 @@ const INTERPRETER: u64 = START + 0x1000;
 const GIL: u64 = START + 0x2000;
 const STATE: u64 = START + 0x3000;
 const CFRAME: u64 = START + 0x4000;
+/// The `_PyCFrame` that has no frames, in the thread state.
+const OUTSIDE: u64 = STATE + 0x300;
 const FRAME: u64 = START + 0x5000;
+/// Marks the end of the thread's only call of the interpreter.
+const SHIM: u64 = START + 0x5800;
 const CODE: u64 = START + 0x6000;
 const TYPE: u64 = START + 0x7000;
 const NAME: u64 = START + 0x8000;
@@ -51,15 +55,14 @@ impl Made {
         made.put(GIL + last_holder, STATE);
         made.put(STATE + layout.thread.interpreter, INTERPRETER);
         made.put(STATE + layout.thread.id, THREAD.thread_pointer);
-        let TopFrame::CFrame {
-            cframe, current, ..
-        } = layout.thread.frame
-        else {
+        let TopFrame::CFrame { cframe, current } = layout.thread.frame else {
             panic!("{layout:?}")
         };
         made.put(STATE + cframe, CFRAME);
         made.put(CFRAME + current, FRAME);
-        made.put_frame(FRAME, CODE, 0);
+        made.put(CFRAME + current + 8, OUTSIDE);
+        made.put_frame(FRAME, CODE, SHIM);
+        made.put_shim(SHIM, 0);
         let code = &layout.code;
         made.put(CODE + 8, TYPE);
         made.put(TYPE + 24, TYPE_NAME);
@@ -90,6 +93,21 @@ impl Made {
             at + instruction,
             code + self.layout.code.instructions.unwrap(),
         );
+    }
+
+    /// A frame that marks the end of a call.
+    fn put_shim(&mut self, at: u64, previous: u64) {
+        // `owner` is one of eight bytes.
+        self.put(at + 64, 3 << 48);
+        self.put(at + self.layout.frame.previous, previous);
+    }
+
+    /// Offset of `current_frame` in a `_PyCFrame`; `previous` comes after it.
+    fn current(&self) -> u64 {
+        match self.layout.thread.frame {
+            TopFrame::CFrame { current, .. } => current,
+            TopFrame::Direct(_) => panic!("{:?}", self.layout),
+        }
     }
 
     fn put(&mut self, address: u64, value: u64) {
@@ -145,8 +163,8 @@ fn endless_chains_of_frames_are_truncated() {
     assert_eq!((frames.len(), is_truncated), (MAX_FRAMES, true));
     // Frames that mark the end of a call, alone.
     let mut made = Made::new();
-    made.put_frame(FRAME, CODE, FRAME);
-    made.put(FRAME + 64, 3 << 48);
+    made.put_shim(FRAME, FRAME);
+    made.put(OUTSIDE + made.current(), FRAME);
     assert_eq!(made.frames(), (Vec::new(), true));
 }
 
@@ -187,27 +205,64 @@ fn a_function_with_a_huge_table_of_lines_has_no_lines() {
 #[test]
 fn a_stack_ends_where_a_frame_cannot_be_read() {
     let mut made = Made::new();
-    made.put_frame(FRAME, CODE, 8);
+    made.put_shim(SHIM, 8);
+    made.put(OUTSIDE + made.current(), 8);
     let (frames, is_truncated) = made.frames();
     assert_eq!((frames.len(), is_truncated), (1, true));
 }
 
-/// In 3.12, what the current frame was before is read where it is not stored yet.
+/// A call of the interpreter that has just begun has the `_PyCFrame` of an earlier one, on the same place
+/// of the stack. Then the frames are those of its caller.
 #[test]
-fn a_call_that_has_not_stored_its_frame_is_skipped() {
-    let mut made = Made::new();
-    let TopFrame::CFrame {
-        current, previous, ..
-    } = made.layout.thread.frame
-    else {
-        panic!("{:?}", made.layout)
+fn frames_of_an_earlier_call_are_not_read() {
+    const EARLIER: u64 = FRAME + 0x200;
+    let begun = |change: &dyn Fn(&mut Made)| {
+        let mut made = Made::new();
+        let current = made.current();
+        let TopFrame::CFrame { cframe, .. } = made.layout.thread.frame else {
+            panic!("{:?}", made.layout)
+        };
+        made.put(STATE + cframe, CFRAME + 0x100);
+        made.put(CFRAME + 0x100 + current, EARLIER);
+        made.put(CFRAME + 0x100 + current + 8, CFRAME);
+        change(&mut made);
+        made.frames()
     };
-    made.put(CFRAME + current, 8);
-    made.put(CFRAME + previous, CFRAME + 0x100);
-    made.put(CFRAME + 0x100 + current, FRAME);
-    let (frames, is_truncated) = made.frames();
-    assert_eq!(frames, [("f".to_owned(), 11)]);
-    assert!(!is_truncated);
+    let caller = (vec![("f".to_owned(), 11)], false);
+    // Its frame has the caller's frame before it, or another one.
+    let with_caller = begun(&|made| {
+        made.put_frame(EARLIER, CODE, EARLIER + 0x100);
+        made.put_shim(EARLIER + 0x100, FRAME);
+    });
+    assert_eq!(with_caller.0.len(), 2);
+    let changes: [&dyn Fn(&mut Made); 4] = [
+        &|made| {
+            made.put_frame(EARLIER, CODE, EARLIER + 0x100);
+            made.put_shim(EARLIER + 0x100, FRAME + 0x300);
+        },
+        &|made| made.put_shim(EARLIER, 0),
+        &|made| made.put_frame(EARLIER, 8, 0),
+        &|made| made.put_frame(EARLIER, CODE, 8),
+    ];
+    for change in changes {
+        assert_eq!(begun(change), caller);
+    }
+    // Neither is that of the caller known then.
+    let unknown = begun(&|made| {
+        made.put_shim(EARLIER, 0);
+        made.put_shim(SHIM, 0x10);
+    });
+    assert_eq!(unknown, (Vec::new(), true));
+}
+
+/// 3.12 stores the caller of a generator's frame after that, and removes it before.
+#[test]
+fn a_generator_without_a_caller_is_marked() {
+    let mut made = Made::new();
+    made.put_frame(FRAME, CODE, 0);
+    // `owner` is one of eight bytes.
+    made.put(FRAME + 64, 1 << 48);
+    assert_eq!(made.frames(), (vec![("f".to_owned(), 11)], true));
 }
 
 #[test]

@@ -1,0 +1,202 @@
+//! Every sampled stack is one that the program can have, by its own account: the interpreter calls and
+//! returns most of the time, and is interrupted in the middle of that.
+//!
+//! Needs the right to use eBPF. `cargo xtask soak chains` compares many more samples.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::Target;
+use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::python::Interpreter;
+use otelctx_python::Python;
+use otelctx_reader::Process;
+use otelctx_reader::runtime::Runtimes;
+use otelctx_reader::sample::{Catalog, Frame, Sample};
+use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+
+/// Versions whose frames are a chain of their own, which starts in a different place in each.
+const VERSIONS: [&str; 5] = ["3.11", "3.12", "3.13", "3.14", "3.15"];
+/// What `chains.py` executes, and how many of a thousand stacks may be incomplete on 3.11 and 3.12: where a
+/// call of the interpreter has just begun on a part of the stack that has no earlier call, neither its frame nor
+/// its caller is known.
+const WORKS: [(&str, u64); 5] = [
+    ("recursion", 1),
+    ("sorted", 1),
+    ("generators", 3),
+    ("callbacks", 3),
+    ("mixed", 3),
+];
+/// The same for generators on 3.12, which stores a generator's caller late.
+const GENERATORS: u64 = 30;
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Samples of each of these, with each interpreter.
+fn samples() -> u64 {
+    let number = std::env::var("OTELCTX_SOAK_SAMPLES");
+    number.map_or(3000, |number| number.parse().unwrap())
+}
+
+/// What a program's stacks came to.
+#[derive(Debug, Default)]
+struct Tally {
+    samples: u64,
+    whole: u64,
+    /// Stacks whose outer frames are missing.
+    incomplete: u64,
+    /// Stacks that say so: [`Counts::truncated_stacks`](otelctx_reader::sample::Counts).
+    marked: u64,
+    /// Stacks that the program cannot have.
+    wrong: Vec<String>,
+    /// Stacks with more than one call of the interpreter that has no functions: only the innermost one
+    /// can be at its beginning or end.
+    without_functions: Vec<String>,
+}
+
+/// The stacks of a program, as text.
+struct Truth(HashSet<String>);
+
+impl Truth {
+    fn of(target: &Target) -> Self {
+        let stacks = target
+            .lines
+            .iter()
+            .filter_map(|it| it.strip_prefix("stack "));
+        let stacks = stacks.chain(["<module>"]).map(str::to_owned);
+        Self(stacks.collect())
+    }
+
+    /// Adds a sample to the tally.
+    fn compare(&self, tally: &mut Tally, frames: &[&Frame], interpreter: &[Range<u64>]) {
+        tally.samples += 1;
+        let mut text = String::new();
+        let mut loops = 0;
+        for frame in frames.iter().rev() {
+            match frame {
+                // libffi's code for a callback: the sampler knows that Python has generated it.
+                Frame::Named(frame) if frame.function == "[Python]" && frame.file.is_empty() => {
+                    continue;
+                }
+                Frame::Named(frame) if text.is_empty() => text.clone_from(&frame.function),
+                Frame::Named(frame) => text = format!("{text} {}", frame.function),
+                Frame::Native { .. } => {
+                    let address = frame.lookup_address().unwrap();
+                    loops += usize::from(interpreter.iter().any(|it| it.contains(&address)));
+                    continue;
+                }
+            }
+            text = format!("{text} {}", frame_line(frame));
+        }
+        // The line of the innermost function is not known.
+        let text = text.rsplit_once(' ').map_or("", |(stack, _)| stack);
+        if self.0.contains(text) {
+            tally.whole += 1;
+            if loops > 1 {
+                tally.without_functions.push(format!("{text}: {frames:x?}"));
+            }
+        } else if self.0.iter().any(|stack| stack.ends_with(text)) {
+            tally.incomplete += 1;
+        } else {
+            tally.wrong.push(text.to_owned());
+        }
+    }
+}
+
+fn frame_line(frame: &Frame) -> u32 {
+    match frame {
+        Frame::Named(frame) => frame.line,
+        Frame::Native { .. } => 0,
+    }
+}
+
+/// Samples a program and compares its stacks. `None`, with a line, where the kernel does not permit it.
+fn run(interpreter: &Interpreter, work: &str) -> Option<Tally> {
+    let target = Target::spawn(interpreter.command("chains.py").arg(work));
+    let truth = Truth::of(&target);
+    let runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
+    let code = interpreter_code(&target, &runtimes);
+    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+    options.frequency = 9_999;
+    options.runtimes = runtimes;
+    let mut sampler = Sampler::start(&options).unwrap();
+    Feature::Ebpf.or_skip(match sampler.method() {
+        Method::Ptrace(why) => Err(why),
+        _ => Ok(()),
+    })?;
+    let mut catalog = Catalog::new();
+    let mut tally = Tally::default();
+    let mut first_marked = None;
+    let begin = Instant::now();
+    while tally.samples < samples() {
+        assert!(
+            begin.elapsed() < TIMEOUT + INTERVAL * samples() as u32 / 100,
+            "{tally:?}"
+        );
+        std::thread::sleep(INTERVAL);
+        let mut new: Vec<Sample> = Vec::new();
+        sampler.drain(&mut catalog, &mut |sample| new.push(sample));
+        let counts = sampler.counts();
+        // Before the process is known, stacks have no functions; before its unwind tables are read,
+        // native stacks may be truncated.
+        if counts.complete_stacks == 0 {
+            first_marked = None;
+            continue;
+        }
+        let Some(first) = first_marked else {
+            first_marked = Some(counts.truncated_stacks);
+            continue;
+        };
+        tally.marked = counts.truncated_stacks - first;
+        for sample in &new {
+            let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
+            truth.compare(&mut tally, &frames, &code);
+        }
+    }
+    Some(tally)
+}
+
+/// The code of the interpreter's evaluation loop.
+fn interpreter_code(target: &Target, runtimes: &Runtimes) -> Vec<Range<u64>> {
+    let mut options = otelctx_reader::Options::default();
+    options.runtimes = runtimes.clone();
+    let mut process = Process::with_options(target.pid(), options).unwrap();
+    let runtimes = process.runtimes().unwrap();
+    let state = process.threads().unwrap()[0]
+        .state(&runtimes, None)
+        .unwrap();
+    let thread = state.runtimes[0].thread.as_ref().unwrap();
+    thread.stack.interpreter.clone()
+}
+
+#[test]
+fn each_stack_is_one_that_the_program_can_have() {
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        for (work, limit) in WORKS {
+            let Some(tally) = run(&interpreter, work) else {
+                return;
+            };
+            let name = format!("{} {work}", interpreter.version);
+            let Tally {
+                samples,
+                incomplete,
+                marked,
+                ..
+            } = tally;
+            eprintln!("{name}: {samples} samples, {incomplete} incomplete, {marked} marked");
+            assert_eq!(tally.wrong, [""; 0], "{name}");
+            assert_eq!(tally.without_functions, [""; 0], "{name}");
+            assert_eq!(incomplete, marked, "{name}: {tally:?}");
+            let limit = match &interpreter.version[..5] {
+                "3.11." => limit,
+                "3.12." if matches!(work, "generators" | "mixed") => GENERATORS,
+                "3.12." => limit,
+                _ => 1,
+            };
+            // And some, because few samples vary more.
+            let limit = samples * limit / 1000 + 8;
+            assert!(incomplete <= limit, "{name}: {tally:?}");
+        }
+    }
+}
