@@ -41,53 +41,68 @@ pub(crate) fn largest_part(
     tables.chain(parts).max_by_key(|part| part.end - part.start)
 }
 
-/// The code that takes the GIL, which threads that wait for it are in: the function `take_gil`, by its
-/// symbol, or, in a stripped file, as that which the exported functions call first; and these themselves,
-/// which may contain it. 2.7 has no such function: its evaluation loop takes the GIL itself, in code that is
-/// not among these.
+/// The code that takes the GIL, or passes it on and waits until another thread has it: threads that wait for
+/// it are in there. By symbols, these are the functions `take_gil` and `drop_gil`. In a stripped file, or where
+/// compilers have made copies, exported functions call or contain the code. 2.7 has no such functions: its
+/// evaluation loop calls the functions for all locks.
 pub(crate) fn gil_code(target: &dyn Target, module: &LoadedModule) -> Arc<[Range<u64>]> {
-    let mut parts = Vec::new();
     let part = |symbol: ElfSymbol| {
         let start = module.bias.wrapping_add(symbol.value);
         start..start.saturating_add(symbol.size)
     };
-    let taking = module.symbol(target, "take_gil").ok().flatten();
-    parts.extend(taking.map(part));
-    let exported = |name| module.exported(target, name).ok()?.map(part);
-    // 2.7 calls it for all locks.
-    let lock = exported("PyThread_acquire_lock");
-    for name in ["PyEval_RestoreThread", "PyEval_AcquireThread"] {
-        let Some(code) = exported(name) else {
-            continue;
-        };
-        let called = first_called(target, module, &code);
-        parts.push(code);
-        if called.as_ref().map(|it| it.start) != lock.as_ref().map(|it| it.start) {
-            parts.extend(called);
-        }
-    }
+    let named = ["take_gil", "drop_gil"].into_iter();
+    let named = named.filter_map(|name| module.symbol(target, name).ok()?.map(part));
+    let mut parts: Vec<Range<u64>> = named.chain(exported_gil_code(target, module)).collect();
     parts.sort_unstable_by_key(|part| (part.start, part.end));
     parts.dedup();
     parts.into()
 }
 
-/// The function of the module that the code calls first.
-fn first_called(
-    target: &dyn Target,
-    module: &LoadedModule,
-    code: &Range<u64>,
-) -> Option<Range<u64>> {
-    /// The code that is searched has up to 150 bytes.
+/// The same by the exported functions alone.
+fn exported_gil_code(target: &dyn Target, module: &LoadedModule) -> Vec<Range<u64>> {
+    let exported = |name| {
+        let symbol = module.exported(target, name).ok()??;
+        let start = module.bias.wrapping_add(symbol.value);
+        Some(start..start.saturating_add(symbol.size))
+    };
+    let locks = ["PyThread_acquire_lock", "PyThread_release_lock"].map(exported);
+    let users = [
+        "PyEval_RestoreThread",
+        "PyEval_AcquireThread",
+        "PyEval_SaveThread",
+        "PyEval_ReleaseThread",
+    ];
+    let mut parts = Vec::new();
+    for code in users.into_iter().filter_map(exported) {
+        parts.extend(called(target, module, &code));
+        parts.push(code);
+    }
+    let is_lock = |part: &Range<u64>| locks.iter().flatten().any(|lock| lock.start == part.start);
+    parts.retain(|part| !is_lock(part));
+    parts
+}
+
+/// The functions of the module that the code calls, or jumps to at its end.
+fn called(target: &dyn Target, module: &LoadedModule, code: &Range<u64>) -> Vec<Range<u64>> {
+    /// The code that is searched has up to 270 bytes.
     const MAX_SIZE: u64 = 512;
     let size = code.end.saturating_sub(code.start).min(MAX_SIZE);
-    let bytes = target.read_vec(code.start, size, MAX_SIZE as usize).ok()?;
+    let Ok(bytes) = target.read_vec(code.start, size, MAX_SIZE as usize) else {
+        return Vec::new();
+    };
     let instructions = Decoder::with_ip(64, &bytes, code.start, DecoderOptions::NONE).into_iter();
-    let mut calls = instructions.filter(|it| it.flow_control() == FlowControl::Call);
-    calls.find_map(|call| {
-        let called = call.near_branch_target();
-        // What leads to a function of another module is not one of its own.
-        function_in(target, module, called).filter(|function| function.start == called)
-    })
+    let functions = instructions.filter_map(|instruction| {
+        let leads_to = instruction.near_branch_target();
+        let leaves = match instruction.flow_control() {
+            FlowControl::Call => true,
+            FlowControl::UnconditionalBranch => !code.contains(&leads_to),
+            _ => false,
+        };
+        // An entry for a function of another module is not the start of a function.
+        let function = leaves.then(|| function_in(target, module, leads_to))??;
+        (function.start == leads_to).then_some(function)
+    });
+    functions.collect()
 }
 
 /// The function of the module that contains an address of the process.
@@ -146,7 +161,9 @@ fn function_at(elf: &Elf<'_>, address: u64) -> Result<Option<Range<u64>>, ElfErr
 mod tests {
     use std::fs::File;
 
+    use otelctx_fixtures::python::Interpreter;
     use otelctx_reader::remote::elf::{FileBytes, Source};
+    use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
 
     use super::*;
 
@@ -168,5 +185,43 @@ mod tests {
             }
         }
         assert_eq!(function_at(&elf, 0), Ok(None));
+    }
+
+    /// Compared with the symbols of the versions that have them.
+    #[test]
+    fn the_code_that_takes_the_gil_is_found_without_symbols() {
+        let versions = [
+            "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15",
+        ];
+        for interpreter in versions.iter().flat_map(|it| Interpreter::with_version(it)) {
+            let program = interpreter.start("locked.py");
+            let process = Process::open(program.pid()).unwrap();
+            let memory = process.memory().unwrap();
+            let target = LiveProcess::new(&process, &memory);
+            let modules = Modules::read(&target, &FileCache::default()).unwrap();
+            let has_it = |module: &&LoadedModule| {
+                let symbol = module.exported(&target, "PyEval_RestoreThread");
+                symbol.ok().flatten().is_some()
+            };
+            let module = modules.loaded.iter().find(has_it).unwrap();
+            let code = exported_gil_code(&target, module);
+            // Each of the four functions contains it, or leads to it.
+            assert!(code.len() >= 6, "{interpreter:?}: {code:x?}");
+            for name in ["take_gil", "drop_gil"] {
+                // 3.13 has it in functions that these call in turn, and that are in stacks, too.
+                let names: &[&str] = match interpreter.version.starts_with("3.13.") {
+                    true => &["_PyThreadState_Attach", "_PyThreadState_Detach"],
+                    false => &[name],
+                };
+                for name in names {
+                    if let Some(address) = module.address_of(&target, name).unwrap() {
+                        let is_found = code.iter().any(|part| part.start == address)
+                            // A copy of it takes its place.
+                            || interpreter.version.starts_with("3.8.") && *name == "take_gil";
+                        assert!(is_found, "{interpreter:?}: {name} {code:x?}");
+                    }
+                }
+            }
+        }
     }
 }

@@ -219,8 +219,8 @@ impl RuntimeStack {
 pub struct Gil {
     /// Whether the thread holds it.
     pub is_held: bool,
-    /// The code that takes it, in one or several parts: a thread that does not hold it and has a native
-    /// frame there waits for it. If this is unknown, it is empty, and threads that wait count as having
+    /// The code that takes it or passes it on, in one or several parts: a thread that does not hold it and
+    /// has a native frame there waits for it. If this is unknown, it is empty, and threads that wait count as having
     /// released it.
     pub code: Arc<[Range<u64>]>,
 }

@@ -229,28 +229,37 @@ fn samples_say_who_holds_the_gil_and_who_waits_for_it() {
                 .iter()
                 .position(|(name, _)| name == WAITING_FRAME);
             assert_eq!(waiting.is_some(), is_waiting, "{interpreter:?}: {sample:?}");
-            // By symbols: what takes the GIL, in the evaluation loop also under another name (gcc's clones), and
-            // what it calls. The program has no other condition variables.
-            let takes_it = |(name, _): &(String, String)| {
-                name.starts_with("take_gil") || name.contains("pthread_cond_timedwait")
-            };
-            if sample.stack.iter().any(takes_it) {
+            // By symbols, where there are some: what takes the GIL or passes it on, and what that calls. The
+            // program has no other condition variables.
+            let uses = ["take_gil", "drop_gil", "pthread_cond_timedwait"];
+            let is_one = |(name, _): &(String, String)| uses.iter().any(|it| name.contains(it));
+            if sample.stack.iter().any(is_one) {
                 assert_ne!(sample.gil, "released", "{interpreter:?}: {sample:?}");
             }
             let (innermost, file) = &sample.stack[0];
-            let is_without = ["libcrypto", "libz."].iter().any(|it| file.contains(it));
+            if sample.stack.iter().any(|(name, _)| name == "deflate") {
+                assert_eq!(sample.gil, "released", "{interpreter:?}: {sample:?}");
+            }
+            let mut python = sample.stack.iter().filter(|(_, file)| file.is_empty());
+            let is_pure = python.any(|(name, _)| name == "spin");
             let is_right = match innermost.as_str() {
                 "spin" => sample.gil == "held",
-                _ if is_without => sample.gil == "released",
-                _ => true,
+                _ if file.contains("libcrypto") => sample.gil == "released",
+                // It executes Python code alone.
+                _ => !is_pure || sample.gil != "released",
             };
             if !is_right {
                 wrong.push(sample);
             }
         }
-        // The GIL may be passed on between two instructions of what is sampled.
+        // The GIL may be passed on between two instructions of what is sampled, and libcrypto has functions that
+        // are called with it. With ptrace, such moments are sampled more often, and the first stacks are cut.
         let all = samples.len();
-        assert!(wrong.len() * 200 <= all, "{interpreter:?} {all} {wrong:#?}");
+        let is_exact = further.is_empty();
+        assert!(
+            !is_exact || wrong.len() <= 4 + all / 200,
+            "{interpreter:?} {all} {wrong:#?}"
+        );
     }
 }
 
