@@ -75,10 +75,8 @@ impl Truth {
         let mut loops = 0;
         for frame in frames.iter().rev() {
             match frame {
-                // libffi's code for a callback: the sampler knows that Python has generated it.
-                Frame::Named(frame) if frame.function == "[Python]" && frame.file.is_empty() => {
-                    continue;
-                }
+                // Code that Python has generated: libffi's for a callback. And what the thread waits for.
+                Frame::Named(frame) if frame.function.starts_with('[') => continue,
                 Frame::Named(frame) if text.is_empty() => text.clone_from(&frame.function),
                 Frame::Named(frame) => text = format!("{text} {}", frame.function),
                 Frame::Native { .. } => {
