@@ -9,7 +9,8 @@ use libfuzzer_sys::fuzz_target;
 use otelctx_remote::elf::{Elf, Source};
 use otelctx_remote::memory::Image;
 use otelctx_unwind::{
-    CodeMap, CodeMapping, Dictionary, FileRows, PAGE_SIZE, Registers, StackEnd, walk,
+    CodeMap, CodeMapping, Dictionary, FileRows, FileRules, MakeRules, PAGE_SIZE, Registers,
+    StackEnd, walk,
 };
 
 /// Where the stack is.
@@ -63,17 +64,25 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let mut memory = Image::new();
     memory.map_u64(STACK, &words);
-    let code = CodeMap::of([CodeMapping {
-        start,
-        end,
-        bias: 0,
-        rows: Ok(Arc::new(rows)),
-    }]);
+    let on_demand = FileRules::of(&elf, &dictionary, MakeRules::OnDemand);
+    let both = [Ok(Arc::new(rows).into()), on_demand.map_err(Some)];
+    for rules in both {
+        let code = CodeMap::of([CodeMapping {
+            start,
+            end,
+            bias: 0,
+            rules,
+        }]);
+        check_walk(&registers, &code, &memory);
+    }
+});
+
+fn check_walk(registers: &Registers, code: &CodeMap, memory: &Image) {
     let mut frames = Vec::new();
-    let end = walk(&registers, &code, &memory, 1000, &mut frames);
+    let end = walk(registers, code, memory, 1000, &mut frames);
     assert!(!frames.is_empty() && frames.len() <= 1000);
     assert_eq!(end == StackEnd::Limit, frames.len() == 1000);
     // All but the first are executable.
     let mut callers = frames.iter().skip(1);
     assert!(callers.all(|it| code.at(it.address - u64::from(it.is_caller)).is_some()));
-});
+}

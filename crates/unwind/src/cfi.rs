@@ -34,14 +34,16 @@ pub(crate) struct Budget {
     instructions: u64,
 }
 
-impl Budget {
-    pub(crate) fn new() -> Self {
+impl Default for Budget {
+    fn default() -> Self {
         Budget {
             rows: MAX_EVALUATED,
             instructions: MAX_INSTRUCTIONS,
         }
     }
+}
 
+impl Budget {
     fn take_row(&mut self) -> Result<(), Error> {
         let left = self.rows.checked_sub(1);
         self.rows = left.ok_or(Error::Limit {
@@ -125,7 +127,8 @@ where
         Ok(())
     }
 
-    fn addresses(&mut self, offset: usize) -> Option<(u64, u64)> {
+    /// First address of the function whose entry is at this offset, and the one behind it.
+    pub(crate) fn addresses(&mut self, offset: usize) -> Option<(u64, u64)> {
         let function = self.function(offset)?;
         Some((function.initial_address(), function.end_address()))
     }

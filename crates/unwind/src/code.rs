@@ -7,7 +7,8 @@ use otelctx_remote::elf::Elf;
 use otelctx_remote::{Device, FileCache, Modules, Target};
 
 use crate::error::Error;
-use crate::file::FileRows;
+use crate::file::{CodeSegments, FileRows};
+use crate::on_demand::RulesOnDemand;
 use crate::rule::{Dictionary, Rule};
 
 /// Maximum number of executable mappings that are kept of one process. Browsers have some thousand.
@@ -20,10 +21,64 @@ pub struct CodeMapping {
     pub start: u64,
     /// First address behind it.
     pub end: u64,
-    /// What is added to addresses of the file to get those of the process. 0 without rows.
+    /// What is added to addresses of the file to get those of the process. 0 without rules.
     pub bias: u64,
-    /// Its rows; the error says why it has none, and is `None` for code that no file provides.
-    pub rows: Result<Arc<FileRows>, Option<Error>>,
+    /// Its rules; the error says why it has none, and is `None` for code that no file provides.
+    pub rules: Result<FileRules, Option<Error>>,
+}
+
+/// The rules of a file's code.
+#[derive(Debug, Clone)]
+pub struct FileRules(Made);
+
+#[derive(Debug, Clone)]
+enum Made {
+    Before(Arc<FileRows>),
+    OnDemand(Arc<RulesOnDemand>),
+}
+
+impl From<Arc<FileRows>> for FileRules {
+    fn from(rows: Arc<FileRows>) -> Self {
+        Self(Made::Before(rows))
+    }
+}
+
+impl FileRules {
+    /// The rules of a file, or of a module that is loaded, made as [`MakeRules`] says.
+    ///
+    /// # Errors
+    /// When there are no usable tables, or they exceed a limit.
+    pub fn of(elf: &Elf<'_>, dictionary: &Arc<Dictionary>, when: MakeRules) -> Result<Self, Error> {
+        Ok(Self(match when {
+            MakeRules::Before => Made::Before(FileRows::of(elf, dictionary)?.into()),
+            MakeRules::OnDemand => Made::OnDemand(RulesOnDemand::of(elf, dictionary)?.into()),
+        }))
+    }
+
+    fn rule_at(&self, address: u64) -> Rule {
+        match &self.0 {
+            Made::Before(rows) => rows.rule_at(address),
+            Made::OnDemand(rules) => rules.rule_at(address),
+        }
+    }
+
+    fn segments(&self) -> &CodeSegments {
+        match &self.0 {
+            Made::Before(rows) => rows.segments(),
+            Made::OnDemand(rules) => rules.segments(),
+        }
+    }
+}
+
+/// When rules are made of unwind tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MakeRules {
+    /// Of whole files, before the first stack is walked: about 100 ns a row, some ten milliseconds a library.
+    /// Every look-up is fast then.
+    Before,
+    /// Of each function when a stack first needs it: for a few stacks.
+    OnDemand,
 }
 
 /// The executable mappings of a process.
@@ -44,10 +99,11 @@ impl CodeMap {
         target: &dyn Target,
         files: &FileCache,
         dictionary: &Arc<Dictionary>,
+        when: MakeRules,
     ) -> Result<Self, otelctx_remote::Error> {
         let modules = Modules::read(target, files)?;
         // A file's rows name rules of one dictionary.
-        let name = format!("unwind rows {}", dictionary.id());
+        let name = format!("unwind rules {when:?} {}", dictionary.id());
         let mut map = CodeMap::default();
         let mut found: Vec<Place> = Vec::new();
         target.mappings(&mut |mapping| {
@@ -70,31 +126,32 @@ impl CodeMap {
             let module = modules.loaded.iter().find(|module| {
                 (module.device, module.inode) == place.file && module.contains(start)
             });
-            let rows = match module {
+            let rules = match module {
                 Some(module) => {
-                    let make = |elf: &Elf<'_>| Ok(FileRows::of(elf, dictionary).map(Arc::new));
-                    let rows = module.fact::<Result<Arc<FileRows>, Error>>(target, &name, make);
-                    match rows {
-                        Ok(rows) => (*rows).clone().map_err(Some),
+                    let make = |elf: &Elf<'_>| Ok(FileRules::of(elf, dictionary, when));
+                    let rules = module.fact::<Result<FileRules, Error>>(target, &name, make);
+                    match rules {
+                        Ok(rules) => (*rules).clone().map_err(Some),
                         Err(error) => Err(Some(Error::Unreadable(error.to_string()))),
                     }
                 }
                 None if place.is_vdso => FileRows::of_vdso(target, place.range, dictionary)
-                    .map(Arc::new)
+                    .map(|rows| Arc::new(rows).into())
                     .map_err(Some),
                 None => Err(None),
             };
-            let bias = rows.as_ref().ok().and_then(|rows| match place.is_vdso {
-                true => rows.bias(start, 0),
-                false => rows.bias(start, place.offset),
+            let segments = rules.as_ref().ok().map(FileRules::segments);
+            let bias = segments.and_then(|segments| match place.is_vdso {
+                true => segments.bias(start, 0),
+                false => segments.bias(start, place.offset),
             });
             map.mappings.push(CodeMapping {
                 start,
                 end,
                 bias: bias.unwrap_or_default(),
-                rows: match bias {
-                    Some(_) => rows,
-                    None => rows.and(Err(None)),
+                rules: match bias {
+                    Some(_) => rules,
+                    None => rules.and(Err(None)),
                 },
             });
         }
@@ -131,8 +188,8 @@ impl CodeMap {
 impl CodeMapping {
     /// The rule at an address of the process.
     pub fn rule_at(&self, address: u64) -> Rule {
-        match &self.rows {
-            Ok(rows) => rows.rule_at(address.wrapping_sub(self.bias)),
+        match &self.rules {
+            Ok(rules) => rules.rule_at(address.wrapping_sub(self.bias)),
             Err(_) => Rule::Gap,
         }
     }

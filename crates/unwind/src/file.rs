@@ -6,8 +6,9 @@ use otelctx_remote::elf::{Elf, Segment, Source};
 use otelctx_remote::{Machine, Memory, MemoryError};
 
 use crate::arch::Architecture;
+use crate::cfi::Budget;
 use crate::error::Error;
-use crate::maker::make;
+use crate::maker::{self, FunctionRows, make};
 use crate::rows::Rows;
 use crate::rule::{Dictionary, Rule};
 use crate::tables::Tables;
@@ -52,7 +53,7 @@ impl UnwindTables {
     ///
     /// # Errors
     /// When there are no usable tables, or they exceed a limit.
-    pub fn rows(self, dictionary: &Arc<Dictionary>) -> Result<FileRows, Error> {
+    pub fn rows(&self, dictionary: &Arc<Dictionary>) -> Result<FileRows, Error> {
         let architecture = Architecture::of(self.machine).ok_or(Error::Architecture)?;
         let (rows, counts) = make(&self.tables, architecture, &self.code.0, dictionary)?;
         if counts.entries == 0 {
@@ -65,9 +66,34 @@ impl UnwindTables {
         Ok(FileRows {
             rows,
             dictionary: dictionary.clone(),
-            code: self.code,
+            code: self.code.clone(),
             counts,
         })
+    }
+
+    /// The rows of the function at an address, by `.eh_frame_hdr`; see [`maker::function_at`].
+    pub(crate) fn function_at(
+        &self,
+        address: u64,
+        header: &[u8],
+        budget: &mut Budget,
+        dictionary: &Dictionary,
+    ) -> Option<FunctionRows> {
+        let architecture = Architecture::of(self.machine)?;
+        let code = &self.code.0;
+        maker::function_at(
+            &self.tables,
+            header,
+            architecture,
+            code,
+            dictionary,
+            budget,
+            address,
+        )
+    }
+
+    pub(crate) fn segments(&self) -> &CodeSegments {
+        &self.code
     }
 }
 

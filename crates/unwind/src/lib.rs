@@ -17,13 +17,14 @@
 //! use std::time::Duration;
 //!
 //! use otelctx_remote::{FileCache, LiveProcess, Process, Stopped};
-//! use otelctx_unwind::{CodeMap, Dictionary, MAX_FRAMES, Registers, walk};
+//! use otelctx_unwind::{CodeMap, Dictionary, MAX_FRAMES, MakeRules, Registers, walk};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let process = Process::open(4711)?;
 //! let memory = process.memory()?;
 //! let target = LiveProcess::new(&process, &memory);
-//! let code = CodeMap::read(&target, &FileCache::new(), &Arc::new(Dictionary::new()))?;
+//! let rules = Arc::new(Dictionary::new());
+//! let code = CodeMap::read(&target, &FileCache::new(), &rules, MakeRules::OnDemand)?;
 //!
 //! let stopped = Stopped::stop(&process, 4711, Duration::from_secs(1))?;
 //! let registers = Registers::of_stopped(stopped.registers()).ok_or("not on this machine")?;
@@ -46,6 +47,7 @@ mod expression;
 mod file;
 mod functions;
 mod maker;
+mod on_demand;
 mod ranges;
 mod registers;
 mod rows;
@@ -55,7 +57,7 @@ mod tables;
 mod walk;
 mod writer;
 
-pub use code::{CodeMap, CodeMapping, MAX_MAPPINGS};
+pub use code::{CodeMap, CodeMapping, FileRules, MAX_MAPPINGS, MakeRules};
 pub use error::Error;
 pub use file::{CodeSegments, FileRows, UnwindTables};
 pub use ranges::FreeRanges;

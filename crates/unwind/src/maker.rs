@@ -1,6 +1,6 @@
 //! Makes rows of a file's tables.
 
-use gimli::{BaseAddresses, DebugFrame, EhFrame, LittleEndian};
+use gimli::{BaseAddresses, DebugFrame, EhFrame, EhFrameHdr, LittleEndian};
 use otelctx_remote::elf::Segment;
 
 use crate::arch::Architecture;
@@ -24,22 +24,12 @@ pub(crate) fn make(
     code: &[Segment],
     dictionary: &Dictionary,
 ) -> Result<(Rows, Counts), Error> {
-    let empty = (0, Vec::new());
-    let (address, eh_bytes) = tables.eh_frame.as_ref().unwrap_or(&empty);
-    let debug_bytes = tables.debug_frame.as_ref().unwrap_or(&empty.1);
-    let bases = BaseAddresses::default()
-        .set_eh_frame(*address)
-        .set_eh_frame_hdr(tables.eh_frame_header)
-        .set_text(tables.text)
-        .set_got(tables.got);
-    let mut eh_frame = EhFrame::new(eh_bytes, LittleEndian);
+    let mut eh_frame = eh_frame(tables, architecture);
+    let debug_bytes = tables.debug_frame.as_deref().unwrap_or_default();
     let mut debug_frame = DebugFrame::new(debug_bytes, LittleEndian);
-    eh_frame.set_address_size(8);
     debug_frame.set_address_size(8);
-    eh_frame.set_vendor(architecture.vendor);
     debug_frame.set_vendor(architecture.vendor);
-    let mut eh_frame = Table::new(eh_frame, eh_bytes, bases.clone(), architecture);
-    let mut debug_frame = Table::new(debug_frame, debug_bytes, bases, architecture);
+    let mut debug_frame = Table::new(debug_frame, debug_bytes, bases(tables), architecture);
 
     let mut functions = Functions::new(code);
     let mut writer = Writer::new(functions.start()?, dictionary);
@@ -72,6 +62,77 @@ pub(crate) fn make(
     Ok(writer.finish())
 }
 
+fn bases(tables: &Tables) -> BaseAddresses {
+    let address = tables.eh_frame.as_ref().map_or(0, |(address, _)| *address);
+    BaseAddresses::default()
+        .set_eh_frame(address)
+        .set_eh_frame_hdr(tables.eh_frame_header)
+        .set_text(tables.text)
+        .set_got(tables.got)
+}
+
+fn eh_frame<'a>(
+    tables: &'a Tables,
+    architecture: &'static Architecture,
+) -> Table<'a, EhFrame<Bytes<'a>>> {
+    let bytes = tables.eh_frame.as_ref().map_or(&[][..], |(_, bytes)| bytes);
+    let mut section = EhFrame::new(bytes, LittleEndian);
+    section.set_address_size(8);
+    section.set_vendor(architecture.vendor);
+    Table::new(section, bytes, bases(tables), architecture)
+}
+
+/// The rows of one function.
+pub(crate) struct FunctionRows {
+    /// Its first address.
+    pub(crate) start: u64,
+    /// The first address behind it.
+    pub(crate) end: u64,
+    pub(crate) rows: Rows,
+}
+
+/// Makes the rows of the function at an address. `header` is the contents of `.eh_frame_hdr`, a sorted table
+/// of functions (Linux Standard Base, Exception Frames). `None` if that has no such function, or making the
+/// rows exceeds a limit.
+pub(crate) fn function_at(
+    tables: &Tables,
+    header: &[u8],
+    architecture: &'static Architecture,
+    code: &[Segment],
+    dictionary: &Dictionary,
+    budget: &mut Budget,
+    address: u64,
+) -> Option<FunctionRows> {
+    let bases = bases(tables);
+    let header = EhFrameHdr::new(header, LittleEndian)
+        .parse(&bases, 8)
+        .ok()?;
+    let table = header.table()?;
+    let entry = table.lookup(address, &bases).ok()?;
+    let entry = table.pointer_to_offset(entry).ok()?;
+    let mut eh_frame = eh_frame(tables, architecture);
+    let (start, end) = eh_frame.addresses(entry.0)?;
+    let mut functions = Functions::new(code);
+    functions.add(Source::EhFrame, start, end, entry.0).ok()?;
+    let function = *functions.sorted().first()?;
+    if !(function.start..function.end).contains(&address) {
+        return None;
+    }
+    let mut writer = Writer::new(function.start, dictionary);
+    // Where rbx is makes more rules, but a callee may need it, and these are few functions.
+    writer.tracks_base = true;
+    eh_frame
+        .evaluate(&function, function.start, budget, &mut writer)
+        .ok()?;
+    writer.write(function.end, Rule::Gap).ok()?;
+    let (rows, _) = writer.finish();
+    Some(FunctionRows {
+        start: function.start,
+        end: function.end,
+        rows,
+    })
+}
+
 /// All that rules are made of.
 struct Maker<'a> {
     eh_frame: Table<'a, EhFrame<Bytes<'a>>>,
@@ -83,7 +144,7 @@ struct Maker<'a> {
 
 impl Maker<'_> {
     fn write(&mut self, writer: &mut Writer<'_>) -> Result<(), Error> {
-        let mut budget = Budget::new();
+        let mut budget = Budget::default();
         let mut covered = 0;
         for (index, function) in self.functions.iter().enumerate() {
             let mut function = *function;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::{FileCache, LiveProcess, Process};
 use otelctx_track::schedule::Backoff;
-use otelctx_unwind::{CodeMap, Dictionary};
+use otelctx_unwind::{CodeMap, Dictionary, MakeRules};
 
 /// Maximum number of processes whose code is asked for and not read yet.
 const MAX_REQUESTS: usize = 256;
@@ -90,7 +90,7 @@ fn read_all(requests: &Receiver<i32>, answers: &Sender<(i32, CodeMap)>) {
             let process = Process::open(pid).ok()?;
             let memory = process.memory().ok()?;
             let target = LiveProcess::new(&process, &memory);
-            CodeMap::read(&target, &files, &dictionary).ok()
+            CodeMap::read(&target, &files, &dictionary, MakeRules::Before).ok()
         };
         // A process that has ended has no code.
         if answers.send((pid, read().unwrap_or_default())).is_err() {

@@ -38,14 +38,14 @@ fn code(rules: &[Rule]) -> CodeMap {
     let rows: Vec<_> = rows
         .map(|(index, rule)| (CODE + 0x100 * index as u64, *rule))
         .collect();
-    let mapping = |start, rows| CodeMapping {
+    let mapping = |start, rules| CodeMapping {
         start,
         end: start + 0x1000,
         bias: 0,
-        rows,
+        rules,
     };
     CodeMap::of([
-        mapping(CODE, Ok(Arc::new(FileRows::by_hand(&rows)))),
+        mapping(CODE, Ok(Arc::new(FileRows::by_hand(&rows)).into())),
         mapping(OTHER, Err(None)),
     ])
 }

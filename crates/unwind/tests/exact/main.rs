@@ -13,7 +13,7 @@ use std::sync::Arc;
 use nix::sys::signal::Signal;
 use otelctx_fixtures::{Compiler, rust_program};
 use otelctx_remote::{FileCache, LiveProcess, Machine, Modules, Target};
-use otelctx_unwind::{CodeMap, Dictionary, Frame, Registers, StackEnd, walk};
+use otelctx_unwind::{CodeMap, Dictionary, Frame, MakeRules, Registers, StackEnd, walk};
 
 use tracee::{Step, Tracee};
 use truth::Truth;
@@ -69,7 +69,9 @@ impl Run {
         let files = FileCache::new();
         let dictionary = Arc::new(Dictionary::new());
         let mut code = CodeMap::default();
+        let mut on_demand = CodeMap::default();
         let mut frames = Vec::new();
+        let mut same = Vec::new();
         let target = LiveProcess::new(&tracee.process, &tracee.memory);
         let mut truth = Truth::new(stacks(&target, &files));
         if let Some(name) = self.from {
@@ -83,7 +85,10 @@ impl Run {
             if tracee.changed {
                 tracee.changed = false;
                 let target = LiveProcess::new(&tracee.process, &tracee.memory);
-                code = CodeMap::read(&target, &files, &dictionary).expect("it lives");
+                let read =
+                    |when| CodeMap::read(&target, &files, &dictionary, when).expect("it lives");
+                code = read(MakeRules::Before);
+                on_demand = read(MakeRules::OnDemand);
             }
             if self.from.take().is_some() {
                 let end = walk(&registers(&tracee), &code, &tracee.memory, 100, &mut frames);
@@ -110,6 +115,14 @@ impl Run {
                 10_000,
                 &mut frames,
             );
+            let again = walk(
+                &registers(&tracee),
+                &on_demand,
+                &tracee.memory,
+                10_000,
+                &mut same,
+            );
+            assert_eq!((again, &same), (end, &frames), "with rules on demand");
             compare(&mut tally, &mut pending, &tracee, &truth, &frames, end);
         }
         tally

@@ -19,7 +19,9 @@ use otelctx_reader::runtime::RuntimeReading;
 use otelctx_reader::sample::{self, Module, ModuleFiles};
 use otelctx_reader::{Process, StopReason, Thread};
 use otelctx_sampler::{GeneratedNames, monotonic};
-use otelctx_unwind::{CodeMap, Dictionary, Frame, MAX_FRAMES, Registers, StackEnd, walk};
+use otelctx_unwind::{
+    CodeMap, Dictionary, Frame, MAX_FRAMES, MakeRules, Registers, StackEnd, walk,
+};
 
 use super::inspection::InspectedThread;
 use super::report::{MAX_CONTEXTS, ThreadReport};
@@ -119,7 +121,12 @@ impl<'p> StackReader<'p> {
     /// Reads the unwind tables of the process's code. `until` is the deadline for stopping threads.
     pub(super) fn start(process: &'p Process, options: &StackOptions, until: Instant) -> Self {
         let code = match process.as_target() {
-            Some(target) => CodeMap::read(&*target, process.files(), &options.dictionary),
+            Some(target) => CodeMap::read(
+                &*target,
+                process.files(),
+                &options.dictionary,
+                MakeRules::OnDemand,
+            ),
             None => Ok(CodeMap::default()),
         };
         Self {
