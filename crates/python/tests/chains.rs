@@ -77,6 +77,7 @@ impl Truth {
             match frame {
                 // Code that Python has generated: libffi's for a callback. And what the thread waits for.
                 Frame::Named(frame) if frame.function.starts_with('[') => continue,
+                frame if frame.is_gil_wait() => continue,
                 Frame::Named(frame) if text.is_empty() => text.clone_from(&frame.function),
                 Frame::Named(frame) => text = format!("{text} {}", frame.function),
                 Frame::Native { .. } => {

@@ -90,6 +90,7 @@ fn check(interpreter: &Interpreter, without_ebpf: bool) {
     let mut counts = [0; 4];
     for sample in &samples {
         let frames = catalog.frames(sample.user_stack).rev();
+        let frames = frames.filter(|frame| !frame.is_gil_wait());
         let named = frames.filter_map(|frame| match frame {
             Frame::Named(named) => Some(&*named.function),
             Frame::Native { .. } => None,
@@ -166,6 +167,7 @@ fn a_sample_never_has_the_name_of_a_function_that_was_compiled_later() {
             };
             for sample in samples {
                 let frames = catalog.frames(sample.user_stack).rev();
+                let frames = frames.filter(|frame| !frame.is_gil_wait());
                 let named = frames.filter_map(|frame| match frame {
                     Frame::Named(named) => {
                         let (function, number) = named.function.split_once('_')?;

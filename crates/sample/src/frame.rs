@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::GilState;
+
 /// One frame of a stack. A stack can mix both kinds: C may call a Python function, which calls C.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Frame {
@@ -68,6 +70,16 @@ impl Frame {
             {
                 stack[depth] = Self::instruction(address);
             }
+        }
+    }
+
+    /// Whether it is no function, and says that the thread waits for an interpreter's lock:
+    /// [`GilState::WAITING_FRAME`].
+    #[must_use]
+    pub fn is_gil_wait(&self) -> bool {
+        match self {
+            Self::Native { .. } => false,
+            Self::Named(named) => named.function == GilState::WAITING_FRAME,
         }
     }
 

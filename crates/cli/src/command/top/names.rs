@@ -92,11 +92,7 @@ impl Names {
         if stacks.catalog != self.generation {
             return Key::Others;
         }
-        let is_waiting = |frame: &Frame| match frame {
-            Frame::Named(named) => named.function == GilState::WAITING_FRAME,
-            Frame::Native { .. } => false,
-        };
-        if catalog.frames(stacks.user).any(is_waiting) {
+        if catalog.frames(stacks.user).any(Frame::is_gil_wait) {
             return Key::Function(GilState::WAITING_FRAME.to_owned());
         }
         let innermost = self.frames(catalog, stacks, 1).pop();
