@@ -13,7 +13,7 @@ use crate::interpreter;
 use crate::layout::Layout;
 use crate::process::PythonProcess;
 use crate::step;
-use crate::threads::{OwnState, Variables};
+use crate::threads::{KnownStates, OwnState, Variables};
 use crate::version::Version;
 
 /// What is read of a text that may be a version, in bytes.
@@ -70,6 +70,7 @@ pub(crate) fn find(
         version,
         layout,
         variables,
+        states: KnownStates::default(),
         interpreter: module.interpreter(version),
         gil_code: interpreter::gil_code(target, module.module),
         codes: Mutex::new(Codes::new(memory.clone())),
@@ -94,6 +95,7 @@ pub(crate) fn at(
             current: offsets.and_then(|offsets| offsets.current.map(at)),
             own: None,
         },
+        states: KnownStates::default(),
         interpreter: Vec::new(),
         gil_code: Arc::default(),
         codes: Mutex::new(Codes::default()),

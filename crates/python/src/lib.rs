@@ -11,6 +11,7 @@
 //! let runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
 //! ```
 
+mod ahead;
 mod code;
 mod find;
 mod frames;

@@ -14,7 +14,7 @@ use crate::code::Codes;
 use crate::frames;
 use crate::layout::Layout;
 use crate::step::Part;
-use crate::threads::{self, Resolved, Variables};
+use crate::threads::{self, KnownStates, Resolved, Variables};
 use crate::version::Version;
 
 /// CPython in one process.
@@ -23,6 +23,7 @@ pub(crate) struct PythonProcess {
     pub(crate) version: Version,
     pub(crate) layout: Layout,
     pub(crate) variables: Variables,
+    pub(crate) states: KnownStates,
     /// The code of the evaluation loop.
     pub(crate) interpreter: Vec<Range<u64>>,
     /// The code that takes the GIL.
@@ -51,7 +52,8 @@ impl RuntimeProcess for PythonProcess {
         thread: ThreadView,
     ) -> Result<Option<RuntimeThread>, RuntimeError> {
         let memory: &dyn Memory = target;
-        let resolved = threads::resolve(memory, &self.layout, &self.variables, thread)?;
+        let resolved =
+            threads::resolve(memory, &self.layout, &self.variables, &self.states, thread)?;
         let Some(resolved) = resolved else {
             return Ok(None);
         };

@@ -1,9 +1,13 @@
 //! Thread states: which one a thread has, and whether it holds the GIL.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use otelctx_reader::remote::libc::PthreadKeys;
 use otelctx_reader::remote::{Memory, MemoryError};
 use otelctx_reader::runtime::{RuntimeError, ThreadView};
 
+use crate::ahead::Ahead;
 use crate::layout::{Gil, Layout};
 use crate::structure::Structure;
 
@@ -71,6 +75,20 @@ impl Source {
     }
 }
 
+/// The thread states of a process when their list was read last, so that it is not read again for each
+/// thread.
+#[derive(Debug, Default)]
+pub(crate) struct KnownStates(Mutex<Option<Arc<StateList>>>);
+
+/// The thread states of a process.
+#[derive(Debug)]
+struct StateList {
+    /// The newest one of each interpreter: others are inserted before it.
+    newest: Vec<Option<State>>,
+    /// By [`State::thread`], the newest first, at most [`MAX_STATES`] each.
+    by_thread: HashMap<u64, Vec<State>>,
+}
+
 /// Finds the thread state of a thread. `None` if it has none.
 ///
 /// # Errors
@@ -79,6 +97,7 @@ pub(crate) fn resolve(
     memory: &dyn Memory,
     layout: &Layout,
     variables: &Variables,
+    known: &KnownStates,
     thread: ThreadView,
 ) -> Result<Option<Resolved>, RuntimeError> {
     let mut tries = 0;
@@ -88,6 +107,7 @@ pub(crate) fn resolve(
             memory,
             layout,
             variables,
+            known,
             thread,
         };
         match search.resolve() {
@@ -116,11 +136,26 @@ struct State {
     thread: u64,
 }
 
+impl State {
+    fn read(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<Self, MemoryError> {
+        let offsets = &layout.thread;
+        let fields = [offsets.next, offsets.interpreter, offsets.id];
+        let structure = Structure::read(memory, address, &fields)?;
+        Ok(Self {
+            address,
+            next: structure.pointer(offsets.next),
+            interpreter: structure.pointer(offsets.interpreter),
+            thread: structure.pointer(offsets.id),
+        })
+    }
+}
+
 /// The search for the thread state of a thread.
 struct Search<'s> {
     memory: &'s dyn Memory,
     layout: &'s Layout,
     variables: &'s Variables,
+    known: &'s KnownStates,
     thread: ThreadView,
 }
 
@@ -176,15 +211,7 @@ impl Search<'_> {
     }
 
     fn state(&self, address: u64) -> Result<State, MemoryError> {
-        let offsets = &self.layout.thread;
-        let fields = [offsets.next, offsets.interpreter, offsets.id];
-        let structure = Structure::read(self.memory, address, &fields)?;
-        Ok(State {
-            address,
-            next: structure.pointer(offsets.next),
-            interpreter: structure.pointer(offsets.interpreter),
-            thread: structure.pointer(offsets.id),
-        })
+        State::read(self.memory, self.layout, address)
     }
 
     /// What the thread has stored, if it has.
@@ -217,33 +244,71 @@ impl Search<'_> {
 
     /// The thread states of the thread in the lists of these interpreters.
     fn list(&self, interpreters: &[u64]) -> Result<Vec<State>, RuntimeError> {
-        let mut found = Vec::new();
+        let newest = interpreters.iter().map(|it| self.newest(*it));
+        let newest = newest.collect::<Result<Vec<_>, _>>()?;
+        let mut known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = known.clone().filter(|known| known.newest == newest);
+        if let Some(states) = last.and_then(|known| self.current(&known, interpreters)) {
+            return Ok(states);
+        }
+        // Not kept if this fails.
+        *known = None;
+        let list = Arc::new(self.read_list(interpreters, newest)?);
+        *known = Some(list.clone());
+        drop(known);
+        let states = self.current(&list, interpreters);
+        states.ok_or_else(|| RuntimeError::new("its list of threads changes"))
+    }
+
+    /// The newest thread state of an interpreter.
+    fn newest(&self, interpreter: u64) -> Result<Option<State>, MemoryError> {
+        let first = interpreter.wrapping_add(self.layout.interpreter.threads);
+        let first = self.memory.read_u64(first)?;
+        (first != 0).then(|| self.state(first)).transpose()
+    }
+
+    /// The states of the thread in a list that was read earlier, as they are now. `None` if some are
+    /// no longer there.
+    fn current(&self, list: &StateList, interpreters: &[u64]) -> Option<Vec<State>> {
+        let states = list.by_thread.get(&self.thread.thread_pointer);
+        let states = states.into_iter().flatten();
+        states
+            .map(|state| self.check(state.address, interpreters))
+            .collect()
+    }
+
+    fn read_list(
+        &self,
+        interpreters: &[u64],
+        newest: Vec<Option<State>>,
+    ) -> Result<StateList, RuntimeError> {
+        let memory = Ahead::new(self.memory);
+        let mut by_thread: HashMap<u64, Vec<State>> = HashMap::new();
         let mut count = 0;
-        for interpreter in interpreters {
-            let first = interpreter.wrapping_add(self.layout.interpreter.threads);
-            let mut next = self.memory.read_u64(first)?;
+        for (interpreter, newest) in interpreters.iter().zip(&newest) {
+            let mut next = newest.map_or(0, |state| state.address);
             while next != 0 {
                 count += 1;
                 if count > MAX_THREADS {
                     let reason = format!("its list of threads has more than {MAX_THREADS}");
                     return Err(RuntimeError::new(reason));
                 }
-                let state = self.state(next)?;
+                let state = State::read(&memory, self.layout, next)?;
                 if state.interpreter != *interpreter {
                     let reason = format!("there is no thread state at {next:#x}");
                     return Err(RuntimeError::new(reason));
                 }
-                if self.is_own(&state) {
-                    if found.len() == MAX_STATES {
-                        let reason = format!("the thread has more than {MAX_STATES} thread states");
-                        return Err(RuntimeError::new(reason));
-                    }
-                    found.push(state);
+                let states = by_thread.entry(state.thread).or_default();
+                if states.len() < MAX_STATES {
+                    states.push(state);
+                } else if self.is_own(&state) {
+                    let reason = format!("the thread has more than {MAX_STATES} thread states");
+                    return Err(RuntimeError::new(reason));
                 }
                 next = state.next;
             }
         }
-        Ok(found)
+        Ok(StateList { newest, by_thread })
     }
 
     fn holds_gil(&self, state: &State) -> Result<bool, MemoryError> {
@@ -277,3 +342,6 @@ fn holds_gil(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -126,6 +126,7 @@ impl Made {
                 current: None,
                 own: None,
             },
+            states: KnownStates::default(),
             interpreter: Vec::new(),
             gil_code: Arc::default(),
             step: None,

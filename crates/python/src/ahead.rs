@@ -1,0 +1,116 @@
+//! Memory that is read in large pieces: thread states lie close to each other, and each read is a system
+//! call.
+
+use std::cell::RefCell;
+
+use otelctx_reader::remote::{Memory, MemoryError};
+
+/// Maximum and minimum size of a piece, in bytes: powers of two, of which the smaller one is a page.
+/// Pieces are aligned to their size.
+const MAX_PIECE: u64 = 64 << 10;
+const MIN_PIECE: u64 = 4 << 10;
+/// Maximum number of pieces that are kept, the last ones that were read.
+const MAX_PIECES: usize = 16;
+
+/// Memory as it was when a piece of it was read first.
+pub(crate) struct Ahead<'m> {
+    memory: &'m dyn Memory,
+    /// By their addresses.
+    pieces: RefCell<Vec<(u64, Vec<u8>)>>,
+}
+
+impl<'m> Ahead<'m> {
+    pub(crate) fn new(memory: &'m dyn Memory) -> Self {
+        Self {
+            memory,
+            pieces: RefCell::default(),
+        }
+    }
+
+    /// Reads the largest piece around an address that can be read, if there is one.
+    fn piece(&self, address: u64) -> Option<(u64, Vec<u8>)> {
+        let mut size = MAX_PIECE;
+        while size >= MIN_PIECE {
+            let start = address & !(size - 1);
+            if let Ok(bytes) = self.memory.read_vec(start, size, MAX_PIECE as usize) {
+                return Some((start, bytes));
+            }
+            size /= 2;
+        }
+        None
+    }
+}
+
+impl Memory for Ahead<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        let mut pieces = self.pieces.borrow_mut();
+        let find = |pieces: &[(u64, Vec<u8>)]| {
+            let within = |(start, bytes): &(u64, Vec<u8>)| {
+                let at = usize::try_from(address.checked_sub(*start)?).ok()?;
+                bytes.get(at..)?.get(..buffer.len()).map(<[u8]>::to_vec)
+            };
+            pieces.iter().find_map(within)
+        };
+        let mut found = find(&pieces);
+        if found.is_none()
+            && let Some(piece) = self.piece(address)
+        {
+            if pieces.len() == MAX_PIECES {
+                pieces.remove(0);
+            }
+            pieces.push(piece);
+            found = find(&pieces);
+        }
+        match found {
+            Some(bytes) => buffer.copy_from_slice(&bytes),
+            // It is in two pieces, or is not readable.
+            None => self.memory.read(address, buffer)?,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use otelctx_reader::remote::memory::Image;
+
+    use super::*;
+
+    struct Counted(Image, Cell<usize>);
+
+    impl Memory for Counted {
+        fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+            self.1.set(self.1.get() + 1);
+            self.0.read(address, buffer)
+        }
+    }
+
+    #[test]
+    fn neighbours_are_read_at_once() {
+        const START: u64 = 0x70_0000;
+        let mut image = Image::new();
+        // Three pages, of which two are part of a larger piece that is not readable as a whole.
+        let bytes: Vec<u8> = (0..3 * 4096_u32).map(|at| (at / 16) as u8).collect();
+        image.map(START, bytes.clone());
+        let memory = Counted(image, Cell::new(0));
+        let ahead = Ahead::new(&memory);
+        let read = |at: u64| {
+            let mut word = [0; 8];
+            ahead.read(START + at, &mut word).map(|()| word)
+        };
+        let expected = |at: usize| Ok(bytes[at..at + 8].try_into().unwrap());
+        for at in (0..8192).step_by(8) {
+            assert_eq!(read(at), expected(at as usize));
+        }
+        // 64, 32 and 16 KiB were tried first.
+        assert_eq!(memory.1.get(), 4);
+        // Across the border of two pieces, in a piece of its own, and beyond.
+        for at in [8188, 8192, 12280] {
+            assert_eq!(read(at), expected(at as usize));
+        }
+        assert!(read(12284).is_err());
+        assert!(read(u64::MAX - START).is_err());
+    }
+}

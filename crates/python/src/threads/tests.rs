@@ -1,0 +1,86 @@
+//! Lists of thread states of real interpreters.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use otelctx_fixtures::Target;
+use otelctx_fixtures::python::Interpreter;
+use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
+
+use super::*;
+use crate::find;
+
+struct Counted<'m> {
+    memory: &'m dyn Memory,
+    reads: Cell<usize>,
+}
+
+impl Memory for Counted<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.reads.set(self.reads.get() + 1);
+        self.memory.read(address, buffer)
+    }
+}
+
+/// Each read is a system call.
+#[test]
+fn a_thousand_thread_states_are_listed_with_sixty_reads() {
+    for version in ["2.7", "3.9", "3.11", "3.12", "3.13", "3.15"] {
+        for interpreter in Interpreter::with_version(version) {
+            let target = Target::spawn(interpreter.command("crowd.py").arg("1000"));
+            let states = target
+                .lines
+                .iter()
+                .filter_map(|line| line.rsplit_once(" 0x"));
+            let states = states.map(|(_, address)| u64::from_str_radix(address, 16).unwrap());
+            let expected: BTreeSet<u64> = states.collect();
+            assert_eq!(expected.len(), 1000, "{interpreter:?}");
+            let process = Process::open(target.pid()).unwrap();
+            let memory = process.memory().unwrap();
+            let process = LiveProcess::new(&process, &memory);
+            let files = FileCache::default();
+            let modules = Modules::read(&process, &files).unwrap();
+            let found = find::find(&process, &modules, &files, &Arc::default());
+            let found = found.unwrap().unwrap();
+            let memory = Counted {
+                memory: &process,
+                reads: Cell::new(0),
+            };
+            let begin = Instant::now();
+            let search = Search {
+                memory: &memory,
+                layout: &found.layout,
+                variables: &found.variables,
+                known: &KnownStates::default(),
+                thread: ThreadView::new(target.pid(), 0),
+            };
+            let interpreters = search.interpreters().unwrap();
+            let newest = search.newest(interpreters[0]).unwrap();
+            let list = search.read_list(&interpreters, vec![newest]).unwrap();
+            let (took, reads) = (begin.elapsed(), memory.reads.get());
+            let listed = list.by_thread.values().flatten().map(|it| it.address);
+            assert_eq!(listed.collect::<BTreeSet<_>>(), expected, "{interpreter:?}");
+            eprintln!("{}: {reads} reads, {took:?}", interpreter.version);
+            assert!(reads <= 60, "{interpreter:?}: {reads}");
+            // It is not read again for each thread.
+            let variables = Variables {
+                own: None,
+                ..found.variables
+            };
+            let known = KnownStates::default();
+            memory.reads.set(0);
+            for (thread, states) in &list.by_thread {
+                let thread = ThreadView::new(target.pid(), *thread);
+                let resolved = resolve(&memory, &found.layout, &variables, &known, thread);
+                let state = resolved.unwrap().unwrap().thread_state;
+                assert_eq!(
+                    [state],
+                    *states.iter().map(|it| it.address).collect::<Vec<_>>()
+                );
+            }
+            let reads = memory.reads.get();
+            assert!(reads <= 60 + 10 * 1000, "{interpreter:?}: {reads}");
+        }
+    }
+}
