@@ -177,8 +177,10 @@ impl Search<'_> {
             }
         }
         let mut found = self.list(&interpreters)?;
-        // The list has the newest first, and that of the main interpreter is the oldest.
-        found.reverse();
+        // The main interpreter is the last one. Of one interpreter, a thread has the newest state: a child
+        // process of 2.7 keeps those of its parent's other threads, whose IDs its own can have.
+        let age = |state: &State| interpreters.iter().position(|it| *it == state.interpreter);
+        found.sort_by_key(|state| std::cmp::Reverse(age(state)));
         let source = |state: State, other| match own {
             Some(own) if own == state => Source::ThreadSpecific,
             _ => other,

@@ -1,5 +1,6 @@
 //! Thread states and frames of real interpreters, compared with what the program knows of itself.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -148,8 +149,8 @@ fn a_core_file_has_what_the_process_had() {
 }
 
 /// Threads and the addresses of their thread states, as a program prints them.
-fn states(target: &Target) -> Vec<(i32, Value)> {
-    let lines = target.lines.iter().map(|line| {
+fn states(lines: &[String]) -> Vec<(i32, Value)> {
+    let lines = lines.iter().map(|line| {
         let words: Vec<&str> = line.split(' ').collect();
         let [_, tid, state] = words[..] else {
             panic!("{line}")
@@ -173,7 +174,7 @@ fn read(process: &mut Process, tid: i32) -> RuntimeThread {
 fn each_of_fifty_threads_has_its_thread_state() {
     for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
         let target = interpreter.start("crowd.py");
-        let states = states(&target);
+        let states = states(&target.lines);
         assert_eq!(states.len(), 50);
         let mut process = Process::with_options(target.pid(), options()).unwrap();
         for (tid, state) in states {
@@ -196,6 +197,107 @@ fn each_of_fifty_threads_has_its_thread_state() {
     }
 }
 
+/// What has the first 32 keys of thread-specific data has them in another place.
+#[test]
+fn a_thread_state_with_a_large_key_is_found() {
+    let Some(keys) = Compiler::gcc().library(&["many_keys.c"], &["-pthread"]) else {
+        return;
+    };
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        let mut command = interpreter.command("crowd.py");
+        let target = Target::spawn(command.arg("3").env("LD_PRELOAD", &keys));
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        for (tid, state) in states(&target.lines) {
+            let thread = read(&mut process, tid);
+            let found = fact(&thread.facts, "thread_state");
+            assert_eq!(found, &state, "{interpreter:?}");
+            if !interpreter.version.starts_with("2.") {
+                let source = fact(&thread.facts, "source");
+                assert_eq!(source, &"tss".into(), "{interpreter:?}");
+            }
+        }
+    }
+}
+
+/// The thread that forked has another ID in the child.
+#[test]
+fn a_child_that_goes_on_after_a_fork_has_its_thread_states() {
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        let target = interpreter.start("forked.py");
+        let (first, lines) = target.lines.split_first().unwrap();
+        let child = first.strip_prefix("child ").unwrap().parse().unwrap();
+        let mut process = Process::with_options(child, options()).unwrap();
+        let states = states(lines);
+        assert_eq!(states.len(), 2, "{interpreter:?}");
+        for (tid, state) in states {
+            let thread = read(&mut process, tid);
+            let found = fact(&thread.facts, "thread_state");
+            assert_eq!(found, &state, "{interpreter:?}");
+            let outer: Vec<_> = thread.stack.frames().map(|it| &*it.function).collect();
+            let expected = if tid == child { "fork" } else { "wait" };
+            assert!(outer.contains(&expected), "{interpreter:?}: {outer:?}");
+        }
+    }
+}
+
+/// Their states are inserted into the list and removed from it while it is read.
+#[test]
+fn threads_are_found_while_others_start_and_end() {
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        let target = interpreter.start("churn.py");
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        for _ in 0..20 {
+            for (tid, state) in states(&target.lines) {
+                let thread = read(&mut process, tid);
+                let found = fact(&thread.facts, "thread_state");
+                assert_eq!(found, &state, "{interpreter:?}");
+            }
+        }
+    }
+}
+
+/// Threads have other IDs there.
+#[test]
+fn threads_in_a_pid_namespace_are_found() {
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--pid", "--fork", "--kill-child"]);
+        command
+    };
+    let works = unshare().arg("true").status();
+    if !works.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: no namespaces of process IDs (unshare)");
+        return;
+    }
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        let command = interpreter.command("crowd.py");
+        let program = [command.get_program()]
+            .into_iter()
+            .chain(command.get_args());
+        let target = Target::spawn(unshare().args(program).arg("8"));
+        let parent = target.pid();
+        let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+        let pid = children.unwrap().trim().parse().unwrap();
+        let mut process = Process::with_options(pid, options()).unwrap();
+        let mut states = states(&target.lines);
+        assert_eq!(states.len(), 8);
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        for task in tasks.map(Result::unwrap) {
+            let tid = task.file_name().into_string().unwrap().parse().unwrap();
+            let status = fs::read_to_string(task.path().join("status")).unwrap();
+            let inner = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+            let inner = inner.unwrap().split_whitespace().last().unwrap();
+            let inner: i32 = inner.parse().unwrap();
+            let place = states.iter().position(|(tid, _)| *tid == inner).unwrap();
+            let (_, state) = states.remove(place);
+            let thread = read(&mut process, tid);
+            let found = fact(&thread.facts, "thread_state");
+            assert_eq!(found, &state, "{interpreter:?}");
+        }
+        assert_eq!(states, []);
+    }
+}
+
 /// A thread that is in a subinterpreter has two thread states.
 #[test]
 fn all_thread_states_of_a_thread_are_found() {
@@ -205,7 +307,7 @@ fn all_thread_states_of_a_thread_are_found() {
         .flat_map(|it| Interpreter::with_version(it))
     {
         let target = interpreter.start("subinterpreters.py");
-        let states = states(&target);
+        let states = states(&target.lines);
         let [(tid, outer), (_, inner)] = &states[..] else {
             panic!("{interpreter:?}: {states:?}")
         };
