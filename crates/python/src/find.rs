@@ -10,7 +10,7 @@ use otelctx_reader::runtime::RuntimeError;
 use crate::code::Codes;
 use crate::getter::{Getter, Returned};
 use crate::interpreter;
-use crate::layout::Layout;
+use crate::layout::{Layout, UsedOffsets};
 use crate::process::PythonProcess;
 use crate::step;
 use crate::threads::{KnownStates, OwnState, Variables};
@@ -47,6 +47,7 @@ pub(crate) fn find(
     let layout = Layout::of(target, version, module.runtime)?;
     let variables = match (layout.runtime, module.runtime) {
         (Some(offsets), Some(runtime)) => {
+            let offsets = layout.checked(version, offsets, module.used_offsets(runtime))?;
             let at = |offset: u64| runtime.wrapping_add(offset);
             Variables {
                 interpreters: at(offsets.interpreters),
@@ -168,6 +169,22 @@ impl<'s> Symbols<'s> {
         head.ok_or_else(|| RuntimeError::new("its list of interpreters was not found"))
     }
 
+    /// Offsets in `_PyRuntime`, which is at `runtime`, that functions use.
+    fn used_offsets(&self, runtime: u64) -> UsedOffsets {
+        let current = self.getter("_PyThreadState_UncheckedGet");
+        let current = current.and_then(|getter| match getter.result? {
+            Returned::Value(value) => value.read_from,
+            Returned::ThreadLocal(_) => None,
+        });
+        let key = self.getter("PyGILState_GetThisThreadState");
+        let key = key.and_then(|getter| used_key(&getter));
+        let offset = |address: u64| address.wrapping_sub(runtime);
+        UsedOffsets {
+            current: current.map(offset),
+            tss_key: key.map(|key| offset(key).wrapping_sub(TSS_KEY)),
+        }
+    }
+
     /// Where threads store their thread states. `known` is the address of the `Py_tss_t` by the
     /// layout, which may differ between versions with the same minor number.
     fn own_state(&self, files: &FileCache, known: Option<u64>) -> Option<OwnState> {
@@ -176,12 +193,7 @@ impl<'s> Symbols<'s> {
         if let Some(Returned::ThreadLocal(offset)) = getter.result {
             return Some(OwnState::ThreadLocal(offset));
         }
-        let found = getter.argument.map(|argument| {
-            // The key itself, or a `Py_tss_t`.
-            let tss = || argument.number.wrapping_add(TSS_KEY);
-            argument.read_from.unwrap_or_else(tss)
-        });
-        let address = found.or_else(|| Some(known?.wrapping_add(TSS_KEY)))?;
+        let address = used_key(&getter).or_else(|| Some(known?.wrapping_add(TSS_KEY)))?;
         let libraries = Modules::read_named(self.target, files, &is_c_library).ok()?;
         let keys = libraries.pthread_keys(self.target).ok()??;
         Some(OwnState::Key { address, keys })
@@ -206,6 +218,14 @@ impl<'s> Symbols<'s> {
     }
 }
 
+/// The address of the key that `PyGILState_GetThisThreadState` uses.
+fn used_key(getter: &Getter) -> Option<u64> {
+    let argument = getter.argument?;
+    // The key itself, or a `Py_tss_t`.
+    let tss = || argument.number.wrapping_add(TSS_KEY);
+    Some(argument.read_from.unwrap_or_else(tss))
+}
+
 /// Whether a mapping with this name is of a C library, or of a program that may contain one.
 fn is_c_library(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
@@ -218,4 +238,45 @@ fn is_c_library(path: &[u8]) -> bool {
         b"python",
     ];
     names.iter().any(|start| name.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_fixtures::Target as Program;
+    use otelctx_fixtures::python::Interpreter;
+    use otelctx_reader::remote::{LiveProcess, Process};
+
+    use super::*;
+
+    /// So that other versions with the same minor number are compared with these.
+    #[test]
+    fn functions_use_the_offsets_of_the_table() {
+        for series in ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12"] {
+            for interpreter in Interpreter::with_version(series) {
+                let program = Program::spawn(interpreter.command("crowd.py").arg("2"));
+                let process = Process::open(program.pid()).unwrap();
+                let memory = process.memory().unwrap();
+                let target = LiveProcess::new(&process, &memory);
+                let modules = Modules::read(&target, &FileCache::default()).unwrap();
+                let module = modules
+                    .loaded
+                    .iter()
+                    .find_map(|module| Symbols::of(&target, module))
+                    .unwrap();
+                let version = module.version().unwrap();
+                let offsets = Layout::of(&target, version, module.runtime)
+                    .unwrap()
+                    .runtime;
+                let offsets = offsets.unwrap();
+                let expected = UsedOffsets {
+                    current: offsets.current,
+                    tss_key: offsets.tss_key,
+                };
+                let mut used = module.used_offsets(module.runtime.unwrap());
+                // 3.12 keeps it elsewhere.
+                used.current = used.current.filter(|_| expected.current.is_some());
+                assert_eq!(used, expected, "{interpreter:?}");
+            }
+        }
+    }
 }

@@ -4,6 +4,7 @@
 //! (`offsetof` and `sizeof`, compiled for x86-64), one row per version and field. Later versions
 //! describe themselves.
 
+mod check;
 mod debug_offsets;
 mod table;
 
@@ -12,9 +13,13 @@ use otelctx_reader::runtime::RuntimeError;
 
 use crate::version::Version;
 
+pub(crate) use check::UsedOffsets;
+
 /// The offsets of one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
+    /// The version that has these offsets: the nearest one that is known.
+    pub(crate) version: Version,
     pub(crate) runtime: Option<RuntimeOffsets>,
     pub(crate) interpreter: InterpreterOffsets,
     pub(crate) thread: ThreadOffsets,

@@ -352,9 +352,20 @@ fn all_thread_states_of_a_thread_are_found() {
 /// What it has published is read nevertheless.
 #[test]
 fn an_unknown_version_is_an_error_that_says_so() {
+    let known = "version 4.0.0 is not supported, only 2.7, 3.6, 3.7, 3.8, 3.9, 3.10, 3.11, 3.12, \
+                 3.13, 3.14, 3.15";
+    check_unknown("-DVERSION=0x040000f0", known);
+    // Its functions do not say where it keeps its data.
+    let unlike =
+        "version 3.11.1 is not supported: its layout cannot be compared with that of 3.11.2";
+    check_unknown("-DVERSION=0x030b01f0", unlike);
+}
+
+fn check_unknown(version: &str, expected: &str) {
     let sources = ["threads.c", "variable.c", "publish.c", "unknown_python.c"];
     let compiler = Compiler::gcc();
-    let Some(program) = compiler.program(&sources, &["-DLINKED", "-rdynamic"]) else {
+    let flags = ["-DLINKED", "-rdynamic", version];
+    let Some(program) = compiler.program(&sources, &flags) else {
         return;
     };
     let directory = CoreDirectory::new();
@@ -367,9 +378,7 @@ fn an_unknown_version_is_an_error_that_says_so() {
         panic!("{runtimes:?}")
     };
     let error = present.process.as_ref().unwrap_err().to_string();
-    let known = "version 4.0.0 is not supported, only 2.7, 3.6, 3.7, 3.8, 3.9, 3.10, 3.11, 3.12, \
-                 3.13, 3.14, 3.15";
-    assert_eq!(error, known);
+    assert_eq!(error, expected);
     let threads = process.threads().unwrap();
     let attached = target
         .threads

@@ -98,7 +98,7 @@ pub(super) fn layout(
     if words[FREE_THREADED] != 0 {
         return Err(RuntimeError::new("free-threaded builds are not supported"));
     }
-    read(&words, &shape).map(Some)
+    read(&words, &shape, version).map(Some)
 }
 
 /// A block, which starts with the size of its structure.
@@ -135,7 +135,7 @@ fn impossible(number: u64) -> RuntimeError {
     ))
 }
 
-fn read(words: &[u64; WORDS], shape: &Shape) -> Result<Layout, RuntimeError> {
+fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout, RuntimeError> {
     let runtime = Block::at(words, RUNTIME, MAX_LARGE)?;
     let interpreter = Block::at(words, INTERPRETER, MAX_LARGE)?;
     let thread = Block::at(words, shape.thread, MAX_SMALL)?;
@@ -161,6 +161,7 @@ fn read(words: &[u64; WORDS], shape: &Shape) -> Result<Layout, RuntimeError> {
         return Err(RuntimeError::new("its strings have an unknown layout"));
     }
     Ok(Layout {
+        version,
         runtime: Some(RuntimeOffsets {
             interpreters: runtime.pointer(2)?,
             current: None,

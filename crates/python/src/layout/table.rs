@@ -44,7 +44,7 @@ pub(super) fn layout(version: Version) -> Option<Layout> {
     let rows = lines.iter().filter(|(row, ..)| *row == nearest);
     build(
         &Row(rows.map(|(_, field, offset)| (*field, *offset)).collect()),
-        version,
+        Version::parse(nearest.as_bytes())?,
     )
 }
 
@@ -83,6 +83,7 @@ fn build(row: &Row, version: Version) -> Option<Layout> {
         },
     };
     Some(Layout {
+        version,
         runtime: match series {
             (2, _) | (3, 0..=6) => None,
             _ => Some(runtime()?),
