@@ -6,7 +6,8 @@ use std::iter;
 use otelctx_profile::Recording;
 use otelctx_profile::sample::{Catalog, Counts, Found, ProcessFacts, ProcessId, Sample};
 use otelctx_reader::format::TraceId;
-use otelctx_reader::remote;
+use otelctx_reader::{Error as ReaderError, remote};
+use otelctx_sampler::{Error as SamplerError, Options, Sampler, Targets};
 use otelctx_track::Facts;
 
 use crate::command::ids::process_of;
@@ -163,6 +164,30 @@ impl Select {
             .chain(containers)
             .chain(self.cgroup.iter().filter(grouped));
         all.map(String::as_str).collect()
+    }
+}
+
+/// Starts to sample the processes of `options`. Those that were selected by a name, a container or a control
+/// group, not `given` by their ID, may have ended since: they are omitted if others are left.
+pub(super) fn start(options: &mut Options, given: &[i32]) -> Result<Sampler, SamplerError> {
+    loop {
+        let error = match Sampler::start(options) {
+            Ok(sampler) => return Ok(sampler),
+            Err(error) => error,
+        };
+        let ended = match &error {
+            SamplerError::Remote(remote::Error::NoSuchProcess { pid })
+            | SamplerError::Reader(ReaderError::Remote(remote::Error::NoSuchProcess { pid })) => {
+                *pid
+            }
+            _ => return Err(error),
+        };
+        match &mut options.targets {
+            Targets::Processes(pids) if pids.len() > 1 && !given.contains(&ended) => {
+                pids.retain(|pid| *pid != ended);
+            }
+            _ => return Err(error),
+        }
     }
 }
 

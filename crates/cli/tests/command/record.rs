@@ -501,6 +501,49 @@ fn processes_are_recorded_by_name() {
 }
 
 #[test]
+fn processes_that_were_selected_by_name_may_end_before_sampling_starts() {
+    let scratch = Scratch::new("record-name-ended");
+    let compile = |milliseconds: &str| {
+        let flags = ["-DPROGRAM", "-DNAME=work", milliseconds];
+        Compiler::gcc().program(&["work.c"], &flags)
+    };
+    let (Some(long), Some(short)) = (
+        compile("-DMILLISECONDS=600000"),
+        compile("-DMILLISECONDS=20"),
+    ) else {
+        return;
+    };
+    let name = format!("otelctx-{}", std::process::id());
+    let [path, short_path] = ["long", "short"].map(|folder| {
+        std::fs::create_dir(scratch.path(folder)).unwrap();
+        scratch.path(&format!("{folder}/{name}"))
+    });
+    otelctx_fixtures::copy_program(long, &path);
+    otelctx_fixtures::copy_program(short, &short_path);
+    let mut working = std::process::Command::new(&path).spawn().unwrap();
+    let script = "while kill -0 $2; do $1; done 2> /dev/null";
+    let mut ending = [(); 3].map(|()| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", script, "sh", &short_path, &working.id().to_string()]);
+        shell.spawn().unwrap()
+    });
+    let output = scratch.path("a.folded");
+    let answers = [(); 3].map(|()| {
+        otelctx(&[
+            "record", "--name", &name, "-d", "0.5", "-o", &output, "--json",
+        ])
+    });
+    working.kill().unwrap();
+    working.wait().unwrap();
+    for shell in &mut ending {
+        shell.wait().unwrap();
+    }
+    for answer in answers {
+        assert_eq!(answer.status, 0, "{answer:?}");
+    }
+}
+
+#[test]
 fn a_program_that_publishes_nothing_is_not_unreadable() {
     let scratch = Scratch::new("record-silent");
     let path = scratch.path("a.otlp");

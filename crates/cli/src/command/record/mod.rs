@@ -236,6 +236,7 @@ fn record(
             Some(waiting) => Targets::Processes(vec![waiting.pid()]),
             None => targets,
         },
+        given: arguments.pid.clone(),
         frequency: arguments.frequency,
         ptrace_frequency: arguments.frequency,
         without_ebpf: arguments.ptrace,

@@ -10,6 +10,7 @@ use otelctx_profile::{Clock, Parts, Spool};
 use otelctx_sampler::{IncompleteStacks, Method, Options, Sampler, Targets, monotonic};
 
 use super::progress::Progress;
+use crate::command::filter;
 use crate::error::Error;
 use crate::output::terminal;
 use crate::{Setup, interrupt};
@@ -18,6 +19,8 @@ use crate::{Setup, interrupt};
 #[derive(Debug)]
 pub(in crate::command) struct Plan {
     pub(in crate::command) targets: Targets,
+    /// Which of the targets were given by their ID: the others may end before sampling starts.
+    pub(in crate::command) given: Vec<i32>,
     /// Sampling frequency per CPU, in Hz.
     pub(in crate::command) frequency: u32,
     /// The frequency to use with ptrace, where each sample stops a thread.
@@ -52,7 +55,7 @@ impl Session {
         options.without_ebpf = plan.without_ebpf;
         options.runtimes = plan.setup.runtimes;
         options.kernel_object = plan.setup.kernel_object;
-        let mut sampler = Sampler::start(&options)?;
+        let mut sampler = filter::start(&mut options, &plan.given)?;
         let method = sampler.method().clone();
         if let Method::Ptrace(why) = &method {
             terminal::complain(
@@ -63,7 +66,7 @@ impl Session {
                 drop(sampler);
                 options.frequency = plan.ptrace_frequency;
                 options.without_ebpf = true;
-                sampler = Sampler::start(&options)?;
+                sampler = filter::start(&mut options, &plan.given)?;
             }
         }
         if let Some(why) = sampler.without_tables() {

@@ -17,10 +17,10 @@ use std::io::{self, IsTerminal};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use otelctx_sampler::{Method, Sampler, Targets};
+use otelctx_sampler::{Method, Targets};
 
 use crate::command::child::{self, Waiting};
-use crate::command::filter::{Filter, NONE, Select};
+use crate::command::filter::{self, Filter, NONE, Select};
 use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::terminal;
@@ -159,7 +159,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     options.without_ebpf = arguments.ptrace;
     options.runtimes = setup.runtimes.clone();
     options.kernel_object = setup.kernel_object;
-    let sampler = Sampler::start(&options)?;
+    let sampler = filter::start(&mut options, &arguments.pid)?;
     let stopping = match sampler.method() {
         Method::Ptrace(why) => Some(why.to_string()),
         _ => None,
