@@ -167,8 +167,8 @@ impl Select {
     }
 }
 
-/// Starts to sample the processes of `options`. Those that were selected by a name, a container or a control
-/// group, not `given` by their ID, may have ended since: they are omitted if others are left.
+/// Starts to sample the processes of `options`. A process that was selected by a name, a container or a control
+/// group, not `given` by its ID, may have ended since: it is omitted if others are left.
 pub(super) fn start(options: &mut Options, given: &[i32]) -> Result<Sampler, SamplerError> {
     loop {
         let error = match Sampler::start(options) {
