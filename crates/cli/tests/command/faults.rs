@@ -155,15 +155,7 @@ impl Subject {
 
     /// How often each call occurs in one thread, at most.
     fn occurrences(&self) -> Vec<(String, usize)> {
-        // strace gives up, after it has attached, if another test's recorder traces a new thread just then.
-        let mut traced = self.traced(None);
-        for _ in 0..4 {
-            if traced.1.contains("exit_group(") {
-                break;
-            }
-            traced = self.traced(None);
-        }
-        let (answer, trace) = traced;
+        let (answer, trace) = self.traced(None);
         assert_eq!(without_stops(answer.expect(0).json()), self.truth);
         let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for line in trace.lines() {
