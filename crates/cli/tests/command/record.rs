@@ -513,7 +513,7 @@ fn processes_that_were_selected_by_name_may_end_before_sampling_starts() {
     ) else {
         return;
     };
-    let name = format!("otelctx-{}", std::process::id());
+    let name = format!("otelctx-ended-{}", std::process::id());
     let [path, short_path] = ["long", "short"].map(|folder| {
         std::fs::create_dir(scratch.path(folder)).unwrap();
         scratch.path(&format!("{folder}/{name}"))
