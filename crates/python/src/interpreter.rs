@@ -58,6 +58,9 @@ pub(crate) fn gil_code(target: &dyn Target, module: &LoadedModule) -> Arc<[Range
     parts.into()
 }
 
+/// Maximum number of functions that an exported one leads to.
+const MAX_FUNCTIONS: usize = 64;
+
 /// The same by the exported functions alone.
 fn exported_gil_code(target: &dyn Target, module: &LoadedModule) -> Vec<Range<u64>> {
     let exported = |name| {
@@ -74,7 +77,16 @@ fn exported_gil_code(target: &dyn Target, module: &LoadedModule) -> Vec<Range<u6
     ];
     let mut parts = Vec::new();
     for code in users.into_iter().filter_map(exported) {
-        parts.extend(called(target, module, &code));
+        let mut found = called(target, module, &code, Leaving::CallOrJump);
+        let mut index = 0;
+        // Some only set an argument and jump to the next.
+        while index < found.len() && found.len() < MAX_FUNCTIONS {
+            let next = called(target, module, &found[index], Leaving::Jump);
+            let next = next.into_iter().filter(|next| !found.contains(next));
+            found.extend(next.collect::<Vec<_>>());
+            index += 1;
+        }
+        parts.extend(found);
         parts.push(code);
     }
     let is_lock = |part: &Range<u64>| locks.iter().flatten().any(|lock| lock.start == part.start);
@@ -82,8 +94,22 @@ fn exported_gil_code(target: &dyn Target, module: &LoadedModule) -> Vec<Range<u6
     parts
 }
 
-/// The functions of the module that the code calls, or jumps to at its end.
-fn called(target: &dyn Target, module: &LoadedModule, code: &Range<u64>) -> Vec<Range<u64>> {
+/// How code leads to another function.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    /// By a call, or a jump at its end.
+    CallOrJump,
+    /// By a jump at its end: the other function takes its place in stacks.
+    Jump,
+}
+
+/// The functions of the module that the code leads to.
+fn called(
+    target: &dyn Target,
+    module: &LoadedModule,
+    code: &Range<u64>,
+    leaving: Leaving,
+) -> Vec<Range<u64>> {
     /// The code that is searched has up to 270 bytes.
     const MAX_SIZE: u64 = 512;
     let size = code.end.saturating_sub(code.start).min(MAX_SIZE);
@@ -94,7 +120,7 @@ fn called(target: &dyn Target, module: &LoadedModule, code: &Range<u64>) -> Vec<
     let functions = instructions.filter_map(|instruction| {
         let leads_to = instruction.near_branch_target();
         let leaves = match instruction.flow_control() {
-            FlowControl::Call => true,
+            FlowControl::Call => leaving == Leaving::CallOrJump,
             FlowControl::UnconditionalBranch => !code.contains(&leads_to),
             _ => false,
         };
@@ -208,9 +234,9 @@ mod tests {
             // Each of the four functions contains it, or leads to it.
             assert!(code.len() >= 6, "{interpreter:?}: {code:x?}");
             for name in ["take_gil", "drop_gil"] {
-                // 3.13 has it in functions that these call in turn, and that are in stacks, too.
+                // 3.13 takes it in a function that this one calls in turn, and that is in stacks, too.
                 let names: &[&str] = match interpreter.version.starts_with("3.13.") {
-                    true => &["_PyThreadState_Attach", "_PyThreadState_Detach"],
+                    true => &["_PyThreadState_Attach", "_PyThreadState_Detach", "drop_gil"],
                     false => &[name],
                 };
                 for name in names {
