@@ -3,6 +3,7 @@
 //! All tests under all kernels take about an hour; `cargo xtask test` runs the tests that depend
 //! most on the kernel, under four of them. `docs/kernels.md` has the results.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -306,18 +307,35 @@ fn boot<'k>(
 type Test = (TestProgram, String, &'static str);
 
 impl Selection<'_> {
-    /// A file that is written when the fixtures of these tests are compiled.
+    /// A file that is written when the fixtures of these tests are compiled, and listed in [`USED`].
     fn stamp(self, folder: &Path) -> PathBuf {
         folder.join(match self {
-            Self::Everything => "compiled".to_owned(),
-            Self::Short => "compiled-short".to_owned(),
-            Self::Package(package) => format!("compiled-{package}"),
+            Self::Everything => "listed".to_owned(),
+            Self::Short => "listed-short".to_owned(),
+            Self::Package(package) => format!("listed-{package}"),
         })
     }
 }
 
-/// Says that all tests have run on the host, and compiled their fixtures.
-pub(crate) fn fixtures_are_compiled() {
+/// A list in [`folder`]: on each line a test program, a tab and a fixture that it uses.
+const USED: &str = "used";
+/// The variable by which test programs know the list (`otelctx_fixtures`).
+const USED_VARIABLE: &str = "OTELCTX_FIXTURES_USED";
+/// Larger fixtures stay out, because the machine has too little memory: the module of 1 GiB, whose
+/// tests skip there.
+const MAX_FIXTURE: u64 = 64 << 20;
+
+/// Has the tests on the host list the fixtures that they use, in a new list.
+pub(crate) fn list_fixtures(tests: &mut Command) {
+    // Without a list, the machines' tests are run on the host again.
+    let _ = fs::remove_dir_all(target_dir().join(FOLDER));
+    if let Ok(folder) = folder() {
+        tests.env(USED_VARIABLE, folder.join(USED));
+    }
+}
+
+/// Says that all tests have run on the host, and listed their fixtures.
+pub(crate) fn fixtures_are_listed() {
     for selection in [Selection::Everything, Selection::Short] {
         // Otherwise they are run again.
         let _ = folder().and_then(|folder| write_stamp(&selection.stamp(&folder)));
@@ -328,17 +346,21 @@ fn write_stamp(stamp: &Path) -> Result<(), String> {
     fs::write(stamp, "").map_err(|error| format!("{}: {error}", stamp.display()))
 }
 
+/// Name of [`folder`].
+const FOLDER: &str = "kernels";
+
 /// The folder for the machines' files.
 fn folder() -> Result<PathBuf, String> {
-    let folder = target_dir().join("kernels");
+    let folder = target_dir().join(FOLDER);
     fs::create_dir_all(&folder)
         .and_then(|()| folder.canonicalize())
         .map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-/// Runs test programs on the host for the fixtures that they compile, because the machine has no
-/// compiler. Whether they pass does not matter here. Programs that have not changed are not run again.
-fn compile_fixtures(folder: &Path, tests: &[Test], selection: Selection<'_>) -> Result<(), String> {
+/// Runs test programs on the host, which build their fixtures and list them, because the machine has
+/// no compiler. Whether they pass does not matter here. Programs that have not changed are not run
+/// again.
+fn build_fixtures(folder: &Path, tests: &[Test], selection: Selection<'_>) -> Result<(), String> {
     let stamp = selection.stamp(folder);
     let modified = |path: &Path| fs::metadata(path).and_then(|status| status.modified());
     // The publisher's tests compile no fixtures, and the matrix has a list of its own.
@@ -350,15 +372,36 @@ fn compile_fixtures(folder: &Path, tests: &[Test], selection: Selection<'_>) -> 
         if !newer {
             continue;
         }
-        println!("kernels: compiling the fixtures of {}", program.name);
+        println!("kernels: building the fixtures of {}", program.name);
         let mut command = Command::new(&program.executable);
         command
             .current_dir(&program.package)
             .env("CARGO_MANIFEST_DIR", &program.package)
+            .env(USED_VARIABLE, folder.join(USED))
             .args(filter.split_whitespace());
         let _ = command.output();
     }
     write_stamp(&stamp)
+}
+
+/// The fixtures that these tests have listed.
+fn used_fixtures(folder: &Path, tests: &[Test]) -> Result<BTreeSet<PathBuf>, String> {
+    let list = folder.join(USED);
+    let list = fs::read_to_string(&list).map_err(|error| format!("{}: {error}", list.display()))?;
+    // The matrix has a list of its own.
+    let programs: BTreeSet<_> = tests
+        .iter()
+        .filter(|(program, ..)| program.name != "matrix")
+        .filter_map(|(program, ..)| program.executable.file_name())
+        .collect();
+    let of_tests = |line: &str| {
+        let (program, fixture) = line.split_once('\t')?;
+        let program = Path::new(program).file_name()?;
+        programs.contains(program).then(|| PathBuf::from(fixture))
+    };
+    // Tests also ask for what no compiler here can build.
+    let fits = |path: &PathBuf| fs::metadata(path).is_ok_and(|it| it.len() <= MAX_FIXTURE);
+    Ok(list.lines().filter_map(of_tests).filter(fits).collect())
 }
 
 /// The contents of the initramfs, the same for every kernel.
@@ -373,7 +416,7 @@ struct Contents {
     /// Path of the process that the command's tests inspect.
     inspected: PathBuf,
     /// Fixtures compiled on the host.
-    fixtures: Vec<PathBuf>,
+    fixtures: BTreeSet<PathBuf>,
     rows: Option<Rows>,
 }
 
@@ -390,15 +433,9 @@ impl Contents {
             let place = format!("/tests/{package}-{}", program.name);
             tests.push((program, place, filter));
         }
-        compile_fixtures(&folder, &tests, selection)?;
+        build_fixtures(&folder, &tests, selection)?;
         let target = folder.parent().unwrap_or(&folder).to_owned();
-        let fixtures = target.join("fixtures");
-        let built =
-            fs::read_dir(&fixtures).map_err(|error| format!("{}: {error}", fixtures.display()))?;
-        let fixtures = built
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| path.is_file())
-            .collect();
+        let fixtures = used_fixtures(&folder, &tests)?;
         let (first, ..) = tests.first().ok_or("there are no test programs")?;
         let built = first.executable.ancestors().nth(2);
         let built = built.ok_or("no target folder")?;

@@ -48,8 +48,11 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
 /// Unit, integration and documentation tests of every package, the benchmarks' programs included.
 fn workspace(counts: &mut Counts) -> Outcome {
     let tests = ["test", "--workspace", "--locked", "--no-fail-fast"];
-    let (output, result) = Output::of(cargo().args(tests).args(["--", "--show-output"]));
-    kernels::fixtures_are_compiled();
+    let mut command = cargo();
+    command.args(tests).args(["--", "--show-output"]);
+    kernels::list_fixtures(&mut command);
+    let (output, result) = Output::of(&mut command);
+    kernels::fixtures_are_listed();
     let said = output.counts.to_string();
     counts.add("", output.counts);
     match result {
