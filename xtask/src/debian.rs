@@ -260,6 +260,112 @@ impl Python {
     }
 }
 
+/// A free-threaded Python, built from the source that Debian packages: no package has one.
+#[derive(Clone, Copy)]
+pub(crate) struct FreeThreadedPython {
+    /// Such as `3.13`.
+    series: &'static str,
+    suite: &'static str,
+}
+
+/// The source packages of the development suite are not in all mirrors: those of a release are.
+pub(crate) const FREE_THREADED_PYTHON: FreeThreadedPython = FreeThreadedPython {
+    series: "3.13",
+    suite: "trixie",
+};
+
+impl FreeThreadedPython {
+    /// Modules of the standard library that no test imports, and that take long to compile or need a library.
+    const WITHOUT: [&str; 12] = [
+        "_codecs_cn",
+        "_codecs_hk",
+        "_codecs_iso2022",
+        "_codecs_jp",
+        "_codecs_kr",
+        "_codecs_tw",
+        "_curses",
+        "_curses_panel",
+        "_decimal",
+        "_multibytecodec",
+        "_sqlite3",
+        "_tkinter",
+    ];
+
+    /// Its folder below `target/setup`.
+    pub(crate) const FOLDER: &str = "cpython-3.13t";
+
+    /// The path of `python`, built on first use (about 3 minutes).
+    ///
+    /// # Errors
+    /// Says why it is not available on this machine.
+    pub(crate) fn build(self) -> Result<PathBuf, String> {
+        let folder = setup_dir().join(Self::FOLDER);
+        let python = folder.join("python");
+        if python.is_file() {
+            return Ok(python);
+        }
+        let _ = fs::remove_dir_all(&folder);
+        println!(
+            "building a free-threaded Python {} from Debian {}'s source in {}",
+            self.series,
+            self.suite,
+            folder.display()
+        );
+        let [source, build, tree] = ["source", "build", "tree"].map(|it| folder.join(it));
+        for folder in [&source, &build] {
+            fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        }
+        let package = format!("python{}", self.series);
+        let apt = Apt::with_sources(&folder, self.suite)?;
+        apt.run(&["source", "--download-only", &package])?;
+        let original = fs::read_dir(&apt.archives).into_iter().flatten().flatten();
+        let mut original = original.map(|entry| entry.path());
+        let is_original = |path: &PathBuf| path.to_string_lossy().contains(".orig.tar");
+        let is_signature = |path: &PathBuf| path.extension().is_some_and(|it| it == "asc");
+        let original = original.find(|path| is_original(path) && !is_signature(path));
+        let original = original.ok_or_else(|| format!("no source in {package}"))?;
+        let mut unpack = Command::new("tar");
+        unpack.arg("--extract").arg("--strip-components=1");
+        report::output(unpack.arg("--file").arg(original).arg("-C").arg(&source))?;
+        let mut configure = Command::new(source.join("configure"));
+        configure
+            .current_dir(&build)
+            .args(["--prefix=/usr", "--disable-gil", "--without-ensurepip"])
+            .args(["--disable-test-modules", "--without-static-libpython"])
+            // Without debug information, which takes 60 MB.
+            .arg("OPT=-DNDEBUG -O3")
+            .args(Self::WITHOUT.map(|module| format!("py_cv_module_{module}=n/a")));
+        report::output(&mut configure)?;
+        let make = || {
+            let mut make = Command::new("make");
+            make.current_dir(&build).arg("--silent");
+            make
+        };
+        let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+        report::output(make().arg(format!("--jobs={jobs}")))?;
+        // It compiles the standard library three times otherwise.
+        let install = ["altinstall", "COMPILEALL_OPTS=-x ."];
+        let destination = format!("DESTDIR={}", tree.display());
+        report::output(make().args(install).arg(destination))?;
+        let program = PathBuf::from(format!("tree/usr/bin/python{}t", self.series));
+        let check = "import ctypes, hashlib, sys, zlib; assert not sys._is_gil_enabled()";
+        report::output(Command::new(folder.join(&program)).args(["-c", check]))?;
+        let library = tree.join(format!("usr/lib/python{}t", self.series));
+        let compile = ["-m", "compileall", "-q", "-j0"];
+        report::output(
+            Command::new(folder.join(&program))
+                .args(compile)
+                .arg(library),
+        )?;
+        // The link comes last: without it, an earlier attempt was interrupted.
+        for folder in [&source, &build, &apt.state] {
+            fs::remove_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        }
+        symlink(&program, &python).map_err(|error| format!("{}: {error}", python.display()))?;
+        Ok(python)
+    }
+}
+
 /// Starts the unpacked interpreter through its own dynamic linker, see [`write_wrapper`].
 fn write_python(python: &Path, series: &str) -> Result<(), String> {
     write_script(
@@ -291,6 +397,15 @@ struct Apt {
 
 impl Apt {
     fn new(folder: &Path, suite: &str) -> Result<Self, String> {
+        Self::of_kind(folder, suite, "deb")
+    }
+
+    /// For source packages.
+    fn with_sources(folder: &Path, suite: &str) -> Result<Self, String> {
+        Self::of_kind(folder, suite, "deb-src")
+    }
+
+    fn of_kind(folder: &Path, suite: &str, kind: &str) -> Result<Self, String> {
         if !has_tools() {
             return Err("Debian's packages are not available on this machine".into());
         }
@@ -303,7 +418,7 @@ impl Apt {
         fs::create_dir_all(apt.archives.join("partial")).map_err(fail)?;
         fs::write(apt.state.join("status"), "").map_err(fail)?;
         let mirror = mirror()?;
-        let source = format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
+        let source = format!("{kind} [signed-by={KEYRING}] {mirror} {suite} main\n");
         fs::write(apt.state.join("sources.list"), source).map_err(fail)?;
         // A mirror may be a snapshot whose release file is past its date; it is still signed.
         let configuration = format!(

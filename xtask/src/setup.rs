@@ -15,6 +15,7 @@
 //! | `target/setup/guest-RELEASE-ARCHITECTURE` | kernels of Debian's releases, for `cargo xtask aarch64` and `kernels` |
 //! | `target/setup/musl-x86_64/gcc`, `target/setup/musl-aarch64/gcc` | compilers for musl |
 //! | `target/setup/cpython-3.14/python`, `…/cpython-3.15/python` | Pythons to inspect |
+//! | `target/setup/cpython-3.13t/python` | a free-threaded Python |
 //! | `target/setup/glibc-2.31`, `…/glibc-newest` | C libraries with their dynamic linkers (`ld.so`, `lib`, `tree`) |
 //!
 //! What takes minutes to make is kept for other checkouts of the same user: [`cache`].
@@ -31,7 +32,7 @@ use crate::{aarch64, bpf, collector, debian, kernels, musl, python as python_pac
 
 /// Debian package, a file of it, and what is not tested without it. The file is a program on the
 /// search path, or an absolute path. Packages are checked one by one: a machine may have any of them.
-const PACKAGES: [(&str, &str, &str); 25] = [
+const PACKAGES: [(&str, &str, &str); 27] = [
     ("gcc", "gcc", "C fixtures"),
     ("clang", "clang", "C fixtures built by clang, eBPF objects"),
     ("libbpf-dev", bpf::HEADER, "eBPF objects"),
@@ -43,6 +44,12 @@ const PACKAGES: [(&str, &str, &str); 25] = [
     ("musl-tools", "musl-gcc", "musl fixtures"),
     ("cmake", "cmake", "the fixes that check prints for CMake"),
     ("make", "make", "the fixes that check prints for CMake"),
+    (
+        "libffi-dev",
+        "/usr/include/x86_64-linux-gnu/ffi.h",
+        "free-threaded Python",
+    ),
+    ("zlib1g-dev", "/usr/include/zlib.h", "free-threaded Python"),
     ("libcap2-bin", "capsh", "missing capabilities"),
     ("util-linux", "setpriv", "tests without root"),
     ("gdb", "gdb", "comparison with gdb"),
@@ -153,6 +160,13 @@ fn install_missing() -> Outcome {
         let name = format!("Python {}", python.series);
         add(&name, python.fetch().map(shown), &needs);
     }
+    let python = debian::FREE_THREADED_PYTHON.build();
+    let needs = || {
+        program("make")
+            .and_then(|()| program("gcc"))
+            .and_then(|()| debian())
+    };
+    add("a free-threaded Python", python.map(shown), &needs);
     add("the Collector", collector::fetch().map(shown), &|| {
         program("go")
     });

@@ -13,6 +13,7 @@
 #define PYTHON_FRAME_SIZE 128
 #define PYTHON_OWNED_BY_GENERATOR 1
 #define PYTHON_EXECUTING 0
+#define PYTHON_NO_GIL 2
 /* More than a thread state takes in 3.11 and 3.12. */
 #define PYTHON_STATE_SIZE 1024
 /* Of a string, from its length on: PyASCIIObject up to 3.11. */
@@ -41,6 +42,7 @@ struct python_configuration {
     __u64 gil;
     __u64 gil_locked;
     __u64 gil_holder;
+    __u64 gil_enabled; /* in free-threaded builds: an int, 0 while there is no GIL */
     /* in a _PyCFrame (3.11, 3.12), */
     __u64 c_frame_current; /* and after it, `previous` */
     /* and in what is read of a frame. */
@@ -55,7 +57,12 @@ struct python_configuration {
     __u64 all_are_entries; /* each frame is a call of its own, up to 3.10 */
     __u64 frame_owner;
     __u64 generator_state; /* in 3.11, in a generator's frame */
-    __u64 position_is_int; /* else an address in the code object */
+    __u64 position_is_int; /* else an address in the code object, or in a copy of its instructions */
+    __u64 frame_copy;      /* which copy it is, in free-threaded builds from 3.14 on; 0 is the code object's own */
+    /* In a code object: */
+    __u64 code_copies; /* the address of the number of copies, and of their addresses */
+    __u64 code_instructions;
+    __u64 code_type_offset; /* its type */
     __u64 ignored_words;   /* of a code object, a bit for each that changes */
     __u64 text;            /* which word has the name's address, up to 3.11; later it has a version */
 };
@@ -87,7 +94,7 @@ struct python_call {
 
 struct python_part {
     __u64 state; /* 0 for a thread that has none */
-    __u32 holds_gil;
+    __u32 holds_gil; /* PYTHON_NO_GIL if there is none */
     __u16 is_truncated;
     __u16 first; /* frames before this one are no part of the stack */
     struct python_frame frame[PYTHON_FRAMES];
@@ -139,13 +146,17 @@ static __always_inline int python_is_of_thread(const struct python_configuration
     return state && !read_user(&thread, sizeof thread, state + python->state_thread, 0) && thread == tp;
 }
 
-static __always_inline int python_holds_gil(const struct python_configuration *python, __u64 state)
+static __always_inline __u32 python_holds_gil(const struct python_configuration *python, __u64 state)
 {
     __u64 interpreter, gil, holder;
-    __s32 locked;
-    return !read_user(&interpreter, sizeof interpreter, state + python->state_interpreter, 0) &&
-           !read_user(&gil, sizeof gil, interpreter + python->gil, 0) &&
-           !read_user(&holder, sizeof holder, gil + python->gil_holder, 0) && holder == state &&
+    __s32 locked, enabled;
+    if (read_user(&interpreter, sizeof interpreter, state + python->state_interpreter, 0) ||
+        read_user(&gil, sizeof gil, interpreter + python->gil, 0))
+        return 0;
+    if (python->gil_enabled != PYTHON_NO_FIELD &&
+        !read_user(&enabled, sizeof enabled, gil + python->gil_enabled, 0) && !enabled)
+        return PYTHON_NO_GIL;
+    return !read_user(&holder, sizeof holder, gil + python->gil_holder, 0) && holder == state &&
            !read_user(&locked, sizeof locked, gil + python->gil_locked, 0) && locked == 1;
 }
 
@@ -217,7 +228,7 @@ static __always_inline __u64 python_identity(const struct python_configuration *
                                              struct python_part *part, __u64 code)
 {
     __u64 hash = 0, ignored = python->ignored_words;
-    if (read_user(part->code_words, sizeof part->code_words, code + 8, 0) ||
+    if (read_user(part->code_words, sizeof part->code_words, code + python->code_type_offset, 0) ||
         part->code_words[0] != python->code_type)
         return 0;
 #pragma unroll
@@ -245,6 +256,21 @@ static __always_inline int python_call(const struct python_configuration *python
            read_user(&call->caller, sizeof call->caller, call->before + python->c_frame_current, 0);
 }
 
+/* Where the instructions start that a frame executes: in its code object, or in the thread's copy of them. 0
+ * if that cannot be read. */
+static __always_inline __u64 python_copy(const struct python_configuration *python,
+                                         const struct python_part *part, __u64 code)
+{
+    __u64 copies, start;
+    __u32 copy = python_word(part, python->frame_copy);
+    if (!copy)
+        return code + python->code_instructions;
+    if (read_user(&copies, sizeof copies, code + python->code_copies, 0) ||
+        read_user(&start, sizeof start, copies + 8 + 8 * (__u64)copy, 0))
+        return 0;
+    return start;
+}
+
 /* Reads the frame at `next`, and which one is next to it; 1 if there is none. */
 static __always_inline int python_frame(const struct python_configuration *python, struct python_part *part,
                                         struct python_frame *frame)
@@ -257,7 +283,9 @@ static __always_inline int python_frame(const struct python_configuration *pytho
     /* From 3.14 on, the lowest bits are flags. */
     frame->code = python_word(part, python->frame_code) & ~3ULL;
     frame->position = python_word(part, python->frame_position);
-    if (!python->position_is_int)
+    if (python->frame_copy != PYTHON_NO_FIELD)
+        frame->position -= python_copy(python, part, frame->code) - python->code_instructions;
+    else if (!python->position_is_int)
         frame->position -= frame->code;
     /* Without branches: the verifier would follow each, for every frame. */
     __u64 mark = python_byte(part, python->frame_mark);

@@ -13,14 +13,7 @@ use crate::layout::{CodeOffsets, Layout, TextLayout};
 use crate::lines;
 use crate::structure::Structure;
 
-/// `PyTypeObject.tp_name`.
-const TYPE_NAME: u64 = 24;
-/// `PyVarObject.ob_size`, and the length of every text.
-const SIZE: u64 = 16;
-/// `PyASCIIObject.state`.
-const STATE: u64 = 32;
-/// Where the bytes of a `PyBytesObject` start, and of Python 2's `PyStringObject`: `ob_sval`.
-const BYTES: u64 = 32;
+/// Where the bytes of Python 2's `PyStringObject` start: `ob_sval`.
 const STRING: u64 = 36;
 
 /// Maximum number of characters kept of a name.
@@ -63,7 +56,7 @@ impl Code {
             code.line_table,
         ];
         let structure = Structure::read(memory, address, &fields)?;
-        let text = |offset, limit| text(memory, layout.text, structure.pointer(offset), limit);
+        let text = |offset, limit| text(memory, layout, structure.pointer(offset), limit);
         Ok(Self {
             name: text(code.name, MAX_NAME)?,
             qualified_name: match code.qualified_name {
@@ -72,7 +65,7 @@ impl Code {
             },
             file: text(code.filename, MAX_PATH)?,
             first_line: structure.int(code.first_line),
-            line_table: match line_table(memory, layout.text, structure.pointer(code.line_table)) {
+            line_table: match line_table(memory, layout, structure.pointer(code.line_table)) {
                 Err(MemoryError::Limit { .. }) => Vec::new(),
                 table => table?,
             },
@@ -160,7 +153,7 @@ impl Codes {
         address: u64,
     ) -> Result<Arc<Code>, RuntimeError> {
         let identity = Identity::read(memory, layout, address)?;
-        self.check_type(memory, identity.object_type, address)?;
+        self.check_type(memory, layout, identity.object_type, address)?;
         if let Some(known) = self.known.get(&(address, identity.hash)) {
             return Ok(known.clone());
         }
@@ -248,6 +241,7 @@ impl Codes {
     fn check_type(
         &mut self,
         memory: &dyn Memory,
+        layout: &Layout,
         found: u64,
         address: u64,
     ) -> Result<(), RuntimeError> {
@@ -255,7 +249,7 @@ impl Codes {
             return Ok(());
         }
         let mut name = [0; 5];
-        let at = memory.read_u64(found.wrapping_add(TYPE_NAME));
+        let at = memory.read_u64(found.wrapping_add(layout.object.type_name()));
         let read = at.and_then(|at| memory.read(at, &mut name));
         if read.is_err() || &name != b"code\0" {
             let reason = format!("there is no code object at {address:#x}");
@@ -266,38 +260,39 @@ impl Codes {
     }
 }
 
-fn line_table(
-    memory: &dyn Memory,
-    layout: TextLayout,
-    address: u64,
-) -> Result<Vec<u8>, MemoryError> {
-    let start = match layout {
+fn line_table(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<Vec<u8>, MemoryError> {
+    let start = match layout.text {
         TextLayout::Bytes => STRING,
-        TextLayout::Unicode { .. } => BYTES,
+        TextLayout::Unicode { .. } => layout.object.after_hash(),
     };
-    let size = memory.read_u64(address.wrapping_add(SIZE))?;
+    let size = memory.read_u64(address.wrapping_add(layout.object.size()))?;
     memory.read_vec(address.wrapping_add(start), size, MAX_LINE_TABLE)
 }
 
 /// A string object, or its first `limit` characters.
 fn text(
     memory: &dyn Memory,
-    layout: TextLayout,
+    layout: &Layout,
     address: u64,
     limit: u64,
 ) -> Result<String, RuntimeError> {
-    let (ascii, other) = match layout {
+    let size = layout.object.size();
+    let (interned, ascii, other) = match layout.text {
         TextLayout::Bytes => {
-            let length = memory.read_u64(address.wrapping_add(SIZE))?.min(limit);
+            let length = memory.read_u64(address.wrapping_add(size))?.min(limit);
             let bytes = memory.read_vec(address.wrapping_add(STRING), length, usize::MAX)?;
             return Ok(String::from_utf8_lossy(&bytes).into_owned());
         }
-        TextLayout::Unicode { ascii, other } => (ascii, other),
+        TextLayout::Unicode {
+            interned,
+            ascii,
+            other,
+        } => (interned, ascii, other),
     };
-    let structure = Structure::read(memory, address, &[SIZE, STATE])?;
-    let length = structure.pointer(SIZE).min(limit);
-    let state = structure.int(STATE);
-    let (kind, is_compact, is_ascii) = (state >> 2 & 7, state >> 5 & 1, state >> 6 & 1);
+    let structure = Structure::read(memory, address, &[size, layout.object.after_hash()])?;
+    let length = structure.pointer(size).min(limit);
+    let state = structure.int(layout.object.after_hash()) >> interned;
+    let (kind, is_compact, is_ascii) = (state & 7, state >> 3 & 1, state >> 4 & 1);
     let start = address.wrapping_add(if is_ascii == 1 { ascii } else { other });
     let characters = |size| memory.read_vec(start, length * size, usize::MAX);
     match (is_compact, kind) {

@@ -273,7 +273,16 @@ fn read(
         CallEnd::Flag { owner, .. } | CallEnd::Shim { owner, .. } => owner,
     };
     let (trace, traced_line) = traced.unwrap_or((at, at));
-    let fields = [frame.previous, frame.code, at, mark, trace, traced_line];
+    let copy = frame.copy.unwrap_or(at);
+    let fields = [
+        frame.previous,
+        frame.code,
+        at,
+        mark,
+        trace,
+        traced_line,
+        copy,
+    ];
     let structure = Structure::read(memory, address, &fields)?;
     let previous = structure.pointer(frame.previous);
     let (ends_call, is_generator) = match frame.end {
@@ -312,7 +321,8 @@ fn read(
             codes.line(&code, i64::from(structure.int(at)) * i64::from(unit))
         }
         Instruction::Address(at) => {
-            let start = code_address.wrapping_add(layout.code.instructions.unwrap_or(0));
+            let copy = frame.copy.map_or(0, |copy| structure.int(copy));
+            let start = instructions(memory, layout, code_address, copy)?;
             codes.line(
                 &code,
                 structure.pointer(at).wrapping_sub(start).cast_signed(),
@@ -325,4 +335,21 @@ fn read(
         is_generator,
         previous,
     })
+}
+
+/// Where the instructions of a code object are: in the object, or the copy with this number, see
+/// [`CodeOffsets::copies`](crate::layout::CodeOffsets).
+fn instructions(
+    memory: &dyn Memory,
+    layout: &Layout,
+    code: u64,
+    copy: i32,
+) -> Result<u64, MemoryError> {
+    match (layout.code.copies, u64::try_from(copy)) {
+        (Some(copies), Ok(copy @ 1..)) => {
+            let copies = memory.read_u64(code.wrapping_add(copies))?;
+            memory.read_u64(copies.wrapping_add(8 + 8 * copy))
+        }
+        _ => Ok(code.wrapping_add(layout.code.instructions.unwrap_or(0))),
+    }
 }

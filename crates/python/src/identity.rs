@@ -2,10 +2,8 @@
 
 use otelctx_reader::remote::{Memory, MemoryError};
 
-use crate::layout::{Layout, TextLayout};
+use crate::layout::{Layout, ObjectLayout, TextLayout};
 
-/// `PyObject.ob_type`.
-const TYPE: u64 = 8;
 /// The words of a code object that are compared, from its type on.
 const WORDS: usize = 16;
 /// Offsets in a string: its length, and from 3.3 on flags, of which one says that it is ASCII.
@@ -22,8 +20,9 @@ const PAGE: u64 = 4096;
 pub(crate) struct Identity {
     /// The address of its type.
     pub(crate) object_type: u64,
-    /// Whether it has not been freed: the allocator overwrites the number of references with a pointer to the
-    /// next free object, and nothing else.
+    /// Whether it has not been freed: the allocator overwrites the first word with a pointer to the next free
+    /// object, and nothing else. That is the number of references; in free-threaded builds there are two other
+    /// numbers, which remain 0.
     pub(crate) is_alive: bool,
     /// A hash of what it contains, the same as in `bpf/cpython.step.h`: the words that do not change,
     /// and up to 3.11 the beginning of its name, because objects of the same shape can have the same
@@ -37,9 +36,13 @@ impl Identity {
         layout: &Layout,
         address: u64,
     ) -> Result<Self, MemoryError> {
-        let mut bytes = [[0; 8]; 1 + WORDS];
-        memory.read(address, bytes.as_flattened_mut())?;
-        let [references, words @ ..] = bytes.map(u64::from_ne_bytes);
+        const HEAD: usize = ObjectLayout::FreeThreaded.object_type() as usize / 8;
+        let object_type = layout.object.object_type() as usize;
+        let mut bytes = [[0; 8]; HEAD + WORDS];
+        let size = object_type + 8 * WORDS;
+        memory.read(address, &mut bytes.as_flattened_mut()[..size])?;
+        let head = bytes.map(u64::from_ne_bytes);
+        let words = &head[object_type / 8..][..WORDS];
         let changing = layout.code.changing_words;
         let stable = words.iter().enumerate().map(|(index, word)| {
             let changes = changing >> index & 1 == 1;
@@ -51,8 +54,12 @@ impl Identity {
         }
         Ok(Self {
             object_type: words[0],
-            // `ob_refcnt` has 32 bits from 3.12 on, and others above in 3.14. No address has only these.
-            is_alive: references as u32 != 0 && references >> 32 & 0xffff == 0,
+            is_alive: match layout.object {
+                // `ob_refcnt` has 32 bits from 3.12 on, and others above in 3.14. No address has only these.
+                ObjectLayout::Counted => head[0] as u32 != 0 && head[0] >> 32 & 0xffff == 0,
+                // `ob_ref_local`, and `ob_ref_shared` without its two flags.
+                ObjectLayout::FreeThreaded => head[1] >> 32 != 0 || head[2] >> 2 != 0,
+            },
             hash,
         })
     }
@@ -65,7 +72,8 @@ pub(crate) fn name_word(layout: &Layout) -> Option<usize> {
         return None;
     }
     let offset = code.qualified_name.unwrap_or(code.name);
-    let word = usize::try_from(offset.checked_sub(TYPE)? / 8).ok()?;
+    let word = offset.checked_sub(layout.object.object_type())? / 8;
+    let word = usize::try_from(word).ok()?;
     (word < WORDS).then_some(word)
 }
 

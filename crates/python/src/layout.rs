@@ -24,6 +24,7 @@ pub(crate) struct Layout {
     pub(crate) interpreter: InterpreterOffsets,
     pub(crate) thread: ThreadOffsets,
     pub(crate) gil: Gil,
+    pub(crate) object: ObjectLayout,
     pub(crate) frame: FrameOffsets,
     pub(crate) code: CodeOffsets,
     pub(crate) text: TextLayout,
@@ -57,6 +58,8 @@ pub(crate) struct ThreadOffsets {
     /// `thread_id`: the value of `pthread_self`.
     pub(crate) id: u64,
     pub(crate) frame: TopFrame,
+    /// `state`, an `int`, in free-threaded builds: 1 while the thread is attached.
+    pub(crate) attached: Option<u64>,
 }
 
 /// Where a thread state has its innermost frame.
@@ -86,7 +89,44 @@ pub(crate) enum Gil {
         locked: u64,
         /// `_gil_runtime_state.last_holder`, a thread state.
         last_holder: u64,
+        /// `_gil_runtime_state.enabled`, an `int`, in free-threaded builds: 0 while there is no GIL.
+        enabled: Option<u64>,
     },
+}
+
+/// The layout of the objects that all others start with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ObjectLayout {
+    /// `PyObject` is `ob_refcnt` and `ob_type`.
+    Counted,
+    /// In free-threaded builds, it is `ob_tid`, `ob_ref_local` (an `int` at offset 12), `ob_ref_shared`
+    /// (at 16), and `ob_type`.
+    FreeThreaded,
+}
+
+impl ObjectLayout {
+    /// `sizeof(PyObject)`: where `PyVarObject.ob_size` is, and the length of every text.
+    pub(crate) const fn size(self) -> u64 {
+        match self {
+            Self::Counted => 16,
+            Self::FreeThreaded => 32,
+        }
+    }
+
+    /// `PyObject.ob_type`, its last word.
+    pub(crate) const fn object_type(self) -> u64 {
+        self.size() - 8
+    }
+
+    /// `PyTypeObject.tp_name`, the first field after those of a `PyVarObject`.
+    pub(crate) const fn type_name(self) -> u64 {
+        self.size() + 8
+    }
+
+    /// `PyASCIIObject.state`, and `PyBytesObject.ob_sval`: after the size and a hash.
+    pub(crate) const fn after_hash(self) -> u64 {
+        self.size() + 16
+    }
 }
 
 /// Offsets in a frame: `PyFrameObject`, or from 3.11 on `_PyInterpreterFrame`.
@@ -96,6 +136,9 @@ pub(crate) struct FrameOffsets {
     pub(crate) previous: u64,
     pub(crate) code: u64,
     pub(crate) instruction: Instruction,
+    /// `tlbc_index`, an `int`, in free-threaded builds from 3.14 on: which copy of the instructions the
+    /// thread executes.
+    pub(crate) copy: Option<u64>,
     pub(crate) end: CallEnd,
 }
 
@@ -150,6 +193,9 @@ pub(crate) struct CodeOffsets {
     pub(crate) line_format: LineFormat,
     /// `co_code_adaptive`, from 3.11 on: its instructions, which are part of the object.
     pub(crate) instructions: Option<u64>,
+    /// `co_tlbc`, in free-threaded builds from 3.14 on: the address of the number of copies of the
+    /// instructions, and of the copies' addresses. The first one is that which is part of the object.
+    pub(crate) copies: Option<u64>,
     /// Whether it has a number of its own, `co_version`, among the first 16 words: from 3.12 on.
     pub(crate) is_numbered: bool,
     /// Which of the first 16 words, from `ob_type` on, change while the object lives: a bit each.
@@ -174,9 +220,11 @@ pub(crate) enum LineFormat {
 pub(crate) enum TextLayout {
     /// `PyStringObject` of Python 2: the length is at offset 16, the bytes are at 36.
     Bytes,
-    /// `PyUnicodeObject`, from 3.3 on. The length, in characters, is at offset 16, and at 32 are
-    /// flags: the size of a character in bits 2 to 4, `compact` in bit 5, `ascii` in bit 6.
+    /// `PyUnicodeObject`, from 3.3 on. After the `PyObject` are the length, in characters, a hash, and flags:
+    /// `interned`, the size of a character in 3 bits, `compact`, and `ascii`.
     Unicode {
+        /// The number of bits of `interned`.
+        interned: u8,
         /// `sizeof(PyASCIIObject)`: where ASCII characters start.
         ascii: u64,
         /// `sizeof(PyCompactUnicodeObject)`: where others start.
@@ -198,10 +246,12 @@ impl TextLayout {
         match series {
             (2, _) => Self::Bytes,
             (3, 0..=11) => Self::Unicode {
+                interned: 2,
                 ascii: 48,
                 other: 72,
             },
             _ => Self::Unicode {
+                interned: 2,
                 ascii: 40,
                 other: 56,
             },

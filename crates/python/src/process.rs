@@ -12,7 +12,7 @@ use otelctx_reader::sample::Found;
 
 use crate::code::Codes;
 use crate::frames;
-use crate::layout::Layout;
+use crate::layout::{Layout, ObjectLayout};
 use crate::step::Part;
 use crate::threads::{self, KnownStates, Resolved, Variables};
 use crate::version::Version;
@@ -33,9 +33,10 @@ pub(crate) struct PythonProcess {
 }
 
 impl PythonProcess {
-    fn gil(&self, is_held: bool) -> Option<Gil> {
+    /// `None` if there is no GIL.
+    fn gil(&self, is_held: Option<bool>) -> Option<Gil> {
         Some(Gil {
-            is_held,
+            is_held: is_held?,
             code: self.gil_code.clone(),
         })
     }
@@ -43,7 +44,11 @@ impl PythonProcess {
 
 impl RuntimeProcess for PythonProcess {
     fn facts(&self) -> Attributes {
-        vec![("version".into(), Value::String(self.version.to_string()))]
+        let mut facts = vec![("version".into(), Value::String(self.version.to_string()))];
+        if self.layout.object == ObjectLayout::FreeThreaded {
+            facts.push(("free_threaded".into(), Value::Bool(true)));
+        }
+        facts
     }
 
     fn thread(
@@ -69,7 +74,7 @@ impl RuntimeProcess for PythonProcess {
             context: Found::NotPublished,
             source: Source::Runtime,
             stack,
-            gil: self.gil(resolved.holds_gil),
+            gil: self.gil(resolved.holding.gil),
             facts: facts(&resolved),
         }))
     }
@@ -93,27 +98,35 @@ impl RuntimeProcess for PythonProcess {
             source: Source::Runtime,
             stack: frames::sampled(target, &self.layout, &mut codes, &part, interpreter),
             gil: self.gil(part.holds_gil),
-            facts: vec![
-                ("holds_gil".into(), Value::Bool(part.holds_gil)),
-                (
-                    "thread_state".into(),
-                    Value::String(format!("{:#x}", part.thread_state)),
-                ),
-            ],
+            facts: holding_facts(part.holds_gil, None)
+                .chain([("thread_state".into(), address(part.thread_state))])
+                .collect(),
         }))
     }
 }
 
+fn address(address: u64) -> Value {
+    Value::String(format!("{address:#x}"))
+}
+
+fn holding_facts(
+    holds_gil: Option<bool>,
+    is_attached: Option<bool>,
+) -> impl Iterator<Item = (String, Value)> {
+    let facts = [("holds_gil", holds_gil), ("attached", is_attached)].into_iter();
+    facts.filter_map(|(name, value)| Some((name.into(), Value::Bool(value?))))
+}
+
 fn facts(resolved: &Resolved) -> Attributes {
-    let address = |address: u64| Value::String(format!("{address:#x}"));
-    let mut facts = vec![
-        ("holds_gil".into(), Value::Bool(resolved.holds_gil)),
+    let holding = resolved.holding;
+    let mut facts: Attributes = holding_facts(holding.gil, holding.is_attached).collect();
+    facts.extend([
         ("thread_state".into(), address(resolved.thread_state)),
         (
             "source".into(),
             Value::String(resolved.source.name().into()),
         ),
-    ];
+    ]);
     if !resolved.candidates.is_empty() {
         let candidates = resolved.candidates.iter().map(|state| address(*state));
         facts.push(("candidates".into(), Value::Array(candidates.collect())));

@@ -23,13 +23,14 @@ pub(crate) fn kernel_step(
     code_type: u64,
 ) -> Option<KernelStep> {
     let own = own_state(variables.own?)?;
-    let (gil, locked, holder) = match layout.gil {
-        Gil::Current => (NO_FIELD, 0, 0),
+    let (gil, locked, holder, enabled) = match layout.gil {
+        Gil::Current => (NO_FIELD, 0, 0, NO_FIELD),
         Gil::OfInterpreter {
             gil,
             locked,
             last_holder,
-        } => (gil, locked, last_holder),
+            enabled,
+        } => (gil, locked, last_holder, enabled.unwrap_or(NO_FIELD)),
     };
     let (top, c_frame) = match layout.thread.frame {
         TopFrame::Direct(frame) => (frame, NO_FIELD),
@@ -42,6 +43,7 @@ pub(crate) fn kernel_step(
         gil,
         locked,
         holder,
+        enabled,
         c_frame,
     ];
     let variables = [variables.current.unwrap_or(0), code_type].into_iter();
@@ -84,7 +86,7 @@ fn own_state(own: OwnState) -> Option<[u64; 7]> {
 }
 
 /// What the step has to know of frames and code objects.
-fn frame(layout: &Layout) -> Option<[u64; 14]> {
+fn frame(layout: &Layout) -> Option<[u64; 18]> {
     let frame = &layout.frame;
     let (position, is_int) = match frame.instruction {
         Instruction::Last { at, .. } => (at, true),
@@ -101,7 +103,8 @@ fn frame(layout: &Layout) -> Option<[u64; 14]> {
         CallEnd::Every => position,
         CallEnd::Flag { owner, .. } | CallEnd::Shim { owner, .. } => owner,
     };
-    let fields = [frame.previous, frame.code, position, mark, owner];
+    let copy = frame.copy.unwrap_or(position);
+    let fields = [frame.previous, frame.code, position, mark, owner, copy];
     let first = fields.into_iter().min()?;
     // In 3.11, it is before the frame.
     let (start, generator_state) = match frame.end {
@@ -130,6 +133,10 @@ fn frame(layout: &Layout) -> Option<[u64; 14]> {
         at(owner),
         generator_state,
         is_int.into(),
+        frame.copy.map_or(NO_FIELD, at),
+        layout.code.copies.unwrap_or(0),
+        layout.code.instructions.unwrap_or(0),
+        layout.object.object_type(),
         layout.code.changing_words.into(),
         name_word(layout).map_or(NO_FIELD, |word| word as u64),
     ])
@@ -138,7 +145,8 @@ fn frame(layout: &Layout) -> Option<[u64; 14]> {
 /// What the step adds to a sample.
 pub(crate) struct Part<'a> {
     pub(crate) thread_state: u64,
-    pub(crate) holds_gil: bool,
+    /// `None` if there is no GIL.
+    pub(crate) holds_gil: Option<bool>,
     pub(crate) is_truncated: bool,
     /// Frames before this one are no part of the stack.
     first: usize,
@@ -169,6 +177,7 @@ impl<'a> Part<'a> {
         if part.is_empty() {
             return Ok(None);
         }
+        const NO_GIL: u32 = 2;
         let cut = || RuntimeError::new("the kernel's step has added less than a thread state");
         let (thread_state, rest) = part.split_first_chunk().ok_or_else(cut)?;
         let (holds_gil, rest) = rest.split_first_chunk().ok_or_else(cut)?;
@@ -176,7 +185,10 @@ impl<'a> Part<'a> {
         let (first, frames) = rest.split_first_chunk().ok_or_else(cut)?;
         Ok(Some(Self {
             thread_state: u64::from_ne_bytes(*thread_state),
-            holds_gil: u32::from_ne_bytes(*holds_gil) != 0,
+            holds_gil: match u32::from_ne_bytes(*holds_gil) {
+                NO_GIL => None,
+                holds_gil => Some(holds_gil != 0),
+            },
             is_truncated: u16::from_ne_bytes(*is_truncated) != 0,
             first: u16::from_ne_bytes(*first).into(),
             frames,

@@ -17,6 +17,8 @@ const MAX_INTERPRETERS: usize = 1024;
 const MAX_THREADS: usize = 16 * 1024;
 /// Maximum number of thread states of one thread: one per interpreter that it has entered.
 const MAX_STATES: usize = 64;
+/// `_Py_THREAD_ATTACHED`.
+const ATTACHED: u32 = 1;
 /// Attempts to read the list, which other threads may change at the same time.
 const MAX_TRIES: usize = 3;
 
@@ -49,15 +51,32 @@ pub(crate) enum OwnState {
 pub(crate) struct Resolved {
     pub(crate) thread_state: u64,
     pub(crate) source: Source,
-    pub(crate) holds_gil: bool,
+    pub(crate) holding: Holding,
     /// Other thread states of the same thread: those of subinterpreters.
     pub(crate) candidates: Vec<u64>,
+}
+
+/// Whether a thread has the right to execute Python.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holding {
+    /// Whether it holds the GIL. `None` if there is none.
+    pub(crate) gil: Option<bool>,
+    /// In free-threaded builds, whether it is attached to its interpreter: it is not while it waits, or
+    /// executes C code that does not need the interpreter.
+    pub(crate) is_attached: Option<bool>,
+}
+
+impl Holding {
+    /// Whether the thread state is the one that the thread uses now.
+    fn is_current(self) -> bool {
+        self.gil.or(self.is_attached).unwrap_or(false)
+    }
 }
 
 /// How a thread state was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// It holds the GIL, according to the interpreter.
+    /// It holds the GIL, according to the interpreter, or is attached.
     Current,
     /// In the thread's own data (`PyGILState_GetThisThreadState`).
     ThreadSpecific,
@@ -117,12 +136,12 @@ pub(crate) fn resolve(
     }
 }
 
-fn resolved(state: State, source: Source, holds_gil: bool, all: &[State]) -> Resolved {
+fn resolved(state: State, source: Source, holding: Holding, all: &[State]) -> Resolved {
     let others = all.iter().filter(|other| other.address != state.address);
     Resolved {
         thread_state: state.address,
         source,
-        holds_gil,
+        holding,
         candidates: others.map(|state| state.address).collect(),
     }
 }
@@ -168,9 +187,9 @@ impl Search<'_> {
         if interpreters.len() <= 1 {
             match (own, stored) {
                 (Some(state), _) => {
-                    let holds_gil = self.holds_gil(&state)?;
+                    let holding = self.holding(&state)?;
                     let source = Source::ThreadSpecific;
-                    return Ok(Some(resolved(state, source, holds_gil, &[])));
+                    return Ok(Some(resolved(state, source, holding, &[])));
                 }
                 (None, None) if self.variables.own.is_some() => return Ok(None),
                 _ => {}
@@ -186,13 +205,18 @@ impl Search<'_> {
             _ => other,
         };
         for state in &found {
-            if self.holds_gil(state)? {
+            let holding = self.holding(state)?;
+            if holding.is_current() {
                 let source = source(*state, Source::Current);
-                return Ok(Some(resolved(*state, source, true, &found)));
+                return Ok(Some(resolved(*state, source, holding, &found)));
             }
         }
-        let chosen = own.or_else(|| found.first().copied());
-        Ok(chosen.map(|state| resolved(state, source(state, Source::List), false, &found)))
+        let Some(chosen) = own.or_else(|| found.first().copied()) else {
+            return Ok(None);
+        };
+        let holding = self.holding(&chosen)?;
+        let source = source(chosen, Source::List);
+        Ok(Some(resolved(chosen, source, holding, &found)))
     }
 
     /// The addresses of all interpreters.
@@ -313,34 +337,53 @@ impl Search<'_> {
         Ok(StateList { newest, by_thread })
     }
 
-    fn holds_gil(&self, state: &State) -> Result<bool, MemoryError> {
-        holds_gil(self.memory, self.layout, self.variables, state)
+    fn holding(&self, state: &State) -> Result<Holding, MemoryError> {
+        let attached = self.layout.thread.attached;
+        let attached = attached.map(|offset| {
+            let at = state.address.wrapping_add(offset);
+            self.memory.read_u32(at).map(|value| value == ATTACHED)
+        });
+        Ok(Holding {
+            gil: holds_gil(self.memory, self.layout, self.variables, state)?,
+            is_attached: attached.transpose()?,
+        })
     }
 }
 
+/// `None` if there is no GIL.
 fn holds_gil(
     memory: &dyn Memory,
     layout: &Layout,
     variables: &Variables,
     state: &State,
-) -> Result<bool, MemoryError> {
+) -> Result<Option<bool>, MemoryError> {
     match layout.gil {
         Gil::Current => match variables.current {
-            Some(current) => Ok(memory.read_u64(current)? == state.address),
-            None => Ok(false),
+            Some(current) => Ok(Some(memory.read_u64(current)? == state.address)),
+            None => Ok(Some(false)),
         },
         Gil::OfInterpreter {
             gil,
             locked,
             last_holder,
+            enabled,
         } => {
             let gil = memory.read_u64(state.interpreter.wrapping_add(gil))?;
             if gil == 0 {
-                return Ok(false);
+                return Ok(Some(false));
             }
-            let structure = Structure::read(memory, gil, &[locked, last_holder])?;
+            let fields = [locked, last_holder, enabled.unwrap_or(locked)];
+            let structure = Structure::read(memory, gil, &fields)?;
+            // Free-threaded builds have a GIL if the user wants one, or once a module that needs it is
+            // imported.
+            if enabled.is_some_and(|enabled| structure.int(enabled) == 0) {
+                return Ok(None);
+            }
             // -1 until it is initialized.
-            Ok(structure.int(locked) == 1 && structure.pointer(last_holder) == state.address)
+            let is_locked = structure.int(locked) == 1;
+            Ok(Some(
+                is_locked && structure.pointer(last_holder) == state.address,
+            ))
         }
     }
 }

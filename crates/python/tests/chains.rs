@@ -18,7 +18,7 @@ use otelctx_reader::sample::{Catalog, Frame, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Versions whose frames are a chain of their own, which starts in a different place in each.
-const VERSIONS: [&str; 5] = ["3.11", "3.12", "3.13", "3.14", "3.15"];
+const VERSIONS: [&str; 6] = ["3.11", "3.12", "3.13", "3.13t", "3.14", "3.15"];
 /// What `chains.py` executes, and how many of a thousand stacks may be incomplete on 3.11 and 3.12: where a
 /// call of the interpreter has just begun on a part of the stack that has no earlier call, neither its frame nor
 /// its caller is known.
@@ -176,7 +176,7 @@ fn each_stack_is_one_that_the_program_can_have() {
             let Some(tally) = run(&interpreter, work) else {
                 return;
             };
-            let name = format!("{} {work}", interpreter.version);
+            let name = format!("{interpreter} {work}");
             let Tally {
                 samples,
                 incomplete,

@@ -1,18 +1,20 @@
 //! Samples of a program whose stacks are known.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::Feature;
-use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::python::{Interpreter, free_threaded_program};
+use otelctx_fixtures::{CoreDirectory, Target};
 use otelctx_python::Python;
 use otelctx_reader::runtime::Runtimes;
-use otelctx_reader::sample::{Catalog, Frame, Sample};
+use otelctx_reader::sample::{Catalog, Frame, GilState, NamedFrame, Sample};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// From 3.6 on, each thread has a key with its state.
-const VERSIONS: [&str; 10] = [
-    "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15",
+const VERSIONS: [&str; 11] = [
+    "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.13t", "3.14", "3.15",
 ];
 const SAMPLES: usize = 400;
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -155,11 +157,121 @@ fn samples_by_ptrace_have_them_too() {
     }
 }
 
+/// A sample's thread, whether it held the GIL if there is one, and its named frames, outermost first.
+type Named<'c> = (i32, Option<bool>, Vec<&'c NamedFrame>);
+
+fn named<'c>(catalog: &'c Catalog, sample: &Sample) -> Named<'c> {
+    let frames = catalog.frames(sample.user_stack).rev();
+    let frames = frames.filter(|frame| !frame.is_gil_wait());
+    let frames = frames.filter_map(|frame| match frame {
+        Frame::Named(named) => Some(named),
+        Frame::Native { .. } => None,
+    });
+    let is_held = sample.gil.map(|state| state == GilState::Held);
+    let tid = catalog.thread_facts(sample.thread).tid;
+    (tid, is_held, frames.map(AsRef::as_ref).collect())
+}
+
+/// Without a GIL, they are on two CPUs at once.
+#[test]
+fn threads_that_execute_python_at_the_same_time_have_their_own_functions() {
+    for interpreter in Interpreter::with_version("3.13t") {
+        for has_gil in [false, true] {
+            let mut command = interpreter.command("parallel.py");
+            command.env("PYTHON_GIL", if has_gil { "1" } else { "0" });
+            let target = Target::spawn(&mut command);
+            let threads = target.lines.iter().map(|line| {
+                let words: Vec<&str> = line.split(' ').collect();
+                (words[1].parse::<i32>().unwrap(), words[2])
+            });
+            let threads: Vec<(i32, &str)> = threads.collect();
+            let Some((catalog, samples)) = record(target.pid(), 999, SAMPLES, false) else {
+                return;
+            };
+            let mut counts = [0, 0];
+            for sample in &samples {
+                let (tid, is_held, frames) = named(&catalog, sample);
+                let Some(index) = threads.iter().position(|it| it.0 == tid) else {
+                    continue;
+                };
+                // The first samples precede what the recorder reads of the process.
+                if frames.is_empty() && is_held.is_none() && counts[index] == 0 {
+                    continue;
+                }
+                assert_eq!(is_held.is_some(), has_gil);
+                counts[index] += 1;
+                let functions = frames.iter().map(|frame| &*frame.function);
+                let functions: Vec<&str> = functions.collect();
+                let whole: &[&str] = match threads[index].1 {
+                    "left" => &[
+                        "left_run",
+                        "left_call",
+                        "left_call",
+                        "left_call",
+                        "left_call",
+                        "<lambda>",
+                        "left_leaf",
+                    ],
+                    _ => &["right_run", "right_numbers", "right_leaf"],
+                };
+                let start = ["_bootstrap", "_bootstrap_inner", "run"];
+                let whole: Vec<&str> = start.iter().chain(whole).copied().collect();
+                assert!(whole.starts_with(&functions), "{functions:?}");
+                assert!(functions.len() >= 4, "{functions:?}");
+            }
+            assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
+        }
+    }
+}
+
+/// Made by hand: nobody packages 3.14 and 3.15 without a GIL.
+#[test]
+fn samples_of_copies_of_the_instructions_have_the_lines_of_these() {
+    for series in ["3.14", "3.15"] {
+        let directory = CoreDirectory::new();
+        let Some(program) = free_threaded_program(series, directory.path()) else {
+            return;
+        };
+        for has_gil in [false, true] {
+            let mut command = Command::new(&program);
+            let target = Target::spawn(command.args(has_gil.then_some("gil")));
+            let Some((catalog, samples)) = record(target.pid(), 999, SAMPLES, false) else {
+                return;
+            };
+            // The state of the first thread, which holds the GIL, has the lower address.
+            let mut threads: Vec<Vec<&str>> = target
+                .lines
+                .iter()
+                .map(|line| line.split(' ').collect())
+                .collect();
+            threads.sort_unstable_by_key(|words| words[2]);
+            let mut counts = [0, 0];
+            for sample in &samples {
+                let (tid, is_held, frames) = named(&catalog, sample);
+                if frames.is_empty() && is_held.is_none() && counts == [0, 0] {
+                    continue;
+                }
+                let index = threads.iter().position(|it| it[1] == tid.to_string());
+                let index = index.unwrap();
+                counts[index] += 1;
+                assert_eq!(is_held, has_gil.then_some(index == 0), "{series}");
+                let lines = frames
+                    .iter()
+                    .map(|it| (&*it.function, it.line.to_string()))
+                    .collect::<Vec<_>>();
+                let [inner, outer] = [3, 4].map(|word| threads[index][word].to_owned());
+                assert_eq!(lines, [("outer", outer), ("inner", inner)], "{series}");
+            }
+            assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
+        }
+    }
+}
+
 /// Names are read after the sample: by then, another function may have the same address.
 #[test]
 fn a_sample_never_has_the_name_of_a_function_that_was_compiled_later() {
     let mut known = 0;
-    for version in ["3.8", "3.11", "3.12"] {
+    for version in ["3.8", "3.11", "3.12", "3.13t"] {
         for interpreter in Interpreter::with_version(version) {
             let target = interpreter.start("recompiled.py");
             let Some((catalog, samples)) = record(target.pid(), 1999, 4000, false) else {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::python::{Interpreter, free_threaded_program};
 use otelctx_fixtures::{Compiler, CoreDirectory, Target, copy_program};
 use otelctx_python::Python;
 use otelctx_reader::format::process_context::{Attributes, Value};
@@ -13,8 +13,8 @@ use otelctx_reader::remote::CoreFile;
 use otelctx_reader::runtime::{RuntimeThread, Runtimes};
 use otelctx_reader::{Options, Process};
 
-const VERSIONS: [&str; 11] = [
-    "2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15",
+const VERSIONS: [&str; 12] = [
+    "2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.13t", "3.14", "3.15",
 ];
 
 const SIGABRT: i32 = 6;
@@ -28,7 +28,7 @@ struct Thread {
     frames: Vec<[String; 4]>,
 }
 
-/// The threads of `interpreted.py`. The first one holds the GIL.
+/// The threads of `interpreted.py`. The first one holds the GIL, or is attached where there is none.
 fn truth(target: &Target) -> Vec<Thread> {
     let mut threads: Vec<Thread> = Vec::new();
     for line in &target.lines {
@@ -92,11 +92,19 @@ fn compare(mut process: Process, interpreter: &Interpreter, truth: &[Thread]) {
             &expected.state.as_str().into(),
             "{name}"
         );
+        let (has_it, has_it_not) = match interpreter.is_free_threaded {
+            false => ("holds_gil", "attached"),
+            true => ("attached", "holds_gil"),
+        };
         assert_eq!(
-            fact(&read.facts, "holds_gil"),
+            fact(&read.facts, has_it),
             &Value::Bool(index == 0),
             "{name}"
         );
+        assert!(read.facts.iter().all(|(key, _)| key != has_it_not));
+        let holds_gil = read.gil.as_ref().map(|gil| gil.is_held);
+        let expected_gil = (!interpreter.is_free_threaded).then_some(index == 0);
+        assert_eq!(holds_gil, expected_gil, "{name}");
         let source = match (interpreter.version.starts_with("2."), index) {
             (false, _) => "tss",
             (true, 0) => "current",
@@ -346,6 +354,99 @@ fn all_thread_states_of_a_thread_are_found() {
             &["wait", "<module>"]
         };
         assert_eq!(functions, expected, "{interpreter:?}");
+    }
+}
+
+/// They have one if the user wants it, and once a module that needs it is imported.
+#[test]
+fn a_free_threaded_build_with_a_gil_has_its_state() {
+    for interpreter in Interpreter::with_version("3.13t") {
+        let mut command = interpreter.command("interpreted.py");
+        let target = Target::spawn(command.env("PYTHON_GIL", "1"));
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        for (index, expected) in truth(&target).iter().enumerate() {
+            let thread = read(&mut process, expected.tid);
+            let held = Value::Bool(index == 0);
+            assert_eq!(fact(&thread.facts, "holds_gil"), &held, "{thread:?}");
+            assert_eq!(fact(&thread.facts, "attached"), &held, "{thread:?}");
+            assert_eq!(thread.gil.as_ref().unwrap().is_held, index == 0);
+            assert_eq!(frames(&thread), expected.frames);
+        }
+    }
+}
+
+/// Without a GIL, all threads that execute Python are attached at the same time.
+#[test]
+fn threads_that_execute_python_at_the_same_time_have_their_frames() {
+    for interpreter in Interpreter::with_version("3.13t") {
+        let target = interpreter.start("parallel.py");
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        assert_eq!(target.lines.len(), 2);
+        let mut attached = 0;
+        for line in target.lines.iter().cycle().take(200) {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [_, tid, name] = words[..] else {
+                panic!("{line}")
+            };
+            let thread = read(&mut process, tid.parse().unwrap());
+            assert_eq!(thread.gil, None);
+            attached += usize::from(fact(&thread.facts, "attached") == &Value::Bool(true));
+            let functions: Vec<&str> = thread.stack.frames().map(|it| &*it.function).collect();
+            let (outer, own) = functions.split_at(functions.len() - 3);
+            assert_eq!(own, ["run", "_bootstrap_inner", "_bootstrap"]);
+            let is_own = |function: &&str| function.starts_with(name) || *function == "<lambda>";
+            assert!(outer.iter().all(is_own), "{functions:?}");
+            assert_eq!(outer.last(), Some(&&*format!("{name}_run")));
+            assert!(!thread.stack.is_truncated, "{functions:?}");
+        }
+        // Sometimes it waits for its turn to collect garbage.
+        assert!(attached > 150, "{attached}");
+    }
+}
+
+/// Made by hand: nobody packages 3.14 and 3.15 without a GIL.
+#[test]
+fn threads_that_execute_copies_of_the_instructions_have_the_lines_of_these() {
+    for series in ["3.14", "3.15"] {
+        let directory = CoreDirectory::new();
+        let Some(program) = free_threaded_program(series, directory.path()) else {
+            return;
+        };
+        for has_gil in [false, true] {
+            let mut command = Command::new(&program);
+            command.args(has_gil.then_some("gil"));
+            let target = Target::spawn(&mut command);
+            let mut process = Process::with_options(target.pid(), options()).unwrap();
+            let runtimes = process.runtimes().unwrap();
+            let facts = runtimes[0].process.as_ref().unwrap().facts();
+            assert_eq!(fact(&facts, "free_threaded"), &Value::Bool(true));
+            let mut gil = Vec::new();
+            for line in &target.lines {
+                let words: Vec<&str> = line.split(' ').collect();
+                let [_, tid, state, inner, outer] = words[..] else {
+                    panic!("{line}")
+                };
+                let thread = read(&mut process, tid.parse().unwrap());
+                assert_eq!(fact(&thread.facts, "thread_state"), &state.into());
+                assert_eq!(fact(&thread.facts, "source"), &"tss".into());
+                assert_eq!(fact(&thread.facts, "attached"), &Value::Bool(true));
+                let expected = [
+                    ["inner", "Made.outer.<locals>.inner", "made.py", inner],
+                    ["outer", "Made.outer", "made.py", outer],
+                ];
+                assert_eq!(frames(&thread), expected, "{series}");
+                gil.push((state.to_owned(), thread.gil.map(|gil| gil.is_held)));
+            }
+            // The state of the first thread has the lower address.
+            gil.sort_unstable();
+            let gil: Vec<_> = gil.into_iter().map(|(_, is_held)| is_held).collect();
+            let expected = if has_gil {
+                [Some(true), Some(false)]
+            } else {
+                [None; 2]
+            };
+            assert_eq!(gil, expected, "{series}");
+        }
     }
 }
 

@@ -48,7 +48,7 @@ struct step_key {
     __u32 step;
 };
 
-#define STEP_CONFIGURATION_SIZE 256
+#define STEP_CONFIGURATION_SIZE 320
 
 /* Its size is set when the program is loaded. */
 struct {

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::workspace::setup_dir;
-use crate::{collector, report};
+use crate::{collector, debian::FreeThreadedPython, report};
 
 /// The folders, and their versions where setup asks for one. Each is the same wherever the checkout is, and
 /// nothing changes its files.
-const FOLDERS: [(&str, &str); 8] = [
+const FOLDERS: [(&str, &str); 9] = [
+    (FreeThreadedPython::FOLDER, ""),
     ("debian-rust", ""),
     ("debian-rust-current", ""),
     ("guest-bookworm-amd64", ""),

@@ -71,7 +71,9 @@ fn dump_shows_the_frames_of_each_thread_and_who_holds_the_gil() {
 /// them.
 #[test]
 fn stacks_have_python_frames_in_place_of_the_interpreter() {
-    let versions = ["2.7", "3.6", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"];
+    let versions = [
+        "2.7", "3.6", "3.10", "3.11", "3.12", "3.13", "3.13t", "3.14", "3.15",
+    ];
     for interpreter in versions.iter().flat_map(|it| Interpreter::with_version(it)) {
         let target = interpreter.start("interpreted.py");
         let pid = target.pid().to_string();

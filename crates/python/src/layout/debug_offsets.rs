@@ -9,7 +9,7 @@ use otelctx_reader::runtime::RuntimeError;
 
 use super::{
     CallEnd, CodeOffsets, FrameOffsets, Gil, Instruction, InterpreterOffsets, Layout, LineFormat,
-    RuntimeOffsets, TextLayout, ThreadOffsets, TopFrame,
+    ObjectLayout, RuntimeOffsets, TextLayout, ThreadOffsets, TopFrame,
 };
 use crate::version::Version;
 
@@ -33,7 +33,21 @@ struct Shape {
     thread_id: usize,
     frame: usize,
     code: usize,
+    object: usize,
     unicode: usize,
+    free_threaded: FreeThreaded,
+}
+
+/// What free-threaded builds have in addition.
+struct FreeThreaded {
+    /// `PyThreadState.state`, which no version describes: its offset in bytes, the same on all 64-bit
+    /// architectures.
+    attached: u64,
+    /// Whether threads execute copies of the instructions: `tlbc_index` is the eighth word of the block of a
+    /// frame, and `co_tlbc` the eleventh one of that of a code object.
+    has_copies: bool,
+    /// The number of bits of `PyASCIIObject.state.interned`.
+    interned: u8,
 }
 
 fn shape(series: (u8, u8)) -> Option<Shape> {
@@ -44,7 +58,13 @@ fn shape(series: (u8, u8)) -> Option<Shape> {
             thread_id: 24,
             frame: 28,
             code: 34,
+            object: 44,
             unicode: 67,
+            free_threaded: FreeThreaded {
+                attached: 40,
+                has_copies: false,
+                interned: 2,
+            },
         }),
         (3, 14) => Some(Shape {
             gil: 15,
@@ -52,7 +72,13 @@ fn shape(series: (u8, u8)) -> Option<Shape> {
             thread_id: 27,
             frame: 31,
             code: 39,
+            object: 50,
             unicode: 77,
+            free_threaded: FreeThreaded {
+                attached: 44,
+                has_copies: true,
+                interned: 8,
+            },
         }),
         (3, 15) => Some(Shape {
             gil: 15,
@@ -60,7 +86,13 @@ fn shape(series: (u8, u8)) -> Option<Shape> {
             thread_id: 30,
             frame: 39,
             code: 47,
+            object: 58,
             unicode: 89,
+            free_threaded: FreeThreaded {
+                attached: 48,
+                has_copies: true,
+                interned: 8,
+            },
         }),
         _ => None,
     }
@@ -94,9 +126,6 @@ pub(super) fn layout(
         return Err(RuntimeError::new(
             "its debug offsets are those of another version",
         ));
-    }
-    if words[FREE_THREADED] != 0 {
-        return Err(RuntimeError::new("free-threaded builds are not supported"));
     }
     read(&words, &shape, version).map(Some)
 }
@@ -135,13 +164,32 @@ fn impossible(number: u64) -> RuntimeError {
     ))
 }
 
+/// The layout of the strings of these versions: `PyObject`, length, hash and flags, padded, and in
+/// `PyCompactUnicodeObject` two more words.
+fn expected_text(object: ObjectLayout, free_threaded: Option<&FreeThreaded>) -> TextLayout {
+    TextLayout::Unicode {
+        interned: free_threaded.map_or(2, |it| it.interned),
+        ascii: object.size() + 24,
+        other: object.size() + 40,
+    }
+}
+
 fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout, RuntimeError> {
     let runtime = Block::at(words, RUNTIME, MAX_LARGE)?;
     let interpreter = Block::at(words, INTERPRETER, MAX_LARGE)?;
     let thread = Block::at(words, shape.thread, MAX_SMALL)?;
     let frame = Block::at(words, shape.frame, MAX_SMALL)?;
     let code = Block::at(words, shape.code, MAX_SMALL)?;
+    let object_block = Block::at(words, shape.object, MAX_SMALL)?;
     let unicode = Block::at(words, shape.unicode, MAX_SMALL)?;
+    let (object, free_threaded) = match words[FREE_THREADED] {
+        0 => (ObjectLayout::Counted, None),
+        _ => (ObjectLayout::FreeThreaded, Some(&shape.free_threaded)),
+    };
+    if object_block.pointer(1)? != object.object_type() {
+        return Err(RuntimeError::new("its objects have an unknown layout"));
+    }
+    let copies = free_threaded.filter(|it| it.has_copies);
     // An interpreter contains a lock, but may use that of another one.
     let gil = shape.gil - INTERPRETER;
     let lock = interpreter.pointer(gil + 1)?;
@@ -153,11 +201,12 @@ fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout,
         offset.ok_or_else(|| impossible(lock))
     };
     let text = TextLayout::Unicode {
+        interned: free_threaded.map_or(2, |it| it.interned),
         ascii: unicode.words[3],
         // PyUnicodeObject is a PyCompactUnicodeObject and a pointer.
         other: unicode.size - 8,
     };
-    if text != TextLayout::of((3, 13)) {
+    if text != expected_text(object, free_threaded) {
         return Err(RuntimeError::new("its strings have an unknown layout"));
     }
     Ok(Layout {
@@ -176,16 +225,24 @@ fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout,
             interpreter: thread.pointer(3)?,
             frame: TopFrame::Direct(thread.pointer(4)?),
             id: thread.pointer(shape.thread_id - shape.thread)?,
+            attached: free_threaded.map(|it| it.attached),
         },
         gil: Gil::OfInterpreter {
             gil: interpreter.pointer(gil)?,
             locked: of_lock(3)?,
             last_holder: of_lock(4)?,
+            // Unlike the others, this one is counted from the lock itself.
+            enabled: match free_threaded.map(|_| interpreter.words[gil + 2]) {
+                Some(offset) if offset >= MAX_SMALL => return Err(impossible(offset)),
+                enabled => enabled,
+            },
         },
+        object,
         frame: FrameOffsets {
             previous: frame.pointer(1)?,
             code: frame.pointer(2)?,
             instruction: Instruction::Address(frame.pointer(3)?),
+            copy: copies.map(|_| frame.field(7, 4)).transpose()?,
             end: CallEnd::Shim {
                 owner: frame.field(5, 1)?,
                 // FRAME_OWNED_BY_CSTACK; from 3.14 on FRAME_OWNED_BY_INTERPRETER.
@@ -200,6 +257,7 @@ fn read(words: &[u64; WORDS], shape: &Shape, version: Version) -> Result<Layout,
             first_line: code.field(5, 4)?,
             line_format: LineFormat::Locations,
             instructions: Some(code.pointer(9)?),
+            copies: copies.map(|_| code.pointer(10)).transpose()?,
             is_numbered: true,
             changing_words: 0,
         },

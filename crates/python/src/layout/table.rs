@@ -2,7 +2,7 @@
 
 use super::{
     CallEnd, CodeOffsets, FrameOffsets, Gil, Instruction, InterpreterOffsets, Layout, LineFormat,
-    RuntimeOffsets, TextLayout, ThreadOffsets, TopFrame,
+    ObjectLayout, RuntimeOffsets, TextLayout, ThreadOffsets, TopFrame,
 };
 use crate::version::Version;
 
@@ -81,6 +81,7 @@ fn build(row: &Row, version: Version) -> Option<Layout> {
                 current: get("_PyCFrame.current_frame")?,
             },
         },
+        attached: None,
     };
     Some(Layout {
         version,
@@ -100,8 +101,10 @@ fn build(row: &Row, version: Version) -> Option<Layout> {
                 gil,
                 locked: get("gil.locked")?,
                 last_holder: get("gil.last_holder")?,
+                enabled: None,
             },
         },
+        object: ObjectLayout::Counted,
         frame: frame(row, series)?,
         code: CodeOffsets {
             filename: get("PyCodeObject.co_filename")?,
@@ -117,6 +120,7 @@ fn build(row: &Row, version: Version) -> Option<Layout> {
                 _ => LineFormat::Locations,
             },
             instructions: get("PyCodeObject.co_code_adaptive"),
+            copies: None,
             is_numbered: series >= (3, 12),
             // Include/cpython/code.h: `co_zombieframe` and `co_weakreflist`; in 3.11 `co_warmup`.
             changing_words: match series {
@@ -148,6 +152,7 @@ fn frame(row: &Row, series: (u8, u8)) -> Option<FrameOffsets> {
                     _ => None,
                 },
             },
+            copy: None,
             end: CallEnd::Every,
         });
     }
@@ -164,6 +169,7 @@ fn frame(row: &Row, series: (u8, u8)) -> Option<FrameOffsets> {
         previous: get("_PyInterpreterFrame.previous")?,
         code: get("_PyInterpreterFrame.f_code")?,
         instruction: Instruction::Address(get("_PyInterpreterFrame.prev_instr")?),
+        copy: None,
         end,
     })
 }

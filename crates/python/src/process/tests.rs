@@ -46,6 +46,7 @@ impl Made {
             gil,
             locked,
             last_holder,
+            ..
         } = layout.gil
         else {
             panic!("{layout:?}")

@@ -26,7 +26,7 @@ impl Memory for Counted<'_> {
 /// Each read is a system call.
 #[test]
 fn a_thousand_thread_states_are_listed_with_sixty_reads() {
-    for version in ["2.7", "3.9", "3.11", "3.12", "3.13", "3.15"] {
+    for version in ["2.7", "3.9", "3.11", "3.12", "3.13", "3.13t", "3.15"] {
         for interpreter in Interpreter::with_version(version) {
             let target = Target::spawn(interpreter.command("crowd.py").arg("1000"));
             let states = target
@@ -61,8 +61,14 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
             let (took, reads) = (begin.elapsed(), memory.reads.get());
             let listed = list.by_thread.values().flatten().map(|it| it.address);
             assert_eq!(listed.collect::<BTreeSet<_>>(), expected, "{interpreter:?}");
-            eprintln!("{}: {reads} reads, {took:?}", interpreter.version);
-            assert!(reads <= 60, "{interpreter:?}: {reads}");
+            eprintln!("{interpreter}: {reads} reads, {took:?}");
+            // Without a GIL, a thread state contains the allocator's heaps: 16 KiB.
+            let limit = if interpreter.is_free_threaded {
+                400
+            } else {
+                60
+            };
+            assert!(reads <= limit, "{interpreter:?}: {reads}");
             // It is not read again for each thread.
             let variables = Variables {
                 own: None,
@@ -80,7 +86,7 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
                 );
             }
             let reads = memory.reads.get();
-            assert!(reads <= 60 + 10 * 1000, "{interpreter:?}: {reads}");
+            assert!(reads <= limit + 10 * 1000, "{interpreter:?}: {reads}");
         }
     }
 }

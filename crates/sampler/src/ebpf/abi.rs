@@ -121,7 +121,7 @@ pub(crate) struct StepKey {
 unsafe impl Pod for StepKey {}
 
 /// A step's configuration for a process, in the step's own layout (`STEP_CONFIGURATION_SIZE`).
-pub(crate) type StepConfiguration = [u8; 256];
+pub(crate) type StepConfiguration = [u8; 320];
 
 /// `struct wanted`.
 #[repr(C)]
