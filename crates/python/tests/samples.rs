@@ -1,5 +1,6 @@
 //! Samples of a program whose stacks are known.
 
+use std::collections::HashMap;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -64,6 +65,16 @@ fn record(
     count: usize,
     without_ebpf: bool,
 ) -> Option<(Catalog, Vec<Sample>)> {
+    let is_enough = |_: &Catalog, samples: &[Sample]| samples.len() >= count;
+    record_until(pid, frequency, without_ebpf, is_enough)
+}
+
+fn record_until(
+    pid: i32,
+    frequency: u32,
+    without_ebpf: bool,
+    is_enough: impl Fn(&Catalog, &[Sample]) -> bool,
+) -> Option<(Catalog, Vec<Sample>)> {
     let mut options = Options::new(Targets::Processes(vec![pid]));
     options.frequency = frequency;
     options.without_ebpf = without_ebpf;
@@ -75,7 +86,7 @@ fn record(
     })?;
     let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
     let begin = Instant::now();
-    while samples.len() < count {
+    while !is_enough(&catalog, &samples) {
         assert!(begin.elapsed() < TIMEOUT, "{} samples", samples.len());
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
@@ -157,6 +168,23 @@ fn samples_by_ptrace_have_them_too() {
     }
 }
 
+/// Samples a process until each of two threads has been sampled often.
+fn record_both(pid: i32) -> Option<(Catalog, Vec<Sample>)> {
+    record_until(pid, 999, false, |catalog, samples| {
+        let mut counts = HashMap::<i32, usize>::new();
+        for sample in samples {
+            *counts
+                .entry(catalog.thread_facts(sample.thread).tid)
+                .or_default() += 1;
+        }
+        counts
+            .values()
+            .filter(|count| **count >= SAMPLES / 2)
+            .count()
+            >= 2
+    })
+}
+
 /// A sample's thread, whether it held the GIL if there is one, and its named frames, outermost first.
 type Named<'c> = (i32, Option<bool>, Vec<&'c NamedFrame>);
 
@@ -185,7 +213,7 @@ fn threads_that_execute_python_at_the_same_time_have_their_own_functions() {
                 (words[1].parse::<i32>().unwrap(), words[2])
             });
             let threads: Vec<(i32, &str)> = threads.collect();
-            let Some((catalog, samples)) = record(target.pid(), 999, SAMPLES, false) else {
+            let Some((catalog, samples)) = record_both(target.pid()) else {
                 return;
             };
             let mut counts = [0, 0];
@@ -235,7 +263,7 @@ fn samples_of_copies_of_the_instructions_have_the_lines_of_these() {
         for has_gil in [false, true] {
             let mut command = Command::new(&program);
             let target = Target::spawn(command.args(has_gil.then_some("gil")));
-            let Some((catalog, samples)) = record(target.pid(), 999, SAMPLES, false) else {
+            let Some((catalog, samples)) = record_both(target.pid()) else {
                 return;
             };
             // The state of the first thread, which holds the GIL, has the lower address.

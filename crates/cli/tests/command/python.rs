@@ -186,7 +186,9 @@ const WAITING_FRAME: &str = "[waiting for the GIL]";
 
 /// The samples of a program, and the summary of the recording.
 fn record_locked(interpreter: &Interpreter, further: &[&str]) -> (Vec<LockedSample>, Value) {
-    let target = interpreter.start("locked.py");
+    let mut command = interpreter.command("locked.py");
+    // Free-threaded builds have one then.
+    let target = Target::spawn(command.env("PYTHON_GIL", "1"));
     let scratch = Scratch::new("gil");
     let (pid, path) = (target.pid().to_string(), scratch.path("a.otlp"));
     let mut arguments = vec!["record", "-p", &pid, "-o", &path, "--json", "-F", "999"];
@@ -206,7 +208,7 @@ fn record_locked(interpreter: &Interpreter, further: &[&str]) -> (Vec<LockedSamp
 #[test]
 fn samples_say_who_holds_the_gil_and_who_waits_for_it() {
     // Those of 3.11 to 3.15 that Debian builds have no symbols but the exported ones.
-    let versions = ["3.12", "3.8", "3.11", "3.14", "3.15"];
+    let versions = ["3.12", "3.8", "3.11", "3.13t", "3.14", "3.15"];
     let by_ebpf = versions.into_iter().map(|version| (version, &[][..]));
     for (version, further) in by_ebpf.chain([("3.12", &["--ptrace"][..])]) {
         let Some(interpreter) = Interpreter::with_version(version).into_iter().next() else {
@@ -369,10 +371,17 @@ fn a_recording_of_what_holds_the_gil_accounts_for_the_rest() {
 
 #[test]
 fn a_recording_of_what_holds_the_gil_says_if_there_is_no_interpreter() {
+    let target = crate::target::Target::start("busy");
+    check_without_gil(target.pid());
+    for interpreter in Interpreter::with_version("3.13t") {
+        check_without_gil(interpreter.start("parallel.py").pid());
+    }
+}
+
+fn check_without_gil(pid: i32) {
     let scratch = Scratch::new("gil-none");
     let path = scratch.path("a.otlp");
-    let target = crate::target::Target::start("busy");
-    let pid = target.pid().to_string();
+    let pid = pid.to_string();
     let answer = given_time(|seconds| {
         let arguments = ["record", "-p", &pid, "--gil", "-o", &path, "-d", seconds];
         let answer = otelctx(&arguments).expect(0);
