@@ -112,3 +112,36 @@ fn text(memory: &dyn Memory, layout: TextLayout, address: u64, hash: u64) -> u64
     let words = words.iter().map(|word| u64::from_ne_bytes(*word));
     words.fold(mix(hash, length), mix)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use otelctx_fixtures::python::Interpreter;
+    use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
+
+    use super::*;
+    use crate::find;
+
+    #[test]
+    fn a_code_object_that_was_freed_is_not_alive() {
+        for version in ["3.6", "3.9", "3.12", "3.13", "3.13t", "3.14", "3.15"] {
+            for interpreter in Interpreter::with_version(version) {
+                let target = interpreter.start("dropped.py");
+                let words = target.lines[0].split(' ').skip(1);
+                let address = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16);
+                let codes: Vec<u64> = words.map(|word| address(word).unwrap()).collect();
+                let process = Process::open(target.pid()).unwrap();
+                let memory = process.memory().unwrap();
+                let process = LiveProcess::new(&process, &memory);
+                let files = FileCache::default();
+                let modules = Modules::read(&process, &files).unwrap();
+                let found = find::find(&process, &modules, &files, &Arc::default());
+                let layout = found.unwrap().unwrap().layout;
+                let is_alive = |code| Identity::read(&process, &layout, code).unwrap().is_alive;
+                let alive = codes.into_iter().map(is_alive);
+                assert_eq!(alive.collect::<Vec<_>>(), [false, true], "{interpreter}");
+            }
+        }
+    }
+}
