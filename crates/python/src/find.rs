@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
+use otelctx_reader::remote::tls::{self, Place};
 use otelctx_reader::remote::{FileCache, LoadedModule, Machine, Modules, Target};
 use otelctx_reader::runtime::RuntimeError;
 
@@ -52,7 +53,7 @@ pub(crate) fn find(
             Variables {
                 interpreters: at(offsets.interpreters),
                 current: offsets.current.map(at),
-                own: module.own_state(files, offsets.tss_key.map(at)),
+                own: module.own_state(version, files, offsets.tss_key.map(at)),
             }
         }
         _ => Variables {
@@ -61,7 +62,7 @@ pub(crate) fn find(
             own: match version.series() {
                 // Its keys are those of a list of its own.
                 (2, _) => None,
-                _ => module.own_state(files, None),
+                _ => module.own_state(version, files, None),
             },
         },
     };
@@ -187,11 +188,26 @@ impl<'s> Symbols<'s> {
 
     /// Where threads store their thread states. `known` is the address of the `Py_tss_t` by the
     /// layout, which may differ between versions with the same minor number.
-    fn own_state(&self, files: &FileCache, known: Option<u64>) -> Option<OwnState> {
+    fn own_state(
+        &self,
+        version: Version,
+        files: &FileCache,
+        known: Option<u64>,
+    ) -> Option<OwnState> {
         let getter = self.getter("PyGILState_GetThisThreadState");
         let getter = getter.unwrap_or_default();
         if let Some(Returned::ThreadLocal(offset)) = getter.result {
             return Some(OwnState::ThreadLocal(offset));
+        }
+        // There is no key any more. In a shared library, the function calls the dynamic linker.
+        if version.series() >= (3, 15) {
+            let variable = tls::resolve(self.target, files, "_Py_tss_gilstate").ok()?;
+            let mut variables = variable.variables.iter();
+            let own = variables.find(|variable| variable.module == self.module.name)?;
+            return match own.place() {
+                Place::Static(offset) => Some(OwnState::ThreadLocal(offset)),
+                Place::Dynamic { .. } => None,
+            };
         }
         let address = used_key(&getter).or_else(|| Some(known?.wrapping_add(TSS_KEY)))?;
         let libraries = Modules::read_named(self.target, files, &is_c_library).ok()?;

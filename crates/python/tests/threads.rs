@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use otelctx_fixtures::python::{Interpreter, free_threaded_program};
+use otelctx_fixtures::python::{Interpreter, free_threaded_program, program_with_shared_python};
 use otelctx_fixtures::{Compiler, CoreDirectory, Target, copy_program};
 use otelctx_python::Python;
 use otelctx_reader::format::process_context::{Attributes, Value};
@@ -446,6 +446,29 @@ fn threads_that_execute_copies_of_the_instructions_have_the_lines_of_these() {
                 [None; 2]
             };
             assert_eq!(gil, expected, "{series}");
+        }
+    }
+}
+
+/// 3.15 stores it in a thread-local variable, which functions of a shared library get to in two ways.
+#[test]
+fn a_thread_state_in_a_variable_of_a_shared_library_is_found() {
+    for dialect in ["gnu", "gnu2"] {
+        let directory = CoreDirectory::new();
+        let Some(mut program) = program_with_shared_python(dialect, directory.path()) else {
+            return;
+        };
+        let target = Target::spawn(&mut program);
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        assert_eq!(target.lines.len(), 2);
+        for line in &target.lines {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [_, tid, state, ..] = words[..] else {
+                panic!("{line}")
+            };
+            let thread = read(&mut process, tid.parse().unwrap());
+            assert_eq!(fact(&thread.facts, "thread_state"), &state.into());
+            assert_eq!(fact(&thread.facts, "source"), &"tss".into(), "{dialect}");
         }
     }
 }
