@@ -62,7 +62,7 @@ fuzz_target!(|data: &[u8]| {
         name: "toy",
         process: Ok(toy),
     };
-    for reading in process.tasks(&[present]) {
+    for reading in process.tasks(&[present], None) {
         let Ok(tasks) = reading.tasks else { continue };
         assert!(tasks.len() <= MAX_TASKS);
         let frames = || tasks.iter().flat_map(|task| &task.frames);

@@ -270,7 +270,7 @@ fn line_table(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<Vec<
 }
 
 /// A string object, or its first `limit` characters.
-fn text(
+pub(crate) fn text(
     memory: &dyn Memory,
     layout: &Layout,
     address: u64,

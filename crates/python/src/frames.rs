@@ -264,26 +264,7 @@ fn read(
     address: u64,
 ) -> Result<Step, RuntimeError> {
     let frame = &layout.frame;
-    let (at, traced) = match frame.instruction {
-        Instruction::Last { at, traced, .. } => (at, traced),
-        Instruction::Address(at) => (at, None),
-    };
-    let mark = match frame.end {
-        CallEnd::Every => at,
-        CallEnd::Flag { owner, .. } | CallEnd::Shim { owner, .. } => owner,
-    };
-    let (trace, traced_line) = traced.unwrap_or((at, at));
-    let copy = frame.copy.unwrap_or(at);
-    let fields = [
-        frame.previous,
-        frame.code,
-        at,
-        mark,
-        trace,
-        traced_line,
-        copy,
-    ];
-    let structure = Structure::read(memory, address, &fields)?;
+    let structure = Structure::read(memory, address, &fields(layout))?;
     let previous = structure.pointer(frame.previous);
     let (ends_call, is_generator) = match frame.end {
         CallEnd::Every => (true, false),
@@ -311,10 +292,43 @@ fn read(
             (false, structure.byte(owner) == OWNED_BY_GENERATOR)
         }
     };
+    Ok(Step {
+        frame: Some(function_of(memory, layout, codes, &structure)?),
+        ends_call,
+        is_generator,
+        previous,
+    })
+}
+
+/// The function of a frame that no thread may have: one of a suspended generator.
+///
+/// # Errors
+/// If there is no frame.
+pub(crate) fn function(
+    memory: &dyn Memory,
+    layout: &Layout,
+    codes: &mut Codes,
+    address: u64,
+) -> Result<NamedFrame, RuntimeError> {
+    let structure = Structure::read(memory, address, &fields(layout))?;
+    function_of(memory, layout, codes, &structure)
+}
+
+/// The function of a frame, which was read up to the ends of [`fields`].
+fn function_of(
+    memory: &dyn Memory,
+    layout: &Layout,
+    codes: &mut Codes,
+    structure: &Structure,
+) -> Result<NamedFrame, RuntimeError> {
+    let frame = &layout.frame;
     let code_address = structure.pointer(frame.code) & !TAG;
     let code = codes.get(memory, layout, code_address)?;
     let line = match frame.instruction {
-        Instruction::Last { .. } if traced.is_some() && structure.pointer(trace) != 0 => {
+        Instruction::Last {
+            traced: Some((trace, traced_line)),
+            ..
+        } if structure.pointer(trace) != 0 => {
             u32::try_from(structure.int(traced_line)).unwrap_or(0)
         }
         Instruction::Last { at, unit, .. } => {
@@ -329,12 +343,31 @@ fn read(
             )
         }
     };
-    Ok(Step {
-        frame: Some(named(&code, line)),
-        ends_call,
-        is_generator,
-        previous,
-    })
+    Ok(named(&code, line))
+}
+
+/// The offsets of what is needed of a frame.
+fn fields(layout: &Layout) -> [u64; 7] {
+    let frame = &layout.frame;
+    let (at, traced) = match frame.instruction {
+        Instruction::Last { at, traced, .. } => (at, traced),
+        Instruction::Address(at) => (at, None),
+    };
+    let mark = match frame.end {
+        CallEnd::Every => at,
+        CallEnd::Flag { owner, .. } | CallEnd::Shim { owner, .. } => owner,
+    };
+    let (trace, traced_line) = traced.unwrap_or((at, at));
+    let copy = frame.copy.unwrap_or(at);
+    [
+        frame.previous,
+        frame.code,
+        at,
+        mark,
+        trace,
+        traced_line,
+        copy,
+    ]
 }
 
 /// Where the instructions of a code object are: in the object, or the copy with this number, see

@@ -23,6 +23,7 @@ mod lines;
 mod process;
 mod step;
 mod structure;
+mod tasks;
 mod threads;
 mod version;
 

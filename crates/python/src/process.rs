@@ -1,12 +1,12 @@
 //! CPython in one process.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::{Memory, Target};
 use otelctx_reader::runtime::{
-    Gil, KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView,
+    Gil, KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, Task, ThreadView,
 };
 use otelctx_reader::sample::Found;
 
@@ -14,6 +14,7 @@ use crate::code::Codes;
 use crate::frames;
 use crate::layout::{Layout, ObjectLayout};
 use crate::step::Part;
+use crate::tasks;
 use crate::threads::{self, KnownStates, Resolved, Variables};
 use crate::version::Version;
 
@@ -77,6 +78,17 @@ impl RuntimeProcess for PythonProcess {
             gil: self.gil(resolved.holding.gil),
             facts: facts(&resolved),
         }))
+    }
+
+    fn tasks(
+        &self,
+        target: &dyn Target,
+        visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+    ) -> Result<(), RuntimeError> {
+        let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
+        let interpreters = self.variables.interpreters;
+        let (version, layout) = (self.version, &self.layout);
+        tasks::visit(target, version, layout, &mut codes, interpreters, visit)
     }
 
     fn kernel_step(&self) -> Option<&KernelStep> {

@@ -47,6 +47,8 @@ pub struct Options {
     pub any_schema: bool,
     /// The language runtimes to read in addition to native contexts. None by default.
     pub runtimes: Runtimes,
+    /// Also read the tasks of runtimes of which a thread can be read without stopping the process.
+    pub tasks: bool,
 }
 
 impl Default for Options {
@@ -61,6 +63,7 @@ impl Default for Options {
             deadline: None,
             any_schema: false,
             runtimes: Runtimes::default(),
+            tasks: false,
         }
     }
 }

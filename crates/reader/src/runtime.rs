@@ -14,7 +14,7 @@ use std::fmt;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use otelctx_format::process_context::Attributes;
+use otelctx_format::process_context::{Attributes, Value};
 use otelctx_format::record::Context;
 use otelctx_remote::{CodeLayout, FileCache, MemoryError, Modules, Target};
 use otelctx_sample::{Found, Frame, FrameKind, GilState, NamedFrame};
@@ -76,10 +76,12 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
 
     /// Calls `visit` with each context that no thread is executing now (suspended tasks, parked
     /// goroutines) until it breaks: the caller limits their number and memory, and the time. Only
-    /// called if [`Self::scope`] is the process, which is stopped, and for core files.
+    /// called if [`Self::scope`] is the process, or [`Options::tasks`](crate::Options::tasks) is set: the
+    /// process is stopped, but for threads that sleep, or is a core file.
     ///
     /// # Errors
-    /// If memory cannot be read, or is inconsistent.
+    /// If memory cannot be read, or is inconsistent. Tasks that were visited before count: only others
+    /// are missing then.
     fn tasks(
         &self,
         target: &dyn Target,
@@ -254,16 +256,37 @@ impl Gil {
 
 /// A context that no thread is executing now, and where its task will resume.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Task {
     /// The runtime's number for the task.
     pub id: u64,
     /// What it is working on.
     pub context: Found<Context>,
+    /// The address of the native record (OTEP 4947) that threads publish while they execute the task. If
+    /// there is one, the reader decodes it, and it is `context`.
+    pub record: Option<u64>,
+    /// Other facts about the task: its name, its state, what it waits for.
+    pub facts: Attributes,
     /// Its frames, innermost first.
     pub frames: Vec<NamedFrame>,
+    /// Whether frames are missing.
+    pub is_truncated: bool,
 }
 
 impl Task {
+    /// Creates a task without frames, which publishes nothing.
+    #[must_use]
+    pub const fn new(id: u64) -> Self {
+        Self {
+            id,
+            context: Found::NotPublished,
+            record: None,
+            facts: Vec::new(),
+            frames: Vec::new(),
+            is_truncated: false,
+        }
+    }
+
     /// About how many bytes it takes.
     pub(crate) fn memory(&self) -> usize {
         let context = self.context.attached().map_or(0, |context| {
@@ -271,7 +294,14 @@ impl Task {
             texts.map(|(key, value)| 48 + key.len() + value.len()).sum()
         });
         let frames = self.frames.iter().map(NamedFrame::memory);
-        size_of::<Self>() + context + frames.sum::<usize>()
+        let facts = self.facts.iter().map(|(key, value)| {
+            let value = match value {
+                Value::String(text) => text.len(),
+                _ => 0,
+            };
+            size_of::<(String, Value)>() + key.len() + value
+        });
+        size_of::<Self>() + context + frames.sum::<usize>() + facts.sum::<usize>()
     }
 }
 

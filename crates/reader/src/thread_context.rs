@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use otelctx_format::record::{self, Context};
 use otelctx_format::{KeyMap, KeyMapError, SYMBOL, Schema};
 use otelctx_remote as remote;
-use otelctx_sample::Found;
+use otelctx_sample::{Found, ReadStep};
 use remote::threads::Batch;
 use remote::tls::{Resolution, TlsVariable};
 use remote::{Memory, MemoryError, Stopped};
@@ -495,6 +495,24 @@ impl ThreadVariables {
             }
         }
         fallback
+    }
+
+    /// Reads and decodes the record at an address, which a runtime has found.
+    pub(crate) fn record_at(
+        &self,
+        memory: &dyn Memory,
+        record: u64,
+        process: &Process,
+    ) -> Found<Context> {
+        let options = process.options();
+        let size = options
+            .max_record
+            .clamp(record::HEADER_SIZE, record::MAX_SIZE);
+        let mut buffer = vec![0; size];
+        match read_record(memory, record, &mut buffer) {
+            Ok(size) => self.decode(Some(&buffer[..size]), || process.newer_keys()),
+            Err(_) => Found::Unreadable(ReadStep::Record),
+        }
     }
 
     /// Whether the modules of the variables are unchanged according to the dynamic linker (glibc):

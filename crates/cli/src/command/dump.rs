@@ -42,6 +42,7 @@ Examples:
   otelctx dump 4711 --json | jq '.threads[].context.trace_id'
   otelctx dump 4711 --no-stop            read the threads while they run
   otelctx dump 4711 --stacks             also show the stack of each thread
+  otelctx dump 4711 --tasks              also show the tasks that no thread executes
   otelctx dump --all | jq -r '.pid, .threads[]?.context.trace_id'
   otelctx dump --core core.4711          the trace of each thread when the process crashed
   otelctx dump --core core.4711 --sysroot ./files-of-that-machine")]
@@ -55,6 +56,11 @@ pub(crate) struct Arguments {
     /// Read a core file instead of a process
     #[arg(long, value_name = "FILE")]
     core: Option<PathBuf>,
+    /// Also show suspended tasks, such as those of Python's asyncio: what each awaits, and its context.
+    /// Stops the whole process, but for threads that sleep in a system call whose timeout a stop would
+    /// restart
+    #[arg(long)]
+    tasks: bool,
     /// Directory with the files that the process had mapped, if they are not on this machine: at their
     /// paths or by build ID
     #[arg(
@@ -105,6 +111,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     options.max_record = arguments.record_size as usize;
     options.any_schema = arguments.force;
     options.never_stop = arguments.no_stop;
+    options.tasks = arguments.tasks;
     // Before anything else: without eBPF, --no-stop must fail and not fall back to stopping threads.
     let snapshots = arguments.no_stop.then(|| {
         let loaded = Snapshots::load(options.max_record);

@@ -27,6 +27,7 @@ mod stacks;
 mod suspended;
 mod symbolize;
 mod target;
+mod tasks;
 mod terminal;
 mod top;
 mod unprivileged;

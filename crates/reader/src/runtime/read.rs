@@ -11,7 +11,7 @@ use super::{
     Chosen, MAX_TASK_BYTES, MAX_TASKS, Present, RuntimeError, RuntimeProcess, RuntimeReading,
     Scope, Task, ThreadView, choose,
 };
-use crate::{Error, Process, StopReason, Thread};
+use crate::{Error, Process, StopReason, Thread, ThreadSupport};
 
 /// A reading of a thread at one moment.
 #[derive(Debug)]
@@ -50,6 +50,8 @@ pub struct TaskReading {
     pub name: &'static str,
     /// Its tasks, or why they could not be read.
     pub tasks: Result<Vec<Task>, RuntimeError>,
+    /// Why other tasks than these could not be read.
+    pub missing: Option<RuntimeError>,
     /// There are more tasks than were kept: more than [`MAX_TASKS`] or [`MAX_TASK_BYTES`], or the
     /// deadline passed.
     pub is_truncated: bool,
@@ -61,16 +63,25 @@ impl TaskReading {
         Self {
             name,
             tasks: Err(RuntimeError::new(why)),
+            missing: None,
             is_truncated: false,
         }
     }
 
-    fn of(name: &'static str, process: &dyn RuntimeProcess, target: &dyn Target) -> Self {
+    fn of(
+        name: &'static str,
+        process: &dyn RuntimeProcess,
+        target: &dyn Target,
+        decode: &mut dyn FnMut(u64) -> Found<Context>,
+    ) -> Self {
         let mut tasks = Vec::new();
         let mut bytes = 0;
         let mut is_truncated = false;
         let is_late = || target.deadline().is_some_and(|end| Instant::now() >= end);
-        let visited = process.tasks(target, &mut |task| {
+        let visited = process.tasks(target, &mut |mut task| {
+            if let Some(record) = task.record {
+                task.context = decode(record);
+            }
             bytes += task.memory();
             is_truncated = tasks.len() == MAX_TASKS || bytes > MAX_TASK_BYTES || is_late();
             if is_truncated {
@@ -79,9 +90,14 @@ impl TaskReading {
             tasks.push(task);
             ControlFlow::Continue(())
         });
+        let (tasks, missing) = match visited {
+            Err(error) if tasks.is_empty() => (Err(error), None),
+            visited => (Ok(tasks), visited.err()),
+        };
         Self {
             name,
-            tasks: visited.map(|()| tasks),
+            tasks,
+            missing,
             is_truncated,
         }
     }
@@ -100,16 +116,6 @@ pub fn scope(runtimes: &[Present]) -> Scope {
     }
 }
 
-/// Reads the tasks of runtimes whose scope is the process.
-fn tasks(target: &dyn Target, runtimes: &[Present]) -> Vec<TaskReading> {
-    let read = |present: &Present| {
-        let process = present.process.as_ref().ok()?;
-        let is_whole = process.scope() == Scope::Process;
-        is_whole.then(|| TaskReading::of(present.name, &**process, target))
-    };
-    runtimes.iter().filter_map(read).collect()
-}
-
 fn not_published(result: Result<Found<Context>, Error>) -> Result<Found<Context>, Error> {
     match result {
         Err(error) if error.found::<()>() == Found::NotPublished => Ok(Found::NotPublished),
@@ -118,11 +124,26 @@ fn not_published(result: Result<Found<Context>, Error>) -> Result<Found<Context>
 }
 
 impl Process {
-    /// Reads the tasks of its runtimes. The process must be stopped if it is running.
+    /// Reads the tasks of its runtimes whose scope is the process, or of all with [`Options::tasks`].
+    /// Threads of a running process must be stopped or asleep. Without `support`, records of tasks count
+    /// as not published.
+    ///
+    /// [`Options::tasks`]: crate::Options::tasks
     #[must_use]
-    pub fn tasks(&self, runtimes: &[Present]) -> Vec<TaskReading> {
-        let target = self.as_target();
-        target.map_or_else(Vec::new, |target| tasks(&*target, runtimes))
+    pub fn tasks(&self, runtimes: &[Present], support: Option<&ThreadSupport>) -> Vec<TaskReading> {
+        let Some(target) = self.as_target() else {
+            return Vec::new();
+        };
+        let mut decode = |record| match support {
+            Some(ThreadSupport::Readable(variables)) => variables.record_at(&*target, record, self),
+            _ => Found::NotPublished,
+        };
+        let read = |present: &Present| {
+            let process = present.process.as_ref().ok()?;
+            let is_read = self.options().tasks || process.scope() == Scope::Process;
+            is_read.then(|| TaskReading::of(present.name, &**process, &*target, &mut decode))
+        };
+        runtimes.iter().filter_map(read).collect()
     }
 }
 
@@ -227,11 +248,8 @@ mod tests {
                 function,
                 ..NamedFrame::default()
             };
-            let task = Task {
-                id: 1,
-                context: Found::Detached,
-                frames: vec![frame],
-            };
+            let mut task = Task::new(1);
+            task.frames = vec![frame];
             while visit(task.clone()).is_continue() {}
             Ok(())
         }
@@ -244,7 +262,7 @@ mod tests {
             name: "endless",
             process: Ok(std::sync::Arc::new(Endless { bytes_of_a_name })),
         };
-        let readings = process.tasks(&[present]);
+        let readings = process.tasks(&[present], None);
         let [reading] = &readings[..] else {
             panic!("{readings:?}")
         };

@@ -185,7 +185,13 @@ impl Inspection {
         let runtimes = match threads.first() {
             Some(thread) if !present.is_empty() => {
                 let process = thread.process();
-                Some(runtimes::Reader::start(process, present, until.threads)?)
+                let support = support.clone();
+                Some(runtimes::Reader::start(
+                    process,
+                    support,
+                    present,
+                    until.threads,
+                )?)
             }
             _ => None,
         };

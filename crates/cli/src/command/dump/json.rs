@@ -1,5 +1,6 @@
 //! The report as JSON (docs/json.md).
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
 use otelctx_reader::format::record::{Context, Skipped};
@@ -38,7 +39,13 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
     let conflicts = report.runtimes.conflicts;
     let present = &*report.runtimes.present;
     let tasks = &report.runtimes.tasks;
-    let truncated = tasks.iter().filter(|reading| reading.is_truncated);
+    let truncated = tasks
+        .iter()
+        .filter(|reading| reading.is_truncated || reading.missing.is_some());
+    let missing = tasks.iter().filter_map(|reading| {
+        let missing = reading.missing.as_ref()?;
+        Some((reading.name, missing.to_string()))
+    });
     DumpJson {
         pid: report.pid,
         comm: lossy(&report.comm),
@@ -60,6 +67,7 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         threads: ThreadsJson(report),
         tasks: (!tasks.is_empty()).then_some(TasksJson(tasks)),
         tasks_truncated: truncated.map(|reading| reading.name).collect(),
+        tasks_missing: missing.collect(),
     }
 }
 
@@ -105,6 +113,8 @@ struct DumpJson<'r> {
     tasks: Option<TasksJson<'r>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tasks_truncated: Vec<&'static str>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    tasks_missing: BTreeMap<&'static str, String>,
 }
 
 #[derive(Serialize)]

@@ -9,12 +9,13 @@ use std::time::Instant;
 use otelctx_reader::format::process_context::Attributes;
 use otelctx_reader::format::record::Context;
 use otelctx_reader::remote::stop::{Stopped, StoppedProcess};
+use otelctx_reader::remote::threads::ThreadFiles;
 use otelctx_reader::runtime::{
     Present, RuntimeError, RuntimeReading, RuntimeThread, Scope, Task, TaskReading, ThreadState,
     choose, scope,
 };
 use otelctx_reader::sample::{NamedFrame, ReadStep};
-use otelctx_reader::{Error, Found, Process, Thread, remote};
+use otelctx_reader::{Error, Found, Process, Thread, ThreadSupport, remote};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
@@ -40,6 +41,7 @@ pub(super) struct Runtimes {
 /// Reads the threads of a process that contains runtimes.
 pub(super) struct Reader<'p> {
     process: &'p Process,
+    support: Arc<ThreadSupport>,
     present: Arc<[Present]>,
     /// The stopped process, if the runtimes need that.
     stopped: Option<StoppedProcess>,
@@ -49,19 +51,22 @@ impl<'p> Reader<'p> {
     /// Stops the whole process if necessary and permitted.
     pub(super) fn start(
         process: &'p Process,
+        support: Arc<ThreadSupport>,
         present: Arc<[Present]>,
         until: Instant,
     ) -> Result<Self, Error> {
         let options = process.options();
         let timeout = options.stop_timeout;
-        let stopped = match (scope(&present), process.running()) {
-            (Scope::Process, Ok(running)) if !options.never_stop => {
+        let is_whole = options.tasks || scope(&present) == Scope::Process;
+        let stopped = match (is_whole, process.running()) {
+            (true, Ok(running)) if !options.never_stop => {
                 Some(StoppedProcess::stop(running, timeout, until)?)
             }
             _ => None,
         };
         Ok(Self {
             process,
+            support,
             present,
             stopped,
         })
@@ -112,19 +117,42 @@ impl<'p> Reader<'p> {
     }
 
     fn tasks(&self) -> Vec<TaskReading> {
+        let read = || self.process.tasks(&self.present, Some(&self.support));
         let running = self.stopped.as_ref().map(StoppedProcess::running);
         let never = self.process.running().is_ok() && self.process.options().never_stop;
         let why = match running {
             None if never => "the process has to be stopped for that".to_owned(),
-            None | Some([]) => return self.process.tasks(&self.present),
-            Some([(_, why), ..]) => why.to_string(),
+            None | Some([]) => return read(),
+            Some(running @ [(_, why), ..]) => match self.asleep_throughout(running, &read) {
+                Some(tasks) => return tasks,
+                None => why.to_string(),
+            },
         };
+        let is_asked = self.process.options().tasks;
         let failed = |present: &Present| {
             let process = present.process.as_ref().ok()?;
-            let is_whole = process.scope() == Scope::Process;
+            let is_whole = is_asked || process.scope() == Scope::Process;
             is_whole.then(|| TaskReading::failed(present.name, why.clone()))
         };
         self.present.iter().filter_map(failed).collect()
+    }
+
+    /// What `read` returns, if the threads that were not stopped sleep meanwhile: an event loop sleeps in a
+    /// system call whose timeout a stop would restart. `None` if one runs each time.
+    fn asleep_throughout(
+        &self,
+        running: &[(i32, remote::Error)],
+        read: &dyn Fn() -> Vec<TaskReading>,
+    ) -> Option<Vec<TaskReading>> {
+        let would_lengthen =
+            |(_, why): &(i32, remote::Error)| matches!(why, remote::Error::WouldLengthen { .. });
+        if running.len() > MAX_SLEEPING || !running.iter().all(would_lengthen) {
+            return None;
+        }
+        let process = self.process.running().ok()?;
+        let open = |(tid, _): &(i32, remote::Error)| ThreadFiles::open(process, *tid).ok();
+        let mut files: Vec<ThreadFiles> = running.iter().map(open).collect::<Option<_>>()?;
+        (0..MAX_READS).find_map(|_| all_asleep(&mut files, read))
     }
 
     /// Reads `threads` while they sleep, until `until` and up to [`MAX_CONTEXTS`]. Beyond that,
@@ -147,6 +175,19 @@ impl<'p> Reader<'p> {
             present: self.present,
             read,
         }
+    }
+}
+
+/// Maximum number of threads that are not stopped, but have to sleep while tasks are read.
+const MAX_SLEEPING: usize = 64;
+/// Maximum number of times to read tasks, if one of these threads runs each time.
+const MAX_READS: usize = 8;
+
+/// What `read` returns, if all of these threads sleep meanwhile.
+fn all_asleep<T>(threads: &mut [ThreadFiles], read: &dyn Fn() -> T) -> Option<T> {
+    match threads.split_first_mut() {
+        None => Some(read()),
+        Some((first, others)) => first.read_asleep(|| all_asleep(others, read)).ok()??,
     }
 }
 
@@ -340,16 +381,26 @@ impl Serialize for TasksJson<'_> {
 #[derive(Serialize)]
 struct TaskJson<'r> {
     id: u64,
-    context: Option<ContextJson<'r>>,
+    #[serde(flatten)]
+    facts: AttributeMap,
+    context: Option<OrError<ContextJson<'r>>>,
     frames: Vec<FrameJson<'r>>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    truncated: bool,
 }
 
 impl<'r> TaskJson<'r> {
     fn of(task: &'r Task) -> Self {
         Self {
             id: task.id,
-            context: task.context.attached().map(ContextJson::of),
+            facts: AttributeMap(task.facts.clone()),
+            context: match &task.context {
+                Found::Attached(context) => Some(OrError::Value(ContextJson::of(context))),
+                Found::Unreadable(step) => Some(OrError::error(step)),
+                _ => None,
+            },
             frames: task.frames.iter().map(FrameJson::of).collect(),
+            truncated: task.is_truncated,
         }
     }
 }
@@ -401,9 +452,19 @@ pub(super) fn frames(report: &Report) -> String {
         match &reading.tasks {
             Ok(tasks) => {
                 for task in tasks {
-                    let context = context(&task.context);
-                    let _ = write!(text, "\n  task {}  {name}  {context}\n", task.id);
+                    let (context, facts) = (context(&task.context), facts(&task.facts));
+                    let _ = write!(text, "\n  task {}  {name}{facts}  {context}\n", task.id);
                     add_frames(&mut text, task.frames.iter());
+                    if task.is_truncated {
+                        text += "    and more\n";
+                    }
+                }
+                if tasks.is_empty() {
+                    let _ = write!(text, "\n  no tasks of {name}\n");
+                }
+                if let Some(missing) = &reading.missing {
+                    let missing = escape(&missing.to_string());
+                    let _ = write!(text, "\n  other tasks of {name} can't be read: {missing}\n");
                 }
                 if reading.is_truncated {
                     let _ = write!(text, "\n  and more tasks of {name}\n");
@@ -426,6 +487,7 @@ fn facts(facts: &Attributes) -> String {
 fn context(found: &Found<Context>) -> String {
     match found.attached() {
         Some(context) => super::text::context_cells(context).join("  "),
+        None if matches!(found, Found::Unreadable(_)) => "unreadable".to_owned(),
         None => "none attached".to_owned(),
     }
 }

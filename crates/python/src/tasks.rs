@@ -1,0 +1,362 @@
+//! asyncio's tasks: what each awaits, and its context, which no thread has while the task is suspended.
+//!
+//! Only tasks in C are known, and subclasses of them, which is what `asyncio.Task` is. Threads change them
+//! while they hold the GIL, so all of them must be stopped or asleep.
+
+mod context;
+mod coroutine;
+mod layout;
+mod objects;
+
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+
+use otelctx_reader::format::process_context::Value;
+use otelctx_reader::remote::{Memory, Target};
+use otelctx_reader::runtime::{MAX_TASKS, RuntimeError, Task};
+use otelctx_reader::sample::Found as FoundContext;
+
+use self::coroutine::{Chain, Reader};
+use self::layout::{Rings, TaskLayout, WeakSet};
+use self::objects::{Kind, Objects, TYPE};
+use crate::code::Codes;
+use crate::layout::{Layout, ObjectLayout};
+use crate::structure::Structure;
+use crate::version::Version;
+
+/// Maximum number of interpreters, and of thread states of each.
+const MAX_INTERPRETERS: usize = 1024;
+const MAX_THREADS: usize = 16 * 1024;
+/// `md_dict` of a module.
+const MODULE_DICTIONARY: u64 = 16;
+
+/// Calls `visit` with each task until it breaks. `interpreters` is the address of the pointer to the first
+/// interpreter.
+///
+/// # Errors
+/// If tasks cannot be read; all others have been visited.
+pub(crate) fn visit(
+    target: &dyn Target,
+    version: Version,
+    layout: &Layout,
+    codes: &mut Codes,
+    interpreters: u64,
+    visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+) -> Result<(), RuntimeError> {
+    if layout.object != ObjectLayout::Counted {
+        return Err(RuntimeError::new(
+            "where free-threaded builds keep their tasks is not known",
+        ));
+    }
+    let runtime = layout
+        .runtime
+        .map(|offsets| interpreters.wrapping_sub(offsets.interpreters));
+    match layout::find(target, version, runtime)? {
+        Some(found) => visit_all(target, layout, found, codes, interpreters, visit),
+        None => Ok(()),
+    }
+}
+
+/// [`visit`] with a known layout.
+fn visit_all(
+    memory: &dyn Memory,
+    layout: &Layout,
+    found: TaskLayout,
+    codes: &mut Codes,
+    interpreters: u64,
+    visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+) -> Result<(), RuntimeError> {
+    let mut tasks = Tasks {
+        objects: Objects::new(memory, layout, found.task.size),
+        layout,
+        found,
+        codes,
+        missing: Missing::default(),
+        visited: HashSet::new(),
+        running: HashSet::new(),
+    };
+    let first = memory.read_u64(interpreters)?;
+    for interpreter in chain(memory, first, layout.interpreter.next, MAX_INTERPRETERS)? {
+        for place in found.rings.map(Some).into_iter().chain([None]) {
+            let visited = match place {
+                Some(rings) => tasks.in_rings(interpreter, rings, visit),
+                None => tasks.in_set(interpreter, visit),
+            };
+            match visited {
+                Ok(ControlFlow::Break(())) => return Ok(()),
+                Ok(ControlFlow::Continue(())) => {}
+                Err(error) => tasks.missing.add(1, error),
+            }
+        }
+    }
+    tasks.missing.result()
+}
+
+/// The addresses in a list of structures.
+fn chain(
+    memory: &dyn Memory,
+    first: u64,
+    next: u64,
+    limit: usize,
+) -> Result<Vec<u64>, RuntimeError> {
+    let mut all = Vec::new();
+    let mut at = first;
+    while at != 0 {
+        if all.len() == limit {
+            let reason = format!("a list of its interpreters or threads has more than {limit}");
+            return Err(RuntimeError::new(reason));
+        }
+        all.push(at);
+        at = memory.read_u64(at.wrapping_add(next))?;
+    }
+    Ok(all)
+}
+
+/// Tasks that were not visited.
+#[derive(Debug, Default)]
+struct Missing {
+    count: u64,
+    /// Why the first one was not.
+    why: Option<RuntimeError>,
+}
+
+impl Missing {
+    fn add(&mut self, count: u64, why: RuntimeError) {
+        self.count += count;
+        self.why.get_or_insert(why);
+    }
+
+    fn result(self) -> Result<(), RuntimeError> {
+        let Some(why) = self.why else {
+            return Ok(());
+        };
+        Err(match self.count {
+            0 | 1 => why,
+            count => RuntimeError::new(format!("{why}, and {} more like this", count - 1)),
+        })
+    }
+}
+
+/// The tasks of a process.
+struct Tasks<'t> {
+    objects: Objects<'t>,
+    layout: &'t Layout,
+    found: TaskLayout,
+    codes: &'t mut Codes,
+    missing: Missing,
+    /// Tasks that were visited.
+    visited: HashSet<u64>,
+    /// Tasks that threads execute.
+    running: HashSet<u64>,
+}
+
+impl Tasks<'_> {
+    fn memory(&self) -> &dyn Memory {
+        self.objects.memory
+    }
+
+    /// Those of an interpreter from 3.14 on.
+    fn in_rings(
+        &mut self,
+        interpreter: u64,
+        rings: Rings,
+        visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, RuntimeError> {
+        let Rings {
+            interpreter: of_interpreter,
+            thread: of_thread,
+            node,
+            running,
+        } = rings;
+        let first = interpreter.wrapping_add(self.layout.interpreter.threads);
+        let first = self.memory().read_u64(first)?;
+        let threads = chain(self.memory(), first, self.layout.thread.next, MAX_THREADS)?;
+        let mut heads = vec![interpreter.wrapping_add(of_interpreter)];
+        for thread in threads {
+            heads.push(thread.wrapping_add(of_thread));
+            let running = self.memory().read_u64(thread.wrapping_add(running))?;
+            self.running.insert(running);
+        }
+        for head in heads {
+            let mut next = self.memory().read_u64(head)?;
+            // Null before the module is used.
+            while next != head && next != 0 {
+                let task = next.wrapping_sub(node);
+                // Of one that cannot be read, neither can the next be known.
+                if self.objects.kind(task)? != Kind::Task {
+                    let reason = format!("there is no task at {task:#x}");
+                    return Err(RuntimeError::new(reason));
+                }
+                if self.visit(task, visit)?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+                next = self.memory().read_u64(next)?;
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Those of an interpreter up to 3.13, and others than asyncio's own later.
+    fn in_set(
+        &mut self,
+        interpreter: u64,
+        visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, RuntimeError> {
+        let WeakSet {
+            modules,
+            variable,
+            attributes,
+            keys,
+        } = self.found.set;
+        let modules = self.memory().read_u64(interpreter.wrapping_add(modules))?;
+        let Some(module) = self.objects.get(modules, keys, "asyncio.tasks")? else {
+            return Ok(ControlFlow::Continue(()));
+        };
+        self.objects.expect(module, &Kind::Module)?;
+        let globals = module.wrapping_add(MODULE_DICTIONARY);
+        let globals = self.memory().read_u64(globals)?;
+        let Some(set) = self.objects.get(globals, keys, variable)? else {
+            // The module is being imported.
+            return Ok(ControlFlow::Continue(()));
+        };
+        if let Some(current) = self.objects.get(globals, keys, "_current_tasks")? {
+            let running = self.objects.items(current, keys)?;
+            self.running
+                .extend(running.into_iter().map(|(_, task)| task));
+        }
+        let (tasks, unknown) = self.objects.weak_set(set, attributes, keys)?;
+        for task in tasks {
+            if self.visit(task, visit)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        if unknown > 0 {
+            let reason = "a thread was stopped while it changed the set of tasks";
+            self.missing.add(unknown, RuntimeError::new(reason));
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Visits a task, if it is one, and is not done.
+    ///
+    /// # Errors
+    /// If there are too many: a list may have no end.
+    fn visit(
+        &mut self,
+        address: u64,
+        visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, RuntimeError> {
+        if self.visited.len() > MAX_TASKS {
+            let reason = format!("there are more than {MAX_TASKS} tasks");
+            return Err(RuntimeError::new(reason));
+        }
+        if !self.visited.insert(address) {
+            return Err(RuntimeError::new("a list of its tasks does not end"));
+        }
+        match self.read(address) {
+            Ok(Some(task)) => Ok(visit(task)),
+            Ok(None) => Ok(ControlFlow::Continue(())),
+            Err(error) => {
+                self.missing.add(1, error);
+                Ok(ControlFlow::Continue(()))
+            }
+        }
+    }
+
+    /// Reads a task. `None` if it is done, or the reference to it is dead.
+    fn read(&mut self, address: u64) -> Result<Option<Task>, RuntimeError> {
+        let offsets = self.found.task;
+        match self.objects.kind(address)? {
+            Kind::Task => {}
+            Kind::Other(name) if name == "NoneType" => return Ok(None),
+            Kind::Other(name) => {
+                let reason = format!("tasks of the class {name} are not asyncio's own");
+                return Err(RuntimeError::new(reason));
+            }
+            _ => {
+                return Err(RuntimeError::new(format!(
+                    "there is no task at {address:#x}"
+                )));
+            }
+        }
+        let fields = [
+            0,
+            offsets.state,
+            offsets.waiter,
+            offsets.coroutine,
+            offsets.context,
+        ];
+        let structure = Structure::read(self.memory(), address, &fields)?;
+        // Of a freed object, the memory may still be there. Without a coroutine, it was just created.
+        let coroutine = structure.pointer(offsets.coroutine);
+        if structure.pointer(0) == 0 || structure.int(offsets.state) != 0 || coroutine == 0 {
+            return Ok(None);
+        }
+        let is_running = self.running.contains(&address);
+        let mut reader = Reader {
+            objects: &mut self.objects,
+            layout: self.layout,
+            generator: self.found.generator,
+            codes: self.codes,
+        };
+        let chain = match is_running {
+            // A thread shows its frames; it may be about to enter or leave it.
+            true => Chain::default(),
+            false => reader.chain(coroutine)?,
+        };
+        if chain.has_ended {
+            return Ok(None);
+        }
+        let mut task = Task::new(address);
+        if let Some(name) = offsets.name {
+            let name = self.memory().read_u64(address.wrapping_add(name))?;
+            let name = self.objects.task_name(name)?;
+            task.facts.push(("name".into(), Value::String(name)));
+        }
+        let waiter = structure.pointer(offsets.waiter);
+        let state = match (is_running || chain.is_executing, waiter) {
+            (true, _) => "running",
+            (false, 0) => "ready",
+            (false, _) => "waiting",
+        };
+        task.facts
+            .push(("state".into(), Value::String(state.into())));
+        if state == "waiting" {
+            self.add_awaited(&mut task, waiter)?;
+        }
+        task.frames = chain.frames;
+        task.is_truncated = chain.is_truncated;
+        let context = structure.pointer(offsets.context);
+        match context::record(&mut self.objects, context) {
+            Ok(Some(record)) => task.record = Some(record),
+            Ok(None) => task.context = FoundContext::Detached,
+            Err(_) => {
+                task.context = FoundContext::Unreadable(otelctx_reader::sample::ReadStep::Record);
+            }
+        }
+        Ok(Some(task))
+    }
+
+    /// Adds what a task waits for: the address and name of another task, or the class of something else.
+    fn add_awaited(&mut self, task: &mut Task, waiter: u64) -> Result<(), RuntimeError> {
+        let object_type = self.memory().read_u64(waiter.wrapping_add(TYPE))?;
+        let name = match self.objects.kind_of(object_type)? {
+            Kind::Task => {
+                let id = i64::try_from(waiter).unwrap_or_default();
+                task.facts.push(("awaits_id".into(), Value::Int(id)));
+                let Some(name) = self.found.task.name else {
+                    return Ok(());
+                };
+                let name = self.memory().read_u64(waiter.wrapping_add(name))?;
+                self.objects.task_name(name)?
+            }
+            Kind::Other(name) => name,
+            _ => return Ok(()),
+        };
+        task.facts.push(("awaits".into(), Value::String(name)));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,366 @@
+//! Where each version of CPython keeps the tasks of asyncio: offsets in its structures, in bytes.
+//!
+//! From 3.14 on, asyncio's module in C describes itself: `_AsyncioDebug`, in a section of its own
+//! (`Modules/_asynciomodule.c`). Up to 3.13, these are facts about each version, of that module and of the
+//! interpreter's headers (`Include/internal/pycore_interp.h`, `pycore_genobject.h` and `pycore_frame.h`,
+//! `Include/frameobject.h`), for x86-64. A task counts only if its type has the expected name and size.
+
+use otelctx_reader::remote::{FileCache, Memory, Modules, Target};
+use otelctx_reader::runtime::RuntimeError;
+
+use crate::version::Version;
+
+/// The section of `_AsyncioDebug`.
+const SECTION: &[u8] = b".AsyncioDebug";
+/// Number of its words: seven of the task, two of the interpreter, four of the thread state.
+const WORDS: usize = 13;
+/// Maximum sizes of structures, in bytes: several times the largest.
+const MAX_INTERPRETER: u64 = 16 << 20;
+const MAX_SMALL: u64 = 4096;
+
+/// The offsets of one version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TaskLayout {
+    pub(super) set: WeakSet,
+    /// From 3.14 on, if asyncio's module in C is loaded: the tasks in C are in rings.
+    pub(super) rings: Option<Rings>,
+    pub(super) task: TaskOffsets,
+    pub(super) generator: Generator,
+}
+
+/// The `WeakSet` of tasks, a variable of the module `asyncio.tasks`. From 3.14 on, of tasks that are not
+/// asyncio's own in C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WeakSet {
+    /// The dictionary of modules, in `PyInterpreterState`.
+    pub(super) modules: u64,
+    pub(super) variable: &'static str,
+    pub(super) attributes: Attributes,
+    pub(super) keys: Keys,
+}
+
+/// Rings of tasks of the threads and, for those of threads that have ended, of the interpreter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rings {
+    /// In `PyInterpreterState`, and in a thread state.
+    pub(super) interpreter: u64,
+    pub(super) thread: u64,
+    /// In a task.
+    pub(super) node: u64,
+    /// The task that a thread runs, in its thread state.
+    pub(super) running: u64,
+}
+
+/// Where an object in Python has its attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attributes {
+    /// Up to 3.10: in a dictionary, whose address is at the offset that its type says (`tp_dictoffset`).
+    Dictionary,
+    /// In 3.11, the address of the values, and that of the dictionary, are before the object.
+    Two,
+    /// In 3.12, one of them: that of the values less one, which makes it odd.
+    One,
+    /// From 3.13 on, the values are after the object, if there is no dictionary.
+    Inline,
+}
+
+/// The structure of the keys of a dictionary, `PyDictKeysObject`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keys {
+    /// Up to 3.10: `dk_size`, and keys with their hashes.
+    Sized,
+    /// From 3.11 on: `dk_log2_index_bytes`, and strings without them.
+    Logarithmic,
+}
+
+/// Offsets in `TaskObj`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TaskOffsets {
+    pub(super) size: u64,
+    /// `task_state`, an `int`: 0 is pending.
+    pub(super) state: u64,
+    /// `task_fut_waiter`, `task_coro`, `task_name` (from 3.8 on) and `task_context`.
+    pub(super) waiter: u64,
+    pub(super) coroutine: u64,
+    pub(super) name: Option<u64>,
+    pub(super) context: u64,
+}
+
+/// Where a generator or a coroutine (`PyGenObject`) has its frame, and that its stack of values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Generator {
+    /// Up to 3.10: an object of its own.
+    Object {
+        /// `f_stackdepth` and `f_state` in 3.10; before, `f_stacktop` is null while it is executed.
+        depth_and_state: Option<(u64, u64)>,
+        /// `co_code`, in the code object.
+        code: u64,
+    },
+    /// From 3.11 on: within it.
+    Embedded {
+        frame: u64,
+        states: States,
+        stack: Stack,
+    },
+}
+
+/// `gi_frame_state`, a byte. Other states are those of one that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct States {
+    pub(super) created: i8,
+    pub(super) suspended: i8,
+    /// Suspended by what it waits for. `None` up to 3.12, where its instructions say that.
+    pub(super) awaits: Option<(i8, i8)>,
+    pub(super) executing: i8,
+}
+
+/// The stack of values of an `_PyInterpreterFrame`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stack {
+    /// Up to 3.13: `stacktop`, the number of values in `localsplus`, of which this number in the code object
+    /// are variables.
+    Count { locals: u64 },
+    /// From 3.14 on: its end, `stackpointer`.
+    End {
+        /// How many values are above that which is awaited: in 3.15, what it is sent.
+        above: u64,
+    },
+}
+
+impl Stack {
+    /// `stacktop` or `stackpointer`, in the frame.
+    pub(super) const TOP: u64 = 64;
+
+    /// `localsplus`, in the frame.
+    pub(super) fn values(self) -> u64 {
+        match self {
+            Self::Count { .. } => 72,
+            Self::End { .. } => 80,
+        }
+    }
+}
+
+/// Finds the layout for a version, whose `_PyRuntime` is at `runtime`. `None` if it has no asyncio.
+///
+/// # Errors
+/// If it is unknown, or what describes it is inconsistent.
+pub(super) fn find(
+    target: &dyn Target,
+    version: Version,
+    runtime: Option<u64>,
+) -> Result<Option<TaskLayout>, RuntimeError> {
+    let unknown = |(major, minor)| {
+        RuntimeError::new(format!(
+            "where {major}.{minor} keeps its tasks is not known, only for 3.7 to 3.15"
+        ))
+    };
+    match (version.series(), runtime) {
+        ((2, _), _) => Ok(None),
+        (series @ (3, 7..=13), _) => known(series).map(Some).ok_or_else(|| unknown(series)),
+        (series @ (3, 14 | 15), Some(runtime)) => described(target, series, runtime).map(Some),
+        (series, _) => Err(unknown(series)),
+    }
+}
+
+/// The versions that do not describe themselves.
+pub(super) fn known(series: (u8, u8)) -> Option<TaskLayout> {
+    let modules = match series {
+        (3, 7) => 40,
+        (3, 8) => 56,
+        (3, 9 | 10) => 856,
+        (3, 11) => 888,
+        (3, 12) => 944,
+        (3, 13) => 7656,
+        _ => return None,
+    };
+    let (size, state, waiter) = match series {
+        (3, 7) => (136, 72, 104),
+        (3, 8) => (144, 72, 104),
+        (3, 9) => (184, 80, 144),
+        (3, 10) => (192, 88, 152),
+        (3, 11 | 12) => (176, 88, 128),
+        _ => (144, 96, 112),
+    };
+    let coroutine = waiter + 8;
+    let name = (series > (3, 7)).then_some(coroutine + 8);
+    let variable = match series {
+        (3, 7..=11) => "_all_tasks",
+        _ => "_scheduled_tasks",
+    };
+    let (attributes, keys) = match series {
+        (3, 7..=10) => (Attributes::Dictionary, Keys::Sized),
+        (3, 11) => (Attributes::Two, Keys::Logarithmic),
+        (3, 12) => (Attributes::One, Keys::Logarithmic),
+        _ => (Attributes::Inline, Keys::Logarithmic),
+    };
+    Some(TaskLayout {
+        set: WeakSet {
+            modules,
+            variable,
+            attributes,
+            keys,
+        },
+        rings: None,
+        task: TaskOffsets {
+            size,
+            state,
+            waiter,
+            coroutine,
+            name,
+            context: name.unwrap_or(coroutine) + 8,
+        },
+        generator: generator(series),
+    })
+}
+
+fn generator(series: (u8, u8)) -> Generator {
+    let embedded = |frame, created, awaits, stack| Generator::Embedded {
+        frame,
+        states: States {
+            created,
+            suspended: created + 1,
+            awaits,
+            executing: if series >= (3, 15) { 4 } else { 0 },
+        },
+        stack,
+    };
+    match series {
+        (3, 0..=9) => Generator::Object {
+            depth_and_state: None,
+            code: if series < (3, 8) { 40 } else { 48 },
+        },
+        (3, 10) => Generator::Object {
+            depth_and_state: Some((80, 108)),
+            code: 48,
+        },
+        (3, 11) => embedded(80, -2, None, Stack::Count { locals: 76 }),
+        (3, 12) => embedded(72, -2, None, Stack::Count { locals: 72 }),
+        (3, 13) => embedded(72, -3, Some((-1, -1)), Stack::Count { locals: 72 }),
+        (3, 14) => embedded(72, -3, Some((-1, -1)), Stack::End { above: 0 }),
+        // Another thread may read what it waits for: FRAME_SUSPENDED_YIELD_FROM_LOCKED.
+        _ => embedded(72, 0, Some((2, 3)), Stack::End { above: 1 }),
+    }
+}
+
+/// The layout that asyncio's module describes, which is a file of its own or part of the interpreter.
+fn described(
+    target: &dyn Target,
+    series: (u8, u8),
+    runtime: u64,
+) -> Result<TaskLayout, RuntimeError> {
+    // `imports_modules` in the interpreter's block of `_Py_DebugOffsets`.
+    let modules = target.read_u64(runtime.wrapping_add(8 * 12))?;
+    if modules > MAX_INTERPRETER {
+        return Err(RuntimeError::new("its debug offsets are inconsistent"));
+    }
+    let is_candidate = |path: &[u8]| {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+        let names: [&[u8]; 3] = [b"_asyncio.", b"python", b"libpython"];
+        names.iter().any(|start| name.starts_with(start))
+    };
+    let files = Modules::read_named(target, &FileCache::default(), &is_candidate)?;
+    let mut has_module = false;
+    for module in &files.loaded {
+        let section = module.read(target, |elf| elf.section_named(SECTION));
+        if let Some(section) = section.ok().flatten() {
+            let at = module.bias.wrapping_add(section.address);
+            return describes(target, at, series, modules);
+        }
+        let name = module.name.as_encoded_bytes();
+        has_module |= name.windows(10).any(|part| part == b"/_asyncio.");
+    }
+    match has_module {
+        true => Err(RuntimeError::new(
+            "asyncio's module does not say where its tasks are: its file has no section .AsyncioDebug",
+        )),
+        // Neither are there tasks in C.
+        false => Ok(layout(series, modules, None, NO_TASKS)),
+    }
+}
+
+/// Reads the `_AsyncioDebug` at an address.
+pub(super) fn describes(
+    memory: &dyn Memory,
+    at: u64,
+    series: (u8, u8),
+    modules: u64,
+) -> Result<TaskLayout, RuntimeError> {
+    let mut words = [[0; 8]; WORDS];
+    memory.read(at, words.as_flattened_mut())?;
+    let words = words.map(u64::from_ne_bytes);
+    let [
+        size,
+        name,
+        awaited_by,
+        is_task,
+        _,
+        coroutine,
+        node,
+        interpreter_size,
+        interpreter,
+        thread_size,
+        _,
+        running,
+        thread,
+    ] = words;
+    let within = |offset: u64, bytes: u64, size: u64, limit: u64| {
+        size <= limit && offset.checked_add(bytes).is_some_and(|end| end <= size)
+    };
+    // `task_fut_waiter` comes before the coroutine, `task_context` between the name and the node, and
+    // `task_state` between what awaits the task and `task_is_task`.
+    let is_known = name == coroutine.wrapping_add(8)
+        && node == name.wrapping_add(16)
+        && is_task == awaited_by.wrapping_add(12)
+        && within(node, 16, size, MAX_SMALL)
+        && within(is_task, 1, coroutine, MAX_SMALL)
+        && within(awaited_by, 8, size, MAX_SMALL)
+        && coroutine >= 24
+        && within(interpreter, 16, interpreter_size, MAX_INTERPRETER)
+        && within(thread, 16, thread_size, MAX_SMALL)
+        && within(running, 8, thread_size, MAX_SMALL);
+    if !is_known {
+        return Err(RuntimeError::new(
+            "asyncio's module describes its tasks in an unknown way",
+        ));
+    }
+    let rings = Rings {
+        interpreter,
+        thread,
+        node,
+        running,
+    };
+    let task = TaskOffsets {
+        size,
+        state: is_task - 4,
+        waiter: coroutine - 8,
+        coroutine,
+        name: Some(name),
+        context: name + 8,
+    };
+    Ok(layout(series, modules, Some(rings), task))
+}
+
+/// Offsets where there are no tasks in C: no type has this size.
+const NO_TASKS: TaskOffsets = TaskOffsets {
+    size: u64::MAX,
+    state: 0,
+    waiter: 0,
+    coroutine: 0,
+    name: None,
+    context: 0,
+};
+
+/// A layout from 3.14 on.
+fn layout(series: (u8, u8), modules: u64, rings: Option<Rings>, task: TaskOffsets) -> TaskLayout {
+    TaskLayout {
+        set: WeakSet {
+            modules,
+            variable: "_scheduled_tasks",
+            attributes: Attributes::Inline,
+            keys: Keys::Logarithmic,
+        },
+        rings,
+        task,
+        generator: generator(series),
+    }
+}

@@ -1,0 +1,373 @@
+//! Objects of the target, by their types' names.
+
+use std::collections::HashMap;
+
+use otelctx_reader::remote::Memory;
+use otelctx_reader::runtime::RuntimeError;
+
+use super::layout::{Attributes, Keys};
+use crate::code;
+use crate::layout::Layout;
+use crate::structure::Structure;
+
+/// `PyObject.ob_type`.
+pub(super) const TYPE: u64 = 8;
+/// The first field of an object, after its type.
+pub(super) const FIRST: u64 = 16;
+/// `tp_name`, `tp_basicsize`, `tp_base` and `tp_dictoffset` of `PyTypeObject` (`Include/cpython/object.h`).
+const TYPE_NAME: u64 = 24;
+const TYPE_SIZE: u64 = 32;
+const TYPE_BASE: u64 = 256;
+const TYPE_DICTIONARY: u64 = 288;
+/// Maximum number of a type's bases, one of the other.
+const MAX_BASES: usize = 64;
+/// Maximum size of a type's name, in bytes.
+const MAX_TYPE_NAME: usize = 128;
+/// Maximum number of types that are kept.
+const MAX_TYPES: usize = 4096;
+/// Maximum number of entries of a dictionary or set, used or not: four times as many as tasks are kept.
+const MAX_ENTRIES: u64 = 64 << 10;
+/// Maximum number of characters of a name.
+const MAX_NAME: u64 = 512;
+
+/// Objects that are distinguished.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Task,
+    Coroutine,
+    Generator,
+    /// What is returned by `__await__` of a coroutine, or by methods of an asynchronous generator: the object
+    /// that it belongs to is its first field.
+    Wrapper,
+    Dictionary,
+    Set,
+    WeakReference,
+    Module,
+    Text,
+    Integer,
+    Context,
+    ContextVariable,
+    /// `BitmapNode`, `ArrayNode` and `CollisionNode` of `Python/hamt.c`.
+    BitmapNode,
+    ArrayNode,
+    CollisionNode,
+    /// `otelctx.Context` and `otelctx.Entry`.
+    OwnContext,
+    OwnEntry,
+    Other(String),
+}
+
+/// Reads objects. Each type is read once.
+pub(super) struct Objects<'m> {
+    pub(super) memory: &'m dyn Memory,
+    layout: &'m Layout,
+    /// The expected size of a task, in bytes.
+    task_size: u64,
+    kinds: HashMap<u64, Kind>,
+}
+
+impl<'m> Objects<'m> {
+    pub(super) fn new(memory: &'m dyn Memory, layout: &'m Layout, task_size: u64) -> Self {
+        Self {
+            memory,
+            layout,
+            task_size,
+            kinds: HashMap::new(),
+        }
+    }
+
+    /// What the object at an address is.
+    ///
+    /// # Errors
+    /// If its type cannot be read.
+    pub(super) fn kind(&mut self, address: u64) -> Result<Kind, RuntimeError> {
+        let object_type = self.memory.read_u64(address.wrapping_add(TYPE))?;
+        self.kind_of(object_type)
+    }
+
+    /// What the objects of a type are.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(super) fn kind_of(&mut self, object_type: u64) -> Result<Kind, RuntimeError> {
+        if let Some(known) = self.kinds.get(&object_type) {
+            return Ok(known.clone());
+        }
+        let kind = self.read_kind(object_type)?;
+        if self.kinds.len() == MAX_TYPES {
+            self.kinds.clear();
+        }
+        self.kinds.insert(object_type, kind.clone());
+        Ok(kind)
+    }
+
+    fn read_kind(&self, object_type: u64) -> Result<Kind, RuntimeError> {
+        let fields = [TYPE_NAME, TYPE_SIZE, TYPE_BASE];
+        let structure = Structure::read(self.memory, object_type, &fields)?;
+        let name = self.c_string(structure.pointer(TYPE_NAME))?;
+        Ok(match name.rsplit('.').next().unwrap_or(&name) {
+            "coroutine" => Kind::Coroutine,
+            "generator" | "async_generator" => Kind::Generator,
+            "coroutine_wrapper" | "async_generator_asend" | "async_generator_athrow" => {
+                Kind::Wrapper
+            }
+            "dict" => Kind::Dictionary,
+            "set" => Kind::Set,
+            "weakref" | "ReferenceType" => Kind::WeakReference,
+            "module" => Kind::Module,
+            "str" => Kind::Text,
+            "int" => Kind::Integer,
+            "Context" if name.starts_with("otelctx.") => Kind::OwnContext,
+            "Entry" if name.starts_with("otelctx.") => Kind::OwnEntry,
+            "Context" => Kind::Context,
+            "ContextVar" => Kind::ContextVariable,
+            "hamt_bitmap_node" => Kind::BitmapNode,
+            "hamt_array_node" => Kind::ArrayNode,
+            "hamt_collision_node" => Kind::CollisionNode,
+            _ if self.is_task(object_type)? => Kind::Task,
+            _ => Kind::Other(name),
+        })
+    }
+
+    /// Whether a type is asyncio's task in C, or has it as a base.
+    fn is_task(&self, object_type: u64) -> Result<bool, RuntimeError> {
+        let mut next = object_type;
+        for _ in 0..MAX_BASES {
+            if next == 0 {
+                break;
+            }
+            let fields = [TYPE_NAME, TYPE_SIZE, TYPE_BASE];
+            let structure = Structure::read(self.memory, next, &fields)?;
+            if self.c_string(structure.pointer(TYPE_NAME))? == "_asyncio.Task" {
+                let size = structure.pointer(TYPE_SIZE);
+                return match size == self.task_size {
+                    true => Ok(true),
+                    false => Err(RuntimeError::new(format!(
+                        "its tasks have an unknown layout: {size} bytes, not {}",
+                        self.task_size
+                    ))),
+                };
+            }
+            next = structure.pointer(TYPE_BASE);
+        }
+        Ok(false)
+    }
+
+    fn c_string(&self, address: u64) -> Result<String, RuntimeError> {
+        // It may be at the end of what is readable.
+        const PIECE: u64 = 32;
+        let mut bytes = Vec::new();
+        while bytes.len() < MAX_TYPE_NAME {
+            let at = address.wrapping_add(bytes.len() as u64);
+            let size = PIECE - at % PIECE;
+            let piece = self.memory.read_vec(at, size, PIECE as usize)?;
+            let end = piece.iter().position(|byte| *byte == 0);
+            bytes.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
+            if end.is_some() {
+                break;
+            }
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Checks what an object is.
+    pub(super) fn expect(&mut self, address: u64, kind: &Kind) -> Result<(), RuntimeError> {
+        let found = self.kind(address)?;
+        match found == *kind {
+            true => Ok(()),
+            false => Err(RuntimeError::new(format!(
+                "the object at {address:#x} is not the expected one: {found:?}, not {kind:?}"
+            ))),
+        }
+    }
+
+    /// A string.
+    pub(super) fn string(&mut self, address: u64) -> Result<String, RuntimeError> {
+        self.expect(address, &Kind::Text)?;
+        code::text(self.memory, self.layout, address, MAX_NAME)
+    }
+
+    /// The name of a task, which from 3.13 on may be a number that no one has asked for as a string.
+    pub(super) fn task_name(&mut self, address: u64) -> Result<String, RuntimeError> {
+        /// `PyLongObject.long_value` of 3.12: the number of digits in bits 3 and up, then digits of 30 bits.
+        const TAG: u64 = 16;
+        const DIGITS: u64 = 24;
+        if self.kind(address)? != Kind::Integer {
+            return self.string(address);
+        }
+        let structure = Structure::read(self.memory, address, &[TAG, DIGITS])?;
+        let digit = |shift: u32| structure.pointer(DIGITS) >> shift & 0x3fff_ffff;
+        let number = match structure.pointer(TAG) >> 3 {
+            0 => 0,
+            1 => digit(0),
+            2 => digit(0) | digit(32) << 30,
+            _ => return Err(RuntimeError::new("a task has an impossible number")),
+        };
+        Ok(format!("Task-{number}"))
+    }
+
+    /// The value of a key in a dictionary whose keys are strings. `None` if there is no such key.
+    pub(super) fn get(
+        &mut self,
+        dictionary: u64,
+        keys: Keys,
+        key: &str,
+    ) -> Result<Option<u64>, RuntimeError> {
+        for (candidate, value) in self.items(dictionary, keys)? {
+            let length = self.memory.read_u64(candidate.wrapping_add(FIRST));
+            if length == Ok(key.len() as u64)
+                && self.kind(candidate)? == Kind::Text
+                && self.string(candidate)? == key
+            {
+                return Ok(Some(value));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The keys and values of a dictionary (`Objects/dictobject.c`).
+    pub(super) fn items(
+        &mut self,
+        dictionary: u64,
+        keys: Keys,
+    ) -> Result<Vec<(u64, u64)>, RuntimeError> {
+        /// `ma_keys` and `ma_values`.
+        const KEYS: u64 = 32;
+        const VALUES: u64 = 40;
+        self.expect(dictionary, &Kind::Dictionary)?;
+        let structure = Structure::read(self.memory, dictionary, &[KEYS, VALUES])?;
+        if structure.pointer(VALUES) != 0 {
+            return Err(RuntimeError::new("a dictionary shares its keys"));
+        }
+        let address = structure.pointer(KEYS);
+        let structure = Structure::read(self.memory, address, &[8, 24, 32])?;
+        let (start, count, has_hash) = match keys {
+            Keys::Sized => {
+                let size = structure.pointer(8);
+                let bytes = match size {
+                    0..=0xff => 1,
+                    0x100..=0xffff => 2,
+                    _ => 4,
+                };
+                let indices = size.min(MAX_ENTRIES * 2) * bytes;
+                (40 + indices, structure.pointer(32), true)
+            }
+            Keys::Logarithmic => {
+                let indices = 1_u64.checked_shl(structure.byte(9).into()).unwrap_or(0);
+                (32 + indices, structure.pointer(24), structure.byte(10) == 0)
+            }
+        };
+        if count > MAX_ENTRIES {
+            let reason = format!("a dictionary has more than {MAX_ENTRIES} entries");
+            return Err(RuntimeError::new(reason));
+        }
+        let words = if has_hash { 3 } else { 2 };
+        let entries = self.words(address.wrapping_add(start), count * words)?;
+        let entries = entries.chunks_exact(words as usize);
+        let pairs = entries.map(|entry| (entry[words as usize - 2], entry[words as usize - 1]));
+        Ok(pairs
+            .filter(|(key, value)| *key != 0 && *value != 0)
+            .collect())
+    }
+
+    /// The objects that a `WeakSet` refers to, and how many others it has, of which nothing is known.
+    pub(super) fn weak_set(
+        &mut self,
+        address: u64,
+        attributes: Attributes,
+        keys: Keys,
+    ) -> Result<(Vec<u64>, u64), RuntimeError> {
+        /// `used`, `mask` and `table` of `PySetObject`.
+        const USED: u64 = 24;
+        const MASK: u64 = 32;
+        const TABLE: u64 = 40;
+        let (mut found, mut unknown) = (Vec::new(), 0);
+        for set in self.sets_of(address, attributes, keys)? {
+            let structure = Structure::read(self.memory, set, &[USED, MASK, TABLE])?;
+            let (used, mask) = (structure.pointer(USED), structure.pointer(MASK));
+            let count = mask.saturating_add(1);
+            if count > 2 * MAX_ENTRIES {
+                let reason = format!("its set of tasks has more than {} entries", 2 * MAX_ENTRIES);
+                return Err(RuntimeError::new(reason));
+            }
+            let entries = self.words(structure.pointer(TABLE), count * 2)?;
+            let before = found.len();
+            for entry in entries.chunks_exact(2) {
+                // A deleted entry has a key of another type, and so have those of `_iterating`.
+                if entry[0] == 0 || self.kind(entry[0]) != Ok(Kind::WeakReference) {
+                    continue;
+                }
+                found.push(self.memory.read_u64(entry[0].wrapping_add(FIRST))?);
+            }
+            let references = (found.len() - before) as u64;
+            if references > 0 {
+                unknown += used.abs_diff(references);
+            }
+        }
+        Ok((found, unknown))
+    }
+
+    /// The sets that a `WeakSet` has: `data`, and, where it has no dictionary of its own, `_iterating`.
+    fn sets_of(
+        &mut self,
+        address: u64,
+        attributes: Attributes,
+        keys: Keys,
+    ) -> Result<Vec<u64>, RuntimeError> {
+        /// It has four attributes.
+        const COUNT: u64 = 4;
+        /// `_dictvalues` of 3.13 starts with four bytes, the first of which is the number of values that fit.
+        const HEADER: u64 = 8;
+        let before = |words: u64| self.memory.read_u64(address.wrapping_sub(8 * words));
+        let object_type = self.memory.read_u64(address.wrapping_add(TYPE))?;
+        let header = match attributes {
+            Attributes::Inline => HEADER,
+            _ => 0,
+        };
+        let (mut values, dictionary) = match attributes {
+            Attributes::Dictionary => {
+                let offset = object_type.wrapping_add(TYPE_DICTIONARY);
+                let offset = self.memory.read_u64(offset)?;
+                let dictionary = self.memory.read_u64(address.wrapping_add(offset))?;
+                (0, dictionary)
+            }
+            Attributes::Two => (before(4)?, before(3)?),
+            Attributes::One => match before(3)? {
+                values if values & 1 == 1 => (values.wrapping_add(1), 0),
+                dictionary => (0, dictionary),
+            },
+            Attributes::Inline => {
+                let size = self.memory.read_u64(object_type.wrapping_add(TYPE_SIZE))?;
+                (address.wrapping_add(size), before(3)?)
+            }
+        };
+        if dictionary != 0 {
+            self.expect(dictionary, &Kind::Dictionary)?;
+            // `ma_values`
+            values = self.memory.read_u64(dictionary.wrapping_add(40))?;
+            if values == 0 {
+                let set = self.get(dictionary, keys, "data")?;
+                let set = set.ok_or_else(|| RuntimeError::new("its set of tasks has no data"))?;
+                self.expect(set, &Kind::Set)?;
+                return Ok(vec![set]);
+            }
+        }
+        let mut sets = Vec::new();
+        for value in self.words(values.wrapping_add(header), COUNT)? {
+            if value != 0 && self.kind(value)? == Kind::Set {
+                sets.push(value);
+            }
+        }
+        match sets.is_empty() {
+            true => Err(RuntimeError::new("its set of tasks has no data")),
+            false => Ok(sets),
+        }
+    }
+
+    /// Words of memory; the caller limits their number.
+    pub(super) fn words(&self, address: u64, count: u64) -> Result<Vec<u64>, RuntimeError> {
+        let bytes = self.memory.read_vec(address, count * 8, usize::MAX)?;
+        let words = bytes.as_chunks().0.iter();
+        Ok(words.map(|word| u64::from_ne_bytes(*word)).collect())
+    }
+}

@@ -1,0 +1,190 @@
+//! Suspended tasks of real interpreters, compared with what the program knows of itself.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::{CoreDirectory, Target};
+use otelctx_python::Python;
+use otelctx_reader::format::process_context::Value;
+use otelctx_reader::remote::CoreFile;
+use otelctx_reader::runtime::{Runtimes, Task, TaskReading};
+use otelctx_reader::{Options, Process};
+
+const VERSIONS: [&str; 9] = [
+    "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15",
+];
+
+const SIGABRT: i32 = 6;
+
+/// A task by the program's own account, and as it was read: its ID, name, state, and the ID and name of what
+/// it awaits; then its frames.
+type Known = ([String; 5], Vec<[String; 4]>);
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
+    options.tasks = true;
+    options
+}
+
+fn truth(target: &Target) -> Vec<Known> {
+    let mut tasks: Vec<Known> = Vec::new();
+    for line in &target.lines {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        match &words[0][..] {
+            "task" => tasks.push((words[1..].to_vec().try_into().unwrap(), Vec::new())),
+            "frame" => {
+                let frame = words[1..].to_vec().try_into().unwrap();
+                tasks.last_mut().unwrap().1.push(frame);
+            }
+            _ => panic!("{line}"),
+        }
+    }
+    tasks.sort();
+    tasks
+}
+
+fn word(text: &str) -> String {
+    match text {
+        "" => "-".to_owned(),
+        text => text.replace(' ', "_"),
+    }
+}
+
+fn known(task: &Task) -> Known {
+    assert!(!task.is_truncated, "{task:?}");
+    let fact = |name: &str| {
+        let fact = task.facts.iter().find(|(key, _)| key == name);
+        fact.map_or("-".to_owned(), |(_, value)| match value {
+            Value::String(text) => word(text),
+            Value::Int(number) => number.to_string(),
+            other => panic!("{other:?}"),
+        })
+    };
+    let names = ["name", "state", "awaits_id", "awaits"].map(fact);
+    let [name, state, awaits_id, awaits] = names;
+    let frames = task.frames.iter().map(|frame| {
+        [
+            word(&frame.function),
+            word(&frame.qualified_name),
+            frame.file.clone(),
+            frame.line.to_string(),
+        ]
+    });
+    (
+        [task.id.to_string(), name, state, awaits_id, awaits],
+        frames.collect(),
+    )
+}
+
+fn read(process: &mut Process) -> TaskReading {
+    let runtimes = process.runtimes().unwrap();
+    process.threads().unwrap();
+    process.tasks(&runtimes, None).remove(0)
+}
+
+fn compare(mut process: Process, interpreter: &Interpreter, truth: &[Known]) {
+    let reading = read(&mut process);
+    assert_eq!(reading.missing, None, "{interpreter:?}");
+    assert!(!reading.is_truncated);
+    let mut found: Vec<Known> = reading.tasks.unwrap().iter().map(known).collect();
+    found.sort();
+    assert_eq!(found, truth, "{interpreter:?}");
+    let with_frames = found.iter().filter(|(_, frames)| frames.len() > 1);
+    assert!(with_frames.count() >= 7, "{interpreter:?}");
+}
+
+fn interpreters() -> impl Iterator<Item = Interpreter> {
+    VERSIONS.iter().flat_map(|it| Interpreter::with_version(it))
+}
+
+#[test]
+fn tasks_have_the_frames_and_states_that_the_program_knows() {
+    for interpreter in interpreters() {
+        let mut command = interpreter.command("tasks.py");
+        let target = Target::spawn(command.arg("blocks"));
+        let process = Process::with_options(target.pid(), options()).unwrap();
+        compare(process, &interpreter, &truth(&target));
+    }
+}
+
+#[test]
+fn a_core_file_has_the_tasks_that_the_process_had() {
+    for interpreter in interpreters() {
+        let directory = CoreDirectory::new();
+        let mut command = interpreter.command("tasks.py");
+        command.arg("blocks");
+        directory.allow(&mut command, u64::MAX);
+        let mut target = Target::spawn(&mut command);
+        let pid = target.pid();
+        let Some(core) = directory.crash(&mut target, pid, SIGABRT) else {
+            return;
+        };
+        let core = CoreFile::open(&core, Path::new("/")).unwrap();
+        let process = Process::of_target(core, options());
+        compare(process, &interpreter, &truth(&target));
+    }
+}
+
+/// They are found in time that grows with their number, not with its square.
+#[test]
+fn ten_thousand_tasks_are_read() {
+    for interpreter in interpreters() {
+        let mut command = interpreter.command("many_tasks.py");
+        let target = Target::spawn(command.arg("10000"));
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        let start = Instant::now();
+        let reading = read(&mut process);
+        eprintln!("{} {:?}", interpreter.version, start.elapsed());
+        assert_eq!((reading.missing, reading.is_truncated), (None, false));
+        let tasks = reading.tasks.unwrap();
+        assert_eq!(tasks.len(), 10_001, "{interpreter:?}");
+        let complete = tasks.iter().filter(|task| {
+            let names: Vec<&str> = task.frames.iter().map(|it| &*it.function).collect();
+            names == ["inner", "outer"]
+        });
+        assert_eq!(complete.count(), 10_000, "{interpreter:?}");
+    }
+}
+
+/// Not those of a task that is not asyncio's own, or of a version of which nothing is known.
+#[test]
+fn tasks_that_are_not_known_are_an_error_and_never_none() {
+    for interpreter in interpreters() {
+        let mut command = interpreter.command("many_tasks.py");
+        let target = Target::spawn(command.args(["3", "python"]));
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        let error = read(&mut process).tasks.unwrap_err().to_string();
+        let expected = "tasks of the class Task are not asyncio's own, and 3 more like this";
+        assert_eq!(error, expected, "{interpreter:?}");
+    }
+    let versions = [
+        ("3.6", "where 3.6 keeps its tasks is not known"),
+        (
+            "3.13t",
+            "where free-threaded builds keep their tasks is not known",
+        ),
+    ];
+    for (version, expected) in versions {
+        for interpreter in Interpreter::with_version(version) {
+            let target = interpreter.start("crowd.py");
+            let mut process = Process::with_options(target.pid(), options()).unwrap();
+            let error = read(&mut process).tasks.unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_program_without_asyncio_has_no_tasks() {
+    for version in ["2.7", "3.7", "3.12", "3.14", "3.15"] {
+        for interpreter in Interpreter::with_version(version) {
+            let target = interpreter.start("crowd.py");
+            let mut process = Process::with_options(target.pid(), options()).unwrap();
+            let reading = read(&mut process);
+            assert_eq!((reading.tasks, reading.missing), (Ok(Vec::new()), None));
+        }
+    }
+}
