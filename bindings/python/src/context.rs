@@ -10,12 +10,18 @@ use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
 
 use crate::contextvars::loaded;
 use crate::opentelemetry::Entry;
+use crate::outside::Outside;
 use crate::switch::{publish_value, reset};
 use crate::thread::{publish_again, warn};
 
 /// A trace, a span, and attributes: what a thread is working on.
 #[pyclass(frozen, module = "otelctx")]
-pub(crate) struct Context(Mutex<Content>);
+#[repr(C)]
+pub(crate) struct Context {
+    // Comes first.
+    outside: Outside,
+    content: Mutex<Content>,
+}
 
 struct Content {
     trace_id: TraceId,
@@ -53,17 +59,16 @@ impl Context {
         attributes: Attributes,
     ) -> Self {
         let (trace_id, span_id) = (trace_id.into(), span_id.into());
-        Self(Mutex::new(Content::new(
-            trace_id,
-            span_id,
-            TraceFlags(flags),
-            attributes,
-        )))
+        let content = Content::new(trace_id, span_id, TraceFlags(flags), attributes);
+        Self {
+            outside: Outside::of_record(&content.record),
+            content: Mutex::new(content),
+        }
     }
 
     #[inline]
     fn content(&self) -> MutexGuard<'_, Content> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What readers see of the context.
@@ -81,7 +86,9 @@ impl Context {
         {
             let mut content = self.content();
             let merged = merge(content.attributes.clone(), attributes);
-            *content = Content::new(content.trace_id, content.span_id, content.flags, merged);
+            let new = Content::new(content.trace_id, content.span_id, content.flags, merged);
+            self.outside.set_record(&new.record);
+            *content = new;
         }
         publish_again(self);
     }
@@ -306,13 +313,7 @@ pub(crate) fn attach<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Py
         None => contextvars.set(context.as_any())?,
         Some(opentelemetry) => {
             let context = Some(context.clone().unbind());
-            let entry = Bound::new(
-                py,
-                Entry {
-                    context,
-                    opentelemetry,
-                },
-            )?;
+            let entry = Bound::new(py, Entry::new(context, opentelemetry))?;
             contextvars.set(entry.as_any())?
         }
     };

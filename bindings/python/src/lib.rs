@@ -8,6 +8,7 @@ mod context;
 mod contextvars;
 mod methods;
 mod opentelemetry;
+mod outside;
 mod process;
 mod switch;
 mod thread;

@@ -9,13 +9,27 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::context::{Attributes, Context, key, merge};
 use crate::contextvars::loaded;
+use crate::outside::Outside;
 use crate::switch::publish_value;
 
 /// A value of the context variable: OpenTelemetry's context, and the thread context of its span.
 #[pyclass(frozen, module = "otelctx")]
+#[repr(C)]
 pub(crate) struct Entry {
+    // Comes first.
+    outside: Outside,
     pub(crate) context: Option<Py<Context>>,
     pub(crate) opentelemetry: Py<PyAny>,
+}
+
+impl Entry {
+    pub(crate) fn new(context: Option<Py<Context>>, opentelemetry: Py<PyAny>) -> Self {
+        Self {
+            outside: Outside::of_context(context.as_ref().map(Py::as_ptr)),
+            context,
+            opentelemetry,
+        }
+    }
 }
 
 #[pymethods]
@@ -65,10 +79,7 @@ pub(crate) fn opentelemetry_attach<'py>(
     let py = context.py();
     let own = span_of(context).and_then(|span| context_of(&span));
     let published = own.clone();
-    let entry = Entry {
-        context: own.map(Bound::unbind),
-        opentelemetry: context.clone().unbind(),
-    };
+    let entry = Entry::new(own.map(Bound::unbind), context.clone().unbind());
     let token = loaded()?.set(Bound::new(py, entry)?.as_any())?;
     publish_value(&token, published.as_ref().map(Bound::get))?;
     Ok(token)

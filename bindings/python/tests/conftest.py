@@ -43,8 +43,8 @@ class Program:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def dump(self):
-        return dump(self.pid)
+    def dump(self, *arguments):
+        return dump(self.pid, *arguments)
 
     def contexts(self):
         """The context of each thread, by thread ID."""
@@ -59,9 +59,9 @@ def without_opentelemetry():
     return {name: value for name, value in os.environ.items() if not name.startswith("OTEL")}
 
 
-def dump(pid):
+def dump(pid, *arguments):
     """What `otelctx dump` shows of a process."""
-    command = [COMMAND, "dump", "--json", str(pid)]
+    command = [COMMAND, "dump", "--json", *arguments, str(pid)]
     shown = subprocess.run(command, stdout=subprocess.PIPE, timeout=TIMEOUT, check=True)
     return json.loads(shown.stdout)
 

@@ -107,6 +107,13 @@ impl SharedRecord {
         record
     }
 
+    /// The address of the record's bytes, which lasts as long as the record: for a language runtime that
+    /// stores it where readers find it.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.block()
+    }
+
     /// Whether an attribute was cut or skipped, because it did not fit or its key was not
     /// published.
     #[must_use]
