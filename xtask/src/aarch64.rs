@@ -1,6 +1,6 @@
 //! `cargo xtask aarch64`: publisher and reader built for aarch64, under an arm64 kernel.
 //!
-//! It runs the tests of the format, publisher, remote, reader and sampler crates, the matrix of
+//! It runs the tests of the format, publisher, remote, reader, sampler and Python crates, the matrix of
 //! programs (built on the host, because the machine has no compiler), and the command on its demo.
 
 use std::fs;
@@ -27,7 +27,7 @@ const MACHINE: Machine = Machine {
         "-smp",
         "2",
         "-m",
-        "2048",
+        "3072",
     ],
     console: "ttyAMA0",
     timeout: Duration::from_secs(1500),
@@ -106,6 +106,8 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
         let library = gcc.with_file_name("lib").join("libc.so");
         image.file(Path::new("/lib/ld-musl-aarch64.so.1"), &library)?;
     }
+    let mut pythons = debian::GUEST_PYTHONS.iter();
+    pythons.try_for_each(|python| put_python(&mut image, python))?;
     let (tests, command) = programs(rustc)?;
     for test in &tests {
         let name = test.file_name().unwrap_or_default();
@@ -126,6 +128,58 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
         "{here}, {} programs",
         rows.count()
     )))
+}
+
+/// Adds an interpreter as `/usr/bin/python3.…`, where tests find it, with its modules.
+fn put_python(image: &mut Image, python: &debian::GuestPython) -> Result<(), String> {
+    let series = python.series;
+    let tree = python.fetch()?;
+    let place = PathBuf::from(format!("/python{series}"));
+    let binary = format!("usr/bin/python{series}");
+    image.file(&place.join(&binary), &tree.join(&binary))?;
+    let libraries = ["lib/aarch64-linux-gnu", "usr/lib/aarch64-linux-gnu"];
+    for folder in libraries.map(|it| tree.join(it)) {
+        for library in files_below(&folder)? {
+            let name = library.file_name().unwrap_or_default();
+            image.file(&place.join("lib").join(name), &library)?;
+        }
+    }
+    let modules = Path::new("usr/lib").join(format!("python{series}"));
+    for module in files_below(&tree.join(&modules))? {
+        let below = module.strip_prefix(&tree).unwrap_or(&module);
+        image.file(&place.join(below), &module)?;
+    }
+    let script = format!(
+        "#!/bin/sh\nPYTHONHOME={place}/usr exec {place}/lib/ld-linux-aarch64.so.1 \
+         --library-path {place}/lib {place}/{binary} \"$@\"\n",
+        place = place.display()
+    );
+    let path = format!("/usr/bin/python{series}");
+    image.bytes(Path::new(&path), script.as_bytes());
+    Ok(())
+}
+
+/// The files in a folder and all below it; none if it is not there. Links that lead nowhere are left out.
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        // Character tables of C libraries, and documentation.
+        let is_left_out = ["gconv", "pydoc_data", "ensurepip", "lib2to3"];
+        if is_left_out.iter().any(|it| folder.ends_with(it)) || !folder.is_dir() {
+            continue;
+        }
+        let entries = fs::read_dir(&folder);
+        for entry in entries.map_err(|error| format!("{}: {error}", folder.display()))? {
+            let path = entry.map_err(|error| error.to_string())?.path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false if path.is_file() => found.push(path),
+                false => {}
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// The test programs, and the command.
@@ -165,6 +219,11 @@ fn programs(rustc: &Path) -> Result<(Vec<PathBuf>, PathBuf), String> {
     let mut tests = build(&["test", "--no-run", "--lib", "--tests"], &PACKAGES)?;
     // Without the comparison with prost: values only, and 2 minutes in an emulator.
     tests.extend(build(&["test", "--no-run", "--lib"], &["otelctx-format"])?);
+    // Without millions of samples of one program.
+    let of_python = [
+        "test", "--no-run", "--lib", "--test", "threads", "--test", "samples",
+    ];
+    tests.extend(build(&of_python, &["otelctx-python"])?);
     let command = build(&["build"], &["otelctx-cli"])?.pop();
     Ok((tests, command.ok_or("otelctx-cli has no program")?))
 }

@@ -366,6 +366,69 @@ impl FreeThreadedPython {
     }
 }
 
+/// A Python of a Debian release for arm64, to run in a virtual machine.
+#[derive(Clone, Copy)]
+pub(crate) struct GuestPython {
+    /// Such as `3.11`.
+    pub(crate) series: &'static str,
+    suite: &'static str,
+}
+
+/// The versions that its releases have. What is fetched once is kept: the suites move on.
+pub(crate) const GUEST_PYTHONS: [GuestPython; 5] = [
+    GuestPython {
+        series: "3.9",
+        suite: "bullseye",
+    },
+    GuestPython {
+        series: "3.11",
+        suite: "bookworm",
+    },
+    GuestPython {
+        series: "3.13",
+        suite: "trixie",
+    },
+    GuestPython {
+        series: "3.14",
+        suite: "sid",
+    },
+    GuestPython {
+        series: "3.15",
+        suite: "sid",
+    },
+];
+
+impl GuestPython {
+    /// The folder that its packages are unpacked in, fetched on first use (about 15 s).
+    ///
+    /// # Errors
+    /// Says why it is not available on this machine.
+    pub(crate) fn fetch(&self) -> Result<PathBuf, String> {
+        let Self { series, suite } = self;
+        let folder = setup_dir().join(format!("guest-cpython-{series}-arm64"));
+        let tree = folder.join("tree");
+        // Removed at the end.
+        if tree.is_dir() && !folder.join("apt").exists() {
+            return Ok(tree);
+        }
+        let _ = fs::remove_dir_all(&folder);
+        println!(
+            "fetching Debian {suite}'s Python {series} for arm64 into {}",
+            folder.display()
+        );
+        let minimal = ["python", "libpython"].map(|it| format!("{it}{series}-minimal:arm64"));
+        let rest = [format!("libpython{series}-stdlib:arm64")];
+        // What modules of the standard library are linked with.
+        let ffi = if *suite == "bullseye" {
+            "libffi7"
+        } else {
+            "libffi8"
+        };
+        let libraries = ["libc6", "libexpat1", "zlib1g", ffi].map(|it| format!("{it}:arm64"));
+        unpack(&folder, suite, &[&minimal[..], &rest, &libraries].concat())
+    }
+}
+
 /// Starts the unpacked interpreter through its own dynamic linker, see [`write_wrapper`].
 fn write_python(python: &Path, series: &str) -> Result<(), String> {
     write_script(

@@ -16,6 +16,7 @@
 //! | `target/setup/musl-x86_64/gcc`, `target/setup/musl-aarch64/gcc` | compilers for musl |
 //! | `target/setup/cpython-3.14/python`, `…/cpython-3.15/python` | Pythons to inspect |
 //! | `target/setup/cpython-3.13t/python` | a free-threaded Python |
+//! | `target/setup/guest-cpython-3.*-arm64/tree` | Pythons for `cargo xtask aarch64` |
 //! | `target/setup/glibc-2.31`, `…/glibc-newest` | C libraries with their dynamic linkers (`ld.so`, `lib`, `tree`) |
 //!
 //! What takes minutes to make is kept for other checkouts of the same user: [`cache`].
@@ -167,6 +168,10 @@ fn install_missing() -> Outcome {
             .and_then(|()| debian())
     };
     add("a free-threaded Python", python.map(shown), &needs);
+    for python in debian::GUEST_PYTHONS {
+        let name = format!("Python {} for aarch64", python.series);
+        add(&name, python.fetch().map(shown), &debian);
+    }
     add("the Collector", collector::fetch().map(shown), &|| {
         program("go")
     });

@@ -25,6 +25,7 @@
 struct python_configuration {
     __u64 current;   /* address of the state that holds the GIL, up to 3.11; 0 later */
     __u64 code_type; /* address of PyCode_Type */
+    __u64 thread_id; /* from the thread pointer to what pthread_self returns */
     /* Where threads store their states: by a key, as pthread_getspecific finds it, or in a variable at
      * `values`. */
     __u64 key;  /* address of its number; 0 for a variable */
@@ -138,12 +139,13 @@ static __always_inline __u64 python_stored_state(const struct python_configurati
     return entry[1];
 }
 
-/* A state has what pthread_self returned in its thread: on x86-64 the thread pointer. */
+/* A state has what pthread_self returned in its thread. */
 static __always_inline int python_is_of_thread(const struct python_configuration *python, __u64 state,
                                                __u64 tp)
 {
     __u64 thread;
-    return state && !read_user(&thread, sizeof thread, state + python->state_thread, 0) && thread == tp;
+    return state && !read_user(&thread, sizeof thread, state + python->state_thread, 0) &&
+           thread == tp + python->thread_id;
 }
 
 static __always_inline __u32 python_holds_gil(const struct python_configuration *python, __u64 state)

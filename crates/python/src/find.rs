@@ -41,24 +41,36 @@ pub(crate) fn find(
     else {
         return Ok(None);
     };
-    if target.machine() != Machine::X86_64 {
-        return Err(RuntimeError::new("it is supported on x86-64 only"));
+    if let Machine::Other(_) = target.machine() {
+        let reason = "it is supported on x86-64 and aarch64 only";
+        return Err(RuntimeError::new(reason));
     }
     let version = module.version()?;
     let layout = Layout::of(target, version, module.runtime)?;
     let variables = match (layout.runtime, module.runtime) {
         (Some(offsets), Some(runtime)) => {
-            let offsets = layout.checked(version, offsets, module.used_offsets(runtime))?;
+            let offsets = layout.checked(
+                version,
+                target.machine(),
+                offsets,
+                module.used_offsets(runtime),
+            )?;
             let at = |offset: u64| runtime.wrapping_add(offset);
             Variables {
                 interpreters: at(offsets.interpreters),
                 current: offsets.current.map(at),
+                thread_id: module.thread_id(files)?,
                 own: module.own_state(version, files, offsets.tss_key.map(at)),
             }
+        }
+        _ if target.machine() != Machine::X86_64 => {
+            let reason = format!("version {version} is supported on x86-64 only");
+            return Err(RuntimeError::new(reason));
         }
         _ => Variables {
             interpreters: module.interpreters()?,
             current: module.address("_PyThreadState_Current"),
+            thread_id: module.thread_id(files)?,
             own: match version.series() {
                 // Its keys are those of a list of its own.
                 (2, _) => None,
@@ -95,6 +107,7 @@ pub(crate) fn at(
         variables: Variables {
             interpreters: offsets.map_or(runtime, |offsets| at(offsets.interpreters)),
             current: offsets.and_then(|offsets| offsets.current.map(at)),
+            thread_id: 0,
             own: None,
         },
         states: KnownStates::default(),
@@ -215,6 +228,17 @@ impl<'s> Symbols<'s> {
         Some(OwnState::Key { address, keys })
     }
 
+    /// See [`Variables::thread_id`].
+    fn thread_id(&self, files: &FileCache) -> Result<i64, RuntimeError> {
+        // By every C library there.
+        if self.target.machine() == Machine::X86_64 {
+            return Ok(0);
+        }
+        let libraries = Modules::read_named(self.target, files, &is_c_library)?;
+        let thread_id = libraries.pthread_self(self.target)?;
+        thread_id.ok_or_else(|| RuntimeError::new("its C library is unknown"))
+    }
+
     /// The code of the evaluation loop.
     fn interpreter(&self, version: Version) -> Vec<Range<u64>> {
         let name = match version.series() {
@@ -280,15 +304,15 @@ mod tests {
                     .find_map(|module| Symbols::of(&target, module))
                     .unwrap();
                 let version = module.version().unwrap();
-                let offsets = Layout::of(&target, version, module.runtime)
-                    .unwrap()
-                    .runtime;
+                let layout = Layout::of(&target, version, module.runtime).unwrap();
+                let mut used = module.used_offsets(module.runtime.unwrap());
+                let offsets = layout.runtime.unwrap();
+                let offsets = layout.checked(version, target.machine(), offsets, used);
                 let offsets = offsets.unwrap();
                 let expected = UsedOffsets {
                     current: offsets.current,
                     tss_key: offsets.tss_key,
                 };
-                let mut used = module.used_offsets(module.runtime.unwrap());
                 // 3.12 keeps it elsewhere.
                 used.current = used.current.filter(|_| expected.current.is_some());
                 assert_eq!(used, expected, "{interpreter:?}");

@@ -5,16 +5,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use otelctx_reader::remote::elf::{Elf, ElfError, ElfSymbol};
 use otelctx_reader::remote::{LoadedModule, Target};
 
-use crate::getter;
+use crate::getter::{Code, Jump, Leaving};
 
 /// Number of instructions in the table.
 const TABLE: usize = 256;
 /// Maximum size of the functions in the table together, in bytes: ten times what they take.
 const MAX_SIZE: u64 = 1 << 20;
+/// Maximum size of the named part of the loop whose other parts are searched, in bytes: a larger one
+/// is the loop.
+const MAX_LOOP: usize = 64 << 10;
 
 /// The largest other part of the function at `code`, which tells callers apart from it.
 pub(crate) fn largest_part(
@@ -22,7 +24,11 @@ pub(crate) fn largest_part(
     module: &LoadedModule,
     code: &Range<u64>,
 ) -> Option<Range<u64>> {
-    let (jumps, constants) = getter::references(target, code).ok()?;
+    let instructions = Code::read(target, code, MAX_LOOP).ok()?;
+    let jumps = instructions.jumps().into_iter();
+    let jumps = jumps.filter(|jump| jump.leaving != Leaving::Call && !code.contains(&jump.target));
+    let jumps = jumps.map(|jump| jump.target);
+    let constants = instructions.constants();
     let function = |address: u64| function_in(target, module, address);
     let table = |address: u64| {
         let mut words = [[0; 8]; TABLE];
@@ -37,7 +43,7 @@ pub(crate) fn largest_part(
         (end.checked_sub(*start)? <= MAX_SIZE).then_some(*start..end)
     };
     let tables = constants.into_iter().filter_map(table);
-    let parts = jumps.into_iter().filter_map(function);
+    let parts = jumps.filter_map(function);
     tables.chain(parts).max_by_key(|part| part.end - part.start)
 }
 
@@ -77,11 +83,11 @@ fn exported_gil_code(target: &dyn Target, module: &LoadedModule) -> Vec<Range<u6
     ];
     let mut parts = Vec::new();
     for code in users.into_iter().filter_map(exported) {
-        let mut found = called(target, module, &code, Leaving::CallOrJump);
+        let mut found = called(target, module, &code, &[Leaving::Call, Leaving::Jump]);
         let mut index = 0;
         // Some only set an argument and jump to the next.
         while index < found.len() && found.len() < MAX_FUNCTIONS {
-            let next = called(target, module, &found[index], Leaving::Jump);
+            let next = called(target, module, &found[index], &[Leaving::Jump]);
             let next = next.into_iter().filter(|next| !found.contains(next));
             found.extend(next.collect::<Vec<_>>());
             index += 1;
@@ -94,39 +100,29 @@ fn exported_gil_code(target: &dyn Target, module: &LoadedModule) -> Vec<Range<u6
     parts
 }
 
-/// How code leads to another function.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Leaving {
-    /// By a call, or a jump at its end.
-    CallOrJump,
-    /// By a jump at its end: the other function takes its place in stacks.
-    Jump,
-}
-
-/// The functions of the module that the code leads to.
+/// The functions of the module that the code leads to in these ways: by a call, or a jump at its end, by which the
+/// other function takes its place in stacks.
 fn called(
     target: &dyn Target,
     module: &LoadedModule,
     code: &Range<u64>,
-    leaving: Leaving,
+    leaving: &[Leaving],
 ) -> Vec<Range<u64>> {
-    /// The code that is searched has up to 270 bytes.
+    /// The code that is searched has up to 400 bytes.
     const MAX_SIZE: u64 = 512;
-    let size = code.end.saturating_sub(code.start).min(MAX_SIZE);
-    let Ok(bytes) = target.read_vec(code.start, size, MAX_SIZE as usize) else {
+    let end = code.end.min(code.start.saturating_add(MAX_SIZE));
+    let Ok(instructions) = Code::read(target, &(code.start..end), MAX_SIZE as usize) else {
         return Vec::new();
     };
-    let instructions = Decoder::with_ip(64, &bytes, code.start, DecoderOptions::NONE).into_iter();
-    let functions = instructions.filter_map(|instruction| {
-        let leads_to = instruction.near_branch_target();
-        let leaves = match instruction.flow_control() {
-            FlowControl::Call => leaving == Leaving::CallOrJump,
-            FlowControl::UnconditionalBranch => !code.contains(&leads_to),
-            _ => false,
-        };
+    let jumps = instructions.jumps().into_iter();
+    let leaves = |jump: &Jump| {
+        leaving.contains(&jump.leaving)
+            && (jump.leaving == Leaving::Call || !code.contains(&jump.target))
+    };
+    let functions = jumps.filter(leaves).filter_map(|jump| {
         // An entry for a function of another module is not the start of a function.
-        let function = leaves.then(|| function_in(target, module, leads_to))??;
-        (function.start == leads_to).then_some(function)
+        let function = function_in(target, module, jump.target)?;
+        (function.start == jump.target).then_some(function)
     });
     functions.collect()
 }

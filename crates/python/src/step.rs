@@ -46,7 +46,8 @@ pub(crate) fn kernel_step(
         enabled,
         c_frame,
     ];
-    let variables = [variables.current.unwrap_or(0), code_type].into_iter();
+    let thread_id = variables.thread_id.cast_unsigned();
+    let variables = [variables.current.unwrap_or(0), code_type, thread_id].into_iter();
     let words = variables.chain(own).chain(words).chain(frame(layout)?);
     Some(KernelStep {
         name: "cpython",

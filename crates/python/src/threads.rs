@@ -29,6 +29,8 @@ pub(crate) struct Variables {
     pub(crate) interpreters: u64,
     /// Up to 3.11, address of the pointer to the thread state that holds the GIL.
     pub(crate) current: Option<u64>,
+    /// From a thread's thread pointer to its ID, what `pthread_self` returns in it, in bytes.
+    pub(crate) thread_id: i64,
     /// Where each thread stores its thread state.
     pub(crate) own: Option<OwnState>,
 }
@@ -263,9 +265,14 @@ impl Search<'_> {
         is_own.then_some(state)
     }
 
+    /// What `pthread_self` returns in the thread.
+    fn thread_id(&self) -> u64 {
+        let pointer = self.thread.thread_pointer;
+        pointer.wrapping_add_signed(self.variables.thread_id)
+    }
+
     fn is_own(&self, state: &State) -> bool {
-        // glibc and musl on x86-64: `pthread_self` is the thread pointer.
-        state.thread == self.thread.thread_pointer
+        state.thread == self.thread_id()
     }
 
     /// The thread states of the thread in the lists of these interpreters.
@@ -296,7 +303,7 @@ impl Search<'_> {
     /// The states of the thread in a list that was read earlier, as they are now. `None` if some are
     /// no longer there.
     fn current(&self, list: &StateList, interpreters: &[u64]) -> Option<Vec<State>> {
-        let states = list.by_thread.get(&self.thread.thread_pointer);
+        let states = list.by_thread.get(&self.thread_id());
         let states = states.into_iter().flatten();
         states
             .map(|state| self.check(state.address, interpreters))

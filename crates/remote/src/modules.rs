@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::elf::{Elf, ElfError, ElfSymbol, Source, SymbolKind};
 use crate::file::FileBytes;
 use crate::file_cache::{FileCache, FileFacts, FileKey, MAX_READ, read_within};
-use crate::libc::{self, CLibrary, PthreadKeys, ThreadDb, glibc};
+use crate::libc::{self, CLibrary, PthreadKeys, ThreadDb, glibc, musl};
 use crate::module::ModuleFile;
 use crate::target::{CodeLayout, Target};
 use crate::{Device, Error};
@@ -247,6 +247,22 @@ impl Modules {
         };
         let keys = self.address_of(target, "__pthread_keys");
         Ok(keys.and_then(|(_, keys)| PthreadKeys::of_glibc(&table, machine, keys)))
+    }
+
+    /// From a thread's thread pointer to the address that `pthread_self` returns in it, in bytes; `None` if the C
+    /// library is unknown or does not describe it.
+    ///
+    /// # Errors
+    /// [`Error::Elf`] if the module that should describe it cannot be read.
+    pub fn pthread_self(&self, target: &dyn Target) -> Result<Option<i64>, Error> {
+        let machine = target.machine();
+        Ok(match self.c_library() {
+            Some(CLibrary::Musl) => musl::pthread_self(machine),
+            _ => match self.thread_db(target)? {
+                Some(table) => glibc::pthread_self(&table, machine),
+                None => None,
+            },
+        })
     }
 
     /// The first module that defines `name`, and the symbol's address in the process, see

@@ -9,13 +9,18 @@ use crate::{collector, debian::FreeThreadedPython, report};
 
 /// The folders, and their versions where setup asks for one. Each is the same wherever the checkout is, and
 /// nothing changes its files.
-const FOLDERS: [(&str, &str); 9] = [
+const FOLDERS: [(&str, &str); 14] = [
     (FreeThreadedPython::FOLDER, ""),
     ("debian-rust", ""),
     ("debian-rust-current", ""),
     ("guest-bookworm-amd64", ""),
     ("guest-bookworm-arm64", ""),
     ("guest-bullseye-amd64", ""),
+    ("guest-cpython-3.11-arm64", ""),
+    ("guest-cpython-3.13-arm64", ""),
+    ("guest-cpython-3.14-arm64", ""),
+    ("guest-cpython-3.15-arm64", ""),
+    ("guest-cpython-3.9-arm64", ""),
     ("guest-sid-amd64", ""),
     ("guest-trixie-amd64", ""),
     ("otelcol", collector::VERSION),

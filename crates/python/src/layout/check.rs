@@ -1,6 +1,7 @@
 //! Checks that a version has the offsets of another one with the same minor number: those of
 //! `_PyRuntime` have differed between them, the others have not.
 
+use otelctx_reader::remote::Machine;
 use otelctx_reader::runtime::RuntimeError;
 
 use super::{Layout, RuntimeOffsets};
@@ -26,11 +27,16 @@ impl Layout {
     pub(crate) fn checked(
         &self,
         version: Version,
+        machine: Machine,
         offsets: RuntimeOffsets,
         used: UsedOffsets,
     ) -> Result<RuntimeOffsets, RuntimeError> {
         let row = self.version;
-        if row == version {
+        let offsets = match machine {
+            Machine::Aarch64 => offsets_of_aarch64(row, offsets)?,
+            _ => offsets,
+        };
+        if row == version && machine == Machine::X86_64 || row.series() >= (3, 13) {
             return Ok(offsets);
         }
         let (expected, found) = match offsets.current {
@@ -54,6 +60,26 @@ impl Layout {
     }
 }
 
+/// The offsets of the same version on aarch64, where a `pthread_mutex_t` takes 48 bytes instead of 40: two
+/// of them, of the GIL, are before the others from 3.9 to 3.11. From 3.13 on, versions describe themselves.
+fn offsets_of_aarch64(
+    row: Version,
+    offsets: RuntimeOffsets,
+) -> Result<RuntimeOffsets, RuntimeError> {
+    const MORE: u64 = 16;
+    match row.series() {
+        (3, 9..=11) => Ok(RuntimeOffsets {
+            current: offsets.current.map(|at| at + MORE),
+            tss_key: offsets.tss_key.map(|at| at + MORE),
+            ..offsets
+        }),
+        (3, 13..) => Ok(offsets),
+        _ => Err(RuntimeError::new(format!(
+            "version {row} is supported on x86-64 only"
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use otelctx_reader::remote::TargetImage;
@@ -61,10 +87,18 @@ mod tests {
     use super::*;
 
     fn check(version: [u8; 3], used: UsedOffsets) -> Result<RuntimeOffsets, String> {
+        check_on(Machine::X86_64, version, used)
+    }
+
+    fn check_on(
+        machine: Machine,
+        version: [u8; 3],
+        used: UsedOffsets,
+    ) -> Result<RuntimeOffsets, String> {
         let [major, minor, micro] = version;
         let version = Version::new(major, minor, micro);
         let layout = Layout::of(&TargetImage::new(), version, None).unwrap();
-        let checked = layout.checked(version, layout.runtime.unwrap(), used);
+        let checked = layout.checked(version, machine, layout.runtime.unwrap(), used);
         checked.map_err(|error| error.to_string())
     }
 
@@ -95,5 +129,23 @@ mod tests {
         assert_eq!(same, Ok((None, Some(1544))));
         let other = Err("version 3.12.9 is not supported: its layout is not that of 3.12.1".into());
         assert_eq!(check([3, 12, 9], used(None, 1552)).map(found), other);
+    }
+
+    /// By Debian's 3.9.2, 3.11.2 and 3.13.5 for arm64.
+    #[test]
+    fn offsets_on_aarch64_are_those_that_functions_use() {
+        let check = |version, used| {
+            let checked = check_on(Machine::Aarch64, version, used);
+            checked.map(|offsets| (offsets.current, offsets.tss_key))
+        };
+        let early = check([3, 9, 2], used(584, 600));
+        assert_eq!(early, Ok((Some(584), Some(600))));
+        let same = check([3, 11, 7], used(592, 608));
+        assert_eq!(same, Ok((Some(592), Some(608))));
+        // Also for the version of the table.
+        assert!(check([3, 11, 7], used(576, 592)).is_err());
+        assert!(check([3, 11, 7], UsedOffsets::default()).is_err());
+        let unknown = "version 3.12.1 is supported on x86-64 only".to_owned();
+        assert_eq!(check([3, 12, 1], used(None, 1544)), Err(unknown));
     }
 }

@@ -123,6 +123,7 @@ impl Made {
             version: Version::new(3, 12, 1),
             layout: self.layout,
             variables: Variables {
+                thread_id: 0,
                 interpreters: INTERPRETERS,
                 current: None,
                 own: None,

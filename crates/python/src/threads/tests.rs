@@ -77,7 +77,8 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
             let known = KnownStates::default();
             memory.reads.set(0);
             for (thread, states) in &list.by_thread {
-                let thread = ThreadView::new(target.pid(), *thread);
+                let pointer = thread.wrapping_add_signed(-found.variables.thread_id);
+                let thread = ThreadView::new(target.pid(), pointer);
                 let resolved = resolve(&memory, &found.layout, &variables, &known, thread);
                 let state = resolved.unwrap().unwrap().thread_state;
                 assert_eq!(

@@ -25,6 +25,15 @@ const ENTRY: u64 = 16;
 /// A block that the thread has not allocated (`TLS_DTV_UNALLOCATED`).
 const UNALLOCATED: u64 = u64::MAX;
 
+/// What `pthread_self` returns, from the thread pointer: the address of `struct pthread`, which begins at the
+/// thread pointer on x86-64, and ends at it elsewhere. `None` if the table lacks its size.
+pub(crate) fn pthread_self(table: &ThreadDb, machine: Machine) -> Option<i64> {
+    match machine {
+        Machine::X86_64 => Some(0),
+        _ => Some(0_i64.wrapping_sub_unsigned(table.size_of("pthread")?)),
+    }
+}
+
 /// Offsets in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {

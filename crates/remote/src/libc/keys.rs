@@ -2,6 +2,7 @@
 //! thread.
 
 use super::thread_db::ThreadDb;
+use super::{glibc, musl};
 use crate::machine::Machine;
 use crate::memory::{Memory, MemoryError};
 
@@ -53,13 +54,12 @@ pub enum KeyLayout {
 impl PthreadKeys {
     /// The layout in musl's `struct pthread`; `None` on an unknown architecture.
     pub(crate) fn of_musl(machine: Machine) -> Option<Self> {
-        // `tsd` (src/internal/pthread_impl.h). The structure begins at the thread pointer on x86-64
-        // and ends at it on aarch64, 200 bytes long.
+        // `tsd` (src/internal/pthread_impl.h).
         let values = match machine {
             Machine::X86_64 => 0x80,
-            Machine::Aarch64 => -88,
-            Machine::Other(_) => return None,
+            _ => 112,
         };
+        let values = musl::pthread_self(machine)? + values;
         Some(Self(KeyLayout::Musl { values }))
     }
 
@@ -67,14 +67,9 @@ impl PthreadKeys {
     /// `None` if the table lacks an entry.
     pub(crate) fn of_glibc(table: &ThreadDb, machine: Machine, keys: u64) -> Option<Self> {
         let layout = || {
-            // The structure begins at the thread pointer on x86-64, and ends at it elsewhere.
-            let below = match machine {
-                Machine::X86_64 => 0,
-                _ => table.size_of("pthread")?,
-            };
             let specific = table.offset("pthread_specific")?;
             Some(KeyLayout::Glibc {
-                blocks: specific.wrapping_sub(below).cast_signed(),
+                blocks: glibc::pthread_self(table, machine)?.wrapping_add_unsigned(specific),
                 entries: table.offset("pthread_key_data_level2_data")?,
                 entry_size: table.size_of("pthread_key_data")?,
                 entry_sequence: table.offset("pthread_key_data_seq")?,

@@ -18,6 +18,16 @@ pub(crate) fn is_name(soname: &[u8]) -> bool {
     soname == SONAME || soname.starts_with(SONAME_PREFIX)
 }
 
+/// What `pthread_self` returns, from the thread pointer: the address of `struct pthread`, which is 200 bytes
+/// long on aarch64. `None` on an unknown architecture.
+pub(crate) fn pthread_self(machine: Machine) -> Option<i64> {
+    match machine {
+        Machine::X86_64 => Some(0),
+        Machine::Aarch64 => Some(-200),
+        Machine::Other(_) => None,
+    }
+}
+
 /// The offset of the vector from the thread pointer: `struct pthread` starts at the thread pointer
 /// on x86-64 and ends at it on aarch64 (`TLS_ABOVE_TP`).
 fn vector_offset(machine: Machine) -> u64 {
