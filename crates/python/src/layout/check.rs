@@ -133,7 +133,7 @@ mod tests {
 
     /// By Debian's 3.9.2, 3.11.2 and 3.13.5 for arm64.
     #[test]
-    fn offsets_on_aarch64_are_those_that_functions_use() {
+    fn offsets_on_aarch64_agree_with_functions() {
         let check = |version, used| {
             let checked = check_on(Machine::Aarch64, version, used);
             checked.map(|offsets| (offsets.current, offsets.tss_key))
