@@ -206,17 +206,22 @@ impl Search<'_> {
             Some(own) if own == state => Source::ThreadSpecific,
             _ => other,
         };
+        let chosen = own.or_else(|| found.first().copied());
+        let mut known = None;
         for state in &found {
             let holding = self.holding(state)?;
             if holding.is_current() {
                 let source = source(*state, Source::Current);
                 return Ok(Some(resolved(*state, source, holding, &found)));
             }
+            if chosen == Some(*state) {
+                known = Some(holding);
+            }
         }
-        let Some(chosen) = own.or_else(|| found.first().copied()) else {
+        let Some(chosen) = chosen else {
             return Ok(None);
         };
-        let holding = self.holding(&chosen)?;
+        let holding = known.map_or_else(|| self.holding(&chosen), Ok)?;
         let source = source(chosen, Source::List);
         Ok(Some(resolved(chosen, source, holding, &found)))
     }
