@@ -1,4 +1,4 @@
-//! A thread of CPython, from arbitrary memory.
+//! A thread of CPython and its tasks, from arbitrary memory.
 //!
 //! Input: a byte that chooses a version, then the memory at [`START`], where the interpreter's variables
 //! are. The same bytes are decoded as what the kernel step has added to a sample.
@@ -6,10 +6,12 @@
 
 mod counting;
 
+use std::ops::ControlFlow;
+
 use counting::Counting;
 use libfuzzer_sys::fuzz_target;
 use otelctx_python::Python;
-use otelctx_reader::runtime::{MAX_FRAMES, RuntimeError, RuntimeThread, ThreadView};
+use otelctx_reader::runtime::{MAX_FRAMES, MAX_TASKS, RuntimeError, RuntimeThread, ThreadView};
 use otelctx_reader::sample::NamedFrame;
 use otelctx_remote::memory::Image;
 
@@ -55,6 +57,15 @@ fuzz_target!(|data: &[u8]| {
     check(&thread);
     // The names of functions are known now.
     assert_eq!(python.thread(&target, THREAD), thread);
+
+    let mut tasks = 0;
+    let visited = python.tasks(&target, &mut |task| {
+        tasks += 1;
+        assert!(task.frames.len() <= MAX_FRAMES);
+        task.frames.iter().for_each(check_frame);
+        ControlFlow::Continue(())
+    });
+    assert!(tasks <= MAX_TASKS + 1, "{tasks} tasks: {visited:?}");
 
     let decoded = python.decode(&target, data);
     check(&decoded);
