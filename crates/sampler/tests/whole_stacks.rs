@@ -23,7 +23,7 @@ fn samples() -> (usize, u32) {
     if is_emulated() {
         (400, 99)
     } else {
-        (1000, 499)
+        (3000, 999)
     }
 }
 
