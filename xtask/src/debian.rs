@@ -418,13 +418,14 @@ impl GuestPython {
         );
         let minimal = ["python", "libpython"].map(|it| format!("{it}{series}-minimal:arm64"));
         let rest = [format!("libpython{series}-stdlib:arm64")];
-        // What modules of the standard library are linked with.
+        // What threads need to end, and what modules of the standard library are linked with.
         let ffi = if *suite == "bullseye" {
             "libffi7"
         } else {
             "libffi8"
         };
-        let libraries = ["libc6", "libexpat1", "zlib1g", ffi].map(|it| format!("{it}:arm64"));
+        let libraries =
+            ["libc6", "libgcc-s1", "libexpat1", "zlib1g", ffi].map(|it| format!("{it}:arm64"));
         unpack(&folder, suite, &[&minimal[..], &rest, &libraries].concat())
     }
 }

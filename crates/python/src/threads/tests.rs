@@ -87,7 +87,7 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
                 );
             }
             let reads = memory.reads.get();
-            assert!(reads <= limit + 11 * 1000, "{interpreter:?}: {reads}");
+            assert!(reads <= limit + 10 * 1000, "{interpreter:?}: {reads}");
         }
     }
 }
