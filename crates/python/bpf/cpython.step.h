@@ -16,7 +16,7 @@
 #define PYTHON_NO_GIL 2
 /* More than a thread state takes in 3.11 and 3.12. */
 #define PYTHON_STATE_SIZE 1024
-/* Of a string, from its length on: PyASCIIObject up to 3.11. */
+/* Of a string: what ends where its characters start, and characters. */
 #define PYTHON_TEXT_SIZE 80
 #define PYTHON_TEXT_CHARACTERS 32
 #define PYTHON_TEXT_IS_ASCII 0x40
@@ -27,7 +27,7 @@ struct python_configuration {
     __u64 code_type; /* address of PyCode_Type */
     __u64 thread_id; /* from the thread pointer to what pthread_self returns */
     /* Where threads store their states: by a key, as pthread_getspecific finds it, or in a variable at
-     * `values`. */
+     * `values`, which is PYTHON_NO_FIELD if that is unknown. */
     __u64 key;  /* address of its number; 0 for a variable */
     __u64 keys; /* address of glibc's __pthread_keys; 0 for musl */
     __u64 key_size;
@@ -66,6 +66,9 @@ struct python_configuration {
     __u64 code_type_offset; /* its type */
     __u64 ignored_words;   /* of a code object, a bit for each that changes */
     __u64 text;            /* which word has the name's address, up to 3.11; later it has a version */
+    __u64 text_start;      /* in a string, PYTHON_TEXT_CHARACTERS before its characters */
+    __u64 text_length;     /* from there to the length */
+    __u64 text_is_bytes;   /* in 2.7, strings have no flags */
 };
 
 enum python_frame_flag {
@@ -118,6 +121,8 @@ static __always_inline __u64 python_stored_state(const struct python_configurati
 {
     __u32 key;
     __u64 block, sequence, entry[2];
+    if (!python->key && python->values == PYTHON_NO_FIELD)
+        return 0;
     if (!python->key)
         return read_user(entry, sizeof entry[0], tp + python->values, 0) ? 0 : entry[0];
     if (read_user(&key, sizeof key, python->key, 0))
@@ -162,19 +167,25 @@ static __always_inline __u32 python_holds_gil(const struct python_configuration 
            !read_user(&locked, sizeof locked, gil + python->gil_locked, 0) && locked == 1;
 }
 
-static __always_inline __u64 python_state(const struct python_configuration *python, __u64 tp,
-                                          __u32 *holds_gil)
+/* `is_listed` if only the interpreter's list has the state. */
+static __always_inline __u64 python_state(const struct python_configuration *python,
+                                          const struct thread_key *thread, __u64 tp,
+                                          __u32 *holds_gil, __u32 *is_listed)
 {
     __u64 state;
-    *holds_gil = 0;
+    *holds_gil = *is_listed = 0;
     if (python->current && !read_user(&state, sizeof state, python->current, 0) &&
         python_is_of_thread(python, state, tp)) {
         *holds_gil = 1;
         return state;
     }
     state = python_stored_state(python, tp);
-    if (!python_is_of_thread(python, state, tp))
-        return 0;
+    if (!python_is_of_thread(python, state, tp)) {
+        *is_listed = 1;
+        state = thread_word(thread);
+        if (!python_is_of_thread(python, state, tp))
+            return 0;
+    }
     if (python->gil != PYTHON_NO_FIELD)
         *holds_gil = python_holds_gil(python, state);
     return state;
@@ -198,19 +209,21 @@ static __always_inline __u64 python_mix(__u64 hash, __u64 word)
 
 /* Adds a string to a hash: its length and, if it is ASCII, its first 48 characters; none of those on the next
  * page, which may not be there. */
-static __always_inline __u64 python_text(struct python_part *part, __u64 address, __u64 hash)
+static __always_inline __u64 python_text(const struct python_configuration *python,
+                                         struct python_part *part, __u64 address, __u64 hash)
 {
-    __u64 *words = part->text_words, start = address + 16;
+    __u64 *words = part->text_words, start = address + python->text_start;
     __u64 size = 4096 - (start & 4095), count = 0;
     if (size > PYTHON_TEXT_SIZE)
         size = PYTHON_TEXT_SIZE;
     if (size < PYTHON_TEXT_CHARACTERS || read_user(words, size, start, 0))
         return hash;
-    if (words[2] & PYTHON_TEXT_IS_ASCII)
+    __u64 length = (__u32)(words[python->text_length / 8 & 1] >> (python->text_length * 8 & 63));
+    if (python->text_is_bytes || words[2] & PYTHON_TEXT_IS_ASCII)
         count = size - PYTHON_TEXT_CHARACTERS;
-    if (count > words[0])
-        count = words[0];
-    hash = python_mix(hash, words[0]);
+    if (count > length)
+        count = length;
+    hash = python_mix(hash, length);
     HIDE(count);
 #pragma unroll
     for (int i = 0; i < (PYTHON_TEXT_SIZE - PYTHON_TEXT_CHARACTERS) / 8; i++) {
@@ -238,7 +251,7 @@ static __always_inline __u64 python_identity(const struct python_configuration *
         hash = python_mix(hash, part->code_words[i] & ((ignored >> i & 1) - 1));
     /* Without a version, objects of the same shape can have the same words, one after the other. */
     if (python->text != PYTHON_NO_FIELD)
-        hash = python_text(part, part->code_words[python->text & (PYTHON_CODE_WORDS - 1)], hash);
+        hash = python_text(python, part, part->code_words[python->text & (PYTHON_CODE_WORDS - 1)], hash);
     return hash;
 }
 
@@ -352,15 +365,18 @@ static __always_inline enum python_outcome python_walk(const struct python_confi
 }
 
 static __always_inline enum step_outcome cpython_step(void *context __attribute__((unused)),
-                                                      struct part_head *part, const void *configuration)
+                                                      struct part_head *part, const void *configuration,
+                                                      const struct thread_key *thread)
 {
     const struct python_configuration *python = configuration;
     struct python_part *to = (void *)(part + 1);
     __u64 tp = OF_TASK(current_task(), THREAD_POINTER);
-    __u32 count = 0, holds_gil = 0;
-    to->state = tp ? python_state(python, tp, &holds_gil) : 0;
-    if (!to->state)
+    __u32 count = 0, holds_gil, is_listed;
+    if (!tp)
         return STEP_DONE;
+    to->state = python_state(python, thread, tp, &holds_gil, &is_listed);
+    if (!to->state)
+        return unknown_thread(part, tp);
     to->holds_gil = holds_gil;
     to->is_truncated = 1;
     to->first = 0;
@@ -389,6 +405,10 @@ static __always_inline enum step_outcome cpython_step(void *context __attribute_
             to->next = call->frame;
         }
     }
+    /* Of a state that was freed, nothing may have changed: but when that was done, it had no frames. The thread may
+     * have another one by now. */
+    if (is_listed && count == to->first)
+        return unknown_thread(part, tp);
     part->size = __builtin_offsetof(struct python_part, frame) + count * sizeof to->frame[0];
     return STEP_DONE;
 }

@@ -6,9 +6,8 @@ use crate::layout::{Layout, ObjectLayout, TextLayout};
 
 /// The words of a code object that are compared, from its type on.
 const WORDS: usize = 16;
-/// Offsets in a string: its length, and from 3.3 on flags, of which one says that it is ASCII.
-const LENGTH: u64 = 16;
-const FLAGS: usize = 32;
+/// The offset of a string's flags, from 3.3 on, of which one says that it is ASCII.
+const FLAGS: u64 = 32;
 const IS_ASCII: u8 = 0x40;
 /// Maximum number of characters that are compared.
 const CHARACTERS: usize = 48;
@@ -84,22 +83,23 @@ fn mix(hash: u64, word: u64) -> u64 {
 
 /// Adds a string to a hash: its length and, if it is ASCII, its first characters.
 fn text(memory: &dyn Memory, layout: TextLayout, address: u64, hash: u64) -> u64 {
-    let start = address.wrapping_add(LENGTH);
-    let at = layout.first_character() - LENGTH as usize;
-    let mut bytes = [0; 64 + CHARACTERS];
+    const HEAD: usize = TextLayout::HEAD;
+    let start = address.wrapping_add(layout.start());
+    let mut bytes = [0; HEAD + CHARACTERS];
     let left_on_page = (PAGE - start % PAGE) as usize;
-    let size = left_on_page.min(at + CHARACTERS);
-    let Some(bytes) = bytes.get_mut(..size).filter(|bytes| bytes.len() >= at) else {
-        return hash;
-    };
-    if memory.read(start, bytes).is_err() {
+    let size = left_on_page.min(bytes.len());
+    let bytes = &mut bytes[..size];
+    if size < HEAD || memory.read(start, bytes).is_err() {
         return hash;
     }
-    let (head, characters) = bytes.split_at(at);
-    let length = head
-        .first_chunk()
-        .map_or(0, |length| u64::from_ne_bytes(*length));
-    let flags = head.get(FLAGS - LENGTH as usize).copied().unwrap_or(0);
+    let (head, characters) = bytes.split_at(HEAD);
+    let at = |offset: u64| &head[offset.wrapping_sub(layout.start()) as usize % HEAD..];
+    // Of a longer one, the lower half.
+    let length = at(TextLayout::LENGTH).first_chunk();
+    let length = length
+        .map_or(0, |length| u32::from_ne_bytes(*length))
+        .into();
+    let flags = at(FLAGS)[0];
     let count = match layout {
         TextLayout::Unicode { .. } if flags & IS_ASCII == 0 => 0,
         _ => usize::try_from(length).unwrap_or(usize::MAX),

@@ -233,6 +233,16 @@ pub(crate) enum TextLayout {
 }
 
 impl TextLayout {
+    /// The offset of the length.
+    pub(crate) const LENGTH: u64 = 16;
+    /// How much is read of a string before its characters, to compare it.
+    pub(crate) const HEAD: usize = 32;
+
+    /// Where this starts.
+    pub(crate) fn start(self) -> u64 {
+        self.first_character().saturating_sub(Self::HEAD) as u64
+    }
+
     /// The offset of the first character of an ASCII string.
     pub(crate) fn first_character(self) -> usize {
         match self {

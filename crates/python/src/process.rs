@@ -95,6 +95,17 @@ impl RuntimeProcess for PythonProcess {
         self.step.as_ref()
     }
 
+    /// The address of its thread state.
+    fn thread_word(
+        &self,
+        target: &dyn Target,
+        thread: ThreadView,
+    ) -> Result<Option<u64>, RuntimeError> {
+        let (layout, variables) = (&self.layout, &self.variables);
+        let resolved = threads::resolve(target, layout, variables, &self.states, thread)?;
+        Ok(resolved.map(|resolved| resolved.thread_state))
+    }
+
     fn decode(
         &self,
         target: &dyn Target,

@@ -6,7 +6,7 @@ use otelctx_reader::runtime::{KernelStep, MAX_FRAMES, RuntimeError};
 
 use crate::frames::GENERATOR_STATE;
 use crate::identity::name_word;
-use crate::layout::{CallEnd, Gil, Instruction, Layout, TopFrame};
+use crate::layout::{CallEnd, Gil, Instruction, Layout, TextLayout, TopFrame};
 use crate::threads::{OwnState, Variables};
 
 /// In the place of an offset: the version does not have the field.
@@ -15,14 +15,13 @@ const NO_FIELD: u64 = u64::MAX;
 /// What is read of a generator before its frame, in 3.11.
 const GENERATOR_START: u64 = 0_u64.wrapping_sub(8);
 
-/// The step and its configuration for a process. `None` if threads do not store their states, such as in
-/// 2.7, or in an unknown way.
+/// The step and its configuration for a process. `None` if frames cannot be read by it.
 pub(crate) fn kernel_step(
     layout: &Layout,
     variables: &Variables,
     code_type: u64,
 ) -> Option<KernelStep> {
-    let own = own_state(variables.own?)?;
+    let own = variables.own.and_then(own_state).unwrap_or(UNKNOWN_PLACE);
     let (gil, locked, holder, enabled) = match layout.gil {
         Gil::Current => (NO_FIELD, 0, 0, NO_FIELD),
         Gil::OfInterpreter {
@@ -54,6 +53,9 @@ pub(crate) fn kernel_step(
         configuration: words.flat_map(u64::to_ne_bytes).collect(),
     })
 }
+
+/// Threads do not store their states, such as in 2.7, or in an unknown way: the step asks for them.
+const UNKNOWN_PLACE: [u64; 7] = [0, 0, 0, 0, NO_FIELD, 0, 0];
 
 /// How the step gets to what a thread stores.
 fn own_state(own: OwnState) -> Option<[u64; 7]> {
@@ -87,7 +89,7 @@ fn own_state(own: OwnState) -> Option<[u64; 7]> {
 }
 
 /// What the step has to know of frames and code objects.
-fn frame(layout: &Layout) -> Option<[u64; 18]> {
+fn frame(layout: &Layout) -> Option<[u64; 21]> {
     let frame = &layout.frame;
     let (position, is_int) = match frame.instruction {
         Instruction::Last { at, .. } => (at, true),
@@ -121,6 +123,16 @@ fn frame(layout: &Layout) -> Option<[u64; 18]> {
     if size >= 128 {
         return None;
     }
+    let text = match name_word(layout) {
+        Some(word) => {
+            let start = layout.text.start();
+            let is_bytes = layout.text == TextLayout::Bytes;
+            let length = TextLayout::LENGTH.wrapping_sub(start);
+            [word as u64, start, length, is_bytes.into()]
+        }
+        None => [NO_FIELD, 0, 0, 0],
+    };
+    let [name, text_start, text_length, text_is_bytes] = text;
     Some([
         start,
         size,
@@ -139,7 +151,10 @@ fn frame(layout: &Layout) -> Option<[u64; 18]> {
         layout.code.instructions.unwrap_or(0),
         layout.object.object_type(),
         layout.code.changing_words.into(),
-        name_word(layout).map_or(NO_FIELD, |word| word as u64),
+        name,
+        text_start,
+        text_length,
+        text_is_bytes,
     ])
 }
 
@@ -219,3 +234,6 @@ impl<'a> Part<'a> {
             })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -97,6 +97,21 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
         None
     }
 
+    /// What the kernel step has to know of a thread and cannot find in the thread itself, such as the address of
+    /// its state: the step has asked for it (`unknown_thread` in `crates/sampler/bpf/steps.h`). The thread runs, and
+    /// may have ended. `None` if the runtime does not know it.
+    ///
+    /// # Errors
+    /// If memory cannot be read, or is inconsistent.
+    fn thread_word(
+        &self,
+        target: &dyn Target,
+        thread: ThreadView,
+    ) -> Result<Option<u64>, RuntimeError> {
+        let _ = (target, thread);
+        Ok(None)
+    }
+
     /// Decodes what the kernel step added to a sample: the same as [`Self::thread`], for the time
     /// of the sample. `target` is the current process, for data that does not change, such as the
     /// names of functions; it may have ended.

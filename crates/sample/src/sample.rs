@@ -105,6 +105,9 @@ pub struct Counts {
     pub missing_stacks: u64,
     /// Samples whose part from a language runtime is missing or incomplete.
     pub incomplete_steps: u64,
+    /// Samples without a runtime's part, because the state of their thread was not known yet: the sampler finds it
+    /// in the runtime's list of threads after the first sample. With eBPF, up to 8,192 threads at a time.
+    pub unresolved_threads: u64,
     /// Samples whose native context and runtime's context have different IDs.
     pub context_conflicts: u64,
     /// Attributes that were skipped because their key is not in the key map.
@@ -150,6 +153,7 @@ impl Counts {
             truncated_stacks,
             missing_stacks,
             incomplete_steps,
+            unresolved_threads,
             context_conflicts,
             unknown_keys,
             not_utf8,
@@ -176,6 +180,7 @@ impl Counts {
             (&mut self.truncated_stacks, truncated_stacks),
             (&mut self.missing_stacks, missing_stacks),
             (&mut self.incomplete_steps, incomplete_steps),
+            (&mut self.unresolved_threads, unresolved_threads),
             (&mut self.context_conflicts, context_conflicts),
             (&mut self.unknown_keys, unknown_keys),
             (&mut self.not_utf8, not_utf8),

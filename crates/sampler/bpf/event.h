@@ -73,6 +73,7 @@ enum step_outcome {
     STEP_MEMORY = 2, /* what it needs of the process could not be read */
     STEP_UNCONFIGURED = 3, /* it has no configuration for the process */
     STEP_LIMIT = 4, /* a list has more entries than the step visits */
+    STEP_UNKNOWN_THREAD = 5, /* the recorder is asked for the thread's word; the part is its thread pointer */
 };
 
 struct event_head {

@@ -58,6 +58,38 @@ struct {
     __type(value, __u8[STEP_CONFIGURATION_SIZE]);
 } step_configurations SEC(".maps");
 
+/* A thread, for a step. */
+struct thread_key {
+    __u32 pid;
+    __u32 tid;
+    __u32 step;
+};
+
+/* What steps cannot find in a thread itself, such as the address of its state: the recorder finds it in the
+ * runtime's list of threads, once the step has asked for it (STEP_UNKNOWN_THREAD). The thread runs meanwhile, and
+ * its ID may be used again: a step checks each word. The size is set when the program is loaded. */
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 1);
+    __type(key, struct thread_key);
+    __type(value, __u64);
+} thread_words SEC(".maps");
+
+/* The thread's word; 0 if the recorder has found none yet. */
+static __always_inline __u64 thread_word(const struct thread_key *thread)
+{
+    const __u64 *word = bpf_map_lookup_elem(&thread_words, thread);
+    return word ? *word : 0;
+}
+
+/* Asks the recorder for the thread's word, in the place of the step's part. */
+static __always_inline enum step_outcome unknown_thread(struct part_head *part, __u64 thread_pointer)
+{
+    *(__u64 *)(part + 1) = thread_pointer;
+    part->size = sizeof thread_pointer;
+    return STEP_UNKNOWN_THREAD;
+}
+
 _Static_assert(SAMPLE_LIMIT >= sizeof(struct event_head) + PARTS_LIMIT + PART_LIMIT, "the largest sample");
 
 /* Copies the sample to where the recorder reads it; false if there is no room. */
@@ -103,7 +135,8 @@ static __always_inline void go_on(void *context, struct scratch *scratch, void *
 /* Fills the bytes behind the part's head (STEP_ROOM at most) and sets its size. */
 #define STEP_ROOM (PART_LIMIT - sizeof(struct part_head))
 typedef enum step_outcome (*step_function)(void *context, struct part_head *part,
-                                           const void *configuration);
+                                           const void *configuration,
+                                           const struct thread_key *thread);
 
 static __always_inline int run_step(void *context, void *scratches, void *programs,
                                     int may_have_ring, __u32 step, step_function function)
@@ -117,9 +150,10 @@ static __always_inline int run_step(void *context, void *scratches, void *progra
         part->kind = PART_STEP + step;
         part->size = 0;
         struct step_key key = {.pid = scratch->head.pid, .step = step};
+        struct thread_key thread = {.pid = scratch->head.pid, .tid = scratch->head.tid, .step = step};
         const void *configuration = bpf_map_lookup_elem(&step_configurations, &key);
         part->outcome =
-            configuration ? function(context, part, configuration) : STEP_UNCONFIGURED;
+            configuration ? function(context, part, configuration, &thread) : STEP_UNCONFIGURED;
         end_part(scratch, part);
     }
     go_on(context, scratch, programs, may_have_ring);

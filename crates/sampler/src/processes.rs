@@ -1,6 +1,7 @@
 //! The sampled processes, and the conversion of observed threads to samples.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
@@ -10,8 +11,8 @@ use otelctx_sample::{
     Catalog, Counts, Event, Found, Frame, FrameKind, GilState, ModuleFiles, ReadStep, Sample,
     StackEnd, StackId,
 };
-use otelctx_track::{Budget, Change, ThreadStatus, Tracked, Tracker};
-use reader::runtime::{RuntimeReading, choose};
+use otelctx_track::{Budget, Change, ThreadStatus, Tracked, TrackedProcess, Tracker};
+use reader::runtime::{RuntimeError, RuntimeProcess, RuntimeReading, ThreadView, choose};
 
 use crate::code::{CodeMappings, MemoryChange, Modules, Report};
 use crate::incomplete::Places;
@@ -255,13 +256,28 @@ impl Processes {
     /// runtime does not know the thread, or is no longer in the process.
     pub(crate) fn decode(&mut self, pid: i32, step: &str, part: &[u8]) -> Option<RuntimeReading> {
         let process = &self.tracker.get(pid)?.process;
-        let present = process.runtimes().iter().find_map(|present| {
-            let runtime = present.process.as_ref().ok()?;
-            (runtime.kernel_step()?.name == step).then_some((present.name, runtime))
-        });
-        let ((name, runtime), target) = (present?, process.reader()?.as_target()?);
+        let ((name, runtime), target) = (with_step(process, step)?, process.reader()?.as_target()?);
         let thread = runtime.decode(&*target, part).transpose()?;
         Some(RuntimeReading { name, thread })
+    }
+
+    /// The word that the kernel step with this name needs of a thread. `None` if the runtime does not know the
+    /// thread, or is no longer in the process.
+    pub(crate) fn thread_word(
+        &mut self,
+        pid: i32,
+        step: &str,
+        thread: ThreadView,
+    ) -> Result<Option<u64>, RuntimeError> {
+        let process = self.tracker.get(pid).map(|tracked| &tracked.process);
+        let found = process.and_then(|process| {
+            let (_, runtime) = with_step(process, step)?;
+            Some((runtime, process.reader()?.as_target()?))
+        });
+        match found {
+            Some((runtime, target)) => runtime.thread_word(&*target, thread),
+            None => Ok(None),
+        }
     }
 
     pub(crate) fn remove(&mut self, pid: i32) {
@@ -433,6 +449,17 @@ impl Processes {
             kernel_stack: catalog.stack(seen.kernel_stack),
         }
     }
+}
+
+/// The runtime of a process that has the kernel step with this name, and its own name.
+fn with_step<'p>(
+    process: &'p TrackedProcess,
+    step: &str,
+) -> Option<(&'static str, &'p Arc<dyn RuntimeProcess>)> {
+    process.runtimes().iter().find_map(|present| {
+        let runtime = present.process.as_ref().ok()?;
+        (runtime.kernel_step()?.name == step).then_some((present.name, runtime))
+    })
 }
 
 /// The context, the state of the interpreter's lock, and the stack of a thread, merged with its runtimes' readings.

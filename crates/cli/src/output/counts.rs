@@ -25,6 +25,7 @@ pub(crate) struct CountsJson {
     truncated_stacks: u64,
     missing_stacks: u64,
     incomplete_steps: u64,
+    unresolved_threads: u64,
     context_conflicts: u64,
 }
 
@@ -49,6 +50,7 @@ impl CountsJson {
             truncated_stacks: counts.truncated_stacks,
             missing_stacks: counts.missing_stacks,
             incomplete_steps: counts.incomplete_steps,
+            unresolved_threads: counts.unresolved_threads,
             context_conflicts: counts.context_conflicts,
         }
     }

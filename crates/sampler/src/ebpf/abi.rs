@@ -73,6 +73,7 @@ pub(crate) mod step_outcome {
     pub(crate) const ABSENT: u16 = 1;
     #[cfg(test)]
     pub(crate) const UNCONFIGURED: u16 = 3;
+    pub(crate) const UNKNOWN_THREAD: u16 = 5;
 }
 
 /// `enum counter`.
@@ -119,6 +120,18 @@ pub(crate) struct StepKey {
 
 // SAFETY: integers without padding between or behind them.
 unsafe impl Pod for StepKey {}
+
+/// `struct thread_key`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ThreadKey {
+    pub(crate) pid: u32,
+    pub(crate) tid: u32,
+    pub(crate) step: u32,
+}
+
+// SAFETY: integers without padding between or behind them.
+unsafe impl Pod for ThreadKey {}
 
 /// A step's configuration for a process, in the step's own layout (`STEP_CONFIGURATION_SIZE`).
 pub(crate) type StepConfiguration = [u8; 320];

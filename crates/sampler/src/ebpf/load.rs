@@ -15,6 +15,7 @@ use super::perf::Clocks;
 use super::rings::{Events, Sizes};
 use super::side_band::SideBand;
 use super::targets::TargetTable;
+use super::thread_words::ThreadWords;
 use super::unwind::Unwinding;
 use crate::refusal::Refusal;
 use crate::{Options, Targets};
@@ -31,6 +32,8 @@ const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// Maximum number of configured steps of runtimes, each for one process: 1.3 MB.
 const MAX_CONFIGURATIONS: u32 = 4096;
+/// Maximum number of threads whose words are passed on to steps: 0.7 MB.
+const MAX_THREAD_WORDS: u32 = 8192;
 
 /// The programs that sample: with stacks by frame pointers; by unwind tables, in a loop; and by unwind tables, with
 /// programs that call each other.
@@ -60,6 +63,7 @@ pub(super) struct Loaded {
     pub(super) configurations: HashMap<MapData, StepKey, StepConfiguration>,
     /// The number of each runtime's step, by its name.
     pub(super) steps: BTreeMap<String, u32>,
+    pub(super) words: ThreadWords,
     pub(super) unwinding: Unwinding,
     /// Why stacks have fewer frames, if they have.
     pub(super) without_loops: Option<Refusal>,
@@ -118,9 +122,9 @@ impl Loaded {
         };
         let object = options.kernel_object.map_or(OBJECT, |object| object.0);
         // The kernel allocates the memory immediately.
-        let configurations = match options.runtimes.is_empty() {
-            false => MAX_CONFIGURATIONS,
-            true => 1,
+        let (configurations, words) = match options.runtimes.is_empty() {
+            false => (MAX_CONFIGURATIONS, MAX_THREAD_WORDS),
+            true => (1, 1),
         };
         let flag = |on: bool| u32::from(on);
         let whole_machine = flag(options.targets == Targets::All);
@@ -143,6 +147,7 @@ impl Loaded {
             .map_max_entries("segments", sizes.segments)
             .map_max_entries("rule_caches", rule_caches)
             .map_max_entries("step_configurations", configurations)
+            .map_max_entries("thread_words", words)
             .load(object)
             .map_err(|error| Refusal::of(&error))?;
         for name in ["task_newtask", "sched_process_exec", "sched_process_exit"] {
@@ -175,6 +180,7 @@ impl Loaded {
             events: Events::new(&mut programs, &cpu_map, cpus, sizes)?,
             counters: map(&mut programs, "counters")?,
             configurations: map(&mut programs, "step_configurations")?,
+            words: ThreadWords::new(&mut programs)?,
             clocks,
             steps,
             unwinding,

@@ -12,6 +12,7 @@ mod shared;
 mod side_band;
 mod snapshot;
 mod targets;
+mod thread_words;
 mod unwind;
 
 pub(crate) use recorder::Recorder;

@@ -6,16 +6,18 @@ use std::time::{Duration, Instant};
 use aya::maps::{HashMap, MapData};
 use foldhash::fast::RandomState;
 use otelctx_reader as reader;
+use otelctx_reader::runtime::{RuntimeError, ThreadView};
 use otelctx_sample::{Catalog, Counts, Found, Frame, ModuleFiles, Sample, StackEnd};
 use otelctx_track::ThreadStatus;
 
 use super::abi::{
-    self, EventHead, FRAME_INTERRUPTED, StepConfiguration, StepKey, Target, flag, kind, part,
-    step_outcome,
+    self, EventHead, FRAME_INTERRUPTED, StepConfiguration, StepKey, Target, ThreadKey, flag, kind,
+    part, step_outcome,
 };
 use super::load::{KernelCounts, Loaded};
 use super::side_band::SideBand;
 use super::targets::{numbers, places_of, steps_of, target};
+use super::thread_words::{Lookup, ThreadWords};
 use super::unwind::{Unwinding, stack_end};
 use crate::process::check_target;
 use crate::processes::{Observation, Processes, Record};
@@ -122,6 +124,7 @@ impl Recorder {
         let pid = pid as u32;
         self.loaded.targets.remove(pid);
         forget_steps(&mut self.loaded.configurations, &self.loaded.steps, pid);
+        self.loaded.words.forget(pid);
     }
 
     /// Updates the program's data about a process: where its threads keep their contexts, and the
@@ -167,6 +170,7 @@ impl Recorder {
         // Otherwise, a recorder that gets too little CPU time would never finish.
         let until = monotonic();
         self.loaded.events.begin();
+        self.loaded.words.begin();
         // Before the events: their mappings are as new as they are.
         let (side_band, processes) = (&mut self.side_band, &mut self.processes);
         let mut has_changes = pass_on(side_band, &mut self.loaded.unwinding, processes);
@@ -176,7 +180,8 @@ impl Recorder {
                 kind::ON_CPU => {
                     has_changes |= parts.clone().any(|part| part.kind >= part::STEP);
                     self.seen.insert(head.cpu);
-                    let (stacks, steps) = (&mut self.stacks, &self.loaded.steps);
+                    let stacks = &mut self.stacks;
+                    let steps = (&self.loaded.steps, &mut self.loaded.words);
                     let unwinding = &mut self.loaded.unwinding;
                     let processes = &mut self.processes;
                     let sample = sample(processes, unwinding, stacks, steps, &head, parts, catalog);
@@ -191,6 +196,7 @@ impl Recorder {
                     let pid = head.pid as i32;
                     self.processes.exec(pid);
                     self.loaded.unwinding.forget(pid);
+                    self.loaded.words.forget(head.pid);
                     // Its rows are ready sooner than if its first sample asks for them.
                     if let Some(process) = self.processes.running(pid) {
                         self.loaded.unwinding.read(process);
@@ -204,6 +210,7 @@ impl Recorder {
                     self.loaded.targets.remove(head.pid);
                     let configurations = &mut self.loaded.configurations;
                     forget_steps(configurations, &self.loaded.steps, head.pid);
+                    self.loaded.words.forget(head.pid);
                 }
                 _ => {}
             }
@@ -240,6 +247,7 @@ impl Recorder {
             self.processes.request_all();
         }
         self.loaded.targets.poll();
+        self.loaded.words.check_next();
         let is_idle = !self.whole_machine && self.processes.have_ended();
         self.idle_surveys = if is_idle { self.idle_surveys + 1 } else { 0 };
         if !self.stopped {
@@ -337,7 +345,7 @@ fn sample(
     processes: &mut Processes,
     unwinding: &mut Unwinding,
     [user_stack, kernel_stack]: &mut [Vec<Frame>; 2],
-    steps: &BTreeMap<String, u32>,
+    (steps, words): (&BTreeMap<String, u32>, &mut ThreadWords),
     head: &EventHead,
     parts: abi::Parts<'_>,
     catalog: &mut Catalog,
@@ -345,7 +353,7 @@ fn sample(
     let mut record = None;
     user_stack.clear();
     kernel_stack.clear();
-    let mut incomplete = false;
+    let (mut incomplete, mut unresolved) = (false, false);
     let mut runtimes = Vec::new();
     let (mut end, mut is_checked) = (None, false);
     for part in parts {
@@ -363,17 +371,34 @@ fn sample(
             }
             part::KERNEL_STACK => read_stack(kernel_stack, part.bytes),
             kind if kind < part::STEP => {}
-            kind if part.outcome == step_outcome::DONE => {
+            kind => {
                 let number = u32::from(kind - part::STEP);
                 let step = steps.iter().find(|(_, known)| **known == number);
-                let decoded =
-                    step.and_then(|(name, _)| processes.decode(head.pid as i32, name, part.bytes));
-                runtimes.extend(decoded);
+                match (part.outcome, step) {
+                    (step_outcome::DONE, Some((name, _))) => {
+                        runtimes.extend(processes.decode(head.pid as i32, name, part.bytes));
+                    }
+                    (step_outcome::UNKNOWN_THREAD, Some((name, _))) => {
+                        let thread = ThreadKey {
+                            pid: head.pid,
+                            tid: head.tid,
+                            step: number,
+                        };
+                        let find = || thread_word(processes, head, name, part.bytes);
+                        match words.look_up(thread, head.time, find) {
+                            Lookup::Late => unresolved = true,
+                            Lookup::Without => {}
+                            Lookup::Failed => incomplete = true,
+                        }
+                    }
+                    (step_outcome::DONE, None) => {}
+                    _ => incomplete = true,
+                }
             }
-            _ => incomplete = true,
         }
     }
     processes.counts.incomplete_steps += u64::from(incomplete);
+    processes.counts.unresolved_threads += u64::from(unresolved);
     let context = abi::found(head.outcome, record);
     let context = context.and_then(|bytes| {
         let serial = head.serial;
@@ -405,6 +430,19 @@ fn sample(
         kernel_stack,
     };
     processes.sample(&seen, catalog)
+}
+
+/// Finds the word that a step has asked for. `part` is the thread pointer.
+fn thread_word(
+    processes: &mut Processes,
+    head: &EventHead,
+    step: &str,
+    part: &[u8],
+) -> Result<Option<u64>, RuntimeError> {
+    let pointer = part.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes));
+    let pointer = pointer.ok_or_else(|| RuntimeError::new("a step has asked for no thread"))?;
+    let thread = ThreadView::new(head.tid as i32, pointer);
+    processes.thread_word(head.pid as i32, step, thread)
 }
 
 /// A thread's name as the kernel stores it: NUL-terminated.

@@ -228,6 +228,11 @@ fn missing(counts: &Counts) -> Vec<String> {
         "samples without a runtime's part",
     );
     add(
+        counts.unresolved_threads,
+        "sample of a thread without a known state yet",
+        "samples of threads without a known state yet",
+    );
+    add(
         counts.context_conflicts,
         "sample whose native context and runtime's context differ",
         "samples whose native context and runtime's context differ",
@@ -304,14 +309,14 @@ mod tests {
         counts.truncated_stacks = 6;
         (counts.lost_mappings, counts.skipped_names) = (11, 12);
         counts.missing_stacks = 7;
-        counts.incomplete_steps = 8;
+        (counts.incomplete_steps, counts.unresolved_threads) = (8, 14);
         counts.context_conflicts = 9;
         let second = "  missing: 1,002 unreadable contexts (the variable could not be read: 1,000, \
             the record could not be read: 2), 10 skipped samples of processes that cannot be traced, \
             13 skipped samples of processes outside of this PID namespace, 1 invalid record, \
             3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
             11 lost reports of mappings, 12 skipped names of generated functions, 6 truncated stacks, 7 samples without their stacks, 8 samples without a runtime's part, \
-            9 samples whose native context and runtime's context differ";
+            14 samples of threads without a known state yet, 9 samples whose native context and runtime's context differ";
         assert_eq!(
             summary(counts).text(),
             format!("{first}, 7 lost\n{second}\n")
@@ -379,7 +384,7 @@ mod tests {
         (counts.missing_stacks, counts.incomplete_steps) = (24, 25);
         (counts.context_conflicts, counts.not_traceable) = (26, 27);
         (counts.lost_mappings, counts.skipped_names) = (28, 34);
-        counts.outside_namespace = 35;
+        (counts.outside_namespace, counts.unresolved_threads) = (35, 37);
         (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 29, 30, 31, 33]);
         let mut summary = summary(counts);
         summary.gil = GilSamples {
@@ -409,7 +414,7 @@ mod tests {
                     "not_executable": 33,
                 },
                 "truncated_stacks": 23, "missing_stacks": 24, "incomplete_steps": 25,
-                "context_conflicts": 26,
+                "unresolved_threads": 37, "context_conflicts": 26,
             },
             "incomplete_stacks": [{"module": "libfoo.so", "reason": "no_tables", "samples": 33}],
             "files": [], "sent": null,

@@ -8,7 +8,7 @@ use otelctx_sample::{Found, ReadStep};
 
 use super::{
     Cpu, EventHead, FewTarget, FewTargets, PartHead, Place, Segment, StepKey, Target, TargetFilter,
-    Wanted,
+    ThreadKey, Wanted,
 };
 
 /// The objects of both architectures.
@@ -168,6 +168,7 @@ fn layouts_are_those_of_the_objects() {
         }
         if name.ends_with("with steps") {
             layout!(types, "step_key", StepKey, [pid, step]);
+            layout!(types, "thread_key", ThreadKey, [pid, tid, step]);
         }
         if name.starts_with("snapshot") {
             layout!(types, "wanted", Wanted, [pid, reserved, target]);

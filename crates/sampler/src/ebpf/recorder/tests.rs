@@ -108,6 +108,61 @@ fn a_step_adds_its_part_and_an_absent_one_says_so() {
     );
 }
 
+/// Without runtimes, the program has room for the word of one thread.
+#[test]
+fn words_of_threads_are_kept_while_the_threads_live() {
+    let Some(target) = busy() else { return };
+    let options = Options::new(Targets::Processes(vec![target.pid()]));
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let words = &mut recorder.loaded.words;
+    let pid = target.pid() as u32;
+    let key = |pid, tid| ThreadKey { pid, tid, step: 1 };
+    let none = || -> Result<Option<u64>, RuntimeError> { panic!("it was asked for") };
+    let word = |word| move || Ok(Some(word));
+    // No thread has such an ID.
+    let (thread, ended) = (key(pid, pid), key(pid, u32::MAX));
+    assert_eq!(words.look_up(ended, 0, word(7)), Lookup::Late);
+    assert_eq!((words.len(), words.get(ended)), (1, Some(7)));
+    // There is no room, and each drain asks once.
+    assert_eq!(words.look_up(thread, 0, word(8)), Lookup::Late);
+    assert_eq!(words.look_up(thread, 0, none), Lookup::Late);
+    assert_eq!((words.len(), words.get(thread)), (1, None));
+    words.begin();
+    words.check_next();
+    assert_eq!(words.len(), 0);
+    assert_eq!(words.look_up(thread, 0, word(8)), Lookup::Late);
+    words.check_next();
+    assert_eq!((words.len(), words.get(thread)), (1, Some(8)));
+    // What was sampled before does not ask again; later, the word may have changed.
+    words.begin();
+    assert_eq!(words.look_up(thread, 0, none), Lookup::Late);
+    assert_eq!(words.look_up(thread, u64::MAX, word(8)), Lookup::Without);
+    words.begin();
+    assert_eq!(words.look_up(thread, u64::MAX, word(9)), Lookup::Late);
+    assert_eq!(words.get(thread), Some(9));
+    let failure = || Err(RuntimeError::new("for a test"));
+    words.begin();
+    assert_eq!(words.look_up(thread, u64::MAX, failure), Lookup::Failed);
+    assert_eq!(words.look_up(thread, u64::MAX, none), Lookup::Failed);
+    words.begin();
+    assert_eq!(
+        words.look_up(thread, u64::MAX, || Ok(None)),
+        Lookup::Without
+    );
+    assert_eq!(words.len(), 0);
+    // A process that has ended, and one that is forgotten.
+    words.begin();
+    let other = key(u32::MAX, 1);
+    assert_eq!(words.look_up(other, 0, word(1)), Lookup::Late);
+    words.check_next();
+    assert_eq!(words.len(), 0);
+    assert_eq!(words.look_up(key(pid, 1), 0, word(1)), Lookup::Late);
+    words.forget(pid);
+    assert_eq!(words.len(), 0);
+}
+
 #[test]
 fn each_sample_that_finds_the_ring_full_is_counted() {
     let Some(_target) = busy() else { return };

@@ -1,0 +1,235 @@
+//! Samples of threads whose states the step cannot find in the threads themselves.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::python::Interpreter;
+use otelctx_reader::remote::{FileCache, Modules, Target};
+use otelctx_reader::runtime::{Runtime, RuntimeProcess, RuntimeThread, Runtimes, ThreadView};
+use otelctx_reader::sample::{Catalog, Counts, Frame, GilState, Sample};
+use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+
+use super::*;
+use crate::find;
+use crate::process::PythonProcess;
+
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Samples of each thread.
+const SAMPLES: usize = 100;
+
+/// CPython whose function that tells where threads store their states could not be decoded.
+#[derive(Debug, Default)]
+struct Undecoded {
+    /// Whether a thread state was found in the list.
+    has_listed: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct UndecodedProcess {
+    process: PythonProcess,
+    has_listed: Arc<AtomicBool>,
+}
+
+impl Runtime for Undecoded {
+    fn name(&self) -> &'static str {
+        "cpython"
+    }
+
+    fn is_candidate(&self, file_name: &[u8]) -> bool {
+        crate::Python::default().is_candidate(file_name)
+    }
+
+    fn probe(
+        &self,
+        target: &dyn Target,
+        modules: &Modules,
+    ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError> {
+        let files = FileCache::default();
+        let Some(mut process) = find::find(target, modules, &files, &Arc::default())? else {
+            return Ok(None);
+        };
+        let step = process.step.take().unwrap();
+        // The second word of the configuration.
+        let (words, _) = step.configuration.as_chunks();
+        let code_type = u64::from_ne_bytes(words[1]);
+        process.variables.own = None;
+        process.step = kernel_step(&process.layout, &process.variables, code_type);
+        let has_listed = self.has_listed.clone();
+        Ok(Some(Arc::new(UndecodedProcess {
+            process,
+            has_listed,
+        })))
+    }
+}
+
+impl RuntimeProcess for UndecodedProcess {
+    fn facts(&self) -> otelctx_reader::format::process_context::Attributes {
+        self.process.facts()
+    }
+
+    fn thread(
+        &self,
+        target: &dyn Target,
+        thread: ThreadView,
+    ) -> Result<Option<RuntimeThread>, RuntimeError> {
+        self.process.thread(target, thread)
+    }
+
+    fn kernel_step(&self) -> Option<&KernelStep> {
+        self.process.kernel_step()
+    }
+
+    fn thread_word(
+        &self,
+        target: &dyn Target,
+        thread: ThreadView,
+    ) -> Result<Option<u64>, RuntimeError> {
+        let word = self.process.thread_word(target, thread)?;
+        self.has_listed.fetch_or(word.is_some(), Ordering::Relaxed);
+        Ok(word)
+    }
+
+    fn decode(
+        &self,
+        target: &dyn Target,
+        part: &[u8],
+    ) -> Result<Option<RuntimeThread>, RuntimeError> {
+        self.process.decode(target, part)
+    }
+}
+
+/// Samples of `released.py`.
+struct Recording {
+    catalog: Catalog,
+    /// Each with the number of its drain.
+    samples: Vec<(usize, Sample)>,
+    counts: Counts,
+    /// The function that each thread executes.
+    threads: HashMap<i32, String>,
+}
+
+impl Recording {
+    /// Samples until each thread has many, also the one that starts meanwhile. `None`, with a line, where the kernel
+    /// does not permit it.
+    fn take(interpreter: &Interpreter, runtime: Arc<dyn Runtime>, with_ebpf: bool) -> Option<Self> {
+        let mut target = interpreter.start("released.py");
+        let mut options = Options::new(Targets::Processes(vec![target.pid()]));
+        options.frequency = if with_ebpf { 999 } else { 99 };
+        options.without_ebpf = !with_ebpf;
+        options.runtimes = Runtimes::new(vec![runtime]);
+        let mut sampler = Sampler::start(&options).unwrap();
+        Feature::Ebpf.or_skip(match sampler.method() {
+            Method::Ptrace(why) if with_ebpf => Err(why),
+            _ => Ok(()),
+        })?;
+        let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
+        let (begin, mut drains, mut sampled) = (Instant::now(), 0, HashMap::new());
+        while sampled.values().filter(|count| **count >= SAMPLES).count() < 5 {
+            assert!(begin.elapsed() < TIMEOUT, "{interpreter:?}: {sampled:?}");
+            std::thread::sleep(INTERVAL);
+            sampler.drain(&mut catalog, &mut |sample| samples.push((drains, sample)));
+            if drains == 10 {
+                target.command("another one");
+            }
+            drains += 1;
+            sampled.clear();
+            for (_, sample) in &samples {
+                *sampled.entry(sample.thread).or_insert(0) += 1;
+            }
+        }
+        let threads = target.lines.iter().filter_map(|line| {
+            let words: Vec<&str> = line.split(' ').collect();
+            Some((words.get(1)?.parse().ok()?, (*words.get(3)?).to_owned()))
+        });
+        Some(Self {
+            threads: threads.collect(),
+            counts: sampler.counts(),
+            catalog,
+            samples,
+        })
+    }
+
+    /// The functions of a sample, outermost first.
+    fn functions(&self, sample: &Sample) -> Vec<&str> {
+        let frames = self.catalog.frames(sample.user_stack).rev();
+        let frames = frames.filter(|frame| !frame.is_gil_wait());
+        let named = frames.filter_map(|frame| match frame {
+            Frame::Named(named) => Some(&*named.function),
+            Frame::Native { .. } => None,
+        });
+        named.collect()
+    }
+
+    /// Compares all samples with what the threads execute.
+    fn check(&self, interpreter: &Interpreter) {
+        let is_old = interpreter.version.starts_with("2.");
+        let start = match is_old {
+            true => ["__bootstrap", "__bootstrap_inner", "run"],
+            false => ["_bootstrap", "_bootstrap_inner", "run"],
+        };
+        assert_eq!(self.threads.len(), 5);
+        let mut firsts = HashMap::new();
+        let [mut known, mut whole, mut released] = [0; 3];
+        let mut unresolved = 0;
+        for (drain, sample) in &self.samples {
+            let functions = self.functions(sample);
+            unresolved += u64::from(functions.is_empty());
+            let tid = self.catalog.thread_facts(sample.thread).tid;
+            let Some(function) = self.threads.get(&tid) else {
+                continue;
+            };
+            let first = *firsts.entry(tid).or_insert(*drain);
+            if functions.is_empty() {
+                // The answer to the first drain's question was there in the third.
+                assert!(*drain <= first + 1, "{interpreter:?}: {first}, {drain}");
+                continue;
+            }
+            known += 1;
+            let expected = [&start[..], &[function]].concat();
+            whole += usize::from(functions == expected);
+            released += usize::from(sample.gil != Some(GilState::Held));
+        }
+        let counts = [whole, released, known];
+        assert!(whole * 100 >= known * 99, "{interpreter:?}: {counts:?}");
+        assert!(released * 10 >= known * 9, "{interpreter:?}: {counts:?}");
+        assert_eq!(
+            self.counts.unresolved_threads, unresolved,
+            "{interpreter:?}"
+        );
+    }
+}
+
+const VERSIONS: [&str; 6] = ["3.6", "3.10", "3.11", "3.12", "3.13t", "3.15"];
+
+#[test]
+fn samples_have_the_thread_states_that_only_the_list_has() {
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        let runtime = Undecoded::default();
+        let has_listed = runtime.has_listed.clone();
+        let Some(recording) = Recording::take(&interpreter, Arc::new(runtime), true) else {
+            return;
+        };
+        recording.check(&interpreter);
+        assert!(has_listed.load(Ordering::Relaxed), "{interpreter:?}");
+        assert_ne!(recording.counts.unresolved_threads, 0);
+    }
+}
+
+/// Its threads keep their states in a list of its own.
+#[test]
+fn samples_of_2_7_have_the_thread_states_without_the_gil() {
+    for interpreter in Interpreter::with_version("2.7") {
+        for with_ebpf in [true, false] {
+            let runtime = Arc::new(crate::Python::default());
+            let Some(recording) = Recording::take(&interpreter, runtime, with_ebpf) else {
+                continue;
+            };
+            recording.check(&interpreter);
+            let unresolved = recording.counts.unresolved_threads;
+            assert_eq!(unresolved > 0, with_ebpf, "{unresolved}");
+        }
+    }
+}
