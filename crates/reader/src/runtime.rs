@@ -197,6 +197,10 @@ impl RuntimeStack {
     /// frames of that call. Calls without a native frame, because the native stack is truncated,
     /// are added at the end. Native frames that exceed the calls are those of the innermost calls,
     /// which have not begun to execute a function, or have ended doing so.
+    ///
+    /// A runtime may have announced code that only calls the interpreter for one function, under the name of
+    /// that function, as CPython does with `-X perf` (Python/perf_trampoline.c): a frame of it that has this
+    /// name already is left out.
     #[must_use]
     pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
         let is_call = |frame: &Frame| {
@@ -212,9 +216,16 @@ impl RuntimeStack {
             }
         };
         let mut calls = self.calls.into_iter();
-        let mut mixed = Vec::with_capacity(native.len());
+        let mut mixed: Vec<Frame> = Vec::with_capacity(native.len());
+        let mut was_call = false;
         for frame in native {
-            if !is_call(&frame) {
+            let is_call = is_call(&frame);
+            let only_calls = was_call && mixed.last().is_some_and(|it| it.is_named_as(&frame));
+            was_call = is_call;
+            if only_calls {
+                continue;
+            }
+            if !is_call {
                 mixed.push(frame);
             } else if without > 0 {
                 without -= 1;
@@ -648,7 +659,22 @@ mod tests {
             ..stack.clone()
         };
         let last = Frame::native(1, 0x150);
-        assert_eq!(mixed.in_native(native(&[0x150, 0x150])), [c, last]);
+        assert_eq!(mixed.in_native(native(&[0x150, 0x150])), [c.clone(), last]);
+        // The first is code that calls the interpreter for `b`.
+        let announced = |name: &str| {
+            Frame::from(NamedFrame {
+                line: 0,
+                ..named(name)
+            })
+        };
+        let mut with_announced = native(&[0x150, 0x300, 0x300]);
+        with_announced[1] = announced("b");
+        with_announced[2] = announced("b");
+        let mixed = RuntimeStack {
+            calls: vec![vec![named("c"), named("b")]],
+            ..stack.clone()
+        };
+        assert_eq!(mixed.in_native(with_announced), [c, b, announced("b")]);
         let mixed = RuntimeStack {
             calls: Vec::new(),
             ..stack

@@ -74,8 +74,25 @@ fn stacks_have_python_frames_in_place_of_the_interpreter() {
     let versions = [
         "2.7", "3.6", "3.10", "3.11", "3.12", "3.13", "3.13t", "3.14", "3.15",
     ];
-    for interpreter in versions.iter().flat_map(|it| Interpreter::with_version(it)) {
-        let target = interpreter.start("interpreted.py");
+    // From 3.12 on, functions can be called through code that is made for each of them (`-X perf`).
+    let ways = versions.iter().flat_map(|version| {
+        let interpreters = Interpreter::with_version(version).into_iter();
+        let has_trampolines = versions
+            .iter()
+            .skip_while(|it| **it != "3.12")
+            .any(|it| it == version);
+        interpreters.flat_map(move |it| {
+            let again = has_trampolines.then(|| (it.clone(), true));
+            [(it, false)].into_iter().chain(again)
+        })
+    });
+    for (interpreter, through_trampolines) in ways {
+        let mut command = interpreter.command("interpreted.py");
+        command.env(
+            "PYTHONPERFSUPPORT",
+            if through_trampolines { "1" } else { "0" },
+        );
+        let target = Target::spawn(&mut command);
         let pid = target.pid().to_string();
         let arguments = [
             "dump",
@@ -100,6 +117,14 @@ fn stacks_have_python_frames_in_place_of_the_interpreter() {
                 frame
             });
             assert_eq!(python.collect::<Vec<_>>(), frames, "{interpreter:?}");
+            // Nor does generated code that calls one of them have its name once more.
+            for native in stack.iter().filter(|frame| !is_python(frame)) {
+                let Some(function) = native["function"].as_str() else {
+                    continue;
+                };
+                let is_it = |frame: &Value| frame["qualname"] == function;
+                assert!(!frames.iter().any(is_it), "{interpreter:?} {native}");
+            }
             // C functions start the thread.
             assert_eq!(
                 stack.last().unwrap().get("runtime"),

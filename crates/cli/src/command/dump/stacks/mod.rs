@@ -67,7 +67,7 @@ impl Stack {
     }
 
     /// The frames, with those of the thread's runtimes in place of the calls of their interpreters.
-    fn mixed(&self, runtimes: &[RuntimeReading]) -> Vec<sample::Frame> {
+    fn mixed(&self, runtimes: &[RuntimeReading], named: &Named) -> Vec<sample::Frame> {
         let native = self.frames().map(|(frame, lookup)| {
             if lookup == frame.address {
                 sample::Frame::instruction(frame.address)
@@ -79,9 +79,18 @@ impl Stack {
             let stack = &reading.thread.as_ref().ok()?.stack;
             (!stack.interpreter.is_empty()).then_some(stack)
         });
-        stacks.fold(native.collect(), |mixed, stack| {
+        let mut mixed: Vec<sample::Frame> = stacks.fold(native.collect(), |mixed, stack| {
             stack.clone().in_native(mixed)
-        })
+        });
+        // Code that only calls the interpreter, for a function that is there already.
+        mixed.dedup_by(|frame, callee| match (&*frame, &*callee) {
+            (sample::Frame::Native { address, .. }, sample::Frame::Named(callee)) => {
+                let lookup = frame.lookup_address().unwrap_or(*address);
+                named.is_generated_for(lookup, callee.name())
+            }
+            _ => false,
+        });
+        mixed
     }
 
     /// It ends because a register is unknown.

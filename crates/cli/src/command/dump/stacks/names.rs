@@ -49,6 +49,13 @@ impl Named {
         place.map_or(&[], |place| &place.functions)
     }
 
+    /// Whether an address is in code that a runtime has generated for this function, and has no lines of its own.
+    pub(super) fn is_generated_for(&self, address: u64, name: &str) -> bool {
+        let functions = self.functions(address);
+        let is_it = matches!(functions, [function] if function.name == name && function.line == 0);
+        is_it && self.is_anonymous(address)
+    }
+
     /// Whether an address is in memory without a file or another name.
     pub(super) fn is_anonymous(&self, address: u64) -> bool {
         let place = self.places.get(&address);

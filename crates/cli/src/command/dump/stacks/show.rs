@@ -40,7 +40,7 @@ pub(in crate::command::dump) fn lines(report: &Report) -> String {
         match stack {
             Ok(stack) => {
                 let _ = write!(text, "\n  thread {tid}  stack{name}\n");
-                for frame in stack.mixed(&thread.runtimes) {
+                for frame in stack.mixed(&thread.runtimes, &report.named) {
                     match &frame {
                         Frame::Named(frame) => add_named(&mut text, frame),
                         Frame::Native { address, .. } => {
@@ -128,7 +128,7 @@ impl<'r> StackJson<'r> {
             Ok(stack) => {
                 let end = reason(stack);
                 OrError::Value(Self {
-                    frames: (stack.mixed(&thread.runtimes), &report.named),
+                    frames: (stack.mixed(&thread.runtimes, &report.named), &report.named),
                     complete: end.is_none(),
                     end,
                 })
