@@ -21,11 +21,11 @@ enum How {
     Sleepers(&'static str),
     /// `crates/sampler/tests/calls`, with more samples.
     Calls,
-    /// `crates/python/tests/chains.rs`, with more samples.
-    Chains,
+    /// Tests of `crates/python`, with more samples.
+    Python(&'static str),
 }
 
-const RUNS: [Run; 8] = [
+const RUNS: [Run; 10] = [
     Run {
         name: "traces",
         minutes: 6,
@@ -72,14 +72,26 @@ const RUNS: [Run; 8] = [
         name: "python",
         minutes: 8,
         summary: "Python's calls and returns, 10,000 times a second: stacks against the program's own account",
-        how: How::Chains,
+        how: How::Python("chains"),
+    },
+    Run {
+        name: "handlers",
+        minutes: 7,
+        summary: "requests in Python: each sample's functions and context against the program's own account",
+        how: How::Python("handlers"),
+    },
+    Run {
+        name: "recompiled",
+        minutes: 6,
+        summary: "functions of Python that are compiled, called and dropped: no name of another one",
+        how: How::Python("recompiled"),
     },
 ];
 
 /// Samples of each of the programs of `crates/sampler/tests/calls`: five.
 const CALLS_SAMPLES: &str = "200000";
-/// Samples of each of the programs of `crates/python/tests/chains.rs`: five for each interpreter.
-const CHAINS_SAMPLES: &str = "100000";
+/// Samples of each of the programs of `crates/python/tests` for each interpreter.
+const PYTHON_SAMPLES: &str = "100000";
 
 /// Runs the named runs, or lists all runs.
 pub(crate) fn run(names: &[String]) -> Outcome {
@@ -104,7 +116,7 @@ pub(crate) fn run(names: &[String]) -> Outcome {
             How::Bench => bench::run(&[run.name.into()]),
             How::Sleepers(test) => sleepers(test, run.minutes),
             How::Calls => samples("otelctx-sampler", "calls", CALLS_SAMPLES),
-            How::Chains => samples("otelctx-python", "chains", CHAINS_SAMPLES),
+            How::Python(test) => samples("otelctx-python", test, PYTHON_SAMPLES),
         };
         if let Outcome::Failed(why) = outcome {
             return Outcome::Failed(format!("{}: {why}", run.name));

@@ -1,21 +1,23 @@
 //! Every sampled stack is one that the program can have, by its own account: the interpreter calls and
 //! returns most of the time, and is interrupted in the middle of that.
 //!
-//! Needs the right to use eBPF. `cargo xtask soak chains` compares many more samples.
+//! Needs the right to use eBPF. `cargo xtask soak python` compares many more samples.
+
+mod common;
 
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::start;
 use otelctx_fixtures::Target;
-use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::python::Interpreter;
 use otelctx_python::Python;
 use otelctx_reader::Process;
 use otelctx_reader::runtime::Runtimes;
 use otelctx_reader::sample::{Catalog, Frame, Sample};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::INTERVAL;
 
 /// Versions whose frames are a chain of their own, which starts in a different place in each.
 const VERSIONS: [&str; 6] = ["3.11", "3.12", "3.13", "3.13t", "3.14", "3.15"];
@@ -114,16 +116,8 @@ fn frame_line(frame: &Frame) -> u32 {
 fn run(interpreter: &Interpreter, work: &str) -> Option<Tally> {
     let target = Target::spawn(interpreter.command("chains.py").arg(work));
     let truth = Truth::of(&target);
-    let runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
-    let code = interpreter_code(&target, &runtimes);
-    let mut options = Options::new(Targets::Processes(vec![target.pid()]));
-    options.frequency = 9_999;
-    options.runtimes = runtimes;
-    let mut sampler = Sampler::start(&options).unwrap();
-    Feature::Ebpf.or_skip(match sampler.method() {
-        Method::Ptrace(why) => Err(why),
-        _ => Ok(()),
-    })?;
+    let code = interpreter_code(&target);
+    let mut sampler = start(target.pid(), 9_999, false)?;
     let mut catalog = Catalog::new();
     let mut tally = Tally::default();
     let mut first_marked = None;
@@ -157,9 +151,10 @@ fn run(interpreter: &Interpreter, work: &str) -> Option<Tally> {
 }
 
 /// The code of the interpreter's evaluation loop.
-fn interpreter_code(target: &Target, runtimes: &Runtimes) -> Vec<Range<u64>> {
+fn interpreter_code(target: &Target) -> Vec<Range<u64>> {
     let mut options = otelctx_reader::Options::default();
-    options.runtimes = runtimes.clone();
+    let runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
+    options.runtimes = runtimes;
     let mut process = Process::with_options(target.pid(), options).unwrap();
     let runtimes = process.runtimes().unwrap();
     let state = process.threads().unwrap()[0]

@@ -1,17 +1,16 @@
 //! Samples of a program whose stacks are known.
 
+mod common;
+
 use std::collections::HashMap;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use otelctx_fixtures::kernel::Feature;
+use common::start;
 use otelctx_fixtures::python::{Interpreter, free_threaded_program};
 use otelctx_fixtures::{CoreDirectory, Target};
-use otelctx_python::Python;
-use otelctx_reader::runtime::Runtimes;
 use otelctx_reader::sample::{Catalog, Frame, GilState, NamedFrame, Sample};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::INTERVAL;
 
 const VERSIONS: [&str; 12] = [
     "2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.13t", "3.14", "3.15",
@@ -75,15 +74,7 @@ fn record_until(
     without_ebpf: bool,
     is_enough: impl Fn(&Catalog, &[Sample]) -> bool,
 ) -> Option<(Catalog, Vec<Sample>)> {
-    let mut options = Options::new(Targets::Processes(vec![pid]));
-    options.frequency = frequency;
-    options.without_ebpf = without_ebpf;
-    options.runtimes = Runtimes::new(vec![Arc::new(Python::default())]);
-    let mut sampler = Sampler::start(&options).unwrap();
-    Feature::Ebpf.or_skip(match sampler.method() {
-        Method::Ptrace(why) if !without_ebpf => Err(why),
-        _ => Ok(()),
-    })?;
+    let mut sampler = start(pid, frequency, without_ebpf)?;
     let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
     let begin = Instant::now();
     while !is_enough(&catalog, &samples) {
@@ -293,46 +284,4 @@ fn samples_of_copies_of_the_instructions_have_the_lines_of_these() {
             assert!(counts.iter().all(|count| *count > 20), "{counts:?}");
         }
     }
-}
-
-/// Names are read after the sample: by then, another function may have the same address.
-#[test]
-fn a_sample_never_has_the_name_of_a_function_that_was_compiled_later() {
-    let mut known = 0;
-    for version in ["2.7", "3.8", "3.11", "3.12", "3.13t"] {
-        for interpreter in Interpreter::with_version(version) {
-            let target = interpreter.start("recompiled.py");
-            let Some((catalog, samples)) = record(target.pid(), 1999, 4000, false) else {
-                return;
-            };
-            for sample in samples {
-                let frames = catalog.frames(sample.user_stack).rev();
-                let frames = frames.filter(|frame| !frame.is_gil_wait());
-                let named = frames.filter_map(|frame| match frame {
-                    Frame::Named(named) => {
-                        let (function, number) = named.function.split_once('_')?;
-                        if function == "make" {
-                            return None;
-                        }
-                        assert_eq!(named.file, "<recompiled>", "{interpreter:?}: {named:?}");
-                        if !named.qualified_name.is_empty() {
-                            let within = format!("make_{number}.<locals>.{}", named.function);
-                            assert_eq!(named.qualified_name, within, "{interpreter:?}");
-                        }
-                        Some((function, number))
-                    }
-                    Frame::Native { .. } => None,
-                });
-                let called: Vec<(&str, &str)> = named.collect();
-                let order = ["outer", "middle", "inner"];
-                let mut order = order.iter();
-                let is_right = called.iter().all(|(function, number)| {
-                    *number == called[0].1 && order.any(|it| it == function)
-                });
-                assert!(is_right, "{interpreter:?}: {called:?}");
-                known += called.len();
-            }
-        }
-    }
-    assert!(known > 100, "{known}");
 }
