@@ -229,6 +229,8 @@ fn id<const N: usize>(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<
 
 fn attributes_of(attributes: Option<&Bound<'_, PyDict>>) -> PyResult<Attributes> {
     let mut result = Attributes::new();
+    // A copy: another thread, or the method `__str__` of a value, may change the dict meanwhile.
+    let attributes = attributes.map(|it| it.copy()).transpose()?;
     for (name, value) in attributes.into_iter().flatten() {
         let name = name.cast::<PyString>()?;
         if let Some(key) = key(name.py(), &name.to_string_lossy()) {
@@ -370,10 +372,11 @@ pub(crate) fn scope(context: &Bound<'_, Context>) -> Scope {
     }
 }
 
-/// The result of [`scope`].
+/// The result of [`scope`]. Several threads and tasks may have entered it at the same time.
 #[pyclass(frozen, module = "otelctx")]
 pub(crate) struct Scope {
     context: Py<Context>,
+    /// Those of all that have entered it, in order.
     tokens: Mutex<Vec<Py<PyAny>>>,
 }
 
@@ -382,23 +385,37 @@ impl Scope {
     fn __enter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Context>> {
         let context = self.context.bind(py);
         let token = attach(context.as_any())?.unbind();
-        self.tokens
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(token);
+        self.tokens().push(token);
         Ok(context.clone())
     }
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        let token = self
-            .tokens
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
-        match token {
-            Some(token) => reset(token.bind(py)),
-            None => Err(PyRuntimeError::new_err("the scope was not entered")),
+        let tokens: Vec<_> = {
+            let tokens = self.tokens();
+            tokens.iter().rev().map(|it| it.clone_ref(py)).collect()
+        };
+        let mut error = PyRuntimeError::new_err("the scope was not entered");
+        for token in tokens {
+            match reset(token.bind(py)) {
+                Ok(()) => {
+                    let mut tokens = self.tokens();
+                    let position = tokens.iter().rposition(|it| it.is(&token));
+                    let used = position.map(|position| tokens.remove(position));
+                    drop(tokens);
+                    drop(used);
+                    return Ok(());
+                }
+                // The token of another thread or task, which has entered the scope later.
+                Err(refused) => error = refused,
+            }
         }
+        Err(error)
+    }
+}
+
+impl Scope {
+    fn tokens(&self) -> MutexGuard<'_, Vec<Py<PyAny>>> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,7 @@
 //! OpenTelemetry's runtime context: the same context variable, with OpenTelemetry's context in it.
 
 use pyo3::Borrowed;
+use pyo3::exceptions::PyKeyError;
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -192,7 +193,11 @@ fn published_of(attributes: &Bound<'_, PyAny>) -> PyResult<Attributes> {
         if attributes.contains(name)?
             && let Some(key) = key(py, name)
         {
-            let value = attributes.get_item(name)?;
+            let value = match attributes.get_item(name) {
+                // Another thread may have removed it since.
+                Err(error) if error.is_instance_of::<PyKeyError>(py) => continue,
+                value => value?,
+            };
             result.push((key, value.str()?.to_string_lossy().into_owned()));
         }
     }

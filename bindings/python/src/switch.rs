@@ -10,7 +10,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi::{METH_KEYWORDS, Py_DECREF, PyObject};
@@ -96,16 +96,23 @@ fn replace_run(py: Python<'_>) -> PyResult<()> {
     // SAFETY: `m_ml` is the first field of a built-in method (`PyCFunctionObject`) after its header,
     // in all versions up to 3.13. The definition is a static variable of the interpreter.
     let definition = unsafe {
-        let definition = method.as_ptr().add(1).cast::<*mut MethodDefinition>();
-        &mut *definition.read()
+        method
+            .as_ptr()
+            .add(1)
+            .cast::<*mut MethodDefinition>()
+            .read()
     };
-    // SAFETY: the name is a C string.
-    let name = unsafe { CStr::from_ptr(definition.name) };
-    if name != c"run" || definition.flags != METH_FASTCALL | METH_KEYWORDS {
+    // SAFETY: as above; the name is a C string.
+    let (name, flags) = unsafe { (CStr::from_ptr((*definition).name), (*definition).flags) };
+    if name != c"run" || flags != METH_FASTCALL | METH_KEYWORDS {
         return Err(PyImportError::new_err("Context.run is not CPython's"));
     }
-    let _ = ORIGINAL_RUN.set(definition.function);
-    definition.function = run;
+    // SAFETY: as above. Other threads may call the method at the same time, and read the field at once.
+    unsafe {
+        let _ = ORIGINAL_RUN.set((*definition).function);
+        let function = AtomicPtr::from_ptr((&raw mut (*definition).function).cast::<*mut ()>());
+        function.store(run as *mut (), Ordering::Release);
+    }
     Ok(())
 }
 

@@ -25,6 +25,15 @@ def test_every_step_shows_its_own_context(start, name):
     assert line["right"] > 1000
 
 
+@pytest.mark.parametrize("inherit", ["0", "1"])
+def test_a_thread_starts_with_the_context_that_it_inherits(start, inherit):
+    # From 3.14 on; before, a thread never inherits one.
+    program = start("switches", "threads", PYTHON_THREAD_INHERIT_CONTEXT=inherit)
+    line = program.line()
+    assert (line["wrong"], line["missing"]) == (0, 0), line["first_wrong"]
+    assert line["right"] > 1000
+
+
 def test_nothing_is_published_in_an_event_loop_whose_switches_are_not_seen(start, capfd):
     pytest.importorskip("uvloop")
     line = counts(start, "uvloop")

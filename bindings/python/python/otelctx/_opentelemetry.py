@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ from . import _otelctx, publish
 from ._hooks import SPAN_ATTRIBUTES, when_imported
 
 _SDK = "opentelemetry.sdk.trace"
+_PATCHING = threading.Lock()
 
 
 class RuntimeContext(_RuntimeContext):
@@ -41,8 +43,11 @@ class RuntimeContext(_RuntimeContext):
     def _get_current_and_patch(self) -> Context:
         sdk = sys.modules[_SDK]
         if not _is_initializing(sdk):
-            del self.get_current
-            _patch_sdk(sdk)
+            with _PATCHING:
+                # Another thread may have done it.
+                if "get_current" in vars(self):
+                    _patch_sdk(sdk)
+                    del self.get_current
         return _otelctx.opentelemetry_current()
 
 

@@ -41,7 +41,7 @@ class Context:
 
 @final
 class Scope:
-    """The result of :func:`scope`."""
+    """The result of :func:`scope`. Several threads and tasks may be in it at the same time."""
 
     def __enter__(self) -> Context: ...
     def __exit__(

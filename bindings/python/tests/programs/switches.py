@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import random
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import otelctx
@@ -115,6 +116,29 @@ def direct():
                 pool.submit(check, None).result()
 
 
+def threads():
+    """A thread starts without a context, or with a copy of that of the thread that starts it."""
+    inherits = bool(getattr(sys.flags, "thread_inherit_context", False))
+
+    def work(first):
+        check(first)
+        for span in range(1, STEPS):
+            with otelctx.scope(context(span)):
+                check(span)
+        check(first)
+
+    for _ in range(10):
+        with otelctx.scope(context(95)):
+            first = 95 if inherits else None
+            started = [threading.Thread(target=work, args=(first,)) for _ in range(4)]
+            for each in started:
+                each.start()
+            for each in started:
+                each.join()
+            check(95)
+    check(None)
+
+
 def greenlets():
     """Greenlets have contexts of their own, which start empty."""
     import gevent
@@ -168,6 +192,8 @@ def run(name):
         asyncio.run(with_eager_tasks())
     elif name == "direct":
         direct()
+    elif name == "threads":
+        threads()
     elif name == "gevent":
         greenlets()
     elif name == "uvloop":
