@@ -12,7 +12,7 @@ use semver::{Version, VersionReq};
 
 use crate::licences::deny_toml;
 use crate::report::{self, Outcome};
-use crate::workspace::{metadata, root};
+use crate::workspace::{MANIFESTS, metadata, root};
 
 /// Checks both workspaces' lock files, or with `--refresh` replaces the snapshot first.
 pub(crate) fn run(arguments: &[String]) -> Outcome {
@@ -105,10 +105,10 @@ fn check() -> Result<Outcome, String> {
     Err(found.join(", "))
 }
 
-/// Every package of both workspaces that comes from a registry.
+/// Every package of the workspaces that comes from a registry.
 fn packages() -> Result<BTreeSet<(String, Version)>, String> {
     let mut packages = BTreeSet::new();
-    for manifest in ["Cargo.toml", "fuzz/Cargo.toml"].map(|name| root().join(name)) {
+    for manifest in MANIFESTS.map(|name| root().join(name)) {
         if !manifest.is_file() {
             continue;
         }

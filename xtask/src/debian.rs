@@ -264,7 +264,7 @@ impl Python {
 #[derive(Clone, Copy)]
 pub(crate) struct FreeThreadedPython {
     /// Such as `3.13`.
-    series: &'static str,
+    pub(crate) series: &'static str,
     suite: &'static str,
 }
 
@@ -348,7 +348,7 @@ impl FreeThreadedPython {
         let destination = format!("DESTDIR={}", tree.display());
         report::output(make().args(install).arg(destination))?;
         let program = PathBuf::from(format!("tree/usr/bin/python{}t", self.series));
-        let check = "import ctypes, hashlib, sys, zlib; assert not sys._is_gil_enabled()";
+        let check = "import ctypes, hashlib, ssl, sys, zlib; assert not sys._is_gil_enabled()";
         report::output(Command::new(folder.join(&program)).args(["-c", check]))?;
         let library = tree.join(format!("usr/lib/python{}t", self.series));
         let compile = ["-m", "compileall", "-q", "-j0"];
@@ -363,6 +363,17 @@ impl FreeThreadedPython {
         }
         symlink(&program, &python).map_err(|error| format!("{}: {error}", python.display()))?;
         Ok(python)
+    }
+
+    /// The wheel of pip that comes with the source, for `PYTHONPATH`.
+    pub(crate) fn pip(self) -> Result<PathBuf, String> {
+        let library = format!("tree/usr/lib/python{}t/ensurepip/_bundled", self.series);
+        let folder = setup_dir().join(Self::FOLDER).join(library);
+        let wheels = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let mut wheels = wheels.map(|entry| entry.path());
+        wheels
+            .find(|path| path.extension().is_some_and(|it| it == "whl"))
+            .ok_or_else(|| format!("no wheel in {}", folder.display()))
     }
 }
 

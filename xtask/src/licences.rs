@@ -9,9 +9,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::report::Outcome;
-use crate::workspace::{metadata, root};
+use crate::workspace::{MANIFESTS, metadata, root};
 
-/// Checks the main workspace and the one of the fuzz targets.
+/// Checks every workspace of the checkout.
 pub(crate) fn run() -> Outcome {
     check().into()
 }
@@ -20,7 +20,7 @@ fn check() -> Result<Outcome, String> {
     let allowed = allowed()?;
     let mut seen = BTreeSet::new();
     let mut refused = BTreeSet::new();
-    for manifest in ["Cargo.toml", "fuzz/Cargo.toml"].map(|name| root().join(name)) {
+    for manifest in MANIFESTS.map(|name| root().join(name)) {
         if !manifest.is_file() {
             continue;
         }

@@ -35,23 +35,57 @@ const GLIBC: (u32, u32) = (2, 17);
 /// A Python, and one with pip that installs packages for it.
 struct Interpreter {
     minor: u32,
+    /// It loads no module of the stable ABI, and is installed a wheel of its own.
+    is_free_threaded: bool,
     path: PathBuf,
-    pip: PathBuf,
+    pip: Pip,
+}
+
+/// What installs packages for a Python.
+#[derive(Clone)]
+enum Pip {
+    Own,
+    /// That of another Python.
+    Of(PathBuf),
+    /// The wheel that comes with the Python, not installed.
+    Wheel(PathBuf),
 }
 
 impl Interpreter {
+    /// Such as `3.12` or `3.13t`.
+    fn version(&self) -> String {
+        let flag = if self.is_free_threaded { "t" } else { "" };
+        format!("3.{}{flag}", self.minor)
+    }
+
     /// Where its packages of [`PACKAGES`] are.
     fn packages(&self) -> PathBuf {
-        setup_dir().join(format!("python-3.{}", self.minor))
+        setup_dir().join(format!("python-{}", self.version()))
+    }
+
+    /// Those of [`PACKAGES`] that there are for it.
+    fn wanted(&self) -> Vec<&'static str> {
+        let has_wheel = |package: &&str| {
+            let only_with_gil = ["uvloop", "gevent"].iter();
+            !self.is_free_threaded || !only_with_gil.clone().any(|it| package.starts_with(it))
+        };
+        PACKAGES.into_iter().filter(has_wheel).collect()
     }
 
     /// `pip install` into a folder for `PYTHONPATH`.
     fn pip(&self, folder: &Path) -> Command {
-        let mut command = Command::new(&self.pip);
+        let mut command = match &self.pip {
+            Pip::Of(python) => Command::new(python),
+            Pip::Own | Pip::Wheel(_) => Command::new(&self.path),
+        };
+        if let Pip::Wheel(wheel) = &self.pip {
+            command.env("PYTHONPATH", wheel);
+        }
         command.args(["-m", "pip", "install", "--quiet", "--upgrade"]);
-        command.args(["--disable-pip-version-check", "--target"]);
-        command.arg(folder);
-        if self.pip != self.path {
+        // Building gevent takes minutes: an older release comes with a wheel.
+        command.args(["--disable-pip-version-check", "--only-binary=:all:"]);
+        command.arg("--target").arg(folder);
+        if let Pip::Of(_) = self.pip {
             command.args(["--implementation", "cp", "--python-version"]);
             command.arg(format!("3.{}", self.minor));
             let glibc = |minor| format!("manylinux_2_{minor}_x86_64");
@@ -70,15 +104,13 @@ impl Interpreter {
         }
         println!("installing {wanted} into {}", folder.display());
         let _ = fs::remove_dir_all(folder);
-        // Building gevent takes minutes: an older release comes with a wheel.
-        let wheels_only = "--only-binary=:all:";
-        report::output(self.pip(folder).arg(wheels_only).args(packages))?;
+        report::output(self.pip(folder).args(packages))?;
         fs::write(&stamp, wanted).map_err(|error| format!("{}: {error}", stamp.display()))
     }
 }
 
 /// A release of each version: the system's, those on the search path, and pyenv's; then what setup
-/// fetches from Debian, which has no pip.
+/// gets from Debian, which has no pip installed.
 fn interpreters() -> Vec<Interpreter> {
     let mut candidates = vec![PathBuf::from("/usr/bin/python3")];
     candidates.extend(VERSIONS.map(|minor| format!("python3.{minor}").into()));
@@ -91,35 +123,61 @@ fn interpreters() -> Vec<Interpreter> {
     }
     let mut found = BTreeMap::new();
     for candidate in candidates {
-        // Free-threaded builds load no wheel of the stable ABI.
         let probe = "import pip, sys, sysconfig; assert sys.implementation.name == 'cpython'; \
-                     assert not sysconfig.get_config_var('Py_GIL_DISABLED'); \
-                     print(sys.version_info[0], sys.version_info[1], sys.executable)";
+                     flag = 't' if sysconfig.get_config_var('Py_GIL_DISABLED') else '-'; \
+                     print(*sys.version_info[:2], flag, sys.executable)";
         let Ok(said) = report::output(Command::new(candidate).args(["-c", probe])) else {
             continue;
         };
-        let mut words = said.trim().splitn(3, ' ');
-        let (major, minor) = (words.next(), words.next().and_then(|it| it.parse().ok()));
-        if let (Some("3"), Some(minor), Some(path)) = (major, minor, words.next())
+        let words: Vec<&str> = said.trim().splitn(4, ' ').collect();
+        if let ["3", minor, flag, path] = words[..]
+            && let Ok(minor) = minor.parse()
             && VERSIONS.contains(&minor)
         {
-            let (path, pip) = (PathBuf::from(path), path.into());
+            let is_free_threaded = flag == "t";
             found
-                .entry(minor)
-                .or_insert(Interpreter { minor, path, pip });
+                .entry((minor, is_free_threaded))
+                .or_insert(Interpreter {
+                    minor,
+                    is_free_threaded,
+                    path: path.into(),
+                    pip: Pip::Own,
+                });
         }
     }
-    let newest = found.last_key_value().map(|(_, newest)| newest.pip.clone());
+    let newest = found.values().rfind(|it| !it.is_free_threaded);
+    let newest = newest.map(|newest| Pip::Of(newest.path.clone()));
     let fetched = debian::PYTHONS.iter().filter_map(|python| {
         let minor = python.series.strip_prefix("3.")?.parse().ok()?;
-        Some((minor, python.fetch().ok()?, newest.clone()?))
+        Some((minor, false, python.fetch().ok()?, newest.clone()?))
     });
-    for (minor, path, pip) in fetched {
+    let built = [debian::FREE_THREADED_PYTHON].into_iter();
+    let built = built.filter_map(|python| {
+        let minor = python.series.strip_prefix("3.")?.parse().ok()?;
+        Some((
+            minor,
+            true,
+            python.build().ok()?,
+            Pip::Wheel(python.pip().ok()?),
+        ))
+    });
+    for (minor, is_free_threaded, path, pip) in fetched.chain(built) {
         found
-            .entry(minor)
-            .or_insert(Interpreter { minor, path, pip });
+            .entry((minor, is_free_threaded))
+            .or_insert(Interpreter {
+                minor,
+                is_free_threaded,
+                path,
+                pip,
+            });
     }
     found.into_values().collect()
+}
+
+/// The Python that runs the builders, and builds the wheel of the stable ABI.
+fn builder(interpreters: &[Interpreter]) -> Result<&Interpreter, String> {
+    let mut with_gil = interpreters.iter().filter(|it| !it.is_free_threaded);
+    with_gil.next().ok_or_else(|| "no python3 with pip".into())
 }
 
 fn maturin() -> PathBuf {
@@ -132,15 +190,14 @@ fn maturin() -> PathBuf {
 /// Names what could not be installed.
 pub(crate) fn setup() -> Result<(), String> {
     let interpreters = interpreters();
-    let first = interpreters.first().ok_or("no python3 with pip")?;
-    first.install(&BUILDERS, &maturin())?;
+    builder(&interpreters)?.install(&BUILDERS, &maturin())?;
     for interpreter in &interpreters {
-        interpreter.install(&PACKAGES, &interpreter.packages())?;
+        interpreter.install(&interpreter.wanted(), &interpreter.packages())?;
     }
     Ok(())
 }
 
-/// Builds the wheel, and runs its tests with each Python.
+/// Builds the wheels, and runs their tests with each Python.
 pub(crate) fn run(counts: &mut Counts) -> Outcome {
     if let Err(error) = setup() {
         println!("not installed: {error}");
@@ -154,19 +211,21 @@ pub(crate) fn run(counts: &mut Counts) -> Outcome {
 fn test(counts: &mut Counts) -> Result<Outcome, String> {
     let mut interpreters = interpreters();
     interpreters.retain(|interpreter| interpreter.packages().join(".installed").is_file());
-    let first = interpreters.first().ok_or("no python3 with pip")?;
     let target = target_dir();
     let command = target.join("debug/otelctx");
     if !command.is_file() {
         report::run(cargo().args(["build", "--locked", "-p", "otelctx-cli"]))?;
     }
     let wheels = target.join("python");
-    let wheel = build(first, &command, &wheels)?;
+    let built = build(&interpreters, &command, &wheels)?;
     let (mut passed, mut failed) = (Vec::new(), Vec::new());
     for interpreter in &interpreters {
-        let version = format!("3.{}", interpreter.minor);
+        let version = interpreter.version();
         let folder = wheels.join(&version);
-        report::output(interpreter.pip(&folder).arg("--no-deps").arg(&wheel))?;
+        let mut install = interpreter.pip(&folder);
+        // pip selects the wheel for the interpreter.
+        install.args(["--no-deps", "--no-index", "--find-links"]);
+        report::output(install.arg(&built).arg("otelctx"))?;
         let installed = folder.join("bin/otelctx");
         let paths = [folder, interpreter.packages()];
         let paths = std::env::join_paths(paths).map_err(|error| error.to_string())?;
@@ -196,16 +255,18 @@ fn package() -> PathBuf {
     root().join("bindings/python")
 }
 
-/// Builds the wheel that is published, with the release build of the command.
+/// Builds the wheels that are published, with the release build of the command.
 pub(crate) fn wheel() -> Outcome {
     let built = setup().and_then(|()| {
         let interpreters = interpreters();
-        let first = interpreters.first().ok_or("no python3 with pip")?;
-        let command = release_command(first)?;
-        build(first, &command, &target_dir().join("wheel"))
+        let command = release_command(builder(&interpreters)?)?;
+        build(&interpreters, &command, &target_dir().join("wheel"))
     });
-    match built {
-        Ok(wheel) => Outcome::Passed(wheel.display().to_string()),
+    match built.and_then(|folder| entries(&folder)) {
+        Ok(wheels) => {
+            let wheels = wheels.iter().map(|wheel| wheel.display().to_string());
+            Outcome::Passed(wheels.collect::<Vec<_>>().join(" "))
+        }
         Err(error) => Outcome::Failed(error),
     }
 }
@@ -245,31 +306,17 @@ fn with_zig<'c>(command: &'c mut Command, python: &Interpreter) -> &'c mut Comma
     command.env("PYTHONPATH", maturin())
 }
 
-/// Builds the wheel with this command; returns its path below `wheels`, which is removed before.
-fn build(python: &Interpreter, command: &Path, wheels: &Path) -> Result<PathBuf, String> {
+/// Builds the wheel of the stable ABI with this command, and one for each free-threaded Python; returns
+/// their folder below `wheels`, which is removed before.
+fn build(interpreters: &[Interpreter], command: &Path, wheels: &Path) -> Result<PathBuf, String> {
+    let python = builder(interpreters)?;
     let _ = fs::remove_dir_all(wheels);
-    let mut build = Command::new(maturin().join("bin/maturin"));
-    build.current_dir(package());
-    build.args(["build", "--release", "--locked", "--quiet"]);
-    build.args(["--zig", "--compatibility", "manylinux2014"]);
-    build.arg("--interpreter").arg(&python.path);
-    build.arg("--out").arg(wheels.join("without-command"));
-    report::output(with_zig(&mut build, python))?;
+    let mut build = maturin_build(python, python, &package(), &wheels.join("without-command"));
+    report::output(&mut build)?;
     let without = only_entry(&wheels.join("without-command"))?;
 
     // maturin can add only what is there whenever the package is built, without the command, too.
-    let wheel = |arguments: &[&str], path: &Path, to: &Path| {
-        fs::create_dir_all(to).map_err(|error| format!("{}: {error}", to.display()))?;
-        let mut wheel = Command::new(&python.path);
-        wheel
-            .args(["-m", "wheel"])
-            .args(arguments)
-            .arg("-d")
-            .arg(to)
-            .arg(path);
-        report::output(wheel.env("PYTHONPATH", maturin()))
-    };
-    wheel(&["unpack"], &without, &wheels.join("unpacked"))?;
+    wheel_tool(python, "unpack", &without, &wheels.join("unpacked"))?;
     let unpacked = only_entry(&wheels.join("unpacked"))?;
     let name = unpacked.file_name().unwrap_or_default().to_string_lossy();
     let scripts = unpacked.join(format!("{name}.data/scripts"));
@@ -279,16 +326,102 @@ fn build(python: &Interpreter, command: &Path, wheels: &Path) -> Result<PathBuf,
         .args(["--strip-debug", "-o"])
         .arg(scripts.join("otelctx"));
     report::output(strip.arg(command))?;
-    wheel(&["pack"], &unpacked, &wheels.join("wheel"))?;
-    only_entry(&wheels.join("wheel"))
+    let built = wheels.join("wheel");
+    wheel_tool(python, "pack", &unpacked, &built)?;
+    // Only the extension module differs.
+    for interpreter in interpreters.iter().filter(|it| it.is_free_threaded) {
+        replace_module(python, interpreter, &unpacked, wheels)?;
+        wheel_tool(python, "pack", &unpacked, &built)?;
+    }
+    Ok(built)
 }
 
-/// The path of what a folder contains.
+/// Makes an unpacked wheel one for a free-threaded Python.
+fn replace_module(
+    builder: &Interpreter,
+    python: &Interpreter,
+    unpacked: &Path,
+    wheels: &Path,
+) -> Result<(), String> {
+    // What PyO3 supports no more.
+    let package = match python.minor {
+        ..14 => package().join("python3.13t"),
+        _ => package(),
+    };
+    let version = python.version();
+    // Modules of several Pythons would replace each other's.
+    let target = target_dir().join(format!("python-module-{version}"));
+    let folder = wheels.join(format!("module-{version}"));
+    let mut build = maturin_build(builder, python, &package, &folder.join("wheel"));
+    report::output(build.env("CARGO_TARGET_DIR", target))?;
+    let built = only_entry(&folder.join("wheel"))?;
+    wheel_tool(builder, "unpack", &built, &folder.join("unpacked"))?;
+    let built = only_entry(&folder.join("unpacked"))?;
+
+    let fail = |error| format!("{}: {error}", unpacked.display());
+    fs::remove_file(module(&unpacked.join("otelctx"))?).map_err(fail)?;
+    let new = match built.join("otelctx") {
+        folder if folder.is_dir() => module(&folder)?,
+        _ => module(&built.join("_otelctx"))?,
+    };
+    let name = new.file_name().unwrap_or_default();
+    fs::copy(&new, unpacked.join("otelctx").join(name)).map_err(fail)?;
+    // The tags, and what the module is made of.
+    let (from, to) = (information(&built)?, information(unpacked)?);
+    fs::copy(from.join("WHEEL"), to.join("WHEEL")).map_err(fail)?;
+    fs::remove_dir_all(to.join("sboms")).map_err(fail)?;
+    fs::rename(from.join("sboms"), to.join("sboms")).map_err(fail)
+}
+
+/// The extension module in a folder.
+fn module(folder: &Path) -> Result<PathBuf, String> {
+    let mut files = entries(folder)?.into_iter();
+    let found = files.find(|file| file.extension().is_some_and(|it| it == "so"));
+    found.ok_or_else(|| format!("no module in {}", folder.display()))
+}
+
+/// The folder `.dist-info` of an unpacked wheel.
+fn information(unpacked: &Path) -> Result<PathBuf, String> {
+    let mut folders = entries(unpacked)?.into_iter();
+    let found = folders.find(|folder| folder.extension().is_some_and(|it| it == "dist-info"));
+    found.ok_or_else(|| format!("no .dist-info in {}", unpacked.display()))
+}
+
+/// `maturin build` of a package for a Python, into a folder.
+fn maturin_build(
+    builder: &Interpreter,
+    python: &Interpreter,
+    package: &Path,
+    to: &Path,
+) -> Command {
+    let mut build = Command::new(maturin().join("bin/maturin"));
+    build.current_dir(package);
+    build.args(["build", "--release", "--locked", "--quiet"]);
+    build.args(["--zig", "--compatibility", "manylinux2014"]);
+    build.arg("--interpreter").arg(&python.path);
+    build.arg("--out").arg(to);
+    with_zig(&mut build, builder);
+    build
+}
+
+/// `wheel pack` or `unpack`, into a folder.
+fn wheel_tool(builder: &Interpreter, what: &str, path: &Path, to: &Path) -> Result<(), String> {
+    fs::create_dir_all(to).map_err(|error| format!("{}: {error}", to.display()))?;
+    let mut wheel = Command::new(&builder.path);
+    wheel.args(["-m", "wheel", what, "-d"]).arg(to).arg(path);
+    report::output(wheel.env("PYTHONPATH", maturin())).map(drop)
+}
+
+/// The paths of what a folder contains.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    Ok(entries.flatten().map(|entry| entry.path()).collect())
+}
+
+/// The path of all that a folder contains.
 fn only_entry(folder: &Path) -> Result<PathBuf, String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut paths = entries.map(|entry| entry.path());
-    match (paths.next(), paths.next()) {
-        (Some(path), None) => Ok(path),
-        _ => Err(format!("{} does not contain one entry", folder.display())),
+    match <[PathBuf; 1]>::try_from(entries(folder)?) {
+        Ok([path]) => Ok(path),
+        Err(_) => Err(format!("{} does not contain one entry", folder.display())),
     }
 }

@@ -33,7 +33,7 @@ use crate::{aarch64, bpf, collector, debian, kernels, musl, python as python_pac
 
 /// Debian package, a file of it, and what is not tested without it. The file is a program on the
 /// search path, or an absolute path. Packages are checked one by one: a machine may have any of them.
-const PACKAGES: [(&str, &str, &str); 27] = [
+const PACKAGES: [(&str, &str, &str); 28] = [
     ("gcc", "gcc", "C fixtures"),
     ("clang", "clang", "C fixtures built by clang, eBPF objects"),
     ("libbpf-dev", bpf::HEADER, "eBPF objects"),
@@ -51,6 +51,11 @@ const PACKAGES: [(&str, &str, &str); 27] = [
         "free-threaded Python",
     ),
     ("zlib1g-dev", "/usr/include/zlib.h", "free-threaded Python"),
+    (
+        "libssl-dev",
+        "/usr/include/openssl/ssl.h",
+        "free-threaded Python",
+    ),
     ("libcap2-bin", "capsh", "missing capabilities"),
     ("util-linux", "setpriv", "tests without root"),
     ("gdb", "gdb", "comparison with gdb"),

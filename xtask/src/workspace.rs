@@ -11,6 +11,13 @@ use crate::report;
 /// The crates for applications: they support an older Rust, and have a small dependency tree.
 pub(crate) const APPLICATION_CRATES: [&str; 3] = ["otelctx-format", "otelctx", "otelctx-build"];
 
+/// The workspaces of the checkout.
+pub(crate) const MANIFESTS: [&str; 3] = [
+    "Cargo.toml",
+    "bindings/python/python3.13t/Cargo.toml",
+    "fuzz/Cargo.toml",
+];
+
 /// The root of the checkout.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

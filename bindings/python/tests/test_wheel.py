@@ -1,7 +1,10 @@
 """What the wheel contains, and which systems it runs on."""
 
+import json
 import re
 import subprocess
+import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 from shutil import which
@@ -11,6 +14,7 @@ from conftest import COMMAND
 
 #: Wheels for `manylinux2014` run with this glibc and later ones.
 FLOOR = (2, 17)
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 def module():
@@ -39,6 +43,24 @@ def test_the_module_runs_with_the_glibc_that_the_wheel_names():
     versions = re.findall(r"GLIBC_(\d+)\.(\d+)", readelf("--version-info"))
     assert versions
     assert max((int(major), int(minor)) for major, minor in versions) <= FLOOR
+
+
+def test_pip_has_selected_the_wheel_for_this_interpreter():
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") if FREE_THREADED else ".abi3.so"
+    assert module().name == f"_otelctx{suffix}"
+    tags = re.findall("^Tag: (.*)$", metadata.distribution("otelctx").read_text("WHEEL"), re.M)
+    version = "%d%d" % sys.version_info[:2]
+    expected = f"cp{version}-cp{version}t-" if FREE_THREADED else "cp39-abi3-"
+    assert tags
+    assert all(tag.startswith(expected) for tag in tags), tags
+
+
+def test_the_bill_of_materials_is_that_of_the_module():
+    [bill] = (each for each in metadata.files("otelctx") if each.match("sboms/*.json"))
+    components = json.loads(bill.read_text())["components"]
+    [version] = {each["version"] for each in components if each["name"] == "pyo3"}
+    # In the paths of its source files, which messages contain.
+    assert set(re.findall(rb"/pyo3-([0-9.]+)/", module().read_bytes())) == {version.encode()}
 
 
 def test_the_command_has_the_version_of_the_package():
