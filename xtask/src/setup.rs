@@ -33,7 +33,7 @@ use crate::{aarch64, bpf, collector, debian, kernels, musl, python as python_pac
 
 /// Debian package, a file of it, and what is not tested without it. The file is a program on the
 /// search path, or an absolute path. Packages are checked one by one: a machine may have any of them.
-const PACKAGES: [(&str, &str, &str); 28] = [
+const PACKAGES: [(&str, &str, &str); 29] = [
     ("gcc", "gcc", "C fixtures"),
     ("clang", "clang", "C fixtures built by clang, eBPF objects"),
     ("libbpf-dev", bpf::HEADER, "eBPF objects"),
@@ -55,6 +55,11 @@ const PACKAGES: [(&str, &str, &str); 28] = [
         "libssl-dev",
         "/usr/include/openssl/ssl.h",
         "free-threaded Python",
+    ),
+    (
+        "libpython3.11-dev",
+        "/usr/lib/python3.11/config-3.11-x86_64-linux-gnu/libpython3.11.a",
+        "programs that embed Debian's Python",
     ),
     ("libcap2-bin", "capsh", "missing capabilities"),
     ("util-linux", "setpriv", "tests without root"),

@@ -1,6 +1,7 @@
 //! Finds CPython among the modules of a process: its version and its variables.
 
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
@@ -22,6 +23,9 @@ const MAX_VERSION: usize = 8;
 /// `Py_tss_t._key`.
 const TSS_KEY: u64 = 4;
 
+/// A function of every version.
+pub(crate) const FUNCTION: &str = "Py_GetVersion";
+
 /// Finds CPython. `files` caches facts about C libraries, and `memory` counts that of the functions of all
 /// processes.
 ///
@@ -33,62 +37,26 @@ pub(crate) fn find(
     files: &FileCache,
     memory: &Arc<AtomicUsize>,
 ) -> Result<Option<PythonProcess>, RuntimeError> {
-    // Of an executable and its library, one defines the interpreter.
-    let Some(module) = modules
-        .loaded
-        .iter()
-        .find_map(|module| Symbols::of(target, module))
-    else {
-        return Ok(None);
-    };
-    if let Machine::Other(_) = target.machine() {
-        let reason = "it is supported on x86-64 and aarch64 only";
-        return Err(RuntimeError::new(reason));
+    let found = modules.loaded.iter();
+    let mut found: Vec<_> = found
+        .filter_map(|module| Symbols::of(target, module))
+        .collect();
+    // Of an executable and its library, one defines the interpreter. The other may have copies of its variables.
+    found.sort_by_key(|module| module.code(FUNCTION).is_none());
+    // Extension modules may have loaded a library that the program does not use: it has an interpreter of its own.
+    let mut first = None;
+    for module in found {
+        let process = module.process(files, memory);
+        let is_used = |process: &PythonProcess| {
+            let interpreters = target.read_u64(process.variables.interpreters);
+            interpreters.is_ok_and(|first| first != 0)
+        };
+        if process.as_ref().is_ok_and(is_used) {
+            return process.map(Some);
+        }
+        first.get_or_insert(process);
     }
-    let version = module.version()?;
-    let layout = Layout::of(target, version, module.runtime)?;
-    let variables = match (layout.runtime, module.runtime) {
-        (Some(offsets), Some(runtime)) => {
-            let offsets = layout.checked(
-                version,
-                target.machine(),
-                offsets,
-                module.used_offsets(runtime),
-            )?;
-            let at = |offset: u64| runtime.wrapping_add(offset);
-            Variables {
-                interpreters: at(offsets.interpreters),
-                current: offsets.current.map(at),
-                thread_id: module.thread_id(files)?,
-                own: module.own_state(version, files, offsets.tss_key.map(at)),
-            }
-        }
-        _ if target.machine() != Machine::X86_64 => {
-            let reason = format!("version {version} is supported on x86-64 only");
-            return Err(RuntimeError::new(reason));
-        }
-        _ => Variables {
-            interpreters: module.interpreters()?,
-            current: module.address("_PyThreadState_Current"),
-            thread_id: module.thread_id(files)?,
-            own: match version.series() {
-                // Its keys are those of a list of its own.
-                (2, _) => None,
-                _ => module.own_state(version, files, None),
-            },
-        },
-    };
-    let code_type = module.address("PyCode_Type");
-    Ok(Some(PythonProcess {
-        step: code_type.and_then(|code_type| step::kernel_step(&layout, &variables, code_type)),
-        version,
-        layout,
-        variables,
-        states: KnownStates::default(),
-        interpreter: module.interpreter(version),
-        gil_code: interpreter::gil_code(target, module.module),
-        codes: Mutex::new(Codes::new(memory.clone())),
-    }))
+    first.transpose()
 }
 
 /// See [`Python::at`](crate::Python::at).
@@ -124,6 +92,8 @@ struct Symbols<'s> {
     module: &'s LoadedModule,
     /// Address of `_PyRuntime`, which exists from 3.7 on.
     runtime: Option<u64>,
+    /// Whether the module exports the interpreter's functions.
+    is_exported: bool,
 }
 
 impl<'s> Symbols<'s> {
@@ -132,19 +102,81 @@ impl<'s> Symbols<'s> {
             target,
             module,
             runtime: None,
+            is_exported: matches!(module.exported(target, FUNCTION), Ok(Some(_))),
         };
         symbols.runtime = symbols.address("_PyRuntime");
         let is_old = || symbols.address("_PyThreadState_Current").is_some();
         (symbols.runtime.is_some() || is_old()).then_some(symbols)
     }
 
-    /// The address of an exported variable or function.
+    /// The interpreter.
+    fn process(
+        &self,
+        files: &FileCache,
+        memory: &Arc<AtomicUsize>,
+    ) -> Result<PythonProcess, RuntimeError> {
+        if let Machine::Other(_) = self.target.machine() {
+            let reason = "it is supported on x86-64 and aarch64 only";
+            return Err(RuntimeError::new(reason));
+        }
+        let version = self.version()?;
+        let layout = Layout::of(self.target, version, self.runtime)?;
+        let variables = match (layout.runtime, self.runtime) {
+            (Some(offsets), Some(runtime)) => {
+                let offsets = layout.checked(
+                    version,
+                    self.target.machine(),
+                    offsets,
+                    self.used_offsets(runtime),
+                )?;
+                let at = |offset: u64| runtime.wrapping_add(offset);
+                Variables {
+                    interpreters: at(offsets.interpreters),
+                    current: offsets.current.map(at),
+                    thread_id: self.thread_id(files)?,
+                    own: self.own_state(version, files, offsets.tss_key.map(at)),
+                }
+            }
+            _ if self.target.machine() != Machine::X86_64 => {
+                let reason = format!("version {version} is supported on x86-64 only");
+                return Err(RuntimeError::new(reason));
+            }
+            _ => Variables {
+                interpreters: self.interpreters()?,
+                current: self.address("_PyThreadState_Current"),
+                thread_id: self.thread_id(files)?,
+                own: match version.series() {
+                    // Its keys are those of a list of its own.
+                    (2, _) => None,
+                    _ => self.own_state(version, files, None),
+                },
+            },
+        };
+        let code_type = self.address("PyCode_Type");
+        Ok(PythonProcess {
+            step: code_type.and_then(|code_type| step::kernel_step(&layout, &variables, code_type)),
+            version,
+            layout,
+            variables,
+            states: KnownStates::default(),
+            interpreter: self.interpreter(version),
+            gil_code: interpreter::gil_code(self.target, self.module),
+            codes: Mutex::new(Codes::new(memory.clone())),
+        })
+    }
+
+    /// The address of a variable or function.
     fn address(&self, name: &str) -> Option<u64> {
         self.code(name).map(|code| code.start)
     }
 
     fn code(&self, name: &str) -> Option<Range<u64>> {
-        let symbol = self.module.exported(self.target, name).ok()??;
+        // The symbol table of a program that exports its symbols has no others that are needed, and takes long to
+        // search.
+        let symbol = match self.is_exported {
+            true => self.module.exported(self.target, name).ok()??,
+            false => self.module.defined(self.target, name).ok()??,
+        };
         let start = self.module.bias.wrapping_add(symbol.value);
         Some(start..start.saturating_add(symbol.size))
     }
@@ -162,7 +194,7 @@ impl<'s> Symbols<'s> {
             });
         }
         // Before 3.11, only this function uses it.
-        let getter = self.getter("Py_GetVersion").unwrap_or_default();
+        let getter = self.getter(FUNCTION).unwrap_or_default();
         let parse = |address: &u64| {
             let mut text = [0; MAX_VERSION];
             self.target.read(*address, &mut text).ok()?;
@@ -223,9 +255,16 @@ impl<'s> Symbols<'s> {
             };
         }
         let address = used_key(&getter).or_else(|| Some(known?.wrapping_add(TSS_KEY)))?;
-        let libraries = Modules::read_named(self.target, files, &is_c_library).ok()?;
+        let libraries = self.c_library(files).ok()?;
         let keys = libraries.pthread_keys(self.target).ok()??;
         Some(OwnState::Key { address, keys })
+    }
+
+    /// The modules of the C library: the interpreter's own module may contain it.
+    fn c_library(&self, files: &FileCache) -> Result<Modules, otelctx_reader::remote::Error> {
+        let own = self.module.name.as_bytes();
+        let is_it = |name: &[u8]| name == own || is_c_library(name);
+        Modules::read_named(self.target, files, &is_it)
     }
 
     /// See [`Variables::thread_id`].
@@ -234,7 +273,7 @@ impl<'s> Symbols<'s> {
         if self.target.machine() == Machine::X86_64 {
             return Ok(0);
         }
-        let libraries = Modules::read_named(self.target, files, &is_c_library)?;
+        let libraries = self.c_library(files)?;
         let thread_id = libraries.pthread_self(self.target)?;
         thread_id.ok_or_else(|| RuntimeError::new("its C library is unknown"))
     }
@@ -266,16 +305,15 @@ fn used_key(getter: &Getter) -> Option<u64> {
     Some(argument.read_from.unwrap_or_else(tss))
 }
 
-/// Whether a mapping with this name is of a C library, or of a program that may contain one.
+/// Whether a mapping with this name is of a C library.
 fn is_c_library(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    let names: [&[u8]; 6] = [
+    let names: [&[u8]; 5] = [
         b"libc.so",
         b"libc-",
         b"libc.musl-",
         b"ld-musl-",
         b"libpthread",
-        b"python",
     ];
     names.iter().any(|start| name.starts_with(start))
 }

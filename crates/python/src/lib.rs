@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use otelctx_reader::remote::{FileCache, Modules, Target};
-use otelctx_reader::runtime::{Runtime, RuntimeError, RuntimeProcess};
+use otelctx_reader::runtime::{Embedded, Runtime, RuntimeError, RuntimeProcess};
 
 /// CPython.
 #[derive(Clone, Debug, Default)]
@@ -65,6 +65,15 @@ impl Runtime for Python {
 
     fn is_candidate(&self, file_name: &[u8]) -> bool {
         file_name.starts_with(b"python") || file_name.starts_with(b"libpython")
+    }
+
+    fn embedded(&self) -> Option<Embedded> {
+        Some(Embedded {
+            // A program may have a copy of the interpreter's variables, but not of its functions.
+            symbol: find::FUNCTION,
+            // The smallest one has twice as much code.
+            min_size: 1 << 20,
+        })
     }
 
     fn probe(

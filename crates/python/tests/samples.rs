@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::start;
-use otelctx_fixtures::python::{Interpreter, free_threaded_program};
+use otelctx_fixtures::python::{Interpreter, Linkage, free_threaded_program};
 use otelctx_fixtures::{CoreDirectory, Target};
 use otelctx_reader::sample::{Catalog, Frame, GilState, NamedFrame, Sample};
 use otelctx_sampler::INTERVAL;
@@ -85,8 +85,7 @@ fn record_until(
     Some((catalog, samples))
 }
 
-fn check(interpreter: &Interpreter, without_ebpf: bool) {
-    let target = interpreter.start("sampled.py");
+fn check(interpreter: &Interpreter, target: &Target, without_ebpf: bool) {
     let frequency = if without_ebpf { 99 } else { 499 };
     let Some((catalog, samples)) = record(target.pid(), frequency, SAMPLES, without_ebpf) else {
         return;
@@ -145,7 +144,7 @@ fn check(interpreter: &Interpreter, without_ebpf: bool) {
 fn samples_have_the_functions_that_the_program_executes() {
     for version in VERSIONS {
         for interpreter in Interpreter::with_version(version) {
-            check(&interpreter, false);
+            check(&interpreter, &interpreter.start("sampled.py"), false);
         }
     }
 }
@@ -154,7 +153,20 @@ fn samples_have_the_functions_that_the_program_executes() {
 fn samples_by_ptrace_have_them_too() {
     for version in ["3.9", "3.12"] {
         for interpreter in Interpreter::with_version(version) {
-            check(&interpreter, true);
+            check(&interpreter, &interpreter.start("sampled.py"), true);
+        }
+    }
+}
+
+#[test]
+fn samples_of_programs_that_contain_python_have_them_too() {
+    for version in ["2.7", "3.11", "3.13"] {
+        for interpreter in Interpreter::with_version(version) {
+            for linkage in [Linkage::Stripped, Linkage::Library] {
+                if let Some(mut command) = interpreter.embedded(linkage, "sampled.py") {
+                    check(&interpreter, &Target::spawn(&mut command), false);
+                }
+            }
         }
     }
 }

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use otelctx_fixtures::python::{Interpreter, free_threaded_program, program_with_shared_python};
+use otelctx_fixtures::python::{
+    Interpreter, Linkage, free_threaded_program, program_with_shared_python,
+};
 use otelctx_fixtures::{Compiler, CoreDirectory, Target, copy_program};
 use otelctx_python::Python;
 use otelctx_reader::format::process_context::{Attributes, Value};
@@ -479,6 +481,40 @@ fn a_thread_state_in_a_variable_of_a_shared_library_is_found() {
 }
 
 /// What it has published is read nevertheless.
+/// None of its files is named for Python.
+#[test]
+fn a_program_that_contains_python_has_its_states_and_frames() {
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        for linkage in [Linkage::Exported, Linkage::Stripped, Linkage::Library] {
+            let Some(mut command) = interpreter.embedded(linkage, "interpreted.py") else {
+                continue;
+            };
+            let target = Target::spawn(&mut command);
+            let process = Process::with_options(target.pid(), options()).unwrap();
+            compare(process, &interpreter, &truth(&target));
+        }
+    }
+}
+
+#[test]
+fn python_in_a_program_that_exports_nothing_is_found() {
+    for interpreter in VERSIONS.iter().flat_map(|it| Interpreter::with_version(it)) {
+        let Some(mut command) = interpreter.embedded(Linkage::Hidden, "minimal.py") else {
+            continue;
+        };
+        let target = Target::spawn(&mut command);
+        let mut process = Process::with_options(target.pid(), options()).unwrap();
+        let read = read(&mut process, target.pid());
+        let frames = frames(&read).into_iter().map(|[function, _, file, line]| {
+            assert!(file.ends_with("/minimal.py"), "{file}");
+            (function, line)
+        });
+        let expected = [("wait", "10"), ("<module>", "13")];
+        let expected = expected.map(|(function, line)| (function.to_owned(), line.to_owned()));
+        assert_eq!(frames.collect::<Vec<_>>(), expected, "{interpreter:?}");
+    }
+}
+
 #[test]
 fn an_unknown_version_is_an_error_that_says_so() {
     let known = "version 4.0.0 is not supported, only 2.7, 3.6, 3.7, 3.8, 3.9, 3.10, 3.11, 3.12, \

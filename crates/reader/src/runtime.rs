@@ -36,8 +36,14 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Whether a module with this file name may be the runtime: `libpython3.12.so.1.0`. Most
-    /// processes have no such module, and none of their files is opened.
+    /// processes have no such module, and none of their files is opened for it.
     fn is_candidate(&self, file_name: &[u8]) -> bool;
+
+    /// How to recognize it in a module with any other name, such as a program that embeds it. `None` if names are
+    /// enough.
+    fn embedded(&self) -> Option<Embedded> {
+        None
+    }
 
     /// Finds the runtime among the candidate modules of a process. `None` if it is absent. Check
     /// symbols first, which are cached per file
@@ -50,6 +56,16 @@ pub trait Runtime: fmt::Debug + Send + Sync {
         target: &dyn Target,
         modules: &Modules,
     ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError>;
+}
+
+/// What every module that contains a runtime has, whatever its name is. Files are opened only if they are large
+/// enough, and searched once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Embedded {
+    /// A function that the module defines.
+    pub symbol: &'static str,
+    /// Minimum size of the module in memory, in bytes. The larger, the fewer files of other processes are opened.
+    pub min_size: u64,
 }
 
 /// A runtime in one process. It is used until the process loads or unloads a module or executes
@@ -406,7 +422,9 @@ impl Runtimes {
             let name = file_name(name);
             self.0.iter().any(|runtime| runtime.is_candidate(name))
         };
-        let modules = Modules::read_named(target, files, &is_candidate)?;
+        let embedded = self.0.iter().filter_map(|runtime| runtime.embedded());
+        let symbols: Vec<_> = embedded.map(|it| (it.symbol, it.min_size)).collect();
+        let modules = Modules::read_named_or_defining(target, files, &is_candidate, &symbols)?;
         if modules.loaded.is_empty() {
             return Ok((Vec::new(), modules.layout));
         }

@@ -110,6 +110,25 @@ impl LoadedModule {
         Ok(symbol.0)
     }
 
+    /// The definition of `name` in `.dynsym`. If a program does not export it: in its `.symtab`, unless the names
+    /// there take more than 4 MiB, which would take tens of milliseconds. Computed once per file.
+    ///
+    /// # Errors
+    /// [`Error::Elf`] if the module cannot be read.
+    pub fn defined(&self, target: &dyn Target, name: &str) -> Result<Option<ElfSymbol>, Error> {
+        const MAX_NAMES: u64 = 4 << 20;
+        struct Defined(Option<ElfSymbol>);
+        let exported = self.exported(target, name)?;
+        if exported.is_some() || !self.file.executable {
+            return Ok(exported);
+        }
+        let symbol = self.fact(target, name, |elf| match elf.size_of_names()? {
+            1..=MAX_NAMES => elf.symbol(name.as_bytes()).map(Defined),
+            _ => Ok(Defined(None)),
+        })?;
+        Ok(symbol.0)
+    }
+
     /// The address of the symbol `name` in the process: a variable or a function. `None` if the
     /// module does not define it, or defines it as a thread-local variable, which has an address
     /// for each thread: see [`tls`](crate::tls).
@@ -191,6 +210,42 @@ impl Modules {
         target: &dyn Target,
         cache: &FileCache,
         wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Self, Error> {
+        Self::read_wanted(target, cache, &|name, _| wanted(name))
+    }
+
+    /// [`Self::read_named`], and other modules that define a symbol ([`LoadedModule::defined`]). Only files of at
+    /// least these sizes, in bytes, are opened to find out. If one of them cannot be read, it is not among the
+    /// unreadable ones.
+    ///
+    /// # Errors
+    /// See [`Modules::read`].
+    pub fn read_named_or_defining(
+        target: &dyn Target,
+        cache: &FileCache,
+        named: &dyn Fn(&[u8]) -> bool,
+        symbols: &[(&str, u64)],
+    ) -> Result<Self, Error> {
+        let is_large = |size: u64| symbols.iter().any(|(_, min_size)| size >= *min_size);
+        let wanted = |name: &[u8], size: u64| named(name) || is_large(size);
+        let mut modules = Self::read_wanted(target, cache, &wanted)?;
+        modules.loaded.retain(|module| {
+            let defines = |(name, _): &(&str, u64)| {
+                let symbol = module.defined(target, name);
+                symbol.is_ok_and(|symbol| symbol.is_some())
+            };
+            named(module.name.as_bytes()) || symbols.iter().any(defines)
+        });
+        modules
+            .unreadable
+            .retain(|(name, _)| named(name.as_bytes()));
+        Ok(modules)
+    }
+
+    fn read_wanted(
+        target: &dyn Target,
+        cache: &FileCache,
+        wanted: &dyn Fn(&[u8], u64) -> bool,
     ) -> Result<Self, Error> {
         let mut loaded = Vec::new();
         let read = |facts: &FileFacts, source: Source<'_>| {

@@ -82,6 +82,17 @@ impl Elf<'_> {
         }))
     }
 
+    /// The size of the names of the symbols in `.symtab`, in bytes; 0 if there is no `.symtab`.
+    ///
+    /// # Errors
+    /// See [`Self::symbol`].
+    pub fn size_of_names(&self) -> Result<u64, ElfError> {
+        let sections = self.sections()?;
+        let table = sections.iter().find(|it| it.kind == elf::SHT_SYMTAB);
+        let strings = table.and_then(|table| sections.get(table.link as usize));
+        Ok(strings.map_or(0, |strings| strings.size))
+    }
+
     /// The definition of `name` in `.dynsym`. This is a lookup in a hash table, unlike in
     /// `.symtab`.
     ///

@@ -67,8 +67,9 @@ impl Place {
 struct Run {
     start: u64,
     end: u64,
-    /// File offset of the last mapping.
+    /// File offset of the last mapping, and where it ends.
     last_offset: u64,
+    last_end: u64,
     device: Device,
     inode: u64,
     /// The name of the first executable mapping.
@@ -84,6 +85,7 @@ impl Run {
             start: mapping.start,
             end: mapping.end,
             last_offset: mapping.offset,
+            last_end: mapping.end,
             device: mapping.device,
             inode: mapping.inode,
             name: name(mapping),
@@ -136,6 +138,7 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
         match &mut current {
             Some(run) if run.takes(mapping) => {
                 run.last_offset = mapping.offset;
+                run.last_end = mapping.end;
                 if run.code.is_none() {
                     run.name = name(mapping);
                     run.code = code(mapping);
@@ -148,14 +151,14 @@ fn runs(target: &dyn Target) -> Result<(Vec<Run>, u64, CodeLayout), Error> {
     Ok((runs, skipped, layout.finish()))
 }
 
-/// Calls `keep` with each module of the process with a wanted name and a fact about its file, which
-/// `read` looks up or computes within its cost. Returns the modules that could not be read, and the
-/// layout.
+/// Calls `keep` with each module of the process that `wanted` wants, by its name and the size of its mappings,
+/// and a fact about its file, which `read` looks up or computes within its cost. Returns the modules that could
+/// not be read, and the layout.
 pub(crate) fn visit<T: AsRef<ModuleFile>>(
     limit: u64,
     target: &dyn Target,
     cache: &FileCache,
-    wanted: &dyn Fn(&[u8]) -> bool,
+    wanted: &dyn Fn(&[u8], u64) -> bool,
     read: impl Fn(&FileFacts, Source<'_>) -> (Fact<T>, u64),
     mut keep: impl FnMut(Place, Arc<T>),
 ) -> Result<(Vec<(OsString, String)>, CodeLayout), Error> {
@@ -168,7 +171,7 @@ pub(crate) fn visit<T: AsRef<ModuleFile>>(
         deadline.is_some_and(|deadline| Instant::now() >= deadline)
     };
     for run in runs {
-        if !wanted(&run.name) {
+        if !wanted(&run.name, run.last_end.saturating_sub(run.start)) {
             continue;
         }
         if is_late() {

@@ -69,7 +69,7 @@ fn tls_modules_within(
             Module::of(elf, file, name)
         })
     };
-    let all = &|_: &[u8]| true;
+    let all = &|_: &[u8], _| true;
     let (unreadable, layout) = visit(
         limit,
         target,
