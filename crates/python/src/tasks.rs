@@ -17,7 +17,7 @@ use otelctx_reader::runtime::{MAX_TASKS, RuntimeError, Task};
 use otelctx_reader::sample::Found as FoundContext;
 
 use self::coroutine::{Chain, Reader};
-use self::layout::{Rings, TaskLayout, WeakSet};
+use self::layout::{AwaitedBy, Rings, TaskLayout, WeakSet};
 use self::objects::{Kind, Objects, TYPE};
 use crate::code::Codes;
 use crate::layout::{Layout, ObjectLayout};
@@ -27,6 +27,8 @@ use crate::version::Version;
 /// Maximum number of interpreters, and of thread states of each.
 const MAX_INTERPRETERS: usize = 1024;
 const MAX_THREADS: usize = 16 * 1024;
+/// Maximum number of tasks that are shown to wait for the same one.
+const MAX_WAITING: usize = 64;
 /// `md_dict` of a module.
 const MODULE_DICTIONARY: u64 = 16;
 
@@ -279,13 +281,16 @@ impl Tasks<'_> {
                 )));
             }
         }
-        let fields = [
+        let mut fields = vec![
             0,
             offsets.state,
             offsets.waiter,
             offsets.coroutine,
             offsets.context,
         ];
+        if let Some(AwaitedBy { object, is_set }) = offsets.awaited_by {
+            fields.extend([object, is_set]);
+        }
         let structure = Structure::read(self.memory(), address, &fields)?;
         // Of a freed object, the memory may still be there. Without a coroutine, it was just created.
         let coroutine = structure.pointer(offsets.coroutine);
@@ -324,6 +329,10 @@ impl Tasks<'_> {
         if state == "waiting" {
             self.add_awaited(&mut task, waiter)?;
         }
+        if let Some(AwaitedBy { object, is_set }) = offsets.awaited_by {
+            let (object, is_set) = (structure.pointer(object), structure.byte(is_set) != 0);
+            self.add_awaiting(&mut task, object, is_set);
+        }
         task.frames = chain.frames;
         task.is_truncated = chain.is_truncated;
         let context = structure.pointer(offsets.context);
@@ -355,6 +364,46 @@ impl Tasks<'_> {
         };
         task.facts.push(("awaits".into(), Value::String(name)));
         Ok(())
+    }
+
+    /// Adds which tasks wait for a task: their addresses and names, and how many there are besides.
+    fn add_awaiting(&mut self, task: &mut Task, object: u64, is_set: bool) {
+        let (mut all, mut omitted) = match (object, is_set) {
+            (0, _) => return,
+            (_, false) => (vec![object], 0),
+            (_, true) => self.objects.set(object).unwrap_or((Vec::new(), 1)),
+        };
+        all.sort_unstable();
+        let (mut ids, mut names) = (Vec::new(), Vec::new());
+        for waiting in all {
+            match self.waiting(waiting) {
+                Ok(None) => {}
+                Ok(Some(name)) if ids.len() < MAX_WAITING => {
+                    ids.push(Value::Int(i64::try_from(waiting).unwrap_or_default()));
+                    names.push(Value::String(name));
+                }
+                _ => omitted += 1,
+            }
+        }
+        if !ids.is_empty() {
+            let facts = [("awaited_by_ids", ids), ("awaited_by", names)];
+            let facts = facts.map(|(key, values)| (key.into(), Value::Array(values)));
+            task.facts.extend(facts);
+        }
+        if omitted > 0 {
+            let omitted = Value::Int(i64::try_from(omitted).unwrap_or(i64::MAX));
+            task.facts.push(("awaited_by_omitted".into(), omitted));
+        }
+    }
+
+    /// The name of a task that waits for another one. `None` if it is a future that is no task.
+    fn waiting(&mut self, address: u64) -> Result<Option<String>, RuntimeError> {
+        let Kind::Task = self.objects.kind(address)? else {
+            return Ok(None);
+        };
+        let name = self.found.task.name.unwrap_or_default();
+        let name = self.memory().read_u64(address.wrapping_add(name))?;
+        self.objects.task_name(name).map(Some)
     }
 }
 

@@ -19,8 +19,8 @@ const VERSIONS: [&str; 9] = [
 const SIGABRT: i32 = 6;
 
 /// A task by the program's own account, and as it was read: its ID, name, state, and the ID and name of what
-/// it awaits; then its frames.
-type Known = ([String; 5], Vec<[String; 4]>);
+/// it awaits, the IDs of the tasks that await it; then its frames.
+type Known = ([String; 6], Vec<[String; 4]>);
 
 fn options() -> Options {
     let mut options = Options::default();
@@ -60,11 +60,18 @@ fn known(task: &Task) -> Known {
         fact.map_or("-".to_owned(), |(_, value)| match value {
             Value::String(text) => word(text),
             Value::Int(number) => number.to_string(),
+            Value::Array(items) => {
+                let items = items.iter().map(|it| match it {
+                    Value::Int(number) => number.to_string(),
+                    other => panic!("{other:?}"),
+                });
+                items.collect::<Vec<_>>().join(",")
+            }
             other => panic!("{other:?}"),
         })
     };
-    let names = ["name", "state", "awaits_id", "awaits"].map(fact);
-    let [name, state, awaits_id, awaits] = names;
+    let names = ["name", "state", "awaits_id", "awaits", "awaited_by_ids"].map(fact);
+    let [name, state, awaits_id, awaits, awaited_by] = names;
     let frames = task.frames.iter().map(|frame| {
         [
             word(&frame.function),
@@ -74,7 +81,14 @@ fn known(task: &Task) -> Known {
         ]
     });
     (
-        [task.id.to_string(), name, state, awaits_id, awaits],
+        [
+            task.id.to_string(),
+            name,
+            state,
+            awaits_id,
+            awaits,
+            awaited_by,
+        ],
         frames.collect(),
     )
 }
@@ -146,6 +160,40 @@ fn ten_thousand_tasks_are_read() {
             names == ["inner", "outer"]
         });
         assert_eq!(complete.count(), 10_000, "{interpreter:?}");
+    }
+}
+
+/// Of more than are shown, the number.
+#[test]
+fn tasks_that_await_one_are_counted() {
+    for version in ["3.14", "3.15"] {
+        for interpreter in Interpreter::with_version(version) {
+            for count in [1, 64, 65, 100, 1000] {
+                let mut command = interpreter.command("many_tasks.py");
+                let target = Target::spawn(command.args([&count.to_string(), "awaited"]));
+                let mut process = Process::with_options(target.pid(), options()).unwrap();
+                let reading = read(&mut process);
+                assert_eq!(reading.missing, None);
+                let tasks = reading.tasks.unwrap();
+                assert_eq!(tasks.len(), 2 * count + 1);
+                let awaited = tasks.iter().filter_map(|task| {
+                    let fact = |name| task.facts.iter().find(|(key, _)| key == name);
+                    let (_, ids) = fact("awaited_by_ids")?;
+                    Some((ids.clone(), fact("awaited_by_omitted").cloned()))
+                });
+                let awaited: Vec<_> = awaited.collect();
+                let [(Value::Array(ids), omitted)] = &awaited[..] else {
+                    panic!("{awaited:?}")
+                };
+                // Those of a large set are in the part of it that is read.
+                let least = if count < 200 { count.min(64) } else { 1 };
+                assert!((least..=64).contains(&ids.len()), "{ids:?}");
+                let omitted = omitted.as_ref().map_or(&Value::Int(0), |(_, value)| value);
+                assert_eq!(omitted, &Value::Int((count - ids.len()) as i64));
+                let known = |id: &Value| tasks.iter().any(|it| *id == Value::Int(it.id as i64));
+                assert!(ids.iter().all(known));
+            }
+        }
     }
 }
 

@@ -336,10 +336,14 @@ impl Task {
             texts.map(|(key, value)| 48 + key.len() + value.len()).sum()
         });
         let frames = self.frames.iter().map(NamedFrame::memory);
+        let text = |value: &Value| match value {
+            Value::String(text) => text.len(),
+            _ => 0,
+        };
         let facts = self.facts.iter().map(|(key, value)| {
             let value = match value {
-                Value::String(text) => text.len(),
-                _ => 0,
+                Value::Array(items) => items.iter().map(|it| size_of::<Value>() + text(it)).sum(),
+                value => text(value),
             };
             size_of::<(String, Value)>() + key.len() + value
         });

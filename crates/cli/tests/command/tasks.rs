@@ -1,5 +1,7 @@
 //! `otelctx dump --tasks`: asyncio's tasks, of threads that sleep in the event loop or run.
 
+use std::collections::HashMap;
+
 use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
 use serde_json::{Value, json};
@@ -17,11 +19,15 @@ fn truth(target: &Target) -> Vec<Value> {
     for line in &target.lines {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
-            ["task", id, name, state, awaits_id, awaits] => {
+            ["task", id, name, state, awaits_id, awaits, awaited_by] => {
                 let id: u64 = id.parse().unwrap();
                 let mut task = json!({"id": id, "state": state, "context": null, "frames": []});
                 if let Ok(awaits_id) = awaits_id.parse::<u64>() {
                     task["awaits_id"] = awaits_id.into();
+                }
+                if awaited_by != "-" {
+                    let ids = awaited_by.split(',').map(|id| id.parse::<u64>().unwrap());
+                    task["awaited_by_ids"] = ids.collect();
                 }
                 for (key, name) in [("name", name), ("awaits", awaits)] {
                     if name != "-" {
@@ -42,19 +48,39 @@ fn truth(target: &Target) -> Vec<Value> {
             _ => panic!("{line}"),
         }
     }
+    let names: HashMap<Value, Value> = tasks.iter().map(name_by_id).collect();
+    for task in &mut tasks {
+        if let Some(ids) = task["awaited_by_ids"].as_array() {
+            task["awaited_by"] = ids.iter().map(|id| names[id].clone()).collect();
+        } else {
+            task.as_object_mut().unwrap().remove("awaited_by_ids");
+        }
+    }
     tasks.sort_by_key(|task| task["id"].as_u64());
     tasks
+}
+
+fn name_by_id(task: &Value) -> (Value, Value) {
+    (task["id"].clone(), task["name"].clone())
 }
 
 fn shown(answer: &Value) -> Vec<Value> {
     assert_eq!(answer["tasks_missing"], Value::Null);
     let mut tasks = answer["tasks"]["cpython"].as_array().unwrap().clone();
     for task in &mut tasks {
+        // As the program's words.
         for key in ["name", "awaits"] {
             if let Some(name) = task[key].as_str() {
-                // As the program's words.
                 task[key] = name.replace('_', " ").into();
             }
+        }
+        for name in task
+            .get_mut("awaited_by")
+            .into_iter()
+            .flat_map(Value::as_array_mut)
+            .flatten()
+        {
+            *name = name.as_str().unwrap().replace('_', " ").into();
         }
     }
     tasks.sort_by_key(|task| task["id"].as_u64());
@@ -78,10 +104,22 @@ fn tasks_of_a_sleeping_event_loop_are_shown() {
             .nth(1)
             .unwrap_or_else(|| panic!("{text}"));
         let line = line.lines().next().unwrap().replace('_', " ");
-        assert!(line.ends_with(&format!(
-            "awaits={}  none attached",
-            awaits.as_str().unwrap()
-        )));
+        let mut end = format!("awaits={}", awaits.as_str().unwrap());
+        if let Some(names) = truth[0]["awaited_by"].as_array() {
+            let list = |values: &[Value]| {
+                let texts = values
+                    .iter()
+                    .map(|it| it.as_str().map_or(it.to_string(), str::to_owned));
+                texts.collect::<Vec<_>>().join(", ")
+            };
+            let ids = truth[0]["awaited_by_ids"].as_array().unwrap();
+            end += &format!(
+                "  awaited by ids=[{}]  awaited by=[{}]",
+                list(ids),
+                list(names)
+            );
+        }
+        assert!(line.ends_with(&format!("{end}  none attached")), "{line}");
         // Nothing is stopped for what was not asked for.
         let answer = otelctx(&["dump", "--json", "--deadline", "30", &pid]).json();
         assert_eq!(answer["tasks"], Value::Null);

@@ -84,6 +84,17 @@ pub(super) struct TaskOffsets {
     pub(super) coroutine: u64,
     pub(super) name: Option<u64>,
     pub(super) context: u64,
+    /// From 3.14 on.
+    pub(super) awaited_by: Option<AwaitedBy>,
+}
+
+/// What awaits a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AwaitedBy {
+    /// `task_awaited_by`: null, a task, or a set of them.
+    pub(super) object: u64,
+    /// `task_awaited_by_is_set`, a byte.
+    pub(super) is_set: u64,
 }
 
 /// Where a generator or a coroutine (`PyGenObject`) has its frame, and that its stack of values.
@@ -208,6 +219,7 @@ pub(super) fn known(series: (u8, u8)) -> Option<TaskLayout> {
             coroutine,
             name,
             context: name.unwrap_or(coroutine) + 8,
+            awaited_by: None,
         },
         generator: generator(series),
     })
@@ -293,7 +305,7 @@ pub(super) fn describes(
         name,
         awaited_by,
         is_task,
-        _,
+        is_set,
         coroutine,
         node,
         interpreter_size,
@@ -311,6 +323,7 @@ pub(super) fn describes(
     let is_known = name == coroutine.wrapping_add(8)
         && node == name.wrapping_add(16)
         && is_task == awaited_by.wrapping_add(12)
+        && is_set == is_task.wrapping_add(1)
         && within(node, 16, size, MAX_SMALL)
         && within(is_task, 1, coroutine, MAX_SMALL)
         && within(awaited_by, 8, size, MAX_SMALL)
@@ -336,6 +349,10 @@ pub(super) fn describes(
         coroutine,
         name: Some(name),
         context: name + 8,
+        awaited_by: Some(AwaitedBy {
+            object: awaited_by,
+            is_set,
+        }),
     };
     Ok(layout(series, modules, Some(rings), task))
 }
@@ -348,6 +365,7 @@ const NO_TASKS: TaskOffsets = TaskOffsets {
     coroutine: 0,
     name: None,
     context: 0,
+    awaited_by: None,
 };
 
 /// A layout from 3.14 on.

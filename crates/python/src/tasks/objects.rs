@@ -19,6 +19,10 @@ const TYPE_NAME: u64 = 24;
 const TYPE_SIZE: u64 = 32;
 const TYPE_BASE: u64 = 256;
 const TYPE_DICTIONARY: u64 = 288;
+/// `used`, `mask` and `table` of `PySetObject`.
+const USED: u64 = 24;
+const MASK: u64 = 32;
+const TABLE: u64 = 40;
 /// Maximum number of a type's bases, one of the other.
 const MAX_BASES: usize = 64;
 /// Maximum size of a type's name, in bytes.
@@ -270,6 +274,27 @@ impl<'m> Objects<'m> {
             .collect())
     }
 
+    /// The objects in a set, and how many more it has than are read: those after the first 1,024 entries.
+    pub(super) fn set(&mut self, address: u64) -> Result<(Vec<u64>, u64), RuntimeError> {
+        const MAX_SMALL_SET: u64 = 1024;
+        /// The hash of a deleted entry.
+        const DELETED: u64 = u64::MAX;
+        self.expect(address, &Kind::Set)?;
+        let structure = Structure::read(self.memory, address, &[USED, MASK, TABLE])?;
+        let (used, mask) = (structure.pointer(USED), structure.pointer(MASK));
+        if used > mask {
+            let reason = format!("the set at {address:#x} has more objects than entries");
+            return Err(RuntimeError::new(reason));
+        }
+        let count = mask.saturating_add(1).min(MAX_SMALL_SET);
+        let entries = self.words(structure.pointer(TABLE), count * 2)?;
+        let entries = entries.chunks_exact(2);
+        let all = entries.filter(|entry| entry[0] != 0 && entry[1] != DELETED);
+        let all: Vec<u64> = all.map(|entry| entry[0]).collect();
+        let others = used.saturating_sub(all.len() as u64);
+        Ok((all, others))
+    }
+
     /// The objects that a `WeakSet` refers to, and how many others it has, of which nothing is known.
     pub(super) fn weak_set(
         &mut self,
@@ -277,10 +302,6 @@ impl<'m> Objects<'m> {
         attributes: Attributes,
         keys: Keys,
     ) -> Result<(Vec<u64>, u64), RuntimeError> {
-        /// `used`, `mask` and `table` of `PySetObject`.
-        const USED: u64 = 24;
-        const MASK: u64 = 32;
-        const TABLE: u64 = 40;
         let (mut found, mut unknown) = (Vec::new(), 0);
         for set in self.sets_of(address, attributes, keys)? {
             let structure = Structure::read(self.memory, set, &[USED, MASK, TABLE])?;

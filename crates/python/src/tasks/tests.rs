@@ -206,6 +206,63 @@ fn a_chain_of_coroutines_that_await_each_other_is_truncated() {
 }
 
 #[test]
+fn what_awaits_a_task_is_counted_where_it_cannot_be_read() {
+    for version in ["3.14", "3.15"] {
+        for interpreter in Interpreter::with_version(version) {
+            let fixture = Fixture::new(&interpreter);
+            let (_, found) = fixture.layout();
+            let facts = |words: &[(u64, u64)]| {
+                let (tasks, result) = fixture.changed(words);
+                assert_eq!(result, Ok(()));
+                let task = tasks.iter().find(|task| is_named(task, "of many")).unwrap();
+                let fact = |name| task.facts.iter().find(|(key, _)| key == name);
+                let ids = fact("awaited_by_ids").map(|(_, ids)| ids.clone());
+                let omitted = fact("awaited_by_omitted").map(|(_, number)| number.clone());
+                (ids, omitted, task.id)
+            };
+            let (Some(Value::Array(ids)), None, task) = facts(&[]) else {
+                panic!("{:?}", facts(&[]))
+            };
+            assert_eq!(ids.len(), 30);
+            let object = task + found.task.awaited_by.unwrap().object;
+            let set = fixture.word(object);
+            // No set, one with more objects than entries, and one whose entries cannot be read.
+            let unreadable: [&[_]; 4] = [
+                &[(object, task)],
+                &[(object, 8)],
+                &[(set + 24, u64::MAX)],
+                &[(set + 40, 8)],
+            ];
+            for words in unreadable {
+                assert_eq!(facts(words), (None, Some(Value::Int(1)), task), "{words:?}");
+            }
+            // Entries beyond the part that is read.
+            let (_, omitted, _) = facts(&[(set + 24, 1 << 40), (set + 32, u64::MAX)]);
+            let Some(Value::Int(omitted)) = omitted else {
+                panic!("{omitted:?}")
+            };
+            assert!(omitted >= (1 << 40) - 1024, "{omitted}");
+            assert_eq!(facts(&[(object, 0)]), (None, None, task));
+            // An entry that is no object, and one that is no task.
+            let table = fixture.word(set + 40);
+            let mut entries = (0..).map(|index| table + 16 * index);
+            let used = entries.find(|entry| {
+                let (key, hash) = (fixture.word(*entry), fixture.word(entry + 8));
+                key != 0 && hash != u64::MAX
+            });
+            let used = used.unwrap();
+            for (key, expected) in [(8, Some(Value::Int(1))), (set, None)] {
+                let (ids, omitted, _) = facts(&[(used, key)]);
+                let Some(Value::Array(ids)) = ids else {
+                    panic!("{ids:?}")
+                };
+                assert_eq!((ids.len(), omitted), (29, expected));
+            }
+        }
+    }
+}
+
+#[test]
 fn lists_of_tasks_without_an_end_are_errors() {
     for version in ["3.14", "3.15"] {
         for interpreter in Interpreter::with_version(version) {
