@@ -160,6 +160,9 @@ fn arbitrary_words_give_no_endless_work() {
             let (tasks, result) = fixture.read(&memory);
             missing += u32::from(result.is_err());
             assert!(tasks.iter().all(|task| task.frames.len() <= MAX_FRAMES));
+            let facts = tasks.iter().flat_map(|task| &task.facts);
+            let is_short = |value: &Value| !matches!(value, Value::Array(it) if it.len() > 64);
+            assert!(facts.map(|(_, value)| value).all(is_short));
             assert!(tasks.len() <= MAX_TASKS);
             // Some 15 tasks, of which each takes fewer than a hundred without changes; a list of threads,
             // interpreters or modules may have more entries.
