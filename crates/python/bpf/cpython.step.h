@@ -105,6 +105,7 @@ struct python_part {
     /* What follows is not passed on. */
     struct python_call call;
     __u64 next; /* the address of the next frame; 0 after the last one */
+    __u64 is_listed; /* only the interpreter's list has the state */
     /* Of the last frame that was read: its owner, and whether it is the outermost one of a call. */
     __u64 owner;
     __u64 ends;
@@ -167,13 +168,15 @@ static __always_inline __u32 python_holds_gil(const struct python_configuration 
            !read_user(&locked, sizeof locked, gil + python->gil_locked, 0) && locked == 1;
 }
 
-/* `is_listed` if only the interpreter's list has the state. */
 static __always_inline __u64 python_state(const struct python_configuration *python,
+                                          struct python_part *part,
                                           const struct thread_key *thread, __u64 tp,
-                                          __u32 *holds_gil, __u32 *is_listed)
+                                          __u32 *holds_gil)
 {
     __u64 state;
-    *holds_gil = *is_listed = 0;
+    *holds_gil = 0;
+    /* In memory, of which the verifier does not know the contents: else it would follow all frames twice. */
+    part->is_listed = 0;
     if (python->current && !read_user(&state, sizeof state, python->current, 0) &&
         python_is_of_thread(python, state, tp)) {
         *holds_gil = 1;
@@ -181,7 +184,7 @@ static __always_inline __u64 python_state(const struct python_configuration *pyt
     }
     state = python_stored_state(python, tp);
     if (!python_is_of_thread(python, state, tp)) {
-        *is_listed = 1;
+        part->is_listed = 1;
         state = thread_word(thread);
         if (!python_is_of_thread(python, state, tp))
             return 0;
@@ -371,10 +374,10 @@ static __always_inline enum step_outcome cpython_step(void *context __attribute_
     const struct python_configuration *python = configuration;
     struct python_part *to = (void *)(part + 1);
     __u64 tp = OF_TASK(current_task(), THREAD_POINTER);
-    __u32 count = 0, holds_gil, is_listed;
+    __u32 count = 0, holds_gil;
     if (!tp)
         return STEP_DONE;
-    to->state = python_state(python, thread, tp, &holds_gil, &is_listed);
+    to->state = python_state(python, to, thread, tp, &holds_gil);
     if (!to->state)
         return unknown_thread(part, tp);
     to->holds_gil = holds_gil;
@@ -407,7 +410,7 @@ static __always_inline enum step_outcome cpython_step(void *context __attribute_
     }
     /* Of a state that was freed, nothing may have changed: but when that was done, it had no frames. The thread may
      * have another one by now. */
-    if (is_listed && count == to->first)
+    if (to->is_listed && count == to->first)
         return unknown_thread(part, tp);
     part->size = __builtin_offsetof(struct python_part, frame) + count * sizeof to->frame[0];
     return STEP_DONE;
