@@ -350,6 +350,27 @@ mod tests {
     use crate::memory::MemoryError;
     use crate::{Machine, Memory, Process};
 
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn modules_of_any_name_are_found_by_a_symbol_if_they_are_large() {
+        let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let memory = process.memory().unwrap();
+        let target = crate::LiveProcess::new(&process, &memory);
+        let cache = FileCache::new();
+        let read = |symbol, min_size| {
+            let symbols = [(symbol, min_size)];
+            Modules::read_named_or_defining(&target, &cache, &|_| false, &symbols).unwrap()
+        };
+        // No file is opened.
+        assert!(read("malloc", u64::MAX).loaded.is_empty());
+        assert!(cache.is_empty());
+        assert!(read("no_such_symbol", 1 << 20).loaded.is_empty());
+        assert!(!cache.is_empty());
+        let found = read("malloc", 1 << 20).loaded;
+        let is_c_library = |module: &LoadedModule| module.file.libc.library.is_some();
+        assert!(found.iter().any(is_c_library), "{found:?}");
+    }
+
     /// Reading files takes its time, too.
     #[test]
     fn a_deadline_ends_a_read_before_the_next_module() {
