@@ -278,7 +278,7 @@ impl<'s> Symbols<'s> {
         thread_id.ok_or_else(|| RuntimeError::new("its C library is unknown"))
     }
 
-    /// The code of the evaluation loop.
+    /// The code of the evaluation loop, in one or several parts.
     fn interpreter(&self, version: Version) -> Vec<Range<u64>> {
         let name = match version.series() {
             (2, _) => "PyEval_EvalFrameEx",
@@ -287,13 +287,8 @@ impl<'s> Symbols<'s> {
         let Some(code) = self.code(name) else {
             return Vec::new();
         };
-        if version.series() < (3, 14) {
-            return vec![code];
-        }
-        // Where compilers make functions of its instructions, or move the larger part of it away.
-        let part = interpreter::largest_part(self.target, self.module, &code);
-        let part = part.filter(|part| part.end - part.start > code.end - code.start);
-        [code].into_iter().chain(part).collect()
+        let has_table = version.series() >= (3, 14);
+        interpreter::parts(self.target, self.module, name, &code, has_table)
     }
 }
 

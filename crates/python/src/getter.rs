@@ -74,7 +74,7 @@ pub(crate) struct Jump {
     pub(crate) target: u64,
 }
 
-/// Instructions of a process.
+/// Instructions of a process or file.
 #[derive(Debug)]
 pub(crate) struct Code {
     machine: Machine,
@@ -91,11 +91,17 @@ impl Code {
         max: usize,
     ) -> Result<Self, MemoryError> {
         let size = range.end.saturating_sub(range.start);
-        Ok(Self {
-            machine: target.machine(),
-            start: range.start,
-            bytes: target.read_vec(range.start, size, max)?,
-        })
+        let bytes = target.read_vec(range.start, size, max)?;
+        Ok(Self::new(target.machine(), range.start, bytes))
+    }
+
+    /// Instructions that start at this address.
+    pub(crate) const fn new(machine: Machine, start: u64, bytes: Vec<u8>) -> Self {
+        Self {
+            machine,
+            start,
+            bytes,
+        }
     }
 
     /// Where it jumps to, inside of it or not.

@@ -1,6 +1,6 @@
-//! Parts of the evaluation loop that have no symbol. From 3.14 on, it can be a function for each
-//! instruction of Python, in a table, each of which jumps to the next; and link-time optimization moves
-//! parts of it away from the function that has its name.
+//! Parts of the evaluation loop that have no symbol: compilers move code that is rarely executed away from the
+//! function that has its name. From 3.14 on, it can also be a function for each instruction of Python, in a table, each
+//! of which jumps to the next.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,37 +14,128 @@ use crate::getter::{Code, Jump, Leaving};
 const TABLE: usize = 256;
 /// Maximum size of the functions in the table together, in bytes: ten times what they take.
 const MAX_SIZE: u64 = 1 << 20;
-/// Maximum size of the named part of the loop whose other parts are searched, in bytes: a larger one
-/// is the loop.
-const MAX_LOOP: usize = 64 << 10;
+/// Maximum size of all code that is searched for parts of the loop, in bytes: five times what the largest takes.
+const MAX_LOOP: u64 = 1 << 20;
+/// Maximum number of functions that jumps of the loop are looked up in.
+const MAX_LOOKUPS: usize = 256;
+/// Maximum number of parts: compilers make two.
+const MAX_PARTS: usize = 16;
 
-/// The largest other part of the function at `code`, which tells callers apart from it.
-pub(crate) fn largest_part(
+/// Parts of a function, at addresses in the module.
+struct Parts(Vec<Range<u64>>);
+
+/// All parts of the function `name` at `code`, which executes Python: native frames in any of them are calls of the
+/// interpreter. With `has_table`, the functions in its table of instructions, too.
+pub(crate) fn parts(
+    target: &dyn Target,
+    module: &LoadedModule,
+    name: &str,
+    code: &Range<u64>,
+    has_table: bool,
+) -> Vec<Range<u64>> {
+    let find = |code: &Range<u64>| {
+        let relative = |address: u64| address.wrapping_sub(module.bias);
+        let code = relative(code.start)..relative(code.end);
+        move |elf: &Elf<'_>| Ok(Parts(parts_in(elf, code)))
+    };
+    let loaded = |found: &Parts| {
+        let at = |address: u64| module.bias.wrapping_add(address);
+        let found = found.0.iter().map(|part| at(part.start)..at(part.end));
+        found.collect::<Vec<_>>()
+    };
+    // Searched once per file.
+    let found = module.fact(target, name, find(code));
+    let mut parts = found.map_or_else(|_| vec![code.clone()], |found| loaded(&found));
+    // The table is in the memory of the process, on which other processes must not depend.
+    if has_table && let Some(functions) = table(target, module, code, &parts) {
+        let found = module.read(target, find(&functions));
+        parts.extend(found.map_or_else(|_| vec![functions], |found| loaded(&found)));
+    }
+    parts
+}
+
+/// The functions in the table of instructions that the code uses, which are in one place. `None` if the table has
+/// places within these parts instead.
+fn table(
     target: &dyn Target,
     module: &LoadedModule,
     code: &Range<u64>,
+    parts: &[Range<u64>],
 ) -> Option<Range<u64>> {
-    let instructions = Code::read(target, code, MAX_LOOP).ok()?;
-    let jumps = instructions.jumps().into_iter();
-    let jumps = jumps.filter(|jump| jump.leaving != Leaving::Call && !code.contains(&jump.target));
-    let jumps = jumps.map(|jump| jump.target);
-    let constants = instructions.constants();
-    let function = |address: u64| function_in(target, module, address);
-    let table = |address: u64| {
+    let instructions = Code::read(target, code, MAX_LOOP as usize).ok()?;
+    let functions = |address: u64| {
         let mut words = [[0; 8]; TABLE];
         target.read(address, words.as_flattened_mut()).ok()?;
         let functions = words.map(u64::from_ne_bytes);
-        let is_code = |address: &u64| module.contains(*address);
+        let is_code = |address: &u64| {
+            module.contains(*address) && !parts.iter().any(|part| part.contains(address))
+        };
         if !functions.iter().all(is_code) {
             return None;
         }
         let (start, last) = (functions.iter().min()?, functions.iter().max()?);
-        let end = function(*last)?.end;
+        let end = function_in(target, module, *last)?.end;
         (end.checked_sub(*start)? <= MAX_SIZE).then_some(*start..end)
     };
-    let tables = constants.into_iter().filter_map(table);
-    let parts = jumps.filter_map(function);
-    tables.chain(parts).max_by_key(|part| part.end - part.start)
+    let found = instructions.constants().into_iter().filter_map(functions);
+    found.max_by_key(|functions| functions.end - functions.start)
+}
+
+/// The code and its other parts: compilers move away what is rarely executed (`.cold`), and so do tools that optimize
+/// linked programs, in several pieces. The code jumps into each of them, and it jumps back. A function that the code
+/// jumps to at its end does not, except to the start of the code.
+fn parts_in(elf: &Elf<'_>, code: Range<u64>) -> Vec<Range<u64>> {
+    let mut left = MAX_LOOP;
+    let mut jumps = |code: &Range<u64>| {
+        let size = code.end.checked_sub(code.start)?;
+        left = left.checked_sub(size)?;
+        let mut bytes = vec![0; usize::try_from(size).ok()?];
+        elf.read_at(code.start, &mut bytes).ok()?;
+        let jumps = Code::new(elf.machine(), code.start, bytes).jumps();
+        let jumps = jumps.into_iter().filter(|it| it.leaving != Leaving::Call);
+        Some(jumps.map(|jump| jump.target).collect::<Vec<u64>>())
+    };
+    let mut targets = jumps(&code).unwrap_or_default();
+    let mut parts = vec![code];
+    // Functions that have not jumped back yet, with their jumps: they may do so by way of another part.
+    let mut others: Vec<(Range<u64>, Vec<u64>)> = Vec::new();
+    let mut lookups = 0;
+    while let Some(target) = targets.pop() {
+        let mut known = parts.iter().chain(others.iter().map(|(code, _)| code));
+        if known.any(|code| code.contains(&target)) {
+            continue;
+        }
+        if lookups == MAX_LOOKUPS {
+            break;
+        }
+        lookups += 1;
+        let Ok(Some(function)) = function_at(elf, target) else {
+            continue;
+        };
+        let jumps = jumps(&function).unwrap_or_default();
+        let is_part = |jumps: &[u64], parts: &[Range<u64>]| {
+            let is_inside = |target: &u64| {
+                let mut parts = parts.iter();
+                parts.any(|part| part.start != *target && part.contains(target))
+            };
+            jumps.iter().any(is_inside)
+        };
+        if !is_part(&jumps, &parts) {
+            others.push((function, jumps));
+            continue;
+        }
+        let mut part = Some((function, jumps));
+        while let Some((code, jumps)) = part {
+            parts.push(code);
+            if parts.len() == MAX_PARTS {
+                return parts;
+            }
+            targets.extend(jumps);
+            let next = others.iter().position(|(_, jumps)| is_part(jumps, &parts));
+            part = next.map(|index| others.swap_remove(index));
+        }
+    }
+    parts
 }
 
 /// The code that takes the GIL, or passes it on and waits until another thread has it: threads that wait for
@@ -183,6 +274,7 @@ fn function_at(elf: &Elf<'_>, address: u64) -> Result<Option<Range<u64>>, ElfErr
 mod tests {
     use std::fs::File;
 
+    use otelctx_fixtures::Compiler;
     use otelctx_fixtures::python::Interpreter;
     use otelctx_reader::remote::elf::{FileBytes, Source};
     use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
@@ -207,6 +299,81 @@ mod tests {
             }
         }
         assert_eq!(function_at(&elf, 0), Ok(None));
+    }
+
+    /// Compared with the symbol table.
+    #[test]
+    fn all_parts_of_a_function_are_found() {
+        for compiler in [Compiler::gcc(), Compiler::aarch64_gcc()] {
+            let Some(library) = compiler.library(&["parts.c"], &["-freorder-blocks-and-partition"])
+            else {
+                continue;
+            };
+            let file = File::open(library).unwrap();
+            let bytes = FileBytes(&file);
+            let elf = Elf::read(Source::File(&bytes)).unwrap().unwrap();
+            let code = |name: &str| {
+                let symbol = elf.symbol(name.as_bytes()).unwrap();
+                let symbol = symbol.unwrap_or_else(|| panic!("{name}"));
+                symbol.value..symbol.value + symbol.size
+            };
+            let all: [&[&str]; 3] = [
+                &["work", "work.cold"],
+                &["pieces", "first_piece", "second_piece", "third_piece"],
+                &["whole"],
+            ];
+            for names in all {
+                let mut parts = parts_in(&elf, code(names[0]));
+                parts[1..].sort_unstable_by_key(|part| part.start);
+                let expected: Vec<_> = names.iter().map(|name| code(name)).collect();
+                assert_eq!(parts, expected, "{names:?}");
+            }
+        }
+    }
+
+    /// Debian's interpreters have another part, in which they call functions.
+    #[test]
+    fn parts_of_the_evaluation_loop_are_found() {
+        let versions = [
+            "2.7", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.13t", "3.14",
+            "3.15",
+        ];
+        for interpreter in versions.iter().flat_map(|it| Interpreter::with_version(it)) {
+            let program = interpreter.start("crowd.py");
+            let process = Process::open(program.pid()).unwrap();
+            let memory = process.memory().unwrap();
+            let target = LiveProcess::new(&process, &memory);
+            let modules = Modules::read(&target, &FileCache::default()).unwrap();
+            let name = match interpreter.version.starts_with("2.") {
+                true => "PyEval_EvalFrameEx",
+                false => "_PyEval_EvalFrameDefault",
+            };
+            let found = modules.loaded.iter().find_map(|module| {
+                let symbol = module.exported(&target, name).unwrap()?;
+                let start = module.bias + symbol.value;
+                Some((module, start..start + symbol.size))
+            });
+            let (module, code) = found.unwrap();
+            let has_table = matches!(&interpreter.version[..4], "3.14" | "3.15");
+            let parts = parts(&target, module, name, &code, has_table);
+            let calls = parts.iter().map(|part| {
+                let code = Code::read(&target, part, MAX_LOOP as usize).unwrap();
+                let jumps = code.jumps();
+                let calls = jumps.iter().filter(|it| it.leaving == Leaving::Call);
+                (part.end - part.start, calls.count())
+            });
+            let calls: Vec<_> = calls.collect();
+            eprintln!("{interpreter} {}: {calls:?}", interpreter.path.display());
+            assert_eq!(parts[0], code);
+            // Compiled with a profile of which code is executed rarely.
+            let is_setup = interpreter.path.to_string_lossy().contains("/setup/");
+            let is_debian = is_setup && !interpreter.is_free_threaded;
+            let is_debian = is_debian || interpreter.version == "3.11.2";
+            if is_debian && cfg!(target_arch = "x86_64") {
+                assert_eq!(parts.len(), 2, "{interpreter}");
+                assert!(calls[1].1 > 100, "{interpreter}: {calls:?}");
+            }
+        }
     }
 
     /// Compared with the symbols of the versions that have them.

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::start;
+use common::{Starts, start};
 use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
 use otelctx_python::Python;
@@ -24,11 +24,12 @@ const VERSIONS: [&str; 6] = ["3.11", "3.12", "3.13", "3.13t", "3.14", "3.15"];
 /// What `chains.py` executes, and how many of a thousand stacks may be incomplete on 3.11 and 3.12: where a
 /// call of the interpreter has just begun on a part of the stack that has no earlier call, neither its frame nor
 /// its caller is known.
-const WORKS: [(&str, u64); 5] = [
+const WORKS: [(&str, u64); 6] = [
     ("recursion", 1),
     ("sorted", 1),
     ("generators", 3),
     ("callbacks", 3),
+    ("rare", 3),
     ("mixed", 3),
 ];
 /// The same for generators on 3.12, which stores a generator's caller late.
@@ -55,6 +56,7 @@ struct Tally {
     /// Stacks with more than one call of the interpreter that has no functions: only the innermost one
     /// can be at its beginning or end.
     without_functions: Vec<String>,
+    starts: Starts,
 }
 
 /// The stacks of a program, as text.
@@ -144,6 +146,7 @@ fn run(interpreter: &Interpreter, work: &str) -> Option<Tally> {
         tally.marked = counts.truncated_stacks - first;
         for sample in &new {
             let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
+            tally.starts.add(&frames);
             truth.compare(&mut tally, &frames, &code);
         }
     }
@@ -181,6 +184,7 @@ fn each_stack_is_one_that_the_program_can_have() {
             eprintln!("{name}: {samples} samples, {incomplete} incomplete, {marked} marked");
             assert_eq!(tally.wrong, [""; 0], "{name}");
             assert_eq!(tally.without_functions, [""; 0], "{name}");
+            tally.starts.check(&name);
             assert_eq!(incomplete, marked, "{name}: {tally:?}");
             let limit = match &interpreter.version[..5] {
                 "3.11." => limit,

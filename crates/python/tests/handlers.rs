@@ -7,7 +7,7 @@ mod common;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use common::start;
+use common::{Starts, start};
 use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
 use otelctx_fixtures::sampled::Sampled;
@@ -88,11 +88,14 @@ struct Tally {
     early: usize,
     /// Of each thread: when it was sampled first, the other samples, and those of them without functions.
     threads: HashMap<i32, (u64, [usize; 2])>,
+    starts: Starts,
 }
 
 impl Tally {
     fn add(&mut self, truth: &Truth, catalog: &Catalog, sample: &Sample) {
         let functions = functions(catalog, sample);
+        let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
+        self.starts.add(&frames);
         self.samples += 1;
         let tid = catalog.thread_facts(sample.thread).tid;
         let (first, thread) = self.threads.entry(tid).or_insert((sample.time, [0; 2]));
@@ -186,6 +189,7 @@ fn each_sample_has_the_functions_and_the_context_of_the_same_request() {
                  {without} without functions, and {early} early ones"
             );
             assert_eq!(tally.wrong, [""; 0], "{interpreter}");
+            tally.starts.check(&interpreter.to_string());
             // Little is executed outside of handlers, and a thread may only just have been scheduled.
             assert!(attached * 10 >= samples * 9, "{interpreter}: {tally:?}");
             // And some, because few samples vary more.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::start;
+use common::{Starts, start};
 use otelctx_fixtures::python::{Interpreter, Linkage, free_threaded_program};
 use otelctx_fixtures::{CoreDirectory, Target};
 use otelctx_reader::sample::{Catalog, Frame, GilState, NamedFrame, Sample};
@@ -91,6 +91,7 @@ fn check(interpreter: &Interpreter, target: &Target, without_ebpf: bool) {
         return;
     };
     let mut counts = [0; 4];
+    let mut starts = Starts::default();
     for sample in &samples {
         let frames = catalog.frames(sample.user_stack).rev();
         let frames = frames.filter(|frame| !frame.is_gil_wait());
@@ -101,6 +102,7 @@ fn check(interpreter: &Interpreter, target: &Target, without_ebpf: bool) {
         let functions: Vec<&str> = named.collect();
         let seen = compare(&functions);
         let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
+        starts.add(&frames);
         assert_ne!(seen, StackMatch::Wrong, "{interpreter:?}: {frames:x?}");
         counts[seen as usize] += 1;
         // Each is in the place of the native frame that executes it: C is between both. Before the unwind
@@ -121,6 +123,7 @@ fn check(interpreter: &Interpreter, target: &Target, without_ebpf: bool) {
             );
         }
     }
+    starts.check(&interpreter.to_string());
     let [whole, beginning, truncated, _] = counts;
     let is_most = whole * 10 >= samples.len() * 7;
     assert!(
