@@ -381,10 +381,21 @@ fn a_record_that_is_rewritten_between_sleeps_is_never_torn() {
     reads_nothing_torn(Protocol::Status);
 }
 
-/// Each number that is written is larger than the one before.
+/// What is known of a thread from its last sleep.
 #[test]
 fn what_was_read_ahead_is_neither_torn_nor_stale() {
-    let Some(target) = start("torn.c", &[], &["3"]) else {
+    reads_no_older_record(3, false);
+}
+
+/// Many threads are found asleep before the first of them is read.
+#[test]
+fn threads_that_were_found_asleep_together_are_read_as_they_are() {
+    reads_no_older_record(24, true);
+}
+
+/// Each number that is written is larger than the one before.
+fn reads_no_older_record(threads: u32, is_first: bool) {
+    let Some(target) = start("torn.c", &[], &[&threads.to_string()]) else {
         return;
     };
     let mut process = Process::open(target.pid()).unwrap();
@@ -393,6 +404,9 @@ fn what_was_read_ahead_is_neither_torn_nor_stale() {
     let deadline = Instant::now() + Duration::from_secs(60);
     while asleep < 1000 {
         assert!(Instant::now() < deadline, "{asleep} were read asleep");
+        if is_first {
+            process = Process::open(target.pid()).unwrap();
+        }
         for (tid, reading) in read(&mut process) {
             // A thread that is stopped may be writing its record.
             let (Ok(Found::Attached(context)), None) = (reading.outcome, reading.stop) else {

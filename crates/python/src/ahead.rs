@@ -68,6 +68,11 @@ impl Memory for Ahead<'_> {
         }
         Ok(())
     }
+
+    fn forget(&self) {
+        self.pieces.borrow_mut().clear();
+        self.memory.forget();
+    }
 }
 
 #[cfg(test)]

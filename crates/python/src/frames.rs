@@ -112,7 +112,10 @@ impl Call {
         Ok(Self {
             innermost,
             before,
-            caller: memory.read_u64(before.wrapping_add(current)).ok(),
+            caller: match before {
+                0 => None,
+                _ => memory.read_u64(before.wrapping_add(current)).ok(),
+            },
             place,
             depth,
             is_outside: innermost == 0 && is_first,

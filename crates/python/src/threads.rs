@@ -132,7 +132,8 @@ pub(crate) fn resolve(
             thread,
         };
         match search.resolve() {
-            Err(_) if tries < MAX_TRIES => {}
+            // Other threads may have changed the list.
+            Err(_) if tries < MAX_TRIES => memory.forget(),
             resolved => return resolved,
         }
     }

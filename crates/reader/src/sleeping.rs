@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use otelctx_remote as remote;
 use remote::threads::{
-    Batch, Call, MemoryRange, ThreadFiles, ThreadPointer, ThreadPointers, max_kept,
+    Batch, Call, MemoryRange, PagedMemory, Pages, ThreadFiles, ThreadPointer, ThreadPointers,
+    max_kept,
 };
 use remote::tls::Resolution;
 use remote::{LiveProcess, Memory, Process, ProcessMemory};
@@ -16,6 +17,9 @@ const MAX_TRIES: usize = 3;
 /// Maximum number of walks over the C library's list of threads after each listing of the threads.
 /// The second finds threads that the first missed because the list changed.
 const MAX_WALKS: u32 = 2;
+/// Maximum number of threads that are found asleep before the first of them is read. With more, the cost per
+/// thread hardly decreases further, and more of them wake up meanwhile.
+const MAX_FOUND: usize = 64;
 /// Maximum number of threads to read ahead at once. With more, the cost per thread does not
 /// decrease further.
 const MAX_AHEAD: usize = 64;
@@ -42,6 +46,8 @@ struct State {
     batch: Batch,
     /// The index after the thread that was read last.
     next: usize,
+    /// Memory that was read after the threads with [`CachedThread::is_found`] were found asleep.
+    pages: Pages,
 }
 
 /// Cached data about a thread.
@@ -56,6 +62,9 @@ struct CachedThread {
     unconfirmed: Option<u64>,
     /// The last read while it slept. Valid as long as it stays asleep.
     last: Option<Last>,
+    /// It was asleep before any of [`State::pages`] was read: if it still is after it was read from these,
+    /// it slept throughout.
+    is_found: bool,
 }
 
 /// How a thread was read.
@@ -101,6 +110,7 @@ impl SleepingThreads {
             if let Some(cached) = entry {
                 state.open += usize::from(cached.files.is_some());
                 cached.last.iter_mut().for_each(|last| last.ahead = 0..0);
+                cached.is_found = false;
             }
         }
         state.threads = listed;
@@ -133,6 +143,23 @@ impl SleepingThreads {
             let result = read(&memory, last.thread_pointer);
             if files.has_stayed_asleep().unwrap_or(false) {
                 cached.last = Last::new(last.thread_pointer, memory.into_ranges());
+                state.keep(index, cached);
+                return Asleep::Read(result);
+            }
+        }
+        if let (true, Some(files)) = (std::mem::take(&mut cached.is_found), &mut cached.files)
+            && !resolution.unplaced
+            && let Some(pointer) = state.pointer((process, memory), resolution, cached.inner)
+        {
+            let paged = PagedMemory::new(memory, &mut state.pages);
+            let memory = state.batch.over(0..0, &paged);
+            let result = pointer
+                .is_of(&paged, cached.inner)
+                .then(|| read(&memory, pointer.address));
+            if let Some(result) = result
+                && files.has_stayed_asleep().unwrap_or(false)
+            {
+                cached.last = Last::new(pointer.address, memory.into_ranges());
                 state.keep(index, cached);
                 return Asleep::Read(result);
             }
@@ -230,6 +257,7 @@ impl CachedThread {
             files: Some(ThreadFiles::open(process, tid).ok()?),
             unconfirmed: None,
             last: None,
+            is_found: false,
         })
     }
 }
@@ -243,11 +271,11 @@ impl Last {
         })
     }
 
-    /// The memory to read ahead next time, unless there is too much of it.
+    /// The memory to read ahead next time: what was read first, unless that is too much.
     fn ranges(&self) -> &[MemoryRange] {
-        let bytes: usize = self.ranges.iter().map(|(_, length)| length).sum();
-        let fits = self.ranges.len() <= MAX_RANGES && bytes <= MAX_BYTES;
-        if fits { &self.ranges } else { &[] }
+        let first = &self.ranges[..self.ranges.len().min(MAX_RANGES)];
+        let bytes: usize = first.iter().map(|(_, length)| length).sum();
+        if bytes <= MAX_BYTES { first } else { &[] }
     }
 }
 
@@ -261,6 +289,14 @@ impl State {
     /// them.
     fn read_ahead(&mut self, process: &Process, memory: &ProcessMemory, index: usize) {
         let is_next = index == std::mem::replace(&mut self.next, index + 1) && index > 0;
+        let is_new = self.threads[index]
+            .1
+            .as_ref()
+            .is_none_or(|it| it.last.is_none() && !it.is_found);
+        if is_next && is_new {
+            self.find_asleep(process, index);
+            return;
+        }
         let ahead = |(_, cached): &(i32, Option<Box<CachedThread>>)| {
             let last = cached.as_ref()?.last.as_ref()?;
             Some(last.ahead.clone())
@@ -277,6 +313,26 @@ impl State {
         }
         self.batch.read(process);
         self.batch.discard_if_gone(memory);
+    }
+
+    /// Finds which of the next threads are asleep, unless they have been read before: they can be read from
+    /// the same pages.
+    fn find_asleep(&mut self, process: &Process, index: usize) {
+        let end = self.threads.len().min(index + MAX_FOUND);
+        for index in index..end {
+            let (tid, cached) = &self.threads[index];
+            if cached.as_ref().is_some_and(|it| it.last.is_some()) || self.open >= self.max_open {
+                continue;
+            }
+            let Some(mut cached) = self.take(process, *tid, Some(index)) else {
+                continue;
+            };
+            if let Some(files) = &mut cached.files {
+                cached.is_found = files.is_asleep().unwrap_or(false);
+            }
+            self.keep(Some(index), cached);
+        }
+        self.pages.clear();
     }
 
     fn is_namespaced(&mut self, process: &Process) -> Option<bool> {

@@ -91,5 +91,7 @@ pub use module::{Module, ModuleFile};
 pub use modules::{LoadedModule, Modules};
 pub use process::{Process, Thread};
 pub use stop::Stopped;
-pub use target::{CallRegisters, CodeLayout, LiveProcess, Target, TargetImage, ThreadInfo};
+pub use target::{
+    CallRegisters, CodeLayout, LiveProcess, Target, TargetImage, ThreadInfo, Through,
+};
 pub use tls::{Storage, TlsVariable};

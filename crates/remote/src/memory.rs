@@ -82,6 +82,10 @@ pub trait Memory {
     /// unspecified after an error.
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError>;
 
+    /// Forgets what was read before and is kept, if there is such: the next read is of the memory as it is
+    /// then. For what other threads may have changed between two reads.
+    fn forget(&self) {}
+
     /// Reads one byte.
     fn read_u8(&self, address: u64) -> Result<u8, MemoryError> {
         let mut bytes = [0; 1];
@@ -132,6 +136,10 @@ pub trait Memory {
 impl<M: Memory + ?Sized> Memory for &M {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
         (**self).read(address, buffer)
+    }
+
+    fn forget(&self) {
+        (**self).forget();
     }
 }
 

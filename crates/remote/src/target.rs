@@ -3,6 +3,7 @@
 
 mod image;
 mod live;
+mod through;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,6 +16,7 @@ use crate::mappings::{Mapping, Walk};
 use crate::{Device, Error, Memory};
 pub use image::TargetImage;
 pub use live::LiveProcess;
+pub use through::Through;
 
 /// A process: its memory, its mappings, its threads.
 ///

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use otelctx_format::record::Context;
-use otelctx_remote::{Memory, Stopped, Target};
+use otelctx_remote::{Memory, Stopped, Target, Through};
 use otelctx_sample::Found;
 
 use super::{
@@ -176,7 +176,8 @@ impl Thread<'_> {
                 Err(_) => Ok(None),
             };
             let view = ThreadView::new(self.tid(), pointer);
-            (native, super::read_thread(&**target, runtimes, view))
+            let target = Through::new(&**target, memory);
+            (native, super::read_thread(&target, runtimes, view))
         };
         let mut stop = None;
         let read = match stopped {

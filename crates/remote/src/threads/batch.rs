@@ -1,6 +1,6 @@
 //! Reads several ranges of a process's memory with one system call.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::IoSliceMut;
 use std::ops::Range;
 
@@ -103,6 +103,7 @@ impl Batch {
             bytes: &self.bytes,
             memory,
             noted: RefCell::default(),
+            is_forgotten: Cell::new(false),
         }
     }
 }
@@ -113,6 +114,8 @@ pub struct NotedMemory<'m> {
     bytes: &'m [u8],
     memory: &'m dyn Memory,
     noted: RefCell<Vec<MemoryRange>>,
+    /// What is in the batch does not count any more.
+    is_forgotten: Cell<bool>,
 }
 
 impl NotedMemory<'_> {
@@ -125,7 +128,12 @@ impl NotedMemory<'_> {
 impl Memory for NotedMemory<'_> {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
         self.noted.borrow_mut().push((address, buffer.len()));
-        let known = self.pieces.iter().find_map(|piece| {
+        let pieces = if self.is_forgotten.get() {
+            &[]
+        } else {
+            self.pieces
+        };
+        let known = pieces.iter().find_map(|piece| {
             let skip = usize::try_from(address.checked_sub(piece.address)?).ok()?;
             let start = piece.start.checked_add(skip)?;
             let end = start.checked_add(buffer.len())?;
@@ -138,6 +146,11 @@ impl Memory for NotedMemory<'_> {
             }
             None => self.memory.read(address, buffer),
         }
+    }
+
+    fn forget(&self) {
+        self.is_forgotten.set(true);
+        self.memory.forget();
     }
 }
 

@@ -9,6 +9,7 @@
 mod batch;
 mod call;
 mod lists;
+mod pages;
 mod pointers;
 mod scan;
 mod sleep;
@@ -16,5 +17,6 @@ mod sleep;
 pub use batch::{Batch, MemoryRange, NotedMemory};
 pub use call::Call;
 pub use lists::ThreadLists;
+pub use pages::{PagedMemory, Pages};
 pub use pointers::{ThreadPointer, ThreadPointers};
 pub use sleep::{Protocol, ThreadFiles, max_kept};

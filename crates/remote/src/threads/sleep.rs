@@ -57,17 +57,19 @@ impl ThreadFiles {
         let open = |name: &str| process.open_entry(&format!("task/{tid}/{name}"));
         let syscall = open("syscall")?;
         let schedstat = open("schedstat").ok();
-        let status = match &schedstat {
-            // Zero: the kernel does not count.
-            Some(file) if times_run(file).is_ok_and(|times| times != 0) => None,
-            _ => Some(open("status")?),
+        let times = schedstat.as_ref().and_then(|file| times_run(file).ok());
+        // Zero: the kernel does not count.
+        let ran_at = times.filter(|times| *times != 0);
+        let status = match ran_at {
+            Some(_) => None,
+            None => Some(open("status")?),
         };
         Ok(Self {
             syscall,
             schedstat: schedstat.filter(|_| status.is_none()),
             status,
             asleep_at: None,
-            ran_at: None,
+            ran_at,
         })
     }
 
@@ -129,8 +131,28 @@ impl ThreadFiles {
         }
     }
 
-    /// Whether the thread has stayed asleep since the last successful [`Self::read_asleep`]: its
-    /// thread pointer is unchanged then, and memory that was read before this call is still valid.
+    /// Whether the thread is asleep. If [`Self::has_stayed_asleep`] confirms it later, memory that was read in
+    /// between is as by [`Self::read_asleep`]. Always `false` with [`Protocol::Status`].
+    ///
+    /// # Errors
+    /// If the thread has exited, or this process has no right to trace it.
+    pub fn is_asleep(&mut self) -> io::Result<bool> {
+        self.asleep_at = None;
+        let Some(schedstat) = &self.schedstat else {
+            return Ok(false);
+        };
+        // In this order: see `by_schedstat`.
+        let before = self
+            .ran_at
+            .take()
+            .map_or_else(|| times_run(schedstat), Ok)?;
+        let is_asleep = before != 0 && self.sleep(&mut [0; SYSCALL_SIZE])?.is_some();
+        self.asleep_at = is_asleep.then_some(before);
+        Ok(is_asleep)
+    }
+
+    /// Whether the thread has stayed asleep since the last successful [`Self::read_asleep`], or since
+    /// [`Self::is_asleep`] was true: its thread pointer is unchanged then, and memory that was read before this call is still valid.
     /// Takes one system call. Always `false` with [`Protocol::Status`].
     ///
     /// # Errors
