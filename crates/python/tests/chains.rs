@@ -49,7 +49,7 @@ struct Tally {
     whole: u64,
     /// Stacks whose outer frames are missing.
     incomplete: u64,
-    /// Stacks that say so: [`Counts::truncated_stacks`](otelctx_reader::sample::Counts).
+    /// Stacks that say so: [`Counts::truncated_runtime_stacks`](otelctx_reader::sample::Counts).
     marked: u64,
     /// Stacks that the program cannot have.
     wrong: Vec<String>,
@@ -140,10 +140,10 @@ fn run(interpreter: &Interpreter, work: &str) -> Option<Tally> {
             continue;
         }
         let Some(first) = first_marked else {
-            first_marked = Some(counts.truncated_stacks);
+            first_marked = Some(counts.truncated_runtime_stacks);
             continue;
         };
-        tally.marked = counts.truncated_stacks - first;
+        tally.marked = counts.truncated_runtime_stacks - first;
         for sample in &new {
             let frames: Vec<&Frame> = catalog.frames(sample.user_stack).collect();
             tally.starts.add(&frames);

@@ -150,6 +150,12 @@ pub struct NamedFrame {
 }
 
 impl NamedFrame {
+    /// Whether the function's name is not known: the runtime's stands for it, such as `[Python]`.
+    #[must_use]
+    pub fn is_unnamed(&self) -> bool {
+        self.file.is_empty() && self.function.starts_with('[') && self.function.ends_with(']')
+    }
+
     /// The name to show: the qualified name if there is one.
     #[must_use]
     pub fn name(&self) -> &str {

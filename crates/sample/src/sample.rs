@@ -101,6 +101,12 @@ pub struct Counts {
     pub incomplete_stacks: [u64; StackEnd::INCOMPLETE.len()],
     /// User stacks of which only the innermost frames were kept.
     pub truncated_stacks: u64,
+    /// Samples of which a language runtime's outer frames are missing: they were being changed, or there are too
+    /// many.
+    pub truncated_runtime_stacks: u64,
+    /// Frames of a language runtime whose function has no name, such as `[Python]`: it was dropped before its
+    /// name was read, or there were too many names to read.
+    pub unnamed_functions: u64,
     /// Samples whose user stack could not be walked.
     pub missing_stacks: u64,
     /// Samples whose part from a language runtime is missing or incomplete.
@@ -151,6 +157,8 @@ impl Counts {
             complete_stacks,
             incomplete_stacks,
             truncated_stacks,
+            truncated_runtime_stacks,
+            unnamed_functions,
             missing_stacks,
             incomplete_steps,
             unresolved_threads,
@@ -178,6 +186,8 @@ impl Counts {
             (&mut self.outside_namespace, outside_namespace),
             (&mut self.complete_stacks, complete_stacks),
             (&mut self.truncated_stacks, truncated_stacks),
+            (&mut self.truncated_runtime_stacks, truncated_runtime_stacks),
+            (&mut self.unnamed_functions, unnamed_functions),
             (&mut self.missing_stacks, missing_stacks),
             (&mut self.incomplete_steps, incomplete_steps),
             (&mut self.unresolved_threads, unresolved_threads),

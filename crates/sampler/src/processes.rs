@@ -481,7 +481,9 @@ fn with_runtimes(
     for reading in &seen.runtimes {
         match &reading.thread {
             Ok(thread) => {
-                counts.truncated_stacks += u64::from(thread.stack.is_truncated);
+                counts.truncated_runtime_stacks += u64::from(thread.stack.is_truncated);
+                let unnamed = thread.stack.frames().filter(|frame| frame.is_unnamed());
+                counts.unnamed_functions += unnamed.count() as u64;
                 if let Some(lock) = &thread.gil {
                     let state = lock.state_in(&mut stack, FrameKind::new(reading.name));
                     gil = Some(gil.map_or(state, |other| other.min(state)));

@@ -218,6 +218,16 @@ fn missing(counts: &Counts) -> Vec<String> {
         "truncated stacks",
     );
     add(
+        counts.truncated_runtime_stacks,
+        "truncated stack of a runtime",
+        "truncated stacks of a runtime",
+    );
+    add(
+        counts.unnamed_functions,
+        "frame without its function's name",
+        "frames without their functions' names",
+    );
+    add(
         counts.missing_stacks,
         "sample without its stack",
         "samples without their stacks",
@@ -307,6 +317,7 @@ mod tests {
         counts.unknown_keys = 4;
         counts.not_utf8 = 5;
         counts.truncated_stacks = 6;
+        (counts.truncated_runtime_stacks, counts.unnamed_functions) = (15, 16);
         (counts.lost_mappings, counts.skipped_names) = (11, 12);
         counts.missing_stacks = 7;
         (counts.incomplete_steps, counts.unresolved_threads) = (8, 14);
@@ -315,7 +326,8 @@ mod tests {
             the record could not be read: 2), 10 skipped samples of processes that cannot be traced, \
             13 skipped samples of processes outside of this PID namespace, 1 invalid record, \
             3 truncated records, 4 skipped attributes with an unknown key, 5 skipped attributes that are not UTF-8, \
-            11 lost reports of mappings, 12 skipped names of generated functions, 6 truncated stacks, 7 samples without their stacks, 8 samples without a runtime's part, \
+            11 lost reports of mappings, 12 skipped names of generated functions, 6 truncated stacks, 15 truncated stacks of a runtime, \
+            16 frames without their functions' names, 7 samples without their stacks, 8 samples without a runtime's part, \
             14 samples of threads without a known state yet, 9 samples whose native context and runtime's context differ";
         assert_eq!(
             summary(counts).text(),
@@ -381,6 +393,7 @@ mod tests {
         }
         (counts.truncated_records, counts.unknown_keys) = (20, 21);
         (counts.not_utf8, counts.truncated_stacks) = (22, 23);
+        (counts.truncated_runtime_stacks, counts.unnamed_functions) = (38, 39);
         (counts.missing_stacks, counts.incomplete_steps) = (24, 25);
         (counts.context_conflicts, counts.not_traceable) = (26, 27);
         (counts.lost_mappings, counts.skipped_names) = (28, 34);
@@ -413,7 +426,8 @@ mod tests {
                     "frame_pointers": 36, "no_tables": 29, "bad_tables": 30, "unreadable": 31,
                     "not_executable": 33,
                 },
-                "truncated_stacks": 23, "missing_stacks": 24, "incomplete_steps": 25,
+                "truncated_stacks": 23, "truncated_runtime_stacks": 38, "unnamed_functions": 39,
+                "missing_stacks": 24, "incomplete_steps": 25,
                 "unresolved_threads": 37, "context_conflicts": 26,
             },
             "incomplete_stacks": [{"module": "libfoo.so", "reason": "no_tables", "samples": 33}],
