@@ -32,9 +32,11 @@ const VERSIONS: [[u8; 3]; 11] = [
     [3, 14, 10],
     [3, 15, 2],
 ];
-/// Limit on reads of one thread: three attempts to read 1,024 interpreters and 16,384 thread states; then
-/// 508 frames, of which each takes at most sixteen reads.
+/// Limit on reads of one thread: three attempts to read 1,024 interpreters and 16,384 thread states, of which one that
+/// exceeds the limit is the last; then 508 frames, of which each takes at most sixteen reads.
 const MAX_READS: u64 = 3 * (2 * 1024 + 16384 + 256) + 508 * 16;
+/// Limit on reads of all tasks, besides those that find out where they are.
+const MAX_TASK_READS: u64 = (4 << 20) + 1024;
 /// Limits on names and paths: 512 and 4,096 characters.
 const MAX_NAME: usize = 4 * 512;
 const MAX_PATH: usize = 4 * 4096;
@@ -58,6 +60,7 @@ fuzz_target!(|data: &[u8]| {
     // The names of functions are known now.
     assert_eq!(python.thread(&target, THREAD), thread);
 
+    target.take_reads();
     let mut tasks = 0;
     let visited = python.tasks(&target, &mut |task| {
         tasks += 1;
@@ -65,6 +68,8 @@ fuzz_target!(|data: &[u8]| {
         task.frames.iter().for_each(check_frame);
         ControlFlow::Continue(())
     });
+    let reads = target.take_reads();
+    assert!(reads <= MAX_TASK_READS, "{reads} reads");
     assert!(tasks <= MAX_TASKS + 1, "{tasks} tasks: {visited:?}");
 
     let decoded = python.decode(&target, data);

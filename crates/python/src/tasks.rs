@@ -6,6 +6,7 @@
 mod context;
 mod coroutine;
 mod layout;
+mod limited;
 mod objects;
 
 use std::collections::HashSet;
@@ -18,6 +19,7 @@ use otelctx_reader::sample::Found as FoundContext;
 
 use self::coroutine::{Chain, Reader};
 use self::layout::{AwaitedBy, Rings, TaskLayout, WeakSet};
+use self::limited::Limited;
 use self::objects::{Kind, Objects, TYPE};
 use crate::code::Codes;
 use crate::layout::{Layout, ObjectLayout};
@@ -27,6 +29,9 @@ use crate::version::Version;
 /// Maximum number of interpreters, and of thread states of each.
 const MAX_INTERPRETERS: usize = 1024;
 const MAX_THREADS: usize = 16 * 1024;
+/// Maximum number of reads of memory for all tasks of a process, which is stopped meanwhile: twice as many as
+/// [`MAX_TASKS`] with twenty frames each take.
+const MAX_READS: u64 = 4 << 20;
 /// Maximum number of tasks that are shown to wait for the same one.
 const MAX_WAITING: usize = 64;
 /// `md_dict` of a module.
@@ -54,14 +59,17 @@ pub(crate) fn visit(
         .runtime
         .map(|offsets| interpreters.wrapping_sub(offsets.interpreters));
     match layout::find(target, version, runtime)? {
-        Some(found) => visit_all(target, layout, found, codes, interpreters, visit),
+        Some(found) => {
+            let memory = Limited::new(target, MAX_READS, target.deadline());
+            visit_all(&memory, layout, found, codes, interpreters, visit)
+        }
         None => Ok(()),
     }
 }
 
 /// [`visit`] with a known layout.
 fn visit_all(
-    memory: &dyn Memory,
+    memory: &Limited<'_>,
     layout: &Layout,
     found: TaskLayout,
     codes: &mut Codes,
@@ -69,6 +77,7 @@ fn visit_all(
     visit: &mut dyn FnMut(Task) -> ControlFlow<()>,
 ) -> Result<(), RuntimeError> {
     let mut tasks = Tasks {
+        limited: memory,
         objects: Objects::new(memory, layout, found.task.size),
         layout,
         found,
@@ -78,7 +87,8 @@ fn visit_all(
         running: HashSet::new(),
     };
     let first = memory.read_u64(interpreters)?;
-    for interpreter in chain(memory, first, layout.interpreter.next, MAX_INTERPRETERS)? {
+    let interpreters = chain(memory, first, layout.interpreter.next, MAX_INTERPRETERS);
+    for interpreter in memory.or_limit(interpreters)? {
         for place in found.rings.map(Some).into_iter().chain([None]) {
             let visited = match place {
                 Some(rings) => tasks.in_rings(interpreter, rings, visit),
@@ -89,6 +99,7 @@ fn visit_all(
                 Ok(ControlFlow::Continue(())) => {}
                 Err(error) => tasks.missing.add(1, error),
             }
+            memory.check()?;
         }
     }
     tasks.missing.result()
@@ -141,6 +152,7 @@ impl Missing {
 
 /// The tasks of a process.
 struct Tasks<'t> {
+    limited: &'t Limited<'t>,
     objects: Objects<'t>,
     layout: &'t Layout,
     found: TaskLayout,
@@ -259,6 +271,7 @@ impl Tasks<'_> {
             Ok(Some(task)) => Ok(visit(task)),
             Ok(None) => Ok(ControlFlow::Continue(())),
             Err(error) => {
+                self.limited.check()?;
                 self.missing.add(1, error);
                 Ok(ControlFlow::Continue(()))
             }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use otelctx_reader::remote::libc::PthreadKeys;
 use otelctx_reader::remote::{Memory, MemoryError};
@@ -21,6 +22,8 @@ const MAX_STATES: usize = 64;
 const ATTACHED: u32 = 1;
 /// Attempts to read the list, which other threads may change at the same time.
 const MAX_TRIES: usize = 3;
+/// How long a list that is too long is not read again: other threads of the process would only find that out again.
+const BACK_OFF: Duration = Duration::from_secs(10);
 
 /// Variables of the interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +102,39 @@ impl Source {
 /// The thread states of a process when their list was read last, so that it is not read again for each
 /// thread.
 #[derive(Debug, Default)]
-pub(crate) struct KnownStates(Mutex<Option<Arc<StateList>>>);
+pub(crate) struct KnownStates(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    list: Option<Arc<StateList>>,
+    /// When the list was found to be too long, and the error.
+    too_long: Option<(Instant, RuntimeError)>,
+}
+
+/// Why the thread state of a thread was not found.
+#[derive(Debug)]
+enum Failure {
+    /// It may be found at once: other threads change the list.
+    Changing(RuntimeError),
+    /// There are too many: to read them again would take as long.
+    Limit(RuntimeError),
+    /// The same, of the list of all thread states, which another thread has to read, too.
+    TooLong(RuntimeError),
+}
+
+impl Failure {
+    fn into_error(self) -> RuntimeError {
+        match self {
+            Self::Changing(error) | Self::Limit(error) | Self::TooLong(error) => error,
+        }
+    }
+}
+
+impl From<MemoryError> for Failure {
+    fn from(error: MemoryError) -> Self {
+        Self::Changing(error.into())
+    }
+}
 
 /// The thread states of a process.
 #[derive(Debug)]
@@ -133,8 +168,8 @@ pub(crate) fn resolve(
         };
         match search.resolve() {
             // Other threads may have changed the list.
-            Err(_) if tries < MAX_TRIES => memory.forget(),
-            resolved => return resolved,
+            Err(Failure::Changing(_)) if tries < MAX_TRIES => memory.forget(),
+            resolved => return resolved.map_err(Failure::into_error),
         }
     }
 }
@@ -182,7 +217,7 @@ struct Search<'s> {
 }
 
 impl Search<'_> {
-    fn resolve(&self) -> Result<Option<Resolved>, RuntimeError> {
+    fn resolve(&self) -> Result<Option<Resolved>, Failure> {
         let interpreters = self.interpreters()?;
         let stored = self.thread_specific()?;
         let own = stored.and_then(|address| self.check(address, &interpreters));
@@ -228,13 +263,13 @@ impl Search<'_> {
     }
 
     /// The addresses of all interpreters.
-    fn interpreters(&self) -> Result<Vec<u64>, RuntimeError> {
+    fn interpreters(&self) -> Result<Vec<u64>, Failure> {
         let mut interpreters = Vec::new();
         let mut next = self.memory.read_u64(self.variables.interpreters)?;
         while next != 0 {
             if interpreters.len() == MAX_INTERPRETERS {
                 let reason = format!("its list of interpreters has more than {MAX_INTERPRETERS}");
-                return Err(RuntimeError::new(reason));
+                return Err(Failure::Limit(RuntimeError::new(reason)));
             }
             interpreters.push(next);
             next = self
@@ -282,21 +317,35 @@ impl Search<'_> {
     }
 
     /// The thread states of the thread in the lists of these interpreters.
-    fn list(&self, interpreters: &[u64]) -> Result<Vec<State>, RuntimeError> {
+    fn list(&self, interpreters: &[u64]) -> Result<Vec<State>, Failure> {
         let newest = interpreters.iter().map(|it| self.newest(*it));
         let newest = newest.collect::<Result<Vec<_>, _>>()?;
         let mut known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = known.clone().filter(|known| known.newest == newest);
+        let last = known.list.clone().filter(|list| list.newest == newest);
         if let Some(states) = last.and_then(|known| self.current(&known, interpreters)) {
             return Ok(states);
         }
+        if let Some((since, error)) = &known.too_long
+            && since.elapsed() < BACK_OFF
+        {
+            return Err(Failure::TooLong(error.clone()));
+        }
         // Not kept if this fails.
-        *known = None;
-        let list = Arc::new(self.read_list(interpreters, newest)?);
-        *known = Some(list.clone());
+        *known = Known::default();
+        let list = match self.read_list(interpreters, newest) {
+            Ok(list) => Arc::new(list),
+            Err(failure) => {
+                if let Failure::TooLong(error) = &failure {
+                    known.too_long = Some((Instant::now(), error.clone()));
+                }
+                return Err(failure);
+            }
+        };
+        known.list = Some(list.clone());
         drop(known);
         let states = self.current(&list, interpreters);
-        states.ok_or_else(|| RuntimeError::new("its list of threads changes"))
+        let changes = || RuntimeError::new("its list of threads changes");
+        states.ok_or_else(|| Failure::Changing(changes()))
     }
 
     /// The newest thread state of an interpreter.
@@ -320,7 +369,7 @@ impl Search<'_> {
         &self,
         interpreters: &[u64],
         newest: Vec<Option<State>>,
-    ) -> Result<StateList, RuntimeError> {
+    ) -> Result<StateList, Failure> {
         let memory = Ahead::new(self.memory);
         let mut by_thread: HashMap<u64, Vec<State>> = HashMap::new();
         let mut count = 0;
@@ -330,19 +379,19 @@ impl Search<'_> {
                 count += 1;
                 if count > MAX_THREADS {
                     let reason = format!("its list of threads has more than {MAX_THREADS}");
-                    return Err(RuntimeError::new(reason));
+                    return Err(Failure::TooLong(RuntimeError::new(reason)));
                 }
                 let state = State::read(&memory, self.layout, next)?;
                 if state.interpreter != *interpreter {
                     let reason = format!("there is no thread state at {next:#x}");
-                    return Err(RuntimeError::new(reason));
+                    return Err(Failure::Changing(RuntimeError::new(reason)));
                 }
                 let states = by_thread.entry(state.thread).or_default();
                 if states.len() < MAX_STATES {
                     states.push(state);
                 } else if self.is_own(&state) {
                     let reason = format!("the thread has more than {MAX_STATES} thread states");
-                    return Err(RuntimeError::new(reason));
+                    return Err(Failure::Limit(RuntimeError::new(reason)));
                 }
                 next = state.next;
             }

@@ -147,7 +147,7 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
 /// What has to be stopped to read a runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The thread that is read. Tasks are not listed then.
+    /// The thread that is read. Tasks are listed then only if [`Options::tasks`](crate::Options::tasks) is set.
     Thread,
     /// All threads of the process. Tasks are not read while a thread sleeps in a system call whose
     /// timeout a stop would restart: that thread is not stopped.

@@ -81,7 +81,7 @@ impl Reader<'_, '_> {
     fn step(&mut self, address: u64, chain: &mut Chain) -> Result<Option<u64>, RuntimeError> {
         match self.objects.kind(address)? {
             Kind::Coroutine | Kind::Generator => {}
-            Kind::Wrapper => return Ok(Some(self.memory().read_u64(address + FIRST)?)),
+            Kind::Wrapper => return Ok(Some(self.memory().read_u64(address.wrapping_add(FIRST))?)),
             // Something else that can be awaited: no frames are known of it.
             _ => return Ok(None),
         }

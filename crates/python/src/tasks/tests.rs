@@ -105,8 +105,9 @@ impl Fixture {
         let mut codes = Codes::default();
         let mut tasks = Vec::new();
         let interpreters = python.variables.interpreters;
+        let memory = Limited::new(memory, MAX_READS, None);
         let result = visit_all(
-            memory,
+            &memory,
             &python.layout,
             found,
             &mut codes,

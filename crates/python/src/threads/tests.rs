@@ -91,3 +91,74 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
         }
     }
 }
+
+/// Memory in which a word is replaced.
+struct Replaced<'m> {
+    memory: &'m dyn Memory,
+    at: u64,
+    word: u64,
+}
+
+impl Memory for Replaced<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.memory.read(address, buffer)?;
+        let place = self.at.wrapping_sub(address) as usize;
+        if let Some(bytes) = place
+            .checked_add(8)
+            .and_then(|end| buffer.get_mut(place..end))
+        {
+            bytes.copy_from_slice(&self.word.to_ne_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// The last thread state is followed by the first one.
+#[test]
+fn a_list_that_does_not_end_is_read_once() {
+    for interpreter in Interpreter::with_version("3.11") {
+        let target = Target::spawn(interpreter.command("crowd.py").arg("100"));
+        let process = Process::open(target.pid()).unwrap();
+        let memory = process.memory().unwrap();
+        let process = LiveProcess::new(&process, &memory);
+        let files = FileCache::default();
+        let modules = Modules::read(&process, &files).unwrap();
+        let found = find::find(&process, &modules, &files, &Arc::default());
+        let found = found.unwrap().unwrap();
+        let interpreter = process.read_u64(found.variables.interpreters).unwrap();
+        let first = interpreter + found.layout.interpreter.threads;
+        let first = process.read_u64(first).unwrap();
+        let next = found.layout.thread.next;
+        let mut last = first;
+        while let state @ 1.. = process.read_u64(last + next).unwrap() {
+            last = state;
+        }
+        let memory = Replaced {
+            memory: &process,
+            at: last + next,
+            word: first,
+        };
+        let counted = Counted {
+            memory: &memory,
+            reads: Cell::new(0),
+        };
+        let variables = Variables {
+            own: None,
+            ..found.variables
+        };
+        let known = KnownStates::default();
+        let begin = Instant::now();
+        let mut reads = Vec::new();
+        for thread in 1..100 {
+            let thread = ThreadView::new(thread, 4096 * u64::try_from(thread).unwrap());
+            counted.reads.set(0);
+            let resolved = resolve(&counted, &found.layout, &variables, &known, thread);
+            let error = resolved.unwrap_err().to_string();
+            assert_eq!(error, "its list of threads has more than 16384");
+            reads.push(counted.reads.get());
+        }
+        // They lie in few pieces of memory. Then, the first one of the list is read to see whether it is another one.
+        assert!(begin.elapsed() >= BACK_OFF || reads[1..].iter().all(|it| *it < 10));
+        assert!(reads[0] < 60, "{reads:?}");
+    }
+}
