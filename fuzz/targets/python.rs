@@ -35,7 +35,7 @@ const VERSIONS: [[u8; 3]; 11] = [
 /// Limit on reads of one thread: three attempts to read 1,024 interpreters and 16,384 thread states, of which one that
 /// exceeds the limit is the last; then 508 frames, of which each takes at most sixteen reads.
 const MAX_READS: u64 = 3 * (2 * 1024 + 16384 + 256) + 508 * 16;
-/// Limit on reads of all tasks, besides those that find out where they are.
+/// Limit on reads of all tasks, and of the layout of their structures.
 const MAX_TASK_READS: u64 = (4 << 20) + 1024;
 /// Limits on names and paths: 512 and 4,096 characters.
 const MAX_NAME: usize = 4 * 512;

@@ -150,6 +150,46 @@ fn stacks_have_python_frames_in_place_of_the_interpreter() {
     }
 }
 
+/// Its frames and those of Python are of one moment, or they are not in one stack.
+#[test]
+fn stacks_of_a_thread_that_wakes_often_are_not_mixed_from_two() {
+    for interpreter in Interpreter::with_version("3.11") {
+        let target = interpreter.start("woken.py");
+        let pid = target.pid().to_string();
+        let mut whole = 0;
+        for round in 0..30 {
+            let mut arguments = vec!["dump", "--stacks", "--json", "--deadline", "60", &pid];
+            if round % 3 == 2 {
+                arguments.push("--no-stop");
+            }
+            let answer = otelctx(&arguments).json();
+            let thread = &answer["threads"][0];
+            let stack = &thread["stack"];
+            if stack["complete"] != true {
+                continue;
+            }
+            let frames = stack["frames"].as_array().unwrap();
+            let is_python = |frame: &&Value| frame["runtime"] == "cpython";
+            let python = frames.iter().filter(is_python).count();
+            if stack["native_only"] == true {
+                assert_eq!((python, round % 3), (0, 2), "{stack:#}");
+                continue;
+            }
+            // With --no-stop, the runtime may not be read.
+            let Some(expected) = thread["cpython"]["frames"].as_array() else {
+                continue;
+            };
+            assert_eq!(python, expected.len(), "{stack:#}");
+            assert_eq!(frames.last().unwrap().get("runtime"), None, "{stack:#}");
+            // One has just begun, or ends.
+            let is_call = |frame: &&Value| frame["function"] == "_PyEval_EvalFrameDefault";
+            assert!(frames.iter().filter(is_call).count() <= 1, "{stack:#}");
+            whole += 1;
+        }
+        assert!(whole >= 10, "{interpreter:?}: {whole}");
+    }
+}
+
 /// A sample of `locked.py`, by the recording.
 #[derive(Debug)]
 struct LockedSample {

@@ -1,5 +1,6 @@
 //! Inspects one process: what it publishes, then its threads.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -206,9 +207,18 @@ impl Inspection {
             (&*support, snapshots.as_deref_mut())
         {
             let (names, variables) = (names(&threads), variables.clone());
-            let asleep = runtimes.map(|reader| reader.asleep(&threads, until.threads));
+            let mut walked = HashMap::new();
+            let mut around = |tid, read: &mut dyn FnMut() -> InspectedThread| match &stacks {
+                None => read(),
+                Some(stacks) => {
+                    let (inspected, stack) = stacks.read_unstopped(tid, read);
+                    walked.insert(tid, stack);
+                    inspected
+                }
+            };
+            let asleep = runtimes.map(|reader| reader.asleep(&threads, until.threads, &mut around));
             let stacks = stacks.map(|reader| {
-                let (stacks, mut code) = reader.all_asleep(&threads);
+                let (stacks, mut code) = reader.all_asleep(&threads, walked);
                 reader.read_generated(&mut code);
                 (stacks, code)
             });

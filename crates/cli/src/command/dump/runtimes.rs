@@ -156,8 +156,14 @@ impl<'p> Reader<'p> {
     }
 
     /// Reads `threads` while they sleep, until `until` and up to [`MAX_CONTEXTS`]. Beyond that,
-    /// each thread's reading says what is missing.
-    pub(super) fn asleep(self, threads: &[Thread<'_>], until: Instant) -> Asleep {
+    /// each thread's reading says what is missing. `around` is called with what reads a thread of this ID, and
+    /// returns the result.
+    pub(super) fn asleep(
+        self,
+        threads: &[Thread<'_>],
+        until: Instant,
+        around: &mut dyn FnMut(i32, &mut dyn FnMut() -> InspectedThread) -> InspectedThread,
+    ) -> Asleep {
         let mut kept = 0;
         let mut read = HashMap::new();
         for thread in threads {
@@ -165,7 +171,9 @@ impl<'p> Reader<'p> {
             let pid = self.process.pid().unwrap_or_default();
             if let Some(why) = exceeded(pid, kept, until) {
                 read.insert(tid, self.failed(&why));
-            } else if let InspectedThread::Read(result) = self.read(thread, None) {
+            } else if let InspectedThread::Read(result) =
+                around(tid, &mut || self.read(thread, None))
+            {
                 kept += size(&result.runtimes);
                 read.insert(tid, result.runtimes);
             }

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use otelctx_reader::remote::threads::ThreadFiles;
+use otelctx_reader::remote::threads::{Call, ThreadFiles};
 use otelctx_reader::remote::{self, Stopped, Target, module};
-use otelctx_reader::runtime::RuntimeReading;
+use otelctx_reader::runtime::{RuntimeReading, RuntimeStack};
 use otelctx_reader::sample::{self, Module, ModuleFiles};
 use otelctx_reader::{Process, StopReason, Thread};
 use otelctx_sampler::{GeneratedNames, monotonic};
@@ -47,6 +47,8 @@ pub(super) struct Stack {
     end: StackEnd,
     /// It was walked while the thread slept, from two registers.
     is_asleep: bool,
+    /// What runtimes know of the thread was read at another moment: their frames belong to another stack.
+    is_separate: bool,
 }
 
 impl Stack {
@@ -75,10 +77,8 @@ impl Stack {
                 sample::Frame::return_address(frame.address)
             }
         });
-        let stacks = runtimes.iter().filter_map(|reading| {
-            let stack = &reading.thread.as_ref().ok()?.stack;
-            (!stack.interpreter.is_empty()).then_some(stack)
-        });
+        let stacks = (!self.is_separate).then(|| interpreted(runtimes));
+        let stacks = stacks.into_iter().flatten();
         let mut mixed: Vec<sample::Frame> = stacks.fold(native.collect(), |mixed, stack| {
             stack.clone().in_native(mixed)
         });
@@ -93,10 +93,23 @@ impl Stack {
         mixed
     }
 
+    /// Whether it lacks frames of the thread's runtimes, which are of another moment.
+    fn lacks_frames(&self, runtimes: &[RuntimeReading]) -> bool {
+        self.is_separate && interpreted(runtimes).next().is_some()
+    }
+
     /// It ends because a register is unknown.
     fn needs_stop(&self) -> bool {
         self.is_asleep && matches!(self.end, StackEnd::UnknownRegister | StackEnd::NoRows)
     }
+}
+
+/// The frames of runtimes that have an interpreter.
+fn interpreted(runtimes: &[RuntimeReading]) -> impl Iterator<Item = &RuntimeStack> {
+    runtimes.iter().filter_map(|reading| {
+        let stack = &reading.thread.as_ref().ok()?.stack;
+        (!stack.interpreter.is_empty()).then_some(stack)
+    })
 }
 
 /// How to walk stacks.
@@ -165,23 +178,57 @@ impl<'p> StackReader<'p> {
         inspected
     }
 
+    /// Reads a thread that must not be stopped with `read`, and walks its stack at the same moment if the thread
+    /// sleeps for long enough.
+    pub(super) fn read_unstopped(
+        &self,
+        tid: i32,
+        read: &mut dyn FnMut() -> InspectedThread,
+    ) -> (InspectedThread, ThreadStack) {
+        let process = self.process.running().ok();
+        if let Some(mut files) = process.and_then(|it| ThreadFiles::open(it, tid).ok()) {
+            for _ in 0..MAX_TRIES {
+                match self.read_asleep(&mut files, |_, _| read()) {
+                    Ok(Some((stack, inspected))) => return (inspected, Ok(stack)),
+                    Ok(None) => {}
+                    Err(_) => break,
+                }
+            }
+        }
+        let inspected = read();
+        let separate = |stack| Stack {
+            is_separate: true,
+            ..stack
+        };
+        (inspected, self.asleep(tid).map(separate))
+    }
+
     /// The stack of a thread that must not be stopped.
-    pub(super) fn asleep(&self, tid: i32) -> ThreadStack {
+    fn asleep(&self, tid: i32) -> ThreadStack {
         let process = self.process.running().map_err(|error| error.to_string())?;
         let open = ThreadFiles::open(process, tid);
         let mut files = open.map_err(|error| error.to_string())?;
         for _ in 0..MAX_TRIES {
-            if let Some(stack) = self.walk_asleep(&mut files)? {
+            if let Some((stack, ())) = self.read_asleep(&mut files, |_, _| ())? {
                 return Ok(stack);
             }
         }
         Err("the thread was running: try without --no-stop".into())
     }
 
-    /// The stacks of threads that must not be stopped, and the code that they are in.
-    pub(super) fn all_asleep(&self, threads: &[Thread<'_>]) -> (StacksAsleep, Code) {
-        let (mut stacks, mut kept) = (HashMap::new(), 0);
+    /// The stacks of threads that must not be stopped, and the code that they are in. Some were `walked` before.
+    pub(super) fn all_asleep(
+        &self,
+        threads: &[Thread<'_>],
+        mut walked: HashMap<i32, ThreadStack>,
+    ) -> (StacksAsleep, Code) {
+        let mut kept: usize = walked.values().flatten().map(Stack::size).sum();
+        let mut stacks = HashMap::new();
         for tid in threads.iter().map(Thread::tid) {
+            if let Some(stack) = walked.remove(&tid) {
+                stacks.insert(tid, stack);
+                continue;
+            }
             let stack = match () {
                 () if Instant::now() >= self.until => Err("the deadline has passed".into()),
                 () if kept > MAX_CONTEXTS => Err(format!(
@@ -205,7 +252,7 @@ impl<'p> StackReader<'p> {
     ) -> (InspectedThread, ThreadStack) {
         let tid = thread.tid();
         if self.process.options().never_stop {
-            return (read(None), self.asleep(tid));
+            return self.read_unstopped(tid, &mut || read(None));
         }
         let mut files = match ThreadFiles::open(process, tid) {
             Ok(files) => files,
@@ -216,27 +263,28 @@ impl<'p> StackReader<'p> {
             call.is_some_and(|call| call.is_lengthened_by_a_stop(process.pid()))
         };
         let mut tries = 0;
+        // Of a reading that does not count, because the thread ran since its stack was walked.
+        let mut stop = None;
         loop {
             tries += 1;
-            let reason = match self.walk_asleep(&mut files) {
-                Ok(Some(stack))
-                    if self.stop_sleeping
-                        && stack.needs_stop()
-                        && !is_lengthened(&files)
-                        && tries <= 2 * MAX_TRIES =>
-                {
-                    StopReason::Stack
+            let asleep = self.read_asleep(&mut files, |call, stack| {
+                let needs_stop = self.stop_sleeping
+                    && stack.needs_stop()
+                    && !call.is_lengthened_by_a_stop(process.pid())
+                    && tries <= 2 * MAX_TRIES;
+                if needs_stop {
+                    return None;
                 }
-                Ok(Some(stack)) => {
-                    let inspected = read(None);
-                    let was_stopped = matches!(&inspected, InspectedThread::Read(report)
-                        if report.stop.is_some());
-                    let has_slept = files.has_stayed_asleep().unwrap_or(false);
-                    if has_slept || was_stopped || tries >= MAX_TRIES {
-                        return (inspected, Ok(stack));
-                    }
-                    continue;
+                let mut inspected = read(None);
+                if let InspectedThread::Read(report) = &mut inspected {
+                    stop = stop.or(report.stop);
+                    report.stop = stop;
                 }
+                Some(inspected)
+            });
+            let reason = match asleep {
+                Ok(Some((stack, Some(inspected)))) => return (inspected, Ok(stack)),
+                Ok(Some((_, None))) => StopReason::Stack,
                 Ok(None) if tries < MAX_TRIES => continue,
                 // It may have gone to sleep since then.
                 Ok(None) if tries <= 2 * MAX_TRIES && is_lengthened(&files) => continue,
@@ -263,14 +311,21 @@ impl<'p> StackReader<'p> {
         }
     }
 
-    /// `None` if the thread was running.
-    fn walk_asleep(&self, files: &mut ThreadFiles) -> Result<Option<Stack>, String> {
-        let stack = files.read_call_asleep(|call| {
+    /// Walks the stack of a thread that sleeps, and calls `read` meanwhile. `None` if the thread was running, or ran
+    /// before `read` returned.
+    fn read_asleep<T>(
+        &self,
+        files: &mut ThreadFiles,
+        read: impl FnOnce(&Call, &Stack) -> T,
+    ) -> Result<Option<(Stack, T)>, String> {
+        let asleep = files.read_call_asleep(|call| {
             let (pc, sp) = (call.instruction_pointer, call.stack_pointer);
             let registers = Registers::new(remote::Machine::own(), pc, sp);
-            self.walk(registers, true)
+            let stack = self.walk(registers, true)?;
+            let read = read(call, &stack);
+            Ok((stack, read))
         });
-        stack.map_err(|error| error.to_string())?.transpose()
+        asleep.map_err(|error| error.to_string())?.transpose()
     }
 
     fn of_stopped(&self, stopped: &Stopped) -> ThreadStack {
@@ -298,6 +353,7 @@ impl<'p> StackReader<'p> {
             frames,
             end,
             is_asleep,
+            is_separate: false,
         })
     }
 

@@ -52,6 +52,9 @@ pub(in crate::command::dump) fn lines(report: &Report) -> String {
                 if let Some(reason) = reason(stack) {
                     let _ = writeln!(text, "    incomplete: {}", escape(&reason));
                 }
+                if stack.lacks_frames(&thread.runtimes) {
+                    text += "    native frames alone: the thread ran before its runtime was read (--no-stop)\n";
+                }
             }
             Err(error) => {
                 let error = escape(error);
@@ -114,6 +117,8 @@ pub(in crate::command::dump) struct StackJson<'r> {
     #[serde(serialize_with = "serialize_frames")]
     frames: (Vec<Frame>, &'r Named),
     complete: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    native_only: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     end: Option<String>,
 }
@@ -130,6 +135,7 @@ impl<'r> StackJson<'r> {
                 OrError::Value(Self {
                     frames: (stack.mixed(&thread.runtimes, &report.named), &report.named),
                     complete: end.is_none(),
+                    native_only: stack.lacks_frames(&thread.runtimes),
                     end,
                 })
             }
