@@ -26,6 +26,8 @@ const MAX_LINE_TABLE: usize = 64 << 10;
 /// Maximum memory of the functions kept of one process, and of all processes, in bytes.
 const MAX_MEMORY: usize = 8 << 20;
 const MAX_TOTAL: usize = 64 << 20;
+/// Memory of the functions that is every process's own, so that the last ones keep some, too.
+const MIN_MEMORY: usize = 128 << 10;
 /// Maximum number of lines kept of one process.
 const MAX_LINES: usize = 64 << 10;
 /// Maximum work for one process a second, in bytes that are read of its functions or searched for a line: some
@@ -224,7 +226,8 @@ impl Codes {
     fn keep(&mut self, key: (u64, u64), code: Arc<Code>) {
         let added = code.memory();
         let is_full = self.memory + added > MAX_MEMORY
-            || self.total.load(Ordering::Relaxed) + added > MAX_TOTAL;
+            || self.memory + added > MIN_MEMORY
+                && self.total.load(Ordering::Relaxed) + added > MAX_TOTAL;
         if is_full || self.known.contains_key(&key) {
             // Their addresses are those of other functions from now on.
             self.lines.clear();
@@ -319,5 +322,46 @@ pub(crate) fn text(
             let reason = format!("there is no string at {address:#x}");
             Err(RuntimeError::new(reason))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use otelctx_reader::remote::TargetImage;
+
+    use super::*;
+    use crate::version::Version;
+
+    #[test]
+    fn each_process_keeps_functions_however_many_others_have() {
+        let layout = Layout::of(&TargetImage::new(), Version::new(3, 11, 2), None).unwrap();
+        let code = |name: usize| {
+            Arc::new(Code {
+                name: name.to_string(),
+                qualified_name: String::new(),
+                file: String::new(),
+                first_line: 1,
+                line_table: vec![0; 1000],
+                offsets: layout.code,
+            })
+        };
+        let total = Arc::new(AtomicUsize::new(MAX_TOTAL));
+        let mut codes = Codes::new(total.clone());
+        let mut most = 0;
+        for number in 0..1000 {
+            codes.keep((number as u64, 0), code(number));
+            most = most.max(codes.known.len());
+            assert!(codes.memory <= MIN_MEMORY);
+        }
+        assert!(most > 80, "{most}");
+        assert_eq!(total.load(Ordering::Relaxed), MAX_TOTAL + codes.memory);
+        total.store(codes.memory, Ordering::Relaxed);
+        for number in 0..20_000 {
+            codes.keep((number as u64, 1), code(number));
+            assert!(codes.memory <= MAX_MEMORY);
+        }
+        assert!(codes.memory > MIN_MEMORY);
+        drop(codes);
+        assert_eq!(total.load(Ordering::Relaxed), 0);
     }
 }
