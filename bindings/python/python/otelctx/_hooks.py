@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.abc
-import importlib.util
+import logging
 import os
 import sys
 from types import ModuleType
@@ -34,22 +34,58 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.hooks: dict[str, Callable[[ModuleType], None]] = {}
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        hook = self.hooks.pop(name, None)
-        if hook is None:
+        if name not in self.hooks:
             return None
-        # Without the hook, this finder is passed over.
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            self.hooks[name] = hook
-            return None
-        load = spec.loader.exec_module
+        for finder in list(sys.meta_path):
+            if finder is self:
+                continue
+            find = getattr(finder, "find_spec", None)
+            if find is None:
+                # Python up to 3.11 knows how to ask this finder. It goes on without the hook.
+                return None
+            spec = find(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
 
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            hook(module)
+    def loaded(self, module: ModuleType) -> None:
+        """Call the module's hook, unless it was called before."""
+        hook = self.hooks.pop(module.__name__, None)
+        if hook is not None:
+            run_hook(hook, module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+
+class _Loader(importlib.abc.Loader):
+    """Loads a module with the loader that was found for it, then calls the module's hook.
+
+    It belongs to one spec: what it wraps may load other modules too, as ``zipimporter`` does.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> Any:
+        create = getattr(self._loader, "create_module", None)
+        return create and create(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        # The module looks as if there were no hook.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        if hasattr(self._loader, "exec_module"):
+            self._loader.exec_module(module)
+        else:
+            # `zipimporter` of Python 3.9. It fills the module that `sys.modules` has already.
+            self._loader.load_module(name)
+        _FINDER.loaded(sys.modules.get(name, module))
+
+    def __getattr__(self, name: str) -> Any:
+        # The optional methods, for programs that ask for a spec and do not load it.
+        return getattr(self._loader, name)
 
 
 _FINDER = _Finder()
@@ -58,29 +94,43 @@ _FINDER = _Finder()
 def when_imported(name: str, hook: Callable[[ModuleType], None]) -> None:
     """Call ``hook`` with a module now, or after it is imported."""
     if name in sys.modules:
-        hook(sys.modules[name])
+        run_hook(hook, sys.modules[name])
         return
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     _FINDER.hooks[name] = hook
 
 
+def run_hook(hook: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Call ``hook`` with a module. The program goes on if it fails."""
+    try:
+        hook(module)
+    except Exception as error:
+        logging.getLogger("otelctx").warning(
+            "%s is not what this version of otelctx expects, so contexts may be missing: %r",
+            module.__name__,
+            error,
+        )
+
+
 def trace_greenlets() -> None:
     """Publish the greenlet's context whenever the calling thread switches to another greenlet."""
     import greenlet
 
+    # Looked up first: nothing is noted if they are missing.
+    get, set_trace = greenlet.gettrace, greenlet.settrace
     if _otelctx.trace_greenlets():
         return
-    previous = greenlet.gettrace()
+    previous = get()
     if previous is None:
-        greenlet.settrace(_otelctx.greenlets_switched)
+        set_trace(_otelctx.greenlets_switched)
         return
 
     def trace(event: str, greenlets: Any) -> None:
         _otelctx.greenlets_switched(event, greenlets)
         previous(event, greenlets)
 
-    greenlet.settrace(trace)
+    set_trace(trace)
 
 
 def _patch_eager_tasks(tasks: ModuleType) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from opentelemetry.context.context import Context, _RuntimeContext
 
 from . import _otelctx, publish
-from ._hooks import SPAN_ATTRIBUTES, when_imported
+from ._hooks import SPAN_ATTRIBUTES, run_hook, when_imported
 
 _SDK = "opentelemetry.sdk.trace"
 _PATCHING = threading.Lock()
@@ -46,7 +46,7 @@ class RuntimeContext(_RuntimeContext):
             with _PATCHING:
                 # Another thread may have done it.
                 if "get_current" in vars(self):
-                    _patch_sdk(sdk)
+                    run_hook(_patch_sdk, sdk)
                     del self.get_current
         return _otelctx.opentelemetry_current()
 

@@ -1,0 +1,122 @@
+"""Waiting for the import of other modules never changes what the program imports."""
+
+import json
+import subprocess
+import zipfile
+
+from conftest import PYTHON, TIMEOUT
+
+PACKAGE = {
+    "zipped/__init__.py": "",
+    "zipped/first.py": "NAME = __name__",
+    "zipped/hooked.py": "from . import first\nVALUE = 7",
+    "zipped/last.py": "NAME = __name__",
+    "zipped/failing.py": "if not FAILED: raise KeyError('first')",
+    # Without the functions that the package's own hook calls.
+    "greenlet.py": "VALUE = 8",
+}
+
+START = """
+import importlib, importlib.util, json, sys
+from otelctx import _hooks
+import otelctx
+hooked = []
+def note(module):
+    hooked.append([module.__name__, vars(module).get("VALUE")])
+"""
+
+
+def run(tmp_path, program):
+    """The last line that a program prints, and its messages. It finds the package in an archive."""
+    archive = tmp_path / "archive.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, text in PACKAGE.items():
+            file.writestr(name, text)
+    program = f"{START}\nsys.path.insert(0, {str(archive)!r})\n{program}"
+    done = subprocess.run(
+        [PYTHON, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_only_the_module_of_an_archive_that_is_waited_for_is_hooked(tmp_path):
+    shown, messages = run(
+        tmp_path,
+        """
+_hooks.when_imported("zipped.hooked", note)
+# A program that only asks.
+importlib.util.find_spec("zipped.hooked").loader.get_source("zipped.hooked")
+import zipped.hooked, zipped.last
+loaders = {type(each.__loader__).__name__ for each in (zipped.hooked, zipped.last)}
+specs = {type(each.__spec__.loader).__name__ for each in (zipped.hooked, zipped.last)}
+importlib.reload(zipped.hooked)
+print(json.dumps([hooked, zipped.hooked.first.NAME, zipped.last.NAME, sorted(loaders | specs)]))
+""",
+    )
+    loaders = ["zipimporter"]
+    assert shown == [[["zipped.hooked", 7]], "zipped.first", "zipped.last", loaders]
+    assert messages == ""
+
+
+def test_a_module_that_fails_is_hooked_when_it_is_imported_again(tmp_path):
+    shown, _ = run(
+        tmp_path,
+        """
+import builtins
+_hooks.when_imported("zipped.failing", note)
+for builtins.FAILED in (False, True):
+    try:
+        import zipped.failing
+    except KeyError as error:
+        hooked.append(repr(error))
+print(json.dumps(hooked))
+""",
+    )
+    assert shown == ["KeyError('first')", ["zipped.failing", None]]
+
+
+def test_an_import_works_if_the_module_is_not_what_the_hook_expects(tmp_path):
+    shown, messages = run(
+        tmp_path,
+        """
+import greenlet
+with otelctx.scope(otelctx.Context(1, 2)):
+    published = otelctx.published()["span_id"]
+import zipped.first
+_hooks.when_imported("zipped.first", lambda module: module.unknown)
+print(json.dumps([greenlet.VALUE, published]))
+""",
+    )
+    assert shown == [8, f"{2:016x}"]
+    messages = messages.splitlines()
+    assert ["greenlet is not", "zipped.first is"] == [each[:15].strip() for each in messages]
+    assert "has no attribute 'gettrace'" in messages[0]
+
+
+def test_a_finder_that_asks_the_other_finders_is_asked(tmp_path):
+    shown, messages = run(
+        tmp_path,
+        """
+class Finder:
+    busy = False
+    def find_spec(self, name, path, target=None):
+        if self.busy:
+            return None
+        self.busy = True
+        try:
+            return importlib.util.find_spec(name)
+        finally:
+            self.busy = False
+_hooks.when_imported("zipped.hooked", note)
+sys.meta_path.insert(1, Finder())
+import zipped.hooked
+print(json.dumps([hooked, type(zipped.hooked.__loader__).__name__]))
+""",
+    )
+    assert shown == [[["zipped.hooked", 7]], "zipimporter"]
+    assert messages == ""
