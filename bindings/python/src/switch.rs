@@ -212,7 +212,7 @@ pub(crate) fn publish_value(token: &Bound<'_, PyAny>, value: Option<&Context>) -
         return Ok(());
     };
     IS_USED.store(true, Ordering::Relaxed);
-    if HAS_GREENLETS.load(Ordering::Relaxed) && !thread::trace_greenlets() {
+    if HAS_GREENLETS.load(Ordering::Relaxed) && !thread::traces_greenlets() {
         token
             .py()
             .import("otelctx._hooks")?

@@ -68,6 +68,12 @@ pub(crate) fn trace_greenlets() -> bool {
     TRACES_GREENLETS.replace(true)
 }
 
+/// Whether the calling thread's greenlets are traced.
+#[inline]
+pub(crate) fn traces_greenlets() -> bool {
+    TRACES_GREENLETS.get()
+}
+
 /// Logs a warning through Python's `logging`.
 pub(crate) fn warn(py: Python<'_>, message: &str) {
     let logged = py

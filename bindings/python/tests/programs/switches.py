@@ -163,6 +163,9 @@ def greenlets():
         gevent.sleep(0)
         check(span)
 
+    # A thread that did not import the package.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(plain_greenlets).result()
     with otelctx.scope(context(97)):
         workers = [gevent.spawn(work, number) for number in range(1, TASKS)]
         check(97)
@@ -172,6 +175,27 @@ def greenlets():
         gevent.get_hub().threadpool.apply(work, (7777,))
         check(97)
     check(None)
+
+
+def plain_greenlets():
+    """Without an event loop."""
+    from greenlet import getcurrent, greenlet
+
+    def work(span):
+        check(None)
+        with otelctx.scope(context(span)):
+            main.switch()
+            check(span)
+
+    main = getcurrent()
+    with otelctx.scope(context(93)):
+        workers = [(greenlet(work), span) for span in range(1, STEPS)]
+        for each, span in workers:
+            each.switch(span)
+            check(93)
+        for each, _ in workers:
+            each.switch()
+            check(93)
 
 
 def with_uvloop():
