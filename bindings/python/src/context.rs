@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use otelctx::{Key, Record, SharedRecord, SpanId, TraceFlags, TraceId};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
 
@@ -300,9 +301,47 @@ pub(crate) fn object_of<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, Con
     Some(context.bind(value.py()).clone())
 }
 
-/// Makes `context` what the current `contextvars` context is working on; returns a token for
-/// `detach`.
+/// The result of `attach`.
+///
+/// The interpreter's own token restores the variable without this module: with `ContextVar.reset`,
+/// and from 3.14 on at the end of a `with` block. Watchers are not called, so the context would stay
+/// published.
+#[pyclass(frozen, module = "otelctx")]
+pub(crate) struct Token(Py<PyAny>);
+
+impl Token {
+    /// Wraps a token of the interpreter.
+    pub(crate) fn wrap(token: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+        let py = token.py();
+        Ok(Bound::new(py, Self(token.unbind()))?.into_any())
+    }
+}
+
+#[pymethods]
+impl Token {
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        reset(self.0.bind(py))
+    }
+
+    #[allow(clippy::unnecessary_wraps)]
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.0)
+    }
+}
+
+/// Makes `context` what the current `contextvars` context is working on; returns a [`Token`].
 pub(crate) fn attach<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    Token::wrap(set(context)?)
+}
+
+/// Makes `context` what the current `contextvars` context is working on; returns a token of the
+/// interpreter for [`reset`].
+fn set<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = context.py();
     let context = context.cast::<Context>()?;
     let contextvars = loaded()?;
@@ -325,7 +364,8 @@ pub(crate) fn attach<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Py
 
 /// Restores what was attached before.
 pub(crate) fn detach<'py>(token: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    reset(token)?;
+    let token = token.cast::<Token>()?;
+    reset(token.get().0.bind(token.py()))?;
     Ok(token.py().None().into_bound(token.py()))
 }
 
@@ -384,7 +424,7 @@ pub(crate) struct Scope {
 impl Scope {
     fn __enter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Context>> {
         let context = self.context.bind(py);
-        let token = attach(context.as_any())?.unbind();
+        let token = set(context.as_any())?.unbind();
         self.tokens().push(token);
         Ok(context.clone())
     }

@@ -22,7 +22,7 @@ mod thread;
 #[pyo3::pymodule(name = "_otelctx", gil_used = false)]
 mod module {
     #[pymodule_export]
-    use crate::context::{Context, Scope, current, published, register_keys, scope, update};
+    use crate::context::{Context, Scope, Token, current, published, register_keys, scope, update};
     #[pymodule_export]
     use crate::opentelemetry::{
         opentelemetry_current, opentelemetry_use, span_started, span_updated,

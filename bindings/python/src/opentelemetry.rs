@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use crate::context::{Attributes, Context, key, merge};
+use crate::context::{Attributes, Context, Token, key, merge};
 use crate::contextvars::loaded;
 use crate::outside::Outside;
 use crate::switch::publish_value;
@@ -83,7 +83,7 @@ pub(crate) fn opentelemetry_attach<'py>(
     let entry = Entry::new(own.map(Bound::unbind), context.clone().unbind());
     let token = loaded()?.set(Bound::new(py, entry)?.as_any())?;
     publish_value(&token, published.as_ref().map(Bound::get))?;
-    Ok(token)
+    Token::wrap(token)
 }
 
 /// `RuntimeContext.get_current`.

@@ -25,6 +25,17 @@ def test_every_step_shows_its_own_context(start, name):
     assert line["right"] > 1000
 
 
+@pytest.mark.parametrize("api", ["otelctx", "opentelemetry"])
+def test_every_way_to_use_a_token_ends_what_is_published(start, api):
+    environment = {}
+    if api == "opentelemetry":
+        pytest.importorskip("opentelemetry.sdk")
+        environment = {"OTEL_PYTHON_CONTEXT": "otelctx"}
+    line = start("tokens", api, **environment).line()
+    assert (line["wrong"], line["missing"]) == (0, 0), line["first_wrong"]
+    assert line["right"] == 33
+
+
 @pytest.mark.parametrize("inherit", ["0", "1"])
 def test_a_thread_starts_with_the_context_that_it_inherits(start, inherit):
     # From 3.14 on; before, a thread never inherits one.

@@ -11,11 +11,12 @@ import sys
 from typing import Mapping, Sequence, Union
 
 from . import _hooks, _otelctx
-from ._otelctx import Context, Scope, attach, current, detach, published, scope, update
+from ._otelctx import Context, Scope, Token, attach, current, detach, published, scope, update
 
 __all__ = [
     "Context",
     "Scope",
+    "Token",
     "attach",
     "current",
     "detach",

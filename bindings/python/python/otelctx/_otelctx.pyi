@@ -1,4 +1,4 @@
-from contextvars import Context as _ContextvarsContext, Token
+from contextvars import Context as _ContextvarsContext
 from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence, TypeVar, final
 
@@ -51,13 +51,25 @@ class Scope:
         traceback: TracebackType | None,
     ) -> None: ...
 
-def attach(context: Context, /) -> Token[Any]:
+@final
+class Token:
+    """The result of :func:`attach`. As a context manager, it detaches at the end of the block."""
+
+    def __enter__(self) -> Token: ...
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+def attach(context: Context, /) -> Token:
     """Make ``context`` what the calling thread or asyncio task is working on.
 
     It belongs to the current ``contextvars`` context, like the value of a context variable.
     """
 
-def detach(token: Token[Any], /) -> None:
+def detach(token: Token, /) -> None:
     """Restore what was attached before the call of :func:`attach` that returned this token."""
 
 def scope(context: Context) -> Scope:
@@ -86,7 +98,7 @@ def run_unseen(function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
 def trace_greenlets() -> bool: ...
 def greenlets_switched(event: str, greenlets: tuple[Any, Any]) -> None: ...
 def opentelemetry_use(empty: Any, published: Sequence[str]) -> None: ...
-def opentelemetry_attach(context: Any, /) -> Token[Any]: ...
+def opentelemetry_attach(context: Any, /) -> Token: ...
 def opentelemetry_current() -> Any: ...
 def span_started(span: Any, parent: Any, attributes: Mapping[str, Any]) -> None: ...
 def span_updated(span: Any, attributes: Mapping[str, Any]) -> None: ...
