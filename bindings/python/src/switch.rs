@@ -9,6 +9,7 @@
 //! | all | greenlets, which do not tell the interpreter | `greenlet.settrace`: [`greenlets_switched`] |
 
 use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -132,13 +133,13 @@ unsafe extern "C" fn run(
             // It also raises the exception for a missing argument.
             _ => match ORIGINAL_RUN.get() {
                 Some(original) => return original(context, arguments, count, keywords),
-                None => return std::ptr::null_mut(),
+                None => return ptr::null_mut(),
             },
         };
         if (contextvars.enter)(context) != 0 {
-            return std::ptr::null_mut();
+            return ptr::null_mut();
         }
-        let outer = thread::is_published();
+        let outer = thread::published();
         thread::push(context);
         publish_current(py);
         let others = arguments.add(1);
@@ -150,21 +151,23 @@ unsafe extern "C" fn run(
             if !result.is_null() {
                 Py_DECREF(result);
             }
-            return std::ptr::null_mut();
+            return ptr::null_mut();
         }
         result
     }
 }
 
-/// Publishes the outer context's value, if it was published before. If it was not, leaving the
-/// outer context may not be seen.
+/// Publishes the outer context's value, if it was published before: its address is `outer`. If it was
+/// not, leaving the outer context may not be seen.
 #[inline]
-fn restore(py: Python<'_>, outer: bool) {
-    if outer {
-        publish_current(py);
-    } else {
+fn restore(py: Python<'_>, outer: usize) {
+    if outer == 0 {
         thread::publish(None);
+        return;
     }
+    let value = loaded().ok().and_then(|contextvars| contextvars.get(py));
+    let context = value.as_ref().and_then(value_of);
+    thread::publish(context.filter(|context| ptr::from_ref(*context).addr() == outer));
 }
 
 /// Calls a function that enters `context` by itself, and leaves it before it returns: the start of an
@@ -178,7 +181,7 @@ pub(crate) fn run_entered<'py>(
     kwargs: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let value = loaded()?.get_in(context);
-    let outer = thread::is_published();
+    let outer = thread::published();
     thread::push(context.as_ptr());
     thread::publish(value.as_ref().and_then(value_of));
     let result = function.call(args, kwargs);
@@ -196,7 +199,7 @@ pub(crate) fn run_unseen<'py>(
     args: &Bound<'py, PyTuple>,
     kwargs: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let outer = thread::is_published();
+    let outer = thread::published();
     thread::publish(None);
     let result = function.call(args, kwargs);
     restore(function.py(), outer);

@@ -25,6 +25,12 @@ def test_every_step_shows_its_own_context(start, name):
     assert line["right"] > 1000
 
 
+def test_native_code_that_switches_never_leaves_another_context_published(start):
+    line = counts(start, "native")
+    # The switches to no context are right in any case.
+    assert (line["right"], line["missing"]) == ((700, 0) if REPORTED else (200, 500))
+
+
 @pytest.mark.parametrize("api", ["otelctx", "opentelemetry"])
 def test_every_way_to_use_a_token_ends_what_is_published(start, api):
     environment = {}

@@ -116,6 +116,34 @@ def direct():
                 pool.submit(check, None).result()
 
 
+def native():
+    """Native code switches, as event loops do."""
+    import ctypes
+
+    enter, leave = (
+        ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object)((name, ctypes.pythonapi))
+        for name in ("PyContext_Enter", "PyContext_Exit")
+    )
+    empty = contextvars.Context()
+    other = contextvars.copy_context()
+    other.run(otelctx.attach, context(77))
+    for _ in range(100):
+        with otelctx.scope(context(92)):
+            enter(other)
+            empty.run(check, None)
+            check(77)
+            with otelctx.scope(context(91)):
+                check(91)
+            check(77)
+            leave(other)
+            check(92)
+        with otelctx.scope(context(90)):
+            enter(other)
+            empty.run(check, None)
+            leave(other)
+            check(90)
+
+
 def threads():
     """A thread starts without a context, or with a copy of that of the thread that starts it."""
     inherits = bool(getattr(sys.flags, "thread_inherit_context", False))
@@ -216,6 +244,8 @@ def run(name):
         asyncio.run(with_eager_tasks())
     elif name == "direct":
         direct()
+    elif name == "native":
+        native()
     elif name == "threads":
         threads()
     elif name == "gevent":
