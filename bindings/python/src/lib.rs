@@ -11,6 +11,7 @@
 
 mod context;
 mod contextvars;
+mod eager;
 mod methods;
 mod opentelemetry;
 mod outside;
@@ -24,13 +25,15 @@ mod module {
     #[pymodule_export]
     use crate::context::{Context, Scope, Token, current, published, register_keys, scope, update};
     #[pymodule_export]
+    use crate::eager::watch_eager_tasks;
+    #[pymodule_export]
     use crate::opentelemetry::{
         opentelemetry_current, opentelemetry_use, span_started, span_updated,
     };
     #[pymodule_export]
     use crate::process::publish;
     #[pymodule_export]
-    use crate::switch::{greenlets_switched, run_entered, run_unseen, trace_greenlets, watch};
+    use crate::switch::{greenlets_switched, run_unseen, trace_greenlets, watch};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 3.14+ | everything below | a context watcher |
 //! | up to 3.13 | `Context.run`: asyncio's callbacks and tasks, `asyncio.to_thread` | [`run`] in its place |
-//! | up to 3.13 | eager tasks of asyncio | [`run_entered`], around the function that starts them |
+//! | up to 3.13 | eager tasks of asyncio | [`eager`](crate::eager), in place of `Task.__init__` |
 //! | up to 3.13 | C code with `PyContext_Enter`: uvloop | not seen, nothing is published: [`is_covered`] |
 //! | all | greenlets, which do not tell the interpreter | `greenlet.settrace`: [`greenlets_switched`] |
 
@@ -160,7 +160,7 @@ unsafe extern "C" fn run(
 /// Publishes the outer context's value, if it was published before: its address is `outer`. If it was
 /// not, leaving the outer context may not be seen.
 #[inline]
-fn restore(py: Python<'_>, outer: usize) {
+pub(crate) fn restore(py: Python<'_>, outer: usize) {
     if outer == 0 {
         thread::publish(None);
         return;
@@ -168,26 +168,6 @@ fn restore(py: Python<'_>, outer: usize) {
     let value = loaded().ok().and_then(|contextvars| contextvars.get(py));
     let context = value.as_ref().and_then(value_of);
     thread::publish(context.filter(|context| ptr::from_ref(*context).addr() == outer));
-}
-
-/// Calls a function that enters `context` by itself, and leaves it before it returns: the start of an
-/// eager task.
-#[pyfunction]
-#[pyo3(signature = (context, function, /, *args, **kwargs))]
-pub(crate) fn run_entered<'py>(
-    context: &Bound<'py, PyAny>,
-    function: &Bound<'py, PyAny>,
-    args: &Bound<'py, PyTuple>,
-    kwargs: Option<&Bound<'py, PyDict>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let value = loaded()?.get_in(context);
-    let outer = thread::published();
-    thread::push(context.as_ptr());
-    thread::publish(value.as_ref().and_then(value_of));
-    let result = function.call(args, kwargs);
-    thread::pop(context.as_ptr());
-    restore(context.py(), outer);
-    result
 }
 
 /// Calls a function that switches contexts where this module does not see it: an event loop of

@@ -23,7 +23,8 @@ def install(watched: bool) -> None:
     """Patch modules now, or when they are imported. ``watched``: Python reports context switches."""
     when_imported("greenlet", lambda _: trace_greenlets())
     if not watched:
-        when_imported("asyncio.tasks", _patch_eager_tasks)
+        if sys.version_info >= (3, 12):
+            when_imported("asyncio.tasks", _watch_eager_tasks)
         when_imported("uvloop", _patch_uvloop)
 
 
@@ -133,29 +134,10 @@ def trace_greenlets() -> None:
     set_trace(trace)
 
 
-def _patch_eager_tasks(tasks: ModuleType) -> None:
-    # A task that starts eagerly enters its context in C.
-    import asyncio
-    from contextvars import copy_context
-
-    create = getattr(tasks, "create_eager_task_factory", None)
-    if create is None:
-        return
-
-    def create_eager_task_factory(custom_task_constructor: Callable[..., Any]) -> Any:
-        start = create(custom_task_constructor)
-
-        def factory(loop: Any, coro: Any, *, context: Any = None, **options: Any) -> Any:
-            if context is None:
-                context = copy_context()
-            return _otelctx.run_entered(context, start, loop, coro, context=context, **options)
-
-        return factory
-
-    factory = create_eager_task_factory(tasks.Task)
-    for module in (tasks, asyncio):
-        module.create_eager_task_factory = create_eager_task_factory  # type: ignore[attr-defined]
-        module.eager_task_factory = factory  # type: ignore[attr-defined]
+def _watch_eager_tasks(tasks: ModuleType) -> None:
+    # A task that starts eagerly enters its context in C. One that Python implements does not.
+    if hasattr(tasks, "_CTask"):
+        _otelctx.watch_eager_tasks(tasks._CTask)
 
 
 def _patch_uvloop(uvloop: ModuleType) -> None:

@@ -7,8 +7,16 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import otelctx
-from truth import Counts, context
+#: Looked up before otelctx was imported.
+EARLY_FACTORY = getattr(asyncio, "eager_task_factory", None)
+
+
+class EarlyTask(asyncio.Task):
+    """Defined before otelctx was imported."""
+
+
+import otelctx  # noqa: E402
+from truth import Counts, context  # noqa: E402
 
 TASKS = 50
 STEPS = 40
@@ -60,16 +68,42 @@ async def main():
     check(None)
 
 
+class EagerTask(asyncio.Task):
+    """Has an `__init__` of its own."""
+
+    def __init__(self, coro, *, context=None, **options):
+        super().__init__(coro, context=context, eager_start=True, **options)
+
+
 async def with_eager_tasks():
-    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+    loop = asyncio.get_running_loop()
     other = contextvars.copy_context()
     other.run(otelctx.attach, context(77))
-    with otelctx.scope(context(98)):
-        check(98)
-        await asyncio.create_task(quiet(77), context=other)
-        check(98)
-        await many(98)
-    check(None)
+    factories = [
+        asyncio.eager_task_factory,
+        EARLY_FACTORY,
+        asyncio.create_eager_task_factory(EarlyTask),
+        lambda loop, coro, **options: EagerTask(coro, loop=loop, **options),
+    ]
+    for factory in factories:
+        loop.set_task_factory(factory)
+        with otelctx.scope(context(98)):
+            check(98)
+            await asyncio.create_task(quiet(77), context=other)
+            check(98)
+            await asyncio.create_task(quiet(None), context=contextvars.Context())
+            check(98)
+            await many(98)
+        check(None)
+    # Without a factory.
+    for create in (asyncio.Task, EarlyTask, EagerTask):
+        options = {} if create is EagerTask else {"eager_start": True}
+        with otelctx.scope(context(98)):
+            await create(quiet(77), loop=loop, context=other, **options)
+            check(98)
+            await create(quiet(98), loop=loop, **options)
+            check(98)
+        check(None)
 
 
 def direct():
