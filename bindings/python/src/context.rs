@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
 use crate::contextvars::loaded;
 use crate::opentelemetry::Entry;
 use crate::outside::Outside;
-use crate::switch::{publish_value, reset};
+use crate::switch::{is_watched, publish_value, reset};
 use crate::thread::{publish_again, warn};
 
 /// A trace, a span, and attributes: what a thread is working on.
@@ -301,17 +301,21 @@ pub(crate) fn object_of<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, Con
     Some(context.bind(value.py()).clone())
 }
 
-/// The result of `attach`.
+/// The result of `attach` from 3.14 on.
 ///
-/// The interpreter's own token restores the variable without this module: with `ContextVar.reset`,
-/// and from 3.14 on at the end of a `with` block. Watchers are not called, so the context would stay
-/// published.
+/// The interpreter's own token restores the variable without this module at the end of a `with`
+/// block. Watchers are not called, so the context would stay published. Older versions have no such
+/// tokens, and are spared the cost of another object.
 #[pyclass(frozen, module = "otelctx")]
 pub(crate) struct Token(Py<PyAny>);
 
 impl Token {
-    /// Wraps a token of the interpreter.
+    /// Wraps a token of the interpreter, if it would be a context manager itself.
+    #[inline]
     pub(crate) fn wrap(token: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+        if !is_watched() {
+            return Ok(token);
+        }
         let py = token.py();
         Ok(Bound::new(py, Self(token.unbind()))?.into_any())
     }
@@ -334,7 +338,8 @@ impl Token {
     }
 }
 
-/// Makes `context` what the current `contextvars` context is working on; returns a [`Token`].
+/// Makes `context` what the current `contextvars` context is working on; returns a token for
+/// [`detach`].
 pub(crate) fn attach<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     Token::wrap(set(context)?)
 }
@@ -364,8 +369,10 @@ fn set<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 
 /// Restores what was attached before.
 pub(crate) fn detach<'py>(token: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let token = token.cast::<Token>()?;
-    reset(token.get().0.bind(token.py()))?;
+    match token.cast::<Token>() {
+        Ok(wrapped) => reset(wrapped.get().0.bind(token.py()))?,
+        Err(_) => reset(token)?,
+    }
     Ok(token.py().None().into_bound(token.py()))
 }
 

@@ -69,6 +69,12 @@ pub(crate) fn watch(py: Python<'_>) -> PyResult<bool> {
     Ok(false)
 }
 
+/// Whether the interpreter reports all switches, as 3.14 and later do.
+#[inline]
+pub(crate) fn is_watched() -> bool {
+    IS_WATCHED.load(Ordering::Relaxed)
+}
+
 /// Called by the interpreter after each switch, possibly with a pending exception.
 unsafe extern "C" fn switched(_event: c_int, _context: *mut PyObject) -> c_int {
     // SAFETY: only attached threads switch.
@@ -213,7 +219,7 @@ pub(crate) fn publish_value(token: &Bound<'_, PyAny>, value: Option<&Context>) -
 /// Whether leaving the current context, which `token` is from, is seen.
 #[inline]
 fn is_covered(token: &Bound<'_, PyAny>) -> bool {
-    if IS_WATCHED.load(Ordering::Relaxed) {
+    if is_watched() {
         return true;
     }
     if ORIGINAL_RUN.get().is_none() {

@@ -52,7 +52,11 @@ class Scope:
 
 @final
 class Token:
-    """The result of :func:`attach`. As a context manager, it detaches at the end of the block."""
+    """The result of :func:`attach`, for :func:`detach`.
+
+    From Python 3.14 on, it is also a context manager, which detaches at the end of the block. Up to
+    3.13, ``contextvars.Token`` takes its place.
+    """
 
     def __enter__(self) -> Token: ...
     def __exit__(
