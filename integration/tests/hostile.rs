@@ -20,7 +20,7 @@ fn broken(task: &str) -> Broken {
     let start = Instant::now();
     let state = process.context().unwrap();
     assert!(
-        start.elapsed() < Duration::from_secs(1),
+        start.elapsed() < Duration::from_secs(20),
         "{task} took {:?}",
         start.elapsed()
     );

@@ -8,6 +8,8 @@ use otelctx_fixtures::{Compiler, Target};
 use otelctx_remote::stop::{StoppedProcess, on_own_thread};
 use otelctx_remote::{Error, Process, Stopped};
 
+/// What takes longer, even on an overloaded machine, would not end.
+const HANGS: Duration = Duration::from_secs(20);
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn spawn(source: &str) -> Option<Target> {
@@ -333,7 +335,7 @@ fn an_uninterruptible_thread_is_reported_and_left_alone() {
         }) if tid == pid => {}
         other => panic!("{other:?}"),
     }
-    assert!(started.elapsed() < Duration::from_secs(1));
+    assert!(started.elapsed() < HANGS);
     assert_eq!(process.thread_status(pid).unwrap().tracer, 0);
     // The child, which shares the memory, must not outlive the test.
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -398,7 +400,7 @@ fn killed_while_stopped() {
         let started = Instant::now();
         let error = stopped.resume().unwrap_err();
         assert!(matches!(error, Error::NoSuchThread { .. }), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(1));
+        assert!(started.elapsed() < HANGS);
         // The end of a child of ours is for its owner to see.
         use std::os::unix::process::ExitStatusExt;
         assert_eq!(target.child().wait().unwrap().signal(), Some(libc::SIGKILL));

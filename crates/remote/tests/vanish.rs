@@ -99,7 +99,7 @@ fn targets_that_vanish_at_random_moments() {
                 slowest = slowest.max(started.elapsed());
             }
         });
-        assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+        assert!(slowest < Duration::from_secs(20), "{slowest:?}");
         if execs {
             // In the middle of it the process is, for a moment, not to be found.
             wait_until("exec", || process.comm().is_ok_and(|name| name == "sleep"));
