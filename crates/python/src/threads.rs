@@ -23,7 +23,7 @@ const ATTACHED: u32 = 1;
 /// Attempts to read the list, which other threads may change at the same time.
 const MAX_TRIES: usize = 3;
 /// How long a list that is too long is not read again: other threads of the process would only find that out again.
-const BACK_OFF: Duration = Duration::from_secs(10);
+const BACK_OFF: Duration = Duration::from_secs(1);
 
 /// Variables of the interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +118,8 @@ enum Failure {
     Changing(RuntimeError),
     /// There are too many: to read them again would take as long.
     Limit(RuntimeError),
-    /// The same, of the list of all thread states, which another thread has to read, too.
+    /// There seem to be too many in the list of all thread states. It may be found at once, too: where states are
+    /// removed and others added while it is read, it may seem to lead back to its start.
     TooLong(RuntimeError),
 }
 
@@ -168,7 +169,12 @@ pub(crate) fn resolve(
         };
         match search.resolve() {
             // Other threads may have changed the list.
-            Err(Failure::Changing(_)) if tries < MAX_TRIES => memory.forget(),
+            Err(Failure::Changing(_) | Failure::TooLong(_)) if tries < MAX_TRIES => memory.forget(),
+            Err(Failure::TooLong(error)) => {
+                let mut known = known.0.lock().unwrap_or_else(PoisonError::into_inner);
+                known.too_long = Some((Instant::now(), error.clone()));
+                return Err(error);
+            }
             resolved => return resolved.map_err(Failure::into_error),
         }
     }
@@ -328,19 +334,11 @@ impl Search<'_> {
         if let Some((since, error)) = &known.too_long
             && since.elapsed() < BACK_OFF
         {
-            return Err(Failure::TooLong(error.clone()));
+            return Err(Failure::Limit(error.clone()));
         }
         // Not kept if this fails.
         *known = Known::default();
-        let list = match self.read_list(interpreters, newest) {
-            Ok(list) => Arc::new(list),
-            Err(failure) => {
-                if let Failure::TooLong(error) = &failure {
-                    known.too_long = Some((Instant::now(), error.clone()));
-                }
-                return Err(failure);
-            }
-        };
+        let list = Arc::new(self.read_list(interpreters, newest)?);
         known.list = Some(list.clone());
         drop(known);
         let states = self.current(&list, interpreters);

@@ -11,7 +11,7 @@ use crate::unprivileged::Copy;
 
 /// What it answers with these arguments; `None`, with a line, where it takes a right or a kernel that
 /// is not there.
-fn no_stop(arguments: &[&str]) -> Option<Answer> {
+pub(crate) fn no_stop(arguments: &[&str]) -> Option<Answer> {
     let answer = otelctx(&[&["dump", "--no-stop"], arguments].concat());
     if answer.status == 2 && answer.stderr.contains("eBPF") {
         assert_eq!(answer.stdout, "");

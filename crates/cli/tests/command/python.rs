@@ -8,6 +8,7 @@ use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
 use serde_json::{Value, json};
 
+use crate::no_stop::no_stop;
 use crate::otlp;
 use crate::run::{Scratch, given_time, otelctx};
 
@@ -158,11 +159,15 @@ fn stacks_of_a_thread_that_wakes_often_are_not_mixed_from_two() {
         let pid = target.pid().to_string();
         let mut whole = 0;
         for round in 0..30 {
-            let mut arguments = vec!["dump", "--stacks", "--json", "--deadline", "60", &pid];
-            if round % 3 == 2 {
-                arguments.push("--no-stop");
-            }
-            let answer = otelctx(&arguments).json();
+            let arguments = ["--stacks", "--json", "--deadline", "60", &pid];
+            let answer = match round % 3 {
+                2 => no_stop(&arguments),
+                _ => Some(otelctx(&[&["dump"], &arguments[..]].concat())),
+            };
+            let Some(answer) = answer else {
+                continue;
+            };
+            let answer = answer.json();
             let thread = &answer["threads"][0];
             let stack = &thread["stack"];
             if stack["complete"] != true {
