@@ -225,9 +225,24 @@ fn an_io_uring_worker_is_recognized() {
     assert_eq!(switches(&tids), before);
 }
 
-/// What the program below reads, and how often.
+/// What the program below reads, how often, and how many threads have a context.
 const PID: &str = "OTELCTX_TEST_PID";
 const READINGS: &str = "OTELCTX_TEST_READINGS";
+const ATTACHED: &str = "OTELCTX_TEST_ATTACHED";
+
+/// The number of system calls a thread that one more reading takes.
+fn calls_per_thread(pid: i32, attached: i64) -> f64 {
+    let count = |readings: i64| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "readings", "--ignored", "--test-threads=1"])
+            .env(PID, pid.to_string())
+            .env(READINGS, readings.to_string())
+            .env(ATTACHED, attached.to_string());
+        system_calls::count(command).unwrap()
+    };
+    (count(5) - count(2)) as f64 / 3.0 / (attached + 1) as f64
+}
 
 /// Threads that went on sleeping are not read one by one.
 #[test]
@@ -236,31 +251,38 @@ fn reading_a_sleeper_again_takes_one_system_call() {
         return;
     };
     wait_until_asleep(&sleepers(&target));
-    let count = |readings: i64| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command
-            .args(["--exact", "readings", "--ignored", "--test-threads=1"])
-            .env(PID, target.pid().to_string())
-            .env(READINGS, readings.to_string());
-        system_calls::count(command).unwrap()
-    };
     // The rest: two calls for 64 threads, and listing all of them.
-    let calls = (count(5) - count(2)) as f64 / 3.0 / 1001.0;
+    let calls = calls_per_thread(target.pid(), 1000);
     assert!(calls < 1.2, "{calls} system calls a thread");
+}
+
+/// Each thread that runs is inspected once, however many others run.
+#[test]
+fn a_running_thread_costs_the_same_among_many() {
+    let flags = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"];
+    let calls = [4, 16].map(|threads| {
+        let argument = format!("threads={threads}");
+        let target = start("spin.c", &flags, &[&argument])?;
+        Some(calls_per_thread(target.pid(), threads))
+    });
+    let [Some(few), Some(many)] = calls else {
+        return;
+    };
+    assert!(many < few * 1.2, "{few} and {many} system calls a thread");
 }
 
 #[test]
 #[ignore = "the other process of a test"]
 fn readings() {
     let Ok(pid) = std::env::var(PID) else { return };
+    let number = |name: &str| -> usize { std::env::var(name).unwrap().parse().unwrap() };
     let mut process = Process::open(pid.parse().unwrap()).unwrap();
-    let readings: u32 = std::env::var(READINGS).unwrap().parse().unwrap();
-    for _ in 0..readings {
+    for _ in 0..number(READINGS) {
         let attached = read(&mut process);
         let attached = attached
             .values()
             .filter(|it| matches!(it.outcome, Ok(Found::Attached(_))));
-        assert_eq!(attached.count(), 1000);
+        assert_eq!(attached.count(), number(ATTACHED));
     }
 }
 

@@ -17,8 +17,8 @@ const MAX_TRIES: usize = 3;
 /// Maximum number of walks over the C library's list of threads after each listing of the threads.
 /// The second finds threads that the first missed because the list changed.
 const MAX_WALKS: u32 = 2;
-/// Maximum number of threads that are found asleep before the first of them is read. With more, the cost per
-/// thread hardly decreases further, and more of them wake up meanwhile.
+/// Maximum number of threads that are found asleep before the first of them is read. With more,
+/// the cost per thread hardly decreases further, and more of them wake up meanwhile.
 const MAX_FOUND: usize = 64;
 /// Maximum number of threads to read ahead at once. With more, the cost per thread does not
 /// decrease further.
@@ -46,6 +46,9 @@ struct State {
     batch: Batch,
     /// The index after the thread that was read last.
     next: usize,
+    /// The index after the last thread that was inspected by [`State::find_asleep`] since the
+    /// threads were listed. One that runs is not worth another try.
+    found_to: usize,
     /// Memory that was read after the threads with [`CachedThread::is_found`] were found asleep.
     pages: Pages,
 }
@@ -62,8 +65,8 @@ struct CachedThread {
     unconfirmed: Option<u64>,
     /// The last read while it slept. Valid as long as it stays asleep.
     last: Option<Last>,
-    /// It was asleep before any of [`State::pages`] was read: if it still is after it was read from these,
-    /// it slept throughout.
+    /// It was asleep before any of [`State::pages`] was read: if it still is after it was read
+    /// from these, it slept throughout.
     is_found: bool,
 }
 
@@ -118,6 +121,7 @@ impl SleepingThreads {
         state.walks_left = MAX_WALKS;
         state.batch.clear();
         state.next = 0;
+        state.found_to = 0;
     }
 
     /// Calls `read` with the memory and the thread pointer of thread `tid` if the thread sleeps.
@@ -289,11 +293,9 @@ impl State {
     /// them.
     fn read_ahead(&mut self, process: &Process, memory: &ProcessMemory, index: usize) {
         let is_next = index == std::mem::replace(&mut self.next, index + 1) && index > 0;
-        let is_new = self.threads[index]
-            .1
-            .as_ref()
-            .is_none_or(|it| it.last.is_none() && !it.is_found);
-        if is_next && is_new {
+        let cached = &self.threads[index].1;
+        let is_new = cached.as_ref().is_none_or(|it| it.last.is_none());
+        if is_next && is_new && index >= self.found_to {
             self.find_asleep(process, index);
             return;
         }
@@ -315,8 +317,8 @@ impl State {
         self.batch.discard_if_gone(memory);
     }
 
-    /// Finds which of the next threads are asleep, unless they have been read before: they can be read from
-    /// the same pages.
+    /// Finds which of the next threads are asleep, unless they have been read before: they can be
+    /// read from the same pages.
     fn find_asleep(&mut self, process: &Process, index: usize) {
         let end = self.threads.len().min(index + MAX_FOUND);
         for index in index..end {
@@ -332,6 +334,7 @@ impl State {
             }
             self.keep(Some(index), cached);
         }
+        self.found_to = end;
         self.pages.clear();
     }
 
