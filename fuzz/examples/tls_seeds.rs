@@ -135,7 +135,7 @@ fn running() -> Vec<Seed> {
     seeds
 }
 
-/// A process that keeps account of what is read of it.
+/// A process that records which bytes of its memory are read.
 struct Recorder<'a> {
     process: &'a Process,
     memory: &'a dyn Memory,

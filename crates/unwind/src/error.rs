@@ -7,18 +7,18 @@ pub enum Error {
     /// The file could not be read.
     #[error("reading its unwind tables: {0}")]
     Elf(#[from] ElfError),
-    /// The file could not be opened, or more of it would have to be read than is allowed.
+    /// The file could not be opened, or its tables take more bytes than may be read.
     #[error("{0}")]
     Unreadable(String),
     /// It is for another architecture.
     #[error("its architecture is not one of those whose stacks are unwound: x86-64, aarch64")]
     Architecture,
-    /// It is larger than what is read of one file.
+    /// It has more functions, code or unwind tables than a limit allows.
     #[error("its {what} exceed the limit of {limit}")]
     Limit {
-        /// What there is too much of.
+        /// What exceeds the limit, in the plural: `rows`.
         what: &'static str,
-        /// How much of it is allowed.
+        /// The maximum number.
         limit: u64,
     },
     /// Its tables are all damaged or of unknown kinds.

@@ -108,7 +108,7 @@ impl Instruction {
     }
 }
 
-/// What is known of a register.
+/// What a register contains.
 #[derive(Clone, Copy)]
 enum Known {
     Value(Value),
@@ -118,7 +118,7 @@ enum Known {
     ThreadLocal(i64),
 }
 
-/// What is known of the registers but the 31st, which is the stack pointer or zero.
+/// X0 to X30; `None` if the content is unknown. Number 31 is the stack pointer or zero, and not kept.
 #[derive(Default)]
 struct Registers([Option<Known>; 31]);
 

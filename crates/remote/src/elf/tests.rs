@@ -13,10 +13,10 @@ const NAME: &str = "otel_thread_ctx_v1";
 /// Where the parts of [`file`] are; addresses are file offsets.
 const DYNAMIC: u64 = 0x400;
 const TABLES: u64 = 0x1000;
-/// End of the file, which is one segment: 1 TiB, almost all of it holes.
+/// End of the file, which is one segment: 1 TiB, almost all holes.
 const END: u64 = 1 << 40;
 
-/// A file that counts what is read of it. Bytes that are not in the image are `filler`, repeated.
+/// A file that counts reads and their bytes. Bytes that are not in the image are `filler`, repeated.
 struct Hostile {
     image: Image,
     filler: [u8; 8],
