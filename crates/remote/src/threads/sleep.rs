@@ -138,22 +138,19 @@ impl ThreadFiles {
     /// If the thread has exited, or this process has no right to trace it.
     pub fn is_asleep(&mut self) -> io::Result<bool> {
         self.asleep_at = None;
+        let before = self.ran_at.take();
         let Some(schedstat) = &self.schedstat else {
             return Ok(false);
         };
-        // In this order: see `by_schedstat`.
-        let before = self
-            .ran_at
-            .take()
-            .map_or_else(|| times_run(schedstat), Ok)?;
-        let is_asleep = before != 0 && self.sleep(&mut [0; SYSCALL_SIZE])?.is_some();
-        self.asleep_at = is_asleep.then_some(before);
-        Ok(is_asleep)
+        let mut buffer = [0; SYSCALL_SIZE];
+        let sleep = self.counted_sleep(schedstat, before, &mut buffer)?;
+        self.asleep_at = sleep.map(|(_, times)| times);
+        Ok(sleep.is_some())
     }
 
     /// Whether the thread has stayed asleep since the last successful [`Self::read_asleep`], or since
-    /// [`Self::is_asleep`] was true: its thread pointer is unchanged then, and memory that was read before this call is still valid.
-    /// Takes one system call. Always `false` with [`Protocol::Status`].
+    /// [`Self::is_asleep`] was true: its thread pointer is unchanged then, and memory that was read before
+    /// this call is still valid. Takes one system call. Always `false` with [`Protocol::Status`].
     ///
     /// # Errors
     /// If the thread has exited.
@@ -183,17 +180,29 @@ impl ThreadFiles {
         Ok(text.first().is_some_and(is_asleep).then_some(text))
     }
 
+    /// [`Self::sleep`], and how often the thread had been put on a CPU before: `before`, if that was read already.
     /// The counter must be read before the kernel reports that the thread is off the run queue. In
-    /// the opposite order, a thread that runs between the two is not detected.
+    /// the opposite order, a thread that runs between the two is not detected. `None` if the thread is running, or
+    /// the kernel does not count.
+    fn counted_sleep<'b>(
+        &self,
+        schedstat: &File,
+        before: Option<u64>,
+        buffer: &'b mut [u8],
+    ) -> io::Result<Option<(&'b [u8], u64)>> {
+        let before = before.map_or_else(|| times_run(schedstat), Ok)?;
+        let sleep = self.sleep(buffer)?.filter(|_| before != 0);
+        Ok(sleep.map(|sleep| (sleep, before)))
+    }
+
     fn by_schedstat<T>(
         &self,
         schedstat: &File,
         before: Option<u64>,
         read: impl FnOnce(&[u8]) -> T,
     ) -> io::Result<Option<(T, u64)>> {
-        let before = before.map_or_else(|| times_run(schedstat), Ok)?;
         let mut buffer = [0; SYSCALL_SIZE];
-        let Some(sleep) = self.sleep(&mut buffer)?.filter(|_| before != 0) else {
+        let Some((sleep, before)) = self.counted_sleep(schedstat, before, &mut buffer)? else {
             return Ok(None);
         };
         let result = read(sleep);
