@@ -77,20 +77,9 @@ impl Memory for Ahead<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
-    use otelctx_reader::remote::memory::Image;
+    use otelctx_reader::remote::memory::{CountedMemory, Image};
 
     use super::*;
-
-    struct Counted(Image, Cell<usize>);
-
-    impl Memory for Counted {
-        fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-            self.1.set(self.1.get() + 1);
-            self.0.read(address, buffer)
-        }
-    }
 
     #[test]
     fn neighbours_are_read_at_once() {
@@ -99,7 +88,7 @@ mod tests {
         // Three pages, of which two are part of a larger piece that is not readable as a whole.
         let bytes: Vec<u8> = (0..3 * 4096_u32).map(|at| (at / 16) as u8).collect();
         image.map(START, bytes.clone());
-        let memory = Counted(image, Cell::new(0));
+        let memory = CountedMemory::new(image);
         let ahead = Ahead::new(&memory);
         let read = |at: u64| {
             let mut word = [0; 8];
@@ -110,7 +99,7 @@ mod tests {
             assert_eq!(read(at), expected(at as usize));
         }
         // 64, 32 and 16 KiB were tried first.
-        assert_eq!(memory.1.get(), 4);
+        assert_eq!(memory.take_reads(), 4);
         // Across the border of two pieces, in a piece of its own, and beyond.
         for at in [8188, 8192, 12280] {
             assert_eq!(read(at), expected(at as usize));

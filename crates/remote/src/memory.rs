@@ -1,5 +1,6 @@
 //! Reading foreign memory: a whole range, or an error.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -244,6 +245,49 @@ impl Memory for Image {
             done += take;
         }
         Ok(())
+    }
+}
+
+/// Memory that counts its reads, for tests: each read of a process is a system call.
+///
+/// ```
+/// use otelctx_remote::Memory;
+/// use otelctx_remote::memory::{CountedMemory, Image};
+///
+/// let mut image = Image::new();
+/// image.map_u64(0x1000, &[7]);
+/// let memory = CountedMemory::new(image);
+/// assert_eq!(memory.read_u64(0x1000), Ok(7));
+/// assert!(memory.read_u64(0x2000).is_err());
+/// assert_eq!((memory.take_reads(), memory.take_reads()), (2, 0));
+/// ```
+#[derive(Debug)]
+pub struct CountedMemory<M> {
+    memory: M,
+    reads: Cell<usize>,
+}
+
+impl<M: Memory> CountedMemory<M> {
+    /// Counts the reads of this memory from now on.
+    pub fn new(memory: M) -> Self {
+        let reads = Cell::new(0);
+        CountedMemory { memory, reads }
+    }
+
+    /// The number of reads since the last call, failed ones included.
+    pub fn take_reads(&self) -> usize {
+        self.reads.take()
+    }
+}
+
+impl<M: Memory> Memory for CountedMemory<M> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+        self.reads.set(self.reads.get() + 1);
+        self.memory.read(address, buffer)
+    }
+
+    fn forget(&self) {
+        self.memory.forget();
     }
 }
 

@@ -1,27 +1,15 @@
 //! Lists of thread states of real interpreters.
 
-use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
+use otelctx_reader::remote::memory::CountedMemory;
 use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
 
 use super::*;
 use crate::find;
-
-struct Counted<'m> {
-    memory: &'m dyn Memory,
-    reads: Cell<usize>,
-}
-
-impl Memory for Counted<'_> {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        self.reads.set(self.reads.get() + 1);
-        self.memory.read(address, buffer)
-    }
-}
 
 /// Each read is a system call.
 #[test]
@@ -43,10 +31,7 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
             let modules = Modules::read(&process, &files).unwrap();
             let found = find::find(&process, &modules, &files, &Arc::default());
             let found = found.unwrap().unwrap();
-            let memory = Counted {
-                memory: &process,
-                reads: Cell::new(0),
-            };
+            let memory = CountedMemory::new(&process);
             let begin = Instant::now();
             let search = Search {
                 memory: &memory,
@@ -58,7 +43,7 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
             let interpreters = search.interpreters().unwrap();
             let newest = search.newest(interpreters[0]).unwrap();
             let list = search.read_list(&interpreters, vec![newest]).unwrap();
-            let (took, reads) = (begin.elapsed(), memory.reads.get());
+            let (took, reads) = (begin.elapsed(), memory.take_reads());
             let listed = list.by_thread.values().flatten().map(|it| it.address);
             assert_eq!(listed.collect::<BTreeSet<_>>(), expected, "{interpreter:?}");
             eprintln!("{interpreter}: {reads} reads, {took:?}");
@@ -75,7 +60,6 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
                 ..found.variables
             };
             let known = KnownStates::default();
-            memory.reads.set(0);
             for (thread, states) in &list.by_thread {
                 let pointer = thread.wrapping_add_signed(-found.variables.thread_id);
                 let thread = ThreadView::new(target.pid(), pointer);
@@ -86,7 +70,7 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
                     *states.iter().map(|it| it.address).collect::<Vec<_>>()
                 );
             }
-            let reads = memory.reads.get();
+            let reads = memory.take_reads();
             assert!(reads <= limit + 10 * 1000, "{interpreter:?}: {reads}");
         }
     }
@@ -138,10 +122,7 @@ fn a_list_that_does_not_end_is_not_read_for_each_thread() {
             at: last + next,
             word: first,
         };
-        let counted = Counted {
-            memory: &memory,
-            reads: Cell::new(0),
-        };
+        let counted = CountedMemory::new(&memory);
         let variables = Variables {
             own: None,
             ..found.variables
@@ -151,11 +132,10 @@ fn a_list_that_does_not_end_is_not_read_for_each_thread() {
         let mut reads = Vec::new();
         for thread in 1..100 {
             let thread = ThreadView::new(thread, 4096 * u64::try_from(thread).unwrap());
-            counted.reads.set(0);
             let resolved = resolve(&counted, &found.layout, &variables, &known, thread);
             let error = resolved.unwrap_err().to_string();
             assert_eq!(error, "its list of threads has more than 16384");
-            reads.push(counted.reads.get());
+            reads.push(counted.take_reads());
         }
         // Then, the first one of the list is read to see whether it is another one.
         assert!(begin.elapsed() >= BACK_OFF || reads[1..].iter().all(|it| *it < 10));

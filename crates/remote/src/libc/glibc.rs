@@ -197,10 +197,8 @@ pub(crate) fn block(
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
-    use crate::memory::Image;
+    use crate::memory::{CountedMemory, Image};
 
     /// Not glibc's numbers: those come from a libc.so.
     const LAYOUT: Layout = Layout {
@@ -216,20 +214,11 @@ mod tests {
     const GLOBAL: u64 = 0x1000;
     const NODE: u64 = 0x2000;
 
-    /// Memory that counts its reads.
-    struct Counting(Image, Cell<u64>);
-
-    impl Memory for Counting {
-        fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-            self.1.set(self.1.get() + 1);
-            self.0.read(address, buffer)
-        }
-    }
-
-    fn modules(memory: Image) -> (Result<Vec<TlsModule>, MemoryError>, u64) {
-        let memory = Counting(memory, Cell::new(0));
+    /// And the number of reads.
+    fn modules(memory: Image) -> (Result<Vec<TlsModule>, MemoryError>, usize) {
+        let memory = CountedMemory::new(memory);
         let modules = tls_modules(&memory, GLOBAL, &LAYOUT);
-        (modules, memory.1.get())
+        (modules, memory.take_reads())
     }
 
     /// A map with this `l_addr` and `l_tls_offset`.

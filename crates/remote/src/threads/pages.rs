@@ -102,19 +102,8 @@ impl<M: Memory> Memory for PagedMemory<'_, M> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
-    use crate::memory::Image;
-
-    struct Counted(Image, Cell<usize>);
-
-    impl Memory for Counted {
-        fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-            self.1.set(self.1.get() + 1);
-            self.0.read(address, buffer)
-        }
-    }
+    use crate::memory::{CountedMemory, Image};
 
     #[test]
     fn each_page_is_read_once() {
@@ -122,15 +111,14 @@ mod tests {
         let mut image = Image::new();
         let bytes: Vec<u8> = (0..2 * PAGE + 100).map(|at| (at / 16) as u8).collect();
         image.map(START, bytes.clone());
-        let counted = Counted(image, Cell::new(0));
+        let counted = CountedMemory::new(image);
         let mut pages = Pages::default();
         let memory = PagedMemory::new(&counted, &mut pages);
         let check = |at: usize, size: usize, reads: usize| {
             let mut buffer = vec![0; size];
-            let before = counted.1.get();
             memory.read(START + at as u64, &mut buffer).unwrap();
             assert_eq!(buffer, bytes[at..at + size], "{at}");
-            assert_eq!(counted.1.get() - before, reads, "{at}");
+            assert_eq!(counted.take_reads(), reads, "{at}");
         };
         check(8, 8, 1);
         check(4088, 8, 0);

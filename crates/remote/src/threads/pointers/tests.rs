@@ -1,44 +1,7 @@
-use std::cell::Cell;
-
 use super::*;
 use crate::libc::CLibrary;
-use crate::mappings::{Mapping, Walk as MappingWalk};
-use crate::memory::Image;
-use crate::{Device, Error};
-
-/// A process without mappings, whose memory counts its reads.
-struct Counting(Image, Cell<usize>);
-
-impl Memory for Counting {
-    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
-        self.1.set(self.1.get() + 1);
-        self.0.read(address, buffer)
-    }
-}
-
-impl Target for Counting {
-    fn mappings(
-        &self,
-        _: &mut dyn FnMut(&Mapping<'_>) -> std::ops::ControlFlow<()>,
-    ) -> Result<MappingWalk, Error> {
-        Ok(MappingWalk::default())
-    }
-    fn mapped_file(
-        &self,
-        _: (u64, u64),
-        _: &[u8],
-        _: Device,
-        _: u64,
-    ) -> Result<std::fs::File, Option<String>> {
-        Err(None)
-    }
-    fn machine(&self) -> Machine {
-        Machine::X86_64
-    }
-    fn name(&self) -> std::ffi::OsString {
-        "nothing".into()
-    }
-}
+use crate::memory::{CountedMemory, Image};
+use crate::{TargetImage, Through};
 
 /// Not glibc's numbers: those come from a libc.so.
 const LAYOUT: ThreadLayout = ThreadLayout {
@@ -79,9 +42,10 @@ fn ring(blocks: &[(u64, u32)]) -> Image {
 }
 
 fn find(lists: &ThreadLists, image: Image, threads: usize) -> (ThreadPointers, usize) {
-    let memory = Counting(image, Cell::new(0));
-    let found = ThreadPointers::find(lists, &memory, 7, threads);
-    (found, memory.1.get())
+    let (process, memory) = (TargetImage::new(), CountedMemory::new(image));
+    let target = Through::new(&process, &memory);
+    let found = ThreadPointers::find(lists, &target, 7, threads);
+    (found, memory.take_reads())
 }
 
 fn known(pointers: &ThreadPointers) -> Vec<(i32, u64)> {
