@@ -84,7 +84,8 @@ pub trait Memory {
     fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError>;
 
     /// Forgets what was read before and is kept, if there is such: the next read is of the memory as it is
-    /// then. For what other threads may have changed between two reads.
+    /// then. For what other threads may have changed between two reads. Memory that reads other memory forgets
+    /// what that keeps, too.
     fn forget(&self) {}
 
     /// Reads one byte.

@@ -97,11 +97,14 @@ impl<M: Memory> Memory for PagedMemory<'_, M> {
 
     fn forget(&self) {
         self.pages.borrow_mut().clear();
+        self.memory.forget();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::memory::{CountedMemory, Image};
 
@@ -135,6 +138,26 @@ mod tests {
         for address in [START + bytes.len() as u64, u64::MAX - 3, 0] {
             assert!(memory.read(address, &mut [0; 8]).is_err());
         }
+    }
+
+    #[test]
+    fn what_the_memory_below_keeps_is_forgotten_too() {
+        /// Memory that keeps its first state until `forget` is called.
+        struct Keeping(Cell<u8>);
+        impl Memory for Keeping {
+            fn read(&self, _: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+                buffer.fill(self.0.get());
+                Ok(())
+            }
+            fn forget(&self) {
+                self.0.set(2);
+            }
+        }
+        let (keeping, mut pages) = (Keeping(Cell::new(1)), Pages::default());
+        let memory = PagedMemory::new(&keeping, &mut pages);
+        assert_eq!(memory.read_u8(8), Ok(1));
+        memory.forget();
+        assert_eq!(memory.read_u8(8), Ok(2));
     }
 
     #[test]
