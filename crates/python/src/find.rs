@@ -317,9 +317,9 @@ fn is_c_library(path: &[u8]) -> bool {
 mod tests {
     use otelctx_fixtures::Target as Program;
     use otelctx_fixtures::python::Interpreter;
-    use otelctx_reader::remote::{LiveProcess, Process};
 
     use super::*;
+    use crate::test_process;
 
     /// So that other versions with the same minor number are compared with these.
     #[test]
@@ -327,9 +327,7 @@ mod tests {
         for series in ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12"] {
             for interpreter in Interpreter::with_version(series) {
                 let program = Program::spawn(interpreter.command("crowd.py").arg("2"));
-                let process = Process::open(program.pid()).unwrap();
-                let memory = process.memory().unwrap();
-                let target = LiveProcess::new(&process, &memory);
+                let target = test_process::open(program.pid());
                 let modules = Modules::read(&target, &FileCache::default()).unwrap();
                 let module = modules
                     .loaded

@@ -115,13 +115,10 @@ fn text(memory: &dyn Memory, layout: TextLayout, address: u64, hash: u64) -> u64
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use otelctx_fixtures::python::Interpreter;
-    use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
 
     use super::*;
-    use crate::find;
+    use crate::test_process;
 
     #[test]
     fn a_code_object_that_was_freed_is_not_alive() {
@@ -131,13 +128,8 @@ mod tests {
                 let words = target.lines[0].split(' ').skip(1);
                 let address = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16);
                 let codes: Vec<u64> = words.map(|word| address(word).unwrap()).collect();
-                let process = Process::open(target.pid()).unwrap();
-                let memory = process.memory().unwrap();
-                let process = LiveProcess::new(&process, &memory);
-                let files = FileCache::default();
-                let modules = Modules::read(&process, &files).unwrap();
-                let found = find::find(&process, &modules, &files, &Arc::default());
-                let layout = found.unwrap().unwrap().layout;
+                let process = test_process::open(target.pid());
+                let layout = test_process::find_python(&process).layout;
                 let is_alive = |code| Identity::read(&process, &layout, code).unwrap().is_alive;
                 let alive = codes.into_iter().map(is_alive);
                 assert_eq!(alive.collect::<Vec<_>>(), [false, true], "{interpreter}");

@@ -277,9 +277,10 @@ mod tests {
     use otelctx_fixtures::Compiler;
     use otelctx_fixtures::python::Interpreter;
     use otelctx_reader::remote::elf::{FileBytes, Source};
-    use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
+    use otelctx_reader::remote::{FileCache, Modules};
 
     use super::*;
+    use crate::test_process;
 
     /// They are as long as the symbol table says.
     #[test]
@@ -340,9 +341,7 @@ mod tests {
         ];
         for interpreter in versions.iter().flat_map(|it| Interpreter::with_version(it)) {
             let program = interpreter.start("crowd.py");
-            let process = Process::open(program.pid()).unwrap();
-            let memory = process.memory().unwrap();
-            let target = LiveProcess::new(&process, &memory);
+            let target = test_process::open(program.pid());
             let modules = Modules::read(&target, &FileCache::default()).unwrap();
             let name = match interpreter.version.starts_with("2.") {
                 true => "PyEval_EvalFrameEx",
@@ -384,9 +383,7 @@ mod tests {
         ];
         for interpreter in versions.iter().flat_map(|it| Interpreter::with_version(it)) {
             let program = interpreter.start("locked.py");
-            let process = Process::open(program.pid()).unwrap();
-            let memory = process.memory().unwrap();
-            let target = LiveProcess::new(&process, &memory);
+            let target = test_process::open(program.pid());
             let modules = Modules::read(&target, &FileCache::default()).unwrap();
             let has_it = |module: &&LoadedModule| {
                 let symbol = module.exported(&target, "PyEval_RestoreThread");

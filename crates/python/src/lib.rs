@@ -24,6 +24,8 @@ mod process;
 mod step;
 mod structure;
 mod tasks;
+#[cfg(test)]
+mod test_process;
 mod threads;
 mod version;
 

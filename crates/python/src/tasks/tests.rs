@@ -2,16 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use otelctx_fixtures::Target as Program;
 use otelctx_fixtures::python::Interpreter;
-use otelctx_reader::remote::{FileCache, LiveProcess, MemoryError, Modules, Process};
+use otelctx_reader::remote::{LiveProcess, MemoryError};
 use otelctx_reader::runtime::MAX_FRAMES;
 
 use super::layout::{Generator, Stack};
 use super::*;
-use crate::find;
+use crate::test_process;
 
 /// Memory of a process in which words are replaced: these, and others at random.
 struct Changed<'m> {
@@ -91,11 +90,10 @@ impl Fixture {
     fn new(interpreter: &Interpreter) -> Self {
         let mut command = interpreter.command("tasks.py");
         let program = Program::spawn(command.arg("blocks"));
-        let process: &Process = Box::leak(Box::new(Process::open(program.pid()).unwrap()));
-        let memory = Box::leak(Box::new(process.memory().unwrap()));
+        let target = test_process::open(program.pid());
         Self {
             _program: program,
-            target: LiveProcess::new(process, memory),
+            target,
         }
     }
 
@@ -121,10 +119,7 @@ impl Fixture {
     }
 
     fn layout(&self) -> (crate::process::PythonProcess, TaskLayout) {
-        let files = FileCache::default();
-        let modules = Modules::read(&self.target, &files).unwrap();
-        let python = find::find(&self.target, &modules, &files, &Arc::default());
-        let python = python.unwrap().unwrap();
+        let python = test_process::find_python(&self.target);
         let runtime = python.layout.runtime.unwrap().interpreters;
         let runtime = python.variables.interpreters - runtime;
         let found = layout::find(&self.target, python.version, Some(runtime));

@@ -6,10 +6,9 @@ use std::time::Instant;
 use otelctx_fixtures::Target;
 use otelctx_fixtures::python::Interpreter;
 use otelctx_reader::remote::memory::CountedMemory;
-use otelctx_reader::remote::{FileCache, LiveProcess, Modules, Process};
 
 use super::*;
-use crate::find;
+use crate::test_process;
 
 /// Each read is a system call.
 #[test]
@@ -24,13 +23,8 @@ fn a_thousand_thread_states_are_listed_with_sixty_reads() {
             let states = states.map(|(_, address)| u64::from_str_radix(address, 16).unwrap());
             let expected: BTreeSet<u64> = states.collect();
             assert_eq!(expected.len(), 1000, "{interpreter:?}");
-            let process = Process::open(target.pid()).unwrap();
-            let memory = process.memory().unwrap();
-            let process = LiveProcess::new(&process, &memory);
-            let files = FileCache::default();
-            let modules = Modules::read(&process, &files).unwrap();
-            let found = find::find(&process, &modules, &files, &Arc::default());
-            let found = found.unwrap().unwrap();
+            let process = test_process::open(target.pid());
+            let found = test_process::find_python(&process);
             let memory = CountedMemory::new(&process);
             let begin = Instant::now();
             let search = Search {
@@ -102,13 +96,8 @@ impl Memory for Replaced<'_> {
 fn a_list_that_does_not_end_is_not_read_for_each_thread() {
     for interpreter in Interpreter::with_version("3.11") {
         let target = Target::spawn(interpreter.command("crowd.py").arg("100"));
-        let process = Process::open(target.pid()).unwrap();
-        let memory = process.memory().unwrap();
-        let process = LiveProcess::new(&process, &memory);
-        let files = FileCache::default();
-        let modules = Modules::read(&process, &files).unwrap();
-        let found = find::find(&process, &modules, &files, &Arc::default());
-        let found = found.unwrap().unwrap();
+        let process = test_process::open(target.pid());
+        let found = test_process::find_python(&process);
         let interpreter = process.read_u64(found.variables.interpreters).unwrap();
         let first = interpreter + found.layout.interpreter.threads;
         let first = process.read_u64(first).unwrap();
