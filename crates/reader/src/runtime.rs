@@ -219,6 +219,20 @@ impl RuntimeStack {
     /// name already is left out.
     #[must_use]
     pub fn in_native(self, native: Vec<Frame>) -> Vec<Frame> {
+        self.in_native_with(native, |frame, callee| match frame {
+            Frame::Named(frame) => frame.kind == callee.kind && frame.name() == callee.name(),
+            Frame::Native { .. } => false,
+        })
+    }
+
+    /// [`Self::in_native`], for a native stack whose announced code is recognized by `only_calls`: whether this
+    /// frame, which called the interpreter, only does so for this function.
+    #[must_use]
+    pub fn in_native_with(
+        self,
+        native: Vec<Frame>,
+        only_calls: impl Fn(&Frame, &NamedFrame) -> bool,
+    ) -> Vec<Frame> {
         let is_call = |frame: &Frame| {
             let address = frame.lookup_address();
             let contains = |address| self.interpreter.iter().any(|code| code.contains(&address));
@@ -236,9 +250,12 @@ impl RuntimeStack {
         let mut was_call = false;
         for frame in native {
             let is_call = is_call(&frame);
-            let only_calls = was_call && mixed.last().is_some_and(|it| it.is_named_as(&frame));
+            let is_trampoline = match mixed.last() {
+                Some(Frame::Named(callee)) => was_call && only_calls(&frame, callee),
+                _ => false,
+            };
             was_call = is_call;
-            if only_calls {
+            if is_trampoline {
                 continue;
             }
             if !is_call {

@@ -73,17 +73,6 @@ impl Frame {
         }
     }
 
-    /// Whether both are named, and have the same name.
-    #[must_use]
-    pub fn is_named_as(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Named(one), Self::Named(other)) => {
-                one.kind == other.kind && one.name() == other.name()
-            }
-            _ => false,
-        }
-    }
-
     /// Whether it is no function, and says that the thread waits for an interpreter's lock:
     /// [`GilState::WAITING_FRAME`].
     #[must_use]

@@ -79,18 +79,13 @@ impl Stack {
         });
         let stacks = (!self.is_separate).then(|| interpreted(runtimes));
         let stacks = stacks.into_iter().flatten();
-        let mut mixed: Vec<sample::Frame> = stacks.fold(native.collect(), |mixed, stack| {
-            stack.clone().in_native(mixed)
-        });
-        // Code that only calls the interpreter, for a function that is there already.
-        mixed.dedup_by(|frame, callee| match (&*frame, &*callee) {
-            (sample::Frame::Native { address, .. }, sample::Frame::Named(callee)) => {
-                let lookup = frame.lookup_address().unwrap_or(*address);
-                named.is_generated_for(lookup, callee.name())
-            }
-            _ => false,
-        });
-        mixed
+        stacks.fold(native.collect(), |mixed, stack| {
+            let only_calls = |frame: &sample::Frame, callee: &sample::NamedFrame| {
+                let lookup = frame.lookup_address();
+                lookup.is_some_and(|address| named.is_generated_for(address, callee.name()))
+            };
+            stack.clone().in_native_with(mixed, only_calls)
+        })
     }
 
     /// Whether it lacks frames of the thread's runtimes, which are of another moment.
