@@ -34,10 +34,7 @@ pub(crate) fn stack(
     thread_state: u64,
     interpreter: Vec<Range<u64>>,
 ) -> Result<RuntimeStack, RuntimeError> {
-    let stack = RuntimeStack {
-        interpreter,
-        ..RuntimeStack::default()
-    };
+    let stack = RuntimeStack::new(Vec::new(), interpreter);
     let at = |offset| thread_state.wrapping_add(offset);
     let mut walk = Walk {
         memory,
@@ -215,11 +212,9 @@ pub(crate) fn sampled(
     if !call.is_empty() {
         calls.push(call);
     }
-    RuntimeStack {
-        calls,
-        interpreter,
-        is_truncated: part.is_truncated,
-    }
+    let mut stack = RuntimeStack::new(calls, interpreter);
+    stack.is_truncated = part.is_truncated;
+    stack
 }
 
 /// The offset of an instruction among the instructions, in bytes.

@@ -70,12 +70,9 @@ impl Runtime for Python {
     }
 
     fn embedded(&self) -> Option<Embedded> {
-        Some(Embedded {
-            // A program may have a copy of the interpreter's variables, but not of its functions.
-            symbol: find::FUNCTION,
-            // The smallest one has twice as much code.
-            min_size: 1 << 20,
-        })
+        // A program may have a copy of the interpreter's variables, but not of its functions. The smallest
+        // interpreter has twice as much code.
+        Some(Embedded::new(find::FUNCTION, 1 << 20))
     }
 
     fn probe(

@@ -36,10 +36,7 @@ pub(crate) struct PythonProcess {
 impl PythonProcess {
     /// `None` if there is no GIL.
     fn gil(&self, is_held: Option<bool>) -> Option<Gil> {
-        Some(Gil {
-            is_held: is_held?,
-            code: self.gil_code.clone(),
-        })
+        Some(Gil::new(is_held?, self.gil_code.clone()))
     }
 }
 
@@ -64,20 +61,17 @@ impl RuntimeProcess for PythonProcess {
             return Ok(None);
         };
         let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
-        let stack = frames::stack(
+        let mut known = RuntimeThread::new(Found::NotPublished, Source::Runtime);
+        known.stack = frames::stack(
             memory,
             &self.layout,
             &mut codes,
             resolved.thread_state,
             self.interpreter.clone(),
         )?;
-        Ok(Some(RuntimeThread {
-            context: Found::NotPublished,
-            source: Source::Runtime,
-            stack,
-            gil: self.gil(resolved.holding.gil),
-            facts: facts(&resolved),
-        }))
+        known.gil = self.gil(resolved.holding.gil);
+        known.facts = facts(&resolved);
+        Ok(Some(known))
     }
 
     fn tasks(
@@ -116,15 +110,13 @@ impl RuntimeProcess for PythonProcess {
         };
         let mut codes = self.codes.lock().unwrap_or_else(PoisonError::into_inner);
         let interpreter = self.interpreter.clone();
-        Ok(Some(RuntimeThread {
-            context: Found::NotPublished,
-            source: Source::Runtime,
-            stack: frames::sampled(target, &self.layout, &mut codes, &part, interpreter),
-            gil: self.gil(part.holds_gil),
-            facts: holding_facts(part.holds_gil, None)
-                .chain([("thread_state".into(), address(part.thread_state))])
-                .collect(),
-        }))
+        let mut known = RuntimeThread::new(Found::NotPublished, Source::Runtime);
+        known.stack = frames::sampled(target, &self.layout, &mut codes, &part, interpreter);
+        known.gil = self.gil(part.holds_gil);
+        known.facts = holding_facts(part.holds_gil, None)
+            .chain([("thread_state".into(), address(part.thread_state))])
+            .collect();
+        Ok(Some(known))
     }
 }
 

@@ -48,10 +48,8 @@ pub(crate) fn kernel_step(
     let thread_id = variables.thread_id.cast_unsigned();
     let variables = [variables.current.unwrap_or(0), code_type, thread_id].into_iter();
     let words = variables.chain(own).chain(words).chain(frame(layout)?);
-    Some(KernelStep {
-        name: "cpython",
-        configuration: words.flat_map(u64::to_ne_bytes).collect(),
-    })
+    let configuration = words.flat_map(u64::to_ne_bytes).collect();
+    Some(KernelStep::new("cpython", configuration))
 }
 
 /// Threads do not store their states, such as in 2.7, or in an unknown way: the step asks for them.

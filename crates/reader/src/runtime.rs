@@ -61,11 +61,20 @@ pub trait Runtime: fmt::Debug + Send + Sync {
 /// What every module that contains a runtime has, whatever its name is. Files are opened only if they are large
 /// enough, and searched once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Embedded {
     /// A function that the module defines.
     pub symbol: &'static str,
     /// Minimum size of the module in memory, in bytes. The larger, the fewer files of other processes are opened.
     pub min_size: u64,
+}
+
+impl Embedded {
+    /// A module with this function, of at least this size in memory, in bytes.
+    #[must_use]
+    pub const fn new(symbol: &'static str, min_size: u64) -> Self {
+        Self { symbol, min_size }
+    }
 }
 
 /// A runtime in one process. It is used until the process loads or unloads a module or executes
@@ -177,6 +186,7 @@ impl ThreadView {
 
 /// What a runtime knows about a thread.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct RuntimeThread {
     /// What the thread is working on, according to the runtime. [`Found::NotPublished`] for a
     /// runtime without contexts.
@@ -191,8 +201,23 @@ pub struct RuntimeThread {
     pub facts: Attributes,
 }
 
+impl RuntimeThread {
+    /// Creates a thread with this context and its source, without frames, a global lock or other facts.
+    #[must_use]
+    pub fn new(context: Found<Context>, source: Source) -> Self {
+        Self {
+            context,
+            source,
+            stack: RuntimeStack::default(),
+            gil: None,
+            facts: Vec::new(),
+        }
+    }
+}
+
 /// The frames of a thread that its runtime knows.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct RuntimeStack {
     /// The frames, innermost first, grouped by calls of the interpreter, innermost first.
     pub calls: Vec<Vec<NamedFrame>>,
@@ -204,6 +229,16 @@ pub struct RuntimeStack {
 }
 
 impl RuntimeStack {
+    /// Creates a stack that is complete: see [`Self::calls`] and [`Self::interpreter`].
+    #[must_use]
+    pub const fn new(calls: Vec<Vec<NamedFrame>>, interpreter: Vec<Range<u64>>) -> Self {
+        Self {
+            calls,
+            interpreter,
+            is_truncated: false,
+        }
+    }
+
     /// All frames, innermost first.
     pub fn frames(&self) -> impl Iterator<Item = &NamedFrame> {
         self.calls.iter().flatten()
@@ -277,6 +312,7 @@ impl RuntimeStack {
 
 /// A thread's relation to the global lock of its interpreter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Gil {
     /// Whether the thread holds it.
     pub is_held: bool,
@@ -287,6 +323,12 @@ pub struct Gil {
 }
 
 impl Gil {
+    /// Creates the relation of a thread that holds the lock or not: see [`Self::code`].
+    #[must_use]
+    pub const fn new(is_held: bool, code: Arc<[Range<u64>]>) -> Self {
+        Self { is_held, code }
+    }
+
     /// The thread's state, by its native stack, innermost frame first. If it waits, adds a frame of this
     /// kind to the stack, [`GilState::WAITING_FRAME`], as if it had called the code that takes the lock.
     pub fn state_in(&self, native: &mut Vec<Frame>, kind: FrameKind) -> GilState {
@@ -370,11 +412,23 @@ impl Task {
 
 /// A step of the kernel program, and its configuration for a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KernelStep {
     /// The name under which `cargo xtask bpf` has included it.
     pub name: &'static str,
     /// The configuration for this process, in the step's own layout.
     pub configuration: Vec<u8>,
+}
+
+impl KernelStep {
+    /// Creates a step from its name and its configuration.
+    #[must_use]
+    pub const fn new(name: &'static str, configuration: Vec<u8>) -> Self {
+        Self {
+            name,
+            configuration,
+        }
+    }
 }
 
 /// Sources of a context, most reliable first.
@@ -514,6 +568,7 @@ pub fn read_thread(
 
 /// What a thread is working on, chosen from several sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Chosen {
     /// The context of the most reliable source that has one. If none has one: the outcome of the
     /// native record, or, if no native contexts are published, that of the most reliable other
@@ -568,16 +623,9 @@ mod tests {
     }
 
     fn reading(source: Source, context: Found<Context>) -> RuntimeReading {
-        let thread = RuntimeThread {
-            context,
-            source,
-            stack: RuntimeStack::default(),
-            gil: None,
-            facts: Vec::new(),
-        };
         RuntimeReading {
             name: "toy",
-            thread: Ok(thread),
+            thread: Ok(RuntimeThread::new(context, source)),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::{Error, Process, StopReason, Thread, ThreadSupport};
 
 /// A reading of a thread at one moment.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct ThreadState {
     /// The native record; [`Found::NotPublished`] if the process publishes none.
     pub native: Result<Found<Context>, Error>,
@@ -45,6 +46,7 @@ impl ThreadState {
 
 /// The tasks of a runtime.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct TaskReading {
     /// [`Runtime::name`](super::Runtime::name).
     pub name: &'static str,
