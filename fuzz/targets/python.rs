@@ -4,16 +4,14 @@
 //! are. The same bytes are decoded as what the kernel step has added to a sample.
 #![no_main]
 
-mod counting;
-
 use std::ops::ControlFlow;
 
-use counting::Counting;
 use libfuzzer_sys::fuzz_target;
 use otelctx_python::Python;
 use otelctx_reader::runtime::{MAX_FRAMES, MAX_TASKS, RuntimeError, RuntimeThread, ThreadView};
 use otelctx_reader::sample::NamedFrame;
-use otelctx_remote::memory::Image;
+use otelctx_remote::memory::{CountedMemory, Image};
+use otelctx_remote::{TargetImage, Through};
 
 /// Where the memory starts.
 const START: u64 = 0x10_0000;
@@ -34,9 +32,9 @@ const VERSIONS: [[u8; 3]; 11] = [
 ];
 /// Limit on reads of one thread: three attempts to read 1,024 interpreters and 16,384 thread states, of which one that
 /// exceeds the limit is the last; then 508 frames, of which each takes at most sixteen reads.
-const MAX_READS: u64 = 3 * (2 * 1024 + 16384 + 256) + 508 * 16;
+const MAX_READS: usize = 3 * (2 * 1024 + 16384 + 256) + 508 * 16;
 /// Limit on reads of all tasks, and of the layout of their structures.
-const MAX_TASK_READS: u64 = (4 << 20) + 1024;
+const MAX_TASK_READS: usize = (4 << 20) + 1024;
 /// Limits on names and paths: 512 and 4,096 characters.
 const MAX_NAME: usize = 4 * 512;
 const MAX_PATH: usize = 4 * 4096;
@@ -48,19 +46,20 @@ fuzz_target!(|data: &[u8]| {
     let version = VERSIONS[usize::from(*choice) % VERSIONS.len()];
     let mut memory = Image::new();
     memory.map(START, data);
-    let target = Counting::new(memory);
+    let (process, memory) = (TargetImage::new(), CountedMemory::new(memory));
+    let target = Through::new(&process, &memory);
     let Ok(python) = Python::at(&target, version, START) else {
         return;
     };
-    target.take_reads();
+    memory.take_reads();
     let thread = python.thread(&target, THREAD);
-    let reads = target.take_reads();
+    let reads = memory.take_reads();
     assert!(reads <= MAX_READS, "{reads} reads");
     check(&thread);
     // The names of functions are known now.
     assert_eq!(python.thread(&target, THREAD), thread);
 
-    target.take_reads();
+    memory.take_reads();
     let mut tasks = 0;
     let visited = python.tasks(&target, &mut |task| {
         tasks += 1;
@@ -68,7 +67,7 @@ fuzz_target!(|data: &[u8]| {
         task.frames.iter().for_each(check_frame);
         ControlFlow::Continue(())
     });
-    let reads = target.take_reads();
+    let reads = memory.take_reads();
     assert!(reads <= MAX_TASK_READS, "{reads} reads");
     assert!(tasks <= MAX_TASKS + 1, "{tasks} tasks: {visited:?}");
 

@@ -4,9 +4,6 @@
 //! are decoded as what the kernel step has added to a sample.
 #![no_main]
 
-mod counting;
-
-use counting::Counting;
 use libfuzzer_sys::fuzz_target;
 use otelctx_reader::runtime::{
     MAX_FRAMES, MAX_TASK_BYTES, MAX_TASKS, Present, RuntimeError, RuntimeThread, ThreadView,
@@ -14,8 +11,8 @@ use otelctx_reader::runtime::{
 };
 use otelctx_reader::sample::NamedFrame;
 use otelctx_reader::{Options, Process};
-use otelctx_remote::TargetImage;
-use otelctx_remote::memory::Image;
+use otelctx_remote::memory::{CountedMemory, Image};
+use otelctx_remote::{TargetImage, Through};
 use otelctx_toy::Toy;
 
 /// Where the memory starts.
@@ -24,14 +21,15 @@ const START: u64 = 0x10_0000;
 const THREAD: ThreadView = ThreadView::new(1, START);
 /// Limit on reads of one thread: the list of threads, and for each frame itself, its function and
 /// three names of 17 reads.
-const MAX_READS: u64 = 1024 + MAX_FRAMES as u64 * (2 + 3 * 17) + 8;
+const MAX_READS: usize = 1024 + MAX_FRAMES * (2 + 3 * 17) + 8;
 /// Bytes of a name that is not UTF-8, as text: 255, each replaced by three.
 const MAX_NAME: usize = 3 * 255;
 
 fuzz_target!(|data: &[u8]| {
     let mut memory = Image::new();
     memory.map(START, data);
-    let target = Counting::new(memory.clone());
+    let (process, counted) = (TargetImage::new(), CountedMemory::new(memory.clone()));
+    let target = Through::new(&process, &counted);
     let read = |process| {
         let present = Present {
             name: "toy",
@@ -42,7 +40,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let toy = Toy::at(START);
     let thread = read(toy.clone());
-    let reads = target.take_reads();
+    let reads = counted.take_reads();
     assert!(reads <= MAX_READS, "{reads} reads");
     check(thread.as_ref());
     // The names of functions are known now, and a process that is read for the first time says the same.
