@@ -23,7 +23,10 @@
 
 /* Offsets are in bytes. */
 struct python_configuration {
-    __u64 current;   /* address of the state that holds the GIL, up to 3.11; 0 later */
+    __u64 current; /* address of the state that holds the GIL, up to 3.11; 0 later */
+    /* from 3.12 on, from the thread pointer to the state that the thread uses, which is 0 while it has released the
+     * GIL; PYTHON_NO_FIELD if that is unknown */
+    __u64 thread_current;
     __u64 code_type; /* address of PyCode_Type */
     __u64 thread_id; /* from the thread pointer to what pthread_self returns */
     /* Where threads store their states: by a key, as pthread_getspecific finds it, or in a variable at
@@ -168,26 +171,38 @@ static __always_inline __u32 python_holds_gil(const struct python_configuration 
            !read_user(&locked, sizeof locked, gil + python->gil_locked, 0) && locked == 1;
 }
 
+/* The state that the thread uses now, which may be one of several; 0 if it uses none, or that is unknown. */
+static __always_inline __u64 python_current_state(const struct python_configuration *python, __u64 tp)
+{
+    __u64 state, at = python->current;
+    if (python->thread_current != PYTHON_NO_FIELD)
+        at = tp + python->thread_current;
+    if (!at || read_user(&state, sizeof state, at, 0) || !python_is_of_thread(python, state, tp))
+        return 0;
+    return state;
+}
+
 static __always_inline __u64 python_state(const struct python_configuration *python,
                                           struct python_part *part,
                                           const struct thread_key *thread, __u64 tp,
                                           __u32 *holds_gil)
 {
-    __u64 state;
+    __u64 state = python_current_state(python, tp);
     *holds_gil = 0;
     /* In memory, of which the verifier does not know the contents: else it would follow all frames twice. */
     part->is_listed = 0;
-    if (python->current && !read_user(&state, sizeof state, python->current, 0) &&
-        python_is_of_thread(python, state, tp)) {
+    if (state && python->gil == PYTHON_NO_FIELD) {
         *holds_gil = 1;
         return state;
     }
-    state = python_stored_state(python, tp);
-    if (!python_is_of_thread(python, state, tp)) {
-        part->is_listed = 1;
-        state = thread_word(thread);
-        if (!python_is_of_thread(python, state, tp))
-            return 0;
+    if (!state) {
+        state = python_stored_state(python, tp);
+        if (!python_is_of_thread(python, state, tp)) {
+            part->is_listed = 1;
+            state = thread_word(thread);
+            if (!python_is_of_thread(python, state, tp))
+                return 0;
+        }
     }
     if (python->gil != PYTHON_NO_FIELD)
         *holds_gil = python_holds_gil(python, state);

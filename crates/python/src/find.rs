@@ -75,6 +75,7 @@ pub(crate) fn at(
         variables: Variables {
             interpreters: offsets.map_or(runtime, |offsets| at(offsets.interpreters)),
             current: offsets.and_then(|offsets| offsets.current.map(at)),
+            thread_current: None,
             thread_id: 0,
             own: None,
         },
@@ -133,6 +134,7 @@ impl<'s> Symbols<'s> {
                 Variables {
                     interpreters: at(offsets.interpreters),
                     current: offsets.current.map(at),
+                    thread_current: self.thread_current(version, files),
                     thread_id: self.thread_id(files)?,
                     own: self.own_state(version, files, offsets.tss_key.map(at)),
                 }
@@ -144,6 +146,7 @@ impl<'s> Symbols<'s> {
             _ => Variables {
                 interpreters: self.interpreters()?,
                 current: self.address("_PyThreadState_Current"),
+                thread_current: None,
                 thread_id: self.thread_id(files)?,
                 own: match version.series() {
                     // Its keys are those of a list of its own.
@@ -241,23 +244,45 @@ impl<'s> Symbols<'s> {
     ) -> Option<OwnState> {
         let getter = self.getter("PyGILState_GetThisThreadState");
         let getter = getter.unwrap_or_default();
-        if let Some(Returned::ThreadLocal(offset)) = getter.result {
-            return Some(OwnState::ThreadLocal(offset));
-        }
-        // There is no key any more. In a shared library, the function calls the dynamic linker.
+        // There is no key any more.
         if version.series() >= (3, 15) {
-            let variable = tls::resolve(self.target, files, "_Py_tss_gilstate").ok()?;
-            let mut variables = variable.variables.iter();
-            let own = variables.find(|variable| variable.module == self.module.name)?;
-            return match own.place() {
-                Place::Static(offset) => Some(OwnState::ThreadLocal(offset)),
-                Place::Dynamic { .. } => None,
-            };
+            let offset = self.thread_local(files, "_Py_tss_gilstate", &getter)?;
+            return Some(OwnState::ThreadLocal(offset));
         }
         let address = used_key(&getter).or_else(|| Some(known?.wrapping_add(TSS_KEY)))?;
         let libraries = self.c_library(files).ok()?;
         let keys = libraries.pthread_keys(self.target).ok()??;
         Some(OwnState::Key { address, keys })
+    }
+
+    /// See [`Variables::thread_current`].
+    fn thread_current(&self, version: Version, files: &FileCache) -> Option<i64> {
+        if version.series() < (3, 12) {
+            return None;
+        }
+        let names = ["PyThreadState_GetUnchecked", "_PyThreadState_UncheckedGet"];
+        let getter = names.into_iter().find_map(|name| self.getter(name));
+        self.thread_local(files, "_Py_tss_tstate", &getter.unwrap_or_default())
+    }
+
+    /// The offset from the thread pointer of a thread-local variable that a function returns.
+    fn thread_local(&self, files: &FileCache, name: &str, getter: &Getter) -> Option<i64> {
+        if let Some(Returned::ThreadLocal(offset)) = getter.result {
+            return Some(offset);
+        }
+        // In a shared library, the function calls the dynamic linker.
+        let variable = tls::resolve(self.target, files, name).ok()?;
+        let mut variables = variable.variables.iter();
+        match variables.find(|variable| variable.module == self.module.name) {
+            Some(variable) => match variable.place() {
+                Place::Static(offset) => Some(offset),
+                Place::Dynamic { .. } => None,
+            },
+            None => {
+                let slot = getter.argument?.number;
+                tls::resolve_slot(self.target, files, name, slot).ok()?
+            }
+        }
     }
 
     /// The modules of the C library: the interpreter's own module may contain it.
@@ -316,7 +341,8 @@ fn is_c_library(path: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use otelctx_fixtures::Target as Program;
-    use otelctx_fixtures::python::Interpreter;
+    use otelctx_fixtures::python::{Interpreter, Linkage};
+    use otelctx_reader::remote::Memory;
 
     use super::*;
     use crate::test_process;
@@ -348,6 +374,50 @@ mod tests {
                 used.current = used.current.filter(|_| expected.current.is_some());
                 assert_eq!(used, expected, "{interpreter:?}");
             }
+        }
+    }
+
+    /// `interpreted.py` has a thread that holds the GIL, and some that have released it.
+    #[test]
+    fn threads_store_the_state_that_holds_the_gil() {
+        const LINKAGES: [Linkage; 4] = [
+            Linkage::Exported,
+            Linkage::Stripped,
+            Linkage::Library,
+            Linkage::StrippedLibrary,
+        ];
+        for series in ["3.12", "3.13", "3.14", "3.15"] {
+            for interpreter in Interpreter::with_version(series) {
+                let program = "interpreted.py";
+                check_current(&interpreter.to_string(), &interpreter.start(program));
+                for linkage in LINKAGES {
+                    if let Some(mut command) = interpreter.embedded(linkage, program) {
+                        let name = format!("{interpreter} {linkage:?}");
+                        check_current(&name, &Program::spawn(&mut command));
+                    }
+                }
+            }
+        }
+    }
+
+    fn check_current(name: &str, program: &Program) {
+        let target = test_process::open(program.pid());
+        let found = test_process::find_python(&target);
+        let offset = found.variables.thread_current.expect(name);
+        let states = program.lines.iter().filter_map(|line| {
+            let address = line.strip_prefix("state ")?.split(' ').nth(1)?;
+            u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()
+        });
+        let states: Vec<u64> = states.collect();
+        assert!(states.len() > 2, "{name}: {:?}", program.lines);
+        for (index, state) in states.into_iter().enumerate() {
+            let thread = target.read_u64(state + found.layout.thread.id).unwrap();
+            let pointer = thread.wrapping_add_signed(-found.variables.thread_id);
+            let stored = target
+                .read_u64(pointer.wrapping_add_signed(offset))
+                .unwrap();
+            let expected = if index == 0 { state } else { 0 };
+            assert_eq!(stored, expected, "{name}, thread {index}");
         }
     }
 }

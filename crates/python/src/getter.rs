@@ -32,6 +32,33 @@ pub(crate) enum Returned {
     ThreadLocal(i64),
 }
 
+/// The contents of a register, where they are known.
+#[derive(Clone, Copy, Debug)]
+enum Known {
+    Value(Value),
+    /// The address at this offset from the thread pointer.
+    ThreadPointer(i64),
+    /// The thread-local variable at this offset from the thread pointer.
+    ThreadLocal(i64),
+}
+
+impl Known {
+    fn constant(number: u64) -> Self {
+        Self::Value(Value {
+            number,
+            read_from: None,
+        })
+    }
+
+    fn returned(self) -> Option<Returned> {
+        match self {
+            Self::Value(value) => Some(Returned::Value(value)),
+            Self::ThreadLocal(offset) => Some(Returned::ThreadLocal(offset)),
+            Self::ThreadPointer(_) => None,
+        }
+    }
+}
+
 /// What a function does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Getter {

@@ -45,9 +45,18 @@ pub(crate) fn kernel_step(
         enabled,
         c_frame,
     ];
-    let thread_id = variables.thread_id.cast_unsigned();
-    let variables = [variables.current.unwrap_or(0), code_type, thread_id].into_iter();
-    let words = variables.chain(own).chain(words).chain(frame(layout)?);
+    let thread_current = variables.thread_current.map(i64::cast_unsigned);
+    let variables = [
+        variables.current.unwrap_or(0),
+        thread_current.unwrap_or(NO_FIELD),
+        code_type,
+        variables.thread_id.cast_unsigned(),
+    ];
+    let words = variables
+        .into_iter()
+        .chain(own)
+        .chain(words)
+        .chain(frame(layout)?);
     let configuration = words.flat_map(u64::to_ne_bytes).collect();
     Some(KernelStep::new("cpython", configuration))
 }

@@ -32,6 +32,9 @@ pub(crate) struct Variables {
     pub(crate) interpreters: u64,
     /// Up to 3.11, address of the pointer to the thread state that holds the GIL.
     pub(crate) current: Option<u64>,
+    /// From 3.12 on, the offset from the thread pointer, in bytes, of the pointer to the thread state
+    /// that the thread uses now. It is null while the thread has released the GIL.
+    pub(crate) thread_current: Option<i64>,
     /// From a thread's thread pointer to its ID, what `pthread_self` returns in it, in bytes.
     pub(crate) thread_id: i64,
     /// Where each thread stores its thread state.

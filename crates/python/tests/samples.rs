@@ -174,6 +174,55 @@ fn samples_of_programs_that_contain_python_have_them_too() {
     }
 }
 
+/// A thread that is in a subinterpreter has two thread states, and a sample the functions of one. Up to
+/// 3.11, threads that have released the GIL store the outer one.
+#[test]
+fn samples_in_a_subinterpreter_have_the_functions_of_one_thread_state() {
+    for version in ["3.8", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"] {
+        for interpreter in Interpreter::with_version(version) {
+            let mut command = interpreter.command("subinterpreters.py");
+            let target = Target::spawn(command.arg("busy"));
+            let Some((catalog, samples)) = record(target.pid(), 499, SAMPLES, false) else {
+                return;
+            };
+            let stores_outer = ["3.8.", "3.10.", "3.11."];
+            let stores_outer = stores_outer
+                .iter()
+                .any(|it| interpreter.version.starts_with(it));
+            let mut whole = [0; 3];
+            for sample in &samples {
+                let (_, is_held, frames) = named(&catalog, sample);
+                let functions: Vec<&str> = frames.iter().map(|it| &*it.function).collect();
+                let expected: [&[&str]; 3] = [
+                    &["<module>", "inner", "spin"],
+                    &["<module>", "inner", "digest"],
+                    &["<module>", "outer"],
+                ];
+                let is_one = expected.iter().any(|it| it.starts_with(&functions));
+                assert!(is_one, "{interpreter:?}: {functions:?}");
+                if let Some(index) = expected.iter().position(|it| *it == functions) {
+                    whole[index] += 1;
+                    let is_outer = index == 2;
+                    assert!(
+                        !is_outer || stores_outer && is_held == Some(false),
+                        "{interpreter:?}: {sample:?}"
+                    );
+                }
+            }
+            let [spin, digest, outer] = whole;
+            let of_digest = if stores_outer { outer } else { digest };
+            assert!(
+                spin * 10 > samples.len() && of_digest * 10 > samples.len(),
+                "{interpreter:?}: {whole:?}"
+            );
+            assert!(
+                (spin + digest + outer) * 10 > samples.len() * 9,
+                "{interpreter:?}: {whole:?}"
+            );
+        }
+    }
+}
+
 /// Samples a process until each of two threads has been sampled often.
 fn record_both(pid: i32) -> Option<(Catalog, Vec<Sample>)> {
     record_until(pid, 999, false, |catalog, samples| {

@@ -356,7 +356,7 @@ fn all_thread_states_of_a_thread_are_found() {
         );
         let functions: Vec<&str> = thread.stack.frames().map(|it| &*it.function).collect();
         let expected = if has_outer {
-            &["<module>"][..]
+            &["outer", "<module>"][..]
         } else {
             &["wait", "<module>"]
         };

@@ -15,12 +15,13 @@ pub use crate::libc::glibc::Registration;
 use crate::libc::{FileFacts, glibc};
 pub use crate::machine::Access;
 use crate::machine::Machine;
-use crate::module::Symbol;
+use crate::module::{Relocation, Symbol};
 use crate::target::{CodeLayout, Target};
 use crate::threads::ThreadLists;
 use crate::{Error, FileCache, Memory};
 use definition::{Definition, bind, definition};
 use modules::{Loaded, TlsModules, tls_modules};
+use slot::Location;
 
 /// Size of the variable, in bytes: a pointer.
 const SIZE: u64 = 8;
@@ -174,6 +175,49 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
         }
     }
     Ok(resolution)
+}
+
+/// The offset from the thread pointer, in bytes, of the variable whose address code gets through
+/// the slot at the address `slot`: a pair of words for `__tls_get_addr` (general dynamic) on x86-64,
+/// a TLS descriptor on aarch64. `None` if the dynamic linker has not filled it, or the storage is not
+/// static.
+///
+/// For a variable without a symbol, in a stripped file, which code that has one uses. `name` is the
+/// variable's name where it has a symbol, so that what [`resolve`] has read is not read again.
+///
+/// # Errors
+/// If the process's modules or the slot cannot be read.
+pub fn resolve_slot(
+    target: &dyn Target,
+    cache: &FileCache,
+    name: &str,
+    slot: u64,
+) -> Result<Option<i64>, Error> {
+    let TlsModules { loaded, .. } = tls_modules(target, cache, name)?;
+    let Some(referrer) = loaded.iter().find(|loaded| loaded.contains(slot)) else {
+        return Ok(None);
+    };
+    let machine = referrer.module.machine;
+    let relocation = Relocation {
+        access: match machine {
+            Machine::Aarch64 => Access::Tlsdesc,
+            _ => Access::GeneralDynamic,
+        },
+        slot: slot.wrapping_sub(referrer.bias),
+        named: false,
+    };
+    let library = FileFacts::c_library(loaded.iter().map(|loaded| &loaded.module.libc));
+    let location = slot::slot(target, referrer, &relocation, library);
+    let location = location.map_err(Error::memory("the slot of a thread-local variable"))?;
+    let (id, offset) = match location {
+        Some(Location::Static(offset)) => return Ok(Some(offset)),
+        Some(Location::Dynamic { module, offset, .. }) => (module, offset),
+        None => return Ok(None),
+    };
+    let modules = glibc_tls_modules(target, &loaded, &mut Vec::new());
+    let module = modules.iter().find(|module| module.id == id);
+    let block = module.and_then(|module| machine.glibc_block(module.static_offset?));
+    Ok(block.map(|block| block.wrapping_add(offset.cast_signed())))
 }
 
 /// The dynamic linker's own list. Empty if it cannot be read, which is reported in `unreadable`:

@@ -4,7 +4,7 @@
 use otelctx_reader::remote::Memory;
 use otelctx_reader::remote::memory::Image;
 
-use super::{Getter, Jump, Leaving, Returned, Value};
+use super::{Getter, Jump, Known, Leaving, Value};
 
 /// The register that has the first argument, and the result.
 const X0: usize = 0;
@@ -108,16 +108,6 @@ impl Instruction {
     }
 }
 
-/// What a register contains.
-#[derive(Clone, Copy)]
-enum Known {
-    Value(Value),
-    /// An offset from the thread pointer.
-    ThreadPointer(i64),
-    /// The thread-local variable at this offset.
-    ThreadLocal(i64),
-}
-
 /// X0 to X30; `None` if the content is unknown. Number 31 is the stack pointer or zero, and not kept.
 #[derive(Default)]
 struct Registers([Option<Known>; 31]);
@@ -142,19 +132,15 @@ impl Registers {
 
     /// Executes an instruction; returns an address or number that it makes.
     fn execute(&mut self, memory: &dyn Memory, instruction: Instruction) -> Option<u64> {
-        let constant = |number| {
-            Known::Value(Value {
-                number,
-                read_from: None,
-            })
-        };
         let (to, known) = match instruction {
-            Instruction::Address { to, address } => (to, Some(constant(address))),
-            Instruction::Number { to, number } => (to, Some(constant(number))),
+            Instruction::Address { to, address } => (to, Some(Known::constant(address))),
+            Instruction::Number { to, number } => (to, Some(Known::constant(number))),
             Instruction::Move { to, from } => (to, self.get(from)),
             Instruction::Add { to, from, number } => {
                 let sum = match self.get(from) {
-                    Some(Known::Value(value)) => Some(constant(value.number.wrapping_add(number))),
+                    Some(Known::Value(value)) => {
+                        Some(Known::constant(value.number.wrapping_add(number)))
+                    }
                     Some(Known::ThreadPointer(offset)) => {
                         let offset = offset.wrapping_add_unsigned(number);
                         Some(Known::ThreadPointer(offset))
@@ -218,11 +204,7 @@ pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
             Instruction::IndirectJump(leaving) => leaving,
             Instruction::Return => {
                 if !has_called {
-                    getter.result = match registers.get(X0) {
-                        Some(Known::Value(value)) => Some(Returned::Value(value)),
-                        Some(Known::ThreadLocal(offset)) => Some(Returned::ThreadLocal(offset)),
-                        _ => None,
-                    };
+                    getter.result = registers.get(X0).and_then(Known::returned);
                 }
                 return getter;
             }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use otelctx_reader::remote::Memory;
 
-use super::{Getter, Jump, Leaving, Returned, Value};
+use super::{Getter, Jump, Known, Leaving, Value};
 
 fn all(code: &[u8], address: u64) -> Decoder<'_> {
     Decoder::with_ip(64, code, address, DecoderOptions::NONE)
@@ -15,36 +15,30 @@ fn all(code: &[u8], address: u64) -> Decoder<'_> {
 pub(super) fn read(memory: &dyn Memory, code: &[u8], address: u64) -> Getter {
     let mut getter = Getter::default();
     let mut registers = Registers::default();
-    let (mut has_called, mut thread_local) = (false, None);
+    let mut has_called = false;
     for instruction in all(code, address) {
         getter.constants.extend(of_instruction(&instruction));
         match instruction.flow_control() {
             FlowControl::Call | FlowControl::IndirectCall => {
                 if !has_called {
-                    getter.argument = registers.get(Register::RDI);
+                    getter.argument = registers.value(Register::RDI);
                 }
                 has_called = true;
                 registers = Registers::default();
             }
             FlowControl::UnconditionalBranch | FlowControl::IndirectBranch => {
                 if !has_called {
-                    getter.argument = registers.get(Register::RDI);
+                    getter.argument = registers.value(Register::RDI);
                 }
                 return getter;
             }
             FlowControl::Return => {
                 if !has_called {
-                    let value = registers.get(Register::RAX).map(Returned::Value);
-                    getter.result = value.or(thread_local.map(Returned::ThreadLocal));
+                    getter.result = registers.get(Register::RAX).and_then(Known::returned);
                 }
                 return getter;
             }
-            _ => {
-                if instruction.op0_register().full_register() == Register::RAX {
-                    thread_local = thread_local_offset(&instruction);
-                }
-                registers.execute(memory, &instruction);
-            }
+            _ => registers.execute(memory, &instruction),
         }
     }
     getter
@@ -86,23 +80,20 @@ fn of_instruction(instruction: &Instruction) -> impl Iterator<Item = u64> + use<
     memory.into_iter().chain(number)
 }
 
-/// The offset of the thread-local variable that is read: `mov %fs:-0x28,%rax`.
-fn thread_local_offset(instruction: &Instruction) -> Option<i64> {
-    let is_read = instruction.mnemonic() == Mnemonic::Mov
-        && instruction.op1_kind() == OpKind::Memory
-        && instruction.memory_segment() == Register::FS
-        && instruction.memory_base() == Register::None
-        && instruction.memory_index() == Register::None;
-    is_read.then(|| instruction.memory_displacement64().cast_signed())
-}
-
-/// The registers whose values are known, by their 64-bit names.
+/// The contents of the registers, by their 64-bit names.
 #[derive(Default)]
-struct Registers(HashMap<Register, Value>);
+struct Registers(HashMap<Register, Known>);
 
 impl Registers {
-    fn get(&self, register: Register) -> Option<Value> {
+    fn get(&self, register: Register) -> Option<Known> {
         self.0.get(&register.full_register()).copied()
+    }
+
+    fn value(&self, register: Register) -> Option<Value> {
+        match self.get(register)? {
+            Known::Value(value) => Some(value),
+            _ => None,
+        }
     }
 
     fn execute(&mut self, memory: &dyn Memory, instruction: &Instruction) {
@@ -110,17 +101,15 @@ impl Registers {
             return;
         }
         let target = instruction.op0_register();
-        let value = match instruction.mnemonic() {
+        let known = match instruction.mnemonic() {
             Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push => return,
-            Mnemonic::Lea => self.address(instruction).map(|number| Value {
-                number,
-                read_from: None,
-            }),
+            Mnemonic::Lea => self.address(instruction),
             Mnemonic::Mov => self.source(memory, instruction, target),
+            Mnemonic::Add => self.sum(memory, instruction, target),
             _ => None,
         };
-        match value {
-            Some(value) => self.0.insert(target.full_register(), value),
+        match known {
+            Some(known) => self.0.insert(target.full_register(), known),
             None => self.0.remove(&target.full_register()),
         };
     }
@@ -130,44 +119,85 @@ impl Registers {
         memory: &dyn Memory,
         instruction: &Instruction,
         target: Register,
-    ) -> Option<Value> {
+    ) -> Option<Known> {
         match instruction.op1_kind() {
             OpKind::Register => self.get(instruction.op1_register()),
-            OpKind::Memory => {
-                let address = self.address(instruction)?;
-                let number = match target.size() {
-                    8 => memory.read_u64(address),
-                    4 => memory.read_u32(address).map(u64::from),
-                    _ => return None,
-                };
-                Some(Value {
-                    number: number.ok()?,
-                    read_from: Some(address),
-                })
+            OpKind::Memory => match (self.address(instruction)?, target.size()) {
+                // The first word that the thread pointer leads to is its own address (ELF Handling for
+                // Thread-Local Storage, variant II).
+                (Known::ThreadPointer(0), 8) => Some(Known::ThreadPointer(0)),
+                (Known::ThreadPointer(offset), 8) => Some(Known::ThreadLocal(offset)),
+                (Known::Value(Value { number, .. }), size) => {
+                    let value = match size {
+                        8 => memory.read_u64(number),
+                        4 => memory.read_u32(number).map(u64::from),
+                        _ => return None,
+                    };
+                    Some(Known::Value(Value {
+                        number: value.ok()?,
+                        read_from: Some(number),
+                    }))
+                }
+                _ => None,
+            },
+            OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => {
+                Some(Known::constant(instruction.immediate(1)))
             }
-            OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64 => Some(Value {
-                number: instruction.immediate(1),
-                read_from: None,
-            }),
             _ => None,
         }
     }
 
-    /// The address of the memory operand. `None` for thread-local variables.
-    fn address(&self, instruction: &Instruction) -> Option<u64> {
-        if matches!(instruction.memory_segment(), Register::FS | Register::GS) {
+    /// Only of the thread pointer and an offset.
+    fn sum(
+        &self,
+        memory: &dyn Memory,
+        instruction: &Instruction,
+        target: Register,
+    ) -> Option<Known> {
+        let Known::ThreadPointer(base) = self.get(target)? else {
             return None;
-        }
+        };
+        let number = match instruction.op1_kind() {
+            OpKind::Immediate8to64 => instruction.immediate(1),
+            _ => match self.source(memory, instruction, target)? {
+                Known::Value(value) => value.number,
+                _ => return None,
+            },
+        };
+        let offset = base.wrapping_add(number.cast_signed());
+        Some(Known::ThreadPointer(offset))
+    }
+
+    /// The address of the memory operand.
+    fn address(&self, instruction: &Instruction) -> Option<Known> {
+        let segment = instruction.memory_segment();
+        let is_thread_local = matches!(segment, Register::FS | Register::GS);
         if instruction.is_ip_rel_memory_operand() {
-            return Some(instruction.ip_rel_memory_address());
+            let address = instruction.ip_rel_memory_address();
+            return (!is_thread_local).then(|| Known::constant(address));
         }
         if instruction.memory_index() != Register::None {
             return None;
         }
         let displacement = instruction.memory_displacement64();
-        match instruction.memory_base() {
-            Register::None => Some(displacement),
-            base => Some(self.get(base)?.number.wrapping_add(displacement)),
+        let base = match instruction.memory_base() {
+            Register::None => Known::constant(0),
+            base => self.get(base)?,
+        };
+        match base {
+            Known::Value(base) => {
+                let address = base.number.wrapping_add(displacement);
+                match segment {
+                    Register::FS => Some(Known::ThreadPointer(address.cast_signed())),
+                    Register::GS => None,
+                    _ => Some(Known::constant(address)),
+                }
+            }
+            Known::ThreadPointer(base) if !is_thread_local => {
+                let offset = base.wrapping_add(displacement.cast_signed());
+                Some(Known::ThreadPointer(offset))
+            }
+            _ => None,
         }
     }
 }

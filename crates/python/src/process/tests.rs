@@ -126,6 +126,7 @@ impl Made {
                 thread_id: 0,
                 interpreters: INTERPRETERS,
                 current: None,
+                thread_current: None,
                 own: None,
             },
             states: KnownStates::default(),

@@ -52,10 +52,10 @@ impl Runtime for Undecoded {
             return Ok(None);
         };
         let step = process.step.take().unwrap();
-        // The second word of the configuration.
+        // The third word of the configuration.
         let (words, _) = step.configuration.as_chunks();
-        let code_type = u64::from_ne_bytes(words[1]);
-        process.variables.own = None;
+        let code_type = u64::from_ne_bytes(words[2]);
+        (process.variables.thread_current, process.variables.own) = (None, None);
         process.step = kernel_step(&process.layout, &process.variables, code_type);
         let has_listed = self.has_listed.clone();
         Ok(Some(Arc::new(UndecodedProcess {

@@ -1,6 +1,7 @@
 use otelctx_reader::remote::memory::Image;
 
 use super::*;
+use crate::getter::Returned;
 
 const CODE: u64 = 0x47_1314;
 

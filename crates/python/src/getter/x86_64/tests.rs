@@ -1,6 +1,7 @@
 use otelctx_reader::remote::memory::Image;
 
 use super::*;
+use crate::getter::Returned;
 
 const CODE: u64 = 0x1000;
 const TABLE: u64 = 0x9000;
@@ -9,7 +10,7 @@ fn getter(code: &[u8]) -> Getter {
     let mut image = Image::new();
     image
         .map(CODE, code)
-        .map_u64(TABLE, &[0x5000])
+        .map_u64(TABLE, &[0x5000, -0x28_i64 as u64])
         .map_u64(0x5248, &[7, 9]);
     read(&image, code, CODE)
 }
@@ -57,4 +58,34 @@ fn the_result_and_constants_are_found() {
     let others = getter(b"\x48\x8d\x15\x01\0\0\0\xbe\xfa\0\0\0\x06");
     assert_eq!(others.constants, [0x1008, 250]);
     assert_eq!(others.result, None);
+}
+
+/// As compilers and linkers write it, from the fewest instructions to the most.
+#[test]
+fn thread_local_variables_are_found() {
+    let result = |code: &[u8]| getter(code).result;
+    let expected = Some(Returned::ThreadLocal(-0x28));
+    // mov rax,[rip+…]; mov rax,fs:[rax]; ret
+    assert_eq!(
+        result(b"\x48\x8b\x05\x01\x80\0\0\x64\x48\x8b\0\xc3"),
+        expected
+    );
+    // mov rax,fs:[0]; then what adds the offset; mov rax,[rax]; ret
+    let adding = |instruction: &[u8]| {
+        let start = b"\x64\x48\x8b\x04\x25\0\0\0\0";
+        result(&[&start[..], instruction, b"\x48\x8b\0\xc3"].concat())
+    };
+    // lea rax,[rax-0x28]
+    assert_eq!(adding(b"\x48\x8d\x80\xd8\xff\xff\xff"), expected);
+    // add rax,-0x28, in both sizes
+    assert_eq!(adding(b"\x48\x83\xc0\xd8"), expected);
+    assert_eq!(adding(b"\x48\x05\xd8\xff\xff\xff"), expected);
+    // add rax,[rip+…]
+    assert_eq!(adding(b"\x48\x03\x05\xf8\x7f\0\0"), expected);
+    // add rax,rcx: unknown
+    assert_eq!(adding(b"\x48\x01\xc8"), None);
+    // mov rax,fs:[0]; ret: the thread pointer is no variable.
+    assert_eq!(result(b"\x64\x48\x8b\x04\x25\0\0\0\0\xc3"), None);
+    // mov rax,gs:[-0x28]; ret
+    assert_eq!(result(b"\x65\x48\x8b\x04\x25\xd8\xff\xff\xff\xc3"), None);
 }
