@@ -1,6 +1,7 @@
 //! Sections, which linkers write for debuggers and for each other, and which are not needed at run
 //! time.
 
+use memchr::memmem::Finder;
 use object::LittleEndian as LE;
 use object::elf::{
     self, Dyn64, DynamicTag, Rela64, SectionHeader64, SectionType, Sym64, SymbolType,
@@ -295,6 +296,7 @@ impl Elf<'_> {
         }
         let mut spelling = name.to_vec();
         spelling.push(0);
+        let finder = Finder::new(&spelling);
         let mut found = Vec::new();
         let mut start = 0;
         while start < strings.size {
@@ -302,11 +304,9 @@ impl Elf<'_> {
             let length = (strings.size - start).min(CHUNK + spelling.len() as u64 - 1);
             let at = strings.offset.wrapping_add(start);
             let bytes = self.memory().read_vec(at, length, 2 * CHUNK as usize)?;
-            for (index, window) in bytes.windows(spelling.len()).enumerate() {
-                if window == spelling && found.len() < MAX_SPELLINGS {
-                    found.push((start + index as u64) as u32);
-                }
-            }
+            let left = MAX_SPELLINGS - found.len();
+            let indexes = finder.find_iter(&bytes).take(left);
+            found.extend(indexes.map(|index| (start + index as u64) as u32));
             start += CHUNK;
         }
         Ok(found)
