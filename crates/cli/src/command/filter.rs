@@ -151,10 +151,7 @@ impl Select {
     /// The names, containers and control groups that a process belongs to; `groups` is its
     /// `/proc/PID/cgroup`.
     fn matching(&self, facts: &Facts, groups: &str) -> Vec<&str> {
-        let path = facts.executable.strip_suffix(" (deleted)");
-        let program = path.unwrap_or(&facts.executable).rsplit('/').next();
-        let named =
-            |name: &&String| Some(name.as_str()) == program || Some(*name) == facts.comm.as_ref();
+        let named = |name: &&String| names(facts).any(|it| it == name.as_str());
         let container = facts.container_id.as_deref().unwrap_or_default();
         let contained = |id: &&String| container.starts_with(id.as_str());
         let grouped = |path: &&String| groups.lines().any(|line| is_in(line, path));
@@ -165,6 +162,14 @@ impl Select {
             .chain(self.cgroup.iter().filter(grouped));
         all.map(String::as_str).collect()
     }
+}
+
+/// The names that `--name` selects a process by: its command name, and that of its program's file.
+pub(super) fn names(facts: &Facts) -> impl Iterator<Item = &str> {
+    let path = facts.executable.strip_suffix(" (deleted)");
+    let program = path.unwrap_or(&facts.executable).rsplit('/').next();
+    let program = program.filter(|name| !name.is_empty());
+    facts.comm.as_deref().into_iter().chain(program)
 }
 
 /// Starts to sample the processes of `options`. A process that was selected by a name, a container or a control

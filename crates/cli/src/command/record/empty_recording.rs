@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashSet};
 use otelctx_profile::sample::{ContextId, Counts, Found};
 use otelctx_profile::{GIL_ATTRIBUTE, Recording};
 
-use super::Arguments;
 use super::gil::GilSamples;
+use super::{Arguments, children};
 use crate::command::filter::NONE;
 use crate::output::attributes::{self, string};
 use crate::output::text::{argument, count, grouped, own_name};
@@ -112,7 +112,9 @@ impl Before {
                 "no samples: no thread was running on a CPU when a sample was taken, every \
                  {period:.1} ms"
             ),
-            hint: format!("record longer, or sample more often with -F 999{dump}"),
+            hint: children::hint(&arguments.pid).unwrap_or_else(|| {
+                format!("record longer, or sample more often with -F 999{dump}")
+            }),
         }
     }
 

@@ -1,5 +1,6 @@
 //! `otelctx record`: samples processes, and writes what they did and for which trace.
 
+mod children;
 mod empty_recording;
 pub(super) mod gil;
 pub(super) mod output;

@@ -1,0 +1,152 @@
+//! Child processes of the targets that already ran when the recording started, and so are not recorded.
+
+use std::collections::HashMap;
+
+use otelctx_reader::remote::{Process, process};
+use otelctx_track::Facts;
+
+use crate::command::filter;
+use crate::command::ids::process_of;
+use crate::output::text::{argument, count};
+
+/// Maximum number of process IDs to list.
+const MAX_LISTED: usize = 5;
+
+/// A running child process that is not recorded.
+#[derive(Debug, PartialEq, Eq)]
+struct Child {
+    pid: i32,
+    /// The names that `--name` selects it by.
+    names: Vec<String>,
+}
+
+/// What to do about the children of these processes that are not recorded, if there are any. Children that
+/// started later than this command are recorded.
+pub(super) fn hint(targets: &[i32]) -> Option<String> {
+    let targets: Vec<i32> = targets
+        .iter()
+        .filter_map(|id| process_of(*id).ok())
+        .collect();
+    let own = Process::open(std::process::id() as i32).ok()?;
+    let start = Facts::of(&own).start_ticks;
+    let mut parents = HashMap::new();
+    for pid in process::processes().ok()? {
+        // It may have ended since.
+        let status = Process::open(pid).ok().and_then(|it| it.status().ok());
+        if let Some(status) = status.filter(|it| it.state != 'Z') {
+            parents.insert(pid, status.parent);
+        }
+    }
+    let mut children = Vec::new();
+    for pid in below(&targets, &parents) {
+        let Ok(process) = Process::open(pid) else {
+            continue;
+        };
+        let facts = Facts::of(&process);
+        let has_ended = facts.comm.is_none();
+        if !has_ended && facts.start_ticks <= start {
+            let names = filter::names(&facts).map(str::to_owned).collect();
+            children.push(Child { pid, names });
+        }
+    }
+    hint_for(targets.len(), &children)
+}
+
+/// The processes that descend from the targets and are none of them, in the order of their IDs.
+fn below(targets: &[i32], parents: &HashMap<i32, i32>) -> Vec<i32> {
+    let mut found: Vec<i32> = Vec::new();
+    // Each round adds a generation.
+    loop {
+        let is_new = |pid: &i32| !targets.contains(pid) && !found.contains(pid);
+        let descends = |parent: &i32| targets.contains(parent) || found.contains(parent);
+        let more: Vec<i32> = parents
+            .iter()
+            .filter(|(pid, parent)| is_new(pid) && descends(parent))
+            .map(|(pid, _)| *pid)
+            .collect();
+        if more.is_empty() {
+            found.sort_unstable();
+            return found;
+        }
+        found.extend(more);
+    }
+}
+
+/// The hint for these children of this number of targets.
+fn hint_for(targets: usize, children: &[Child]) -> Option<String> {
+    let first = children.first()?;
+    let of_all = |name: &&String| children.iter().all(|child| child.names.contains(name));
+    let listed = children.iter().take(MAX_LISTED);
+    let pids: Vec<String> = listed.map(|child| child.pid.to_string()).collect();
+    let (pids, more) = match children.len() > MAX_LISTED {
+        true => (pids.join(", "), ", …"),
+        false => (pids.join(", "), ""),
+    };
+    let whose = if targets == 1 { "its" } else { "their" };
+    let (are, them, all) = match children.len() {
+        1 => ("is", "it", "it"),
+        _ => ("are", "them", "all"),
+    };
+    let by_name = match first.names.iter().find(of_all) {
+        Some(name) => format!(", or select {all} by name with --name {}", argument(name)),
+        None => String::new(),
+    };
+    let number = count(children.len(), "child process", "child processes");
+    Some(format!(
+        "{whose} {number} ({pids}{more}) {are} not recorded: add {them} with -p{by_name}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn child(pid: i32, names: &[&str]) -> Child {
+        Child {
+            pid,
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn children_are_named_by_what_all_of_them_are_called() {
+        let hint = |targets, names: [&[&str]; 2]| {
+            let children = [child(12, names[0]), child(7, names[1])];
+            hint_for(targets, &children).unwrap()
+        };
+        assert_eq!(
+            hint(
+                1,
+                [&["gunicorn", "python3.11"], &["gunicorn", "python3.11"]]
+            ),
+            "its 2 child processes (12, 7) are not recorded: add them with -p, or select all by name \
+             with --name gunicorn"
+        );
+        assert!(hint(1, [&["a", "node"], &["node"]]).ends_with(" --name node"));
+        assert_eq!(
+            hint(2, [&["a"], &["b"]]),
+            "their 2 child processes (12, 7) are not recorded: add them with -p"
+        );
+        assert_eq!(
+            hint_for(1, &[child(3, &["a b"])]).unwrap(),
+            "its 1 child process (3) is not recorded: add it with -p, or select it by name with \
+             --name 'a b'"
+        );
+        assert_eq!(hint_for(1, &[]), None);
+        let many: Vec<Child> = (1..=6).map(|pid| child(pid, &[])).collect();
+        let hint = hint_for(1, &many).unwrap();
+        assert!(
+            hint.starts_with("its 6 child processes (1, 2, 3, 4, 5, …) are"),
+            "{hint}"
+        );
+    }
+
+    #[test]
+    fn grandchildren_are_found_and_targets_are_not() {
+        let parents = [(1, 0), (9, 7), (7, 1), (8, 7), (5, 9), (6, 1), (3, 3)];
+        let parents = HashMap::from(parents);
+        assert_eq!(below(&[7], &parents), [5, 8, 9]);
+        assert_eq!(below(&[7, 9], &parents), [5, 8]);
+        assert_eq!(below(&[6], &parents), [0; 0]);
+    }
+}
