@@ -135,6 +135,9 @@ pub enum StackEnd {
     FramePointers,
     /// There are no unwind tables for the last frame's code, and its frame pointer leads nowhere.
     NoTables,
+    /// The unwind tables for the last frame's code were not converted yet when the sample was taken, and
+    /// its frame pointer leads nowhere.
+    TablesNotReady,
     /// The last frame's unwind tables are of an unsupported kind, or wrong.
     BadTables,
     /// Memory that the last frame's caller is found by could not be read.
@@ -147,9 +150,10 @@ pub enum StackEnd {
 
 impl StackEnd {
     /// The ends of incomplete stacks, except [`StackEnd::Limit`], in order.
-    pub const INCOMPLETE: [Self; 5] = [
+    pub const INCOMPLETE: [Self; 6] = [
         Self::FramePointers,
         Self::NoTables,
+        Self::TablesNotReady,
         Self::BadTables,
         Self::Unreadable,
         Self::NotExecutable,
@@ -162,6 +166,7 @@ impl StackEnd {
             Self::Start => "start",
             Self::FramePointers => "frame_pointers",
             Self::NoTables => "no_tables",
+            Self::TablesNotReady => "tables_not_ready",
             Self::BadTables => "bad_tables",
             Self::Unreadable => "unreadable",
             Self::NotExecutable => "not_executable",
@@ -176,6 +181,7 @@ impl fmt::Display for StackEnd {
             Self::Start => "complete",
             Self::FramePointers => "walked by frame pointers",
             Self::NoTables => "no unwind tables",
+            Self::TablesNotReady => "unwind tables not ready yet",
             Self::BadTables => "unsupported or wrong unwind tables",
             Self::Unreadable => "unreadable memory",
             Self::NotExecutable => "return address is not code",

@@ -411,9 +411,10 @@ fn sample(
         {
             unwinding.read(process);
         }
-        if !is_checked {
-            *end = unwinding.cut(pid, user_stack, *end);
-        }
+        *end = match is_checked {
+            true => unwinding.explain(pid, user_stack, *end, head.time),
+            false => unwinding.cut(pid, user_stack, *end),
+        };
     }
     processes.counts.missing_stacks += u64::from(head.flags & flag::NO_USER_STACK != 0);
     let comm = name(&head.comm);

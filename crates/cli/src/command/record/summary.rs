@@ -339,7 +339,7 @@ mod tests {
     fn incomplete_stacks_are_a_share_with_the_modules_that_they_end_in() {
         let mut counts = Counts::default();
         counts.complete_stacks = 9799;
-        counts.incomplete_stacks = [0, 180, 0, 20, 1];
+        counts.incomplete_stacks = [0, 180, 0, 0, 20, 1];
         let mut summary = summary(counts);
         let first = summary.text().lines().count();
         summary.incomplete_stacks = vec![
@@ -359,7 +359,7 @@ mod tests {
                  <0.1 % in unknown code (return address is not code)"
             )
         );
-        summary.counts.incomplete_stacks = [0; 5];
+        summary.counts.incomplete_stacks = [0; 6];
         assert_eq!(summary.text().lines().count(), first - 1);
     }
 
@@ -398,7 +398,7 @@ mod tests {
         (counts.context_conflicts, counts.not_traceable) = (26, 27);
         (counts.lost_mappings, counts.skipped_names) = (28, 34);
         (counts.outside_namespace, counts.unresolved_threads) = (35, 37);
-        (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 29, 30, 31, 33]);
+        (counts.complete_stacks, counts.incomplete_stacks) = (32, [36, 29, 34, 30, 31, 33]);
         let mut summary = summary(counts);
         summary.gil = GilSamples {
             held: 1000,
@@ -423,8 +423,8 @@ mod tests {
                 "unknown_keys": 21, "not_utf8": 22, "lost_mappings": 28, "skipped_names": 34,
                 "complete_stacks": 32,
                 "incomplete_stacks": {
-                    "frame_pointers": 36, "no_tables": 29, "bad_tables": 30, "unreadable": 31,
-                    "not_executable": 33,
+                    "frame_pointers": 36, "no_tables": 29, "tables_not_ready": 34, "bad_tables": 30,
+                    "unreadable": 31, "not_executable": 33,
                 },
                 "truncated_stacks": 23, "truncated_runtime_stacks": 38, "unnamed_functions": 39,
                 "missing_stacks": 24, "incomplete_steps": 25,

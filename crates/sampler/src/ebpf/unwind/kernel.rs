@@ -18,8 +18,8 @@ use super::pool::Pool;
 use super::store::{PlacedRows, Store};
 use super::worker::{Answer, Request, Shown, Worker};
 use super::{Mapping, ProcessMappings};
-use crate::Options;
 use crate::refusal::Refusal;
+use crate::{Options, monotonic};
 
 /// Maximum number of files whose rows are asked for and not there yet.
 const MAX_REQUESTS: usize = 512;
@@ -47,6 +47,8 @@ struct KnownFile {
     /// may be given back.
     rows: Option<Weak<PlacedRows>>,
     requested: Instant,
+    /// When it became known whether there are rows, in nanoseconds; `None` before.
+    answered: Option<u64>,
 }
 
 /// Entries of the program's list.
@@ -96,6 +98,7 @@ impl Kernel {
         let made = known.and_then(|it| it.rows.as_ref());
         let rows = made.and_then(Weak::upgrade);
         let were_given_back = made.is_some() && rows.is_none();
+        let known_since = known.and_then(|it| it.answered);
         let is_old = |it: &KnownFile| now.duration_since(it.requested) >= RECHECK_INTERVAL;
         if were_given_back || known.is_none_or(is_old) {
             let range = (mapping.start, mapping.end);
@@ -119,6 +122,8 @@ impl Kernel {
                 let known = KnownFile {
                     rows: rows.as_ref().map(Arc::downgrade),
                     requested: now,
+                    // A file that is only checked again keeps its rows meanwhile.
+                    answered: known_since.filter(|_| !were_given_back),
                 };
                 self.files.insert(shown, known);
             }
@@ -179,6 +184,12 @@ impl Kernel {
         self.free(placed);
     }
 
+    /// Whether it was not known yet at a time, in nanoseconds, which rows there are of what a mapping shows.
+    pub(super) fn was_unknown(&self, shown: Shown, time: u64) -> bool {
+        let known = self.files.get(&shown);
+        known.is_some_and(|it| it.answered.is_none_or(|answered| time < answered))
+    }
+
     /// An answer, if one comes within this time and one is expected.
     pub(super) fn wait(&self, time: Duration) -> Option<Answer> {
         let is_expected = self.pending > 0;
@@ -196,6 +207,7 @@ impl Kernel {
             let Some(file) = self.files.get_mut(&shown) else {
                 continue;
             };
+            file.answered.get_or_insert_with(monotonic);
             let same = match (&file.rows, &rows) {
                 (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),
                 (None, None) => true,

@@ -99,10 +99,14 @@ impl ProcessMappings {
         }
     }
 
-    fn contain(&self, address: u64) -> bool {
+    fn mapping_at(&self, address: u64) -> Option<&Mapping> {
         let behind = self.mappings.partition_point(|it| it.range.0 <= address);
         let before = behind.checked_sub(1).map(|at| &self.mappings[at]);
-        before.is_some_and(|it| address < it.range.1)
+        before.filter(|it| address < it.range.1)
+    }
+
+    fn contain(&self, address: u64) -> bool {
+        self.mapping_at(address).is_some()
     }
 
     /// Reads the mappings. Returns whether they have changed.
@@ -222,6 +226,19 @@ impl Unwinding {
         let contain = |it: &ProcessMappings| first.is_none_or(|address| it.contain(address));
         let is_known = |it: &ProcessMappings| !it.is_stale && contain(it);
         end == StackEnd::NotExecutable || !self.processes.get(&pid).is_some_and(is_known)
+    }
+
+    /// Tells code without tables from code whose tables the program did not have yet at `time`.
+    pub(super) fn explain(&self, pid: i32, stack: &[Frame], end: StackEnd, time: u64) -> StackEnd {
+        let is_early = || {
+            let address = stack.iter().rev().find_map(Frame::lookup_address)?;
+            let shown = self.processes.get(&pid)?.mapping_at(address)?.shown?;
+            Some(self.kernel.as_ref()?.was_unknown(shown, time))
+        };
+        match end {
+            StackEnd::NoTables if is_early() == Some(true) => StackEnd::TablesNotReady,
+            _ => end,
+        }
     }
 
     /// Cuts a stack that was walked by frame pointers alone at the first address that is not

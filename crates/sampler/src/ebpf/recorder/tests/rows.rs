@@ -1,5 +1,6 @@
 //! Rows of unwind tables while processes come and go.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use aya::maps::{ArrayOfMaps, Map, MapInfo, MapType};
@@ -112,6 +113,70 @@ fn check_stacks(recorder: &mut Recorder, all: &mut [&mut Spinning]) {
         }
     }
     recorder.reset_catalog();
+}
+
+/// How many samples ended in a program's file, by the reason.
+fn ends(recorder: &Recorder, program: &Path) -> BTreeMap<StackEnd, u64> {
+    let name = program.file_name().unwrap().to_str().unwrap();
+    let places = recorder.incomplete_stacks().into_iter();
+    let places = places.filter(|place| place.module == name);
+    places.map(|place| (place.end, place.samples)).collect()
+}
+
+/// Until the recorder passes them on, the program has no rows, as while they are made.
+#[test]
+fn code_whose_tables_are_not_ready_is_told_from_code_without() {
+    let without = ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"];
+    let program = |flags: &[&str]| {
+        let sources = ["threads.c", "variable.c", "publish.c"];
+        let plain = ["-DLINKED", "-rdynamic", "-O2", "-fomit-frame-pointer"];
+        Compiler::gcc().program(&sources, &[&plain, flags].concat())
+    };
+    let (Some(with), Some(without)) = (program(&[]), program(&without)) else {
+        return;
+    };
+    let start_busy = |program: &Path| Target::spawn(Command::new(program).arg("busy"));
+    let started = start_busy(&without);
+    let mut options = Options::new(Targets::Processes(vec![started.pid()]));
+    options.frequency = 499;
+    let Some(mut recorder) = start(&options) else {
+        return;
+    };
+    let tables = recorder.without_tables().map_or(Ok(()), Err);
+    if Feature::Tables.or_skip(tables).is_none() {
+        return;
+    }
+    let target = start_busy(&with);
+    let pid = target.pid();
+    recorder.processes.add(pid).unwrap();
+    recorder.processes.scan(pid);
+    recorder.configure(pid);
+    let process = reader::remote::Process::open(pid).unwrap();
+    recorder.loaded.unwinding.read(&process);
+    let mut catalog = Catalog::new();
+    let begin = Instant::now();
+    let mut early = BTreeMap::new();
+    while early.is_empty() {
+        assert!(begin.elapsed() < TIMEOUT);
+        std::thread::sleep(Duration::from_millis(100));
+        recorder.drain(&mut catalog, &mut |_| {});
+        early = ends(&recorder, &with);
+    }
+    let early: Vec<StackEnd> = early.into_keys().collect();
+    assert_eq!(early, [StackEnd::TablesNotReady]);
+
+    recorder.loaded.unwinding.wait(TIMEOUT);
+    recorder.drain(&mut catalog, &mut |_| {});
+    let before = ends(&recorder, &with);
+    let mut samples = 0;
+    while samples < 100 {
+        assert!(begin.elapsed() < TIMEOUT * 2);
+        std::thread::sleep(Duration::from_millis(20));
+        recorder.drain(&mut catalog, &mut |_| samples += 1);
+    }
+    assert_eq!(ends(&recorder, &with), before);
+    let ends: Vec<StackEnd> = ends(&recorder, &without).into_keys().collect();
+    assert_eq!(ends, [StackEnd::NoTables]);
 }
 
 #[test]
