@@ -47,6 +47,7 @@ mod processes;
 mod ptrace;
 mod refusal;
 mod sampler;
+mod signals;
 
 pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::fs;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::Target;
-use otelctx_fixtures::kernel::is_emulated;
+use otelctx_fixtures::kernel::{Feature, is_emulated};
 use otelctx_reader::remote::Error as RemoteError;
 use otelctx_sampler::sample::{Catalog, Sample};
 use otelctx_sampler::{Error, INTERVAL, Method, Options, Sampler, Targets};
@@ -158,4 +159,39 @@ fn sampling_raises_the_limit_on_descriptors() {
         assert_eq!(result, 0);
         assert_eq!(limit.rlim_cur, limit.rlim_max, "{}", sampler.method());
     }
+}
+
+extern "C" fn ignore(_: libc::c_int) {}
+
+/// The kernel stops verifying a program when its thread gets a signal.
+#[test]
+fn programs_are_loaded_while_signals_arrive() {
+    let target = counting(1);
+    let [options, _] = both(target.pid());
+    let sampler = Sampler::start(&options).unwrap();
+    let permitted = match sampler.method() {
+        Method::Ptrace(why) => Err(why),
+        _ => Ok(()),
+    };
+    if Feature::Ebpf.or_skip(permitted).is_none() {
+        return;
+    }
+    // SAFETY: the handler does nothing.
+    unsafe { libc::signal(libc::SIGUSR1, ignore as *const () as libc::sighandler_t) };
+    // SAFETY: it has no preconditions.
+    let thread = unsafe { libc::pthread_self() };
+    let is_loaded = AtomicBool::new(false);
+    let method = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_loaded.load(Ordering::Relaxed) {
+                // SAFETY: the thread waits for this one.
+                unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let sampler = Sampler::start(&options);
+        is_loaded.store(true, Ordering::Relaxed);
+        sampler.unwrap().method().to_string()
+    });
+    assert_eq!(method, "eBPF");
 }

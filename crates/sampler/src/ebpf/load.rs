@@ -18,7 +18,7 @@ use super::targets::TargetTable;
 use super::thread_words::ThreadWords;
 use super::unwind::Unwinding;
 use crate::refusal::Refusal;
-use crate::{Options, Targets};
+use crate::{Options, Targets, signals};
 use otelctx_reader::format::record;
 
 /// The compiled programs that are shipped; built by `cargo xtask bpf`.
@@ -92,6 +92,10 @@ pub(super) struct KernelCounts {
 impl Loaded {
     /// Loads the programs, with a ring of samples for each CPU if the kernel permits it.
     pub(super) fn load(options: &Options) -> Result<Self, Refusal> {
+        signals::blocked(|| Self::load_any(options))
+    }
+
+    fn load_any(options: &Options) -> Result<Self, Refusal> {
         Refusal::type_information()?;
         let cpus = online_cpus()?;
         let possible = aya::util::nr_cpus();

@@ -15,7 +15,7 @@ use super::abi::{self, EventHead, RECORD_LIMIT, Wanted, part};
 use super::load::{find, is_first_namespace, map};
 use super::recorder::name;
 use super::targets::{places, target};
-use crate::{Error, Refusal};
+use crate::{Error, Refusal, signals};
 
 /// The compiled program; built by `cargo xtask bpf`.
 #[cfg(target_arch = "x86_64")]
@@ -61,7 +61,8 @@ impl Snapshots {
             let why = "the recorder is in another PID namespace".into();
             return Err(Refusal::other(why));
         }
-        Self::load_program(max_record).map_err(|refusal| refusal.needing(MIN_LINUX))
+        let loaded = signals::blocked(|| Self::load_program(max_record));
+        loaded.map_err(|refusal| refusal.needing(MIN_LINUX))
     }
 
     fn load_program(max_record: usize) -> Result<Self, Refusal> {

@@ -228,7 +228,7 @@ impl Unwinding {
         end == StackEnd::NotExecutable || !self.processes.get(&pid).is_some_and(is_known)
     }
 
-    /// Tells code without tables from code whose tables the program did not have yet at `time`.
+    /// Distinguishes code without tables from code whose tables the program did not have yet at `time`.
     pub(super) fn explain(&self, pid: i32, stack: &[Frame], end: StackEnd, time: u64) -> StackEnd {
         let is_early = || {
             let address = stack.iter().rev().find_map(Frame::lookup_address)?;

@@ -125,7 +125,7 @@ fn ends(recorder: &Recorder, program: &Path) -> BTreeMap<StackEnd, u64> {
 
 /// Until the recorder passes them on, the program has no rows, as while they are made.
 #[test]
-fn code_whose_tables_are_not_ready_is_told_from_code_without() {
+fn code_without_tables_is_distinguished_from_code_whose_tables_are_not_ready() {
     let without = ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"];
     let program = |flags: &[&str]| {
         let sources = ["threads.c", "variable.c", "publish.c"];
