@@ -1,13 +1,13 @@
 //! Summarizes a recorded file: CPU time by attribute, by trace and by function.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::hash::Hash;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 use opentelemetry_proto::tonic::profiles::v1development::{
-    Location, Profile, ProfilesData, ProfilesDictionary, Sample,
+    KeyValueAndUnit, Location, Profile, ProfilesData, ProfilesDictionary, Sample,
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use otelctx_sample::GilState;
@@ -49,6 +49,8 @@ pub struct Report {
     pub by_gil: [Cost; GilState::ALL.len()],
     /// By the value of the requested attribute, [`NO_ATTRIBUTE`] included.
     pub by_attribute: Vec<(String, Cost)>,
+    /// The attributes that any sample has: their names, where their values are text.
+    pub attributes: BTreeSet<String>,
     /// By trace.
     pub by_trace: Vec<(Trace, Cost)>,
     /// By function. An unknown function is replaced by its file, or by `[unknown]` if that is
@@ -299,6 +301,9 @@ struct Sums<'d> {
     with_trace: Cost,
     by_gil: [Cost; GilState::ALL.len()],
     by_attribute: HashMap<&'d str, Cost>,
+    attributes: BTreeSet<&'d str>,
+    /// Whether samples of the current message use an entry of its dictionary's attributes.
+    used: Vec<bool>,
     by_trace: HashMap<&'d [u8], (Cost, HashMap<&'d str, u64>)>,
     by_function: HashMap<&'d str, FunctionCost>,
     by_process: HashMap<String, Cost>,
@@ -309,6 +314,8 @@ impl<'d> Sums<'d> {
         let Some(dictionary) = &data.dictionary else {
             return;
         };
+        self.used.clear();
+        self.used.resize(dictionary.attribute_table.len(), false);
         for resource in &data.resource_profiles {
             let process = process_name(dictionary, resource.resource.as_ref());
             let profiles = resource
@@ -325,6 +332,10 @@ impl<'d> Sums<'d> {
                 }
             }
         }
+        let table = dictionary.attribute_table.iter().zip(&self.used);
+        let used = table.filter(|(_, used)| **used);
+        let names = used.filter_map(|(entry, _)| Some(named_text(dictionary, entry)?.0));
+        self.attributes.extend(names);
     }
 
     fn add(
@@ -354,6 +365,12 @@ impl<'d> Sums<'d> {
         let state = attribute(dictionary, sample, GIL);
         if let Some(index) = GilState::ALL.iter().position(|it| state == Some(it.name())) {
             self.by_gil[index].add(cost);
+        }
+        for index in &sample.attribute_indices {
+            let used = usize::try_from(*index).ok();
+            if let Some(used) = used.and_then(|index| self.used.get_mut(index)) {
+                *used = true;
+            }
         }
         let attribute = attribute(dictionary, sample, by).unwrap_or(NO_ATTRIBUTE);
         self.by_attribute.entry(attribute).or_default().add(cost);
@@ -420,6 +437,7 @@ impl<'d> Sums<'d> {
                     .into_iter()
                     .map(|(name, cost)| (name.to_owned(), cost)),
             ),
+            attributes: self.attributes.into_iter().map(str::to_owned).collect(),
             by_trace: largest_first(traces),
             by_function,
             by_process: largest_first(self.by_process.into_iter()),
@@ -458,15 +476,22 @@ fn attribute<'d>(
 ) -> Option<&'d str> {
     sample.attribute_indices.iter().find_map(|index| {
         let found = entry(&dictionary.attribute_table, *index)?;
-        let key = entry(&dictionary.string_table, found.key_strindex)?;
-        // A record's attribute with this name does not stand for the state.
-        let record = key.strip_prefix(UPSTREAM_PREFIX).filter(|_| name != GIL);
-        if record.unwrap_or(key) == name {
-            rules::text(dictionary, found.value.as_ref())
-        } else {
-            None
-        }
+        let (found, value) = named_text(dictionary, found)?;
+        (found == name).then_some(value)
     })
+}
+
+/// The name of a sample's attribute, as its record has it, and its value, if that is text.
+fn named_text<'d>(
+    dictionary: &'d ProfilesDictionary,
+    attribute: &'d KeyValueAndUnit,
+) -> Option<(&'d str, &'d str)> {
+    let key = entry(&dictionary.string_table, attribute.key_strindex)?;
+    let record = key.strip_prefix(UPSTREAM_PREFIX);
+    // A record's attribute with this name does not stand for the state.
+    let record = record.filter(|name| *name != GIL);
+    let value = rules::text(dictionary, attribute.value.as_ref())?;
+    Some((record.unwrap_or(key), value))
 }
 
 fn largest_first<T: Ord + Hash>(sums: impl Iterator<Item = (T, Cost)>) -> Vec<(T, Cost)> {

@@ -47,6 +47,8 @@ fn time_is_added_up_by_route_trace_function_and_process() {
         .map(|(name, cost)| (&name[..], samples(cost)))
         .collect();
     assert_eq!(routes, [("/cart", 7), (NO_ATTRIBUTE, 4), ("/pay", 1)]);
+    let attributes = report.attributes.iter().map(String::as_str);
+    assert!(attributes.eq(["http.route", "thread.name"]));
     let [(trace, cost)] = &report.by_trace[..] else {
         panic!("{:?}", report.by_trace)
     };

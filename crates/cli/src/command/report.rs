@@ -7,7 +7,8 @@ use otelctx_profile::report::{Cost, FunctionCost, Report, Trace};
 use serde::Serialize;
 
 use crate::Status;
-use crate::command::filter::NONE;
+use crate::command::filter::{NONE, ROUTE};
+use crate::command::record::empty_recording;
 use crate::command::record::gil::GilSamples;
 use crate::error::Error;
 use crate::output::json;
@@ -25,9 +26,9 @@ pub(crate) struct Arguments {
     /// File written by `otelctx record`, or another OTLP profile; - for standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Attribute to group by; `none` for none
-    #[arg(long, value_name = "ATTRIBUTE", default_value = "http.route")]
-    by: String,
+    /// Attribute to group by; `none` for none [default: http.route]
+    #[arg(long, value_name = "ATTRIBUTE")]
+    by: Option<String>,
     /// Maximum rows per table; 0 for all
     #[arg(short = 'n', long, value_name = "ROWS", default_value = "15")]
     rows: usize,
@@ -38,20 +39,26 @@ pub(crate) struct Arguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
+    let by = arguments.by.as_deref().unwrap_or(ROUTE);
     let report = match arguments.file.to_str() {
-        Some("-") => Report::read_from(io::stdin(), Path::new("standard input"), &arguments.by)?,
-        _ => Report::read(&arguments.file, &arguments.by)?,
+        Some("-") => Report::read_from(io::stdin(), Path::new("standard input"), by)?,
+        _ => Report::read(&arguments.file, by)?,
     };
     let text = if arguments.json {
-        json::render(&answer(&report, &arguments.by))
+        json::render(&answer(&report, by))
     } else {
-        tables(&report, arguments, &Terminal::of_stdout())
+        tables(&report, by, arguments.rows, &Terminal::of_stdout())
     };
     terminal::print(&text).map_err(Error::Output)?;
+    let asked = arguments.by.as_deref();
+    let asked = asked.filter(|_| report.total.samples > 0);
+    if let Some(lacking) = empty_recording::lacking(asked, &report.attributes) {
+        terminal::complain(&lacking.message, Some(&lacking.hint));
+    }
     Ok(Status::Done)
 }
 
-fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String {
+fn tables(report: &Report, by: &str, rows: usize, terminal: &Terminal) -> String {
     if report.total.samples == 0 {
         return "the recording has no samples\n".to_owned();
     }
@@ -65,7 +72,7 @@ fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String
     if let Some(line) = GilSamples::of_report(report).line() {
         text += &format!("{line}\n");
     }
-    let most = match arguments.rows {
+    let most = match rows {
         0 => usize::MAX,
         rows => rows,
     };
@@ -86,9 +93,9 @@ fn tables(report: &Report, arguments: &Arguments, terminal: &Terminal) -> String
         Table::new([number("CPU"), number("SHARE"), (head, Align::Left)])
             .render(rows.iter().take(most).map(row), terminal)
     };
-    if arguments.by != NONE {
+    if by != NONE {
         let rows = &report.by_attribute;
-        let head = escape(&format!("By {}", arguments.by));
+        let head = escape(&format!("By {by}"));
         section(&head, rows.len(), named("VALUE", rows));
     }
     let rows = &report.by_trace;

@@ -197,6 +197,16 @@ fn an_attribute_that_no_sample_has_is_said_and_none_can_be_asked_for() {
         let answer = otelctx(&["report", &file, "--by", "none"]).expect(0);
         assert!(answer.stdout.contains("By trace"), "{answer:?}");
         assert!(!answer.stdout.contains("By none"), "{answer:?}");
+        assert_eq!(answer.stderr, "");
+        let answer = otelctx(&["report", &file, "--by", "http.rout"]).expect(0);
+        assert!(answer.stdout.contains("By http.rout"), "{answer:?}");
+        let lacking = "otelctx: no sample has the attribute http.rout\n  \
+            recorded attributes: http.route, thread.name\n";
+        assert_eq!(answer.stderr, lacking);
+        for by in ["http.route", "thread.name"] {
+            let answer = otelctx(&["report", "--json", &file, "--by", by]).expect(0);
+            assert_eq!(answer.stderr, "");
+        }
         let json = otelctx(&["report", "--json", &file, "--by", "none"]).expect(0);
         assert_eq!(json.json()["by_attribute"], Value::Array(Vec::new()));
         let (said, folded) = by("none");

@@ -16,9 +16,9 @@ const MAX_LISTED: usize = 5;
 
 /// What is missing from a recording, and what to do.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Explanation {
-    pub(super) message: String,
-    pub(super) hint: String,
+pub(in crate::command) struct Explanation {
+    pub(in crate::command) message: String,
+    pub(in crate::command) hint: String,
 }
 
 /// Facts about a recording before it was filtered.
@@ -203,16 +203,24 @@ impl Contexts {
 
     /// Explains that no recorded sample has the attribute of `--by`.
     pub(super) fn lacking(&self, asked: Option<&str>) -> Option<Explanation> {
-        let asked = asked.filter(|name| *name != NONE)?;
-        let lacks = self.any && !self.attributes.contains(asked);
-        lacks.then(|| Explanation {
-            message: format!("no sample has the attribute {}", argument(asked)),
-            hint: match self.attributes.is_empty() {
-                true => "no sample has any attribute: record without --by".to_owned(),
-                false => format!("recorded attributes: {}", list(&self.attributes)),
-            },
-        })
+        let attributes = self.any.then_some(&self.attributes)?;
+        lacking(asked, attributes)
     }
+}
+
+/// Explains that the attribute of `--by` is none of the recorded `attributes`.
+pub(in crate::command) fn lacking(
+    asked: Option<&str>,
+    attributes: &BTreeSet<String>,
+) -> Option<Explanation> {
+    let asked = asked.filter(|name| *name != NONE && !attributes.contains(*name))?;
+    Some(Explanation {
+        message: format!("no sample has the attribute {}", argument(asked)),
+        hint: match attributes.is_empty() {
+            true => "no sample has any attribute: omit --by".to_owned(),
+            false => format!("recorded attributes: {}", list(attributes)),
+        },
+    })
 }
 
 /// The first few names.

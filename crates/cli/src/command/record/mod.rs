@@ -1,7 +1,7 @@
 //! `otelctx record`: samples processes, and writes what they did and for which trace.
 
 mod children;
-mod empty_recording;
+pub(super) mod empty_recording;
 pub(super) mod gil;
 pub(super) mod output;
 mod progress;
