@@ -12,6 +12,14 @@ use crate::{Group, Profile};
 /// starts with this prefix.
 pub(crate) const UPSTREAM_PREFIX: &str = "process.context.label.";
 
+/// Start of the specification's `service.name` for a service without a name.
+pub(crate) const UNKNOWN_SERVICE: &str = "unknown_service";
+
+/// The attribute of samples with the thread's ID.
+pub(crate) const THREAD_ID: &str = "thread.id";
+/// The attribute of samples with the thread's name.
+pub(crate) const THREAD_NAME: &str = "thread.name";
+
 /// The attribute of samples with the state of the interpreter's lock: [`GilState::name`]. No semantic
 /// convention defines one.
 ///

@@ -6,6 +6,7 @@ use std::hash::Hash;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use opentelemetry_proto::tonic::common::v1::any_value;
 use opentelemetry_proto::tonic::profiles::v1development::{
     KeyValueAndUnit, Location, Profile, ProfilesData, ProfilesDictionary, Sample,
 };
@@ -17,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::attributes::{GIL, UPSTREAM_PREFIX};
+use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UNKNOWN_SERVICE, UPSTREAM_PREFIX};
 use crate::messages::Messages;
 use crate::rules::{self, entry};
 use crate::worker::{self, Failure, Limits};
@@ -56,7 +57,9 @@ pub struct Report {
     /// By function. An unknown function is replaced by its file, or by `[unknown]` if that is
     /// unknown, too.
     pub by_function: Vec<(String, FunctionCost)>,
-    /// By process: service name and process id.
+    /// By process: service name, or of a process without one the command name, and process id. The
+    /// file has a command name if it has samples of the first thread; otherwise the program's name is
+    /// used.
     pub by_process: Vec<(String, Cost)>,
     /// From the first recorded time to the last, in nanoseconds.
     pub duration: u64,
@@ -268,29 +271,84 @@ fn is_on_cpu(profile: &Profile, dictionary: &ProfilesDictionary) -> bool {
     entry(&dictionary.string_table, kind).is_some_and(|kind| kind == "samples")
 }
 
-fn process_name(dictionary: &ProfilesDictionary, resource: Option<&Resource>) -> String {
-    let attributes = resource
-        .map(|resource| &resource.attributes[..])
-        .unwrap_or_default();
-    let find = |key: &str| {
-        attributes
-            .iter()
-            .find(|it| rules::key(dictionary, it) == key)
-    };
-    let service = find("service.name");
-    let service = service.and_then(|found| rules::text(dictionary, found.value.as_ref()));
-    let pid = find("process.pid").and_then(|found| {
-        use opentelemetry_proto::tonic::common::v1::any_value::Value;
-        match found.value.as_ref()?.value.as_ref()? {
-            Value::IntValue(pid) => Some(*pid),
+/// A process, by its resource.
+struct Process<'d> {
+    /// Its service's name.
+    service: &'d str,
+    pid: Option<i64>,
+    /// The name of its program, if it has not published the name of its service.
+    program: Option<&'d str>,
+}
+
+impl<'d> Process<'d> {
+    fn of(dictionary: &'d ProfilesDictionary, resource: Option<&'d Resource>) -> Self {
+        let attributes = resource
+            .map(|resource| &resource.attributes[..])
+            .unwrap_or_default();
+        let find = |key: &str| {
+            let mut attributes = attributes.iter().enumerate();
+            attributes.find(|(_, it)| rules::key(dictionary, it) == key)
+        };
+        let service = find("service.name").and_then(|(index, found)| {
+            let text = rules::text(dictionary, found.value.as_ref())?;
+            Some((index, text))
+        });
+        let pid = find("process.pid").and_then(|(index, found)| {
+            match found.value.as_ref()?.value.as_ref()? {
+                any_value::Value::IntValue(pid) => Some((index, *pid)),
+                _ => None,
+            }
+        });
+        // The recorder adds the name after the process ID.
+        let is_detected = matches!((service, pid), (Some((name, _)), Some((id, _))) if name > id);
+        let service = service.map_or(UNKNOWN_SERVICE, |(_, service)| service);
+        let program = service.strip_prefix(UNKNOWN_SERVICE);
+        Self {
+            service,
+            pid: pid.map(|(_, pid)| pid),
+            program: program
+                .and_then(|program| program.strip_prefix(':'))
+                .filter(|_| is_detected),
+        }
+    }
+
+    /// The command name, which is that of the first thread, if this is one of its samples.
+    fn command_name(&self, dictionary: &'d ProfilesDictionary, sample: &Sample) -> Option<&'d str> {
+        let find = |name: &str| {
+            let attributes = sample.attribute_indices.iter();
+            let mut attributes =
+                attributes.filter_map(|index| entry(&dictionary.attribute_table, *index));
+            let key = |it: &KeyValueAndUnit| entry(&dictionary.string_table, it.key_strindex);
+            attributes
+                .find(|it| key(it).is_some_and(|key| key == name))?
+                .value
+                .as_ref()
+        };
+        match find(THREAD_ID)?.value.as_ref()? {
+            any_value::Value::IntValue(tid) if Some(*tid) == self.pid => {
+                rules::text(dictionary, find(THREAD_NAME))
+            }
             _ => None,
         }
-    });
-    let service = service.unwrap_or("unknown_service");
-    match pid {
-        Some(pid) => format!("{service} {pid}"),
-        None => service.to_owned(),
     }
+
+    /// `name` with the process ID.
+    fn with_pid(&self, name: &str) -> String {
+        match self.pid {
+            Some(pid) => format!("{name} {pid}"),
+            None => name.to_owned(),
+        }
+    }
+}
+
+/// The sum of a process.
+#[derive(Default)]
+struct ProcessSum {
+    cost: Cost,
+    /// Of a process that has not published the name of its service: its command name with its ID.
+    command: Option<String>,
+    /// The same with the name of its program.
+    program: Option<String>,
 }
 
 #[derive(Default)]
@@ -306,7 +364,8 @@ struct Sums<'d> {
     used: Vec<bool>,
     by_trace: HashMap<&'d [u8], (Cost, HashMap<&'d str, u64>)>,
     by_function: HashMap<&'d str, FunctionCost>,
-    by_process: HashMap<String, Cost>,
+    /// By service name and process ID.
+    by_process: HashMap<String, ProcessSum>,
 }
 
 impl<'d> Sums<'d> {
@@ -317,7 +376,9 @@ impl<'d> Sums<'d> {
         self.used.clear();
         self.used.resize(dictionary.attribute_table.len(), false);
         for resource in &data.resource_profiles {
-            let process = process_name(dictionary, resource.resource.as_ref());
+            let process = Process::of(dictionary, resource.resource.as_ref());
+            // Resources without samples have no row.
+            let mut sum: Option<ProcessSum> = None;
             let profiles = resource
                 .scope_profiles
                 .iter()
@@ -328,8 +389,22 @@ impl<'d> Sums<'d> {
                 let (first, last) = self.span.unwrap_or((start, end));
                 self.span = Some((first.min(start), last.max(end)));
                 for sample in &profile.samples {
-                    self.add(dictionary, profile, sample, &process, by);
+                    let cost = self.add(dictionary, profile, sample, by);
+                    let sum = sum.get_or_insert_default();
+                    sum.cost.add(cost);
+                    if process.program.is_some() && sum.command.is_none() {
+                        let name = process.command_name(dictionary, sample);
+                        sum.command = name.map(|name| process.with_pid(name));
+                    }
                 }
+            }
+            if let Some(sum) = sum {
+                let all = self.by_process.entry(process.with_pid(process.service));
+                let all = all.or_default();
+                all.cost.add(sum.cost);
+                all.command = all.command.take().or(sum.command);
+                let program = || process.program.map(|name| process.with_pid(name));
+                all.program = all.program.take().or_else(program);
             }
         }
         let table = dictionary.attribute_table.iter().zip(&self.used);
@@ -338,14 +413,14 @@ impl<'d> Sums<'d> {
         self.attributes.extend(names);
     }
 
+    /// Adds a sample, and returns its cost.
     fn add(
         &mut self,
         dictionary: &'d ProfilesDictionary,
         profile: &Profile,
         sample: &'d Sample,
-        process: &str,
         by: &str,
-    ) {
+    ) -> Cost {
         let samples = match sample.values.len() {
             0 => sample.timestamps_unix_nano.len() as u64,
             _ => {
@@ -358,10 +433,6 @@ impl<'d> Sums<'d> {
             nanoseconds: samples.saturating_mul(profile.period.unsigned_abs()),
         };
         self.total.add(cost);
-        self.by_process
-            .entry(process.to_owned())
-            .or_default()
-            .add(cost);
         let state = attribute(dictionary, sample, GIL);
         if let Some(index) = GilState::ALL.iter().position(|it| state == Some(it.name())) {
             self.by_gil[index].add(cost);
@@ -384,6 +455,7 @@ impl<'d> Sums<'d> {
             *count = count.saturating_add(samples);
         }
         self.add_functions(dictionary, sample, cost);
+        cost
     }
 
     fn add_functions(&mut self, dictionary: &'d ProfilesDictionary, sample: &Sample, cost: Cost) {
@@ -440,7 +512,10 @@ impl<'d> Sums<'d> {
             attributes: self.attributes.into_iter().map(str::to_owned).collect(),
             by_trace: largest_first(traces),
             by_function,
-            by_process: largest_first(self.by_process.into_iter()),
+            by_process: largest_first(self.by_process.into_iter().map(|(service, sum)| {
+                let name = sum.command.or(sum.program).unwrap_or(service);
+                (name, sum.cost)
+            })),
             duration: self.span.map_or(0, |(first, last)| last - first),
         }
     }

@@ -211,11 +211,11 @@ fn each_process_is_a_resource() {
     assert_eq!(shop[5], text("container.id", "c0ffee"));
     assert_eq!(shop.len(), 6);
     let other = resource(1);
-    assert_eq!(other[0], text("service.name", "unknown_service:other"));
     assert_eq!(
-        other[1],
+        other[0],
         ("process.pid".to_owned(), Some(Value::IntValue(9)))
     );
+    assert_eq!(other[1], text("service.name", "unknown_service:other"));
     assert_eq!(data.resource_profiles.len(), 2);
 }
 

@@ -10,7 +10,7 @@ use opentelemetry_proto::tonic::common::v1::AnyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
 use otelctx_profile::report::{NO_ATTRIBUTE, Report};
-use otelctx_profile::{Error, NoSymbols, Options, Profile, rules};
+use otelctx_profile::{Error, Format, NoSymbols, Options, Profile, rules};
 use prost::Message as _;
 
 struct File(PathBuf);
@@ -73,10 +73,40 @@ fn time_is_added_up_by_route_trace_function_and_process() {
     let processes: Vec<_> = processes
         .map(|(name, cost)| (&name[..], samples(cost)))
         .collect();
-    assert_eq!(
-        processes,
-        [("shop 4711", 11), ("unknown_service:other 9", 1)]
-    );
+    // The second is named after its first thread.
+    assert_eq!(processes, [("shop 4711", 11), ("other;x 9", 1)]);
+}
+
+/// As in the other formats and in `top`.
+#[test]
+fn a_process_without_a_service_has_its_command_name() {
+    let report = |resource: &[(&str, &str)], first_thread| {
+        let mut recording = shop::recording();
+        let catalog = &mut recording.catalog;
+        let other = catalog.thread_facts(recording.samples.last().unwrap().thread);
+        let process = other.process;
+        let facts = catalog.process_mut(process);
+        facts.executable = "/usr/bin/python3.11".into();
+        facts.resource = resource
+            .iter()
+            .map(|(key, value)| ((*key).into(), (*value).into()))
+            .collect();
+        let thread = catalog.thread(process, if first_thread { 9 } else { 10 }, "python3");
+        recording.samples.last_mut().unwrap().thread = thread;
+        let profile = Profile::new(recording, &mut NoSymbols);
+        let mut message = Vec::new();
+        let options = Options::default();
+        profile.write(Format::Otlp, &options, &mut message).unwrap();
+        let report = Report::of(&ProfilesData::decode(&message[..]).unwrap(), "none");
+        report.by_process[1].0.clone()
+    };
+    assert_eq!(report(&[], true), "python3 9");
+    // Without a sample of the first thread.
+    assert_eq!(report(&[], false), "python3.11 9");
+    assert_eq!(report(&[("service.name", "a")], true), "a 9");
+    // What the process publishes is not changed.
+    let published = ("service.name", "unknown_service:b");
+    assert_eq!(report(&[published], true), "unknown_service:b 9");
 }
 
 /// Time in a program without symbols is not skipped.

@@ -19,6 +19,7 @@ use otelctx_sample::{Event, ProcessFacts, ProcessId, Sample};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
+use crate::attributes::UNKNOWN_SERVICE;
 use crate::{Group, Kind, Options, Profile};
 use tables::{Entries, Tables};
 
@@ -223,8 +224,12 @@ fn detected(facts: &ProcessFacts) -> impl Iterator<Item = (&str, AnyValue)> {
     let program = if name.is_empty() { &facts.comm } else { name };
     let pid = any_value::Value::IntValue(facts.pid.into());
     [
-        ("service.name", text(&format!("unknown_service:{program}"))),
         ("process.pid", Some(AnyValue { value: Some(pid) })),
+        // After the process ID: `report` distinguishes it from a published name by that.
+        (
+            "service.name",
+            text(&format!("{UNKNOWN_SERVICE}:{program}")),
+        ),
         ("process.executable.name", text(name)),
         ("process.executable.path", text(&facts.executable)),
         ("container.id", facts.container_id.as_deref().and_then(text)),

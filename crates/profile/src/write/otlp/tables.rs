@@ -14,12 +14,10 @@ use prost::Message;
 
 use super::super::range;
 use super::field_size;
-use crate::attributes::{GIL, UPSTREAM_PREFIX, attributes, beside};
+use crate::attributes::{GIL, THREAD_ID, THREAD_NAME, UPSTREAM_PREFIX, attributes, beside};
 use crate::{LocationIndex, Place, Profile};
 
-/// Names of attributes that the profile itself adds to samples.
-const THREAD_ID: &str = "thread.id";
-const THREAD_NAME: &str = "thread.name";
+/// The attribute of samples with the number of the CPU.
 const CPU: &str = "cpu.logical_number";
 /// Attributes for an ID without the other one: a link needs both.
 const TRACE_ID: &str = "trace_id";
