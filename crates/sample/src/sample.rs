@@ -128,6 +128,9 @@ pub struct Counts {
     pub lost_mappings: u64,
     /// Names of generated functions that were not kept, because there were too many.
     pub skipped_names: u64,
+    /// Files in which a runtime announces generated functions (jitdump) that were damaged, or cut short when the
+    /// process ended: functions after that place have no name.
+    pub damaged_jit_dumps: u64,
 }
 
 impl AddAssign for Counts {
@@ -168,6 +171,7 @@ impl Counts {
             truncated_records,
             lost_mappings,
             skipped_names,
+            damaged_jit_dumps,
         } = other;
         for (number, other) in self.unreadable.iter_mut().zip(unreadable) {
             *number = combine(*number, other);
@@ -197,6 +201,7 @@ impl Counts {
             (&mut self.truncated_records, truncated_records),
             (&mut self.lost_mappings, lost_mappings),
             (&mut self.skipped_names, skipped_names),
+            (&mut self.damaged_jit_dumps, damaged_jit_dumps),
         ] {
             *number = combine(*number, other);
         }

@@ -21,6 +21,8 @@ use crate::{INTERVAL, monotonic};
 pub(crate) const MAX_FUNCTIONS: usize = 256 * 1024;
 /// Maximum number of bytes that are read of a file at a time.
 const CHUNK: usize = 1 << 20;
+/// Maximum number of such reads of the rest of a jitdump file when its process ends.
+const MAX_LAST_READS: usize = 16;
 /// Maximum length of a line or record that is read, in bytes. Of longer records, only the start is.
 const MAX_ENTRY: usize = 8 << 10;
 /// Maximum length of a name that is kept, in bytes.
@@ -55,6 +57,17 @@ struct Source<F> {
     format: F,
     /// How much of it was read, in bytes.
     position: u64,
+    /// Whether what comes next cannot be decoded.
+    is_damaged: bool,
+}
+
+/// What was not read of the files of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unread {
+    /// Names beyond the limit.
+    pub(crate) names: u64,
+    /// Jitdump files that turned out to be cut short or damaged.
+    pub(crate) dumps: u64,
 }
 
 /// Lines of start, size and name.
@@ -90,6 +103,8 @@ enum Next<'a> {
     },
     /// Something without a name.
     Other,
+    /// Something that the format does not have: where the next entry begins is unknown.
+    Damaged,
 }
 
 trait Format {
@@ -146,6 +161,9 @@ impl JitDump {
     /// Size of `JIT_CODE_LOAD` before the name: the prefix, process and thread, address, address again,
     /// size, index.
     const LOAD_SIZE: usize = Self::PREFIX + 40;
+    /// Size of `JIT_CODE_MOVE`: the prefix, process and thread, address, address before, address now, size,
+    /// index.
+    const MOVE_SIZE: usize = Self::PREFIX + 48;
 }
 
 impl Format for JitDump {
@@ -156,17 +174,22 @@ impl Format for JitDump {
             // Magic, version, size of the header.
             let (magic, size) = (u32_at(0)?, u32_at(8)?);
             if magic != Self::MAGIC {
-                return Some((Next::Other, u64::MAX));
+                return Some((Next::Damaged, u64::MAX));
             }
             self.has_begun = true;
             return Some((Next::Other, size.max(12).into()));
         }
         let (kind, size, time) = (u32_at(0)?, u32_at(4)?, u64_at(8)?);
-        if (size as usize) < Self::PREFIX {
-            return Some((Next::Other, u64::MAX));
+        let least = match kind {
+            Self::LOAD => Self::LOAD_SIZE + 1,
+            Self::MOVE => Self::MOVE_SIZE,
+            _ => Self::PREFIX,
+        };
+        if (size as usize) < least {
+            return Some((Next::Damaged, u64::MAX));
         }
         let next = match kind {
-            Self::LOAD if size as usize > Self::LOAD_SIZE => {
+            Self::LOAD => {
                 // The code behind the name need not be there.
                 let end = bytes.len().min(size as usize);
                 let name = bytes.get(Self::LOAD_SIZE..end)?;
@@ -198,6 +221,7 @@ impl<F: Format + Default> Source<F> {
             file: None,
             format: F::default(),
             position: 0,
+            is_damaged: false,
         }
     }
 
@@ -212,12 +236,26 @@ impl<F: Format + Default> Source<F> {
 
     /// Reads what was appended, at most [`CHUNK`] bytes of it. Returns whether there was anything.
     fn read(&mut self, mut add: impl FnMut(Next<'_>)) -> bool {
-        let Some(file) = &self.file else { return false };
+        let Some(file) = self.file.as_ref().filter(|_| !self.is_damaged) else {
+            return false;
+        };
         let mut bytes = vec![0; CHUNK];
         let size = file.read_at(&mut bytes, self.position).unwrap_or(0);
-        let read = decode(&mut self.format, &bytes[..size], &mut add);
+        let read = decode(&mut self.format, &bytes[..size], |next| {
+            self.is_damaged |= next == Next::Damaged;
+            add(next);
+        });
         self.position = self.position.saturating_add(read);
         read > 0
+    }
+
+    /// Whether the file ends within an entry, once all of it was read.
+    fn is_cut(&self) -> bool {
+        let size = self
+            .file
+            .as_ref()
+            .and_then(|it| Some(it.metadata().ok()?.len()));
+        !self.is_damaged && size.is_some_and(|size| size > 0 && size != self.position)
     }
 }
 
@@ -250,7 +288,7 @@ fn apply(
                 place(functions, to, end, function.frame, (time, time));
             }
         }
-        Next::Other => {}
+        Next::Other | Next::Damaged => {}
     }
     true
 }
@@ -329,6 +367,11 @@ impl GeneratedCode {
         monotonic() - self.last_read >= INTERVAL.as_nanos() as u64
     }
 
+    /// Whether there are files that announce it.
+    pub(crate) fn is_read(&self) -> bool {
+        self.map.file.is_some() || self.dump.file.is_some()
+    }
+
     /// Searches for the files the next time: the runtime has made memory for more code.
     pub(crate) fn search(&mut self) {
         self.searches.restart();
@@ -344,30 +387,54 @@ impl GeneratedCode {
     }
 
     /// Reads what the runtime has announced since the last time. `dump` opens the jitdump
-    /// file. Keeps at most `room` more functions, and returns how many it did not keep.
+    /// file. Keeps at most `room` more functions.
     pub(crate) fn update(
         &mut self,
         process: &remote::Process,
         dump: impl FnOnce() -> Option<File>,
         room: usize,
-    ) -> u64 {
-        let now = monotonic();
+    ) -> Unread {
         let start = Instant::now();
         if self.searches.is_due(start) {
             let found = self.map.find(|| perf_map(process)) | self.dump.find(dump);
             self.searches.done(Instant::now(), start.elapsed(), found);
         }
+        self.read(room, 1).0
+    }
+
+    /// Reads what the runtime has announced when its process has ended, or executes another program: a jitdump
+    /// file whose last record is incomplete stays so.
+    pub(crate) fn finish(&mut self, room: usize) -> Unread {
+        let (mut unread, is_all) = self.read(room, MAX_LAST_READS);
+        if is_all && self.dump.is_cut() {
+            unread.dumps += 1;
+            // It was counted.
+            self.dump.is_damaged = true;
+        }
+        unread
+    }
+
+    /// Reads each file at most so many times. Returns whether that was all of the jitdump file, too.
+    fn read(&mut self, room: usize, times: usize) -> (Unread, bool) {
+        let now = monotonic();
         let since = std::mem::replace(&mut self.last_read, now);
         let limit = self.functions.len() + room;
         let functions = &mut self.functions;
-        let mut lost = 0;
+        let mut unread = Unread::default();
         let mut add = |next: Next<'_>| {
+            unread.dumps += u64::from(next == Next::Damaged);
             let is_kept = apply(functions, next, (since, now), limit);
-            lost += u64::from(!is_kept);
+            unread.names += u64::from(!is_kept);
         };
-        self.map.read(&mut add);
-        self.dump.read(&mut add);
-        lost
+        let mut is_all = false;
+        for _ in 0..times {
+            let has_more = self.map.read(&mut add);
+            is_all = !self.dump.read(&mut add);
+            if is_all && !has_more {
+                break;
+            }
+        }
+        (unread, is_all)
     }
 
     /// Reads all that the runtime has announced, and keeps the functions at these addresses, which are in
@@ -635,7 +702,7 @@ mod tests {
             ),
             // JIT_CODE_DEBUG_INFO
             (2, [0; 4], b""),
-            (JitDump::LOAD, [0x2000, 0x2000, 0x10, 2], b"b\0"),
+            (JitDump::LOAD, [0x2000, 0x2000, 0x10, 2], b"b\0\x90\x90"),
         ] {
             let size = (JitDump::LOAD_SIZE + tail.len()) as u32;
             bytes.extend([kind, size].map(u32::to_ne_bytes).concat());
@@ -647,15 +714,49 @@ mod tests {
         bytes
     }
 
+    /// Where the records of [`jit_dump`] end, and where the names of its two functions do.
+    const RECORD_ENDS: [usize; 4] = [40, 100, 156, 216];
+    const NAME_ENDS: [usize; 2] = [98, 214];
+
     #[test]
-    fn a_jit_dump_cut_anywhere_has_the_functions_before() {
+    fn a_jit_dump_cut_anywhere_has_the_functions_before_and_is_counted() {
         let bytes = jit_dump();
+        assert_eq!(bytes.len(), RECORD_ENDS[3]);
         let all = [(0x1000, 0x20, b"a".to_vec()), (0x2000, 0x10, b"b".to_vec())];
-        assert_eq!(read(&mut JitDump::default(), &bytes), all);
-        for length in 0..bytes.len() {
+        let own = remote::Process::open(std::process::id() as i32).unwrap();
+        for length in 0..=bytes.len() {
+            let count = NAME_ENDS.iter().filter(|end| **end <= length).count();
             let found = read(&mut JitDump::default(), &bytes[..length]);
-            assert_eq!(found, all[..found.len()], "{length}");
+            assert_eq!(found, all[..count], "{length}");
+            let mut code = GeneratedCode::default();
+            let file = tempfile("cut");
+            file.write_all_at(&bytes[..length], 0).unwrap();
+            code.dump.file = Some(file);
+            // The rest may still come.
+            let none = Unread::default();
+            assert_eq!(code.update(&own, || None, 2), none, "{length}");
+            let dumps = u64::from(length > 0 && !RECORD_ENDS.contains(&length));
+            let unread = Unread { names: 0, dumps };
+            assert_eq!(code.finish(2), unread, "{length}");
+            assert_eq!(code.len(), count, "{length}");
+            assert_eq!(code.finish(2), none, "{length}");
         }
+    }
+
+    #[test]
+    fn the_rest_of_a_jit_dump_is_read_when_its_process_ends() {
+        let mut code = GeneratedCode::default();
+        let (file, mut bytes) = (tempfile("rest"), jit_dump());
+        let last = bytes.split_off(RECORD_ENDS[2]);
+        // JIT_CODE_DEBUG_INFO, longer than what is read at a time.
+        let size = 3 * CHUNK;
+        bytes.extend([2, size as u32].map(u32::to_ne_bytes).concat());
+        bytes.resize(RECORD_ENDS[2] + size, 0);
+        bytes.extend(last);
+        file.write_all_at(&bytes, 0).unwrap();
+        code.dump.file = Some(file);
+        assert_eq!(code.finish(2), Unread::default());
+        assert_eq!(code.len(), 2);
     }
 
     #[test]
@@ -697,13 +798,13 @@ mod tests {
         let mut code = GeneratedCode::default();
         code.map.file = Some(file);
         for pieces in 1..=3 {
-            assert_eq!(code.update(&own, || None, MAX_FUNCTIONS), 0);
+            assert_eq!(code.update(&own, || None, MAX_FUNCTIONS), Unread::default());
             assert_eq!(code.map.position, pieces * CHUNK as u64);
             assert_eq!(code.len(), 1);
         }
         code.map.position = size - CHUNK as u64;
         for _ in 0..2 {
-            assert_eq!(code.update(&own, || None, MAX_FUNCTIONS), 0);
+            assert_eq!(code.update(&own, || None, MAX_FUNCTIONS), Unread::default());
         }
         assert_eq!(code.len(), 2);
         assert!(code.name(0x2010, monotonic(), None).is_some());
@@ -725,14 +826,32 @@ mod tests {
     }
 
     #[test]
-    fn damaged_jit_dumps_end_there() {
+    fn damaged_jit_dumps_end_there_and_are_counted_once() {
+        // The magic, and the sizes of the records: none, and those of other records.
+        for (damaged, value, functions) in [
+            (0, 0, 0),
+            (44, 0, 0),
+            (44, 56, 0),
+            (104, 15, 1),
+            (160, 0, 1),
+        ] {
+            let mut bytes = jit_dump();
+            bytes[damaged..damaged + 4].copy_from_slice(&u32::to_ne_bytes(value));
+            assert_eq!(read(&mut JitDump::default(), &bytes).len(), functions);
+            let own = remote::Process::open(std::process::id() as i32).unwrap();
+            let mut code = GeneratedCode::default();
+            let file = tempfile("damaged");
+            file.write_all_at(&bytes, 0).unwrap();
+            code.dump.file = Some(file);
+            let counted = [0, 1, 2].map(|_| code.update(&own, || None, 2).dumps);
+            assert_eq!(counted, [1, 0, 0], "{damaged}");
+            assert_eq!(code.finish(2), Unread::default(), "{damaged}");
+            assert_eq!(code.len(), functions, "{damaged}");
+        }
+        // A record of code that was moved, without the addresses.
         let mut bytes = jit_dump();
-        bytes[0] ^= 1;
-        assert_eq!(read(&mut JitDump::default(), &bytes), []);
-        let mut bytes = jit_dump();
-        // The size of the first record.
-        bytes[44..48].fill(0);
-        assert_eq!(read(&mut JitDump::default(), &bytes), []);
+        bytes[100..104].copy_from_slice(&u32::to_ne_bytes(JitDump::MOVE));
+        assert_eq!(read(&mut JitDump::default(), &bytes).len(), 1);
     }
 
     fn announce(

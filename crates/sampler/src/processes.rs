@@ -16,7 +16,7 @@ use reader::runtime::{RuntimeError, RuntimeProcess, RuntimeReading, ThreadView, 
 
 use crate::code::{CodeMappings, MemoryChange, Modules, Report};
 use crate::incomplete::Places;
-use crate::jit::MAX_FUNCTIONS;
+use crate::jit::{MAX_FUNCTIONS, Unread};
 use crate::process::SampledProcess;
 
 /// Budget for polling tracked processes between two drains. Slow scans must not delay samples until
@@ -281,18 +281,21 @@ impl Processes {
     }
 
     pub(crate) fn remove(&mut self, pid: i32) {
+        self.finish_generated(pid);
         self.tracker.remove(pid);
     }
 
     /// Notes that a process exits. It stays tracked as long as the kernel has it: until then there
     /// may be more samples of it, and its ID is not reused.
     pub(crate) fn exiting(&mut self, pid: i32) {
+        self.finish_generated(pid);
         self.tracker.exiting(pid);
     }
 
     /// Notes that a process executes another program.
     pub(crate) fn exec(&mut self, pid: i32) {
         self.tracker.remove_if_gone(pid);
+        self.finish_generated(pid);
         if let Some(tracked) = self.tracker.exec(pid) {
             tracked.data.exec();
         } else if let Some(pending) = self.pending.get_mut(&pid) {
@@ -362,10 +365,20 @@ impl Processes {
         Some(named.collect())
     }
 
+    /// How many more generated functions are kept.
+    fn room_for_generated(&self) -> usize {
+        let functions = self.tracker.iter().map(|it| it.data.generated.len());
+        MAX_FUNCTIONS.saturating_sub(functions.sum())
+    }
+
+    fn count_unread(&mut self, unread: Unread) {
+        self.counts.skipped_names += unread.names;
+        self.counts.damaged_jit_dumps += unread.dumps;
+    }
+
     /// Reads what a process's runtime has announced.
     fn update_generated(&mut self, pid: i32) {
-        let functions = self.tracker.iter().map(|it| it.data.generated.len());
-        let room = MAX_FUNCTIONS.saturating_sub(functions.sum());
+        let room = self.room_for_generated();
         let Some(Tracked { process, data }) = self.tracker.get_mut(pid) else {
             return;
         };
@@ -374,7 +387,21 @@ impl Processes {
                 data.generated.search();
             }
             let dump = || data.code.open_jit_dump(running);
-            self.counts.skipped_names += data.generated.update(running, dump, room);
+            let unread = data.generated.update(running, dump, room);
+            self.count_unread(unread);
+        }
+    }
+
+    /// Reads the rest of what the runtime of a process has announced that ends, or executes another program.
+    fn finish_generated(&mut self, pid: i32) {
+        let is_read = |it: &Tracked<SampledProcess>| it.data.generated.is_read();
+        if self.tracker.get(pid).is_none_or(|it| !is_read(it)) {
+            return;
+        }
+        let room = self.room_for_generated();
+        if let Some(Tracked { data, .. }) = self.tracker.get_mut(pid) {
+            let unread = data.generated.finish(room);
+            self.count_unread(unread);
         }
     }
 

@@ -227,6 +227,25 @@ fn named_as_announced(answer: &Answer, samples: &[Seen]) -> (usize, usize) {
     (named, all)
 }
 
+#[test]
+fn a_jit_dump_that_is_cut_short_or_damaged_is_counted() {
+    let Some(program) = Compiler::gcc().program(&["generated.c"], &["-O1"]) else {
+        return;
+    };
+    let scratch = Scratch::new("code-damaged");
+    for (by, is_counted) in [("dump", false), ("cut", true), ("damaged", true)] {
+        let command = [program.to_str().unwrap(), by];
+        let Some((answer, samples)) = record(&scratch, &command) else {
+            return;
+        };
+        assert!(samples.iter().any(|it| it.calls("generated_8")), "{by}");
+        let has_last = samples.iter().any(|it| it.calls("generated_9"));
+        assert_eq!(has_last, !is_counted, "{by}");
+        let said = answer.stdout.matches("1 damaged jitdump file").count();
+        assert_eq!(said, usize::from(is_counted), "{by}: {answer:?}");
+    }
+}
+
 /// The file is kept open, and then has other content: its own names are gone, and the new ones are not those
 /// of what ran.
 #[test]
