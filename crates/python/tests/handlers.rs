@@ -200,7 +200,11 @@ fn each_sample_has_the_functions_and_the_context_of_the_same_request() {
                 assert!(thread[1] <= thread[0] / 100 + 8, "{interpreter}: {tally:?}");
             }
             let often = tally.threads.values().filter(|it| it.1[0] * 20 > samples);
-            assert!(often.count() >= 2, "{interpreter}: {tally:?}");
+            // In 2.7, the thread that gives the GIL up may take it again at once.
+            assert!(
+                often.count() >= 2 || version == "2.7",
+                "{interpreter}: {tally:?}"
+            );
         }
     }
 }
