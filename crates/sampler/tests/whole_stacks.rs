@@ -12,7 +12,7 @@ use otelctx_fixtures::sampled::Sampled;
 use otelctx_fixtures::{Compiler, copy_program, wait_until_loaded};
 use otelctx_reader::remote::FileBytes;
 use otelctx_reader::remote::elf::{Elf, Source};
-use otelctx_sampler::sample::{Catalog, Counts, Frame, ProcessId, Sample};
+use otelctx_sampler::sample::{Catalog, Counts, Frame, ProcessId, Sample, StackEnd};
 use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
@@ -392,6 +392,21 @@ fn stacks_of_others_reach_the_start_beside_damaged_tables() {
             let of = left.iter_mut().find(|it| it.0 == pid).unwrap();
             of.1 = of.1.saturating_sub(counts.into());
         }
+    }
+    // The first samples may be earlier than the tables. The first and the fourth have no entries of functions.
+    let places = sampler.incomplete_stacks();
+    let expected = [false, true, true, false, true].map(|is_damaged| match is_damaged {
+        true => StackEnd::BadTables,
+        false => StackEnd::NoTables,
+    });
+    for (file, expected) in damaged.iter().zip(expected) {
+        let name = file.0.file_name().unwrap().to_str().unwrap();
+        let ends = places.iter().filter(|place| place.module == name);
+        let ends: Vec<StackEnd> = ends.map(|place| place.end).collect();
+        assert!(ends.contains(&expected), "{name}: {ends:?}");
+        let other = [StackEnd::NoTables, StackEnd::BadTables];
+        let other = other.iter().find(|it| **it != expected).unwrap();
+        assert!(!ends.contains(other), "{name}: {ends:?}");
     }
     let counts = sampler.stop(&mut catalog, &mut |_| {});
     let ended = counts.complete_stacks

@@ -56,7 +56,7 @@ impl UnwindTables {
     pub fn rows(&self, dictionary: &Arc<Dictionary>) -> Result<FileRows, Error> {
         let architecture = Architecture::of(self.machine).ok_or(Error::Architecture)?;
         let (rows, counts) = make(&self.tables, architecture, &self.code.0, dictionary)?;
-        if counts.entries == 0 {
+        if counts.entries == 0 && counts.truncated == 0 {
             return Err(Error::NoTables);
         }
         if rows.is_empty() {

@@ -10,6 +10,7 @@ use aya::Ebpf;
 use aya::maps::{HashMap as KernelMap, MapData};
 use foldhash::fast::RandomState;
 use otelctx_reader::remote::{self, Process};
+use otelctx_sample::StackEnd;
 
 use super::super::load::{array, map};
 use super::super::shared::Shared;
@@ -49,6 +50,7 @@ struct KnownFile {
     requested: Instant,
     /// When it became known whether there are rows, in nanoseconds; `None` before.
     answered: Option<u64>,
+    is_damaged: bool,
 }
 
 /// Entries of the program's list.
@@ -124,6 +126,7 @@ impl Kernel {
                     requested: now,
                     // A file that is only checked again keeps its rows meanwhile.
                     answered: known_since.filter(|_| !were_given_back),
+                    is_damaged: false,
                 };
                 self.files.insert(shown, known);
             }
@@ -184,10 +187,17 @@ impl Kernel {
         self.free(placed);
     }
 
-    /// Whether it was not known yet at a time, in nanoseconds, which rows there are of what a mapping shows.
-    pub(super) fn was_unknown(&self, shown: Shown, time: u64) -> bool {
-        let known = self.files.get(&shown);
-        known.is_some_and(|it| it.answered.is_none_or(|answered| time < answered))
+    /// Why a stack ended at a time, in nanoseconds, at code without rows.
+    pub(super) fn end_without_rows(&self, shown: Shown, time: u64) -> StackEnd {
+        match self.files.get(&shown) {
+            Some(it) if it.answered.is_none_or(|answered| time < answered) => {
+                StackEnd::TablesNotReady
+            }
+            Some(KnownFile {
+                is_damaged: true, ..
+            }) => StackEnd::BadTables,
+            _ => StackEnd::NoTables,
+        }
     }
 
     /// An answer, if one comes within this time and one is expected.
@@ -202,11 +212,13 @@ impl Kernel {
         first: Option<Answer>,
     ) -> HashMap<Shown, Arc<PlacedRows>, RandomState> {
         let mut new = HashMap::<Shown, Arc<PlacedRows>, RandomState>::default();
-        for (shown, rows) in first.into_iter().chain(self.answers.try_iter()) {
+        for answer in first.into_iter().chain(self.answers.try_iter()) {
             self.pending -= 1;
+            let Answer { shown, rows, .. } = answer;
             let Some(file) = self.files.get_mut(&shown) else {
                 continue;
             };
+            file.is_damaged = answer.is_damaged;
             file.answered.get_or_insert_with(monotonic);
             let same = match (&file.rows, &rows) {
                 (Some(one), Some(other)) => one.as_ptr() == Arc::as_ptr(other),

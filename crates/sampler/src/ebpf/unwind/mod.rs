@@ -228,17 +228,17 @@ impl Unwinding {
         end == StackEnd::NotExecutable || !self.processes.get(&pid).is_some_and(is_known)
     }
 
-    /// Distinguishes code without tables from code whose tables the program did not have yet at `time`.
+    /// Distinguishes code without tables from code whose tables are damaged, or were not ready at `time`.
     pub(super) fn explain(&self, pid: i32, stack: &[Frame], end: StackEnd, time: u64) -> StackEnd {
-        let is_early = || {
+        if end != StackEnd::NoTables {
+            return end;
+        }
+        let explained = || {
             let address = stack.iter().rev().find_map(Frame::lookup_address)?;
             let shown = self.processes.get(&pid)?.mapping_at(address)?.shown?;
-            Some(self.kernel.as_ref()?.was_unknown(shown, time))
+            Some(self.kernel.as_ref()?.end_without_rows(shown, time))
         };
-        match end {
-            StackEnd::NoTables if is_early() == Some(true) => StackEnd::TablesNotReady,
-            _ => end,
-        }
+        explained().unwrap_or(end)
     }
 
     /// Cuts a stack that was walked by frame pointers alone at the first address that is not

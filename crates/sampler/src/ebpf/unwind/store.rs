@@ -30,6 +30,8 @@ pub(super) struct PlacedRows {
     /// The place of that page in the index.
     pub(super) page: u32,
     pub(super) pages: u32,
+    /// Whether a part of the file's tables could not be used: it is damaged, or there was no room.
+    pub(super) is_damaged: bool,
 }
 
 /// The rows of a file.
@@ -113,7 +115,9 @@ impl Store {
         // SAFETY: a pointer to a member of a value that is mapped.
         let first = |index: *mut PageIndex| unsafe { &raw mut (*index).first };
         self.pages.write(first, page as usize, &placement.pages);
+        let counts = file.counts();
         let placed = Arc::new(PlacedRows {
+            is_damaged: counts.damaged + counts.truncated + counts.dictionary_full > 0,
             segments: file.segments().clone(),
             start: rows.first_page() * PAGE_SIZE,
             page,

@@ -41,8 +41,14 @@ pub(super) enum Request {
     Vdso { pid: i32, range: (u64, u64) },
 }
 
-/// What a request came to: no rows where the file has no usable tables, or there is no room.
-pub(super) type Answer = (Shown, Option<Arc<PlacedRows>>);
+/// What a request came to.
+pub(super) struct Answer {
+    pub(super) shown: Shown,
+    /// `None` where the file has no usable tables, or there is no room.
+    pub(super) rows: Option<Arc<PlacedRows>>,
+    /// Whether it has tables of which a part is damaged, exceeds a limit, or could not be read.
+    pub(super) is_damaged: bool,
+}
 
 /// Identifies one state of a file's contents: device, inode, size, and mtime and ctime in
 /// nanoseconds.
@@ -54,23 +60,47 @@ enum FileOutcome {
     /// Where its rows are, unless they were given back.
     Placed(Weak<PlacedRows>),
     NoTables,
+    /// Its tables are damaged, exceed a limit, or could not be read.
+    Damaged,
     /// There was no room for its rows at that time.
     NoRoom(Instant),
+}
+
+impl From<otelctx_unwind::Error> for FileOutcome {
+    fn from(error: otelctx_unwind::Error) -> Self {
+        match error {
+            otelctx_unwind::Error::NoTables | otelctx_unwind::Error::Architecture => Self::NoTables,
+            _ => Self::Damaged,
+        }
+    }
 }
 
 impl FileOutcome {
     fn is_current(&self) -> bool {
         match self {
             Self::Placed(rows) => rows.strong_count() > 0,
-            Self::NoTables => true,
+            Self::NoTables | Self::Damaged => true,
             Self::NoRoom(since) => since.elapsed() < RETRY_INTERVAL,
+        }
+    }
+
+    fn answer(&self, shown: Shown) -> Answer {
+        let rows = self.rows();
+        let is_damaged = match &rows {
+            Some(rows) => rows.is_damaged,
+            None => matches!(self, Self::Damaged),
+        };
+        Answer {
+            shown,
+            rows,
+            is_damaged,
         }
     }
 
     fn rows(&self) -> Option<Arc<PlacedRows>> {
         match self {
             Self::Placed(rows) => rows.upgrade(),
-            Self::NoTables | Self::NoRoom(_) => None,
+            Self::NoTables | Self::Damaged | Self::NoRoom(_) => None,
         }
     }
 }
@@ -115,12 +145,12 @@ impl Worker {
                 false => requests.recv_timeout(next_trim - now),
             };
             let answer = match &request {
-                Ok(Request::File { file, shown }) => (*shown, self.of_file(file)),
-                Ok(Request::Vdso { pid, range }) => (Shown::Vdso, self.of_vdso(*pid, *range)),
+                Ok(Request::File { file, shown }) => self.of_file(file).answer(*shown),
+                Ok(Request::Vdso { pid, range }) => self.of_vdso(*pid, *range).answer(Shown::Vdso),
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            if let (_, Some(rows)) = &answer {
+            if let Some(rows) = &answer.rows {
                 self.store.note_use(rows);
             }
             if answers.send(answer).is_err() {
@@ -129,14 +159,21 @@ impl Worker {
         }
     }
 
-    fn of_vdso(&mut self, pid: i32, range: (u64, u64)) -> Option<Arc<PlacedRows>> {
-        let memory = Process::open(pid).ok()?.memory().ok()?;
-        let rows = FileRows::of_vdso(&memory, range, &self.dictionary);
-        self.place(&rows.ok()?).rows()
+    fn of_vdso(&mut self, pid: i32, range: (u64, u64)) -> FileOutcome {
+        let memory = Process::open(pid).and_then(|process| process.memory());
+        let Ok(memory) = memory else {
+            return FileOutcome::NoTables;
+        };
+        match FileRows::of_vdso(&memory, range, &self.dictionary) {
+            Ok(rows) => self.place(&rows),
+            Err(error) => error.into(),
+        }
     }
 
-    fn of_file(&mut self, file: &File) -> Option<Arc<PlacedRows>> {
-        let facts = file.metadata().ok()?;
+    fn of_file(&mut self, file: &File) -> FileOutcome {
+        let Ok(facts) = file.metadata() else {
+            return FileOutcome::Damaged;
+        };
         let state = (
             facts.dev(),
             facts.ino(),
@@ -145,17 +182,19 @@ impl Worker {
             i128::from(facts.ctime()) << 32 | i128::from(facts.ctime_nsec()),
         );
         if let Some(known) = self.by_state.get(&state).filter(|it| it.is_current()) {
-            return known.rows();
+            return known.clone();
         }
         let bytes = FileBytes(file);
         let elf = Elf::read(Source::File(&bytes));
-        let tables = elf.map(|elf| elf.and_then(|elf| UnwindTables::read(&elf).ok()));
-        let known = match tables.ok().flatten() {
-            Some(tables) => self.of_tables(tables),
-            None => FileOutcome::NoTables,
+        let known = match elf.map(|elf| elf.map(|elf| UnwindTables::read(&elf))) {
+            Ok(Some(Ok(tables))) => self.of_tables(tables),
+            Ok(Some(Err(error))) => error.into(),
+            // It is no ELF file.
+            Ok(None) => FileOutcome::NoTables,
+            Err(_) => FileOutcome::Damaged,
         };
         remember(&mut self.by_state, state, &known);
-        known.rows()
+        known
     }
 
     /// The rows of these tables, which are made once, whatever files have them.
@@ -167,7 +206,7 @@ impl Worker {
         }
         let known = match tables.rows(&self.dictionary) {
             Ok(rows) => self.place(&rows),
-            Err(_) => FileOutcome::NoTables,
+            Err(error) => error.into(),
         };
         remember(&mut self.by_tables, identity, &known);
         known
