@@ -414,7 +414,7 @@ impl GeneratedCode {
         unread
     }
 
-    /// Reads each file at most so many times. Returns whether that was all of the jitdump file, too.
+    /// Reads each file at most `times` times. Returns whether that was all of the jitdump file, too.
     fn read(&mut self, room: usize, times: usize) -> (Unread, bool) {
         let now = monotonic();
         let since = std::mem::replace(&mut self.last_read, now);
