@@ -166,21 +166,43 @@ fn a_program_that_is_replaced_or_deleted_keeps_its_names() {
     }
 }
 
+/// Of two programs in turn, a thousand processes in all.
 #[test]
-fn processes_that_live_for_milliseconds_have_names() {
-    let Some(program) = working("briefly", 5, &["-DPROGRAM"]) else {
+fn processes_that_live_for_milliseconds_have_their_own_names() {
+    let names = ["briefly_first", "briefly_second"];
+    let Some(first) = working(names[0], 5, &["-DPROGRAM"]) else {
         return;
     };
+    let second = working(names[1], 5, &["-DPROGRAM"]).unwrap();
     let scratch = Scratch::new("code-brief");
-    let script = "i=0; while [ $i -lt 200 ]; do $0; i=$((i+1)); done";
-    let command = ["sh", "-c", script, program.to_str().unwrap()];
-    let Some((_, samples)) = record(&scratch, &command) else {
+    let script = "i=0; while [ $i -lt 500 ]; do \
+        $0 & echo $! 0; wait $!; $1 & echo $! 1; wait $!; i=$((i+1)); done";
+    let paths = [&first, &second].map(|path| path.to_str().unwrap());
+    let command = ["sh", "-c", script, paths[0], paths[1]];
+    let Some((answer, samples)) = record(&scratch, &command) else {
         return;
     };
-    let brief: Vec<_> = samples.iter().filter(|it| !it.calls("waitproc")).collect();
-    assert!(brief.len() > 100, "{} of {}", brief.len(), samples.len());
-    let calling = brief.iter().filter(|it| it.calls("briefly")).count();
-    assert!(calling > 50, "{calling} of {}", brief.len());
+    let mut programs: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    for line in answer.stdout.lines() {
+        if let Some((pid, which @ ("0" | "1"))) = line.split_once(' ') {
+            let of = programs.entry(pid.parse().unwrap()).or_default();
+            of.push(which.parse().unwrap());
+        }
+    }
+    assert_eq!(programs.values().flatten().count(), 1000);
+    let mut brief = Vec::new();
+    let (mut own, mut wrong) = ([0; 2], 0);
+    for sample in &samples {
+        // Of a process ID that came twice, it is not known which program ran.
+        if let Some([which]) = programs.get(&sample.pid).map(Vec::as_slice) {
+            own[*which] += usize::from(sample.calls(names[*which]));
+            wrong += usize::from(sample.calls(names[1 - which]));
+            brief.push(sample);
+        }
+    }
+    eprintln!("{own:?} of {}, {} % named", brief.len(), named(&brief));
+    assert_eq!(wrong, 0);
+    assert!(own.iter().all(|count| *count > 250), "{own:?}");
     assert!(named(&brief) >= 90, "{} %", named(&brief));
 }
 
