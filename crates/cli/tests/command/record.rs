@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
@@ -12,7 +12,7 @@ use otelctx_fixtures::Compiler;
 use serde_json::Value;
 
 use crate::otlp;
-use crate::run::{Answer, Scratch, command, given_time, otelctx};
+use crate::run::{Answer, Scratch, command, given_time, otelctx, under_strace_with};
 use crate::target::{TRACE, Target};
 
 fn report(path: &str) -> Value {
@@ -218,6 +218,83 @@ fn an_attribute_that_no_sample_has_is_said_and_none_can_be_asked_for() {
             !folded.contains("(none)") && !folded.contains("/cart"),
             "{folded}"
         );
+        Ok(())
+    });
+}
+
+/// The beginning of a line of strace's `-f -ttt`: the thread, and the time (Unix time, nanoseconds).
+fn thread_and_time(line: &str) -> (&str, u64) {
+    let [thread, time] = line.split_whitespace().take(2).collect::<Vec<_>>()[..] else {
+        panic!("{line}")
+    };
+    let (seconds, microseconds) = time.split_once('.').unwrap();
+    let number = |text: &str| text.parse::<u64>().unwrap();
+    let time = 1_000_000 * number(seconds) + number(microseconds);
+    (thread, 1000 * time)
+}
+
+/// Its duration is that of sampling, without the time that loading the kernel's programs takes: it starts
+/// after the last system call before the one that starts the first clock.
+#[test]
+fn a_recording_starts_when_sampling_does() {
+    if !geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let target = Target::start("busy");
+    let scratch = Scratch::new("record-start");
+    let (path, log) = (scratch.path("a.otlp"), scratch.path("calls"));
+    let pid = target.pid().to_string();
+    given_time(|seconds| {
+        let arguments = ["record", "-p", &pid, "-d", seconds, "-o", &path, "--json"];
+        let calls = "trace=bpf,ioctl,perf_event_open";
+        let record = command(&arguments);
+        let Some(mut strace) = under_strace_with(&["-ttt"], &record, calls, log.as_ref()) else {
+            return Ok(());
+        };
+        let answer = Answer::of(strace.output().unwrap()).expect(0);
+        let end = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let json = answer.json();
+        if json["method"] != "ebpf" {
+            eprintln!("skipped: {}", answer.stderr);
+            return Ok(());
+        }
+        if number(&json["samples"]) == 0 {
+            return Err(json);
+        }
+        let log = fs::read_to_string(&log).unwrap();
+        let lines: Vec<_> = log.lines().collect();
+        // Only clocks are stopped, not the events that report mappings.
+        let stop = lines
+            .iter()
+            .position(|it| it.contains("PERF_EVENT_IOC_DISABLE"));
+        let stop = stop.unwrap();
+        let clock = lines[stop].split("ioctl(").nth(1).unwrap();
+        let clock = clock.split('<').next().unwrap();
+        let call = format!(" ioctl({clock}<anon_inode:[perf_event]>, PERF_EVENT_IOC_ENABLE");
+        let enabled = lines[..stop].iter().rposition(|it| it.contains(&call));
+        let enabled = enabled.unwrap();
+        let (thread, _) = thread_and_time(lines[enabled]);
+        let earlier = lines[..enabled]
+            .iter()
+            .rev()
+            .map(|line| thread_and_time(line));
+        let before = earlier.filter(|it| it.0 == thread).map(|it| it.1).next();
+        let before = before.unwrap();
+        // This also checks that no sample is earlier or later.
+        let data = otlp::read(&path);
+        let scopes = data
+            .resource_profiles
+            .iter()
+            .flat_map(|it| &it.scope_profiles);
+        for profile in scopes.flat_map(|it| &it.profiles) {
+            let (start, duration) = (profile.time_unix_nano, profile.duration_nano);
+            assert_eq!(json["duration_ns"], duration);
+            assert!(start >= before, "{start}, {before}\n{}", lines[enabled]);
+            let wanted = 1e9 * seconds.parse::<f64>().unwrap();
+            assert!(duration as f64 >= wanted, "{duration}");
+            assert!(u128::from(duration + before) <= end.as_nanos());
+        }
         Ok(())
     });
 }

@@ -78,6 +78,16 @@ pub(crate) fn given_time<T, E: std::fmt::Debug>(
 /// `command` under strace(1), which writes these system calls of it, and of all its threads, to
 /// `file`. `None`, with a line on standard error, where there is no strace.
 pub(crate) fn under_strace(command: &Command, calls: &str, file: &Path) -> Option<Command> {
+    under_strace_with(&[], command, calls, file)
+}
+
+/// The same with further options of strace.
+pub(crate) fn under_strace_with(
+    options: &[&str],
+    command: &Command,
+    calls: &str,
+    file: &Path,
+) -> Option<Command> {
     if Command::new("strace").arg("-V").output().is_err() {
         eprintln!("skipped: strace is not installed");
         return None;
@@ -85,7 +95,7 @@ pub(crate) fn under_strace(command: &Command, calls: &str, file: &Path) -> Optio
     let mut strace = Command::new("strace");
     // Without stopping at every other system call, and with the path of each descriptor.
     strace.args(["-f", "-qq", "--seccomp-bpf", "-y", "-e", "signal=none"]);
-    strace.args(["-e", calls, "-o"]).arg(file);
+    strace.args(options).args(["-e", calls, "-o"]).arg(file);
     strace.arg("--").arg(command.get_program());
     strace.args(command.get_args()).stdin(Stdio::null());
     with_default_signals(&mut strace);
