@@ -226,6 +226,36 @@ fn stacks_of_coroutines_reach_their_start() {
     }
 }
 
+/// Code that is in no file, with unwind tables in the target's memory.
+#[test]
+fn stacks_through_the_vdso_reach_the_start() {
+    let Some(program) = Sampled::own().calls() else {
+        return;
+    };
+    let mut command = Command::new(program);
+    let command = command.args(["1000000000", "t"]);
+    let Some((counts, catalog, samples)) = record("vDSO", command, false) else {
+        return;
+    };
+    assert_share("with and without the vDSO", &counts, COMPLETE);
+    let is_in_vdso = |sample: &&Sample| {
+        let process = catalog.thread_facts(sample.thread).process;
+        let mut mappings = catalog.process(process).mappings.iter();
+        let vdso = mappings.find(|it| catalog.module_facts(it.module).path == "[vdso]");
+        let vdso = vdso.expect("every process has it");
+        let mut addresses = catalog.frames(sample.user_stack).filter_map(Frame::address);
+        addresses.any(|address| (vdso.start..vdso.end).contains(&address))
+    };
+    let inside: Vec<_> = samples.iter().filter(is_in_vdso).collect();
+    // The program does little else.
+    assert!(4 * inside.len() > samples.len(), "{}", inside.len());
+    let reaches = |sample: &&&Sample| reaches_start(&catalog, sample) == Some(true);
+    let whole = inside.iter().filter(reaches).count() as u64;
+    let all = inside.len() as u64;
+    eprintln!("vDSO: {whole} of {all} stacks reach the start");
+    assert!(100 * whole >= COMPLETE * all, "{whole} of {all}");
+}
+
 /// They have neither unwind tables nor a frame pointer, but a known shape.
 #[test]
 #[cfg(target_arch = "x86_64")]
