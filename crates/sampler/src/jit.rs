@@ -18,7 +18,7 @@ use otelctx_track::schedule::Backoff;
 use crate::{INTERVAL, monotonic};
 
 /// Maximum number of functions whose names are kept, of all processes.
-pub(crate) const MAX_FUNCTIONS: usize = 256 * 1024;
+const MAX_FUNCTIONS: usize = 256 * 1024;
 /// Maximum number of bytes that are read of a file at a time.
 const CHUNK: usize = 1 << 20;
 /// Maximum number of such reads of the rest of a jitdump file when its process ends.
@@ -332,6 +332,12 @@ impl Default for GeneratedCode {
     }
 }
 
+/// Maximum number of functions of a process, given how many all others have: half of the room that they
+/// leave, so that no process takes the room of those that are sampled later.
+pub(crate) fn max_functions(others: usize) -> usize {
+    MAX_FUNCTIONS.saturating_sub(others) / 2
+}
+
 impl GeneratedCode {
     /// Number of functions.
     pub(crate) fn len(&self) -> usize {
@@ -387,25 +393,26 @@ impl GeneratedCode {
     }
 
     /// Reads what the runtime has announced since the last time. `dump` opens the jitdump
-    /// file. Keeps at most `room` more functions.
+    /// file. Keeps at most `limit` functions, three quarters of them from a map: it must leave room for the
+    /// jitdump file, which has the times of its functions.
     pub(crate) fn update(
         &mut self,
         process: &remote::Process,
         dump: impl FnOnce() -> Option<File>,
-        room: usize,
+        limit: usize,
     ) -> Unread {
         let start = Instant::now();
         if self.searches.is_due(start) {
             let found = self.map.find(|| perf_map(process)) | self.dump.find(dump);
             self.searches.done(Instant::now(), start.elapsed(), found);
         }
-        self.read(room, 1).0
+        self.read(limit, 1).0
     }
 
     /// Reads what the runtime has announced when its process has ended, or executes another program: a jitdump
     /// file whose last record is incomplete stays so.
-    pub(crate) fn finish(&mut self, room: usize) -> Unread {
-        let (mut unread, is_all) = self.read(room, MAX_LAST_READS);
+    pub(crate) fn finish(&mut self, limit: usize) -> Unread {
+        let (mut unread, is_all) = self.read(limit, MAX_LAST_READS);
         if is_all && self.dump.is_cut() {
             unread.dumps += 1;
             // It was counted.
@@ -415,21 +422,20 @@ impl GeneratedCode {
     }
 
     /// Reads each file at most `times` times. Returns whether that was all of the jitdump file, too.
-    fn read(&mut self, room: usize, times: usize) -> (Unread, bool) {
+    fn read(&mut self, limit: usize, times: usize) -> (Unread, bool) {
         let now = monotonic();
         let since = std::mem::replace(&mut self.last_read, now);
-        let limit = self.functions.len() + room;
         let functions = &mut self.functions;
         let mut unread = Unread::default();
-        let mut add = |next: Next<'_>| {
+        let mut add = |next: Next<'_>, limit| {
             unread.dumps += u64::from(next == Next::Damaged);
             let is_kept = apply(functions, next, (since, now), limit);
             unread.names += u64::from(!is_kept);
         };
         let mut is_all = false;
         for _ in 0..times {
-            let has_more = self.map.read(&mut add);
-            is_all = !self.dump.read(&mut add);
+            let has_more = self.map.read(|next| add(next, limit - limit / 4));
+            is_all = !self.dump.read(|next| add(next, limit));
             if is_all && !has_more {
                 break;
             }
@@ -473,7 +479,7 @@ fn perf_map(process: &remote::Process) -> Option<File> {
     process.open_own_file(&PathBuf::from(format!("tmp/perf-{pid}.map")))
 }
 
-/// Adds a function. Returns false if there are too many.
+/// Adds a function. Returns false if there are too many, unless it takes the place of another one.
 fn insert(
     functions: &mut BTreeMap<u64, Function>,
     entry: &Entry<'_>,
@@ -486,7 +492,8 @@ fn insert(
     if entry.size == 0 {
         return true;
     }
-    if functions.len() >= limit {
+    let overlaps = overlaps(functions, entry.start, end);
+    if functions.len() >= limit && !overlaps {
         return false;
     }
     let name = &entry.name[..entry.name.len().min(MAX_NAME)];
@@ -495,7 +502,7 @@ fn insert(
     // unknown which of the two a sample from that time is in.
     let since = match entry.time {
         Some(time) => (time, time),
-        None if overlaps(functions, entry.start, end) => (last_read, now),
+        None if overlaps => (last_read, now),
         None => (last_read, last_read),
     };
     place(functions, entry.start, end, frame, since);
@@ -787,27 +794,62 @@ mod tests {
         assert_eq!(code.len(), 3);
     }
 
-    /// Its holes have no lines: they are skipped.
     #[test]
-    fn a_map_of_a_gibibyte_is_read_piece_by_piece() {
-        let mut file = tempfile("large");
-        file.write_all(b"1000 20 first\n").unwrap();
+    fn a_map_of_a_gibibyte_is_read_piece_by_piece_and_leaves_room_for_other_names() {
+        const LINES: u64 = 100_000;
+        const LIMIT: usize = 1000;
+        let (mut file, mut text) = (tempfile("large"), String::new());
+        for number in 0..LINES {
+            writeln!(text, "{:x} 10 function_{number}", 0x10_0000 + 0x10 * number).unwrap();
+        }
+        file.write_all(text.as_bytes()).unwrap();
+        // What is between them has no lines.
         let size = 1 << 30;
-        file.write_all_at(b"\n2000 20 last\n", size).unwrap();
+        file.write_all_at(b"\n100000 10 other\n2000 10 last\n", size)
+            .unwrap();
         let own = remote::Process::open(std::process::id() as i32).unwrap();
         let mut code = GeneratedCode::default();
         code.map.file = Some(file);
-        for pieces in 1..=3 {
-            assert_eq!(code.update(&own, || None, MAX_FUNCTIONS), Unread::default());
-            assert_eq!(code.map.position, pieces * CHUNK as u64);
-            assert_eq!(code.len(), 1);
+        let (mut skipped, mut pieces) = (0, 0);
+        while code.map.position < text.len() as u64 {
+            let unread = code.update(&own, || None, LIMIT);
+            skipped += unread.names;
+            pieces += 1;
+            assert!(code.map.position <= pieces * CHUNK as u64);
+            assert_eq!(code.len(), 750);
         }
+        assert!(pieces > 2, "{pieces}");
+        assert_eq!(skipped, LINES - 750);
         code.map.position = size - CHUNK as u64;
-        for _ in 0..2 {
-            assert_eq!(code.update(&own, || None, MAX_FUNCTIONS), Unread::default());
+        let unread = [0, 1].map(|_| code.update(&own, || None, LIMIT).names);
+        assert_eq!(unread, [0, 1]);
+        // Other code in the place of a function has no name of its.
+        let name = |code: &GeneratedCode, address| {
+            let Some(Frame::Named(named)) = code.name(address, monotonic(), None) else {
+                return None;
+            };
+            Some(named.function.clone())
+        };
+        assert_eq!(name(&code, 0x10_0000).as_deref(), Some("other"));
+        assert_eq!(name(&code, 0x10_0010).as_deref(), Some("function_1"));
+        assert_eq!(name(&code, 0x2000), None);
+        let dump = tempfile("beside");
+        dump.write_all_at(&jit_dump(), 0).unwrap();
+        code.dump.file = Some(dump);
+        assert_eq!(code.update(&own, || None, LIMIT), Unread::default());
+        assert_eq!(code.len(), 752);
+        assert_eq!(name(&code, 0x2000).as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn there_is_room_for_each_of_many_processes() {
+        let mut all = 0;
+        for number in 1..=10 {
+            let limit = max_functions(all);
+            assert_eq!(limit, MAX_FUNCTIONS >> number);
+            all += limit;
         }
-        assert_eq!(code.len(), 2);
-        assert!(code.name(0x2010, monotonic(), None).is_some());
+        assert_eq!(max_functions(MAX_FUNCTIONS + 1), 0);
     }
 
     /// A file without a name.

@@ -16,7 +16,7 @@ use reader::runtime::{RuntimeError, RuntimeProcess, RuntimeReading, ThreadView, 
 
 use crate::code::{CodeMappings, MemoryChange, Modules, Report};
 use crate::incomplete::Places;
-use crate::jit::{MAX_FUNCTIONS, Unread};
+use crate::jit::{self, Unread};
 use crate::process::SampledProcess;
 
 /// Budget for polling tracked processes between two drains. Slow scans must not delay samples until
@@ -365,10 +365,11 @@ impl Processes {
         Some(named.collect())
     }
 
-    /// How many more generated functions are kept.
-    fn room_for_generated(&self) -> usize {
-        let functions = self.tracker.iter().map(|it| it.data.generated.len());
-        MAX_FUNCTIONS.saturating_sub(functions.sum())
+    /// How many generated functions of a process are kept.
+    fn max_functions(&self, pid: i32) -> usize {
+        let tracked = self.tracker.iter();
+        let others = tracked.filter(|it| it.process.pid() != pid);
+        jit::max_functions(others.map(|it| it.data.generated.len()).sum())
     }
 
     fn count_unread(&mut self, unread: Unread) {
@@ -378,7 +379,7 @@ impl Processes {
 
     /// Reads what a process's runtime has announced.
     fn update_generated(&mut self, pid: i32) {
-        let room = self.room_for_generated();
+        let limit = self.max_functions(pid);
         let Some(Tracked { process, data }) = self.tracker.get_mut(pid) else {
             return;
         };
@@ -387,7 +388,7 @@ impl Processes {
                 data.generated.search();
             }
             let dump = || data.code.open_jit_dump(running);
-            let unread = data.generated.update(running, dump, room);
+            let unread = data.generated.update(running, dump, limit);
             self.count_unread(unread);
         }
     }
@@ -398,9 +399,9 @@ impl Processes {
         if self.tracker.get(pid).is_none_or(|it| !is_read(it)) {
             return;
         }
-        let room = self.room_for_generated();
+        let limit = self.max_functions(pid);
         if let Some(Tracked { data, .. }) = self.tracker.get_mut(pid) {
-            let unread = data.generated.finish(room);
+            let unread = data.generated.finish(limit);
             self.count_unread(unread);
         }
     }
@@ -763,6 +764,49 @@ mod tests {
             panic!("{frame:?}")
         };
         assert_eq!(named.function, "late");
+    }
+
+    #[test]
+    fn names_of_one_process_leave_room_for_those_of_others() {
+        // More than are kept of all processes.
+        const MANY: u64 = 300_000;
+        let mut processes = Processes::new(reader::Options::default(), None);
+        let children = [(); 3].map(|()| Sleeper::start());
+        let pids = children.each_ref().map(|it| it.0.id() as i32);
+        let lines = [MANY, 1000, MANY];
+        let maps = pids.iter().zip(lines).map(|(pid, lines)| {
+            let line = |number| format!("{:x} 10 of_{pid}_{number}\n", 0x10_0000 + 0x10 * number);
+            PerfMap::write(*pid, &(0..lines).map(line).collect::<String>())
+        });
+        let maps: Vec<_> = maps.collect();
+        for pid in pids {
+            processes.add(pid).unwrap();
+            // 1 MiB at a time.
+            for _ in 0..10 {
+                processes.update_generated(pid);
+            }
+        }
+        drop(maps);
+        let total = 256 * 1024;
+        let first = total / 2 * 3 / 4;
+        let third = (total - first - 1000) / 2 * 3 / 4;
+        for (pid, (lines, kept)) in
+            pids.into_iter()
+                .zip([(MANY, first), (1000, 1000), (MANY, third)])
+        {
+            let generated = &processes.get_mut(pid).unwrap().data.generated;
+            assert_eq!(generated.len() as u64, kept);
+            for number in [0, kept - 1, kept, lines - 1] {
+                let name = generated.name(0x10_0000 + 0x10 * number, monotonic(), None);
+                let Some(Frame::Named(named)) = &name else {
+                    assert!(number >= kept && name.is_none());
+                    continue;
+                };
+                assert!(number < kept);
+                assert_eq!(named.function, format!("of_{pid}_{number}"));
+            }
+        }
+        assert_eq!(processes.counts.skipped_names, 2 * MANY - first - third);
     }
 
     #[test]
