@@ -516,6 +516,11 @@ impl Modules {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use otelctx_fixtures::python::Interpreter;
+    use otelctx_fixtures::{Compiler, Node, Target, program_source};
+
     use super::*;
 
     fn region(start: u64, end: u64, path: &str) -> Region {
@@ -578,6 +583,42 @@ mod tests {
         reported.map(0x9000, 0xa000, "");
         assert_eq!(reported.all()[4..], [("//anon", 60)]);
         assert!(reported.code.contain(0x2fff) && !reported.code.contain(0x3000));
+    }
+
+    /// The runtime that the mappings of a process show.
+    fn runtime(target: &Target) -> Option<(FrameKind, &'static str)> {
+        let process = remote::Process::open(target.pid()).unwrap();
+        let mut code = CodeMappings::default();
+        assert!(code.read(&process, &mut Modules::default()));
+        code.runtime()
+    }
+
+    #[test]
+    fn runtimes_are_known_by_what_is_mapped() {
+        if let Some(node) = Node::find() {
+            let target = Target::spawn(node.command(&[], "spinning.js").arg("600000"));
+            assert_eq!(runtime(&target), Some((FrameKind::V8JS, "[JavaScript]")));
+        }
+        for interpreter in Interpreter::with_version("3.12") {
+            let target = Target::spawn(interpreter.command("spinning.py").arg("600000"));
+            let expected = Some((FrameKind::CPYTHON, "[Python]"));
+            assert_eq!(runtime(&target), expected, "{interpreter}");
+        }
+        // Its compiler of source files is not in every package.
+        let has_java = Command::new("javac").arg("-version").output();
+        if has_java.is_ok_and(|it| it.status.success()) {
+            let mut command = Command::new("java");
+            command.arg(program_source("spinning.java")).arg("600000");
+            let target = Target::spawn(&mut command);
+            assert_eq!(runtime(&target), Some((FrameKind::JVM, "[Java]")));
+        } else {
+            eprintln!("skipped: there is no Java");
+        }
+        let sources = ["threads.c", "variable.c"];
+        if let Some(program) = Compiler::gcc().program(&sources, &["-DLINKED", "-rdynamic"]) {
+            let target = Target::spawn(Command::new(program).arg("workers=1"));
+            assert_eq!(runtime(&target), None);
+        }
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! The names of the code that ran: of files that are replaced, deleted, closed, or that run for
 //! milliseconds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use nix::unistd::geteuid;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::profiles::v1development::{Line, ProfilesData};
-use otelctx_fixtures::Compiler;
+use otelctx_fixtures::python::Interpreter;
+use otelctx_fixtures::{Compiler, Node};
 use prost::Message as _;
 
 use crate::otlp;
@@ -247,6 +249,113 @@ fn named_as_announced(answer: &Answer, samples: &[Seen]) -> (usize, usize) {
         }
     }
     (named, all)
+}
+
+/// In its own mount namespace, the program's map is in a `/tmp` of its own, and named for its ID there.
+#[test]
+fn generated_code_in_a_container_has_the_names_that_its_runtime_announced() {
+    let Some(program) = Compiler::gcc().program(&["generated.c"], &["-O1"]) else {
+        return;
+    };
+    let scratch = Scratch::new("code-contained");
+    let unshare = ["unshare", "-m", "-p", "-f", "--mount-proc", "sh", "-c"];
+    let script = "mount -t tmpfs none /tmp && exec $0 $1 400";
+    for by in ["map", "dump"] {
+        let mut found = Vec::new();
+        let is_named = (0..3).any(|_| {
+            let command = [&unshare[..], &[script, program.to_str().unwrap(), by]].concat();
+            let Some((answer, samples)) = record(&scratch, &command) else {
+                return true;
+            };
+            let (named, all) = named_as_announced(&answer, &samples);
+            found.push((named, all));
+            all > 50 && 100 * named >= 90 * all
+        });
+        assert!(is_named, "{by}: {found:?}");
+    }
+}
+
+/// Records a program `spinning`, and returns the samples of the time that it has written.
+fn record_spinning(scratch: &Scratch, command: &mut Command) -> Option<Vec<Seen>> {
+    command.arg("3000");
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(|it| it.to_str().unwrap()).collect();
+    let (answer, mut samples) = record(scratch, &words)?;
+    assert!(!answer.stdout.contains("damaged"), "{answer:?}");
+    // The runtimes leave their maps there.
+    for pid in samples.iter().map(|it| it.pid).collect::<BTreeSet<_>>() {
+        let _ = fs::remove_file(format!("/tmp/perf-{pid}.map"));
+    }
+    let mut lines = answer.stdout.lines();
+    let times = lines.find_map(|line| line.strip_prefix("spun ")).unwrap();
+    let (start, end) = times.split_once(' ').unwrap();
+    let interval = start.parse::<u64>().unwrap()..end.parse::<u64>().unwrap();
+    samples.retain(|it| interval.contains(&it.time));
+    assert!(samples.len() > 50, "{words:?}: {}", samples.len());
+    Some(samples)
+}
+
+/// Checks that this share of samples, in percent, or more, has each of the functions, once.
+fn assert_calls(samples: &[Seen], functions: &[&str], share: usize, what: &str) {
+    for function in functions {
+        let count = |it: &Seen| it.functions.iter().filter(|it| it == function).count();
+        let calling = samples.iter().filter(|it| count(it) == 1).count();
+        let all = samples.len();
+        assert!(
+            100 * calling >= share * all,
+            "{what}: {calling} of {all} call {function}"
+        );
+        assert!(
+            samples.iter().all(|it| count(it) <= 1),
+            "{what}: {function}"
+        );
+    }
+}
+
+const SPINNING: [&str; 2] = ["only_inner", "only_outer"];
+
+#[test]
+fn functions_of_node_have_the_names_that_it_announces() {
+    let Some(node) = Node::find() else { return };
+    let scratch = Scratch::new("code-node");
+    let folder = format!("--perf-prof-path={}", scratch.path(""));
+    let map = ["--perf-basic-prof", "--interpreted-frames-native-stack"];
+    let dump = ["--perf-prof", &folder, "--interpreted-frames-native-stack"];
+    for flags in [&map[..], &dump[..]] {
+        let mut command = node.command(flags, "spinning.js");
+        let Some(samples) = record_spinning(&scratch, &mut command) else {
+            return;
+        };
+        assert_calls(&samples, &SPINNING, 90, flags[0]);
+    }
+    let mut command = node.command(&[], "spinning.js");
+    if let Some(samples) = record_spinning(&scratch, &mut command) {
+        let named = samples.iter().filter(|it| it.calls("[JavaScript]")).count();
+        assert!(
+            100 * named >= 90 * samples.len(),
+            "{named} of {}",
+            samples.len()
+        );
+        assert!(
+            !samples
+                .iter()
+                .any(|it| SPINNING.iter().any(|name| it.calls(name)))
+        );
+    }
+}
+
+/// The recorder reads its frames itself. What it announces for perf does not name them once more.
+#[test]
+fn functions_of_python_have_names_once_where_it_announces_them_too() {
+    let scratch = Scratch::new("code-python");
+    for interpreter in Interpreter::with_version("3.12").into_iter().take(1) {
+        let mut command = Command::new(&interpreter.path);
+        let program = interpreter.command("spinning.py");
+        command.args(["-X", "perf"]).args(program.get_args());
+        if let Some(samples) = record_spinning(&scratch, &mut command) {
+            assert_calls(&samples, &SPINNING, 90, "3.12");
+        }
+    }
 }
 
 #[test]
