@@ -333,7 +333,7 @@ impl Default for GeneratedCode {
 }
 
 /// Maximum number of functions of a process, given how many all others have: half of the room that they
-/// leave, so that no process takes the room of those that are sampled later.
+/// leave, so that no process takes the room of later ones.
 pub(crate) fn max_functions(others: usize) -> usize {
     MAX_FUNCTIONS.saturating_sub(others) / 2
 }

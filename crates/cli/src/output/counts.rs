@@ -32,6 +32,21 @@ pub(crate) struct CountsJson {
     context_conflicts: u64,
 }
 
+/// The share of stacks that are incomplete, such as `2.0 %`; `None` if there are none.
+pub(crate) fn incomplete_stacks(counts: &Counts) -> Option<String> {
+    let incomplete: u64 = counts.incomplete_stacks.iter().sum();
+    let all = counts.complete_stacks + incomplete + counts.truncated_stacks;
+    (incomplete > 0).then(|| share(incomplete, all))
+}
+
+/// A share in percent.
+pub(crate) fn share(number: u64, all: u64) -> String {
+    match 100.0 * number as f64 / all as f64 {
+        percent if percent < 0.1 => "<0.1 %".to_owned(),
+        percent => format!("{percent:.1} %"),
+    }
+}
+
 impl CountsJson {
     pub(crate) fn of(counts: &Counts) -> Self {
         Self {

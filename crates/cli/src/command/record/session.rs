@@ -11,6 +11,7 @@ use otelctx_sampler::{IncompleteStacks, Method, Options, Sampler, Targets, monot
 
 use super::progress::Progress;
 use crate::command::filter;
+use crate::command::limits::limits;
 use crate::error::Error;
 use crate::output::terminal;
 use crate::{Setup, interrupt};
@@ -57,26 +58,14 @@ impl Session {
         options.kernel_object = plan.setup.kernel_object;
         let mut sampler = filter::start(&mut options, &plan.given)?;
         let method = sampler.method().clone();
-        if let Method::Ptrace(why) = &method {
-            terminal::complain(
-                &format!("sampling with ptrace, which stops threads briefly: {why}"),
-                None,
-            );
-            if plan.ptrace_frequency != options.frequency {
-                drop(sampler);
-                options.frequency = plan.ptrace_frequency;
-                options.without_ebpf = true;
-                sampler = filter::start(&mut options, &plan.given)?;
-            }
+        for limit in limits(&sampler) {
+            terminal::complain(&limit, None);
         }
-        if let Some(why) = sampler.without_tables() {
-            terminal::complain(
-                &format!("stacks of programs without frame pointers are incomplete: {why}"),
-                None,
-            );
-        } else if let Some(why) = sampler.without_loops() {
-            let most = sampler.max_frames();
-            terminal::complain(&format!("stacks have at most {most} frames: {why}"), None);
+        if matches!(method, Method::Ptrace(_)) && plan.ptrace_frequency != options.frequency {
+            drop(sampler);
+            options.frequency = plan.ptrace_frequency;
+            options.without_ebpf = true;
+            sampler = filter::start(&mut options, &plan.given)?;
         }
         let period = options.period();
         let start = sampler.started();

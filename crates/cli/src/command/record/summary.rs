@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::gil::GilSamples;
 use super::output::Written;
 use super::send::Delivery;
-use crate::output::counts::CountsJson;
+use crate::output::counts::{CountsJson, incomplete_stacks, share};
 use crate::output::terminal::escape;
 use crate::output::text::{count, grouped};
 
@@ -108,12 +108,8 @@ impl Summary {
         let counts = &self.counts;
         let incomplete: u64 = counts.incomplete_stacks.iter().sum();
         let all = counts.complete_stacks + incomplete + counts.truncated_stacks;
-        if incomplete == 0 || all == 0 {
+        let Some(total) = incomplete_stacks(counts) else {
             return String::new();
-        }
-        let share = |number: u64| match 100.0 * number as f64 / all as f64 {
-            percent if percent < 0.1 => "<0.1 %".to_owned(),
-            percent => format!("{percent:.1} %"),
         };
         let is_counted = |it: &&IncompleteStacks| it.end != StackEnd::Limit;
         let mut places = Vec::new();
@@ -125,11 +121,11 @@ impl Summary {
                 "" => "unknown code",
                 module => module,
             };
-            let (share, module) = (share(place.samples), escape(module));
+            let (share, module) = (share(place.samples, all), escape(module));
             places.push(format!("{share} in {module} ({})", place.end));
         }
         let places = places.join(", ");
-        format!("  {} of stacks incomplete: {places}\n", share(incomplete))
+        format!("  {total} of stacks incomplete: {places}\n")
     }
 
     /// The JSON object of docs/json.md.

@@ -12,7 +12,7 @@ use super::rows::{By, Key, Row, attribute_keys, rows};
 use super::{Plan, attribute};
 use crate::error::Error;
 use crate::interrupt;
-use crate::output::counts::CountsJson;
+use crate::output::counts::{CountsJson, incomplete_stacks};
 use crate::output::terminal::{self, Style, Terminal};
 use crate::output::text::{count, grouped};
 use crate::output::{clock, json};
@@ -103,14 +103,17 @@ fn table(
     ];
     let missing = missing.into_iter().filter(|(number, _)| *number > 0);
     let missing = missing.map(|(number, what)| format!(" · {} {what}", grouped(number as usize)));
+    let incomplete = incomplete_stacks(&counts);
+    let incomplete = incomplete.map(|share| format!(" · {share} of stacks incomplete"));
     let mut text = format!(
-        "{}  CPU {} % of {} % · {} in {:.1} s{}\n",
+        "{}  CPU {} % of {} % · {} in {:.1} s{}{}\n",
         clock::local(SystemTime::now()),
         share.percent(window.samples()),
         plan.cpus * 100,
         count(window.samples() as usize, "sample", "samples"),
         window.wall() as f64 / 1e9,
         missing.collect::<String>(),
+        incomplete.unwrap_or_default(),
     );
     let mut columns = columns(rows, by, attribute, share);
     // Bars are for terminals; this output may be searched.
@@ -179,11 +182,7 @@ fn line_of_json(
         wall_ns: window.wall(),
         period_ns: share.period,
         cpus: plan.cpus,
-        method: if plan.stopping.is_some() {
-            "ptrace"
-        } else {
-            "ebpf"
-        },
+        method: if plan.is_stopping { "ptrace" } else { "ebpf" },
         samples: window.samples(),
         with_context: attached.map(|(_, samples)| samples).sum(),
         lost: window.counts().lost,

@@ -21,6 +21,7 @@ use otelctx_sampler::{Method, Targets};
 
 use crate::command::child::{self, Waiting};
 use crate::command::filter::{self, Filter, NONE, Select};
+use crate::command::limits::limits;
 use crate::command::{ids, seconds};
 use crate::error::Error;
 use crate::output::terminal;
@@ -116,8 +117,10 @@ struct Plan {
     /// CPU time that one sample stands for, in nanoseconds.
     period: u64,
     cpus: usize,
-    /// Why threads are stopped to sample them, if they are.
-    stopping: Option<String>,
+    /// Whether threads are stopped to sample them.
+    is_stopping: bool,
+    /// What cannot be sampled as well as on other kernels.
+    limits: Vec<String>,
     /// The command, if one was started.
     child: Option<Child>,
 }
@@ -160,10 +163,8 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     options.runtimes = setup.runtimes.clone();
     options.kernel_object = setup.kernel_object;
     let sampler = filter::start(&mut options, &arguments.pid)?;
-    let stopping = match sampler.method() {
-        Method::Ptrace(why) => Some(why.to_string()),
-        _ => None,
-    };
+    let is_stopping = matches!(sampler.method(), Method::Ptrace(_));
+    let limits = limits(&sampler);
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
     let live = io::stdout().is_terminal()
         && !(dumb || arguments.batch || arguments.json || arguments.iterations.is_some());
@@ -184,7 +185,8 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         deadline: arguments.duration.map(|duration| Instant::now() + duration),
         period: options.period(),
         cpus: online_cpus(),
-        stopping,
+        is_stopping,
+        limits,
         child: child.map_err(cannot_start)?,
     };
     let window = match (arguments.window, live) {
@@ -197,11 +199,8 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let done = if live {
         live::run(&mut feed, &plan)
     } else {
-        if let Some(why) = &plan.stopping {
-            terminal::complain(
-                &format!("sampling with ptrace, which stops threads briefly: {why}"),
-                None,
-            );
+        for limit in &plan.limits {
+            terminal::complain(limit, None);
         }
         batch::run(&mut feed, &plan, arguments.json, arguments.iterations)
     };

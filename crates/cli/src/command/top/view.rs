@@ -26,8 +26,10 @@ pub(super) struct Shown {
     pub(super) lost: u64,
     /// Samples of processes that cannot be traced.
     pub(super) not_traceable: u64,
-    /// Why threads are stopped to sample them, if they are.
-    pub(super) stopping: Option<String>,
+    /// The share of incomplete stacks, such as `2.0 %`.
+    pub(super) incomplete: Option<String>,
+    /// What cannot be sampled as well as on other kernels; empty for nothing.
+    pub(super) limits: String,
     /// Innermost frames of the selected row's most frequent stack, and its number of samples.
     pub(super) stack: Option<(Vec<String>, u64)>,
 }
@@ -38,8 +40,7 @@ struct Layout {
     /// First row of the table, and number of rows.
     rows: (u16, u16),
     details: (u16, u16),
-    /// Why threads are stopped.
-    stopping: Option<u16>,
+    limits: Option<u16>,
     keys: Option<u16>,
 }
 
@@ -48,8 +49,8 @@ impl Layout {
         let height = area.height;
         let keys = (height > 3).then(|| height - 1);
         let mut bottom = keys.unwrap_or(height);
-        let stopping = (shown.stopping.is_some() && height > 6).then(|| bottom - 1);
-        bottom = stopping.unwrap_or(bottom);
+        let limits = (!shown.limits.is_empty() && height > 6).then(|| bottom - 1);
+        bottom = limits.unwrap_or(bottom);
         // The values have their own line if there is room and the rows do not show them already.
         let head = match height {
             0..=1 => 0,
@@ -63,7 +64,7 @@ impl Layout {
             head,
             rows: (first, bottom - first - details),
             details: (bottom - details, details),
-            stopping,
+            limits,
             keys,
         }
     }
@@ -106,12 +107,8 @@ pub(super) fn draw(buffer: &mut Buffer, area: Rect, state: &State, shown: &Shown
         };
         paint.text(layout.details.0 + at as u16, text, style);
     }
-    if let (Some(at), Some(why)) = (layout.stopping, &shown.stopping) {
-        let text = format!(
-            "sampling with ptrace, which stops threads briefly: {}",
-            escape(why)
-        );
-        paint.text(at, &text, paint.coloured(Color::Yellow));
+    if let Some(at) = layout.limits {
+        paint.text(at, &escape(&shown.limits), paint.coloured(Color::Yellow));
     }
     if let Some(at) = layout.keys {
         paint.text(at, &keys(state, area.width.into()), Modifier::DIM.into());
@@ -271,6 +268,9 @@ fn summary(state: &State, shown: &Shown) -> String {
     if shown.not_traceable > 0 {
         let samples = grouped(shown.not_traceable as usize);
         parts.push(format!("{samples} not traceable"));
+    }
+    if let Some(share) = &shown.incomplete {
+        parts.push(format!("{share} of stacks incomplete"));
     }
     parts.join(" · ")
 }

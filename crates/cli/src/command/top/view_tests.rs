@@ -49,7 +49,8 @@ fn shown_of(window: &Window, state: &State) -> Shown {
         attached: window.samples() * 9 / 10,
         lost: 0,
         not_traceable: 0,
-        stopping: None,
+        incomplete: None,
+        limits: String::new(),
         stack: None,
     }
 }
@@ -212,19 +213,21 @@ fn a_chosen_row_tells_everything() {
 }
 
 #[test]
-fn what_is_lost_and_why_threads_are_stopped_is_said() {
+fn what_is_lost_or_incomplete_and_why_threads_are_stopped_is_said() {
     let (window, mut state) = (window(), state());
     let mut shown = shown_of(&window, &state);
     (shown.lost, shown.not_traceable) = (1234, 56);
-    shown.stopping = Some("eBPF is not permitted\x1b[2J".into());
+    shown.incomplete = Some("2.0 %".into());
+    shown.limits = "sampling with ptrace: eBPF is not permitted\x1b[2J".into();
     state.paused = true;
-    let lines = screen(120, 10, &state, &shown);
+    let lines = screen(160, 10, &state, &shown);
     let paused = "PAUSED · CPU 50.0 % of 200 % · 1,234 lost · ";
     assert!(lines[0].starts_with(paused), "{lines:#?}");
-    assert!(lines[0].ends_with(" s · 56 not traceable"), "{lines:#?}");
+    let end = " s · 56 not traceable · 2.0 % of stacks incomplete";
+    assert!(lines[0].ends_with(end), "{lines:#?}");
     assert_eq!(
         lines[8],
-        "sampling with ptrace, which stops threads briefly: eBPF is not permitted\\u{1b}[2J"
+        "sampling with ptrace: eBPF is not permitted\\u{1b}[2J"
     );
 }
 

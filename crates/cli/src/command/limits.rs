@@ -1,0 +1,23 @@
+//! What a sampler cannot do on this kernel, in one line each.
+
+use otelctx_sampler::{Method, Sampler};
+
+/// The limits, most important first. Most samplers have none.
+pub(super) fn limits(sampler: &Sampler) -> Vec<String> {
+    let mut limits = Vec::new();
+    if let Method::Ptrace(why) = sampler.method() {
+        limits.push(format!(
+            "sampling with ptrace, which stops threads briefly, and shows too little computing \
+             and too much waiting on a busy machine: {why}"
+        ));
+    }
+    if let Some(why) = sampler.without_tables() {
+        limits.push(format!(
+            "stacks of programs without frame pointers are incomplete: {why}"
+        ));
+    } else if let Some(why) = sampler.without_loops() {
+        let most = sampler.max_frames();
+        limits.push(format!("stacks have at most {most} frames: {why}"));
+    }
+    limits
+}
