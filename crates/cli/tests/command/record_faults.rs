@@ -355,6 +355,7 @@ fn an_empty_recording_says_why() {
     assert!(fs::read_to_string(&path).unwrap().contains("No samples."));
     let report = otelctx(&["report", &otlp]).expect(0).stdout;
     assert_eq!(report, "the recording has no samples\n");
+    assert!(!answer.stderr.contains("former content"), "{answer:?}");
     let target = Target::start("busy");
     let pid = target.pid().to_string();
     let filter = ["--filter", "service.name=busy shop"];
@@ -394,6 +395,43 @@ fn an_empty_recording_says_why() {
             .contains("no sampled process publishes readable thread contexts"),
         "{answer:?}"
     );
+}
+
+/// As when a recording is interrupted at once.
+#[test]
+fn an_empty_recording_does_not_replace_files() {
+    let scratch = Scratch::new("record-kept");
+    let [otlp, svg, new] = ["a.otlp", "a.svg", "b.svg"].map(|name| scratch.path(name));
+    fs::write(&otlp, "before").unwrap();
+    fs::write(&svg, "before").unwrap();
+    let (sleeper, target) = (Sleeper::start(), Target::start("busy"));
+    let record = |seconds: &str, pid: &str, more: &[&str]| {
+        let all = ["record", "-d", seconds, "-p", pid, "-o", &otlp, "-o", &svg];
+        otelctx(&[&all, more].concat()).expect(0)
+    };
+    let line =
+        format!("otelctx: {otlp}, {svg} keep their former content: the recording has no samples\n");
+    let busy = target.pid().to_string();
+    let none = ["--filter", "service.name=none"];
+    for (pid, more) in [(sleeper.pid(), &["-o", &new][..]), (busy.clone(), &none)] {
+        let answer = record("0.3", &pid, more);
+        assert!(answer.stderr.ends_with(&line), "{answer:?}");
+        assert!(!answer.stdout.contains("a.otlp"), "{answer:?}");
+        for path in [&otlp, &svg] {
+            assert_eq!(fs::read_to_string(path).unwrap(), "before", "{pid}");
+        }
+    }
+    assert!(fs::read_to_string(&new).unwrap().contains("No samples."));
+    given_time(|seconds| {
+        let answer = record(seconds, &busy, &[]);
+        if answer.stderr.contains(&line) {
+            return Err(answer);
+        }
+        assert!(!answer.stderr.contains("former content"), "{answer:?}");
+        otelctx(&["report", &otlp]).expect(0);
+        assert_ne!(fs::read_to_string(&svg).unwrap(), "before");
+        Ok(())
+    });
 }
 
 /// As with servers that fork their workers before they are recorded.

@@ -103,8 +103,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Status, Error> {
     options.by = output::root(None, &profile);
     let (directory, written, failed) = match files.make() {
         Ok((directory, paths)) => {
-            let (written, failed) = output::write(&profile, &options, &paths);
-            (Some(directory), written, failed)
+            let finished = output::write(&profile, &options, &paths);
+            (Some(directory), finished.written, finished.failed)
         }
         Err(error) => (None, Vec::new(), vec![error]),
     };

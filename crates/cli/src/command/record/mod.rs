@@ -191,13 +191,14 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         // Standard error may be closed.
         let _ = writeln!(io::stderr(), "otelctx: {}", escape(&failure));
     }
-    let (written, not_written) = outputs.map(Outputs::finish).unwrap_or_default();
-    failed.extend(not_written);
+    let mut finished = outputs.map(Outputs::finish).unwrap_or_default();
+    failed.append(&mut finished.failed);
+    let written = &finished.written;
     let explanation = before
         .explanation(summary.samples(), arguments)
         .or_else(|| contexts.lacking(arguments.by.as_deref()));
     let text = if arguments.json {
-        json::render(&summary.json(&written, sent.as_ref()))
+        json::render(&summary.json(written, sent.as_ref()))
     } else {
         let files = written
             .iter()
@@ -208,6 +209,9 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let printed = terminal::print(&text).map_err(Error::Output);
     if let Some(explanation) = explanation {
         terminal::complain(&explanation.message, Some(&explanation.hint));
+    }
+    if let Some(line) = finished.kept_line() {
+        terminal::complain(&line, None);
     }
     for error in &failed {
         terminal::complain(&error.to_string(), error.hint().as_deref());

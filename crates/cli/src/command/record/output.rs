@@ -1,8 +1,13 @@
 //! The output files, and how to open each.
 
+use std::fs;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
-use otelctx_profile::{Aggregate, Clock, Format, Options, Profile, check_writable};
+use otelctx_profile::sample::{Catalog, Counts};
+use otelctx_profile::{
+    Aggregate, Clock, Format, NoSymbols, Options, Profile, Recording, check_writable,
+};
 
 use crate::command::filter::{NONE, ROUTE};
 use crate::error::Error;
@@ -48,9 +53,44 @@ pub(in crate::command) struct Outputs {
     parts: usize,
     /// For the formats with one file for all parts.
     aggregate: Aggregate,
+    /// Samples of all parts.
+    samples: usize,
     /// Files written so far, each with the position of its path on the command line.
     written: Vec<(usize, Written)>,
+    /// Existing files for parts without samples, in the same way. Only replaced if other parts have any.
+    existing: Vec<(usize, PathBuf, Clock)>,
     failed: Vec<Error>,
+}
+
+/// The output of a recording.
+#[derive(Default)]
+pub(in crate::command) struct Finished {
+    /// The files that were written, in the order in which they were requested.
+    pub(in crate::command) written: Vec<Written>,
+    /// Files that keep their former content, as the recording has no samples.
+    pub(super) kept: Vec<PathBuf>,
+    /// Why others could not be written.
+    pub(in crate::command) failed: Vec<Error>,
+}
+
+impl Finished {
+    /// A line about the files that were kept, if there are any.
+    pub(super) fn kept_line(&self) -> Option<String> {
+        let names: Vec<String> = self
+            .kept
+            .iter()
+            .map(|path| text::argument(&path.to_string_lossy()))
+            .collect();
+        let keep = match names.len() {
+            0 => return None,
+            1 => "keeps its",
+            _ => "keep their",
+        };
+        let names = names.join(", ");
+        Some(format!(
+            "{names} {keep} former content: the recording has no samples"
+        ))
+    }
 }
 
 impl Outputs {
@@ -68,7 +108,9 @@ impl Outputs {
             aggregate: Aggregate::new(&options, &formats, clock, samples),
             options,
             paths: paths.to_vec(),
+            samples: 0,
             written: Vec::new(),
+            existing: Vec::new(),
             failed: Vec::new(),
         }
     }
@@ -80,9 +122,15 @@ impl Outputs {
     /// Adds a part, and writes the files with only this part.
     pub(in crate::command) fn add(&mut self, part: &Profile) {
         self.parts += 1;
+        self.samples += part.len();
         self.aggregate.add(part);
         for (index, path) in self.paths_of(false) {
-            self.write(index, &path, part);
+            let file = Format::part_path(&path, self.parts);
+            if part.is_empty() && has_content(&file) {
+                self.existing.push((index, file, part.clock()));
+            } else {
+                self.write(index, &path, part);
+            }
         }
     }
 
@@ -113,16 +161,49 @@ impl Outputs {
         }
     }
 
-    /// Writes the files for all parts. Returns the files that were written, in the order in which
-    /// they were requested, and the errors of others.
-    pub(in crate::command) fn finish(mut self) -> (Vec<Written>, Vec<Error>) {
+    /// Writes the files for all parts. Without samples, existing files are kept.
+    pub(in crate::command) fn finish(mut self) -> Finished {
+        let mut kept = Vec::new();
+        for (index, path, clock) in std::mem::take(&mut self.existing) {
+            if self.samples == 0 {
+                kept.push((index, path));
+                continue;
+            }
+            let written = Profile::new(without_samples(clock), &mut NoSymbols)
+                .write_file(&path, &self.options);
+            self.note(index, &path, written);
+        }
         for (index, path) in self.paths_of(true) {
+            if self.samples == 0 && has_content(&path) {
+                kept.push((index, path));
+                continue;
+            }
             let written = self.aggregate.write_file(&path);
             self.note(index, &path, written);
         }
+        kept.sort_by_key(|(index, _)| *index);
         self.written.sort_by_key(|(index, _)| *index);
-        let written = self.written.into_iter().map(|(_, written)| written);
-        (written.collect(), self.failed)
+        Finished {
+            written: self.written.into_iter().map(|(_, it)| it).collect(),
+            kept: kept.into_iter().map(|(_, path)| path).collect(),
+            failed: self.failed,
+        }
+    }
+}
+
+/// Whether there is a file with content, which an empty recording would replace.
+fn has_content(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0)
+}
+
+/// A part of a recording without samples.
+fn without_samples(clock: Clock) -> Recording {
+    Recording {
+        catalog: Catalog::new(),
+        samples: Vec::new(),
+        clock,
+        period: NonZeroU64::MIN,
+        counts: Counts::default(),
     }
 }
 
@@ -131,7 +212,7 @@ pub(in crate::command) fn write(
     profile: &Profile,
     options: &Options,
     paths: &[PathBuf],
-) -> (Vec<Written>, Vec<Error>) {
+) -> Finished {
     let samples = profile.len() as u64;
     let mut outputs = Outputs::new(options.clone(), paths, profile.clock(), samples);
     outputs.add(profile);
@@ -181,7 +262,68 @@ fn url(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use otelctx_profile::sample::{Event, Found, ProcessFacts, Sample};
+
     use super::*;
+
+    /// With a sample, or without any.
+    fn part(has_sample: bool) -> Profile {
+        let clock = Clock {
+            start: 0,
+            end: 9,
+            start_unix: 0,
+        };
+        let mut recording = without_samples(clock);
+        if has_sample {
+            let process = recording.catalog.add_process(ProcessFacts::default());
+            let stack = recording.catalog.native_stack(&[]);
+            recording.samples.push(Sample {
+                time: 5,
+                cpu: 0,
+                thread: recording.catalog.thread(process, 7, "shop"),
+                event: Event::OnCpu,
+                found: Found::Detached,
+                gil: None,
+                user_stack: stack,
+                kernel_stack: stack,
+            });
+        }
+        Profile::new(recording, &mut NoSymbols)
+    }
+
+    #[test]
+    fn existing_files_are_replaced_if_any_part_has_samples() {
+        let directory = std::env::temp_dir().join(format!("otelctx-output-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let names = ["a.otlp", "a.2.otlp", "a.svg", "empty.folded"];
+        let [first, second, picture, empty] = names.map(|name| directory.join(name));
+        let paths = [first.clone(), picture.clone(), empty.clone()];
+        for parts in [[false, false], [false, true], [true, false]] {
+            for path in [&first, &second, &picture] {
+                fs::write(path, "before").unwrap();
+            }
+            fs::write(&empty, "").unwrap();
+            let clock = part(false).clock();
+            let mut outputs = Outputs::new(Options::default(), &paths, clock, 1);
+            for has_sample in parts {
+                outputs.add(&part(has_sample));
+            }
+            let finished = outputs.finish();
+            assert!(finished.failed.is_empty());
+            let written: Vec<_> = finished.written.iter().map(|it| it.path.clone()).collect();
+            let is_empty = parts == [false, false];
+            for path in [&first, &second, &picture, &empty] {
+                let is_kept = is_empty && *path != empty;
+                let content = fs::read(path).unwrap();
+                assert_eq!(content == b"before", is_kept, "{parts:?} {path:?}");
+                assert_eq!(finished.kept.contains(path), is_kept, "{parts:?} {path:?}");
+                let path = path.to_str().unwrap().to_owned();
+                assert_eq!(written.contains(&path), !is_kept, "{parts:?} {path:?}");
+            }
+            assert_eq!(finished.kept_line().is_some(), is_empty);
+        }
+        fs::remove_dir_all(directory).unwrap();
+    }
 
     #[test]
     fn an_address_has_no_character_that_a_browser_would_take_for_something_else() {
