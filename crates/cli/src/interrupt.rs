@@ -17,12 +17,48 @@ const SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 /// The number of the signal that arrived, negative if the terminal sent it; 0 before the first.
 static CAUGHT: AtomicI32 = AtomicI32::new(0);
 
+/// The ID of this process while it has a recording that is not written completely; 0 otherwise.
+static UNWRITTEN: AtomicI32 = AtomicI32::new(0);
+
+const LOST: &[u8] = b"otelctx: interrupted twice: the recording was not written\n";
+
 extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid structure to a handler with SA_SIGINFO.
     let code = unsafe { (*info).si_code };
     // sigaction(2): positive codes are the kernel's, which sends for the terminal.
     let sign = if code > 0 { -1 } else { 1 };
     CAUGHT.store(sign * signal, Ordering::Relaxed);
+    // Installed in place of the default only once the first has arrived, so that each signal is noted once.
+    let again = SigAction::new(
+        SigHandler::Handler(end),
+        SaFlags::SA_RESETHAND,
+        SigSet::empty(),
+    );
+    if let Ok(signal) = Signal::try_from(signal) {
+        // SAFETY: sigaction(2) and the handler are async-signal-safe (signal-safety(7)). On failure the
+        // default stays.
+        let _ = unsafe { sigaction(signal, &again) };
+    }
+}
+
+/// Reports what is lost, if anything is, and ends the process by the signal's default, which SA_RESETHAND has
+/// restored.
+extern "C" fn end(signal: libc::c_int) {
+    // SAFETY: getpid(2), write(2) and raise(3) are async-signal-safe; the text is static. The signal is
+    // blocked during the handler, and arrives when it returns.
+    unsafe {
+        // A worker process inherits the handlers; its parent reports.
+        if UNWRITTEN.load(Ordering::Relaxed) == libc::getpid() {
+            libc::write(libc::STDERR_FILENO, LOST.as_ptr().cast(), LOST.len());
+        }
+        libc::raise(signal);
+    }
+}
+
+/// From now on, a second signal reports that the recording is lost; `false` ends that.
+pub(crate) fn report_loss(is_unwritten: bool) {
+    let pid = std::process::id() as i32;
+    UNWRITTEN.store(if is_unwritten { pid } else { 0 }, Ordering::Relaxed);
 }
 
 /// A signal that arrived.
@@ -43,7 +79,8 @@ pub(crate) fn caught() -> Option<Caught> {
     })
 }
 
-/// From now on the first of each of the signals is only recorded; a second one ends the process as usual.
+/// From now on the first of each of the signals is only recorded; a second one ends the process as usual, see
+/// also [`report_loss`].
 /// An ignored signal, as in a shell's background job or under `nohup`, stays ignored.
 pub(crate) fn catch() -> io::Result<()> {
     let noted = SigAction::new(
@@ -52,7 +89,7 @@ pub(crate) fn catch() -> io::Result<()> {
         SigSet::empty(),
     );
     for signal in SIGNALS {
-        // SAFETY: the handler does nothing but store to an atomic.
+        // SAFETY: the handler stores to an atomic and calls sigaction(2).
         let before = unsafe { sigaction(signal, &noted) }?;
         if matches!(before.handler(), SigHandler::SigIgn) {
             // SAFETY: that was there before.

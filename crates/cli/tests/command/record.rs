@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use otelctx_fixtures::Compiler;
@@ -460,6 +462,36 @@ fn an_interrupt_ends_a_recording_which_is_written() {
             0 => Err(answer),
             _ => Ok(()),
         }
+    });
+}
+
+#[test]
+fn a_second_interrupt_says_that_nothing_was_written() {
+    let target = Target::start("busy");
+    let scratch = Scratch::new("record-twice");
+    let path = scratch.path("a.otlp");
+    let pid = target.pid().to_string();
+    given_time(|_| {
+        let _ = fs::remove_file(&path);
+        let mut recording = command(&["record", "-p", &pid, "-o", &path]);
+        let recording = recording.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = recording.spawn().unwrap();
+        await_catching(child.id());
+        while child.try_wait().unwrap().is_none() {
+            kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr.clone()).unwrap();
+        if output.status.success() {
+            // Written before the second one arrived.
+            return Err(said);
+        }
+        assert_eq!(output.status.signal(), Some(libc::SIGINT), "{output:?}");
+        let line = "otelctx: interrupted twice: the recording was not written\n";
+        assert_eq!(said.matches(line).count(), 1, "{said}");
+        assert_eq!(scratch.names(), [""; 0]);
+        Ok(())
     });
 }
 

@@ -39,7 +39,8 @@ use summary::Summary;
 
 /// Sample processes and write a profile with the trace on every sample
 ///
-/// Records until the processes have exited, for --duration, or until Ctrl-C or SIGTERM; then writes the files.
+/// Records until the processes have exited, for --duration, or until Ctrl-C or SIGTERM; then writes the files. A second Ctrl-C
+/// ends it without writing them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 #[command(
@@ -129,6 +130,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     }
     let collector = Collector::of(&arguments.send)?;
     let server = arguments.debug_files.server()?;
+    interrupt::report_loss(true);
     interrupt::catch().map_err(Error::Interrupt)?;
     let (recorded, method, child) = record(arguments, targets, setup)?;
     let mut before = Before::default();
@@ -192,6 +194,7 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
         let _ = writeln!(io::stderr(), "otelctx: {}", escape(&failure));
     }
     let mut finished = outputs.map(Outputs::finish).unwrap_or_default();
+    interrupt::report_loss(false);
     failed.append(&mut finished.failed);
     let written = &finished.written;
     let explanation = before
