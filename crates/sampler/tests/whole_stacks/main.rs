@@ -2,9 +2,12 @@
 //!
 //! Needs the right to use eBPF.
 
-use std::fs::File;
+mod programs;
+
+use std::fs::{File, read_to_string};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::{Feature, is_emulated};
@@ -29,6 +32,8 @@ fn samples() -> (usize, u32) {
 
 /// Size of `_start`, in bytes: it has 34 to 52.
 const START: u64 = 52;
+/// Bytes of code before the call in `clone` or `clone3` that starts a thread.
+const CLONE: u64 = 64;
 /// Stacks of compiled programs that reach the start, percent.
 const COMPLETE: u64 = if cfg!(target_arch = "aarch64") {
     98
@@ -71,7 +76,30 @@ fn entry(path: &Path) -> u64 {
     entry - load.address + load.offset
 }
 
-/// Whether an address is in the function that the program starts with. `None` if its mapping is not
+/// Where the C library calls what a thread starts with: the file, and where that call returns to, in bytes.
+fn thread_start() -> &'static (String, u64) {
+    static START: OnceLock<(String, u64)> = OnceLock::new();
+    let find = || {
+        let mut addresses = [std::ptr::null_mut(); 128];
+        let count = addresses.len() as libc::c_int;
+        // SAFETY: there is room for as many addresses.
+        let count = unsafe { libc::backtrace(addresses.as_mut_ptr(), count) };
+        let address = addresses[count as usize - 1].addr() as u64;
+        let maps = read_to_string("/proc/self/maps").unwrap();
+        let found = maps.lines().find_map(|line| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let (start, end) = fields[0].split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).unwrap();
+            let is_inside = (number(start)..number(end)).contains(&address);
+            let offset = address.wrapping_sub(number(start)) + number(fields[2]);
+            is_inside.then(|| (fields[5].to_owned(), offset))
+        });
+        found.expect("the address is mapped")
+    };
+    START.get_or_init(|| std::thread::spawn(find).join().unwrap())
+}
+
+/// Whether an address is in the function that the program or a thread starts with. `None` if its mapping is not
 /// known: a process may have ended too soon.
 fn is_start(catalog: &Catalog, process: ProcessId, address: u64) -> Option<bool> {
     let mut mappings = catalog.process(process).mappings.iter();
@@ -80,8 +108,13 @@ fn is_start(catalog: &Catalog, process: ProcessId, address: u64) -> Option<bool>
     if !module.has_file() {
         return Some(false);
     }
+    let offset = address - mapping.start + mapping.offset;
+    let (path, call) = thread_start();
+    if module.path == *path && (call - CLONE..=*call).contains(&offset) {
+        return Some(true);
+    }
     let start = entry(Path::new(&module.path));
-    Some((start..start + START).contains(&(address - mapping.start + mapping.offset)))
+    Some((start..start + START).contains(&offset))
 }
 
 /// Samples a program. `None`, with a line, where the kernel does not permit it.
@@ -92,7 +125,16 @@ fn record(
 ) -> Option<(Counts, Catalog, Vec<Sample>)> {
     let program = Program::start(command);
     wait_until_loaded(program.pid());
-    let mut options = Options::new(Targets::Processes(vec![program.pid()]));
+    record_process(name, program.pid(), without_ebpf)
+}
+
+/// Samples a process, like [`record`].
+fn record_process(
+    name: &str,
+    pid: i32,
+    without_ebpf: bool,
+) -> Option<(Counts, Catalog, Vec<Sample>)> {
+    let mut options = Options::new(Targets::Processes(vec![pid]));
     let (wanted, frequency) = samples();
     options.frequency = frequency;
     options.without_ebpf = without_ebpf;
@@ -121,7 +163,7 @@ fn record(
     Some((counts, catalog, samples))
 }
 
-/// Whether a sample's stack ends in `_start`, see [`is_start`].
+/// Whether a sample's stack reaches the start, see [`is_start`].
 fn reaches_start(catalog: &Catalog, sample: &Sample) -> Option<bool> {
     let frames = catalog.frames(sample.user_stack);
     let process = catalog.thread_facts(sample.thread).process;
@@ -132,10 +174,17 @@ fn reaches_start(catalog: &Catalog, sample: &Sample) -> Option<bool> {
     )
 }
 
-/// Samples a program; checks that every complete stack ends in `_start`. `None`, with a line, where the
+/// Samples a program; checks that every complete stack reaches the start. `None`, with a line, where the
 /// kernel does not permit it.
 fn sample(name: &str, command: &mut Command, without_ebpf: bool) -> Option<Counts> {
-    let (counts, catalog, samples) = record(name, command, without_ebpf)?;
+    let program = Program::start(command);
+    wait_until_loaded(program.pid());
+    sample_process(name, program.pid(), without_ebpf)
+}
+
+/// Samples a process, like [`sample`].
+fn sample_process(name: &str, pid: i32, without_ebpf: bool) -> Option<Counts> {
+    let (counts, catalog, samples) = record_process(name, pid, without_ebpf)?;
     let ends = samples.iter().map(|sample| reaches_start(&catalog, sample));
     let ends: Vec<Option<bool>> = ends.collect();
     let count = |of: Option<bool>| ends.iter().filter(|end| **end == of).count() as u64;
