@@ -823,7 +823,7 @@ mod tests {
         code.map.position = size - CHUNK as u64;
         let unread = [0, 1].map(|_| code.update(&own, || None, LIMIT).names);
         assert_eq!(unread, [0, 1]);
-        // Other code in the place of a function has no name of its.
+        // Beyond the limit, code in the place of a known function still has its name.
         let name = |code: &GeneratedCode, address| {
             let Some(Frame::Named(named)) = code.name(address, monotonic(), None) else {
                 return None;
