@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use otelctx_profile::Recording;
-use otelctx_profile::sample::{Counts, Found, ProcessId, ReadStep, Sample, StackEnd};
+use otelctx_profile::sample::{Counts, Found, Frame, ProcessId, ReadStep, Sample, StackEnd};
 use otelctx_sampler::{IncompleteStacks, Method};
 use serde::Serialize;
 
@@ -17,12 +17,24 @@ use crate::output::text::{count, grouped};
 /// Maximum number of modules that are named in the text.
 const MAX_PLACES: usize = 3;
 
+/// Smallest share of the samples, in percent, for which there is a hint about a runtime.
+const HINT_SHARE: u64 = 10;
+
+/// Frames of runtimes whose function has no announced name, and what announces the names for perf.
+const UNNAMED: [(&str, &str); 2] = [
+    ("[JavaScript]", "node --perf-basic-prof"),
+    (JAVA, "a perf-map agent"),
+];
+const JAVA: &str = "[Java]";
+
 /// Facts about the recording.
 pub(super) struct Summary {
     samples: usize,
     /// Number of samples with a context.
     attached: usize,
     gil: GilSamples,
+    /// Samples whose innermost function has no name, by its runtime.
+    unnamed: [usize; UNNAMED.len()],
     /// Processes by ID, start time and program.
     processes: HashSet<(i32, u64, String)>,
     duration_ns: u64,
@@ -41,6 +53,7 @@ impl Summary {
             samples: 0,
             attached: 0,
             gil: GilSamples::default(),
+            unnamed: [0; UNNAMED.len()],
             processes: HashSet::new(),
             duration_ns: 0,
             period_ns: 0,
@@ -56,6 +69,13 @@ impl Summary {
         let is_attached = |it: &&Sample| matches!(it.found, Found::Attached(_));
         self.samples += part.samples.len();
         self.attached += part.samples.iter().filter(is_attached).count();
+        for (number, (name, _)) in self.unnamed.iter_mut().zip(UNNAMED) {
+            let is_unnamed = |it: &&Sample| match part.catalog.frames(it.user_stack).next() {
+                Some(Frame::Named(frame)) => frame.function == name,
+                _ => false,
+            };
+            *number += part.samples.iter().filter(is_unnamed).count();
+        }
         let process = |it: &Sample| part.catalog.thread_facts(it.thread).process;
         let processes: HashSet<ProcessId> = part.samples.iter().map(process).collect();
         for id in processes {
@@ -100,15 +120,45 @@ impl Summary {
         if !missing.is_empty() {
             text += &format!("  missing: {}\n", missing.join(", "));
         }
-        text + &self.stacks()
+        text + &self.stacks() + &self.hints()
+    }
+
+    /// Lines about what runtimes need for whole stacks and names.
+    fn hints(&self) -> String {
+        let mut text = String::new();
+        let places = self.incomplete_stacks.iter();
+        let java = places.filter(|it| it.module == JAVA && it.end != StackEnd::Limit);
+        let java: u64 = java.map(|it| it.samples).sum();
+        if java > 0 && 100 * java >= HINT_SHARE * self.stack_count() {
+            text += "  Java: run it with -XX:+PreserveFramePointer for whole stacks\n";
+        }
+        let mut unnamed = Vec::new();
+        for (number, (name, remedy)) in self.unnamed.into_iter().zip(UNNAMED) {
+            let share = 100.0 * number as f64 / self.samples.max(1) as f64;
+            if share >= HINT_SHARE as f64 {
+                unnamed.push(format!("{share:.1} % in {name} ({remedy} names them)"));
+            }
+        }
+        if !unnamed.is_empty() {
+            text += &format!(
+                "  functions without names: {}; see \"Function names\" in docs/profiles.md\n",
+                unnamed.join(", ")
+            );
+        }
+        text
+    }
+
+    /// Number of stacks, complete or not.
+    fn stack_count(&self) -> u64 {
+        let counts = &self.counts;
+        let incomplete: u64 = counts.incomplete_stacks.iter().sum();
+        counts.complete_stacks + incomplete + counts.truncated_stacks
     }
 
     /// A line about incomplete stacks, if there are any: where the most of them ended, and why.
     fn stacks(&self) -> String {
-        let counts = &self.counts;
-        let incomplete: u64 = counts.incomplete_stacks.iter().sum();
-        let all = counts.complete_stacks + incomplete + counts.truncated_stacks;
-        let Some(total) = incomplete_stacks(counts) else {
+        let all = self.stack_count();
+        let Some(total) = incomplete_stacks(&self.counts) else {
             return String::new();
         };
         let is_counted = |it: &&IncompleteStacks| it.end != StackEnd::Limit;
@@ -283,6 +333,11 @@ fn place_json(place: &IncompleteStacks) -> PlaceJson<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
+    use otelctx_profile::Clock;
+    use otelctx_profile::sample::{Catalog, Event, NamedFrame, ProcessFacts};
+
     use super::*;
 
     fn summary(counts: Counts) -> Summary {
@@ -293,6 +348,7 @@ mod tests {
                 none: 1234,
                 ..GilSamples::default()
             },
+            unnamed: [0; UNNAMED.len()],
             processes: HashSet::from([(7, 7, String::new())]),
             duration_ns: 5_040_000_000,
             period_ns: 1_000_000,
@@ -363,6 +419,82 @@ mod tests {
         );
         summary.counts.incomplete_stacks = [0; 6];
         assert_eq!(summary.text().lines().count(), first - 1);
+    }
+
+    #[test]
+    fn runtimes_without_whole_stacks_or_names_have_a_hint() {
+        let mut counts = Counts::default();
+        counts.complete_stacks = 900;
+        counts.incomplete_stacks = [0, 100, 0, 0, 0, 0];
+        let hints = |java, unnamed| {
+            let mut summary = summary(counts);
+            summary.unnamed = unnamed;
+            let place =
+                |module, samples| IncompleteStacks::new(module, StackEnd::NoTables, samples);
+            summary.incomplete_stacks = vec![place("[Java]", java), place("[anon]", 100 - java)];
+            assert!(summary.text().ends_with(&summary.hints()));
+            summary.hints()
+        };
+        let frame_pointers = "  Java: run it with -XX:+PreserveFramePointer for whole stacks\n";
+        assert_eq!(hints(100, [0, 0]), frame_pointers);
+        assert_eq!(hints(99, [123, 123]), "");
+        assert_eq!(
+            hints(0, [617, 123]),
+            "  functions without names: 50.0 % in [JavaScript] (node --perf-basic-prof names them); \
+             see \"Function names\" in docs/profiles.md\n"
+        );
+        assert_eq!(
+            hints(0, [617, 124]),
+            "  functions without names: 50.0 % in [JavaScript] (node --perf-basic-prof names them), \
+             10.0 % in [Java] (a perf-map agent names them); see \"Function names\" in \
+             docs/profiles.md\n"
+        );
+    }
+
+    #[test]
+    fn a_function_is_unnamed_if_the_innermost_frame_is() {
+        let mut catalog = Catalog::new();
+        let process = catalog.add_process(ProcessFacts::default());
+        let thread = catalog.thread(process, 7, "node");
+        let frame = |function: &str| {
+            let function = function.to_owned();
+            Frame::from(NamedFrame {
+                function,
+                ..NamedFrame::default()
+            })
+        };
+        let stacks = [
+            vec![frame("[JavaScript]"), frame("main")],
+            vec![frame("main"), frame("[JavaScript]")],
+            vec![frame("[Java]")],
+            vec![Frame::instruction(7)],
+            vec![],
+        ];
+        let sample = |frames: &Vec<Frame>| Sample {
+            time: 0,
+            cpu: 0,
+            thread,
+            event: Event::OnCpu,
+            found: Found::Detached,
+            gil: None,
+            user_stack: catalog.stack(frames),
+            kernel_stack: catalog.stack(&[]),
+        };
+        let samples = stacks.iter().map(sample).collect();
+        let part = Recording {
+            catalog,
+            samples,
+            clock: Clock {
+                start: 0,
+                end: 9,
+                start_unix: 0,
+            },
+            period: NonZeroU64::MIN,
+            counts: Counts::default(),
+        };
+        let mut summary = Summary::new(Method::Ebpf, Vec::new());
+        summary.add(&part, GilSamples::default());
+        assert_eq!(summary.unnamed, [1, 1]);
     }
 
     #[test]
