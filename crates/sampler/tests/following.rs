@@ -77,6 +77,8 @@ impl Recording {
 
     /// Waits until each thread of the target that says so has been sampled with its context.
     fn wait_for_contexts(&mut self, target: &Target) {
+        // Before, they may have had others.
+        let since = monotonic();
         for thread in &target.threads {
             let Some(attached) = &thread.attached else {
                 continue;
@@ -85,6 +87,9 @@ impl Recording {
                 let Found::Attached(context) = sample.found else {
                     return false;
                 };
+                if sample.time < since {
+                    return false;
+                }
                 let facts = catalog.thread_facts(sample.thread);
                 if facts.tid != thread.tid {
                     return false;
