@@ -260,7 +260,7 @@ fn reading_a_sleeper_again_takes_one_system_call() {
 #[test]
 fn a_running_thread_costs_the_same_among_many() {
     let flags = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"];
-    let calls = [4, 16].map(|threads| {
+    let calls = [4, 24].map(|threads| {
         let argument = format!("threads={threads}");
         let target = start("spin.c", &flags, &[&argument])?;
         Some(calls_per_thread(target.pid(), threads))
@@ -268,7 +268,8 @@ fn a_running_thread_costs_the_same_among_many() {
     let [Some(few), Some(many)] = calls else {
         return;
     };
-    assert!(many < few * 1.2, "{few} and {many} system calls a thread");
+    // Once for each of the others would be 20 calls more. On a busy machine, attempts are repeated.
+    assert!(many < few + 12.0, "{few} and {many} system calls a thread");
 }
 
 #[test]

@@ -403,7 +403,7 @@ mod tests {
         assert_eq!(error, "1 passed, 1 failed, 0 skipped; failed: /tests/a, ps");
         let failures = ["6.1: /tests/a b::c", "6.1: ps"];
         assert_eq!(counts.failures(), failures);
-        let fallen_back = format!("{BY_PTRACE}, and more: ptrace was requested");
+        let fallen_back = format!("{BY_PTRACE}: ptrace was requested");
         let error = verdict(&fallen_back, &[], "6.1", &mut counts).unwrap_err();
         assert!(error.ends_with(&fallen_back), "{error}");
         let quoted = format!("yama: 0, Same, demo: status 0 | {fallen_back}");

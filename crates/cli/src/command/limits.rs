@@ -7,8 +7,8 @@ pub(super) fn limits(sampler: &Sampler) -> Vec<String> {
     let mut limits = Vec::new();
     if let Method::Ptrace(why) = sampler.method() {
         limits.push(format!(
-            "sampling with ptrace, which stops threads briefly, and shows too little computing \
-             and too much waiting on a busy machine: {why}"
+            "sampling with ptrace, which stops threads briefly: {why}; on a busy machine, it shows \
+             too little computing and too much waiting"
         ));
     }
     if let Some(why) = sampler.without_tables() {

@@ -18,7 +18,7 @@ use crate::target::{self, TRACE, Target};
 use crate::unprivileged::{Copy, NOBODY};
 
 /// What begins the line that says so.
-const STOPPED: &str = "otelctx: sampling with ptrace, which stops threads briefly, ";
+const STOPPED: &str = "otelctx: sampling with ptrace, which stops threads briefly: ";
 const SETCAP: &str = "setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep ";
 
 // <linux/capability.h>; none of nix's.
