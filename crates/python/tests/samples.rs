@@ -202,17 +202,18 @@ fn samples_in_a_subinterpreter_have_the_functions_of_one_thread_state() {
                 assert!(is_one, "{interpreter:?}: {functions:?}");
                 if let Some(index) = expected.iter().position(|it| *it == functions) {
                     whole[index] += 1;
-                    let is_outer = index == 2;
-                    assert!(
-                        !is_outer || stores_outer && is_held == Some(false),
+                    let is_released = is_held == Some(false);
+                    assert_eq!(
+                        index == 2,
+                        stores_outer && is_released,
                         "{interpreter:?}: {sample:?}"
                     );
                 }
             }
             let [spin, digest, outer] = whole;
-            let of_digest = if stores_outer { outer } else { digest };
+            // Without OpenSSL, `hashlib` of 3.11 holds the GIL.
             assert!(
-                spin * 10 > samples.len() && of_digest * 10 > samples.len(),
+                spin * 10 > samples.len() && (digest + outer) * 10 > samples.len(),
                 "{interpreter:?}: {whole:?}"
             );
             assert!(
