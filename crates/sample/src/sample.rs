@@ -238,6 +238,18 @@ impl Counts {
         }
     }
 
+    /// User stacks that end before the start of their thread, for any reason but their length.
+    #[must_use]
+    pub fn all_incomplete_stacks(&self) -> u64 {
+        self.incomplete_stacks.iter().sum()
+    }
+
+    /// User stacks, complete or not.
+    #[must_use]
+    pub fn all_stacks(&self) -> u64 {
+        self.complete_stacks + self.all_incomplete_stacks() + self.truncated_stacks
+    }
+
     /// All samples, except lost and skipped ones.
     #[must_use]
     pub fn samples(&self) -> u64 {

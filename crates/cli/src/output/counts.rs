@@ -34,9 +34,8 @@ pub(crate) struct CountsJson {
 
 /// The share of stacks that are incomplete, such as `2.0 %`; `None` if there are none.
 pub(crate) fn incomplete_stacks(counts: &Counts) -> Option<String> {
-    let incomplete: u64 = counts.incomplete_stacks.iter().sum();
-    let all = counts.complete_stacks + incomplete + counts.truncated_stacks;
-    (incomplete > 0).then(|| share(incomplete, all))
+    let incomplete = counts.all_incomplete_stacks();
+    (incomplete > 0).then(|| share(incomplete, counts.all_stacks()))
 }
 
 /// A share in percent.

@@ -1,8 +1,8 @@
 //! Child processes of the targets that already ran when the recording started, and so are not recorded.
 
-use std::collections::HashMap;
+use std::collections::BTreeSet;
 
-use otelctx_reader::remote::{Process, process};
+use otelctx_reader::remote::Process;
 use otelctx_track::Facts;
 
 use crate::command::filter;
@@ -29,22 +29,16 @@ pub(super) fn hint(targets: &[i32]) -> Option<String> {
         .collect();
     let own = Process::open(std::process::id() as i32).ok()?;
     let start = Facts::of(&own).start_ticks;
-    let mut parents = HashMap::new();
-    for pid in process::processes().ok()? {
-        // It may have ended since.
-        let status = Process::open(pid).ok().and_then(|it| it.status().ok());
-        if let Some(status) = status.filter(|it| it.state != 'Z') {
-            parents.insert(pid, status.parent);
-        }
-    }
+    let children_of = |pid| Process::open(pid).map_or_else(|_| Vec::new(), |it| it.children());
     let mut children = Vec::new();
-    for pid in below(&targets, &parents) {
+    for pid in below(&targets, children_of) {
+        // It may have ended since.
         let Ok(process) = Process::open(pid) else {
             continue;
         };
+        let is_there = process.status().is_ok_and(|it| it.state != 'Z');
         let facts = Facts::of(&process);
-        let has_ended = facts.comm.is_none();
-        if !has_ended && facts.start_ticks <= start {
+        if is_there && facts.start_ticks <= start {
             let names = filter::names(&facts).map(str::to_owned).collect();
             children.push(Child { pid, names });
         }
@@ -53,23 +47,14 @@ pub(super) fn hint(targets: &[i32]) -> Option<String> {
 }
 
 /// The processes that descend from the targets and are none of them, in the order of their IDs.
-fn below(targets: &[i32], parents: &HashMap<i32, i32>) -> Vec<i32> {
-    let mut found: Vec<i32> = Vec::new();
-    // Each round adds a generation.
-    loop {
-        let is_new = |pid: &i32| !targets.contains(pid) && !found.contains(pid);
-        let descends = |parent: &i32| targets.contains(parent) || found.contains(parent);
-        let more: Vec<i32> = parents
-            .iter()
-            .filter(|(pid, parent)| is_new(pid) && descends(parent))
-            .map(|(pid, _)| *pid)
-            .collect();
-        if more.is_empty() {
-            found.sort_unstable();
-            return found;
-        }
-        found.extend(more);
+fn below(targets: &[i32], children_of: impl Fn(i32) -> Vec<i32>) -> Vec<i32> {
+    let mut found = BTreeSet::new();
+    let mut parents = targets.to_vec();
+    while let Some(parent) = parents.pop() {
+        let children = children_of(parent).into_iter();
+        parents.extend(children.filter(|pid| !targets.contains(pid) && found.insert(*pid)));
     }
+    found.into_iter().collect()
 }
 
 /// The hint for these children of this number of targets.
@@ -144,9 +129,12 @@ mod tests {
     #[test]
     fn grandchildren_are_found_and_targets_are_not() {
         let parents = [(1, 0), (9, 7), (7, 1), (8, 7), (5, 9), (6, 1), (3, 3)];
-        let parents = HashMap::from(parents);
-        assert_eq!(below(&[7], &parents), [5, 8, 9]);
-        assert_eq!(below(&[7, 9], &parents), [5, 8]);
-        assert_eq!(below(&[6], &parents), [0; 0]);
+        let children_of = |pid| {
+            let children = parents.iter().filter(|(_, parent)| *parent == pid);
+            children.map(|(child, _)| *child).collect()
+        };
+        assert_eq!(below(&[7], children_of), [5, 8, 9]);
+        assert_eq!(below(&[7, 9], children_of), [5, 8]);
+        assert_eq!(below(&[6], children_of), [0; 0]);
     }
 }

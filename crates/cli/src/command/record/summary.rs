@@ -69,12 +69,13 @@ impl Summary {
         let is_attached = |it: &&Sample| matches!(it.found, Found::Attached(_));
         self.samples += part.samples.len();
         self.attached += part.samples.iter().filter(is_attached).count();
-        for (number, (name, _)) in self.unnamed.iter_mut().zip(UNNAMED) {
-            let is_unnamed = |it: &&Sample| match part.catalog.frames(it.user_stack).next() {
-                Some(Frame::Named(frame)) => frame.function == name,
-                _ => false,
-            };
-            *number += part.samples.iter().filter(is_unnamed).count();
+        for sample in &part.samples {
+            let innermost = part.catalog.frames(sample.user_stack).next();
+            if let Some(Frame::Named(frame)) = innermost
+                && let Some(runtime) = UNNAMED.iter().position(|it| it.0 == frame.function)
+            {
+                self.unnamed[runtime] += 1;
+            }
         }
         let process = |it: &Sample| part.catalog.thread_facts(it.thread).process;
         let processes: HashSet<ProcessId> = part.samples.iter().map(process).collect();
@@ -129,7 +130,7 @@ impl Summary {
         let places = self.incomplete_stacks.iter();
         let java = places.filter(|it| it.module == JAVA && it.end != StackEnd::Limit);
         let java: u64 = java.map(|it| it.samples).sum();
-        if java > 0 && 100 * java >= HINT_SHARE * self.stack_count() {
+        if java > 0 && 100 * java >= HINT_SHARE * self.counts.all_stacks() {
             text += "  Java: run it with -XX:+PreserveFramePointer for whole stacks\n";
         }
         let mut unnamed = Vec::new();
@@ -148,16 +149,9 @@ impl Summary {
         text
     }
 
-    /// Number of stacks, complete or not.
-    fn stack_count(&self) -> u64 {
-        let counts = &self.counts;
-        let incomplete: u64 = counts.incomplete_stacks.iter().sum();
-        counts.complete_stacks + incomplete + counts.truncated_stacks
-    }
-
     /// A line about incomplete stacks, if there are any: where the most of them ended, and why.
     fn stacks(&self) -> String {
-        let all = self.stack_count();
+        let all = self.counts.all_stacks();
         let Some(total) = incomplete_stacks(&self.counts) else {
             return String::new();
         };
