@@ -101,6 +101,7 @@ impl Kernel {
         let rows = made.and_then(Weak::upgrade);
         let were_given_back = made.is_some() && rows.is_none();
         let known_since = known.and_then(|it| it.answered);
+        let is_damaged = known.is_some_and(|it| it.is_damaged);
         let is_old = |it: &KnownFile| now.duration_since(it.requested) >= RECHECK_INTERVAL;
         if were_given_back || known.is_none_or(is_old) {
             let range = (mapping.start, mapping.end);
@@ -126,7 +127,7 @@ impl Kernel {
                     requested: now,
                     // A file that is only checked again keeps its rows meanwhile.
                     answered: known_since.filter(|_| !were_given_back),
-                    is_damaged: false,
+                    is_damaged,
                 };
                 self.files.insert(shown, known);
             }
