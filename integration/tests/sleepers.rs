@@ -404,7 +404,7 @@ fn a_record_that_is_rewritten_between_sleeps_is_never_torn() {
     reads_nothing_torn(Protocol::Status);
 }
 
-/// What is known of a thread from its last sleep.
+/// Memory that was read ahead, as the last sleep of a thread needed it.
 #[test]
 fn what_was_read_ahead_is_neither_torn_nor_stale() {
     reads_no_older_record(3, false);

@@ -97,7 +97,7 @@ static __always_inline __u64 find_target(struct cpu *cpu, __u32 pid)
     return *(volatile __u64 *)&cpu->found;
 }
 
-/* What is known of a target that was found; 0 if it has ended. */
+/* The data about a target that was found; 0 if it has ended. */
 static __always_inline const struct target *known_target(__u64 found, __u32 pid)
 {
     if (found == IN_TARGETS)
@@ -172,7 +172,7 @@ static __always_inline void learn_level(struct task_struct *task)
 }
 
 /* Process and thread id of the running thread in the recorder's PID namespace; false for a process
- * outside of it. */
+ * outside of that. */
 static __always_inline int ids(struct task_struct *task, __u32 *pid, __u32 *tid)
 {
     if (namespace_inode) {

@@ -31,7 +31,7 @@ struct frame {
     __u64 address;
 };
 
-/* Part of the stack. What is known of it is kept here, too: of values in registers the verifier would
+/* Part of the stack. Facts about it are kept here, too: of values in registers the verifier would
  * follow each that they can have, and take seconds for it. */
 struct chunk {
     __u64 start; /* its address */

@@ -16,12 +16,12 @@ const MAX_VALUES: u64 = 1 << 20;
 /// `YIELD_FROM`, up to 3.10.
 const YIELD_FROM: u8 = 72;
 
-/// What is known of a chain of coroutines.
+/// Facts about a chain of coroutines.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     /// The frames, innermost first.
     pub(super) frames: Vec<NamedFrame>,
-    /// Whether a coroutine of it is executed now: its frames are those of a thread.
+    /// Whether one of its coroutines is executed now: its frames are those of a thread.
     pub(super) is_executing: bool,
     /// Whether the outermost one has ended.
     pub(super) has_ended: bool,
@@ -82,7 +82,7 @@ impl Reader<'_, '_> {
         match self.objects.kind(address)? {
             Kind::Coroutine | Kind::Generator => {}
             Kind::Wrapper => return Ok(Some(self.memory().read_u64(address.wrapping_add(FIRST))?)),
-            // Something else that can be awaited: no frames are known of it.
+            // Something else that can be awaited: its frames are unknown.
             _ => return Ok(None),
         }
         match self.state(address)? {
