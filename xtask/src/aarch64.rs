@@ -23,7 +23,8 @@ const MACHINE: Machine = Machine {
         "-machine",
         "virt",
         "-cpu",
-        "cortex-a72",
+        // With pointer authentication, by a function that is cheap to emulate.
+        "max,pauth-impdef=on",
         "-smp",
         "2",
         "-m",
@@ -49,8 +50,8 @@ const PACKAGES: [&str; 4] = [
     "otelctx-reader",
     "otelctx-sampler",
 ];
-/// What the kernel supports, for the sampler's tests (`otelctx_fixtures::kernel`).
-const KERNEL: &str = "ebpf tables snapshots";
+/// What kernel and processor support, for the sampler's tests (`otelctx_fixtures::kernel`).
+const KERNEL: &str = "ebpf tables snapshots signed-returns";
 
 /// The script's first part: runs every program of /tests, one at a time, because a thread has one
 /// tracer.
@@ -59,6 +60,11 @@ for test in /tests/*; do
     run $test
 done
 ";
+
+/// Where the machine has the tests of the command.
+const COMMAND_TESTS: &str = "/command_tests";
+/// Which of them runs: others take a compiler, or more time than an emulator has.
+const COMMAND_TEST: &str = "signed_return_addresses";
 
 /// The script's last part: crashes a process and dumps its core.
 const CRASH: &str = "\
@@ -88,11 +94,15 @@ pub(crate) fn run(counts: &mut Counts) -> Outcome {
 
 fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Outcome, String> {
     let sampled = Sampled::build(TARGET_ARCHITECTURE)?;
+    let programs = Programs::build(rustc)?;
     let environment = format!(
-        "export OTELCTX_MATRIX=/matrix OTELCTX_KERNEL='{KERNEL}' CARGO_TARGET_DIR='{}'\n",
-        sampled.target().display()
+        "export OTELCTX_MATRIX=/matrix OTELCTX_KERNEL='{KERNEL}' CARGO_TARGET_DIR='{}'\n\
+         ln -s {} /bin/otelctx\n",
+        sampled.target().display(),
+        programs.command.display(),
     );
-    let script = [&environment, SCRIPT, guest::COMMAND, CRASH].concat();
+    let of_command = format!("run {COMMAND_TESTS} {COMMAND_TEST}\n");
+    let script = [&environment, SCRIPT, &of_command, guest::COMMAND, CRASH].concat();
     let mut image = Image::new(&machine.busybox, &script)?;
     sampled.put_into(&mut image)?;
     for library in LIBRARIES {
@@ -108,12 +118,12 @@ fn test(rustc: &Path, machine: &debian::Guest, counts: &mut Counts) -> Result<Ou
     }
     let mut pythons = debian::GUEST_PYTHONS.iter();
     pythons.try_for_each(|python| put_python(&mut image, python))?;
-    let (tests, command) = programs(rustc)?;
-    for test in &tests {
+    for test in &programs.tests {
         let name = test.file_name().unwrap_or_default();
         image.file(&Path::new("/tests").join(name), test)?;
     }
-    image.file(Path::new("/bin/otelctx"), &command)?;
+    image.file(&programs.command, &programs.command)?;
+    image.file(COMMAND_TESTS.as_ref(), &programs.command_tests)?;
     let rows = Rows::build(TARGET_ARCHITECTURE)?;
     rows.put_into(&mut image)?;
     let folder = root().join("target/aarch64");
@@ -182,48 +192,67 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// The test programs, and the command.
-fn programs(rustc: &Path) -> Result<(Vec<PathBuf>, PathBuf), String> {
-    let build = |arguments: &[&str], packages: &[&str]| {
-        let mut command = cargo();
-        command
-            .env("RUSTC", rustc)
-            .env(
-                format!(
-                    "CARGO_TARGET_{}_LINKER",
-                    TARGET.to_uppercase().replace('-', "_")
-                ),
-                LINKER,
-            )
-            // The file goes into the machine's memory as it is.
-            .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            // What otelctx-build prints for applications whose linker is GNU ld.
-            .env(
-                "RUSTFLAGS",
-                "-Clink-arg=-Wl,--export-dynamic-symbol=otel_thread_ctx_v1",
-            )
-            .env_remove("RUSTC_WRAPPER")
-            .args(arguments)
-            .args([
-                "--quiet",
-                "--locked",
-                "--message-format=json",
-                "--target",
-                TARGET,
-            ])
-            .arg("--target-dir")
-            .arg(root().join("target/aarch64"))
-            .args(packages.iter().flat_map(|package| ["-p", *package]));
-        report::output(&mut command).map(|output| guest::executables(&output))
-    };
-    let mut tests = build(&["test", "--no-run", "--lib", "--tests"], &PACKAGES)?;
-    // Without the comparison with prost: values only, and 2 minutes in an emulator.
-    tests.extend(build(&["test", "--no-run", "--lib"], &["otelctx-format"])?);
-    // Without millions of samples of one program.
-    let of_python = [
-        "test", "--no-run", "--lib", "--test", "threads", "--test", "samples",
-    ];
-    tests.extend(build(&of_python, &["otelctx-python"])?);
-    let command = build(&["build"], &["otelctx-cli"])?.pop();
-    Ok((tests, command.ok_or("otelctx-cli has no program")?))
+/// What is built for the machine.
+struct Programs {
+    /// Test programs that run as a whole.
+    tests: Vec<PathBuf>,
+    /// The tests of the command, which they run at the place where it is built.
+    command_tests: PathBuf,
+    command: PathBuf,
+}
+
+impl Programs {
+    fn build(rustc: &Path) -> Result<Self, String> {
+        let build = |arguments: &[&str], packages: &[&str]| {
+            let mut command = cargo();
+            command
+                .env("RUSTC", rustc)
+                .env(
+                    format!(
+                        "CARGO_TARGET_{}_LINKER",
+                        TARGET.to_uppercase().replace('-', "_")
+                    ),
+                    LINKER,
+                )
+                // The file goes into the machine's memory as it is.
+                .env("CARGO_PROFILE_DEV_DEBUG", "0")
+                // What otelctx-build prints for applications whose linker is GNU ld.
+                .env(
+                    "RUSTFLAGS",
+                    "-Clink-arg=-Wl,--export-dynamic-symbol=otel_thread_ctx_v1",
+                )
+                .env_remove("RUSTC_WRAPPER")
+                .args(arguments)
+                .args([
+                    "--quiet",
+                    "--locked",
+                    "--message-format=json",
+                    "--target",
+                    TARGET,
+                ])
+                .arg("--target-dir")
+                .arg(root().join("target/aarch64"))
+                .args(packages.iter().flat_map(|package| ["-p", *package]));
+            report::output(&mut command).map(|output| guest::executables(&output))
+        };
+        let mut tests = build(&["test", "--no-run", "--lib", "--tests"], &PACKAGES)?;
+        // Without the comparison with prost: values only, and 2 minutes in an emulator.
+        tests.extend(build(&["test", "--no-run", "--lib"], &["otelctx-format"])?);
+        // Without millions of samples of one program.
+        let of_python = [
+            "test", "--no-run", "--lib", "--test", "threads", "--test", "samples",
+        ];
+        tests.extend(build(&of_python, &["otelctx-python"])?);
+        let of_command = build(&["test", "--no-run", "--test", "command"], &["otelctx-cli"])?;
+        let is_command = |path: &&PathBuf| path.ends_with("otelctx");
+        let (commands, command_tests): (Vec<_>, Vec<_>) = of_command.iter().partition(is_command);
+        match (&commands[..], &command_tests[..]) {
+            ([command], [command_tests]) => Ok(Self {
+                tests,
+                command_tests: command_tests.to_path_buf(),
+                command: command.to_path_buf(),
+            }),
+            _ => Err(format!("otelctx-cli and its tests came to {of_command:?}")),
+        }
+    }
 }

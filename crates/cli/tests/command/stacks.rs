@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use nix::libc;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::{Compiler, CoreDirectory, Target, wait_until_loaded};
+#[cfg(target_arch = "aarch64")]
+use otelctx_fixtures::{sampled::Sampled, signed_return_addresses};
 use otelctx_reader::remote::{CoreFile, Mapping, Target as _};
 use serde_json::{Value, json};
 
@@ -119,6 +121,25 @@ fn stacks_equal_what_the_threads_know_and_no_sleeping_thread_is_stopped() {
         assert_whole(&answer, &program, &own_stacks(&target));
         assert_eq!(answer["threads_stopped"], 1, "{answer}");
     }
+}
+
+/// Functions sign the addresses that they return to before they save them.
+#[test]
+#[cfg(target_arch = "aarch64")]
+fn signed_return_addresses_lead_to_the_functions_that_the_threads_know() {
+    let Some(program) = Sampled::own().signed_known_stacks() else {
+        return;
+    };
+    let target = start(&mut Command::new(&program));
+    let signs = match signed_return_addresses(target.pid()) {
+        0 => Err("this processor does not sign return addresses"),
+        _ => Ok(()),
+    };
+    if Feature::SignedReturns.or_skip(signs).is_none() {
+        return;
+    }
+    let answer = dump(target.pid(), &["--json", "--stop-sleeping"]).expect(0);
+    assert_whole(&answer.json(), &program, &own_stacks(&target));
 }
 
 /// Whether a core file's mappings have the vDSO, whose unwind tables are in memory only.

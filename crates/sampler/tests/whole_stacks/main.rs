@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::{Feature, is_emulated};
 use otelctx_fixtures::sampled::Sampled;
+#[cfg(target_arch = "aarch64")]
+use otelctx_fixtures::signed_return_addresses;
 use otelctx_fixtures::{Compiler, copy_program, wait_until_loaded};
 use otelctx_reader::remote::FileBytes;
 use otelctx_reader::remote::elf::{Elf, Source};
@@ -259,6 +261,33 @@ fn stacks_of_compiled_programs_reach_the_start() {
     }
     if let Some(program) = Sampled::own().rust_calls() {
         check("rust", Command::new(program).arg("1000000000"));
+    }
+}
+
+/// Functions sign the addresses that they return to before they save them.
+#[test]
+#[cfg(target_arch = "aarch64")]
+fn stacks_of_signed_return_addresses_reach_the_start() {
+    let Some(program) = Sampled::own().signed_calls() else {
+        return;
+    };
+    for (name, calls, by_ptrace) in [("eBPF", "rwalsjn", false), ("ptrace", "rwa", true)] {
+        let program = Program::start(Command::new(&program).args(["1000000000", calls]));
+        wait_until_loaded(program.pid());
+        let signs = match signed_return_addresses(program.pid()) {
+            0 => Err("this processor does not sign return addresses"),
+            _ => Ok(()),
+        };
+        if Feature::SignedReturns.or_skip(signs).is_none() {
+            return;
+        }
+        let Some(counts) = sample_process(name, program.pid(), by_ptrace) else {
+            return;
+        };
+        let (whole, all) = (counts.complete_stacks, counts.samples());
+        let all = all - if by_ptrace { counts.missing_stacks } else { 0 };
+        eprintln!("signed, {name}: {whole} of {all} stacks reach the start");
+        assert!(100 * whole >= COMPLETE * all, "{name}: {counts:?}");
     }
 }
 
