@@ -25,6 +25,19 @@ pub enum Method {
     Ptrace(Refusal),
 }
 
+impl Method {
+    /// Whether it is eBPF.
+    ///
+    /// # Errors
+    /// The reason for ptrace.
+    pub fn require_ebpf(&self) -> Result<(), &Refusal> {
+        match self {
+            Self::Ebpf => Ok(()),
+            Self::Ptrace(why) => Err(why),
+        }
+    }
+}
+
 impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -11,7 +11,7 @@ use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::sampled::Sampled;
 use otelctx_sampler::sample::{Catalog, Found, Frame, Sample};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -34,10 +34,7 @@ impl Recording {
             options.frequency = 999;
         }
         let sampler = Sampler::start(&options).unwrap();
-        Feature::Ebpf.or_skip(match sampler.method() {
-            Method::Ptrace(why) => Err(why),
-            _ => Ok(()),
-        })?;
+        Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
         let catalog = Catalog::new();
         Some(Self { sampler, catalog })
     }

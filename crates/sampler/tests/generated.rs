@@ -9,7 +9,7 @@ use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::python::Interpreter;
 use otelctx_sampler::sample::{Catalog, Frame, FrameKind, Sample};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -25,11 +25,10 @@ fn functions_of_python_have_the_names_that_it_announces() {
         let mut options = Options::new(Targets::Processes(vec![target.pid()]));
         options.frequency = 999;
         let mut sampler = Sampler::start(&options).unwrap();
-        let used = match sampler.method() {
-            Method::Ptrace(why) => Err(why),
-            _ => Ok(()),
-        };
-        if Feature::Ebpf.or_skip(used).is_none() {
+        if Feature::Ebpf
+            .or_skip(sampler.method().require_ebpf())
+            .is_none()
+        {
             return;
         }
         let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());

@@ -169,11 +169,10 @@ fn programs_are_loaded_while_signals_arrive() {
     let target = counting(1);
     let [options, _] = both(target.pid());
     let sampler = Sampler::start(&options).unwrap();
-    let permitted = match sampler.method() {
-        Method::Ptrace(why) => Err(why),
-        _ => Ok(()),
-    };
-    if Feature::Ebpf.or_skip(permitted).is_none() {
+    if Feature::Ebpf
+        .or_skip(sampler.method().require_ebpf())
+        .is_none()
+    {
         return;
     }
     // SAFETY: the handler does nothing.

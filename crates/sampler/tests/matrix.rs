@@ -10,7 +10,7 @@ use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::matrix::{self, Row};
 use otelctx_fixtures::{Target, Thread};
 use otelctx_sampler::sample::{Catalog, Found};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 /// Programs that run at the same time.
 const BATCH: usize = 8;
@@ -25,11 +25,10 @@ fn every_kind_of_program() {
     // The programs publish no process context.
     options.any_schema = true;
     let sampler = Sampler::start(&options).unwrap();
-    let by_ebpf = Feature::Ebpf.or_skip(match sampler.method() {
-        Method::Ptrace(why) => Err(why),
-        _ => Ok(()),
-    });
-    if by_ebpf.is_none() {
+    if Feature::Ebpf
+        .or_skip(sampler.method().require_ebpf())
+        .is_none()
+    {
         return;
     }
     let (mut rows, _) = matrix::own();

@@ -12,7 +12,7 @@ use otelctx_fixtures::kernel::{Feature, is_emulated};
 use otelctx_fixtures::sampled::{Sampled, SpanProgram};
 use otelctx_fixtures::spans::{SpanLog, Verdict};
 use otelctx_sampler::sample::{Catalog, Found};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 const TIME: Duration = Duration::from_millis(500);
 /// The frequency, and how many samples are enough. A busy machine gives the program less
@@ -44,10 +44,7 @@ fn start(way: &SpanProgram, log: &Path) -> Option<Target> {
 
 /// `None`, with a line, where the kernel does not let us use eBPF.
 fn by_ebpf(sampler: &Sampler) -> Option<()> {
-    Feature::Ebpf.or_skip(match sampler.method() {
-        Method::Ptrace(why) => Err(why),
-        _ => Ok(()),
-    })
+    Feature::Ebpf.or_skip(sampler.method().require_ebpf())
 }
 
 /// A log's file, removed with this.

@@ -9,7 +9,7 @@ use otelctx_fixtures::Target;
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::sampled::Sampled;
 use otelctx_sampler::sample::{Catalog, Counts, Frame, Sample};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -45,10 +45,7 @@ fn sample(
     let mut options = Options::new(Targets::Processes(vec![target.pid()]));
     options.frequency = 499;
     let mut sampler = Sampler::start(&options).unwrap();
-    Feature::Ebpf.or_skip(match sampler.method() {
-        Method::Ptrace(why) => Err(why),
-        _ => Ok(()),
-    })?;
+    Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
     Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))?;
     let max_frames = sampler.max_frames();
     assert_eq!(sampler.without_loops().is_none(), max_frames == 512);

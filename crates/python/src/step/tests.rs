@@ -10,7 +10,7 @@ use otelctx_fixtures::python::Interpreter;
 use otelctx_reader::remote::{FileCache, Modules, Target};
 use otelctx_reader::runtime::{Runtime, RuntimeProcess, RuntimeThread, Runtimes, ThreadView};
 use otelctx_reader::sample::{Catalog, Counts, Frame, GilState, Sample};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 use super::*;
 use crate::find;
@@ -121,10 +121,9 @@ impl Recording {
         options.without_ebpf = !with_ebpf;
         options.runtimes = Runtimes::new(vec![runtime]);
         let mut sampler = Sampler::start(&options).unwrap();
-        Feature::Ebpf.or_skip(match sampler.method() {
-            Method::Ptrace(why) if with_ebpf => Err(why),
-            _ => Ok(()),
-        })?;
+        if with_ebpf {
+            Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
+        }
         let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
         let (begin, mut drains, mut sampled) = (Instant::now(), 0, HashMap::new());
         while sampled.values().filter(|count| **count >= SAMPLES).count() < 5 {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::{Compiler, rust_program, wait_until_loaded};
 use otelctx_sampler::sample::{Catalog, Frame, ModuleId, Sample};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 use graph::{Graph, Verdict};
 
@@ -130,10 +130,7 @@ fn run(command: &mut Command) -> Option<Tally> {
     let mut options = Options::new(Targets::Processes(vec![pid]));
     options.frequency = 9_999;
     let mut sampler = Sampler::start(&options).unwrap();
-    Feature::Ebpf.or_skip(match sampler.method() {
-        Method::Ptrace(why) => Err(why),
-        _ => Ok(()),
-    })?;
+    Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
     Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))?;
     let (mut catalog, mut graphs) = (Catalog::new(), Graphs::default());
     let mut tally = Tally::default();

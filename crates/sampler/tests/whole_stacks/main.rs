@@ -18,7 +18,7 @@ use otelctx_fixtures::{Compiler, copy_program, wait_until_loaded};
 use otelctx_reader::remote::FileBytes;
 use otelctx_reader::remote::elf::{Elf, Source};
 use otelctx_sampler::sample::{Catalog, Counts, Frame, ProcessId, Sample, StackEnd};
-use otelctx_sampler::{INTERVAL, Method, Options, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
 
 /// Long enough for everything to happen, even on a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -141,10 +141,9 @@ fn record_process(
     options.frequency = frequency;
     options.without_ebpf = without_ebpf;
     let mut sampler = Sampler::start(&options).unwrap();
-    Feature::Ebpf.or_skip(match sampler.method() {
-        Method::Ptrace(why) if !without_ebpf => Err(why),
-        _ => Ok(()),
-    })?;
+    if !without_ebpf {
+        Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
+    }
     Feature::Tables.or_skip(sampler.without_tables().map_or(Ok(()), Err))?;
     let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
     let begin = Instant::now();
@@ -473,11 +472,10 @@ fn stacks_of_others_reach_the_start_beside_damaged_tables() {
     let mut options = Options::new(Targets::Processes(pids));
     options.frequency = samples().1;
     let mut sampler = Sampler::start(&options).unwrap();
-    let by_ebpf = match sampler.method() {
-        Method::Ptrace(why) => Err(why),
-        _ => Ok(()),
-    };
-    if Feature::Ebpf.or_skip(by_ebpf).is_none() {
+    if Feature::Ebpf
+        .or_skip(sampler.method().require_ebpf())
+        .is_none()
+    {
         return;
     }
     let tables = sampler.without_tables().map_or(Ok(()), Err);
