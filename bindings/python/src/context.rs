@@ -119,8 +119,18 @@ impl Context {
         trace_flags: u8,
         attributes: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let trace_id: [u8; 16] = id("trace_id", trace_id)?;
-        let span_id: [u8; 8] = id("span_id", span_id)?;
+        let trace_id = trace_id.map(|it| id("trace_id", it)).transpose()?;
+        let span_id = span_id.map(|it| id("span_id", it)).transpose()?;
+        let (trace_id, span_id): ([u8; 16], [u8; 8]) = match (trace_id, span_id) {
+            (Some(trace_id), Some(span_id)) => (trace_id, span_id),
+            (None, None) => ([0; 16], [0; 8]),
+            // A record has both or none.
+            _ => {
+                return Err(PyValueError::new_err(
+                    "give trace_id and span_id, or neither",
+                ));
+            }
+        };
         let attributes = attributes_of(attributes)?;
         Ok(Self::with(trace_id, span_id, trace_flags, attributes))
     }
@@ -132,9 +142,12 @@ impl Context {
         span_id: &Bound<'_, PyAny>,
         attributes: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let span_id: [u8; 8] = id("span_id", Some(span_id))?;
+        let span_id: [u8; 8] = id("span_id", span_id)?;
         let attributes = merge(self.attributes(), attributes_of(attributes)?);
         let content = self.content();
+        if content.trace_id.is_zero() {
+            return Err(PyValueError::new_err("the context has no trace"));
+        }
         Ok(Self::with(
             content.trace_id,
             span_id,
@@ -194,17 +207,23 @@ impl Context {
     }
 }
 
-/// Reads an ID: an int, hexadecimal digits, or bytes. `None` is zero.
-fn id<const N: usize>(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<[u8; N]> {
+/// Reads an ID: an int, hexadecimal digits, or bytes. Zero is invalid in W3C Trace Context.
+fn id<const N: usize>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<[u8; N]> {
+    let bytes = bytes_of(name, value)?;
+    if bytes == [0; N] {
+        return Err(PyValueError::new_err(format!(
+            "{name}: zero is not an ID; give neither trace_id nor span_id for attributes alone"
+        )));
+    }
+    Ok(bytes)
+}
+
+fn bytes_of<const N: usize>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<[u8; N]> {
     let wrong = || {
         let digits = 2 * N;
         PyValueError::new_err(format!(
             "{name}: give an int below 16**{digits}, {digits} hexadecimal digits, or {N} bytes"
         ))
-    };
-    let mut bytes = [0; N];
-    let Some(value) = value else {
-        return Ok(bytes);
     };
     let number = if let Ok(given) = value.cast::<PyBytes>() {
         return given.as_bytes().try_into().map_err(|_| wrong());
@@ -224,8 +243,7 @@ fn id<const N: usize>(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<
     if above.iter().any(|byte| *byte != 0) {
         return Err(wrong());
     }
-    bytes.copy_from_slice(below);
-    Ok(bytes)
+    below.try_into().map_err(|_| wrong())
 }
 
 fn attributes_of(attributes: Option<&Bound<'_, PyDict>>) -> PyResult<Attributes> {

@@ -7,9 +7,10 @@ _T = TypeVar("_T")
 class Context:
     """A trace, a span and attributes: what a thread is working on.
 
-    IDs are ints, strings of hexadecimal digits, or bytes; without them, only the attributes are
-    published. Values of attributes are cut to 255 bytes of UTF-8. A record has room for 612 bytes
-    of attributes, and a process for 256 names.
+    IDs are ints, strings of hexadecimal digits, or bytes. Give both or neither: without them, only
+    the attributes are published. Zero is not an ID (W3C Trace Context): ValueError. Values of
+    attributes are cut to 255 bytes of UTF-8. A record has room for 612 bytes of attributes, and a
+    process for 256 names.
     """
 
     def __new__(
@@ -22,7 +23,9 @@ class Context:
     def child(
         self, span_id: int | str | bytes, attributes: dict[str, Any] | None = None
     ) -> Context:
-        """Create a context with the same trace, flags and attributes, for a child span."""
+        """Create a context with the same trace, flags and attributes, for a child span.
+
+        Raises ValueError if this context has no trace."""
     def update(self, attributes: dict[str, Any]) -> None:
         """Set attributes. Readers see them at once if the context is attached in this thread, and
         in other threads when they next switch to it."""
