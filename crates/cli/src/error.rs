@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use otelctx_reader::remote::{self, inspect::Other};
 
+use crate::output::text::own_name;
+
 /// Hint for everything that the deadline cut short.
 pub(crate) const MORE_TIME: &str = "raise the limit with --deadline SECONDS";
 
@@ -151,7 +153,8 @@ impl NotLinked {
     fn hint(&self, path: &Path) -> String {
         match self {
             Self::Core => format!(
-                "`otelctx dump --core {}` shows its contents",
+                "`{} dump --core {}` shows its contents",
+                own_name(),
                 path.display()
             ),
             Self::DebugInformation => "check the program that it belongs to".into(),
@@ -197,15 +200,19 @@ impl From<remote::Error> for Error {
     }
 }
 
+/// Which processes to choose from.
+fn publishing() -> String {
+    let own = own_name();
+    format!("`{own} ps` lists the processes that publish a context")
+}
+
 impl Error {
     /// What the user can do, if the message does not say it.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Self::Reader(otelctx_reader::Error::Remote(error)) => match error {
                 remote::Error::NotPermitted { hint, .. } => Some(hint.clone()),
-                remote::Error::NoSuchProcess { .. } => {
-                    Some("`otelctx ps` lists the processes that publish a context".into())
-                }
+                remote::Error::NoSuchProcess { .. } => Some(publishing()),
                 remote::Error::Elf { .. } | remote::Error::NotRegularFile { .. } => {
                     Some("check takes an ELF program or library, or a process ID".into())
                 }
@@ -227,9 +234,7 @@ impl Error {
             }
             Self::NoProcessId(name) => Some(format!("if it is a file, write ./{name}")),
             Self::NotLinked { path, what } => Some(what.hint(path)),
-            Self::KernelThread(_) => {
-                Some("`otelctx ps` lists the processes that publish a context".into())
-            }
+            Self::KernelThread(_) => Some(publishing()),
             Self::Publish(_) | Self::ServiceEnded => Some(
                 "a sandbox may deny the system calls it needs: run it outside the sandbox".into(),
             ),

@@ -21,6 +21,7 @@ use crate::error::{Error, not_permitted};
 use crate::output::json;
 use crate::output::table::Table;
 use crate::output::terminal::{self, Terminal};
+use crate::output::text::own_name;
 use crate::{Setup, Status};
 
 /// List the processes that publish a context
@@ -93,10 +94,9 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     listing.skipped.report(arguments.max_mappings);
     listing.processes.iter().for_each(Row::explain);
     if listing.processes.is_empty() && !arguments.json {
-        terminal::complain(
-            listing.skipped.nothing_found(),
-            Some("to see one, run:  otelctx demo --duration 60 & sleep 1; otelctx ps"),
-        );
+        let own = own_name();
+        let hint = format!("to see one, run:  {own} demo --duration 60 & sleep 1; {own} ps");
+        terminal::complain(listing.skipped.nothing_found(), Some(&hint));
     }
     Ok(Status::Done)
 }

@@ -52,19 +52,13 @@ pub(crate) fn grouped(number: usize) -> String {
     text
 }
 
-/// How the user can run this program: `otelctx` if the shell finds it, else the path of the
-/// executable.
+/// How the user can run this program: as it was called.
 pub(crate) fn own_name() -> String {
-    const NAME: &str = "otelctx";
-    let places = std::env::var_os("PATH").unwrap_or_default();
-    let installed = std::env::split_paths(&places).any(|place| place.join(NAME).is_file());
-    match std::env::current_exe() {
-        Ok(program) if !installed => {
-            let here = std::env::current_dir().unwrap_or_default();
-            let below = program.strip_prefix(&here).unwrap_or(&program);
-            argument(&below.to_string_lossy())
-        }
-        _ => NAME.to_owned(),
+    let called = std::env::args_os().next().unwrap_or_default();
+    match called.is_empty() {
+        false => argument(&called.to_string_lossy()),
+        // The caller passed no name.
+        true => "otelctx".to_owned(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! `otelctx dump`: exact values.
 
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use otelctx_fixtures::{Compiler, Target as Fixture};
@@ -275,18 +277,40 @@ fn other_schemas_are_read_by_force_only() {
     }
 }
 
+/// Shells do not search the directory of a program, as a rule.
+#[test]
+fn a_hint_has_the_command_as_it_was_called() {
+    let own = Path::new(env!("CARGO_BIN_EXE_otelctx"));
+    let mut ended = Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let hint = |name: &str, program: &Path| {
+        let mut command = Command::new(program);
+        command.arg0(name).args(["dump", &ended.id().to_string()]);
+        command.current_dir(own.parent().unwrap());
+        let answer = Answer::of(command.output().unwrap()).expect(2);
+        let line = answer.stderr.lines().last().unwrap().trim_start();
+        let (command, _) = line.split_once(" lists").expect(line);
+        command.to_owned()
+    };
+    assert_eq!(hint("./otelctx", Path::new("./otelctx")), "`./otelctx ps`");
+    assert_eq!(hint("otelctx", own), "`otelctx ps`");
+    assert_eq!(hint("/a b/otelctx", own), "`'/a b/otelctx' ps`");
+    assert_eq!(hint("", own), "`otelctx ps`");
+}
+
 #[test]
 fn a_process_that_does_not_exist_can_not_be_dumped() {
     let mut ended = std::process::Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
     let pid = ended.id().to_string();
+    let own = env!("CARGO_BIN_EXE_otelctx");
     let answer = otelctx(&["dump", &pid]).expect(2);
     assert_eq!(answer.stdout, "");
     assert_eq!(
         answer.stderr,
         format!(
             "otelctx: process {pid} does not exist, or has exited\n  \
-             `otelctx ps` lists the processes that publish a context\n"
+             `{own} ps` lists the processes that publish a context\n"
         )
     );
     for (id, why) in [
@@ -307,8 +331,10 @@ fn a_process_that_does_not_exist_can_not_be_dumped() {
         let answer = otelctx(&["dump", "2"]).expect(2);
         assert_eq!(
             answer.stderr,
-            "otelctx: process 2 is a kernel thread: it has no memory to publish in\n  \
-             `otelctx ps` lists the processes that publish a context\n"
+            format!(
+                "otelctx: process 2 is a kernel thread: it has no memory to publish in\n  \
+                 `{own} ps` lists the processes that publish a context\n"
+            )
         );
     }
 }

@@ -91,7 +91,8 @@ fn what_can_not_be_read_is_shown_with_the_reason() {
         assert!(reported.contains(why), "{reported}");
         let text = otelctx(&["ps"]).expect(0).stdout;
         let line = format!(
-            "{reported}; `otelctx check {}` says how to fix it",
+            "{reported}; `{} check {}` says how to fix it",
+            env!("CARGO_BIN_EXE_otelctx"),
             target.pid()
         );
         assert!(text.contains(&line), "{text}");

@@ -12,7 +12,7 @@ use super::{runtimes, stacks};
 use crate::output::attributes::{language, pairs, string};
 use crate::output::table::{Align, Table};
 use crate::output::terminal::{Style, Terminal, escape};
-use crate::output::text::{self, count};
+use crate::output::text::{self, count, own_name};
 
 /// Shown if an ID is not set.
 const NO_ID: &str = "-";
@@ -142,7 +142,8 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
     };
     let mut text = terminal.sentence(THREADS, &format!("{threads}, unreadable{why}"));
     if let (Some(pid), None) = (report.pid, &report.core) {
-        text += &format!("            `otelctx check {pid}` says how to fix it\n");
+        let own = own_name();
+        text += &format!("            `{own} check {pid}` says how to fix it\n");
     }
     text
 }

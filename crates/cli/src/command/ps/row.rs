@@ -15,6 +15,7 @@ use crate::error::MORE_TIME;
 use crate::output::attributes::{language, string};
 use crate::output::table::Align;
 use crate::output::terminal::{self, escape};
+use crate::output::text::own_name;
 
 /// A process that publishes something (docs/json.md).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -174,7 +175,7 @@ impl Row {
         let keys = self.keys.map_or("-".into(), |keys| keys.to_string());
         let mut threads = self.threads.to_string();
         let hint = match hint {
-            true => format!("; `otelctx check {}` says how to fix it", self.pid),
+            true => format!("; `{} check {}` says how to fix it", own_name(), self.pid),
             false => String::new(),
         };
         if let Some(why) = &self.unreadable {

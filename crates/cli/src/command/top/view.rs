@@ -9,7 +9,7 @@ use super::columns::{Share, columns, fit, line};
 use super::rows::{By, Row};
 use super::state::State;
 use crate::output::terminal::{cut, escape};
-use crate::output::text::{count, grouped};
+use crate::output::text::{count, grouped, own_name};
 
 /// What there is to show.
 #[derive(Debug)]
@@ -280,7 +280,10 @@ fn values(state: &State, shown: &Shown, width: usize) -> String {
     if shown.values.is_empty() {
         return match (shown.samples, shown.attached) {
             (0, _) => String::new(),
-            (_, 0) => "no context was attached: `otelctx ps` lists processes that publish".into(),
+            (_, 0) => format!(
+                "no context was attached: `{} ps` lists processes that publish",
+                own_name()
+            ),
             _ if state.attribute.is_empty() => String::new(),
             _ => format!("no context has {}", escape(&state.attribute)),
         };

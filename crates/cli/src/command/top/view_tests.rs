@@ -293,8 +293,9 @@ fn nothing_to_see_is_said() {
     window.close(2_000_000_000, Counts::default());
     let mut shown = shown_of(&window, &state);
     (shown.attached, shown.values) = (0, Vec::new());
+    let own = own_name();
     assert_eq!(
-        screen(80, 8, &state, &shown)[1],
-        "no context was attached: `otelctx ps` lists processes that publish"
+        screen(80 + own.len() as u16, 8, &state, &shown)[1],
+        format!("no context was attached: `{own} ps` lists processes that publish")
     );
 }
