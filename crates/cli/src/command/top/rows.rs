@@ -83,6 +83,9 @@ pub(super) struct Row {
     pub(super) spans: usize,
     /// Samples by stacks, in descending order.
     pub(super) stacks: Vec<(Stacks, u64)>,
+    /// Every thread and every context of its samples, in no order.
+    pub(super) all_threads: Vec<Shared<Thread>>,
+    pub(super) all_works: Vec<Work>,
 }
 
 impl Row {
@@ -243,7 +246,6 @@ impl Group {
         Row {
             key,
             samples: self.samples,
-            thread: most(self.threads.into_iter(), order).expect("a group has a sample"),
             // A context, if there is any: the counts show the rest.
             work: most(
                 self.works
@@ -254,6 +256,9 @@ impl Group {
             )
             .or_else(|| self.works.keys().next().cloned())
             .expect("a group has a sample"),
+            all_works: self.works.into_keys().collect(),
+            all_threads: self.threads.keys().cloned().collect(),
+            thread: most(self.threads.into_iter(), order).expect("a group has a sample"),
             value,
             threads: count.len(),
             processes: processes.len(),

@@ -3,6 +3,7 @@
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::rows::{By, Key, Row, Sort};
+use super::window::{Context, Thread};
 
 /// Maximum length of a filter, in characters.
 const MAX_FILTER: usize = 100;
@@ -195,26 +196,28 @@ impl State {
         self.top = self.top.min(rows.saturating_sub(page));
     }
 
-    /// Whether a row contains the filter's text.
+    /// Whether a row, or a thread, process or context of its samples, contains the filter's text.
     pub(super) fn takes(&self, row: &Row) -> bool {
         if self.filter.is_empty() {
             return true;
         }
         let wanted = self.filter.to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&wanted);
-        let context = row.context();
-        let ids = context.map(|context| {
-            let id = |id: Option<String>| id.unwrap_or_default();
-            let trace = id(context.trace_id().map(|id| id.to_string()));
-            trace + " " + &id(context.span_id().map(|id| id.to_string()))
-        });
+        let has_thread = |thread: &Thread| {
+            has(&thread.name)
+                || has(&thread.process.name)
+                || has(&thread.process.pid.to_string())
+                || has(&thread.tid.to_string())
+        };
+        let has_context = |context: &Context| {
+            let id = |id: Option<String>| id.as_deref().is_some_and(has);
+            context.attribute(&self.attribute).is_some_and(has)
+                || id(context.trace_id().map(|id| id.to_string()))
+                || id(context.span_id().map(|id| id.to_string()))
+        };
         has(&row.name())
-            || has(&row.thread.name)
-            || has(&row.thread.process.name)
-            || has(&row.thread.process.pid.to_string())
-            || has(&row.thread.tid.to_string())
-            || row.value.as_deref().is_some_and(has)
-            || ids.as_deref().is_some_and(has)
+            || row.all_threads.iter().any(|thread| has_thread(thread))
+            || (row.all_works.iter()).any(|work| work.context().is_some_and(has_context))
     }
 }
 
@@ -320,6 +323,43 @@ mod tests {
         }
         assert!(!state.help && !state.details && state.filter.is_empty() && state.at.is_none());
         assert_eq!(press(&mut state, KeyCode::Esc), Action::Quit);
+    }
+
+    /// A row of a function has samples of many threads, of which the view names one.
+    #[test]
+    fn a_filter_finds_every_thread_and_context_of_a_row() {
+        let mut window = Window::new(0, 0);
+        for (pid, tid) in [(7, 71), (8, 81), (8, 82)] {
+            let context = context(tid as u64, &format!("/route-{tid}"));
+            add(
+                &mut window,
+                thread(pid, tid),
+                Some(context),
+                100 - tid as usize,
+            );
+        }
+        window.close(1, Counts::default());
+        let rows = rows(&window, &By::Function, "http.route", &mut |_| Key::Nothing);
+        let [row] = &rows[..] else { panic!("{rows:?}") };
+        let mut state = state();
+        let id = |number: u8| format!("{number:032x}");
+        for found in [
+            "service-7",
+            "service-8",
+            "thread-71",
+            "THREAD-82",
+            "/route-71",
+            "/route-82",
+            &id(71),
+            &id(82),
+        ] {
+            state.filter = found.into();
+            assert!(state.takes(row), "{found}");
+        }
+        for missing in ["service-9", "thread-72", "/route-83", &id(83)] {
+            state.filter = missing.into();
+            assert!(!state.takes(row), "{missing}");
+        }
     }
 
     #[test]
