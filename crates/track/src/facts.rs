@@ -43,12 +43,15 @@ impl Facts {
 }
 
 /// Docker, containerd, CRI-O and Podman name a container's group by its ID, 64 hexadecimal digits,
-/// with or without a prefix and suffix: `docker-ID.scope`, `cri-containerd-ID.scope`, `/ID`.
+/// with or without a prefix and suffix: `docker-ID.scope`, `cri-containerd-ID.scope`, `/ID`. The process that
+/// monitors a container has a group of that ID, too, and is not in the container: `crio-conmon-ID.scope`.
 fn container_id(groups: &str) -> Option<String> {
-    groups
-        .split(|character: char| !character.is_ascii_hexdigit())
-        .rfind(|word| word.len() == CONTAINER_ID)
-        .map(str::to_owned)
+    let mut names = groups.rsplit(['/', ':', '\n']);
+    names.find_map(|name| {
+        let mut words = name.split(|character: char| !character.is_ascii_hexdigit());
+        let id = words.rfind(|word| word.len() == CONTAINER_ID)?;
+        (!name.contains("conmon-")).then(|| id.to_owned())
+    })
 }
 
 #[cfg(test)]
@@ -58,13 +61,24 @@ mod tests {
     #[test]
     fn a_container_is_known_by_its_group() {
         let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        let other = "f".repeat(CONTAINER_ID);
         for group in [
             format!("0::/system.slice/docker-{id}.scope\n"),
             format!("12:pids:/kubepods/besteffort/pod3d1f/{id}\n1:name=systemd:/init.scope\n"),
             format!("0::/../cri-containerd-{id}.scope\n"),
+            format!("0::/system.slice/kubepods.slice:cri-containerd:{id}\n"),
+            format!("0::/machine.slice/libpod-{id}.scope/container\n"),
+            format!("0::/docker/{id}/machine.slice/libpod-conmon-{other}.scope\n"),
+            format!("0::/docker/{other}/machine.slice/libpod-{id}.scope/container\n"),
         ] {
             assert_eq!(container_id(&group).as_deref(), Some(id), "{group}");
         }
-        assert_eq!(container_id("0::/user.slice/user-0.slice\n"), None);
+        for group in [
+            "0::/user.slice/user-0.slice\n",
+            &format!("0::/kubepods.slice/crio-conmon-{id}.scope\n"),
+            &format!("0::/system.slice/docker-{id}0.scope\n"),
+        ] {
+            assert_eq!(container_id(group), None, "{group}");
+        }
     }
 }

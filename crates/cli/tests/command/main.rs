@@ -3,6 +3,7 @@
 mod all;
 mod check;
 mod code;
+mod control_groups;
 mod core;
 mod crowd;
 mod debuginfod;

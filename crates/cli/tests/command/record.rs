@@ -3,7 +3,6 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -526,62 +525,6 @@ fn a_report_says_what_is_wrong_with_its_file() {
         answer.stderr.contains("No such file or directory"),
         "{answer:?}"
     );
-}
-
-/// A control group, which is removed when dropped.
-struct ControlGroup(PathBuf);
-
-impl ControlGroup {
-    /// `None`, with a line, if none can be created here.
-    fn create() -> Option<Self> {
-        let name = format!("otelctx-{}", std::process::id());
-        // Version 2, and a controller of version 1.
-        for directory in ["/sys/fs/cgroup", "/sys/fs/cgroup/pids"] {
-            let path = Path::new(directory).join(&name);
-            if !Path::new(directory).join("cgroup.procs").exists() {
-                continue;
-            }
-            match fs::create_dir(&path) {
-                Ok(()) => return Some(Self(path)),
-                Err(error) => eprintln!("{}: {error}", path.display()),
-            }
-        }
-        eprintln!("skipped: no control group can be created");
-        None
-    }
-}
-
-impl Drop for ControlGroup {
-    fn drop(&mut self) {
-        // It fails if a process is still in it.
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
-#[test]
-fn processes_are_recorded_by_control_group() {
-    let Some(group) = ControlGroup::create() else {
-        return;
-    };
-    let scratch = Scratch::new("record-cgroup");
-    let (output, directory) = (scratch.path("a.folded"), group.0.to_str().unwrap());
-    let inside = Target::start("busy");
-    let _outside = Target::start("busy");
-    let moved = fs::write(group.0.join("cgroup.procs"), inside.pid().to_string());
-    let groups = fs::read_to_string(format!("/proc/{}/cgroup", inside.pid())).unwrap();
-    // In a container, the groups of the machine may be mounted from one of them on.
-    let name = group.0.file_name().unwrap().to_str().unwrap();
-    if moved.is_err() || !groups.lines().any(|it| it.ends_with(&format!(":/{name}"))) {
-        eprintln!("skipped: {moved:?}, {groups}");
-        return;
-    }
-    given_time(|seconds| {
-        let arguments = [
-            "record", "--cgroup", directory, "-d", seconds, "-o", &output, "--json",
-        ];
-        let answer = otelctx(&arguments).expect(0).json();
-        (answer["processes"] == 1).then_some(()).ok_or(answer)
-    });
 }
 
 #[test]

@@ -1,0 +1,185 @@
+//! `otelctx record` of the processes of a control group, and of a container by its group.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::profiles::v1development::ProfilesData;
+
+use crate::otlp;
+use crate::run::{Scratch, given_time, otelctx};
+use crate::target::Target;
+
+/// Control groups, which are removed when dropped.
+struct ControlGroups {
+    root: PathBuf,
+    /// In the order in which they were created.
+    created: Vec<PathBuf>,
+}
+
+impl ControlGroups {
+    /// A group for this test. `None`, with a line, if none can be created here.
+    fn create(name: &str) -> Option<Self> {
+        let name = format!("otelctx-{name}-{}", std::process::id());
+        // Version 2, and a controller of version 1.
+        for directory in ["/sys/fs/cgroup", "/sys/fs/cgroup/pids"] {
+            let root = Path::new(directory).join(&name);
+            if !Path::new(directory).join("cgroup.procs").exists() {
+                continue;
+            }
+            match fs::create_dir(&root) {
+                Ok(()) => {
+                    let created = vec![root.clone()];
+                    return Some(Self { root, created });
+                }
+                Err(error) => eprintln!("{}: {error}", root.display()),
+            }
+        }
+        eprintln!("skipped: no control group can be created");
+        None
+    }
+
+    /// Moves a process into the group with this path below the test's own, and creates the group. `None`, with a line,
+    /// if that is not permitted.
+    fn hold(&mut self, target: &Target, path: &str) -> Option<()> {
+        let mut group = self.root.clone();
+        for name in path.split_terminator('/') {
+            group.push(name);
+            if !group.exists() {
+                fs::create_dir(&group).unwrap();
+                self.created.push(group.clone());
+            }
+        }
+        let moved = fs::write(group.join("cgroup.procs"), target.pid().to_string());
+        let groups = fs::read_to_string(format!("/proc/{}/cgroup", target.pid())).unwrap();
+        // In a container, the groups of the machine may be mounted from one of them on.
+        let own = self.root.file_name().unwrap().to_str().unwrap();
+        let path = format!("{own}/{path}");
+        let expected = format!(":/{}", path.trim_end_matches('/'));
+        let is_there = moved.is_ok() && groups.lines().any(|it| it.ends_with(&expected));
+        if !is_there {
+            eprintln!("skipped: {moved:?}, {groups}");
+        }
+        is_there.then_some(())
+    }
+}
+
+impl Drop for ControlGroups {
+    fn drop(&mut self) {
+        for group in self.created.iter().rev() {
+            // It fails if a process is still in it.
+            let _ = fs::remove_dir(group);
+        }
+    }
+}
+
+#[test]
+fn processes_are_recorded_by_control_group() {
+    let Some(mut groups) = ControlGroups::create("record") else {
+        return;
+    };
+    let scratch = Scratch::new("record-cgroup");
+    let output = scratch.path("a.folded");
+    let inside = Target::start("busy");
+    let _outside = Target::start("busy");
+    if groups.hold(&inside, "").is_none() {
+        return;
+    }
+    let directory = groups.root.to_str().unwrap();
+    given_time(|seconds| {
+        let arguments = [
+            "record", "--cgroup", directory, "-d", seconds, "-o", &output, "--json",
+        ];
+        let answer = otelctx(&arguments).expect(0).json();
+        (answer["processes"] == 1).then_some(()).ok_or(answer)
+    });
+}
+
+/// The container of each process that a file has samples of, by process ID.
+fn containers(data: &ProfilesData) -> BTreeMap<i32, Option<String>> {
+    let processes = data.resource_profiles.iter().map(|profiles| {
+        let attributes = &profiles.resource.as_ref().unwrap().attributes;
+        let value = |key| {
+            let mut attributes = attributes.iter();
+            let found = attributes.find(|attribute| attribute.key == key)?;
+            found.value.clone()?.value
+        };
+        let Some(Value::IntValue(pid)) = value("process.pid") else {
+            panic!("{attributes:?}");
+        };
+        let container = value("container.id").map(|value| match value {
+            Value::StringValue(id) => id,
+            other => panic!("{other:?}"),
+        });
+        (pid as i32, container)
+    });
+    processes.collect()
+}
+
+/// The groups are named as each runtime names those of its containers.
+#[test]
+fn processes_are_recorded_by_container() {
+    let Some(mut groups) = ControlGroups::create("container") else {
+        return;
+    };
+    let id = |number: u8| format!("{number:x}{:07x}", std::process::id()).repeat(8);
+    let pod = "pod0b8f2e64_5c1d_4b7e_9a51_7d1f0c2f9f33";
+    let kubernetes =
+        format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-{pod}.slice");
+    let inside = [
+        // Docker, with systemd and without.
+        (1, format!("system.slice/docker-{}.scope", id(1))),
+        (2, format!("docker/{}", id(2))),
+        // containerd and CRI-O below Kubernetes.
+        (3, format!("{kubernetes}/cri-containerd-{}.scope", id(3))),
+        (4, format!("kubepods/burstable/{pod}/{}", id(4))),
+        (5, format!("{kubernetes}/crio-{}.scope", id(5))),
+        (6, format!("machine.slice/libpod-{}.scope/container", id(6))),
+        // A container in one, as kind has them.
+        (7, format!("docker/{}/kubelet/kubepods/{}", id(2), id(7))),
+    ];
+    // Processes that monitor a container, and one of the machine.
+    let outside = [
+        format!("{kubernetes}/crio-conmon-{}.scope", id(5)),
+        format!("machine.slice/libpod-conmon-{}.scope", id(6)),
+        "system.slice/shop.service".to_owned(),
+    ];
+    let mut running = Vec::new();
+    for (number, path) in &inside {
+        running.push((Target::start("busy"), Some(id(*number))));
+        if groups.hold(&running[running.len() - 1].0, path).is_none() {
+            return;
+        }
+    }
+    for path in &outside {
+        running.push((Target::start("busy"), None));
+        if groups.hold(&running[running.len() - 1].0, path).is_none() {
+            return;
+        }
+    }
+    let scratch = Scratch::new("record-container");
+    let output = scratch.path("a.otlp");
+    let record = |ids: &[&str], expected: &BTreeMap<i32, Option<String>>| {
+        given_time(|seconds| {
+            let mut arguments = vec!["record", "-d", seconds, "-o", &output];
+            arguments.extend(ids.iter().flat_map(|id| ["--container", id]));
+            otelctx(&arguments).expect(0);
+            let found = containers(&otlp::read(&output));
+            let is_subset = found.iter().all(|(pid, id)| expected.get(pid) == Some(id));
+            assert!(is_subset, "{found:?}, not in {expected:?}");
+            // On a busy machine, some may have had no CPU time.
+            (found == *expected).then_some(()).ok_or(found)
+        });
+    };
+    let pairs = running
+        .iter()
+        .map(|(target, id)| (target.pid(), id.clone()));
+    let expected: BTreeMap<_, _> = pairs.filter(|(_, id)| id.is_some()).collect();
+    let ids = inside.each_ref().map(|(number, _)| id(*number));
+    record(&ids.each_ref().map(|id| &id[..]), &expected);
+    record(&ids.each_ref().map(|id| &id[..12]), &expected);
+    let first = BTreeMap::from([(running[0].0.pid(), Some(id(1)))]);
+    record(&[&id(1)], &first);
+    record(&[&id(1)[..12]], &first);
+}
