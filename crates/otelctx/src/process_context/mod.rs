@@ -32,6 +32,8 @@ const PID: &str = "process.pid";
 pub struct ProcessContext {
     payload: Payload,
     schema: Schema,
+    /// What the schema has in addition: names that start with `threadlocal.`.
+    schema_attributes: Attributes,
     random_instance_id: bool,
     /// The detected `process.pid`.
     detected_pid: Option<u32>,
@@ -51,6 +53,7 @@ impl ProcessContext {
         Self {
             payload: Payload::default(),
             schema: Schema::TlsdescV1Dev,
+            schema_attributes: Attributes::new(),
             random_instance_id: false,
             detected_pid: None,
             max_payload_size: MAX_PUBLISHED_SIZE,
@@ -113,6 +116,17 @@ impl ProcessContext {
     /// current readers support.
     pub fn schema(mut self, schema: Schema) -> Self {
         self.schema = schema;
+        self
+    }
+
+    /// Sets an attribute that belongs to the [schema](Self::schema), for publishers of schemas that this
+    /// crate does not know. The name starts with `threadlocal.`. It is published where thread contexts are
+    /// supported.
+    ///
+    /// Publishing fails with [`PublishError::ReservedKey`] if the name does not start so, or is that of an
+    /// attribute which this crate sets: the schema's name, and the key map.
+    pub fn schema_attribute(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
+        set(&mut self.schema_attributes, key.into(), value.into());
         self
     }
 
@@ -192,6 +206,7 @@ impl ProcessContext {
             let attributes = &mut self.payload.attributes;
             attributes.push((SCHEMA_VERSION.into(), self.schema.as_str().into()));
             attributes.push((KEY_MAP.into(), Value::Array(keys)));
+            attributes.extend(self.schema_attributes.iter().cloned());
         }
         let bytes = self.payload.encode();
         self.payload.attributes.truncate(own);
@@ -207,6 +222,11 @@ impl ProcessContext {
             .find(|(key, _)| key.starts_with(THREADLOCAL));
         if let Some((key, _)) = reserved {
             return Err(PublishError::ReservedKey { key: key.clone() });
+        }
+        for (key, _) in &self.schema_attributes {
+            if !key.starts_with(THREADLOCAL) || key == SCHEMA_VERSION || key == KEY_MAP {
+                return Err(PublishError::ReservedKey { key: key.clone() });
+            }
         }
         self.renew_pid();
         check::check(&self.payload.resource, &self.payload.attributes)?;

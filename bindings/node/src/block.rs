@@ -1,0 +1,240 @@
+//! The records of contexts, and the list of those that an environment has.
+
+use std::alloc::{self, Layout};
+use std::cell::Cell;
+use std::ptr;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use crate::environment::Environment;
+use crate::v8::GlobalSlot;
+
+/// Layout of a record (OTEP 4947): see `otelctx_format::record`, which this is checked against in the tests.
+pub(crate) const HEADER_SIZE: usize = 28;
+/// Largest size of a record, which every reader supports.
+pub(crate) const MAX_SIZE: usize = 640;
+/// Largest size of its attributes.
+pub(crate) const MAX_ATTRIBUTES: usize = MAX_SIZE - HEADER_SIZE;
+const VALID_AT: usize = 24;
+const FLAGS_AT: usize = 25;
+const SIZE_AT: usize = 26;
+const VALID: u8 = 1;
+/// Room that the first block has. Most contexts have few attributes.
+const FIRST_CAPACITY: usize = 64;
+
+/// Memory with a record. The object of the context has the address of the record.
+#[repr(C)]
+pub(crate) struct Block {
+    /// What the record belongs to.
+    pub(crate) environment: *const Environment,
+    /// The slot with the object, weak.
+    pub(crate) object: GlobalSlot,
+    previous: *mut Block,
+    next: *mut Block,
+    /// Size that the record can grow to, in bytes.
+    capacity: usize,
+    // The record follows.
+}
+
+/// Where the record is, in bytes from the block's address.
+const RECORD: usize = size_of::<Block>();
+
+/// The blocks of an environment.
+pub(crate) struct Blocks {
+    first: Cell<*mut Block>,
+}
+
+impl Block {
+    /// A block with this record, whose header is completed: it is valid, and has the size of its attributes.
+    pub(crate) fn new(environment: *const Environment, record: &[u8]) -> *mut Self {
+        let capacity = record.len().max(FIRST_CAPACITY);
+        let block = Self::allocate(Self {
+            environment,
+            object: ptr::null_mut(),
+            previous: ptr::null_mut(),
+            next: ptr::null_mut(),
+            capacity,
+        });
+        let attributes = (record.len() - HEADER_SIZE) as u16;
+        // SAFETY: the block has room for the record, and is known to nobody yet.
+        unsafe {
+            let to = Self::record(block);
+            ptr::copy_nonoverlapping(record.as_ptr(), to, record.len());
+            *to.add(VALID_AT) = VALID;
+            ptr::write_unaligned(to.add(SIZE_AT).cast(), attributes);
+        }
+        block
+    }
+
+    fn layout(capacity: usize) -> Layout {
+        // Both are small constants or bounded by `MAX_SIZE`.
+        Layout::from_size_align(RECORD + capacity, align_of::<Self>()).expect("a small size")
+    }
+
+    fn allocate(block: Self) -> *mut Self {
+        let layout = Self::layout(block.capacity);
+        // SAFETY: the size is not 0, and a block is what the memory is for.
+        unsafe {
+            let memory: *mut Self = alloc::alloc(layout).cast();
+            if memory.is_null() {
+                alloc::handle_alloc_error(layout);
+            }
+            memory.write(block);
+            memory
+        }
+    }
+
+    /// # Safety
+    /// The block is from [`Self::new`] or [`Self::grown`], and no reader can find it; so below, but for readers.
+    pub(crate) unsafe fn free(block: *mut Self) {
+        // SAFETY: it was allocated with this layout.
+        unsafe { alloc::dealloc(block.cast(), Self::layout((*block).capacity)) };
+    }
+
+    /// The record of a block.
+    pub(crate) fn record(block: *mut Self) -> *mut u8 {
+        block.cast::<u8>().wrapping_add(RECORD)
+    }
+
+    /// The block of a record.
+    pub(crate) fn of(record: *mut u8) -> *mut Self {
+        record.wrapping_sub(RECORD).cast()
+    }
+
+    /// Size of the record, in bytes.
+    ///
+    /// # Safety
+    /// See [`Self::free`].
+    pub(crate) unsafe fn size(block: *mut Self) -> usize {
+        // SAFETY: as the caller promises.
+        let attributes: u16 =
+            unsafe { ptr::read_unaligned(Self::record(block).add(SIZE_AT).cast()) };
+        HEADER_SIZE + usize::from(attributes)
+    }
+
+    /// The record's bytes.
+    ///
+    /// # Safety
+    /// See [`Self::free`]; nothing changes the record while they are used.
+    pub(crate) unsafe fn bytes<'a>(block: *mut Self) -> &'a [u8] {
+        // SAFETY: as the caller promises; the record is within the block.
+        unsafe { std::slice::from_raw_parts(Self::record(block), Self::size(block)) }
+    }
+
+    /// Appends attributes, if the block has room for them. Readers see the record before or after that.
+    ///
+    /// # Safety
+    /// See [`Self::free`].
+    pub(crate) unsafe fn append(block: *mut Self, attributes: &[u8]) -> bool {
+        // SAFETY: as the caller promises; the new bytes are within the block, and readers skip them until the size
+        // has changed.
+        unsafe {
+            let size = Self::size(block);
+            let new = size + attributes.len();
+            if new > (*block).capacity {
+                return false;
+            }
+            let record = Self::record(block);
+            let from = attributes.as_ptr();
+            ptr::copy_nonoverlapping(from, record.add(size), attributes.len());
+            compiler_fence(Ordering::SeqCst);
+            // The record's address is a multiple of eight.
+            let to = record.add(SIZE_AT).cast::<u16>();
+            ptr::write_volatile(to, (new - HEADER_SIZE) as u16);
+        }
+        true
+    }
+
+    /// A copy of the block with room for more attributes, which are appended; in its place in the list.
+    ///
+    /// # Safety
+    /// See [`Self::free`].
+    pub(crate) unsafe fn grown(
+        block: *mut Self,
+        attributes: &[u8],
+        blocks: &Blocks,
+    ) -> *mut Self {
+        // SAFETY: as the caller promises; the new block has room for the old record and the attributes.
+        unsafe {
+            let size = Self::size(block);
+            let capacity = (2 * (*block).capacity)
+                .max(size + attributes.len())
+                .min(MAX_SIZE);
+            let new = Self::allocate(Self {
+                capacity,
+                ..block.read()
+            });
+            ptr::copy_nonoverlapping(Self::record(block), Self::record(new), size);
+            blocks.remove(block);
+            blocks.add(new);
+            Self::append(new, attributes);
+            new
+        }
+    }
+
+    /// Has readers ignore the record.
+    ///
+    /// # Safety
+    /// See [`Self::free`].
+    pub(crate) unsafe fn invalidate(block: *mut Self) {
+        // SAFETY: as the caller promises.
+        unsafe { ptr::write_volatile(Self::record(block).add(VALID_AT), 0) };
+    }
+
+    /// # Safety
+    /// See [`Self::free`].
+    pub(crate) unsafe fn set_trace_flags(block: *mut Self, flags: u8) {
+        // SAFETY: as the caller promises.
+        unsafe { ptr::write_volatile(Self::record(block).add(FLAGS_AT), flags) };
+    }
+}
+
+impl Blocks {
+    pub(crate) const fn new() -> Self {
+        Self {
+            first: Cell::new(ptr::null_mut()),
+        }
+    }
+
+    /// # Safety
+    /// The block is in no list; it and all in this one are valid; so below.
+    pub(crate) unsafe fn add(&self, block: *mut Block) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            (*block).previous = ptr::null_mut();
+            let next = self.first.replace(block);
+            (*block).next = next;
+            if !next.is_null() {
+                (*next).previous = block;
+            }
+        }
+    }
+
+    /// # Safety
+    /// See [`Self::add`]; the block is in this list.
+    pub(crate) unsafe fn remove(&self, block: *mut Block) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let (previous, next) = ((*block).previous, (*block).next);
+            match previous.is_null() {
+                true => self.first.set(next),
+                false => (*previous).next = next,
+            }
+            if !next.is_null() {
+                (*next).previous = previous;
+            }
+        }
+    }
+
+    /// Takes a block from the list.
+    ///
+    /// # Safety
+    /// See [`Self::add`].
+    pub(crate) unsafe fn pop(&self) -> Option<*mut Block> {
+        let first = self.first.get();
+        (!first.is_null()).then(|| {
+            // SAFETY: it is in the list.
+            unsafe { self.remove(first) };
+            first
+        })
+    }
+}

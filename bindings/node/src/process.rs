@@ -1,0 +1,129 @@
+//! The process context.
+
+use std::sync::{Mutex, PoisonError};
+
+use otelctx::{Key, ProcessContext, Published, Schema, Value as Attribute};
+
+use crate::napi::{Call, Value, value_type};
+use crate::probe::{MAP_TABLE, TABLE_HEADER, TAGGED_SIZE};
+
+/// The schema of what `tls` publishes.
+const SCHEMA: &str = "nodejs_v1_dev";
+/// Maximum depth of arrays in an attribute.
+const MAX_DEPTH: usize = 4;
+
+/// What all environments of the process share.
+struct Process {
+    published: Option<Published>,
+    /// The names of attributes, by their indexes in records.
+    keys: Vec<Key>,
+}
+
+static PROCESS: Mutex<Process> = Mutex::new(Process {
+    published: None,
+    keys: Vec::new(),
+});
+
+/// Where readers of published versions of the schema find V8's layout, as attributes of the process context.
+pub(crate) fn layout(record_offset: usize) -> [(&'static str, usize); 4] {
+    [
+        ("threadlocal.js_object_record_offset", record_offset),
+        ("threadlocal.tagged_size", TAGGED_SIZE),
+        ("threadlocal.js_map_table_offset", MAP_TABLE),
+        ("threadlocal.ordered_hash_map_header_size", TABLE_HEADER),
+    ]
+}
+
+/// Registers names of attributes, in the order of their indexes, and publishes them if a process context is.
+/// Another environment of the process may have registered the same ones, fewer or more.
+pub(crate) fn register_keys(call: Call, names: Value) -> Result<(), String> {
+    let names: Option<Vec<String>> = call
+        .elements(names)
+        .and_then(|names| names.map(|name| call.string_of(name?)).collect());
+    let names = names.ok_or("keys must be an array of strings")?;
+    let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    for (index, name) in names.into_iter().enumerate() {
+        match process.keys.get(index) {
+            Some(known) if known.name() == name => {}
+            Some(known) => {
+                return Err(format!(
+                    "key {index} is {:?} in this process, not {name:?}: all threads must use the same keys",
+                    known.name()
+                ));
+            }
+            None => {
+                let key = Key::from_string(name).map_err(|error| error.to_string())?;
+                process.keys.push(key);
+            }
+        }
+    }
+    process.check_indexes()
+}
+
+/// Publishes the process context: what the environment variables say, and these attributes, pairs of a name and a
+/// value. Replaces the one that was published before.
+pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<(), String> {
+    let pairs = call.elements(pairs).ok_or("attributes must be an object")?;
+    let mut context = ProcessContext::detect().schema(Schema::Other(SCHEMA.into()));
+    for pair in pairs {
+        let mut pair = pair.and_then(|pair| call.elements(pair)).into_iter().flatten();
+        let (Some(Some(name)), Some(Some(value))) = (pair.next(), pair.next()) else {
+            return Err("attributes must be an object".into());
+        };
+        let name = call.string_of(name).ok_or("a name must be a string")?;
+        let value = attribute(call, value, MAX_DEPTH);
+        let value = value.ok_or_else(|| format!("{name:?} has a value of an unknown type"))?;
+        context = context.attribute(name, value);
+    }
+    for (name, value) in layout(record_offset) {
+        context = context.schema_attribute(name, value as i64);
+    }
+    let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    match &mut process.published {
+        Some(published) => published.update(context).map_err(|error| error.to_string())?,
+        none => *none = Some(context.publish().map_err(|error| error.to_string())?),
+    }
+    process.check_indexes()
+}
+
+impl Process {
+    /// Another copy of the publisher in the process can have other names at the same indexes.
+    fn check_indexes(&self) -> Result<(), String> {
+        if self.published.is_none() {
+            return Ok(());
+        }
+        for (index, key) in self.keys.iter().enumerate() {
+            if key.index().map(usize::from) != Some(index) {
+                let name = key.name();
+                return Err(format!("the index {index} of {name:?} is taken in this process"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An attribute's value: a string, boolean, number, bigint, `Uint8Array`, or an array of them.
+fn attribute(call: Call, value: Value, depth: usize) -> Option<Attribute> {
+    match call.type_of(value)? {
+        value_type::STRING => call.string_of(value).map(|text| text.as_str().into()),
+        value_type::BOOLEAN => call.bool_of(value).map(Into::into),
+        value_type::BIGINT => call.i64_of(value).map(Into::into),
+        value_type::NUMBER => call.f64_of(value).map(|number| {
+            // The integers that a number of JavaScript represents exactly.
+            let is_integer = number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0;
+            match is_integer {
+                true => (number as i64).into(),
+                false => number.into(),
+            }
+        }),
+        value_type::OBJECT => match call.elements(value) {
+            Some(items) => {
+                let depth = depth.checked_sub(1)?;
+                let items = items.map(|item| attribute(call, item?, depth));
+                items.collect::<Option<_>>().map(Attribute::Array)
+            }
+            None => call.bytes_of(value).map(Attribute::Bytes),
+        },
+        _ => None,
+    }
+}
