@@ -79,7 +79,7 @@ impl Environment {
         let marker = call.instance(constructor.cast()).ok_or_else(failed)?;
         environment.measure_record_offset(marker.cast())?;
 
-        const FUNCTIONS: [(&CStr, Callback); 11] = [
+        const FUNCTIONS: [(&CStr, Callback); 12] = [
             (c"create", create),
             (c"append", append),
             (c"invalidate", invalidate),
@@ -90,6 +90,7 @@ impl Environment {
             (c"open", open),
             (c"close", close),
             (c"registerKeys", register_keys),
+            (c"keys", keys),
             (c"publish", publish),
         ];
         for (name, callback) in FUNCTIONS {
@@ -472,13 +473,23 @@ unsafe extern "C" fn close(env: Env, info: CallbackInfo) -> Value {
     unsafe { with(env, info, run) }
 }
 
-/// `registerKeys(names)`
+/// `registerKeys(names, arePositional)`: returns their indexes.
 unsafe extern "C" fn register_keys(env: Env, info: CallbackInfo) -> Value {
-    let run = |_: &Environment, call: Call, [names]: [Value; 1]| {
-        match process::register_keys(call, names) {
-            Ok(()) => ptr::null_mut(),
+    let run = |_: &Environment, call: Call, [names, are_positional]: [Value; 2]| {
+        let are_positional = call.bool_of(are_positional) == Some(true);
+        match process::register_keys(call, names, are_positional) {
+            Ok(indexes) => call.array(indexes.into_iter().map(|index| call.number(index))),
             Err(error) => call.throw(&error),
         }
+    };
+    // SAFETY: see `create`.
+    unsafe { with(env, info, run) }
+}
+
+/// `keys()`: the names of the process, by their indexes.
+unsafe extern "C" fn keys(env: Env, info: CallbackInfo) -> Value {
+    let run = |_: &Environment, call: Call, []: [Value; 0]| {
+        call.array(process::keys().into_iter().map(|name| call.string(name)))
     };
     // SAFETY: see `create`.
     unsafe { with(env, info, run) }

@@ -82,6 +82,8 @@ unsafe extern "C" {
         size: usize,
         length: *mut usize,
     ) -> Status;
+    fn napi_create_array(env: Env, result: *mut Value) -> Status;
+    fn napi_set_element(env: Env, object: Value, index: u32, value: Value) -> Status;
     fn napi_is_array(env: Env, value: Value, result: *mut bool) -> Status;
     fn napi_get_array_length(env: Env, value: Value, result: *mut u32) -> Status;
     fn napi_get_element(env: Env, object: Value, index: u32, result: *mut Value) -> Status;
@@ -190,6 +192,20 @@ impl Call {
     pub(crate) fn object(self) -> Option<Value> {
         // SAFETY: see `undefined`.
         self.handle(|env, to| unsafe { napi_create_object(env, to) })
+    }
+
+    /// An array; null, which JavaScript sees as `undefined`, if there is none.
+    pub(crate) fn array(self, items: impl Iterator<Item = Value>) -> Value {
+        // SAFETY: see `undefined`.
+        let array = self.handle(|env, to| unsafe { napi_create_array(env, to) });
+        let Some(array) = array else {
+            return ptr::null_mut();
+        };
+        for (index, item) in (0..).zip(items) {
+            // SAFETY: see `undefined`; both are handles of this call.
+            unsafe { napi_set_element(self.env, array, index, item) };
+        }
+        array
     }
 
     pub(crate) fn number(self, number: u32) -> Value {

@@ -34,30 +34,57 @@ pub(crate) fn layout(record_offset: usize) -> [(&'static str, usize); 4] {
     ]
 }
 
-/// Registers names of attributes, in the order of their indexes, and publishes them if a process context is.
-/// Another environment of the process may have registered the same ones, fewer or more.
-pub(crate) fn register_keys(call: Call, names: Value) -> Result<(), String> {
+/// Registers names of attributes, and publishes them if a process context is. Returns their indexes, which the process
+/// has as long as it runs. If `are_positional`, the index of each name must be its position.
+pub(crate) fn register_keys(
+    call: Call,
+    names: Value,
+    are_positional: bool,
+) -> Result<Vec<u32>, String> {
     let names: Option<Vec<String>> = call
         .elements(names)
         .and_then(|names| names.map(|name| call.string_of(name?)).collect());
     let names = names.ok_or("keys must be an array of strings")?;
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
-    for (index, name) in names.into_iter().enumerate() {
-        match process.keys.get(index) {
-            Some(known) if known.name() == name => {}
-            Some(known) => {
+    let index_of = |process: &Process, name: &str| {
+        let mut keys = process.keys.iter();
+        keys.position(|key| key.name() == name)
+    };
+    if are_positional {
+        for (position, name) in names.iter().enumerate() {
+            let known = process.keys.get(position);
+            if let Some(known) = known.filter(|known| known.name() != name) {
                 return Err(format!(
-                    "key {index} is {:?} in this process, not {name:?}: all threads must use the same keys",
+                    "key {position} is {:?} in this process, not {name:?}: append keys, and keep the others",
                     known.name()
                 ));
             }
-            None => {
-                let key = Key::from_string(name).map_err(|error| error.to_string())?;
-                process.keys.push(key);
+            let index = index_of(&process, name);
+            if let Some(index) = index.filter(|index| *index != position) {
+                return Err(format!("{name:?} is key {index} in this process, not {position}"));
             }
         }
     }
-    process.check_indexes()
+    let mut indexes = Vec::new();
+    for name in names {
+        let index = match index_of(&process, &name) {
+            Some(index) => index,
+            None => {
+                let key = Key::from_string(name).map_err(|error| error.to_string())?;
+                process.keys.push(key);
+                process.keys.len() - 1
+            }
+        };
+        indexes.push(index as u32);
+    }
+    process.check_indexes()?;
+    Ok(indexes)
+}
+
+/// The names that are registered, by their indexes.
+pub(crate) fn keys() -> Vec<&'static str> {
+    let process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    process.keys.iter().map(Key::name).collect()
 }
 
 /// Publishes the process context: what the environment variables say, and these attributes, pairs of a name and a

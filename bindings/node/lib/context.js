@@ -1,0 +1,322 @@
+'use strict'
+
+const { AsyncLocalStorage } = require('node:async_hooks')
+
+const { load } = require('./addon')
+const { Encoder, checkedFlags, MAX_KEYS } = require('./encode')
+const { records } = require('./records')
+
+const SCHEMA = 'nodejs_v1_dev'
+
+const isLinux = process.platform === 'linux'
+const loaded = isLinux ? load() : {}
+const addon = loaded.create === undefined ? records() : loaded
+const encoder = new Encoder(addon.buffer)
+
+/** What OpenTelemetry's integration does before a context is attached that is not its own. */
+let beforeAttach
+
+class ThreadContext extends addon.Base {
+  /** Size of the attributes, in bytes. */
+  #size
+  #isTruncated
+  /** The context of OpenTelemetry that this one stands for. */
+  #origin
+
+  constructor(traceId, spanId, traceFlags, attributes) {
+    super()
+    encoder.record(traceId, spanId, traceFlags, attributes)
+    this.#size = encoder.size
+    this.#isTruncated = encoder.isTruncated
+    addon.create(this, encoder.size)
+  }
+
+  enter() {
+    if (!(#size in this)) throw foreign()
+    if (beforeAttach !== undefined) beforeAttach.enter(this)
+    storage.enterWith(this)
+  }
+
+  run(fn) {
+    if (!(#size in this)) throw foreign()
+    if (beforeAttach !== undefined) return beforeAttach.run(this, fn)
+    return storage.run(this, fn)
+  }
+
+  appendAttributes(attributes) {
+    if (!(#size in this)) throw foreign()
+    encoder.attributes(attributes, this)
+    if (encoder.isTruncated) this.#isTruncated = true
+    const { size } = encoder
+    if (size === 0) return
+    addon.append(this, size)
+    this.#size += size
+  }
+
+  invalidate() {
+    if (!(#size in this)) throw foreign()
+    addon.invalidate(this)
+  }
+
+  setTraceFlags(traceFlags) {
+    if (!(#size in this)) throw foreign()
+    if (traceFlags === undefined) throw new TypeError('traceFlags is missing')
+    addon.setTraceFlags(this, checkedFlags(traceFlags))
+  }
+
+  isTruncated() {
+    if (!(#size in this)) throw foreign()
+    return this.#isTruncated
+  }
+
+  debugBytes() {
+    if (!(#size in this)) throw foreign()
+    return addon.buffer.slice(0, addon.bytes(this))
+  }
+
+  // The functions of this module that need what is private.
+  static isContext(value) {
+    return typeof value === 'object' && value !== null && #size in value
+  }
+
+  static sizeOf(context) {
+    return context.#size
+  }
+
+  static originOf(context) {
+    return context.#origin
+  }
+
+  static setOrigin(context, origin) {
+    context.#origin = origin
+  }
+}
+const { isContext, sizeOf, originOf, setOrigin } = ThreadContext
+for (const name of ['isContext', 'sizeOf', 'originOf', 'setOrigin']) delete ThreadContext[name]
+encoder.sizeOf = sizeOf
+// Its objects are always made by the addon.
+Object.preventExtensions(ThreadContext)
+
+function foreign() {
+  return new TypeError('the receiver is no ThreadContext')
+}
+
+const storage = new AsyncLocalStorage()
+/** Why contexts cannot be published in this process; undefined if they can, and where nobody reads them. */
+const reason = isLinux ? open() : undefined
+
+/** Has the addon publish the storage, if readers can follow it. Returns why not. */
+function open() {
+  if (loaded.create === undefined) return loaded.reason
+  let failed
+  try {
+    const probe = new ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
+    // The word with the context is where each of the values is found.
+    for (let run = 0; run < 3 && failed === undefined; run++) {
+      failed = storage.run({}, addon.noteFrame)
+    }
+    failed ??= storage.run(probe, () => addon.verify(storage, probe))
+    if (failed === undefined && !addon.open(storage)) failed = 'this environment is ending'
+  } catch (error) {
+    failed = String(error?.message ?? error)
+  }
+  if (failed !== undefined) storage.disable()
+  return failed
+}
+
+function refusal() {
+  const hint = needsFlag() ? '; start it with --experimental-async-context-frame' : ''
+  return new Error(`otelctx cannot publish on Node.js ${process.versions.node}: ${reason}${hint}`)
+}
+
+/** Whether AsyncContextFrame is off because nobody turned it on: it is the default from Node.js 24 on. */
+function needsFlag() {
+  const [major, minor] = process.versions.node.split('.').map(Number)
+  return /AsyncContextFrame/.test(reason) && (major === 23 || (major === 22 && minor >= 7))
+}
+
+if (reason !== undefined) {
+  ThreadContext.prototype.enter = function enter() {
+    if (!isContext(this)) throw foreign()
+    throw refusal()
+  }
+  ThreadContext.prototype.run = function run() {
+    if (!isContext(this)) throw foreign()
+    throw refusal()
+  }
+} else if (!isLinux) {
+  ThreadContext.prototype.enter = function enter() {
+    if (!isContext(this)) throw foreign()
+  }
+  ThreadContext.prototype.run = function run(fn) {
+    if (!isContext(this)) throw foreign()
+    return fn()
+  }
+}
+for (const name of ['enter', 'run']) {
+  Object.defineProperty(ThreadContext.prototype, name, { enumerable: false })
+}
+const publishes = isLinux && reason === undefined
+
+/** The context that is attached here, or undefined. */
+function getContext() {
+  return publishes ? storage.getStore() : undefined
+}
+
+function checkContext(context) {
+  if (context !== undefined && !isContext(context)) {
+    throw new TypeError('context must be a ThreadContext or undefined')
+  }
+}
+
+function setContext(context) {
+  checkContext(context)
+  if (context === undefined) clearContext()
+  else context.enter()
+}
+
+function runWithContext(context, fn) {
+  checkContext(context)
+  return context === undefined ? runWithoutContext(fn) : context.run(fn)
+}
+
+function clearContext() {
+  if (publishes && storage.getStore() !== undefined) storage.enterWith(undefined)
+}
+
+function runWithoutContext(fn) {
+  return publishes ? storage.run(undefined, fn) : fn()
+}
+
+/** How many names this environment has announced by their positions. */
+let announced = 0
+
+function checkedNames(keys) {
+  if (!Array.isArray(keys)) throw new TypeError('keys must be an array of names')
+  // Nobody changes it while it is checked.
+  const names = Array.from(keys)
+  if (names.length > MAX_KEYS) {
+    throw new RangeError(`there can be ${MAX_KEYS} keys, not ${names.length}`)
+  }
+  const all = new Set()
+  for (const [index, name] of names.entries()) {
+    if (typeof name !== 'string') throw new TypeError(`key ${index} must be a string`)
+    if (name === '') throw new TypeError(`key ${index} is empty`)
+    if (all.has(name)) throw new TypeError(`key ${index} repeats ${JSON.stringify(name)}`)
+    all.add(name)
+  }
+  return names
+}
+
+/** The indexes of names, which the process has as long as it runs. */
+function indexesOf(names) {
+  return publishes ? addon.registerKeys(names, false) : names.map((_, index) => index)
+}
+
+/** What to publish for all names of the process. */
+function processContextAttributes(names) {
+  return Object.freeze({
+    'threadlocal.schema_version': SCHEMA,
+    'threadlocal.attribute_key_map': Object.freeze(publishes ? addon.keys() : names),
+    ...addon.layout,
+  })
+}
+
+function getProcessContextAttributes(keys) {
+  if (reason !== undefined) throw refusal()
+  const names = checkedNames(keys)
+  if (names.length < announced) {
+    throw new RangeError(`${announced} keys are announced: append keys, and keep the others`)
+  }
+  if (publishes) addon.registerKeys(names, true)
+  announced = names.length
+  return processContextAttributes(names)
+}
+
+class NamedContext {
+  #indexes
+  #processContextAttributes
+
+  constructor(keys) {
+    const names = checkedNames(keys)
+    const indexes = indexesOf(names)
+    this.#indexes = new Map(names.map((name, at) => [name, indexes[at]]))
+    this.#processContextAttributes = processContextAttributes(names)
+  }
+
+  get processContextAttributes() {
+    if (reason !== undefined) throw refusal()
+    return this.#processContextAttributes
+  }
+
+  attributes(named) {
+    const values = []
+    if (named === undefined || named === null) return values
+    for (const name of Object.keys(named)) {
+      const index = this.#indexes.get(name)
+      if (index === undefined) throw new TypeError(`${JSON.stringify(name)} is none of the keys`)
+      values[index] = named[name]
+    }
+    return values
+  }
+
+  build(traceId, spanId, traceFlags, attributes) {
+    return new ThreadContext(traceId, spanId, traceFlags, this.attributes(attributes))
+  }
+
+  enter(traceId, spanId, traceFlags, attributes) {
+    const context = this.build(traceId, spanId, traceFlags, attributes)
+    context.enter()
+    return context
+  }
+
+  run(traceId, spanId, traceFlags, attributes, fn) {
+    return this.build(traceId, spanId, traceFlags, attributes).run(fn)
+  }
+
+  append(context, attributes) {
+    context.appendAttributes(this.attributes(attributes))
+  }
+}
+Object.freeze(NamedContext.prototype)
+
+function makeNamedContext(keys) {
+  return new NamedContext(keys)
+}
+
+/** Publishes the process context, or replaces the one that was published. */
+function publish(attributes) {
+  if (reason !== undefined) throw refusal()
+  const named = Object.entries({
+    'telemetry.sdk.language': 'nodejs',
+    'process.runtime.name': 'nodejs',
+    'process.runtime.version': process.versions.node,
+    'process.runtime.description': 'Node.js',
+    ...attributes,
+  }).filter(([, value]) => value !== undefined && value !== null)
+  if (publishes) addon.publish(named)
+}
+
+/** Has `before` called whenever a program attaches a context. */
+function setBeforeAttach(before) {
+  beforeAttach = before
+}
+
+module.exports = {
+  ThreadContext,
+  clearContext,
+  getContext,
+  getProcessContextAttributes,
+  indexesOf,
+  makeNamedContext,
+  originOf,
+  publish,
+  reason,
+  refusal,
+  runWithContext,
+  runWithoutContext,
+  setBeforeAttach,
+  setContext,
+  setOrigin,
+  storage,
+}

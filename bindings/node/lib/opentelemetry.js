@@ -1,0 +1,326 @@
+'use strict'
+// Publishes the active span of OpenTelemetry's API, whatever context manager the program registers.
+//
+// All copies of `@opentelemetry/api` 1.x share an object with what is registered. A manager is changed in place when it
+// is registered there, or at once if it is already. If it has its contexts in an AsyncLocalStorage, that is replaced by
+// one that uses ours, so that switching contexts costs once; else its `with` attaches a context of ours around it.
+
+const { AsyncLocalStorage } = require('node:async_hooks')
+
+const {
+  ThreadContext,
+  indexesOf,
+  originOf,
+  publish,
+  setBeforeAttach,
+  setOrigin,
+  storage,
+} = require('./context')
+
+/** Where `@opentelemetry/api` 1.x has what is registered (its src/internal/global-utils.ts). */
+const API = Symbol.for('opentelemetry.js.api.1')
+/** Its key of the active span (src/trace/context-utils.ts). */
+const SPAN = Symbol.for('OpenTelemetry Context Key SPAN')
+/** The key of `@opentelemetry/core` for what is known of a request (src/trace/rpc-metadata.ts). */
+const RPC_METADATA = Symbol.for('OpenTelemetry SDK Context Key RPC_METADATA')
+const ROUTE = 'http.route'
+/** Maximum number of contexts of a request that wait for its route. */
+const MAX_WAITING = 64
+
+/** The key of what belongs to a context of OpenTelemetry. */
+const ENTRY = Symbol('otelctx')
+/** The key, in a request's metadata, of the contexts that wait for the route. */
+const WAITING = Symbol('otelctx.waiting')
+
+const traceId = new Uint8Array(16)
+const spanId = new Uint8Array(8)
+let routeIndex
+let isPublished = false
+
+/** Has a hexadecimal ID's bytes written, if it is one. */
+function parse(hex, bytes) {
+  if (typeof hex !== 'string' || hex.length !== 2 * bytes.length) return false
+  let all = 0
+  for (let at = 0; at < bytes.length; at++) {
+    const high = digit(hex.charCodeAt(2 * at))
+    const low = digit(hex.charCodeAt(2 * at + 1))
+    if ((high | low) < 0) return false
+    all |= bytes[at] = (high << 4) | low
+  }
+  return all !== 0
+}
+
+function digit(code) {
+  if (code >= 48 && code <= 57) return code - 48
+  if (code >= 97 && code <= 102) return code - 87
+  if (code >= 65 && code <= 70) return code - 55
+  return -1
+}
+
+/** What belongs to a context of OpenTelemetry. */
+class Entry {
+  constructor(context) {
+    /** The context of ours; undefined if there is no span. */
+    this.threadContext = undefined
+    this.metadata = undefined
+    const span = context.getValue(SPAN)
+    const ids = span?.spanContext?.()
+    if (ids === undefined || !parse(ids.traceId, traceId) || !parse(ids.spanId, spanId)) return
+    this.threadContext = new ThreadContext(traceId, spanId, ids.traceFlags & 0xff)
+    setOrigin(this.threadContext, context)
+    const metadata = context.getValue(RPC_METADATA)
+    if (typeof metadata === 'object' && metadata !== null) this.setMetadata(metadata)
+    if (!isPublished) publishResource(span)
+  }
+
+  setMetadata(metadata) {
+    this.metadata = metadata
+    if (typeof metadata.route === 'string') {
+      this.addRoute()
+      return
+    }
+    const waiting = (metadata[WAITING] ??= [])
+    if (waiting.length < MAX_WAITING) waiting.push(this)
+  }
+
+  /** Appends the route, which is known now; also to the other contexts of the request. */
+  addRoute() {
+    const { metadata } = this
+    const { route } = metadata
+    this.metadata = undefined
+    append(this.threadContext, route)
+    const waiting = metadata[WAITING]
+    if (waiting === undefined) return
+    metadata[WAITING] = undefined
+    for (const entry of waiting) {
+      if (entry === this) continue
+      entry.metadata = undefined
+      append(entry.threadContext, route)
+    }
+  }
+}
+
+function append(context, route) {
+  const attributes = []
+  attributes[routeIndex] = route
+  context.appendAttributes(attributes)
+}
+
+/** The context of ours for one of OpenTelemetry; undefined if it has no span, or is none. */
+function threadContextOf(context) {
+  if (typeof context !== 'object' || context === null) return undefined
+  let entry = context[ENTRY]
+  if (entry === undefined) {
+    if (typeof context.getValue !== 'function') return undefined
+    entry = new Entry(context)
+    context[ENTRY] = entry
+  } else if (entry.metadata !== undefined && typeof entry.metadata.route === 'string') {
+    entry.addRoute()
+  }
+  return entry.threadContext
+}
+
+/** As above; it never throws, because programs must not fail for it. */
+function find(context) {
+  try {
+    return threadContextOf(context)
+  } catch {
+    return undefined
+  }
+}
+
+/** Publishes the resource of a span's tracer provider as the process context. */
+function publishResource(span) {
+  const { resource } = span
+  if (resource === undefined || resource === null) return
+  isPublished = true
+  const update = () => {
+    try {
+      publish(resource.attributes)
+    } catch (error) {
+      process.emitWarning(`otelctx: ${error.message}`, { code: 'OTELCTX' })
+    }
+  }
+  update()
+  // Some of its detectors may not have finished.
+  if (resource.asyncAttributesPending) {
+    Promise.resolve(resource.waitForAsyncAttributes?.()).then(update, () => {})
+  }
+}
+
+/** What is active of OpenTelemetry while a context is attached that the program made itself. */
+class Beneath {
+  constructor(threadContext, active, outer) {
+    this.threadContext = threadContext
+    this.active = active
+    this.outer = outer
+  }
+}
+
+/** Stands in for the AsyncLocalStorage of a context manager. */
+class Shared extends AsyncLocalStorage {
+  /** The manager's own: for contexts without a span, and those from before. */
+  #own
+
+  constructor(own) {
+    super()
+    this.#own = own
+  }
+
+  getStore() {
+    const threadContext = storage.getStore()
+    if (threadContext !== undefined) {
+      const origin = originOf(threadContext)
+      if (origin !== undefined) return origin
+    }
+    let own = this.#own.getStore()
+    while (own instanceof Beneath) {
+      own = own.threadContext === threadContext ? own.active : own.outer
+    }
+    return own
+  }
+
+  run(context, fn, ...args) {
+    const threadContext = find(context)
+    if (threadContext !== undefined) return storage.run(threadContext, fn, ...args)
+    if (storage.getStore() === undefined) return this.#own.run(context, fn, ...args)
+    return this.#own.run(context, () => storage.run(undefined, fn, ...args))
+  }
+
+  enterWith(context) {
+    let threadContext = find(context)
+    if (threadContext === undefined && context !== undefined && context !== null) {
+      // A record that readers ignore: the end of a `run` around this must end both, and so they must be one.
+      threadContext = new ThreadContext(new Uint8Array(16), new Uint8Array(8))
+      threadContext.invalidate()
+      setOrigin(threadContext, context)
+    }
+    if (threadContext === undefined) this.#own.enterWith(context)
+    storage.enterWith(threadContext)
+  }
+
+  exit(fn, ...args) {
+    return this.run(undefined, fn, ...args)
+  }
+
+  withScope(context) {
+    const before = this.getStore()
+    this.enterWith(context)
+    let isDisposed = false
+    const dispose = () => {
+      if (isDisposed) return
+      isDisposed = true
+      this.enterWith(before)
+    }
+    return { dispose, [Symbol.dispose ?? Symbol.for('Symbol.dispose')]: dispose }
+  }
+
+  disable() {
+    this.#own.disable()
+    if (originOf(storage.getStore() ?? NONE) !== undefined) storage.enterWith(undefined)
+  }
+
+  // A program attaches a context of its own: what is active of OpenTelemetry stays.
+  beneath(threadContext) {
+    return new Beneath(threadContext, this.getStore(), this.#own.getStore())
+  }
+
+  attachRun(threadContext, fn) {
+    const beneath = this.beneath(threadContext)
+    return this.#own.run(beneath, () => storage.run(threadContext, fn))
+  }
+
+  attachEnter(threadContext) {
+    this.#own.enterWith(this.beneath(threadContext))
+  }
+}
+const NONE = new ThreadContext(new Uint8Array(16), new Uint8Array(8))
+
+const INSTRUMENTED = new WeakSet()
+
+/** Changes a context manager so that its contexts are published. */
+function instrument(manager) {
+  if (typeof manager !== 'object' || manager === null || INSTRUMENTED.has(manager)) return
+  INSTRUMENTED.add(manager)
+  const own = manager._asyncLocalStorage
+  if (own instanceof AsyncLocalStorage && !(own instanceof Shared)) {
+    const shared = new Shared(own)
+    manager._asyncLocalStorage = shared
+    setBeforeAttach({
+      run: (threadContext, fn) => shared.attachRun(threadContext, fn),
+      enter: (threadContext) => shared.attachEnter(threadContext),
+    })
+    return
+  }
+  if (typeof manager.with === 'function') {
+    const original = manager.with
+    manager.with = function (context, ...rest) {
+      return storage.run(find(context), () => original.call(this, context, ...rest))
+    }
+  }
+  if (typeof manager.attach === 'function') {
+    const original = manager.attach
+    manager.attach = function (context, ...rest) {
+      const before = storage.getStore()
+      const token = original.call(this, context, ...rest)
+      storage.enterWith(find(context))
+      if (typeof token?.dispose !== 'function') return token
+      const dispose = token.dispose.bind(token)
+      token.dispose = () => {
+        dispose()
+        storage.enterWith(before)
+      }
+      return token
+    }
+  }
+}
+
+/** Instruments the context manager of the API, now and whenever one is registered. */
+function watch(api) {
+  if (typeof api !== 'object' || api === null) return
+  tryInstrument(api.context)
+  // The API deletes its own property when a manager is disabled, and sets it when one is registered.
+  const inherited = Object.create(Object.getPrototypeOf(api), {
+    context: {
+      configurable: true,
+      enumerable: false,
+      get: () => undefined,
+      set(manager) {
+        tryInstrument(manager)
+        const property = { value: manager, writable: true, enumerable: true, configurable: true }
+        Object.defineProperty(this, 'context', property)
+      },
+    },
+  })
+  Object.setPrototypeOf(api, inherited)
+}
+
+function tryInstrument(manager) {
+  try {
+    instrument(manager)
+  } catch (error) {
+    process.emitWarning(`otelctx cannot publish spans: ${error.message}`, { code: 'OTELCTX' })
+  }
+}
+
+function install() {
+  ;[routeIndex] = indexesOf([ROUTE])
+  publish()
+  const api = globalThis[API]
+  if (api !== undefined) {
+    watch(api)
+    return
+  }
+  Object.defineProperty(globalThis, API, {
+    configurable: true,
+    enumerable: true,
+    get: () => undefined,
+    set(api) {
+      const property = { value: api, writable: true, enumerable: true, configurable: true }
+      Object.defineProperty(globalThis, API, property)
+      watch(api)
+    },
+  })
+}
+
+module.exports = { install }
