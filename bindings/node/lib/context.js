@@ -185,7 +185,14 @@ function clearContext() {
 }
 
 function runWithoutContext(fn) {
-  return publishes ? storage.run(undefined, fn) : fn()
+  if (!publishes) return fn()
+  if (storage.getStore() !== undefined) return storage.run(undefined, fn)
+  try {
+    return fn()
+  } finally {
+    // `run` restores nothing if nothing changes at its start.
+    clearContext()
+  }
 }
 
 /** How many names this environment has announced by their positions. */

@@ -242,6 +242,14 @@ const INSTRUMENTED = new WeakSet()
 function instrument(manager) {
   if (typeof manager !== 'object' || manager === null || INSTRUMENTED.has(manager)) return
   INSTRUMENTED.add(manager)
+  if (typeof manager.bind === 'function') {
+    const original = manager.bind
+    manager.bind = function (context, ...rest) {
+      // The route may be known now.
+      find(context)
+      return original.call(this, context, ...rest)
+    }
+  }
   const own = manager._asyncLocalStorage
   if (own instanceof AsyncLocalStorage && !(own instanceof Shared)) {
     const shared = new Shared(own)

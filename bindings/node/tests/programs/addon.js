@@ -20,8 +20,7 @@ for (const object of foreign) {
   }
 }
 const context = new addon.Base()
-for (const size of [-1, 613, 2 ** 32, 2 ** 53, NaN, 'x', undefined]) {
-  if (Number.isNaN(size)) continue
+for (const size of [-1, 613, 2 ** 32 - 1, 'x', null, undefined]) {
   assert.throws(() => addon.create(context, size), types, String(size))
 }
 addon.create(context, 612)
@@ -38,7 +37,7 @@ assert.throws(() => addon.publish([['a', Symbol('x')]]), Error)
 const cyclic = []
 cyclic.push(cyclic)
 assert.throws(() => addon.publish([['a', cyclic]]), Error)
-for (const value of [undefined, 1, {}]) assert.ok(!addon.open(1))
+for (const value of [undefined, 1, {}]) assert.ok(!addon.open(value))
 assert.throws(() => addon.verify(1, 2), types)
 addon.close()
 console.log('done')

@@ -12,7 +12,8 @@ function work(seed) {
   const kept = []
   for (let count = 0; count < CONTEXTS; count++) {
     const traceId = new Uint8Array(16).fill(seed + 1)
-    const context = named.build(traceId, new Uint8Array(8).fill(1), 1, { b: 'x'.repeat(100) })
+    const context = named.build(traceId, new Uint8Array(8).fill(1), 1, { b: 'x'.repeat(255) })
+    named.append(context, { b: 'y'.repeat(255) })
     kept.push(context)
     context.run(() => {
       if (otelctx.getContext() !== context) throw new Error('another context')

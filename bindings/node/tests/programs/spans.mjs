@@ -1,0 +1,220 @@
+// Checks that the active span of OpenTelemetry is published. Arguments: the folder with npm's packages, when
+// otelctx/register is loaded, and the context manager: `own` is a class of the program's.
+import assert from 'node:assert/strict'
+import { EventEmitter } from 'node:events'
+import { createRequire } from 'node:module'
+import { join } from 'node:path'
+
+const [, , folder, when, kind] = process.argv
+const npm = createRequire(join(folder, 'x.js'))
+const package_ = createRequire(import.meta.url)
+const otelctx = package_(process.env.OTELCTX_PACKAGE)
+const register = () => package_(join(process.env.OTELCTX_PACKAGE, 'lib/register.js'))
+
+const { ROOT_CONTEXT, context, createContextKey, trace } = npm('@opentelemetry/api')
+const { AsyncLocalStorageContextManager, AsyncHooksContextManager } = npm('@opentelemetry/context-async-hooks')
+const { setRPCMetadata } = npm('@opentelemetry/core')
+
+/** A manager that is unlike those of the SDK. */
+class Own {
+  #stack = [ROOT_CONTEXT]
+  active() {
+    return this.#stack.at(-1)
+  }
+  with(context, fn, thisArg, ...args) {
+    this.#stack.push(context)
+    try {
+      return fn.call(thisArg, ...args)
+    } finally {
+      this.#stack.pop()
+    }
+  }
+  bind(context, target) {
+    return (...args) => this.with(context, () => target(...args))
+  }
+  enable() {
+    return this
+  }
+  disable() {
+    return this
+  }
+}
+
+const Manager = { own: Own, hooks: AsyncHooksContextManager, storage: AsyncLocalStorageContextManager }[kind]
+const makeManager = () => {
+  const manager = new Manager()
+  manager.enable()
+  return manager
+}
+const manager = makeManager()
+if (when === 'before') register()
+assert.ok(context.setGlobalContextManager(manager))
+assert.equal(context.setGlobalContextManager(makeManager()), false)
+if (when === 'after') register()
+
+let last = 0
+function span() {
+  const ids = {
+    traceId: (++last).toString(16).padStart(32, 'a'),
+    spanId: last.toString(16).padStart(16, 'b'),
+    traceFlags: last & 1,
+  }
+  return { spanContext: () => ids }
+}
+
+/** What is published here. */
+function published() {
+  const bytes = otelctx.getContext()?.debugBytes()
+  if (bytes === undefined || bytes[24] !== 1) return undefined
+  const buffer = Buffer.from(bytes)
+  const ids = { traceId: buffer.toString('hex', 0, 16), spanId: buffer.toString('hex', 16, 24) }
+  return { ...ids, traceFlags: buffer[25] }
+}
+const route = () => Buffer.from(otelctx.getContext().debugBytes()).toString('utf8', 30)
+
+assert.equal(published(), undefined)
+const [one, two] = [span(), span()]
+const [inOne, inTwo] = [one, two].map((span) => trace.setSpan(context.active(), span))
+
+// Nested contexts, arguments and results.
+const thisArg = {}
+const result = context.with(
+  inOne,
+  function (...args) {
+    assert.equal(this, thisArg)
+    assert.deepEqual(args, [1, 2, 3])
+    assert.deepEqual(published(), one.spanContext())
+    assert.equal(context.active(), inOne)
+    context.with(inTwo, () => {
+      assert.deepEqual(published(), two.spanContext())
+      assert.equal(trace.getActiveSpan(), two)
+    })
+    assert.deepEqual(published(), one.spanContext())
+    // A context without a span.
+    const key = createContextKey('key')
+    const without = ROOT_CONTEXT.setValue(key, 'value')
+    context.with(without, () => {
+      assert.equal(context.active(), without)
+      assert.equal(published(), undefined)
+      assert.equal(otelctx.getContext(), undefined)
+      context.with(inTwo, () => assert.deepEqual(published(), two.spanContext()))
+      assert.equal(context.active(), without)
+    })
+    assert.throws(() => context.with(inTwo, () => { throw new Error('mine') }), /mine/)
+    assert.equal(context.active(), inOne)
+    assert.deepEqual(published(), one.spanContext())
+    return 42
+  },
+  thisArg,
+  1,
+  2,
+  3,
+)
+assert.equal(result, 42)
+assert.equal(published(), undefined)
+assert.equal(context.active(), ROOT_CONTEXT)
+
+// Functions and emitters that are bound.
+const bound = context.bind(inTwo, (more) => [published(), context.active(), more])
+assert.deepEqual(bound('x'), [two.spanContext(), inTwo, 'x'])
+if (kind !== 'own') {
+  const emitter = context.bind(inOne, new EventEmitter())
+  let heard
+  emitter.on('event', () => { heard = [published(), context.active()] })
+  emitter.emit('event')
+  assert.deepEqual(heard, [one.spanContext(), inOne])
+
+  // Asynchronous calls.
+  await context.with(inOne, async () => {
+    await null
+    assert.deepEqual(published(), one.spanContext())
+    await Promise.all([
+      context.with(inTwo, async () => {
+        await new Promise((resolve) => setTimeout(resolve, 2))
+        assert.deepEqual(published(), two.spanContext())
+        assert.equal(trace.getActiveSpan(), two)
+      }),
+      new Promise((resolve) => setTimeout(resolve, 1)),
+    ])
+    assert.deepEqual(published(), one.spanContext())
+    assert.equal(trace.getActiveSpan(), one)
+  })
+}
+
+// The route, which is known late.
+const metadata = { type: 'http', span: one }
+const request = setRPCMetadata(inOne, metadata)
+context.with(request, () => {
+  const outer = otelctx.getContext()
+  assert.equal(route(), '')
+  metadata.route = '/cart/:id'
+  context.with(trace.setSpan(request, two), () => {
+    assert.equal(route(), '/cart/:id')
+    assert.deepEqual(published(), two.spanContext())
+  })
+  assert.equal(otelctx.getContext(), outer)
+  assert.equal(route(), '/cart/:id')
+  context.bind(request, () => {})
+  context.with(request, () => assert.equal(route(), '/cart/:id'))
+})
+
+// Contexts of the program's own: OpenTelemetry's stays active.
+const own = new otelctx.ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
+context.with(inOne, () => {
+  own.run(() => {
+    assert.equal(otelctx.getContext(), own)
+    assert.equal(context.active(), inOne)
+    context.with(inTwo, () => {
+      assert.deepEqual(published(), two.spanContext())
+      assert.equal(context.active(), inTwo)
+    })
+    assert.equal(otelctx.getContext(), own)
+    assert.equal(context.active(), inOne)
+  })
+  own.enter()
+  assert.equal(otelctx.getContext(), own)
+  assert.equal(context.active(), inOne)
+})
+assert.equal(context.active(), ROOT_CONTEXT)
+assert.equal(otelctx.getContext(), undefined)
+
+// Attaching without a function, which newer managers have.
+if (typeof manager.attach === 'function') {
+  context.with(inOne, () => {
+    const token = manager.attach(inTwo)
+    assert.equal(context.active(), inTwo)
+    assert.deepEqual(published(), two.spanContext())
+    const spanless = ROOT_CONTEXT.setValue(createContextKey('key'), 1)
+    const inner = manager.attach(spanless)
+    assert.equal(context.active(), spanless)
+    assert.equal(published(), undefined)
+    inner.dispose()
+    assert.deepEqual(published(), two.spanContext())
+    token.dispose()
+    token.dispose()
+    assert.equal(context.active(), inOne)
+    assert.deepEqual(published(), one.spanContext())
+  })
+  const token = manager.attach(inTwo)
+  assert.deepEqual(published(), two.spanContext())
+  token.dispose()
+  assert.equal(context.active(), ROOT_CONTEXT)
+  assert.equal(published(), undefined)
+}
+
+// IDs that are none.
+for (const ids of [{ traceId: '0'.repeat(32), spanId: '0'.repeat(16) }, { traceId: 'x', spanId: 'y' }, {}]) {
+  const invalid = trace.setSpan(ROOT_CONTEXT, { spanContext: () => ids })
+  context.with(invalid, () => assert.equal(published(), undefined))
+}
+
+// Another manager, after the first.
+context.disable()
+assert.equal(context.active(), ROOT_CONTEXT)
+const second = makeManager()
+assert.ok(context.setGlobalContextManager(second))
+context.with(inOne, () => {
+  assert.equal(context.active(), inOne)
+  assert.deepEqual(published(), one.spanContext())
+})
+console.log(typeof manager.attach)
