@@ -5,19 +5,13 @@ use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
 
+use otelctx_format::record::{HEADER_SIZE, RECOMMENDED_SIZE, VALID, offset};
+
 use crate::environment::Environment;
 use crate::v8::GlobalSlot;
 
-/// Layout of a record (OTEP 4947): see `otelctx_format::record`, which this is checked against in the tests.
-pub(crate) const HEADER_SIZE: usize = 28;
-/// Largest size of a record, which every reader supports.
-pub(crate) const MAX_SIZE: usize = 640;
-/// Largest size of its attributes.
-pub(crate) const MAX_ATTRIBUTES: usize = MAX_SIZE - HEADER_SIZE;
-const VALID_AT: usize = 24;
-const FLAGS_AT: usize = 25;
-const SIZE_AT: usize = 26;
-const VALID: u8 = 1;
+/// Largest size of a record's attributes, in bytes.
+pub(crate) const MAX_ATTRIBUTES: usize = RECOMMENDED_SIZE - HEADER_SIZE;
 /// Room that the first block has. Most contexts have few attributes.
 const FIRST_CAPACITY: usize = 64;
 
@@ -59,14 +53,14 @@ impl Block {
         unsafe {
             let to = Self::record(block);
             ptr::copy_nonoverlapping(record.as_ptr(), to, record.len());
-            *to.add(VALID_AT) = VALID;
-            ptr::write_unaligned(to.add(SIZE_AT).cast(), attributes);
+            *to.add(offset::VALID) = VALID;
+            ptr::write_unaligned(to.add(offset::ATTRIBUTES_SIZE).cast(), attributes);
         }
         block
     }
 
     fn layout(capacity: usize) -> Layout {
-        // Both are small constants or bounded by `MAX_SIZE`.
+        // Both are small constants or bounded by `RECOMMENDED_SIZE`.
         Layout::from_size_align(RECORD + capacity, align_of::<Self>()).expect("a small size")
     }
 
@@ -107,7 +101,7 @@ impl Block {
     pub(crate) unsafe fn size(block: *mut Self) -> usize {
         // SAFETY: as the caller promises.
         let attributes: u16 =
-            unsafe { ptr::read_unaligned(Self::record(block).add(SIZE_AT).cast()) };
+            unsafe { ptr::read_unaligned(Self::record(block).add(offset::ATTRIBUTES_SIZE).cast()) };
         HEADER_SIZE + usize::from(attributes)
     }
 
@@ -138,7 +132,7 @@ impl Block {
             ptr::copy_nonoverlapping(from, record.add(size), attributes.len());
             compiler_fence(Ordering::SeqCst);
             // The record's address is a multiple of eight.
-            let to = record.add(SIZE_AT).cast::<u16>();
+            let to = record.add(offset::ATTRIBUTES_SIZE).cast::<u16>();
             ptr::write_volatile(to, (new - HEADER_SIZE) as u16);
         }
         true
@@ -148,17 +142,13 @@ impl Block {
     ///
     /// # Safety
     /// See [`Self::free`].
-    pub(crate) unsafe fn grown(
-        block: *mut Self,
-        attributes: &[u8],
-        blocks: &Blocks,
-    ) -> *mut Self {
+    pub(crate) unsafe fn grown(block: *mut Self, attributes: &[u8], blocks: &Blocks) -> *mut Self {
         // SAFETY: as the caller promises; the new block has room for the old record and the attributes.
         unsafe {
             let size = Self::size(block);
             let capacity = (2 * (*block).capacity)
                 .max(size + attributes.len())
-                .min(MAX_SIZE);
+                .min(RECOMMENDED_SIZE);
             let new = Self::allocate(Self {
                 capacity,
                 ..block.read()
@@ -177,14 +167,14 @@ impl Block {
     /// See [`Self::free`].
     pub(crate) unsafe fn invalidate(block: *mut Self) {
         // SAFETY: as the caller promises.
-        unsafe { ptr::write_volatile(Self::record(block).add(VALID_AT), 0) };
+        unsafe { ptr::write_volatile(Self::record(block).add(offset::VALID), 0) };
     }
 
     /// # Safety
     /// See [`Self::free`].
     pub(crate) unsafe fn set_trace_flags(block: *mut Self, flags: u8) {
         // SAFETY: as the caller promises.
-        unsafe { ptr::write_volatile(Self::record(block).add(FLAGS_AT), flags) };
+        unsafe { ptr::write_volatile(Self::record(block).add(offset::TRACE_FLAGS), flags) };
     }
 }
 

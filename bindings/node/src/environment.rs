@@ -5,17 +5,19 @@ use std::ffi::{CStr, CString, c_void};
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use crate::block::{Block, Blocks, HEADER_SIZE, MAX_ATTRIBUTES, MAX_SIZE};
+use otelctx_format::record::{ENTRY_HEADER_SIZE, HEADER_SIZE, MAX_VALUE_SIZE, RECOMMENDED_SIZE};
+
+use crate::block::{Block, Blocks, MAX_ATTRIBUTES};
 use crate::napi::{Call, Callback, CallbackInfo, Env, Value, value_type};
 use crate::own_memory::OwnMemory;
-use crate::process;
 use crate::probe::{self, WordSearch};
+use crate::process;
 use crate::tls::{self, Published};
 use crate::v8::{GlobalSlot, Isolate, Local, V8, WeakCallbackInfo};
 
 /// Size of the buffer that JavaScript writes a record to, in bytes: the longest one, and behind it a value of
 /// 255 bytes with its header, which JavaScript encodes before it knows whether there is room.
-const BUFFER_SIZE: usize = MAX_SIZE + 2 + 255;
+const BUFFER_SIZE: usize = RECOMMENDED_SIZE + ENTRY_HEADER_SIZE + MAX_VALUE_SIZE;
 
 /// An environment. Functions of JavaScript's have its address; Node-API frees it when they are gone. It is shared: V8
 /// may collect contexts whenever a function of the environment calls V8 or Node-API.
@@ -121,7 +123,8 @@ impl Environment {
         for marker in [0x5a5a_7070_1234_5678_usize, 0x2424_9696_8765_4320] {
             // SAFETY: see above; the markers are even. They are removed below.
             let word = unsafe {
-                self.v8.set_record(object, ptr::without_provenance_mut(marker));
+                self.v8
+                    .set_record(object, ptr::without_provenance_mut(marker));
                 *object
             };
             let offset = probe::record_offset(&mut memory, word, marker);
@@ -196,7 +199,7 @@ impl Environment {
         };
         // SAFETY: a block that an object has is in the list. Readers find the old record or the new one.
         unsafe {
-            if Block::size(block) + attributes > MAX_SIZE {
+            if Block::size(block) + attributes > RECOMMENDED_SIZE {
                 return false;
             }
             let attributes = &self.written(HEADER_SIZE + attributes)[HEADER_SIZE..];
@@ -257,7 +260,12 @@ impl Environment {
 
     /// Publishes for this thread. `key` is the `AsyncLocalStorage`.
     fn open(&self, key: Local) -> bool {
-        let Some(offset) = self.search.borrow().found().filter(|_| !self.has_ended.get()) else {
+        let Some(offset) = self
+            .search
+            .borrow()
+            .found()
+            .filter(|_| !self.has_ended.get())
+        else {
             return false;
         };
         // SAFETY: the key is a handle of an object, in a callback of Node-API.
@@ -366,7 +374,9 @@ unsafe extern "C" fn create(env: Env, info: CallbackInfo) -> Value {
 /// `append(context, size)`: appends the attributes in the buffer, of this size.
 unsafe extern "C" fn append(env: Env, info: CallbackInfo) -> Value {
     let run = |environment: &Environment, call: Call, [object, size]: [Value; 2]| {
-        let size = call.u32_of(size).filter(|size| *size as usize <= MAX_ATTRIBUTES);
+        let size = call
+            .u32_of(size)
+            .filter(|size| *size as usize <= MAX_ATTRIBUTES);
         match size.is_some_and(|size| environment.append(object, size as usize)) {
             true => ptr::null_mut(),
             false => call.throw_type_error(NO_CONTEXT),
@@ -393,7 +403,9 @@ unsafe extern "C" fn invalidate(env: Env, info: CallbackInfo) -> Value {
 /// `setTraceFlags(context, flags)`
 unsafe extern "C" fn set_trace_flags(env: Env, info: CallbackInfo) -> Value {
     let run = |environment: &Environment, call: Call, [object, flags]: [Value; 2]| {
-        let flags = call.u32_of(flags).and_then(|flags| u8::try_from(flags).ok());
+        let flags = call
+            .u32_of(flags)
+            .and_then(|flags| u8::try_from(flags).ok());
         let (Some(block), Some(flags)) = (environment.block(object), flags) else {
             return call.throw_type_error(NO_CONTEXT);
         };
@@ -497,11 +509,13 @@ unsafe extern "C" fn keys(env: Env, info: CallbackInfo) -> Value {
 
 /// `publish(pairs)`
 unsafe extern "C" fn publish(env: Env, info: CallbackInfo) -> Value {
-    let run = |environment: &Environment, call: Call, [pairs]: [Value; 1]| {
-        match process::publish(call, pairs, environment.record_offset.get()) {
-            Ok(()) => ptr::null_mut(),
-            Err(error) => call.throw(&error),
-        }
+    let run = |environment: &Environment, call: Call, [pairs]: [Value; 1]| match process::publish(
+        call,
+        pairs,
+        environment.record_offset.get(),
+    ) {
+        Ok(()) => ptr::null_mut(),
+        Err(error) => call.throw(&error),
     };
     // SAFETY: see `create`.
     unsafe { with(env, info, run) }

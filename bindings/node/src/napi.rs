@@ -270,8 +270,8 @@ impl Call {
         let mut is_lossless = false;
         let lossless = &raw mut is_lossless;
         // SAFETY: see `type_of`.
-        let number = self
-            .result(|env, to| unsafe { napi_get_value_bigint_int64(env, value, to, lossless) });
+        let number =
+            self.result(|env, to| unsafe { napi_get_value_bigint_int64(env, value, to, lossless) });
         number.filter(|_| is_lossless)
     }
 

@@ -19,11 +19,7 @@ const ISOLATE_SIZE: usize = 2048;
 const MAX_CHAIN: usize = 64;
 
 /// Where an object has the address of its record, in bytes, when `record` is that.
-pub(crate) fn record_offset(
-    memory: &mut OwnMemory,
-    object: usize,
-    record: usize,
-) -> Option<usize> {
+pub(crate) fn record_offset(memory: &mut OwnMemory, object: usize, record: usize) -> Option<usize> {
     let object = object.checked_sub(TAG)?;
     let mut found = RECORD_OFFSETS.into_iter().filter(|offset| {
         let word = memory.word(object.wrapping_add(*offset));

@@ -61,7 +61,9 @@ pub(crate) fn register_keys(
             }
             let index = index_of(&process, name);
             if let Some(index) = index.filter(|index| *index != position) {
-                return Err(format!("{name:?} is key {index} in this process, not {position}"));
+                return Err(format!(
+                    "{name:?} is key {index} in this process, not {position}"
+                ));
             }
         }
     }
@@ -93,7 +95,10 @@ pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<
     let pairs = call.elements(pairs).ok_or("attributes must be an object")?;
     let mut context = ProcessContext::detect().schema(Schema::Other(SCHEMA.into()));
     for pair in pairs {
-        let mut pair = pair.and_then(|pair| call.elements(pair)).into_iter().flatten();
+        let mut pair = pair
+            .and_then(|pair| call.elements(pair))
+            .into_iter()
+            .flatten();
         let (Some(Some(name)), Some(Some(value))) = (pair.next(), pair.next()) else {
             return Err("attributes must be an object".into());
         };
@@ -107,7 +112,9 @@ pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<
     }
     let mut process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     match &mut process.published {
-        Some(published) => published.update(context).map_err(|error| error.to_string())?,
+        Some(published) => published
+            .update(context)
+            .map_err(|error| error.to_string())?,
         none => *none = Some(context.publish().map_err(|error| error.to_string())?),
     }
     process.check_indexes()
@@ -122,7 +129,9 @@ impl Process {
         for (index, key) in self.keys.iter().enumerate() {
             if key.index().map(usize::from) != Some(index) {
                 let name = key.name();
-                return Err(format!("the index {index} of {name:?} is taken in this process"));
+                return Err(format!(
+                    "the index {index} of {name:?} is taken in this process"
+                ));
             }
         }
         Ok(())

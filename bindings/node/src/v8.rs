@@ -81,7 +81,10 @@ impl V8 {
     pub(crate) fn find() -> Result<&'static Self, &'static str> {
         static FOUND: OnceLock<Result<V8, &'static str>> = OnceLock::new();
         // SAFETY: nothing but the resolution of names happens.
-        FOUND.get_or_init(|| unsafe { Self::resolve() }).as_ref().map_err(|name| *name)
+        FOUND
+            .get_or_init(|| unsafe { Self::resolve() })
+            .as_ref()
+            .map_err(|name| *name)
     }
 
     /// # Safety
