@@ -17,6 +17,7 @@ mod miri;
 mod msrv;
 mod musl;
 mod named_kernel;
+mod node;
 mod package;
 mod python;
 mod report;
@@ -48,6 +49,8 @@ cargo xtask TASK
   miri          run the format crate's tests under Miri
   python        build the Python package, and run its tests with every CPython
   wheel         build the Python package with a release build of the command, for older systems
+  node          build the npm package for older systems, and load it with each Node.js
+                [--bench]
   footprint     check what the publisher adds to an application's dependency tree
   package       compile the published crates from their packaged files
   licences      check every dependency's licence against deny.toml
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         "msrv" => msrv::run(),
         "python" => python::run(&mut Counts::default()),
         "wheel" => python::wheel(),
+        "node" => node::run(rest),
         "miri" => miri::run(),
         "footprint" => footprint::run(),
         "package" => package::run(),

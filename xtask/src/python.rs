@@ -273,18 +273,39 @@ pub(crate) fn wheel() -> Outcome {
 
 /// The command, linked for [`GLIBC`]. It takes some minutes.
 fn release_command(python: &Interpreter) -> Result<PathBuf, String> {
-    const TARGET: &str = "x86_64-unknown-linux-gnu";
-    let target = target_dir().join("wheel-command");
+    zigbuild_with(python, "otelctx-cli", "x86_64-unknown-linux-gnu", "otelctx")
+}
+
+/// Whether [`zigbuild`] is installed.
+pub(crate) fn can_link_for_older_systems() -> bool {
+    maturin().join(".installed").is_file()
+}
+
+/// Makes a release build of a package for a target of Rust's, linked for [`GLIBC`]; returns the path of this file.
+///
+/// # Errors
+/// If the package cannot be built, or if the file needs a newer glibc.
+pub(crate) fn zigbuild(package: &str, target: &str, file: &str) -> Result<PathBuf, String> {
+    zigbuild_with(builder(&interpreters())?, package, target, file)
+}
+
+fn zigbuild_with(
+    python: &Interpreter,
+    package: &str,
+    target: &str,
+    file: &str,
+) -> Result<PathBuf, String> {
+    let folder = target_dir().join("wheel-command");
     let mut command = Command::new(maturin().join("bin/cargo-zigbuild"));
     command.current_dir(root());
-    command.args(["zigbuild", "--release", "--locked", "-p", "otelctx-cli"]);
-    command.arg(format!("--target={TARGET}.{}.{}", GLIBC.0, GLIBC.1));
-    with_zig(&mut command, python).env("CARGO_TARGET_DIR", &target);
+    command.args(["zigbuild", "--release", "--locked", "-p", package]);
+    command.arg(format!("--target={target}.{}.{}", GLIBC.0, GLIBC.1));
+    with_zig(&mut command, python).env("CARGO_TARGET_DIR", &folder);
     report::run(&mut command)?;
-    let built = target.join(TARGET).join("release/otelctx");
+    let built = folder.join(target).join("release").join(file);
     match newest_glibc(&built)? {
         newest if newest <= GLIBC => Ok(built),
-        (major, minor) => Err(format!("the command needs glibc {major}.{minor}")),
+        (major, minor) => Err(format!("{file} needs glibc {major}.{minor}")),
     }
 }
 

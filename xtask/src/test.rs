@@ -4,7 +4,7 @@ use crate::counts::{Counts, Output};
 use crate::report::{Outcome, Report};
 use crate::workspace::cargo;
 use crate::{
-    aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, package, python, setup, unprivileged,
+    aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, node, package, python, setup, unprivileged,
 };
 
 /// Seconds for each fuzz target without `--fuzz-seconds`, which `.ci/run` sets.
@@ -25,6 +25,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     report.step("tests", || workspace(&mut counts));
     report.step("without root", || unprivileged::run(&mut counts));
     report.step("python", || python::run(&mut counts));
+    report.step("node", || node::run(&[]));
     report.step("kernel programs", || bpf::run(&["--check".into()]));
     report.step("footprint", footprint::run);
     report.step("package", package::run);

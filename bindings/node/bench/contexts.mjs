@@ -1,15 +1,16 @@
-// Measures `new`, `enter` and `run` against npm's @datadog/pprof and a bare AsyncLocalStorage, in one process.
+// Measures `new` against npm's @datadog/pprof, `enter` and `run` against a bare AsyncLocalStorage, and OpenTelemetry's
+// `with` against its context manager alone, in one process.
 //
-//     node --expose-gc bench/contexts.mjs PACKAGE [PPROF]
+//     node --expose-gc bench/contexts.mjs PACKAGE [PPROF [MODULES]]
 //
-// PACKAGE and PPROF are the folders of the packages. Prints the median of 21 interleaved pairs: ours, the other's, in
+// PACKAGE and PPROF are the folders of the packages; MODULES has OpenTelemetry's in `node_modules`. Prints the median of 21 interleaved pairs: ours, the other's, in
 // nanoseconds, and their ratio.
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { createRequire } from 'node:module'
-import { resolve } from 'node:path'
+import { join, resolve } from 'node:path'
 
 const require = createRequire(import.meta.url)
-const [, , own = '..', pprof] = process.argv
+const [, , own = '..', pprof, modules] = process.argv
 const otelctx = require(resolve(own))
 const other = pprof && require(resolve(pprof, 'out/src/otel-thread-ctx.js'))
 
@@ -30,16 +31,6 @@ const value = {}
 const context = new otelctx.ThreadContext(traceId, spanId, 1, attributes)
 const nothing = () => 1
 
-const pairs = []
-if (other) {
-  const ours = makers(otelctx.ThreadContext)
-  const theirs = makers(other.ThreadContext)
-  for (const name of Object.keys(ours)) pairs.push([name, ours[name], theirs[name]])
-}
-// Both enter within a run, so that what they enter ends with it.
-pairs.push(['enter', () => context.enter(), () => bare.enterWith(value), true])
-pairs.push(['run', () => context.run(nothing), () => bare.run(value, nothing)])
-
 function measure(call, within) {
   globalThis.gc?.()
   const loop = () => {
@@ -52,7 +43,7 @@ function measure(call, within) {
 
 const median = (numbers) => numbers.sort((a, b) => a - b)[numbers.length >> 1]
 
-for (const [name, ours, theirs, within] of pairs) {
+function compare(name, ours, theirs, within) {
   const results = { ours: [], theirs: [], ratio: [] }
   for (let pair = -2; pair < PAIRS; pair++) {
     // Who is first alternates.
@@ -72,4 +63,28 @@ for (const [name, ours, theirs, within] of pairs) {
   }
   const [one, two, ratio] = ['ours', 'theirs', 'ratio'].map((key) => median(results[key]))
   console.log(`${name.padEnd(20)} ${one.toFixed(0).padStart(6)} ns ${two.toFixed(0).padStart(6)} ns  ${ratio.toFixed(3)}`)
+}
+
+if (other) {
+  const ours = makers(otelctx.ThreadContext)
+  const theirs = makers(other.ThreadContext)
+  for (const name of Object.keys(ours)) compare(name, ours[name], theirs[name])
+}
+// Both enter within a run, so that what they enter ends with it.
+compare('enter', () => context.enter(), () => bare.enterWith(value), true)
+compare('run', () => context.run(nothing), () => bare.run(value, nothing))
+
+// The last one: then contexts of the program's own keep OpenTelemetry's, too.
+if (modules) {
+  const npm = createRequire(join(resolve(modules), 'x.js'))
+  const { ROOT_CONTEXT, context, trace } = npm('@opentelemetry/api')
+  const { AsyncLocalStorageContextManager } = npm('@opentelemetry/context-async-hooks')
+  const ids = { traceId: traceId.toString('hex'), spanId: spanId.toString('hex'), traceFlags: 1 }
+  const active = trace.setSpan(ROOT_CONTEXT, { spanContext: () => ids })
+  const alone = new AsyncLocalStorageContextManager()
+  const published = new AsyncLocalStorageContextManager()
+  require(join(resolve(own), 'lib/register.js'))
+  context.setGlobalContextManager(published)
+  const call = (manager) => () => manager.with(active, nothing)
+  compare('context.with', call(published), call(alone))
 }

@@ -13,9 +13,6 @@ const loaded = isLinux ? load() : {}
 const addon = loaded.create === undefined ? records() : loaded
 const encoder = new Encoder(addon.buffer)
 
-/** What OpenTelemetry's integration does before a context is attached that is not its own. */
-let beforeAttach
-
 class ThreadContext extends addon.Base {
   /** Size of the attributes, in bytes. */
   #size
@@ -33,13 +30,11 @@ class ThreadContext extends addon.Base {
 
   enter() {
     if (!(#size in this)) throw foreign()
-    if (beforeAttach !== undefined) beforeAttach.enter(this)
     storage.enterWith(this)
   }
 
   run(fn) {
     if (!(#size in this)) throw foreign()
-    if (beforeAttach !== undefined) return beforeAttach.run(this, fn)
     return storage.run(this, fn)
   }
 
@@ -135,26 +130,33 @@ function needsFlag() {
   return /AsyncContextFrame/.test(reason) && (major === 23 || (major === 22 && minor >= 7))
 }
 
-if (reason !== undefined) {
-  ThreadContext.prototype.enter = function enter() {
-    if (!isContext(this)) throw foreign()
-    throw refusal()
+/** Replaces how contexts are attached; `enter` and `run` get the context, `run` also the function. */
+function setAttach(enter, run) {
+  const methods = {
+    enter() {
+      if (!isContext(this)) throw foreign()
+      enter(this)
+    },
+    run(fn) {
+      if (!isContext(this)) throw foreign()
+      return run(this, fn)
+    },
   }
-  ThreadContext.prototype.run = function run() {
-    if (!isContext(this)) throw foreign()
-    throw refusal()
-  }
-} else if (!isLinux) {
-  ThreadContext.prototype.enter = function enter() {
-    if (!isContext(this)) throw foreign()
-  }
-  ThreadContext.prototype.run = function run(fn) {
-    if (!isContext(this)) throw foreign()
-    return fn()
+  for (const [name, value] of Object.entries(methods)) {
+    Object.defineProperty(ThreadContext.prototype, name, { value })
   }
 }
-for (const name of ['enter', 'run']) {
-  Object.defineProperty(ThreadContext.prototype, name, { enumerable: false })
+
+if (reason !== undefined) {
+  const refuse = () => {
+    throw refusal()
+  }
+  setAttach(refuse, refuse)
+} else if (!isLinux) {
+  setAttach(
+    () => {},
+    (_, fn) => fn(),
+  )
 }
 const publishes = isLinux && reason === undefined
 
@@ -304,11 +306,6 @@ function publish(attributes) {
   if (publishes) addon.publish(named)
 }
 
-/** Has `before` called whenever a program attaches a context. */
-function setBeforeAttach(before) {
-  beforeAttach = before
-}
-
 module.exports = {
   ThreadContext,
   clearContext,
@@ -322,7 +319,7 @@ module.exports = {
   refusal,
   runWithContext,
   runWithoutContext,
-  setBeforeAttach,
+  setAttach,
   setContext,
   setOrigin,
   storage,

@@ -12,7 +12,7 @@ const {
   indexesOf,
   originOf,
   publish,
-  setBeforeAttach,
+  setAttach,
   setOrigin,
   storage,
 } = require('./context')
@@ -232,6 +232,7 @@ class Shared extends AsyncLocalStorage {
 
   attachEnter(threadContext) {
     this.#own.enterWith(this.beneath(threadContext))
+    storage.enterWith(threadContext)
   }
 }
 const NONE = new ThreadContext(new Uint8Array(16), new Uint8Array(8))
@@ -254,10 +255,10 @@ function instrument(manager) {
   if (own instanceof AsyncLocalStorage && !(own instanceof Shared)) {
     const shared = new Shared(own)
     manager._asyncLocalStorage = shared
-    setBeforeAttach({
-      run: (threadContext, fn) => shared.attachRun(threadContext, fn),
-      enter: (threadContext) => shared.attachEnter(threadContext),
-    })
+    setAttach(
+      (threadContext) => shared.attachEnter(threadContext),
+      (threadContext, fn) => shared.attachRun(threadContext, fn),
+    )
     return
   }
   if (typeof manager.with === 'function') {
