@@ -62,7 +62,13 @@ fn install((folder, packages): (&str, &[&str])) -> Result<(), String> {
     fs::create_dir_all(&folder).map_err(fail)?;
     let mut npm = Command::new("npm");
     npm.current_dir(&folder).arg("install").args(packages);
-    npm.args(["--prefix", ".", "--ignore-scripts", "--no-audit", "--no-fund"]);
+    npm.args([
+        "--prefix",
+        ".",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+    ]);
     report::output(&mut npm)?;
     fs::write(&stamp, wanted).map_err(fail)
 }
@@ -118,7 +124,8 @@ fn build() -> Result<Outcome, String> {
 
     let target = target_dir().join("node");
     let mut pack = Command::new("npm");
-    pack.current_dir(&target).args(["pack", "--silent", "./otelctx"]);
+    pack.current_dir(&target)
+        .args(["pack", "--silent", "./otelctx"]);
     let name = report::output(&mut pack)?;
     let packed = target.join(name.trim());
     let fail = |error| format!("{}: {error}", packed.display());
@@ -128,7 +135,9 @@ fn build() -> Result<Outcome, String> {
     }
     let versions = load(&package)?;
     let packed = packed.display();
-    Ok(Outcome::Passed(format!("{packed}, {size} bytes; {versions}")))
+    Ok(Outcome::Passed(format!(
+        "{packed}, {size} bytes; {versions}"
+    )))
 }
 
 /// Loads the package with each Node.js; returns their versions.

@@ -4,7 +4,8 @@ use crate::counts::{Counts, Output};
 use crate::report::{Outcome, Report};
 use crate::workspace::cargo;
 use crate::{
-    aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, node, package, python, setup, unprivileged,
+    aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, node, package, python, setup,
+    unprivileged,
 };
 
 /// Seconds for each fuzz target without `--fuzz-seconds`, which `.ci/run` sets.

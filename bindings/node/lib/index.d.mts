@@ -1,4 +1,4 @@
-/** A value of each attribute, by the index of its key. Those that are missing are skipped. */
+/** A value of each attribute, by the index of its key. Missing values are skipped. */
 export type Attributes = ReadonlyArray<string | null | undefined>
 
 /** What `getProcessContextAttributes` returns: attributes of the process context (OTEP 4719). */

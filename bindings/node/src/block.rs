@@ -1,4 +1,4 @@
-//! The records of contexts, and the list of those that an environment has.
+//! The records of contexts, and the list of all that an environment has.
 
 use std::alloc::{self, Layout};
 use std::cell::Cell;

@@ -119,10 +119,10 @@ const bound = context.bind(inTwo, (more) => [published(), context.active(), more
 assert.deepEqual(bound('x'), [two.spanContext(), inTwo, 'x'])
 if (kind !== 'own') {
   const emitter = context.bind(inOne, new EventEmitter())
-  let heard
-  emitter.on('event', () => { heard = [published(), context.active()] })
+  let received
+  emitter.on('event', () => { received = [published(), context.active()] })
   emitter.emit('event')
-  assert.deepEqual(heard, [one.spanContext(), inOne])
+  assert.deepEqual(received, [one.spanContext(), inOne])
 
   // Asynchronous calls.
   await context.with(inOne, async () => {
