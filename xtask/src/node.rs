@@ -113,12 +113,12 @@ fn build() -> Result<Outcome, String> {
         copy(&file.path(), &package.join("lib"))?;
     }
     for (target, platform) in PLATFORMS {
-        let built = python::zigbuild("otelctx-node", target, "libotelctx_node.so")?;
+        let built = python::zigbuild("otelctx-napi", target, "libotelctx_napi.so")?;
         let addon = package.join("prebuilds").join(platform);
         copy(&built, &addon)?;
         let fail = |error| format!("{}: {error}", addon.display());
         let renamed = addon.join("otelctx.node");
-        fs::rename(addon.join("libotelctx_node.so"), &renamed).map_err(fail)?;
+        fs::rename(addon.join("libotelctx_napi.so"), &renamed).map_err(fail)?;
         report::output(Command::new("strip").arg("--strip-unneeded").arg(&renamed))?;
     }
 

@@ -30,7 +30,7 @@ fn build() -> Option<PathBuf> {
     // The tests' own: cargo may hold the lock of the other one.
     let target = folder.join("target");
     let built = Command::new(cargo)
-        .args(["build", "--quiet", "--locked", "-p", "otelctx-node"])
+        .args(["build", "--quiet", "--locked", "-p", "otelctx-napi"])
         .current_dir(PACKAGE)
         .env("CARGO_TARGET_DIR", &target)
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
@@ -51,7 +51,7 @@ fn build() -> Option<PathBuf> {
         let file = file.unwrap();
         fs::copy(file.path(), package.join("lib").join(file.file_name())).unwrap();
     }
-    let addon = target.join("debug/libotelctx_node.so");
+    let addon = target.join("debug/libotelctx_napi.so");
     fs::copy(addon, addons.join("otelctx.node")).unwrap();
     Some(package)
 }
