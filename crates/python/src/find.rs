@@ -270,19 +270,25 @@ impl<'s> Symbols<'s> {
         if let Some(Returned::ThreadLocal(offset)) = getter.result {
             return Some(offset);
         }
-        // In a shared library, the function calls the dynamic linker.
-        let variable = tls::resolve(self.target, files, name).ok()?;
-        let mut variables = variable.variables.iter();
-        match variables.find(|variable| variable.module == self.module.name) {
-            Some(variable) => match variable.place() {
+        // In a shared library, the function calls the dynamic linker with a slot. A symbol is not always there, and
+        // takes the files of all modules to find.
+        let slot = getter.argument.and_then(|slot| {
+            let own = self.module.name.as_bytes();
+            let wanted = |name: &[u8]| name == own || is_c_library(name) || is_linker(name);
+            let modules = Modules::read_named(self.target, files, &wanted).ok()?;
+            tls::resolve_slot(self.target, &modules, slot.number).ok()?
+        });
+        slot.or_else(|| {
+            let variable = tls::resolve(self.target, files, name).ok()?;
+            let mut variables = variable.variables.iter();
+            match variables
+                .find(|variable| variable.module == self.module.name)?
+                .place()
+            {
                 Place::Static(offset) => Some(offset),
                 Place::Dynamic { .. } => None,
-            },
-            None => {
-                let slot = getter.argument?.number;
-                tls::resolve_slot(self.target, files, name, slot).ok()?
             }
-        }
+        })
     }
 
     /// The modules of the C library: the interpreter's own module may contain it.
@@ -325,6 +331,12 @@ fn used_key(getter: &Getter) -> Option<u64> {
     Some(argument.read_from.unwrap_or_else(tss))
 }
 
+/// Whether a mapping with this name is of a dynamic linker: `ld-linux-x86-64.so.2`, `ld-2.31.so`.
+fn is_linker(path: &[u8]) -> bool {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    name.starts_with(b"ld-")
+}
+
 /// Whether a mapping with this name is of a C library.
 fn is_c_library(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
@@ -340,9 +352,17 @@ fn is_c_library(path: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+    use std::ffi::{OsStr, OsString};
+    use std::fs::File;
+    use std::ops::ControlFlow;
+    use std::os::unix::ffi::OsStrExt;
+
     use otelctx_fixtures::Target as Program;
     use otelctx_fixtures::python::{Interpreter, Linkage};
-    use otelctx_reader::remote::Memory;
+    use otelctx_reader::remote::mappings::Walk;
+    use otelctx_reader::remote::{Device, LiveProcess, Mapping, Memory, MemoryError};
 
     use super::*;
     use crate::test_process;
@@ -400,9 +420,74 @@ mod tests {
         }
     }
 
+    /// A process, and the names of its mappings whose files were opened.
+    struct Opened<'p>(LiveProcess<'p>, RefCell<BTreeSet<OsString>>);
+
+    impl Memory for Opened<'_> {
+        fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), MemoryError> {
+            self.0.read(address, buffer)
+        }
+    }
+
+    impl Target for Opened<'_> {
+        fn mappings(
+            &self,
+            visit: &mut dyn FnMut(&Mapping<'_>) -> ControlFlow<()>,
+        ) -> Result<Walk, otelctx_reader::remote::Error> {
+            self.0.mappings(visit)
+        }
+
+        fn mapped_file(
+            &self,
+            range: (u64, u64),
+            name: &[u8],
+            device: Device,
+            inode: u64,
+        ) -> Result<File, Option<String>> {
+            self.1
+                .borrow_mut()
+                .insert(OsStr::from_bytes(name).to_owned());
+            self.0.mapped_file(range, name, device, inode)
+        }
+
+        fn machine(&self) -> Machine {
+            self.0.machine()
+        }
+
+        fn name(&self) -> OsString {
+            self.0.name()
+        }
+    }
+
+    /// Opens no file of another module.
+    fn find_python(name: &str, target: LiveProcess<'_>) -> PythonProcess {
+        let files = FileCache::default();
+        let file = |path: &OsStr| {
+            path.to_string_lossy()
+                .rsplit('/')
+                .next()
+                .unwrap()
+                .to_owned()
+        };
+        let mut modules = Modules::read(&target, &files).unwrap();
+        // As for a runtime that is asked for those it wants.
+        let is_python = |path: &OsStr| {
+            let names = ["python", "libpython", "embedded_python"];
+            names.iter().any(|it| file(path).starts_with(it))
+        };
+        modules.loaded.retain(|module| is_python(&module.name));
+        let opened = Opened(target, RefCell::default());
+        let found = find(&opened, &modules, &files, &Arc::default());
+        let mut others = opened.1.take();
+        let is_of_libc = |path: &OsStr| ["libc", "ld-"].iter().any(|it| file(path).starts_with(it));
+        others.retain(|path| !is_python(path) && !is_of_libc(path));
+        assert_eq!(others, BTreeSet::new(), "{name}");
+        found.unwrap().unwrap()
+    }
+
     fn check_current(name: &str, program: &Program) {
+        let found = find_python(name, test_process::open(program.pid()));
         let target = test_process::open(program.pid());
-        let found = test_process::find_python(&target);
         let offset = found.variables.thread_current.expect(name);
         let states = program.lines.iter().filter_map(|line| {
             let address = line.strip_prefix("state ")?.split(' ').nth(1)?;

@@ -16,6 +16,7 @@ use crate::libc::{FileFacts, glibc};
 pub use crate::machine::Access;
 use crate::machine::Machine;
 use crate::module::{Relocation, Symbol};
+use crate::modules::Modules;
 use crate::target::{CodeLayout, Target};
 use crate::threads::ThreadLists;
 use crate::{Error, FileCache, Memory};
@@ -177,23 +178,21 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
     Ok(resolution)
 }
 
-/// The offset from the thread pointer, in bytes, of the variable whose address code gets through
-/// the slot at the address `slot`: a pair of words for `__tls_get_addr` (general dynamic) on x86-64,
-/// a TLS descriptor on aarch64. `None` if the dynamic linker has not filled it, or the storage is not
-/// static.
+/// The offset from the thread pointer, in bytes, of a module's own variable, 8 bytes, whose address its code gets
+/// through the slot at the address `slot`: a pair of words for `__tls_get_addr` (general dynamic) on x86-64, a TLS
+/// descriptor on aarch64. `None` if the dynamic linker has not filled it, or the storage is not static.
 ///
-/// For a variable without a symbol, in a stripped file, which code that has one uses. `name` is the
-/// variable's name where it has a symbol, so that what [`resolve`] has read is not read again.
+/// It needs no symbol, and of `modules` only the one that contains the slot, the C library and the dynamic linker:
+/// [`resolve`] reads the files of all modules.
 ///
 /// # Errors
-/// If the process's modules or the slot cannot be read.
+/// If the slot cannot be read.
 pub fn resolve_slot(
     target: &dyn Target,
-    cache: &FileCache,
-    name: &str,
+    modules: &Modules,
     slot: u64,
 ) -> Result<Option<i64>, Error> {
-    let TlsModules { loaded, .. } = tls_modules(target, cache, name)?;
+    let loaded: Vec<Loaded> = modules.loaded.iter().map(Loaded::without_symbol).collect();
     let Some(referrer) = loaded.iter().find(|loaded| loaded.contains(slot)) else {
         return Ok(None);
     };
@@ -206,17 +205,21 @@ pub fn resolve_slot(
         slot: slot.wrapping_sub(referrer.bias),
         named: false,
     };
-    let library = FileFacts::c_library(loaded.iter().map(|loaded| &loaded.module.libc));
-    let location = slot::slot(target, referrer, &relocation, library);
+    let location = slot::slot(target, referrer, &relocation, modules.c_library());
     let location = location.map_err(Error::memory("the slot of a thread-local variable"))?;
     let (id, offset) = match location {
         Some(Location::Static(offset)) => return Ok(Some(offset)),
         Some(Location::Dynamic { module, offset, .. }) => (module, offset),
         None => return Ok(None),
     };
-    let modules = glibc_tls_modules(target, &loaded, &mut Vec::new());
-    let module = modules.iter().find(|module| module.id == id);
-    let block = module.and_then(|module| machine.glibc_block(module.static_offset?));
+    let is_inside = referrer.module.tls.is_some_and(|tls| {
+        let end = offset.checked_add(SIZE);
+        end.is_some_and(|end| end <= tls.memory_size)
+    });
+    let listed = glibc_tls_modules(target, &loaded, &mut Vec::new());
+    let mut listed = listed.iter();
+    let own = listed.find(|it| is_inside && it.id == id && it.bias == referrer.bias);
+    let block = own.and_then(|module| machine.glibc_block(module.static_offset?));
     Ok(block.map(|block| block.wrapping_add(offset.cast_signed())))
 }
 

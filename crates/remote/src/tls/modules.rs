@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::Error;
 use crate::elf::Source;
 use crate::file_cache::{FileCache, FileFacts};
-use crate::module::{Module, ModuleFile};
-use crate::modules::{FILE, MAX_COST, Place, visit};
+use crate::module::{Module, ModuleFile, Symbol};
+use crate::modules::{FILE, LoadedModule, MAX_COST, Place, visit};
 use crate::target::{CodeLayout, Target};
 
 /// A module, and its file's facts about one thread-local variable.
@@ -21,6 +21,19 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
+    /// A module without facts about a variable.
+    pub(super) fn without_symbol(loaded: &LoadedModule) -> Self {
+        Self {
+            module: Arc::new(Module {
+                file: loaded.file.clone(),
+                symbol: Symbol::Absent,
+                relocations: Vec::new(),
+            }),
+            bias: loaded.bias,
+            name: loaded.name.clone(),
+        }
+    }
+
     /// Whether an address of the process lies within the module.
     pub(super) fn contains(&self, address: u64) -> bool {
         let start = self.bias.wrapping_add(self.module.first_load.address);
