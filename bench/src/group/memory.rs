@@ -25,6 +25,10 @@ pub(crate) fn run(report: &mut Report) {
 pub(crate) struct Running(Child);
 
 impl Running {
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
     pub(crate) fn start(command: &mut Command) -> Result<Self, String> {
         let command = command.stdin(Stdio::null()).stdout(Stdio::null());
         command.spawn().map(Self).map_err(|error| error.to_string())
@@ -97,7 +101,7 @@ fn measure(report: &mut Report, otelctx: &str) -> Result<(), String> {
 }
 
 /// A process and its children.
-fn processes(pid: u32) -> Result<Vec<u32>, String> {
+pub(crate) fn processes(pid: u32) -> Result<Vec<u32>, String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| error.to_string())?;
     let mut all = vec![pid];
     for task in tasks.flatten() {
@@ -109,14 +113,24 @@ fn processes(pid: u32) -> Result<Vec<u32>, String> {
 
 /// A process's share of the memory that it has mapped, in MiB. Pages that it shares count in part.
 fn pss(pid: u32) -> f64 {
+    rolled_up(pid, "Pss:")
+}
+
+/// The same without the pages of files and of maps in the kernel.
+pub(crate) fn anonymous_pss(pid: u32) -> f64 {
+    rolled_up(pid, "Pss_Anon:")
+}
+
+/// A field of a process's `smaps_rollup`, in MiB.
+fn rolled_up(pid: u32, name: &str) -> f64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
-    let kib = pss.and_then(|pss| pss.trim().trim_end_matches(" kB").parse::<f64>().ok());
+    let field = rollup.lines().find_map(|line| line.strip_prefix(name));
+    let kib = field.and_then(|field| field.trim().trim_end_matches(" kB").parse::<f64>().ok());
     kib.unwrap_or(0.0) / 1024.0
 }
 
 /// What the kernel accounts for a process's BPF maps and programs, in MiB (proc_pid_fdinfo(5)).
-fn kernel_maps(pid: u32) -> f64 {
+pub(crate) fn kernel_maps(pid: u32) -> f64 {
     let files = fs::read_dir(format!("/proc/{pid}/fdinfo"))
         .into_iter()
         .flatten();

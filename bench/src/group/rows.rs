@@ -8,11 +8,14 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use otelctx_fixtures::Compiler;
 use otelctx_remote::FileBytes;
 use otelctx_remote::elf::{Elf, Source};
 use otelctx_unwind::{Dictionary, FileRows, SHARD_ROWS, Shards};
 
+use super::memory::{self, Running};
 use crate::row::Report;
+use crate::scratch::{self, Directory};
 
 /// Files that are measured one by one.
 const FILES: [&str; 5] = [
@@ -24,6 +27,12 @@ const FILES: [&str; 5] = [
 ];
 /// Different files whose rows are in memory at the same time.
 const MANY: usize = 500;
+/// Programs that have them mapped while they are recorded.
+const PROGRAMS: usize = 2;
+/// A recorder's memory is steady if it stays within this, in MiB, for this long.
+const STEADY: f64 = 0.5;
+const STEADY_TIME: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// A file is made this many times; the median counts.
 const TIMES: usize = 5;
 /// Bytes of a row: the low half of its address, and the index of its rule.
@@ -101,7 +110,7 @@ fn measure(path: &Path) -> Result<Made, String> {
 fn many(report: &mut Report) {
     let work = format!("{MANY} different files");
     let (dictionary, mut layout) = (Arc::new(Dictionary::new()), Shards::new(MAX_SHARDS));
-    let (mut seen, mut made, mut pages) = (HashSet::new(), 0, 0);
+    let (mut seen, mut made, mut pages) = (HashSet::new(), Vec::new(), 0);
     for directory in [
         "/usr/lib/x86_64-linux-gnu",
         "/usr/bin",
@@ -113,23 +122,100 @@ fn many(report: &mut Report) {
             let Ok(facts) = std::fs::metadata(&path) else {
                 continue;
             };
-            if made == MANY || !facts.is_file() || !seen.insert((facts.dev(), facts.ino())) {
+            let is_new = facts.is_file() && seen.insert((facts.dev(), facts.ino()));
+            if made.len() == MANY || !is_new {
                 continue;
             }
             if let Ok(file) = make(&path, &dictionary)
                 && let Some(placed) = layout.place(file.rows())
             {
-                made += 1;
+                made.push(path);
                 pages += placed.pages.len();
             }
         }
     }
-    if made < MANY {
-        return report.skipped(&work, &format!("only {made} are installed"));
+    if made.len() < MANY {
+        return report.skipped(&work, &format!("only {} are installed", made.len()));
     }
     let shards = f64::from(layout.used()) * f64::from(SHARD_ROWS) * ROW;
     let kernel = (shards + PAGE * pages as f64) / f64::from(1 << 20);
     report.alone(format!("{work}, in the kernel"), kernel, "MiB", 60.0);
+    if let Err(why) = in_recorder(report, &work, &made, kernel) {
+        report.failed(&work, &why);
+    }
+}
+
+/// What a recorder needs for the rows of these files, which are of `kernel` MiB.
+fn in_recorder(
+    report: &mut Report,
+    work: &str,
+    files: &[PathBuf],
+    kernel: f64,
+) -> Result<(), String> {
+    let without = recorded(&[], 0.0)?;
+    if without.both <= without.user {
+        report.skipped(work, "eBPF is not permitted");
+        return Ok(());
+    }
+    let with = recorded(files, kernel)?;
+    let user = with.user - without.user;
+    report.alone(format!("{work}, in user space"), user, "MiB", None);
+    let work = format!("{work}, kernel and user");
+    report.alone(&work, with.both - without.both, "MiB", 60.0);
+    // Including what starting takes for a moment, before there are rows.
+    let largest = with.largest - without.both;
+    report.alone(format!("{work}, at most"), largest, "MiB", 60.0);
+    Ok(())
+}
+
+/// Memory of a recorder, in MiB.
+struct Memory {
+    /// Anonymous pages of its processes.
+    user: f64,
+    /// The same, and its maps in the kernel.
+    both: f64,
+    /// The largest of those since it started.
+    largest: f64,
+}
+
+/// The memory of recording programs that have these files mapped, once that is steady and its maps in the kernel
+/// are of at least `rows` MiB.
+fn recorded(files: &[PathBuf], rows: f64) -> Result<Memory, String> {
+    let program = Compiler::gcc().program::<&str>(&["many_files.c"], &[]);
+    let program = program.ok_or("there is no gcc")?;
+    let chunks = files.chunks(MANY / PROGRAMS).map(<[_]>::to_vec);
+    let mut chunks: Vec<Vec<PathBuf>> = chunks.collect();
+    chunks.resize(PROGRAMS, Vec::new());
+    let start = |paths: &Vec<PathBuf>| Running::start(Command::new(&program).args(paths));
+    let running: Vec<Running> = chunks.iter().map(start).collect::<Result<_, _>>()?;
+    let pids: Vec<String> = running.iter().map(|it| it.pid().to_string()).collect();
+    let directory = Directory::new("rows");
+    let mut command = Command::new(scratch::otelctx()?);
+    command.args(["record", "-p", &pids.join(","), "-o"]);
+    let recorder = Running::start(command.arg(directory.path().join("profile.otlp")))?;
+    let begin = Instant::now();
+    let (mut largest, mut steady) = (0.0_f64, (begin, 0.0));
+    loop {
+        std::thread::sleep(Duration::from_millis(50));
+        let pids = memory::processes(recorder.pid())?.into_iter();
+        let user = pids.map(memory::anonymous_pss).sum::<f64>();
+        let maps = memory::kernel_maps(recorder.pid());
+        let both = user + maps;
+        largest = largest.max(both);
+        if (both - steady.1).abs() > STEADY {
+            steady = (Instant::now(), both);
+        }
+        if maps >= rows && user > 0.0 && steady.0.elapsed() > STEADY_TIME {
+            return Ok(Memory {
+                user,
+                both,
+                largest,
+            });
+        }
+        if begin.elapsed() > TIMEOUT {
+            return Err(format!("{user} MiB and {maps} MiB of maps are not steady"));
+        }
+    }
 }
 
 /// The C compiler's own program.
