@@ -1,0 +1,246 @@
+//! From the thread-local structure that a Node.js addon publishes to the record of the active context.
+//!
+//! Node.js keeps the value of each `AsyncLocalStorage` in a map that V8 carries from one asynchronous call to
+//! the next (`AsyncContextFrame`, lib/internal/async_context_frame.js). The structure says where the isolate has
+//! that map, which key in it is the addon's, and where an object of the addon has its record. V8's heap is read
+//! as it is between two instructions of the isolate's thread: objects that the garbage collector moves are found
+//! by their forwarding addresses.
+
+use otelctx_reader::remote::{Memory, MemoryError};
+
+/// Size of the structure, in bytes.
+pub(crate) const PUBLISHED_SIZE: usize = 32;
+/// V8 marks pointers to objects by their lowest bit (src/objects/tagged.h).
+const TAG: u64 = 1;
+/// Maximum number of entries of a map. A program has a few `AsyncLocalStorage`s.
+const MAX_ENTRIES: u64 = 1 << 16;
+/// Maximum number of entries in a bucket that are read.
+const MAX_CHAIN: usize = 64;
+/// Words of an `OrderedHashMap` before its buckets: map, length, elements, deleted elements, buckets
+/// (src/objects/ordered-hash-table.h).
+const HEADER_WORDS: u64 = 5;
+/// Words of an entry: key, value, and the index of the next entry in the bucket.
+const ENTRY_WORDS: u64 = 3;
+/// Where a `JSMap` has its table, in bytes (src/objects/js-collection.h).
+const MAP_TABLE: u64 = 24;
+
+/// The structure, as the addon publishes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Published {
+    /// Address of the isolate's word with the map; 0 while nothing may be used.
+    cped_slot: u64,
+    /// Address of a slot with the key, which the garbage collector updates.
+    als_handle: u64,
+    /// The key's hash.
+    als_identity_hash: i32,
+    /// Where an object of the addon has the address of its record, in bytes.
+    record_slot_offset: u8,
+    /// `undefined` as a tagged word, or, in older addons, the address of a slot with it.
+    undefined: u64,
+}
+
+/// How an object of the addon leads to its record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordPlace {
+    /// At the offset that the structure has.
+    Published,
+    /// At this offset in the object, in bytes.
+    InObject(u64),
+    /// In a native object, whose address is at one offset in the object, at another offset in that.
+    InNative { object: u64, native: u64 },
+}
+
+/// What the walk has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Walked {
+    /// The addon has closed its gate, or has not opened it yet.
+    Unpublished,
+    /// No asynchronous context is active.
+    NoFrame,
+    /// The active one has no value of the addon.
+    NotInFrame,
+    /// Its value is `undefined`: the context was left.
+    Detached,
+    /// The object has given its record back.
+    TornDown,
+    /// The address of the record.
+    Record(u64),
+}
+
+/// A step of the walk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Published,
+    Undefined,
+    Frame,
+    Table,
+    Key,
+    Entry,
+    Record,
+}
+
+/// A step that failed, and what is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    Unreadable(Step, MemoryError),
+    /// The words are not those of such an object.
+    Inconsistent(Step),
+}
+
+impl Published {
+    pub(crate) fn read(memory: &dyn Memory, address: u64) -> Result<Self, Broken> {
+        let mut bytes = [0; PUBLISHED_SIZE];
+        let read = memory.read(address, &mut bytes);
+        read.map_err(|error| Broken::Unreadable(Step::Published, error))?;
+        let word = |at: usize| {
+            let bytes = bytes[at..at + 8].try_into();
+            u64::from_ne_bytes(bytes.expect("eight bytes"))
+        };
+        let hash = bytes[16..20].try_into().expect("four bytes");
+        Ok(Self {
+            cped_slot: word(0),
+            als_handle: word(8),
+            als_identity_hash: i32::from_ne_bytes(hash),
+            record_slot_offset: bytes[20],
+            undefined: word(24),
+        })
+    }
+}
+
+/// Follows the structure at `address` to the record of the active context.
+pub(crate) fn walk(
+    memory: &dyn Memory,
+    address: u64,
+    place: RecordPlace,
+) -> Result<Walked, Broken> {
+    let published = Published::read(memory, address)?;
+    if published.cped_slot == 0 {
+        return Ok(Walked::Unpublished);
+    }
+    let heap = Heap { memory };
+    let undefined = match published.undefined & TAG {
+        TAG => published.undefined,
+        _ => heap.word(Step::Undefined, published.undefined)?,
+    };
+    let frame = heap.word(Step::Frame, published.cped_slot)?;
+    if frame == undefined {
+        return Ok(Walked::NoFrame);
+    }
+    let table = heap.field(Step::Frame, frame, MAP_TABLE)?;
+    let key = heap.word(Step::Key, published.als_handle)?;
+    let Some(value) = heap.look_up(table, key, published.als_identity_hash)? else {
+        return Ok(Walked::NotInFrame);
+    };
+    if value == undefined {
+        return Ok(Walked::Detached);
+    }
+    let record = match place {
+        RecordPlace::Published => {
+            heap.field(Step::Record, value, published.record_slot_offset.into())?
+        }
+        RecordPlace::InObject(offset) => heap.field(Step::Record, value, offset)?,
+        RecordPlace::InNative { object, native } => {
+            match heap.field(Step::Record, value, object)? {
+                0 => 0,
+                wrapper => heap.word(Step::Record, wrapper.wrapping_add(native))?,
+            }
+        }
+    };
+    Ok(match record {
+        0 => Walked::TornDown,
+        record => Walked::Record(record),
+    })
+}
+
+/// V8's heap without compressed pointers.
+struct Heap<'m> {
+    memory: &'m dyn Memory,
+}
+
+impl Heap<'_> {
+    fn word(&self, step: Step, address: u64) -> Result<u64, Broken> {
+        let word = self.memory.read_u64(address);
+        word.map_err(|error| Broken::Unreadable(step, error))
+    }
+
+    /// The word at an offset, in bytes, of the object that a tagged word points to.
+    fn field(&self, step: Step, object: u64, offset: u64) -> Result<u64, Broken> {
+        let address = untagged(step, object)?;
+        self.word(step, address.wrapping_add(offset))
+    }
+
+    /// The value of a key in an `OrderedHashMap`.
+    fn look_up(&self, table: u64, key: u64, hash: i32) -> Result<Option<u64>, Broken> {
+        let start = untagged(Step::Table, table)?;
+        let inconsistent = || Broken::Inconsistent(Step::Table);
+        let mut header = [0; HEADER_WORDS as usize];
+        for (at, word) in (start..).step_by(8).zip(&mut header) {
+            *word = self.word(Step::Table, at)?;
+        }
+        let [_, length, elements, deleted, buckets] = header;
+        let number = |word: u64| small_integer(word).and_then(|it| u64::try_from(it).ok());
+        let [length, elements, deleted, buckets] =
+            [length, elements, deleted, buckets].map(number);
+        let (Some(length), Some(elements), Some(deleted), Some(buckets)) =
+            (length, elements, deleted, buckets)
+        else {
+            return Err(inconsistent());
+        };
+        let used = elements + deleted;
+        let is_table = buckets.is_power_of_two()
+            && used <= 2 * buckets
+            && used <= MAX_ENTRIES
+            // Elements, deleted elements and buckets are part of it.
+            && length >= 3 + buckets + 2 * buckets * ENTRY_WORDS;
+        if !is_table {
+            return Err(inconsistent());
+        }
+        let first_bucket = start.wrapping_add(8 * HEADER_WORDS);
+        let first_entry = first_bucket.wrapping_add(8 * buckets);
+        let bucket = u64::from(hash.cast_unsigned()) & (buckets - 1);
+        let mut next = self.word(Step::Entry, first_bucket.wrapping_add(8 * bucket))?;
+        for _ in 0..MAX_CHAIN {
+            let index = small_integer(next).ok_or(Broken::Inconsistent(Step::Entry))?;
+            if index == -1 {
+                return Ok(None);
+            }
+            let index = u64::try_from(index).ok().filter(|index| *index < used);
+            let index = index.ok_or(Broken::Inconsistent(Step::Entry))?;
+            let entry = first_entry.wrapping_add(8 * ENTRY_WORDS * index);
+            if self.is_same(self.word(Step::Entry, entry)?, key) {
+                return self.word(Step::Entry, entry.wrapping_add(8)).map(Some);
+            }
+            next = self.word(Step::Entry, entry.wrapping_add(16))?;
+        }
+        Err(Broken::Inconsistent(Step::Entry))
+    }
+
+    /// Whether two tagged words are the same object, of which one may be the place that the garbage collector has
+    /// just moved it from: the first word there is the new address, without a tag (src/objects/map-word.h).
+    fn is_same(&self, one: u64, other: u64) -> bool {
+        let forwards = |from: u64, to: u64| {
+            let (Ok(from), Ok(to)) = (untagged(Step::Key, from), untagged(Step::Key, to)) else {
+                return false;
+            };
+            let first = self.memory.read_u64(from);
+            first.is_ok_and(|first| first & TAG == 0 && first == to)
+        };
+        one == other || forwards(one, other) || forwards(other, one)
+    }
+}
+
+/// The address of the object that a tagged word points to.
+fn untagged(step: Step, word: u64) -> Result<u64, Broken> {
+    match word & TAG {
+        TAG => Ok(word - TAG),
+        _ => Err(Broken::Inconsistent(step)),
+    }
+}
+
+/// The number in a tagged word: the upper half (src/objects/smi.h).
+fn small_integer(word: u64) -> Option<i32> {
+    (word & 0xffff_ffff == 0).then_some((word >> 32) as i32)
+}
+
+#[cfg(test)]
+mod tests;
