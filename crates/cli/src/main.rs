@@ -8,7 +8,10 @@ use otelctx_reader::runtime::Runtimes;
 
 fn main() -> ExitCode {
     otelctx_cli::run(&Setup {
-        runtimes: Runtimes::new(vec![Arc::new(otelctx_python::Python::default())]),
+        runtimes: Runtimes::new(vec![
+            Arc::new(otelctx_python::Python::default()),
+            Arc::new(otelctx_node::Node::default()),
+        ]),
         kernel_object: None,
     })
 }

@@ -7,6 +7,7 @@
 //! by their forwarding addresses.
 
 use otelctx_reader::remote::{Memory, MemoryError};
+use otelctx_reader::runtime::RuntimeError;
 
 /// Size of the structure, in bytes.
 pub(crate) const PUBLISHED_SIZE: usize = 32;
@@ -85,6 +86,37 @@ pub(crate) enum Broken {
     Unreadable(Step, MemoryError),
     /// The words are not those of such an object.
     Inconsistent(Step),
+}
+
+impl Walked {
+    /// Its name in JSON.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Unpublished => "unpublished",
+            Self::NoFrame => "no_frame",
+            Self::NotInFrame => "not_in_frame",
+            Self::Detached => "detached",
+            Self::TornDown => "torn_down",
+            Self::Record(_) => "record",
+        }
+    }
+}
+
+impl Broken {
+    pub(crate) fn into_error(self) -> RuntimeError {
+        let what = |step| match step {
+            Step::Published => "what its addon publishes",
+            Step::Undefined => "V8's undefined",
+            Step::Frame => "the active asynchronous context",
+            Step::Table | Step::Entry => "the map of the asynchronous context",
+            Step::Key => "the key of the addon",
+            Step::Record => "the object of the addon",
+        };
+        RuntimeError::new(match self {
+            Self::Unreadable(step, error) => format!("{}: {error}", what(step)),
+            Self::Inconsistent(step) => format!("{} is inconsistent", what(step)),
+        })
+    }
 }
 
 impl Published {

@@ -193,6 +193,9 @@ pub struct RuntimeThread {
     pub context: Found<Context>,
     /// The source of `context`.
     pub source: Source,
+    /// The bytes of a native record (OTEP 4947) that the runtime leads to in its own way. If there is one, the
+    /// reader decodes it with the names that the process publishes, and it is `context`.
+    pub record: Option<Vec<u8>>,
     /// The runtime's frames.
     pub stack: RuntimeStack,
     /// The thread's relation to the interpreter's global lock. `None` if the interpreter has none.
@@ -208,6 +211,7 @@ impl RuntimeThread {
         Self {
             context,
             source,
+            record: None,
             stack: RuntimeStack::default(),
             gil: None,
             facts: Vec::new(),

@@ -532,21 +532,30 @@ impl ThreadVariables {
         record: Option<&[u8]>,
         newer_keys: impl FnOnce() -> Option<KeyMap>,
     ) -> Found<Context> {
-        let Some(record) = record else {
-            return Found::Detached;
-        };
-        let Ok(record) = record::decode(record) else {
-            return Found::Invalid;
-        };
-        let context = record.resolve(&self.keys);
-        if context.skipped.unknown_key == 0 {
-            return Found::Attached(context);
+        match record {
+            Some(record) => decode(record, &self.keys, newer_keys),
+            None => Found::Detached,
         }
-        Found::Attached(match newer_keys() {
-            Some(keys) => record.resolve(&keys),
-            None => context,
-        })
     }
+}
+
+/// Decodes a record with these keys. `newer_keys` is called if one is unknown.
+pub(crate) fn decode(
+    record: &[u8],
+    keys: &KeyMap,
+    newer_keys: impl FnOnce() -> Option<KeyMap>,
+) -> Found<Context> {
+    let Ok(record) = record::decode(record) else {
+        return Found::Invalid;
+    };
+    let context = record.resolve(keys);
+    if context.skipped.unknown_key == 0 {
+        return Found::Attached(context);
+    }
+    Found::Attached(match newer_keys() {
+        Some(keys) => record.resolve(&keys),
+        None => context,
+    })
 }
 
 /// Whether the dynamic linker's entry for the module of a variable is unchanged: a module that was

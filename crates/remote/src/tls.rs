@@ -24,8 +24,8 @@ use definition::{Definition, bind, definition};
 use modules::{Loaded, TlsModules, tls_modules};
 use slot::Location;
 
-/// Size of the variable, in bytes: a pointer.
-const SIZE: u64 = 8;
+/// Size of a variable that is a pointer, in bytes.
+const POINTER: u64 = 8;
 /// Maximum number of definitions in a process, which usually has one or a few.
 const MAX_DEFINITIONS: usize = 256;
 /// Maximum number of slots that are followed in a process; every module that refers to the variable
@@ -98,6 +98,20 @@ pub struct Resolution {
 /// thread needs to be stopped.
 #[doc(alias = "__tls_get_addr")]
 pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Resolution, Error> {
+    resolve_sized(target, cache, name, POINTER)
+}
+
+/// [`resolve`], for a variable of `size` bytes.
+///
+/// # Errors
+/// See [`resolve`].
+pub fn resolve_sized(
+    target: &dyn Target,
+    cache: &FileCache,
+    name: &str,
+    size: u64,
+) -> Result<Resolution, Error> {
+    let expected = size;
     let TlsModules {
         loaded,
         mut unreadable,
@@ -119,6 +133,12 @@ pub fn resolve(target: &dyn Target, cache: &FileCache, name: &str) -> Result<Res
         };
         if definitions.len() == MAX_DEFINITIONS {
             skipped += 1;
+            continue;
+        }
+        if size != expected {
+            let reason = format!("it defines a variable of {size} bytes instead of {expected}");
+            unplaced = true;
+            unreadable.push((loaded.name.clone(), reason));
             continue;
         }
         match definition(loaded, (offset, size), target.machine(), &tls_modules) {

@@ -189,11 +189,18 @@ impl Thread<'_> {
             }
             None => self.with_pointer(&mut stop, read),
         };
-        let (native, runtimes) = match read {
+        let (native, mut runtimes) = match read {
             // A core file may lack a thread's registers.
             Err(error @ Error::NoThreadPointer { .. }) => (Err(error), Vec::new()),
             read => read?,
         };
+        for reading in &mut runtimes {
+            if let Ok(thread) = &mut reading.thread
+                && let Some(record) = thread.record.take()
+            {
+                thread.context = self.process().decode(&record);
+            }
+        }
         let native = match variables {
             Ok(variables) => {
                 native.map(|size| self.decode(variables, size.map(|size| &record[..size])))

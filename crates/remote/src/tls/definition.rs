@@ -1,6 +1,5 @@
 //! The modules that define the variable, and the evidence for where each of them stores it.
 
-use super::SIZE;
 use super::modules::Loaded;
 use super::slot::{Location, slot};
 use crate::Memory;
@@ -62,14 +61,9 @@ pub(super) fn definition<'a>(
             module.machine
         ));
     }
-    if size != SIZE {
-        return Err(format!(
-            "it defines a variable of {size} bytes instead of {SIZE}"
-        ));
-    }
     let Some(tls) = module.tls.filter(|tls| {
         offset
-            .checked_add(SIZE)
+            .checked_add(size)
             .is_some_and(|end| end <= tls.memory_size)
     }) else {
         return Err("its definition is outside its thread-local storage".to_string());

@@ -1,0 +1,57 @@
+//! Node.js in one process.
+
+use otelctx_reader::format::process_context::{Attributes, Value};
+use otelctx_reader::format::record;
+use otelctx_reader::remote::tls::TlsVariable;
+use otelctx_reader::remote::{Memory, Target};
+use otelctx_reader::runtime::{RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView};
+use otelctx_reader::sample::Found;
+
+use crate::walk::{Broken, RecordPlace, Walked, walk};
+
+/// Node.js in one process, with the variable of its addon.
+#[derive(Debug)]
+pub(crate) struct NodeProcess {
+    pub(crate) variable: TlsVariable,
+    pub(crate) place: RecordPlace,
+}
+
+impl RuntimeProcess for NodeProcess {
+    fn facts(&self) -> Attributes {
+        Vec::new()
+    }
+
+    fn thread(
+        &self,
+        target: &dyn Target,
+        thread: ThreadView,
+    ) -> Result<Option<RuntimeThread>, RuntimeError> {
+        let memory: &dyn Memory = target;
+        let address = self.variable.address(memory, thread.thread_pointer)?;
+        let Some(address) = address else {
+            return Ok(None);
+        };
+        let walked = walk(memory, address, self.place).map_err(Broken::into_error)?;
+        let context = match walked {
+            // It is no thread of JavaScript, or one that does not publish now.
+            Walked::Unpublished => return Ok(None),
+            Walked::NoFrame | Walked::NotInFrame | Walked::Detached => Found::Detached,
+            Walked::TornDown | Walked::Record(_) => Found::Invalid,
+        };
+        let mut found = RuntimeThread::new(context, Source::Runtime);
+        found.facts = vec![("state".into(), Value::String(walked.name().into()))];
+        if let Walked::Record(address) = walked {
+            found.record = Some(read_record(memory, address)?);
+        }
+        Ok(Some(found))
+    }
+}
+
+/// A record, at most of the size that OTEP 4947 recommends.
+fn read_record(memory: &dyn Memory, address: u64) -> Result<Vec<u8>, RuntimeError> {
+    let mut header = [0; record::HEADER_SIZE];
+    memory.read(address, &mut header)?;
+    let size = record::Header::decode(&header).attributes_size;
+    let size = (record::HEADER_SIZE + usize::from(size)).min(record::RECOMMENDED_SIZE);
+    Ok(memory.read_vec(address, size as u64, record::RECOMMENDED_SIZE)?)
+}
