@@ -1,5 +1,6 @@
 //! Node.js in one process.
 
+use otelctx_reader::format::Schema;
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::format::record;
 use otelctx_reader::remote::tls::TlsVariable;
@@ -19,6 +20,10 @@ pub(crate) struct NodeProcess {
 impl RuntimeProcess for NodeProcess {
     fn facts(&self) -> Attributes {
         Vec::new()
+    }
+
+    fn reads_schema(&self, schema: &Schema) -> bool {
+        matches!(schema.as_str(), "nodejs_v1_dev" | "nodejs_v1")
     }
 
     fn thread(

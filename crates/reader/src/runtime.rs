@@ -14,6 +14,7 @@ use std::fmt;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
+use otelctx_format::Schema;
 use otelctx_format::process_context::{Attributes, Value};
 use otelctx_format::record::Context;
 use otelctx_remote::{CodeLayout, FileCache, MemoryError, Modules, Target};
@@ -86,6 +87,13 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
     /// What must be stopped to read its threads and tasks.
     fn scope(&self) -> Scope {
         Scope::Thread
+    }
+
+    /// Whether it reads the thread contexts that a process announces with this schema
+    /// (`threadlocal.schema_version`), which no native variable contains.
+    fn reads_schema(&self, schema: &Schema) -> bool {
+        let _ = schema;
+        false
     }
 
     /// Reads a thread, which is stopped or asleep, or belongs to a core file. `None` if the runtime
@@ -541,6 +549,15 @@ pub struct Present {
     pub name: &'static str,
     /// Access to its threads, or why it cannot be read.
     pub process: Result<Arc<dyn RuntimeProcess>, RuntimeError>,
+}
+
+impl Present {
+    /// [`RuntimeProcess::reads_schema`].
+    #[must_use]
+    pub fn reads_schema(&self, schema: &Schema) -> bool {
+        let process = self.process.as_ref();
+        process.is_ok_and(|process| process.reads_schema(schema))
+    }
 }
 
 /// What one runtime knows about a thread.

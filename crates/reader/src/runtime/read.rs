@@ -11,7 +11,7 @@ use super::{
     Chosen, MAX_TASK_BYTES, MAX_TASKS, Present, RuntimeError, RuntimeProcess, RuntimeReading,
     Scope, Task, ThreadView, choose,
 };
-use crate::{Error, Process, StopReason, Thread, ThreadSupport};
+use crate::{Error, Process, StopReason, Thread, ThreadSupport, Unreadable};
 
 /// A reading of a thread at one moment.
 #[derive(Debug)]
@@ -118,9 +118,17 @@ pub fn scope(runtimes: &[Present]) -> Scope {
     }
 }
 
-fn not_published(result: Result<Found<Context>, Error>) -> Result<Found<Context>, Error> {
+/// A process that publishes nothing natively is no error, and neither is one whose schema a runtime reads.
+fn not_published(
+    result: Result<Found<Context>, Error>,
+    runtimes: &[Present],
+) -> Result<Found<Context>, Error> {
     match result {
         Err(error) if error.found::<()>() == Found::NotPublished => Ok(Found::NotPublished),
+        Err(Error::Unreadable {
+            why: Unreadable::UnsupportedSchema(schema),
+            ..
+        }) if runtimes.iter().any(|it| it.reads_schema(&schema)) => Ok(Found::NotPublished),
         result => result,
     }
 }
@@ -166,7 +174,7 @@ impl Thread<'_> {
         let (Some(target), true) = (&target, variables.is_ok() || !runtimes.is_empty()) else {
             // There is nothing to read.
             return Ok(ThreadState {
-                native: not_published(variables.map(|_| Found::Detached)),
+                native: not_published(variables.map(|_| Found::Detached), runtimes),
                 runtimes: Vec::new(),
                 stop: None,
             });
@@ -189,12 +197,12 @@ impl Thread<'_> {
             }
             None => self.with_pointer(&mut stop, read),
         };
-        let (native, mut runtimes) = match read {
+        let (native, mut readings) = match read {
             // A core file may lack a thread's registers.
             Err(error @ Error::NoThreadPointer { .. }) => (Err(error), Vec::new()),
             read => read?,
         };
-        for reading in &mut runtimes {
+        for reading in &mut readings {
             if let Ok(thread) = &mut reading.thread
                 && let Some(record) = thread.record.take()
             {
@@ -208,8 +216,8 @@ impl Thread<'_> {
             Err(error) => Err(error),
         };
         Ok(ThreadState {
-            native: not_published(native),
-            runtimes,
+            native: not_published(native, runtimes),
+            runtimes: readings,
             stop,
         })
     }

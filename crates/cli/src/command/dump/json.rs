@@ -32,7 +32,7 @@ pub(super) fn of(report: &Report) -> impl Serialize + '_ {
         Support::Readable(variables) => {
             Some(OrError::Value(ThreadContextJson::of(variables, report)))
         }
-        Support::Unpublished => None,
+        Support::Unpublished | Support::ByRuntime(..) => None,
         Support::Unreadable(why) => Some(OrError::error(why)),
         Support::Unknown(error) => Some(OrError::error(error)),
     };
@@ -222,7 +222,7 @@ impl Serialize for ThreadsJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         // What applies to all threads is reported once, in `thread_context`.
         let unreadable = match self.0.support() {
-            Support::Readable(_) | Support::Unpublished => None,
+            Support::Readable(_) | Support::Unpublished | Support::ByRuntime(..) => None,
             Support::Unreadable(_) | Support::Unknown(_) => Some(NO_THREAD_READABLE),
         };
         let reports = self.0.reports.iter();

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
+use otelctx_reader::format::Schema;
 use otelctx_reader::format::record::Context;
 use otelctx_reader::runtime::RuntimeReading;
 use otelctx_reader::{
@@ -134,7 +135,7 @@ impl Report {
                     .reports
                     .iter()
                     .any(|thread| matches!(thread.outcome, Some(Err(_)))),
-                Support::Unpublished => false,
+                Support::Unpublished | Support::ByRuntime(..) => false,
                 // A library with the variable may be loaded later: nothing was missed.
                 Support::Unreadable(Unreadable::NotFound { unreadable }) => {
                     self.forced || !unreadable.is_empty()
@@ -174,9 +175,21 @@ impl Report {
             Ok(ThreadSupport::Unreadable(Unreadable::NoProcessContext | Unreadable::NoSchema)) => {
                 Support::Unpublished
             }
-            Ok(ThreadSupport::Unreadable(why)) => Support::Unreadable(why),
+            Ok(ThreadSupport::Unreadable(why)) => match why {
+                Unreadable::UnsupportedSchema(schema) => match self.runtime_of(schema) {
+                    Some(runtime) => Support::ByRuntime(schema, runtime),
+                    None => Support::Unreadable(why),
+                },
+                _ => Support::Unreadable(why),
+            },
             Err(error) => Support::Unknown(error),
         }
+    }
+
+    /// The runtime that reads the threads' contexts of this schema.
+    fn runtime_of(&self, schema: &Schema) -> Option<&'static str> {
+        let mut present = self.runtimes.present.iter();
+        Some(present.find(|it| it.reads_schema(schema))?.name)
     }
 
     /// The command that reads a process context that is too large.
@@ -195,6 +208,8 @@ impl Report {
 pub(super) enum Support<'r> {
     /// They can, from these variables.
     Readable(&'r ThreadVariables),
+    /// The process announces them with this schema, which the runtime with this name reads.
+    ByRuntime(&'r Schema, &'static str),
     /// The process does not announce any.
     Unpublished,
     /// The process announces them, but they cannot be read.

@@ -131,6 +131,11 @@ fn about_threads(report: &Report, terminal: &Terminal) -> String {
         Support::Readable(variables) => {
             return terminal.sentence(THREADS, &source(variables, report.forced));
         }
+        Support::ByRuntime(schema, runtime) => {
+            let schema = escape(schema.as_str());
+            let sentence = format!("{threads}, contexts of {runtime}, schema {schema}");
+            return terminal.sentence(THREADS, &sentence);
+        }
         Support::Unpublished => {
             let sentence = format!("{threads}, without published contexts");
             return terminal.sentence(THREADS, &sentence);
