@@ -2,6 +2,7 @@
 //! the Node.js part of OTEP 4947, where a context belongs to an asynchronous call and not to a thread.
 
 mod process;
+mod step;
 mod walk;
 
 use std::sync::Arc;
@@ -49,9 +50,7 @@ impl Runtime for Node {
             let why = why.map_or("it is not bound yet", |(_, why)| why);
             return Err(RuntimeError::new(format!("{SYMBOL}: {why}")));
         };
-        Ok(Some(Arc::new(NodeProcess {
-            variable: variable.clone(),
-            place: RecordPlace::Published,
-        })))
+        let place = RecordPlace::Published;
+        Ok(Some(Arc::new(NodeProcess::new(variable.clone(), place))))
     }
 }

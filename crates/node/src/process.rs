@@ -5,9 +5,10 @@ use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::format::record;
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::remote::{Memory, Target};
-use otelctx_reader::runtime::{RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView};
+use otelctx_reader::runtime::{KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView};
 use otelctx_reader::sample::Found;
 
+use crate::step::{self, Part};
 use crate::walk::{Broken, RecordPlace, Walked, walk};
 
 /// Node.js in one process, with the variable of its addon.
@@ -15,6 +16,18 @@ use crate::walk::{Broken, RecordPlace, Walked, walk};
 pub(crate) struct NodeProcess {
     pub(crate) variable: TlsVariable,
     pub(crate) place: RecordPlace,
+    step: KernelStep,
+}
+
+impl NodeProcess {
+    pub(crate) fn new(variable: TlsVariable, place: RecordPlace) -> Self {
+        let step = step::kernel_step(&variable, place);
+        Self {
+            variable,
+            place,
+            step,
+        }
+    }
 }
 
 impl RuntimeProcess for NodeProcess {
@@ -49,6 +62,28 @@ impl RuntimeProcess for NodeProcess {
             found.record = Some(read_record(memory, address)?);
         }
         Ok(Some(found))
+    }
+
+    fn kernel_step(&self) -> Option<&KernelStep> {
+        Some(&self.step)
+    }
+
+    fn decode(
+        &self,
+        _: &dyn Target,
+        part: &[u8],
+    ) -> Result<Option<RuntimeThread>, RuntimeError> {
+        let context = match Part::read(part)? {
+            Part::Nothing => return Ok(None),
+            Part::NoFrame | Part::NotInFrame | Part::Detached => Found::Detached,
+            Part::TornDown => Found::Invalid,
+            Part::Record(record) => {
+                let mut found = RuntimeThread::new(Found::Invalid, Source::Runtime);
+                found.record = Some(record.to_vec());
+                return Ok(Some(found));
+            }
+        };
+        Ok(Some(RuntimeThread::new(context, Source::Runtime)))
     }
 }
 

@@ -8,7 +8,6 @@ use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use otelctx_format::record::Context;
 use otelctx_format::{KeyMap, SYMBOL, record};
 use otelctx_remote as remote;
 use remote::mappings::{Scan, ScanOptions};
@@ -17,7 +16,7 @@ use remote::{CodeLayout, FileCache, Memory, MemoryError, ProcessMemory, Target, 
 pub use self::find::Poll;
 pub(crate) use self::subject::Subject;
 use crate::process_context::{Found, HeaderBytes, Polled};
-use crate::runtime::{Present, Runtimes};
+use crate::runtime::{Present, RuntimeReading, Runtimes};
 use crate::sleeping::SleepingThreads;
 use crate::thread_context::{self, Announced, Thread, ThreadSupport, is_registered};
 use crate::{ContextState, Detected, Error};
@@ -515,11 +514,19 @@ impl Process {
     }
 
     /// Reads the current key map, if it has changed since it was last read.
-    /// Decodes a record that a runtime has found, with the names that the process publishes.
-    pub(crate) fn decode(&self, record: &[u8]) -> otelctx_sample::Found<Context> {
-        let keys = self.found.as_ref().map(|found| found.context.keys.clone());
-        let keys = keys.and_then(Result::ok).flatten().unwrap_or_default();
-        thread_context::decode(record, &keys, || self.newer_keys())
+    /// Decodes the record that a runtime has found ([`RuntimeThread::record`]), with the names that the process
+    /// publishes. Without a record, nothing changes.
+    ///
+    /// [`RuntimeThread::record`]: crate::runtime::RuntimeThread::record
+    pub fn decode_record(&self, reading: &mut RuntimeReading) {
+        let Ok(thread) = &mut reading.thread else {
+            return;
+        };
+        if let Some(record) = thread.record.take() {
+            let keys = self.found.as_ref().map(|found| found.context.keys.clone());
+            let keys = keys.and_then(Result::ok).flatten().unwrap_or_default();
+            thread.context = thread_context::decode(&record, &keys, || self.newer_keys());
+        }
     }
 
     pub(crate) fn newer_keys(&self) -> Option<KeyMap> {

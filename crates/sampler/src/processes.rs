@@ -258,7 +258,9 @@ impl Processes {
         let process = &self.tracker.get(pid)?.process;
         let ((name, runtime), target) = (with_step(process, step)?, process.reader()?.as_target()?);
         let thread = runtime.decode(&*target, part).transpose()?;
-        Some(RuntimeReading { name, thread })
+        let mut reading = RuntimeReading { name, thread };
+        process.reader()?.decode_record(&mut reading);
+        Some(reading)
     }
 
     /// The word that the kernel step with this name needs of a thread. `None` if the runtime does not know the

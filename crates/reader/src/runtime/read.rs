@@ -203,11 +203,7 @@ impl Thread<'_> {
             read => read?,
         };
         for reading in &mut readings {
-            if let Ok(thread) = &mut reading.thread
-                && let Some(record) = thread.record.take()
-            {
-                thread.context = self.process().decode(&record);
-            }
+            self.process().decode_record(reading);
         }
         let native = match variables {
             Ok(variables) => {

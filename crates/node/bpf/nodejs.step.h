@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* Node.js: the context of the asynchronous call that the thread executes, by what an addon publishes. The walk is that
+ * of ../src/walk.rs, which explains it; layouts are shared with ../src/step.rs.
+ */
+
+/* Entries of a bucket that are read. */
+#define NODE_CHAIN 16
+/* Of a table, its beginning is read at once: that of a small one is all of it. */
+#define NODE_TABLE_SIZE 160
+#define NODE_MAX_ENTRIES 65536
+#define NODE_RECORD_SIZE 640
+#define NODE_TAG 1
+#define NODE_MAP_TABLE 24
+
+enum node_place {
+    NODE_PUBLISHED = 0, /* the structure has the offset in an object */
+    NODE_IN_OBJECT = 1,
+    NODE_IN_NATIVE = 2,
+};
+
+struct node_configuration {
+    struct place variable;
+    __u64 place; /* enum node_place */
+    __u64 in_object;
+    __u64 in_native;
+};
+
+struct node_published {
+    __u64 cped_slot;
+    __u64 als_handle;
+    __s32 als_identity_hash;
+    __u8 record_slot_offset;
+    __u8 reserved[3];
+    __u64 undefined;
+};
+
+/* Of the part: as in ../src/step.rs. */
+enum node_state {
+    NODE_NO_FRAME = 1,
+    NODE_NOT_IN_FRAME = 2,
+    NODE_DETACHED = 3,
+    NODE_TORN_DOWN = 4,
+    NODE_RECORD = 5,
+    NODE_BROKEN = 6,
+};
+
+struct node_part {
+    __u64 state;
+    __u8 record[NODE_RECORD_SIZE];
+    /* What follows is not passed on. */
+    __u64 start;
+    __u8 table[256];
+};
+
+_Static_assert(sizeof(struct node_configuration) <= STEP_CONFIGURATION_SIZE, "a configuration");
+_Static_assert(sizeof(struct node_part) <= STEP_ROOM, "a part");
+
+static __always_inline int node_field(__u64 *to, __u64 object, __u64 offset)
+{
+    return !(object & NODE_TAG) || read_user(to, sizeof *to, object - NODE_TAG + offset, 0);
+}
+
+/* The number in a tagged word; -2 if it is none. */
+static __always_inline __s64 node_integer(__u64 word)
+{
+    return word & 0xffffffff ? -2 : (__s64)word >> 32;
+}
+
+/* A word of the table, by its offset in bytes. */
+static __always_inline int node_word(const struct node_part *part, __u64 *to, __u64 offset)
+{
+    if (offset > NODE_TABLE_SIZE - sizeof *to)
+        return read_user(to, sizeof *to, part->start + offset, 0);
+    HIDE(offset);
+    *to = *(__u64 *)(part->table + (offset & 248));
+    return 0;
+}
+
+static __always_inline int node_forwards(__u64 from, __u64 to)
+{
+    __u64 first;
+    return from & to & NODE_TAG && !read_user(&first, sizeof first, from - NODE_TAG, 0) &&
+           first == to - NODE_TAG;
+}
+
+/* Finds the value of the key. */
+static __always_inline enum node_state node_look_up(struct node_part *part, __u64 table, __u64 key,
+                                                    __u32 hash, __u64 *value)
+{
+    part->start = table - NODE_TAG;
+    if (!(table & NODE_TAG) || read_user(part->table, NODE_TABLE_SIZE, part->start, 0))
+        return NODE_BROKEN;
+    const __u64 *header = (const __u64 *)part->table;
+    __s64 length = node_integer(header[1]), elements = node_integer(header[2]);
+    __s64 deleted = node_integer(header[3]), buckets = node_integer(header[4]);
+    if (elements < 0 || deleted < 0 || buckets <= 0 || buckets & (buckets - 1) ||
+        elements + deleted > 2 * buckets || elements + deleted > NODE_MAX_ENTRIES ||
+        length < 3 + 7 * buckets)
+        return NODE_BROKEN;
+    __u64 next, found;
+    if (node_word(part, &next, 40 + 8 * ((__u64)hash & (buckets - 1))))
+        return NODE_BROKEN;
+    for (int i = 0; i < NODE_CHAIN; i++) {
+        __s64 index = node_integer(next);
+        if (index == -1)
+            return NODE_NOT_IN_FRAME;
+        if (index < 0 || index >= elements + deleted)
+            return NODE_BROKEN;
+        __u64 entry = 40 + 8 * buckets + 24 * (__u64)index;
+        if (node_word(part, &found, entry) || node_word(part, value, entry + 8) ||
+            node_word(part, &next, entry + 16))
+            return NODE_BROKEN;
+        if (found == key || node_forwards(found, key) || node_forwards(key, found))
+            return NODE_RECORD;
+    }
+    return NODE_BROKEN;
+}
+
+/* Follows the structure to the record. */
+static __always_inline enum node_state node_walk(const struct node_configuration *node,
+                                                 struct node_part *part,
+                                                 const struct node_published *published,
+                                                 __u64 *record)
+{
+    __u64 undefined = published->undefined, frame, table, key, value;
+    if (!(undefined & NODE_TAG) && read_user(&undefined, sizeof undefined, undefined, 0))
+        return NODE_BROKEN;
+    if (read_user(&frame, sizeof frame, published->cped_slot, 0))
+        return NODE_BROKEN;
+    if (frame == undefined)
+        return NODE_NO_FRAME;
+    if (node_field(&table, frame, NODE_MAP_TABLE) ||
+        read_user(&key, sizeof key, published->als_handle, 0))
+        return NODE_BROKEN;
+    enum node_state state = node_look_up(part, table, key, published->als_identity_hash, &value);
+    if (state != NODE_RECORD)
+        return state;
+    if (value == undefined)
+        return NODE_DETACHED;
+    __u64 offset = node->place == NODE_PUBLISHED ? published->record_slot_offset : node->in_object;
+    if (node_field(record, value, offset))
+        return NODE_BROKEN;
+    if (node->place == NODE_IN_NATIVE && *record &&
+        read_user(record, sizeof *record, *record + node->in_native, 0))
+        return NODE_BROKEN;
+    return *record ? NODE_RECORD : NODE_TORN_DOWN;
+}
+
+static __always_inline enum step_outcome nodejs_step(void *context __attribute__((unused)),
+                                                     struct part_head *part,
+                                                     const void *configuration,
+                                                     const struct thread_key *thread
+                                                     __attribute__((unused)))
+{
+    const struct node_configuration *node = configuration;
+    struct node_part *to = (void *)(part + 1);
+    struct node_published published;
+    __u64 tp = OF_TASK(current_task(), THREAD_POINTER), record;
+    __u8 outcome;
+    __u64 address = tp ? variable(&node->variable, tp, 0, &outcome) : 0;
+    if (!address)
+        return STEP_DONE;
+    if (read_user(&published, sizeof published, address, 0))
+        return STEP_MEMORY;
+    if (!published.cped_slot)
+        return STEP_DONE;
+    to->state = node_walk(node, to, &published, &record);
+    part->size = sizeof to->state;
+    if (to->state != NODE_RECORD)
+        return STEP_DONE;
+    if (read_user(to->record, RECORD_HEADER, record, 0)) {
+        to->state = NODE_BROKEN;
+        return STEP_DONE;
+    }
+    __u64 more = *(__u16 *)(to->record + RECORD_ATTRIBUTES_SIZE);
+    if (more > NODE_RECORD_SIZE - RECORD_HEADER)
+        more = NODE_RECORD_SIZE - RECORD_HEADER;
+    HIDE(more);
+    if (more > NODE_RECORD_SIZE - RECORD_HEADER)
+        return STEP_MEMORY;
+    if (more && read_user(to->record + RECORD_HEADER, more, record + RECORD_HEADER, 0)) {
+        to->state = NODE_BROKEN;
+        return STEP_DONE;
+    }
+    part->size = sizeof to->state + RECORD_HEADER + more;
+    return STEP_DONE;
+}
