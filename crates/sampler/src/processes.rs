@@ -263,6 +263,14 @@ impl Processes {
         Some(reading)
     }
 
+    /// Decodes the records that runtimes have found.
+    pub(crate) fn decode_records(&mut self, pid: i32, readings: &mut [RuntimeReading]) {
+        let process = self.tracker.get(pid).map(|tracked| &tracked.process);
+        if let Some(reader) = process.and_then(TrackedProcess::reader) {
+            readings.iter_mut().for_each(|it| reader.decode_record(it));
+        }
+    }
+
     /// The word that the kernel step with this name needs of a thread. `None` if the runtime does not know the
     /// thread, or is no longer in the process.
     pub(crate) fn thread_word(

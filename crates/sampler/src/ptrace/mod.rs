@@ -209,6 +209,8 @@ impl Recorder {
         let stack = taken.stack.as_ref();
         counts.missing_stacks += u64::from(stack.is_none());
         let serial = taken.serial;
+        let mut runtimes = taken.runtimes;
+        self.processes.decode_records(taken.pid, &mut runtimes);
         let seen = Observation {
             time: taken.time,
             cpu: taken.cpu,
@@ -219,7 +221,7 @@ impl Recorder {
                 let bytes = bytes.as_slice();
                 Found::Attached(Record { serial, bytes })
             }),
-            runtimes: taken.runtimes,
+            runtimes,
             user_stack: stack.map_or(&[], |stack| &stack.frames),
             stack_end: stack.and_then(|stack| stack.end),
             kernel_stack: &[],
