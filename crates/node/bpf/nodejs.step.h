@@ -140,6 +140,9 @@ static __always_inline enum node_state node_walk(const struct node_configuration
     __u64 offset = node->place == NODE_PUBLISHED ? published->record_slot_offset : node->in_object;
     if (node_field(record, value, offset))
         return NODE_BROKEN;
+    /* What older addons publish is wrong from Node.js 23 on. */
+    if (node->place != NODE_PUBLISHED && !*record && offset == 24 && node_field(record, value, 32))
+        return NODE_BROKEN;
     if (node->place == NODE_IN_NATIVE && *record &&
         read_user(record, sizeof *record, *record + node->in_native, 0))
         return NODE_BROKEN;

@@ -43,8 +43,7 @@ impl Runtime for Node {
         if modules.loaded.iter().find(publishes).is_none() {
             return Ok(None);
         }
-        let resolution =
-            tls::resolve_sized(target, &self.files, SYMBOL, PUBLISHED_SIZE as u64)?;
+        let resolution = tls::resolve_sized(target, &self.files, SYMBOL, PUBLISHED_SIZE as u64)?;
         let Some(variable) = resolution.variables.first() else {
             let why = resolution.unreadable.first();
             let why = why.map_or("it is not bound yet", |(_, why)| why);

@@ -1,11 +1,15 @@
 //! Node.js in one process.
 
+use std::sync::Arc;
+
 use otelctx_reader::format::Schema;
 use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::format::record;
 use otelctx_reader::remote::tls::TlsVariable;
 use otelctx_reader::remote::{Memory, Target};
-use otelctx_reader::runtime::{KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView};
+use otelctx_reader::runtime::{
+    KernelStep, RuntimeError, RuntimeProcess, RuntimeThread, Source, ThreadView,
+};
 use otelctx_reader::sample::Found;
 
 use crate::step::{self, Part};
@@ -33,6 +37,12 @@ impl NodeProcess {
 impl RuntimeProcess for NodeProcess {
     fn facts(&self) -> Attributes {
         Vec::new()
+    }
+
+    fn with_context(&self, attributes: &Attributes) -> Option<Arc<dyn RuntimeProcess>> {
+        let place = RecordPlace::announced(attributes);
+        let is_new = place != self.place;
+        is_new.then(|| Arc::new(Self::new(self.variable.clone(), place)) as _)
     }
 
     fn reads_schema(&self, schema: &Schema) -> bool {
@@ -68,11 +78,7 @@ impl RuntimeProcess for NodeProcess {
         Some(&self.step)
     }
 
-    fn decode(
-        &self,
-        _: &dyn Target,
-        part: &[u8],
-    ) -> Result<Option<RuntimeThread>, RuntimeError> {
+    fn decode(&self, _: &dyn Target, part: &[u8]) -> Result<Option<RuntimeThread>, RuntimeError> {
         let context = match Part::read(part)? {
             Part::Nothing => return Ok(None),
             Part::NoFrame | Part::NotInFrame | Part::Detached => Found::Detached,

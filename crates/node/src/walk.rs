@@ -6,6 +6,7 @@
 //! as it is between two instructions of the isolate's thread: objects that the garbage collector moves are found
 //! by their forwarding addresses.
 
+use otelctx_reader::format::process_context::{Attributes, Value};
 use otelctx_reader::remote::{Memory, MemoryError};
 use otelctx_reader::runtime::RuntimeError;
 
@@ -49,6 +50,32 @@ pub(crate) enum RecordPlace {
     InObject(u64),
     /// In a native object, whose address is at one offset in the object, at another offset in that.
     InNative { object: u64, native: u64 },
+}
+
+impl RecordPlace {
+    /// By the attributes of the process context: older addons publish the offsets there. Those of
+    /// `@datadog/pprof` 5.18 have a native object, those of 5.19 the object alone.
+    pub(crate) fn announced(attributes: &Attributes) -> Self {
+        let number = |name: &str| {
+            let (_, value) = attributes.iter().find(|(key, _)| key == name)?;
+            match value {
+                Value::Int(number) => u64::try_from(*number).ok(),
+                Value::String(number) => number.parse().ok(),
+                _ => None,
+            }
+        };
+        let wrapped = number("threadlocal.wrapped_object_offset");
+        let native = number("threadlocal.native_wrap_fields_offset");
+        match (
+            number("threadlocal.js_object_record_offset"),
+            wrapped,
+            native,
+        ) {
+            (Some(offset), ..) => Self::InObject(offset),
+            (None, Some(object), Some(native)) => Self::InNative { object, native },
+            _ => Self::Published,
+        }
+    }
 }
 
 /// What the walk has come to.
@@ -170,13 +197,11 @@ pub(crate) fn walk(
         RecordPlace::Published => {
             heap.field(Step::Record, value, published.record_slot_offset.into())?
         }
-        RecordPlace::InObject(offset) => heap.field(Step::Record, value, offset)?,
-        RecordPlace::InNative { object, native } => {
-            match heap.field(Step::Record, value, object)? {
-                0 => 0,
-                wrapper => heap.word(Step::Record, wrapper.wrapping_add(native))?,
-            }
-        }
+        RecordPlace::InObject(offset) => heap.internal_field(value, offset)?,
+        RecordPlace::InNative { object, native } => match heap.internal_field(value, object)? {
+            0 => 0,
+            wrapper => heap.word(Step::Record, wrapper.wrapping_add(native))?,
+        },
     };
     Ok(match record {
         0 => Walked::TornDown,
@@ -201,6 +226,17 @@ impl Heap<'_> {
         self.word(step, address.wrapping_add(offset))
     }
 
+    /// An internal field of an object. Addons that publish 24 bytes for the first one mean 32 from Node.js 23 on,
+    /// where an object has another word before it.
+    fn internal_field(&self, object: u64, offset: u64) -> Result<u64, Broken> {
+        const PUBLISHED: u64 = 24;
+        const MEANT: u64 = 32;
+        match self.field(Step::Record, object, offset)? {
+            0 if offset == PUBLISHED => self.field(Step::Record, object, MEANT),
+            field => Ok(field),
+        }
+    }
+
     /// The value of a key in an `OrderedHashMap`.
     fn look_up(&self, table: u64, key: u64, hash: i32) -> Result<Option<u64>, Broken> {
         let start = untagged(Step::Table, table)?;
@@ -211,8 +247,7 @@ impl Heap<'_> {
         }
         let [_, length, elements, deleted, buckets] = header;
         let number = |word: u64| small_integer(word).and_then(|it| u64::try_from(it).ok());
-        let [length, elements, deleted, buckets] =
-            [length, elements, deleted, buckets].map(number);
+        let [length, elements, deleted, buckets] = [length, elements, deleted, buckets].map(number);
         let (Some(length), Some(elements), Some(deleted), Some(buckets)) =
             (length, elements, deleted, buckets)
         else {

@@ -309,7 +309,9 @@ impl Process {
         if let Some((known, present)) = &self.runtimes
             && *known == self.layout(&*target)?
         {
-            return Ok(present.clone());
+            let present = present.clone();
+            drop(target);
+            return Ok(self.adapted(present));
         }
         let (present, layout) = match self.options.runtimes.probe(&*target, &self.files) {
             Err(remote::Error::Deadline { .. }) => return Err(self.late("probe for runtimes")),
@@ -323,7 +325,30 @@ impl Process {
             // without stops.
             let _ = self.resolve();
         }
-        Ok(present)
+        Ok(self.adapted(present))
+    }
+
+    /// The runtimes as the process context wants them to be read.
+    fn adapted(&mut self, mut present: Arc<[Present]>) -> Arc<[Present]> {
+        let Some(found) = &self.found else {
+            return present;
+        };
+        let attributes = &found.context.payload.attributes;
+        let adapt = |present: &Present| present.process.as_ref().ok()?.with_context(attributes);
+        let new: Vec<_> = present.iter().map(adapt).collect();
+        if new.iter().any(Option::is_some) {
+            let both = present.iter().zip(new);
+            present = both
+                .map(|(present, new)| Present {
+                    process: new.map_or_else(|| present.process.clone(), Ok),
+                    ..present.clone()
+                })
+                .collect();
+            if let Some((_, known)) = &mut self.runtimes {
+                *known = present.clone();
+            }
+        }
+        present
     }
 
     /// The last resolution of its variables.

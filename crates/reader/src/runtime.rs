@@ -84,6 +84,13 @@ pub trait RuntimeProcess: fmt::Debug + Send + Sync {
     /// Facts about the process, for example the runtime's version.
     fn facts(&self) -> Attributes;
 
+    /// The same for a process that has published these attributes of its process context, some of which may say
+    /// how its threads are read. `None` if they change nothing.
+    fn with_context(&self, attributes: &Attributes) -> Option<Arc<dyn RuntimeProcess>> {
+        let _ = attributes;
+        None
+    }
+
     /// What must be stopped to read its threads and tasks.
     fn scope(&self) -> Scope {
         Scope::Thread

@@ -37,7 +37,13 @@ struct Heap {
 
 impl Heap {
     fn new() -> Self {
-        let header = [0x7777, integer(3 + 7 * 2), integer(2), integer(0), integer(2)];
+        let header = [
+            0x7777,
+            integer(3 + 7 * 2),
+            integer(2),
+            integer(0),
+            integer(2),
+        ];
         let buckets = [integer(-1), integer(1)];
         let second = [tagged(KEY), tagged(VALUE), integer(-1)];
         let first = [tagged(OTHER_KEY), tagged(0x15_0000), integer(0)];
@@ -166,5 +172,7 @@ fn inconsistent_words_are_errors() {
     // A chain that leads back.
     assert_eq!(broken(&|heap| heap.table[12] = integer(1)), entry);
     let is_unreadable = |error: Broken| matches!(error, Broken::Unreadable(Step::Record, _));
-    assert!(is_unreadable(broken(&|heap| heap.table[8] = tagged(0x99_0000))));
+    assert!(is_unreadable(broken(
+        &|heap| heap.table[8] = tagged(0x99_0000)
+    )));
 }
