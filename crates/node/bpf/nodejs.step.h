@@ -12,14 +12,17 @@
 #define NODE_TAG 1
 #define NODE_MAP_TABLE 24
 
+#define NODE_MAX_ADDONS 2
+
+/* Where an object has its record if the structure does not say so. */
 enum node_place {
-    NODE_PUBLISHED = 0, /* the structure has the offset in an object */
+    NODE_PUBLISHED = 0,
     NODE_IN_OBJECT = 1,
     NODE_IN_NATIVE = 2,
 };
 
 struct node_configuration {
-    struct place variable;
+    struct place addons[NODE_MAX_ADDONS]; /* storage 0: none */
     __u64 place; /* enum node_place */
     __u64 in_object;
     __u64 in_native;
@@ -41,7 +44,8 @@ enum node_state {
     NODE_DETACHED = 3,
     NODE_TORN_DOWN = 4,
     NODE_RECORD = 5,
-    NODE_BROKEN = 6,
+    NODE_INVALID = 6,
+    NODE_BROKEN = 7,
 };
 
 struct node_part {
@@ -137,18 +141,58 @@ static __always_inline enum node_state node_walk(const struct node_configuration
         return state;
     if (value == undefined)
         return NODE_DETACHED;
-    __u64 offset = node->place == NODE_PUBLISHED ? published->record_slot_offset : node->in_object;
-    if (node_field(record, value, offset))
+    __u64 offset = published->record_slot_offset;
+    int is_old = !offset;
+    if (is_old)
+        offset = node->in_object;
+    if (!offset || node_field(record, value, offset))
         return NODE_BROKEN;
     /* What older addons publish is wrong from Node.js 23 on. */
-    if (node->place != NODE_PUBLISHED && !*record && offset == 24 && node_field(record, value, 32))
+    if (is_old && !*record && offset == 24 && node_field(record, value, 32))
         return NODE_BROKEN;
-    if (node->place == NODE_IN_NATIVE && *record &&
+    if (is_old && node->place == NODE_IN_NATIVE && *record &&
         read_user(record, sizeof *record, *record + node->in_native, 0))
         return NODE_BROKEN;
     return *record ? NODE_RECORD : NODE_TORN_DOWN;
 }
 
+/* Reads the record of an addon; whether it has a valid one. The part's state says more. */
+static __always_inline int node_addon(struct part_head *part, const struct node_configuration *node,
+                                      __u64 address)
+{
+    struct node_part *to = (void *)(part + 1);
+    struct node_published published;
+    __u64 record;
+    if (read_user(&published, sizeof published, address, 0)) {
+        to->state = NODE_BROKEN;
+        return 0;
+    }
+    if (!published.cped_slot)
+        return 0;
+    to->state = node_walk(node, to, &published, &record);
+    if (to->state != NODE_RECORD)
+        return 0;
+    to->state = NODE_BROKEN;
+    if (read_user(to->record, RECORD_HEADER, record, 0))
+        return 0;
+    if (to->record[RECORD_VALID] != 1) {
+        to->state = NODE_INVALID;
+        return 0;
+    }
+    __u64 more = *(__u16 *)(to->record + RECORD_ATTRIBUTES_SIZE);
+    if (more > NODE_RECORD_SIZE - RECORD_HEADER)
+        more = NODE_RECORD_SIZE - RECORD_HEADER;
+    HIDE(more);
+    if (more > NODE_RECORD_SIZE - RECORD_HEADER)
+        return 0;
+    if (more && read_user(to->record + RECORD_HEADER, more, record + RECORD_HEADER, 0))
+        return 0;
+    to->state = NODE_RECORD;
+    part->size = sizeof to->state + RECORD_HEADER + more;
+    return 1;
+}
+
+/* As in user space: the first addon with a valid record; if none has one, the first that publishes. */
 static __always_inline enum step_outcome nodejs_step(void *context __attribute__((unused)),
                                                      struct part_head *part,
                                                      const void *configuration,
@@ -157,34 +201,21 @@ static __always_inline enum step_outcome nodejs_step(void *context __attribute__
 {
     const struct node_configuration *node = configuration;
     struct node_part *to = (void *)(part + 1);
-    struct node_published published;
-    __u64 tp = OF_TASK(current_task(), THREAD_POINTER), record;
-    __u8 outcome;
-    __u64 address = tp ? variable(&node->variable, tp, 0, &outcome) : 0;
-    if (!address)
-        return STEP_DONE;
-    if (read_user(&published, sizeof published, address, 0))
-        return STEP_MEMORY;
-    if (!published.cped_slot)
-        return STEP_DONE;
-    to->state = node_walk(node, to, &published, &record);
-    part->size = sizeof to->state;
-    if (to->state != NODE_RECORD)
-        return STEP_DONE;
-    if (read_user(to->record, RECORD_HEADER, record, 0)) {
-        to->state = NODE_BROKEN;
-        return STEP_DONE;
+    __u64 tp = OF_TASK(current_task(), THREAD_POINTER), first = 0;
+    for (int i = 0; i < NODE_MAX_ADDONS; i++) {
+        __u8 outcome;
+        if (!tp || !node->addons[i].storage)
+            break;
+        __u64 address = variable(&node->addons[i], tp, 0, &outcome);
+        if (!address)
+            continue;
+        to->state = 0;
+        if (node_addon(part, node, address))
+            return STEP_DONE;
+        if (!first)
+            first = to->state;
     }
-    __u64 more = *(__u16 *)(to->record + RECORD_ATTRIBUTES_SIZE);
-    if (more > NODE_RECORD_SIZE - RECORD_HEADER)
-        more = NODE_RECORD_SIZE - RECORD_HEADER;
-    HIDE(more);
-    if (more > NODE_RECORD_SIZE - RECORD_HEADER)
-        return STEP_MEMORY;
-    if (more && read_user(to->record + RECORD_HEADER, more, record + RECORD_HEADER, 0)) {
-        to->state = NODE_BROKEN;
-        return STEP_DONE;
-    }
-    part->size = sizeof to->state + RECORD_HEADER + more;
+    to->state = first;
+    part->size = first ? sizeof to->state : 0;
     return STEP_DONE;
 }

@@ -7,14 +7,13 @@ mod walk;
 
 use std::sync::Arc;
 
-use otelctx_reader::remote::{FileCache, Modules, Target, tls};
+use otelctx_reader::format::NODEJS_SYMBOL as SYMBOL;
+use otelctx_reader::remote::tls::TlsVariable;
+use otelctx_reader::remote::{FileCache, LoadedModule, Modules, Target, tls};
 use otelctx_reader::runtime::{Runtime, RuntimeError, RuntimeProcess};
 
 use process::NodeProcess;
 use walk::{PUBLISHED_SIZE, RecordPlace};
-
-/// The addon's thread-local variable.
-const SYMBOL: &str = "otel_thread_ctx_nodejs_v1";
 
 /// Node.js.
 #[derive(Clone, Debug, Default)]
@@ -22,14 +21,26 @@ pub struct Node {
     files: FileCache,
 }
 
+impl Node {
+    /// Node.js in a process whose addon keeps its structure at this offset from the thread pointer, in bytes. For
+    /// tests and fuzzing, where there are no modules to search for it.
+    #[must_use]
+    pub fn at(target: &dyn Target, offset: i64) -> Arc<dyn RuntimeProcess> {
+        let addon = TlsVariable::at_offset(target.machine(), offset);
+        Arc::new(NodeProcess::new(vec![addon], RecordPlace::Published, None))
+    }
+}
+
 impl Runtime for Node {
     fn name(&self) -> &'static str {
         "nodejs"
     }
 
-    /// Addons are libraries with this extension, whatever their name.
+    /// Addons are libraries with this extension, whatever their name. The others know the version.
     fn is_candidate(&self, file_name: &[u8]) -> bool {
         file_name.ends_with(b".node")
+            || file_name.starts_with(b"node")
+            || file_name.starts_with(b"libnode")
     }
 
     fn probe(
@@ -37,19 +48,40 @@ impl Runtime for Node {
         target: &dyn Target,
         modules: &Modules,
     ) -> Result<Option<Arc<dyn RuntimeProcess>>, RuntimeError> {
-        let publishes = |module: &&otelctx_reader::remote::LoadedModule| {
-            matches!(module.exported(target, SYMBOL), Ok(Some(_)))
-        };
-        if modules.loaded.iter().find(publishes).is_none() {
+        let publishes =
+            |module: &LoadedModule| matches!(module.exported(target, SYMBOL), Ok(Some(_)));
+        if !modules.loaded.iter().any(publishes) {
             return Ok(None);
         }
-        let resolution = tls::resolve_sized(target, &self.files, SYMBOL, PUBLISHED_SIZE as u64)?;
-        let Some(variable) = resolution.variables.first() else {
+        let size = PUBLISHED_SIZE as u64;
+        let resolution = tls::resolve_sized(target, &self.files, SYMBOL, size)?;
+        if resolution.variables.is_empty() {
             let why = resolution.unreadable.first();
             let why = why.map_or("it is not bound yet", |(_, why)| why);
             return Err(RuntimeError::new(format!("{SYMBOL}: {why}")));
-        };
+        }
         let place = RecordPlace::Published;
-        Ok(Some(Arc::new(NodeProcess::new(variable.clone(), place))))
+        let version = version(target, modules);
+        let process = NodeProcess::new(resolution.variables, place, version);
+        Ok(Some(Arc::new(process)))
     }
+}
+
+/// `process.version` without its `v`: the first member, a `std::string`, of what Node.js knows about itself
+/// (`node::per_process::metadata`, src/node_metadata.h). `None` for one that does not export it.
+fn version(target: &dyn Target, modules: &Modules) -> Option<String> {
+    const METADATA: &str = "_ZN4node11per_process8metadataE";
+    /// `25.10.123-nightly20261122abcdef0123` is longer than any of a release.
+    const MAX: u64 = 40;
+    let address = modules.loaded.iter().find_map(|module| {
+        let symbol = module.exported(target, METADATA).ok()??;
+        Some(module.bias.wrapping_add(symbol.value))
+    })?;
+    let characters = target.read_u64(address).ok()?;
+    let length = target.read_u64(address.wrapping_add(8)).ok()?;
+    let length = (1..=MAX).contains(&length).then_some(length)?;
+    let bytes = target.read_vec(characters, length, MAX as usize).ok()?;
+    let is_version = |byte: &u8| byte.is_ascii_alphanumeric() || b".-+".contains(byte);
+    let is_version = bytes[0].is_ascii_digit() && bytes.iter().all(is_version);
+    is_version.then(|| String::from_utf8_lossy(&bytes).into_owned())
 }

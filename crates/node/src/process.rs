@@ -15,63 +15,108 @@ use otelctx_reader::sample::Found;
 use crate::step::{self, Part};
 use crate::walk::{Broken, RecordPlace, Walked, walk};
 
-/// Node.js in one process, with the variable of its addon.
+/// Maximum number of addons that are read. A program has one, or that of a vendor beside it.
+pub(crate) const MAX_ADDONS: usize = 2;
+
+/// Node.js in one process.
 #[derive(Debug)]
 pub(crate) struct NodeProcess {
-    pub(crate) variable: TlsVariable,
-    pub(crate) place: RecordPlace,
+    /// The variables of its addons, at most [`MAX_ADDONS`].
+    addons: Vec<TlsVariable>,
+    place: RecordPlace,
+    version: Option<String>,
     step: KernelStep,
 }
 
 impl NodeProcess {
-    pub(crate) fn new(variable: TlsVariable, place: RecordPlace) -> Self {
-        let step = step::kernel_step(&variable, place);
+    pub(crate) fn new(
+        mut addons: Vec<TlsVariable>,
+        place: RecordPlace,
+        version: Option<String>,
+    ) -> Self {
+        addons.truncate(MAX_ADDONS);
+        let step = step::kernel_step(&addons, place);
         Self {
-            variable,
+            addons,
             place,
+            version,
             step,
         }
+    }
+
+    /// What one addon says about a thread. `None` if the thread executes no JavaScript, or the addon publishes
+    /// nothing now.
+    fn read(
+        &self,
+        memory: &dyn Memory,
+        addon: &TlsVariable,
+        thread: ThreadView,
+    ) -> Result<Option<RuntimeThread>, RuntimeError> {
+        let Some(address) = addon.address(memory, thread.thread_pointer)? else {
+            return Ok(None);
+        };
+        let walked = walk(memory, address, self.place).map_err(Broken::into_error)?;
+        let mut name = walked.name();
+        let mut found = RuntimeThread::new(Found::Invalid, Source::Runtime);
+        match walked {
+            Walked::Unpublished => return Ok(None),
+            Walked::NoFrame | Walked::NotInFrame | Walked::Detached => {
+                found.context = Found::Detached;
+            }
+            Walked::TornDown => {}
+            Walked::Record(address) => {
+                let record = read_record(memory, address)?;
+                match record::decode(&record) {
+                    Ok(_) => found.record = Some(record),
+                    Err(_) => name = "invalid",
+                }
+            }
+        }
+        // A record is being changed, or the garbage collector has moved a key but not what refers to it.
+        found.is_settled = !matches!(name, "not_in_frame" | "invalid");
+        if found.record.is_none() {
+            found.facts = vec![("state".into(), Value::String(name.into()))];
+        }
+        Ok(Some(found))
     }
 }
 
 impl RuntimeProcess for NodeProcess {
     fn facts(&self) -> Attributes {
-        Vec::new()
+        let version = self.version.clone().map(Value::String);
+        version
+            .map(|it| ("version".into(), it))
+            .into_iter()
+            .collect()
     }
 
     fn with_context(&self, attributes: &Attributes) -> Option<Arc<dyn RuntimeProcess>> {
         let place = RecordPlace::announced(attributes);
-        let is_new = place != self.place;
-        is_new.then(|| Arc::new(Self::new(self.variable.clone(), place)) as _)
+        let new = || Self::new(self.addons.clone(), place, self.version.clone());
+        (place != self.place).then(|| Arc::new(new()) as _)
     }
 
     fn reads_schema(&self, schema: &Schema) -> bool {
-        matches!(schema.as_str(), "nodejs_v1_dev" | "nodejs_v1")
+        schema.is_nodejs()
     }
 
+    /// By the first addon with a valid record; if none has one, by the first that publishes.
     fn thread(
         &self,
         target: &dyn Target,
         thread: ThreadView,
     ) -> Result<Option<RuntimeThread>, RuntimeError> {
-        let memory: &dyn Memory = target;
-        let address = self.variable.address(memory, thread.thread_pointer)?;
-        let Some(address) = address else {
-            return Ok(None);
-        };
-        let walked = walk(memory, address, self.place).map_err(Broken::into_error)?;
-        let context = match walked {
-            // It is no thread of JavaScript, or one that does not publish now.
-            Walked::Unpublished => return Ok(None),
-            Walked::NoFrame | Walked::NotInFrame | Walked::Detached => Found::Detached,
-            Walked::TornDown | Walked::Record(_) => Found::Invalid,
-        };
-        let mut found = RuntimeThread::new(context, Source::Runtime);
-        found.facts = vec![("state".into(), Value::String(walked.name().into()))];
-        if let Walked::Record(address) = walked {
-            found.record = Some(read_record(memory, address)?);
+        let mut first = Ok(None);
+        for addon in &self.addons {
+            let read = self.read(target, addon, thread);
+            if matches!(&read, Ok(Some(thread)) if thread.record.is_some()) {
+                return read;
+            }
+            if matches!(first, Ok(None)) {
+                first = read;
+            }
         }
-        Ok(Some(found))
+        first
     }
 
     fn kernel_step(&self) -> Option<&KernelStep> {
@@ -82,7 +127,7 @@ impl RuntimeProcess for NodeProcess {
         let context = match Part::read(part)? {
             Part::Nothing => return Ok(None),
             Part::NoFrame | Part::NotInFrame | Part::Detached => Found::Detached,
-            Part::TornDown => Found::Invalid,
+            Part::TornDown | Part::Invalid => Found::Invalid,
             Part::Record(record) => {
                 let mut found = RuntimeThread::new(Found::Invalid, Source::Runtime);
                 found.record = Some(record.to_vec());

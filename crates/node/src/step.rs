@@ -1,10 +1,15 @@
 //! What the eBPF sampler reads of a thread: the configuration of its step (`bpf/nodejs.step.h`) for a process,
 //! and what the step adds to a sample.
 
+use otelctx_reader::format::record::RECOMMENDED_SIZE;
 use otelctx_reader::remote::tls::{CLibrary, Place, TlsVariable};
 use otelctx_reader::runtime::{KernelStep, RuntimeError};
 
+use crate::process::MAX_ADDONS;
 use crate::walk::RecordPlace;
+
+/// Words of a `struct place`.
+const VARIABLE_WORDS: usize = 7;
 
 /// `enum storage` (crates/sampler/bpf/target.h).
 const STATIC: u64 = 1;
@@ -12,7 +17,22 @@ const GLIBC: u64 = 2;
 const MUSL: u64 = 3;
 
 /// The step and its configuration for a process.
-pub(crate) fn kernel_step(variable: &TlsVariable, place: RecordPlace) -> KernelStep {
+pub(crate) fn kernel_step(addons: &[TlsVariable], place: RecordPlace) -> KernelStep {
+    let (kind, in_object, in_native) = match place {
+        RecordPlace::Published => (0, 0, 0),
+        RecordPlace::InObject(offset) => (1, offset, 0),
+        RecordPlace::InNative { object, native } => (2, object, native),
+    };
+    let mut words: Vec<u64> = addons.iter().flat_map(variable).collect();
+    // The storage of the others is 0: none.
+    words.resize(MAX_ADDONS * VARIABLE_WORDS, 0);
+    words.extend([kind, in_object, in_native]);
+    let configuration = words.into_iter().flat_map(u64::to_ne_bytes).collect();
+    KernelStep::new("nodejs", configuration)
+}
+
+/// A `struct place` (crates/sampler/bpf/target.h).
+fn variable(variable: &TlsVariable) -> [u64; VARIABLE_WORDS] {
     let (storage, offset, module, generation) = match variable.place() {
         Place::Static(offset) => (STATIC, offset.cast_unsigned(), 0, 0),
         Place::Dynamic {
@@ -30,12 +50,7 @@ pub(crate) fn kernel_step(variable: &TlsVariable, place: RecordPlace) -> KernelS
     };
     let registration = variable.registration();
     let [first, second] = registration.map_or([0; 2], |it| it.words);
-    let (kind, in_object, in_native) = match place {
-        RecordPlace::Published => (0, 0, 0),
-        RecordPlace::InObject(offset) => (1, offset, 0),
-        RecordPlace::InNative { object, native } => (2, object, native),
-    };
-    let words = [
+    [
         offset,
         module,
         generation,
@@ -44,12 +59,7 @@ pub(crate) fn kernel_step(variable: &TlsVariable, place: RecordPlace) -> KernelS
         second,
         // Followed by 32 reserved bits.
         storage.to_le(),
-        kind,
-        in_object,
-        in_native,
-    ];
-    let configuration = words.into_iter().flat_map(u64::to_ne_bytes).collect();
-    KernelStep::new("nodejs", configuration)
+    ]
 }
 
 /// What the step adds to a sample.
@@ -61,7 +71,8 @@ pub(crate) enum Part<'a> {
     NotInFrame,
     Detached,
     TornDown,
-    /// The bytes of the record.
+    Invalid,
+    /// The bytes of the record, at most [`RECOMMENDED_SIZE`].
     Record(&'a [u8]),
 }
 
@@ -81,7 +92,8 @@ impl<'a> Part<'a> {
             2 => Ok(Self::NotInFrame),
             3 => Ok(Self::Detached),
             4 => Ok(Self::TornDown),
-            5 => Ok(Self::Record(record)),
+            5 => Ok(Self::Record(&record[..record.len().min(RECOMMENDED_SIZE)])),
+            6 => Ok(Self::Invalid),
             _ => Err(error("could not follow what the addon publishes")),
         }
     }

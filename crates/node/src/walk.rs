@@ -35,7 +35,7 @@ pub(crate) struct Published {
     als_handle: u64,
     /// The key's hash.
     als_identity_hash: i32,
-    /// Where an object of the addon has the address of its record, in bytes.
+    /// Where an object of the addon has the address of its record, in bytes; 0 in older addons.
     record_slot_offset: u8,
     /// `undefined` as a tagged word, or, in older addons, the address of a slot with it.
     undefined: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Published {
 /// How an object of the addon leads to its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordPlace {
-    /// At the offset that the structure has.
+    /// At the offset that the structure has. If it has one, no other counts.
     Published,
     /// At this offset in the object, in bytes.
     InObject(u64),
@@ -193,15 +193,16 @@ pub(crate) fn walk(
     if value == undefined {
         return Ok(Walked::Detached);
     }
-    let record = match place {
-        RecordPlace::Published => {
-            heap.field(Step::Record, value, published.record_slot_offset.into())?
+    let record = match (published.record_slot_offset, place) {
+        (0, RecordPlace::Published) => return Err(Broken::Inconsistent(Step::Published)),
+        (1.., _) => heap.field(Step::Record, value, published.record_slot_offset.into())?,
+        (0, RecordPlace::InObject(offset)) => heap.internal_field(value, offset)?,
+        (0, RecordPlace::InNative { object, native }) => {
+            match heap.internal_field(value, object)? {
+                0 => 0,
+                wrapper => heap.word(Step::Record, wrapper.wrapping_add(native))?,
+            }
         }
-        RecordPlace::InObject(offset) => heap.internal_field(value, offset)?,
-        RecordPlace::InNative { object, native } => match heap.internal_field(value, object)? {
-            0 => 0,
-            wrapper => heap.word(Step::Record, wrapper.wrapping_add(native))?,
-        },
     };
     Ok(match record {
         0 => Walked::TornDown,

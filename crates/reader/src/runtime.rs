@@ -211,6 +211,9 @@ pub struct RuntimeThread {
     /// The bytes of a native record (OTEP 4947) that the runtime leads to in its own way. If there is one, the
     /// reader decodes it with the names that the process publishes, and it is `context`.
     pub record: Option<Vec<u8>>,
+    /// Whether the runtime was not in the middle of a change that hides the context. If it was, the reader reads a
+    /// running process again, up to three times, 1 ms apart.
+    pub is_settled: bool,
     /// The runtime's frames.
     pub stack: RuntimeStack,
     /// The thread's relation to the interpreter's global lock. `None` if the interpreter has none.
@@ -227,6 +230,7 @@ impl RuntimeThread {
             context,
             source,
             record: None,
+            is_settled: true,
             stack: RuntimeStack::default(),
             gil: None,
             facts: Vec::new(),
@@ -574,6 +578,13 @@ pub struct RuntimeReading {
     pub name: &'static str,
     /// The result, or why the thread could not be read.
     pub thread: Result<RuntimeThread, RuntimeError>,
+}
+
+impl RuntimeReading {
+    /// [`RuntimeThread::is_settled`]; a thread that could not be read is.
+    fn is_settled(&self) -> bool {
+        self.thread.as_ref().is_ok_and(|it| it.is_settled) || self.thread.is_err()
+    }
 }
 
 /// Reads a thread, which is stopped or asleep, or belongs to a core file, with the runtimes of its

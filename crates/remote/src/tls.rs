@@ -317,6 +317,19 @@ fn variable(
 }
 
 impl TlsVariable {
+    /// One at this offset from the thread pointer, in bytes, of which nothing else is known: for hand-made images.
+    #[must_use]
+    pub fn at_offset(machine: Machine, offset: i64) -> Self {
+        Self {
+            module: OsString::new(),
+            access: Access::LocalExec,
+            exported: false,
+            place: Place::Static(offset),
+            machine,
+            registration: None,
+        }
+    }
+
     /// Where each thread keeps it.
     pub fn storage(&self) -> Storage {
         match self.place {

@@ -70,7 +70,7 @@ pub enum ThreadStatus {
     Unknown,
     /// They can be read.
     Readable(ThreadVariables),
-    /// The process publishes none.
+    /// The process publishes none in thread-local variables: one of its runtimes may read what it publishes.
     NotPublished,
     /// They cannot be read: this step failed.
     Unreadable(ReadStep),
@@ -84,8 +84,13 @@ pub(crate) enum Presence {
 }
 
 impl ThreadStatus {
-    fn of(support: Result<ThreadSupport, Error>) -> Self {
+    fn of(support: Result<ThreadSupport, Error>, runtimes: &[Present]) -> Self {
         match support {
+            Ok(ThreadSupport::Unreadable(Unreadable::UnsupportedSchema(schema)))
+                if runtimes.iter().any(|it| it.reads_schema(&schema)) =>
+            {
+                Self::NotPublished
+            }
             Ok(ThreadSupport::Readable(variables)) => Self::Readable(variables),
             Ok(ThreadSupport::Unreadable(Unreadable::NoProcessContext | Unreadable::NoSchema)) => {
                 Self::NotPublished
@@ -270,8 +275,8 @@ impl TrackedProcess {
         reader.set_deadline(timeout.map(|timeout| now + timeout));
         let presence = self.poll_context(now, options, report);
         if presence == Presence::Present && options.threads {
-            self.poll_threads(report);
             self.poll_runtimes(report);
+            self.poll_threads(report);
         }
         if let Some(reader) = &mut self.reader {
             reader.set_deadline(None);
@@ -381,7 +386,7 @@ impl TrackedProcess {
         Presence::Present
     }
 
-    /// Determines whether its threads can be read, given its context.
+    /// Determines whether its threads can be read, given its context and runtimes.
     fn poll_threads(&mut self, report: &mut dyn FnMut(Change)) {
         let Some(reader) = &mut self.reader else {
             return;
@@ -391,9 +396,12 @@ impl TrackedProcess {
             _ if self.sizes.total == 0 => ThreadStatus::NotPublished,
             ContextStatus::Published(context) => {
                 let state = ContextState::Published(context.clone());
-                ThreadStatus::of(reader.thread_support_of(&state))
+                ThreadStatus::of(reader.thread_support_of(&state), &self.runtimes)
             }
-            _ if any_schema => ThreadStatus::of(reader.thread_support_of(&ContextState::Absent)),
+            _ if any_schema => {
+                let support = reader.thread_support_of(&ContextState::Absent);
+                ThreadStatus::of(support, &self.runtimes)
+            }
             ContextStatus::Absent => ThreadStatus::NotPublished,
             ContextStatus::Broken(_) | ContextStatus::Failed(_) => {
                 ThreadStatus::Unreadable(ReadStep::Resolve)

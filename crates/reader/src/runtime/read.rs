@@ -1,7 +1,7 @@
 //! Reads threads and tasks together with their runtimes.
 
 use std::ops::ControlFlow;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use otelctx_format::record::Context;
 use otelctx_remote::{Memory, Stopped, Target, Through};
@@ -160,11 +160,33 @@ impl Process {
 impl Thread<'_> {
     /// Reads the native context of the thread and its runtimes' data. `stopped` is the thread, if
     /// it is already stopped. Otherwise it is read as by [`Thread::read`]: a sleeping thread is not
-    /// stopped.
+    /// stopped. It is read again if a runtime was in the middle of a change ([`RuntimeThread::is_settled`]).
     ///
     /// # Errors
     /// If it must be stopped, but cannot be.
+    ///
+    /// [`RuntimeThread::is_settled`]: super::RuntimeThread::is_settled
     pub fn state(
+        &self,
+        runtimes: &[Present],
+        stopped: Option<&Stopped>,
+    ) -> Result<ThreadState, Error> {
+        const ATTEMPTS: usize = 3;
+        const PAUSE: Duration = Duration::from_millis(1);
+        let mut state = self.state_now(runtimes, stopped)?;
+        let target = self.process().as_target();
+        let may_settle = stopped.is_none() && target.is_some_and(|it| it.is_running());
+        for _ in 0..ATTEMPTS {
+            if !may_settle || state.runtimes.iter().all(RuntimeReading::is_settled) {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+            state = self.state_now(runtimes, stopped)?;
+        }
+        Ok(state)
+    }
+
+    fn state_now(
         &self,
         runtimes: &[Present],
         stopped: Option<&Stopped>,

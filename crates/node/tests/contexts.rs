@@ -1,0 +1,299 @@
+//! Contexts of real Node.js programs, which publish with addons that others wrote, compared with what the programs
+//! say.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use otelctx_fixtures::kernel::Feature;
+use otelctx_fixtures::{CoreDirectory, Node, Target};
+use otelctx_reader::format::process_context::Value;
+use otelctx_reader::format::record::Context;
+use otelctx_reader::remote::CoreFile;
+use otelctx_reader::runtime::Runtimes;
+use otelctx_reader::sample::{Catalog, Found, Sample};
+use otelctx_reader::{Options, Process};
+use otelctx_sampler::{INTERVAL, Method, Sampler, Targets};
+
+const VERSIONS: [&str; 3] = ["22", "24", "26"];
+/// Of npm's `@datadog/pprof`. Each publishes another variant of the structure.
+const ADDONS: [&str; 3] = ["5.18", "5.19", "5.20"];
+/// How long a program is sampled, and how long it runs.
+const SAMPLING: Duration = Duration::from_secs(1);
+const RUNNING: &str = "3";
+
+fn runtimes() -> Runtimes {
+    Runtimes::new(vec![Arc::new(otelctx_node::Node::default())])
+}
+
+fn open(pid: i32) -> Process {
+    let mut options = Options::default();
+    options.runtimes = runtimes();
+    let mut process = Process::with_options(pid, options).unwrap();
+    process.context().unwrap();
+    process
+}
+
+/// As the program writes it: trace, span, flags, attributes.
+fn shown(context: &Context) -> String {
+    let mut words = vec![
+        context.trace_id.to_string(),
+        context.span_id.to_string(),
+        context.trace_flags.0.to_string(),
+    ];
+    let attributes = context.attributes.iter();
+    words.extend(attributes.map(|(key, value)| format!("{key}={value}")));
+    words.join(" ")
+}
+
+/// Compares each thread with what the program says about it.
+fn compare(mut process: Process, target: &Target, name: &str) {
+    let present = process.runtimes().unwrap();
+    let [node] = &present[..] else {
+        panic!("{name}: {present:?}")
+    };
+    let facts = node.process.as_ref().unwrap().facts();
+    let version = target
+        .lines
+        .iter()
+        .find_map(|it| it.strip_prefix("version "));
+    let version = Value::String(version.unwrap().to_owned());
+    assert_eq!(facts, [("version".to_owned(), version)], "{name}");
+    let mut cases = 0;
+    for thread in process.threads().unwrap() {
+        let tid = format!("thread {} ", thread.tid());
+        let said = target.lines.iter().find_map(|it| it.strip_prefix(&tid));
+        // On a busy machine, a thread may not stop in time.
+        let mut states = (0..10).map(|_| thread.state(&present, None));
+        let state = states.find_map(Result::ok).expect("it stops");
+        let reading = state.runtimes.first();
+        let Some(said) = said else {
+            // Nothing that publishes has been executed by threads of V8 and libuv, nor by the main thread.
+            assert!(state.runtimes.is_empty(), "{name}: {state:?}");
+            continue;
+        };
+        let read = reading.map(|it| it.thread.as_ref().unwrap());
+        let fact = read.and_then(|it| it.facts.first());
+        let fact = fact.map(|(_, value)| value.clone());
+        let seen = match read.map(|it| &it.context) {
+            None => "none".to_owned(),
+            Some(Found::Attached(context)) => shown(context),
+            Some(Found::Detached) => {
+                assert_eq!(fact, Some(Value::String("detached".into())), "{name}");
+                "detached".to_owned()
+            }
+            Some(Found::Invalid) => {
+                assert_eq!(fact, Some(Value::String("invalid".into())), "{name}");
+                "invalid".to_owned()
+            }
+            other => panic!("{name}: {other:?}"),
+        };
+        assert_eq!(seen, said, "{name}");
+        cases += 1;
+    }
+    assert_eq!(cases, 5, "{name}: {:?}", target.lines);
+}
+
+/// Each combination of Node.js and addon that is installed.
+fn each(mut check: impl FnMut(&str, &dyn Fn(&[&str]) -> Command)) {
+    for version in VERSIONS {
+        let Some(node) = Node::with_version(version) else {
+            continue;
+        };
+        for addon in ADDONS {
+            let name = format!("Node.js {version}, addon {addon}");
+            let command = |arguments: &[&str]| {
+                let mut command = node.publishing(&[], addon)?;
+                command.args(arguments);
+                Some(command)
+            };
+            if command(&[]).is_some() {
+                check(&name, &|arguments| command(arguments).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_have_the_contexts_that_addons_publish() {
+    each(|name, command| {
+        for arguments in [&["hold"][..], &["hold", "sleep"]] {
+            let target = Target::spawn(&mut command(arguments));
+            compare(open(target.pid()), &target, name);
+        }
+    });
+}
+
+#[test]
+fn core_files_have_the_contexts_of_threads() {
+    let Some(node) = Node::find() else { return };
+    let Some(mut command) = node.publishing(&[], "5.20") else {
+        return;
+    };
+    let directory = CoreDirectory::new();
+    let target = Target::spawn(command.arg("hold"));
+    let Some(core) = directory.gcore(&target) else {
+        return;
+    };
+    let core = CoreFile::open(&core, Path::new("/")).unwrap();
+    let mut options = Options::default();
+    options.runtimes = runtimes();
+    let mut process = Process::of_target(core, options);
+    process.context().unwrap();
+    compare(process, &target, "core file");
+}
+
+/// When the program was in which context, in nanoseconds of `CLOCK_MONOTONIC`.
+fn intervals(target: &mut Target) -> Vec<(u64, u64)> {
+    target.command("log");
+    let lines = target.lines.iter().filter_map(|it| it.strip_prefix("in "));
+    let times = lines.enumerate().map(|(number, line)| {
+        let words: Vec<u64> = line.split(' ').map(|it| it.parse().unwrap()).collect();
+        assert_eq!(words[0], number as u64);
+        (words[1], words[2])
+    });
+    times.collect()
+}
+
+/// Samples a process. `None`, with a line, where the kernel does not permit it.
+fn start(pid: i32, frequency: u32, without_ebpf: bool) -> Option<Sampler> {
+    let mut options = otelctx_sampler::Options::new(Targets::Processes(vec![pid]));
+    options.frequency = frequency;
+    options.without_ebpf = without_ebpf;
+    options.runtimes = runtimes();
+    let sampler = Sampler::start(&options).unwrap();
+    Feature::Ebpf.or_skip(match sampler.method() {
+        Method::Ptrace(why) if !without_ebpf => Err(why),
+        _ => Ok(()),
+    })?;
+    Some(sampler)
+}
+
+/// Samples a program that goes from context to context, and compares those of them that were taken in a context, by
+/// the program's log, with it. Returns how many these are. `None`, with a line, where the kernel does not permit it.
+fn sample(name: &str, command: &mut Command, without_ebpf: bool) -> Option<usize> {
+    let mut target = Target::spawn(command);
+    let frequency = if without_ebpf { 99 } else { 4999 };
+    let mut sampler = start(target.pid(), frequency, without_ebpf)?;
+    let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
+    let begin = Instant::now();
+    while begin.elapsed() < SAMPLING {
+        std::thread::sleep(INTERVAL);
+        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+    }
+    let incomplete = sampler.counts().incomplete_steps;
+    drop(sampler);
+    let intervals = intervals(&mut target);
+    let mut compared = 0;
+    for sample in &samples {
+        if catalog.thread_facts(sample.thread).tid != target.pid() {
+            // V8's own threads execute no JavaScript.
+            assert_eq!(sample.found, Found::NotPublished, "{name}");
+            continue;
+        }
+        let next = intervals.partition_point(|&(from, _)| from <= sample.time);
+        let Some(number) = next.checked_sub(1) else {
+            continue;
+        };
+        if sample.time >= intervals[number].1 {
+            continue;
+        }
+        let Found::Attached(context) = sample.found else {
+            panic!("{name}: in context {number}: {:?}", sample.found)
+        };
+        let context = catalog.context_facts(context);
+        let [.., a, b, c, d] = context.trace_id.to_bytes();
+        assert_eq!(u32::from_be_bytes([a, b, c, d]) as usize, number, "{name}");
+        compared += 1;
+    }
+    assert_eq!(incomplete, 0, "{name}, of {compared} samples");
+    println!(
+        "{name}: {compared} of {} samples were in a context",
+        samples.len()
+    );
+    Some(compared)
+}
+
+/// Samples new programs until there are that many samples in a context.
+fn sample_at_least(
+    name: &str,
+    command: &dyn Fn(&[&str]) -> Command,
+    without_ebpf: bool,
+    wanted: usize,
+) {
+    let mut compared = 0;
+    for _ in 0..100 {
+        let Some(more) = sample(name, &mut command(&["switch", RUNNING]), without_ebpf) else {
+            return;
+        };
+        compared += more;
+        if compared >= wanted {
+            return;
+        }
+    }
+    panic!("{name}: {compared} samples in a context");
+}
+
+#[test]
+fn samples_have_the_contexts_that_the_program_was_in() {
+    each(|name, command| {
+        let wanted = match name {
+            "Node.js 24, addon 5.20" => 10_000,
+            _ => 500,
+        };
+        sample_at_least(name, command, false, wanted);
+    });
+}
+
+#[test]
+fn samples_without_ebpf_have_the_contexts_that_the_program_was_in() {
+    let Some(node) = Node::find() else { return };
+    if node.publishing(&[], "5.20").is_some() {
+        let command = |arguments: &[&str]| {
+            let mut command = node.publishing(&[], "5.20").unwrap();
+            command.args(arguments);
+            command
+        };
+        sample_at_least("ptrace", &command, true, 100);
+    }
+}
+
+#[test]
+fn samples_have_the_state_of_each_thread() {
+    each(|name, command| {
+        let target = Target::spawn(&mut command(&["hold"]));
+        let Some(mut sampler) = start(target.pid(), 499, false) else {
+            return;
+        };
+        let said = |tid: i32| {
+            let tid = format!("thread {tid} ");
+            target.lines.iter().find_map(|it| it.strip_prefix(&tid))
+        };
+        let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
+        let mut seen = BTreeSet::new();
+        for _ in 0..600 {
+            std::thread::sleep(INTERVAL);
+            samples.clear();
+            sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+            for sample in &samples {
+                let tid = catalog.thread_facts(sample.thread).tid;
+                let Some(said) = said(tid) else { continue };
+                let read = match sample.found {
+                    Found::Attached(context) => shown(catalog.context_facts(context)),
+                    Found::Detached => "detached".to_owned(),
+                    Found::Invalid => "invalid".to_owned(),
+                    Found::NotPublished => "none".to_owned(),
+                    other => panic!("{name}: {other:?} of {said}"),
+                };
+                assert_eq!(read, said, "{name}");
+                seen.insert(tid);
+            }
+            if seen.len() == 5 {
+                return;
+            }
+        }
+        panic!("{name}: {seen:?} of {:?}", target.lines);
+    });
+}
