@@ -1,6 +1,8 @@
 //! The language runtimes of a process.
 
+use otelctx_reader::format::record::Context;
 use otelctx_reader::runtime::Present;
+use otelctx_reader::{Error, Found, StopReason, Thread};
 use serde::Serialize;
 use serde::ser::Serializer;
 
@@ -27,7 +29,25 @@ impl Serialize for RuntimesJson<'_> {
 pub(super) fn sentence(present: &Present) -> String {
     let name = present.name;
     match &present.process {
-        Ok(process) => format!("{name} {}", pairs(&process.facts()).join("  ")),
+        Ok(process) => {
+            let facts = pairs(&process.facts()).join("  ");
+            format!("{name} {facts}").trim_end().to_owned()
+        }
         Err(error) => format!("{name} can't be read: {}", escape(&error.to_string())),
+    }
+}
+
+/// Reads a thread of a process with runtimes, and why it was stopped.
+pub(super) fn read_all_sources(
+    thread: &Thread<'_>,
+    present: &[Present],
+) -> (Result<Found<Context>, Error>, Option<StopReason>) {
+    match thread.state(present, None) {
+        Ok(state) => {
+            let chosen = state.choose().ok();
+            let outcome = chosen.map_or(state.native, |chosen| Ok(chosen.context));
+            (outcome, state.stop)
+        }
+        Err(error) => (Err(error), None),
     }
 }

@@ -164,14 +164,10 @@ fn schema(schema: Option<&Schema>) -> Finding {
         Some(schema) if schema.is_thread_local_record() => {
             Finding::ok("schema", format!("its schema is {schema}"))
         }
-        Some(schema) if schema.is_nodejs() => Finding::note(
+        Some(schema) if schema.is_nodejs() => Finding::ok(
             "nodejs-schema",
-            format!(
-                "its schema is {schema}: that of Node.js, with {NODEJS_SYMBOL}; this version of \
-                 otelctx does not support it yet"
-            ),
-        )
-        .hint("Readers that support Node.js show these contexts."),
+            format!("its schema is {schema}: that of Node.js, with {NODEJS_SYMBOL}"),
+        ),
         Some(schema) => Finding::problem(
             "unsupported-schema",
             format!("its schema is {schema}, which this reader does not support"),

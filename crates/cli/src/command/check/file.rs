@@ -9,7 +9,7 @@ use otelctx_reader::remote::module::{Machine, Symbol};
 use super::finding::{Answer, Finding};
 use super::needed::Libraries;
 use super::subject::{self, Subject};
-use super::{access, fix, unlinked, variable};
+use super::{access, addon, fix, unlinked, variable};
 use crate::error::{Error, NotLinked};
 
 /// Says whether readers can find the variable that `path` defines.
@@ -25,7 +25,10 @@ pub(super) fn check(path: &Path) -> Result<Answer, Error> {
             Kind::Unknown => return Err(not_linked(NotLinked::Unknown)),
             Kind::Object => (Subject::file(&inspection), unlinked::object(&inspection)),
             _ => {
-                let findings = with_libraries(&inspection, path);
+                let findings = match addon::of_file(path, &inspection) {
+                    Some(findings) => findings,
+                    None => with_libraries(&inspection, path),
+                };
                 (Subject::file(&inspection), findings)
             }
         },

@@ -1,6 +1,7 @@
 //! `otelctx check FILE|PID`: whether a reader would find the contexts of this program.
 
 mod access;
+mod addon;
 mod context;
 mod file;
 mod finding;

@@ -23,12 +23,12 @@ use otelctx_reader::{
 use super::finding::{Answer, Finding};
 use super::subject::{self, Subject};
 use super::variable;
-use super::{access, context, file};
+use super::{access, addon, context, file};
 use crate::command::deadline::Deadline;
 use crate::command::ids::process_of;
 use crate::command::partial::{Partial, ThreadOutcome};
 use crate::command::retry::read_thread;
-use crate::command::runtimes::sentence;
+use crate::command::runtimes::{read_all_sources, sentence};
 use crate::error::{Error, MORE_TIME};
 use crate::output::text::{self, count, grouped};
 
@@ -62,17 +62,20 @@ pub(super) fn check(id: i32, timeout: Duration, runtimes: Runtimes) -> Result<An
     let mut stopped = 0;
     if is_32_bit(&process) {
         findings.push(file::thirty_two_bits());
-    } else if schema.is_some_and(Schema::is_nodejs) {
-        // Its threads publish through another symbol.
     } else {
-        let announced = schema.is_some_and(Schema::is_thread_local_record);
-        match check_threads(
-            &mut process,
-            announced,
-            &mut findings,
-            &deadline,
-            &mut stopped,
-        ) {
+        let checked = match schema.filter(|schema| schema.is_nodejs()) {
+            Some(schema) => {
+                addon::of_process(&mut process, schema, &mut findings, &deadline, &mut stopped)
+            }
+            None => check_threads(
+                &mut process,
+                schema.is_some_and(Schema::is_thread_local_record),
+                &mut findings,
+                &deadline,
+                &mut stopped,
+            ),
+        };
+        match checked {
             Err(ReaderError::Deadline { .. }) => {
                 findings.push(partial(&deadline.none_read(&process)));
             }
@@ -110,7 +113,7 @@ fn check_threads(
         ThreadSupport::Readable(variables) => {
             findings.extend(found(process, &variables, deadline));
             let troubled = !Finding::are_readable(findings);
-            findings.extend(threads(process, troubled, deadline, stopped)?);
+            findings.extend(threads(process, &[], troubled, deadline, stopped)?);
         }
         ThreadSupport::Unreadable(Unreadable::NotFound { unreadable }) => {
             let (other, mut skipped) = (other_thing(process, deadline)?, unreadable);
@@ -347,9 +350,10 @@ fn unreadable_module(module: &str, why: &str) -> Finding {
     .module(module)
 }
 
-/// Reads the context of every thread. `troubled`: readers fail before they get this far.
-fn threads(
+/// Reads the context of every thread, with these runtimes. `troubled`: readers fail before they get this far.
+pub(super) fn threads(
     process: &mut Process,
+    present: &[Present],
     troubled: bool,
     deadline: &Deadline,
     stopped: &mut usize,
@@ -358,13 +362,19 @@ fn threads(
     let mut failed = Vec::new();
     let mut stopped_threads = HashSet::new();
     let (read, skipped) = deadline.threads(process, |thread| {
-        let reading = read_thread(thread);
-        if reading.stop.is_some() {
+        let (outcome, stop) = match present.is_empty() {
+            true => {
+                let reading = read_thread(thread);
+                (reading.outcome, reading.stop)
+            }
+            false => read_all_sources(thread, present),
+        };
+        if stop.is_some() {
             stopped_threads.insert(thread.tid());
         }
-        match reading.outcome {
+        match outcome {
             Ok(Found::Invalid) => ThreadOutcome::Invalid {
-                asleep: reading.stop.is_none(),
+                asleep: stop.is_none(),
             },
             Ok(outcome) => {
                 attached += usize::from(outcome.attached().is_some());

@@ -437,6 +437,8 @@ pub(super) fn frames(report: &Report) -> String {
         for reading in &result.runtimes {
             let (tid, name) = (result.tid, reading.name);
             match &reading.thread {
+                // Its context is all that the runtime knows.
+                Ok(thread) if thread.facts.is_empty() && thread.stack.calls.is_empty() => {}
                 Ok(thread) => {
                     let facts = facts(&thread.facts);
                     let _ = write!(text, "\n  thread {tid}  {name}{facts}\n");

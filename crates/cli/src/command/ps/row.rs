@@ -1,16 +1,17 @@
 //! The row of one process.
 
-use otelctx_reader::format::record::Context;
+use std::sync::Arc;
+
 use otelctx_reader::runtime::Present;
 use otelctx_reader::{
-    Broken, Error, Found, Process, ProcessContext, StopReason, Thread, ThreadSupport,
+    Broken, Error, Found, Process, ProcessContext, Thread, ThreadSupport, Unreadable,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::command::deadline::Deadline;
 use crate::command::partial::{PartialJson, ThreadOutcome};
 use crate::command::retry::read_thread;
-use crate::command::runtimes::RuntimesJson;
+use crate::command::runtimes::{RuntimesJson, read_all_sources};
 use crate::error::MORE_TIME;
 use crate::output::attributes::{language, string};
 use crate::output::table::Align;
@@ -69,19 +70,22 @@ impl Row {
             threads: process.running()?.status()?.threads,
             ..Self::of_context(process.running()?.pid(), context)
         };
+        let present = match process.runtimes() {
+            Ok(present) => present,
+            Err(Error::Deadline { .. }) => Arc::default(),
+            Err(error) => return Err(error),
+        };
+        row.runtimes = object(&present);
         match process.thread_support() {
             Ok(ThreadSupport::Readable(threads)) => {
                 let mut variables = threads.resolution.variables.iter();
                 row.not_exported = !variables.any(|variable| variable.exported);
             }
+            Ok(ThreadSupport::Unreadable(Unreadable::UnsupportedSchema(schema)))
+                if present.iter().any(|it| it.reads_schema(&schema)) => {}
             Ok(ThreadSupport::Unreadable(why)) => row.unreadable = Some(why.to_string()),
             // The process context was already read.
             Err(why @ Error::Deadline { .. }) => row.unreadable = Some(why.to_string()),
-            Err(error) => return Err(error),
-        }
-        match process.runtimes() {
-            Ok(present) => row.runtimes = object(&present),
-            Err(Error::Deadline { .. }) => {}
             Err(error) => return Err(error),
         }
         Ok(row)
@@ -132,7 +136,7 @@ impl Row {
                     let reading = read_thread(thread);
                     (reading.outcome, reading.stop)
                 }
-                false => of_all_sources(thread, present),
+                false => read_all_sources(thread, present),
             };
             match outcome {
                 Ok(Found::Invalid) => ThreadOutcome::Invalid {
@@ -202,21 +206,6 @@ impl Row {
             keys,
             threads,
         ]
-    }
-}
-
-/// Reads a thread of a process with runtimes, and why it was stopped.
-fn of_all_sources(
-    thread: &Thread<'_>,
-    present: &[Present],
-) -> (Result<Found<Context>, Error>, Option<StopReason>) {
-    match thread.state(present, None) {
-        Ok(state) => {
-            let chosen = state.choose().ok();
-            let outcome = chosen.map_or(state.native, |chosen| Ok(chosen.context));
-            (outcome, state.stop)
-        }
-        Err(error) => (Err(error), None),
     }
 }
 

@@ -453,14 +453,16 @@ fn the_schema_of_node_js_is_named_and_not_held_against_the_other_symbol() {
         };
         let target = Fixture::spawn(Command::new(program).arg("workers=0"));
         let answer = check(target.pid().to_string());
-        let findings = ["ok process-context", "note nodejs-schema", "ok key-map"];
+        let findings = [
+            "ok process-context",
+            "ok nodejs-schema",
+            "ok key-map",
+            "problem absent",
+        ];
         assert_findings(&answer, &findings);
         assert_eq!(
             text(&answer, "nodejs-schema"),
-            format!(
-                "its schema is {schema}: that of Node.js, with otel_thread_ctx_nodejs_v1; this \
-                 version of otelctx does not support it yet"
-            )
+            format!("its schema is {schema}: that of Node.js, with otel_thread_ctx_nodejs_v1")
         );
     }
 }

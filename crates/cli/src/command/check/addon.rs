@@ -1,0 +1,90 @@
+//! Checks an addon of Node.js, and a process that announces the contexts of one.
+
+use std::path::Path;
+
+use otelctx_reader::format::{NODEJS_SYMBOL, Schema};
+use otelctx_reader::remote::inspect::{Contents, Inspection};
+use otelctx_reader::remote::module::{Module, Symbol};
+use otelctx_reader::{Error, Process};
+
+use super::finding::Finding;
+use super::{access, fix, process};
+use crate::command::deadline::Deadline;
+
+/// Size of the structure that an addon keeps for each thread, in bytes.
+const SIZE: u64 = 32;
+
+/// Findings about a file that has the variable of addons and not that of OTEP 4947's threads.
+pub(super) fn of_file(path: &Path, inspection: &Inspection) -> Option<Vec<Finding>> {
+    let has_other = inspection
+        .module
+        .as_ref()
+        .is_some_and(|it| it.symbol != Symbol::Absent);
+    if has_other || !inspection.local.is_empty() {
+        return None;
+    }
+    let Ok(Contents::Elf(inspection)) = Contents::open(path, NODEJS_SYMBOL) else {
+        return None;
+    };
+    let module = inspection.module.as_ref()?;
+    let mut findings = vec![symbol(module)?];
+    if matches!(module.symbol, Symbol::Exported { .. }) {
+        findings.extend(access::of_file(
+            &inspection,
+            module,
+            &fix::target_name(path),
+        ));
+    }
+    Some(findings)
+}
+
+fn symbol(module: &Module) -> Option<Finding> {
+    Some(match module.symbol {
+        Symbol::Exported { size: SIZE, .. } => {
+            Finding::ok("exported", format!("{NODEJS_SYMBOL} is exported"))
+        }
+        Symbol::Exported { size, .. } => Finding::problem(
+            "wrong-size",
+            format!("{NODEJS_SYMBOL} has {size} bytes: readers expect {SIZE}"),
+        ),
+        Symbol::Local { .. } => Finding::problem(
+            "not-exported",
+            format!("{NODEJS_SYMBOL} is not exported: readers can't find it"),
+        )
+        .hint("Give it default visibility, and keep the linker from making it local."),
+        Symbol::NotThreadLocal => Finding::problem(
+            "not-thread-local",
+            format!("{NODEJS_SYMBOL} is not a thread-local variable: readers can't find it"),
+        ),
+        _ => return None,
+    })
+}
+
+/// Adds findings about the threads of a process with Node.js's schema.
+pub(super) fn of_process(
+    process: &mut Process,
+    schema: &Schema,
+    findings: &mut Vec<Finding>,
+    deadline: &Deadline,
+    stopped: &mut usize,
+) -> Result<(), Error> {
+    let present = process.runtimes()?;
+    if !present.iter().any(|it| it.reads_schema(schema)) {
+        let absent = format!("no addon of the process exports {NODEJS_SYMBOL}");
+        findings.push(
+            Finding::problem("absent", absent)
+                .hint("Load the addon that publishes the contexts, or announce no schema."),
+        );
+        return Ok(());
+    }
+    let troubled = !Finding::are_readable(findings);
+    // Without the variable that every other process is searched for.
+    let mut options = process.options().clone();
+    options.any_schema = false;
+    let pid = process.running()?.pid();
+    let mut process = Process::with_files(pid, options, process.files().clone())?;
+    process.context()?;
+    let threads = process::threads(&mut process, &present, troubled, deadline, stopped)?;
+    findings.extend(threads);
+    Ok(())
+}

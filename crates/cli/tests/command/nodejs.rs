@@ -1,0 +1,101 @@
+//! Node.js with a tracer that others wrote.
+
+use std::fs;
+
+use otelctx_fixtures::{Node, Target};
+use serde_json::Value;
+
+use crate::check::check;
+use crate::run::{Scratch, otelctx};
+
+/// A process that works on a request, its trace and its span.
+fn traced() -> Option<(Target, [String; 2])> {
+    let target = Target::spawn(&mut Node::find()?.traced()?);
+    let ids = target.lines.iter().find_map(|it| it.strip_prefix("trace "));
+    let (trace, span) = ids.unwrap().split_once(' ').unwrap();
+    let ids = [trace.to_owned(), span.to_owned()];
+    Some((target, ids))
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value}"))
+}
+
+#[test]
+fn dump_ps_and_check_show_the_trace_of_a_request() {
+    let Some((target, [trace, span])) = traced() else {
+        return;
+    };
+    let pid = target.pid().to_string();
+    let dump = otelctx(&["dump", &pid, "--json"]).expect(0).json();
+    let version = text(&dump["runtimes"]["nodejs"]["version"]);
+    assert!(version.starts_with("24."), "{version}");
+    let threads = dump["threads"].as_array().unwrap();
+    let main = threads.iter().find(|it| it["tid"] == target.pid()).unwrap();
+    assert_eq!(main["context"]["trace_id"], *trace, "{main:#}");
+    assert_eq!(main["context"]["span_id"], *span, "{main:#}");
+    let attached = threads.iter().filter(|it| it["context"].is_object());
+    assert_eq!(attached.count(), 1, "{dump:#}");
+
+    let answer = check(&pid);
+    assert_eq!(answer.status, 0, "{}", answer.stdout);
+    let findings = answer.json()["findings"].clone();
+    let of = |id: &str| {
+        let mut findings = findings.as_array().unwrap().iter();
+        findings.find(|it| it["id"] == id).unwrap().clone()
+    };
+    assert_eq!(of("nodejs-schema")["level"], "ok");
+    assert!(text(&of("threads")["text"]).ends_with("; 1 attached now"));
+
+    let list = otelctx(&["ps", "--threads", "--json"]).expect(0).json();
+    let mut rows = list["processes"].as_array().unwrap().iter();
+    let row = rows.find(|it| it["pid"] == target.pid()).unwrap();
+    assert_eq!(row["threads_with_trace"], 1, "{row:#}");
+}
+
+#[test]
+fn each_sample_of_a_request_has_its_trace() {
+    let Some((target, [trace, _])) = traced() else {
+        return;
+    };
+    let pid = target.pid().to_string();
+    for method in [None, Some("--ptrace")] {
+        let scratch = Scratch::new("record-nodejs");
+        let path = scratch.path("a.otlp");
+        let mut arguments = vec!["record", "-p", &pid, "--json", "-d", "2", "-o", &path];
+        arguments.extend(method);
+        let summary = otelctx(&arguments).expect(0).json();
+        let counts = &summary["counts"];
+        assert_eq!(counts["incomplete_steps"], 0, "{summary:#}");
+        let report = otelctx(&["report", "--json", &path]).expect(0).json();
+        let traces = report["by_trace"].as_array().unwrap();
+        assert_eq!(traces.len(), 1, "{report:#}");
+        assert_eq!(traces[0]["trace_id"], *trace, "{report:#}");
+        // The process's other threads hardly run.
+        let (attached, all) = (counts["attached"].as_u64(), summary["samples"].as_u64());
+        let (attached, all) = (attached.unwrap(), all.unwrap());
+        assert!(attached > 0 && attached * 10 >= all * 9, "{summary:#}");
+    }
+}
+
+#[test]
+fn check_knows_the_variable_of_an_addon() {
+    let Some(node) = Node::find() else { return };
+    let Some(folder) = node.addon("5.20") else {
+        return;
+    };
+    for machine in ["linux-x64", "linux-arm64"] {
+        let folder = folder.join("prebuilds").join(machine);
+        let file = fs::read_dir(folder).unwrap().next().unwrap().unwrap();
+        let answer = check(file.path());
+        assert_eq!(answer.status, 0, "{}", answer.stdout);
+        let findings = answer.json()["findings"].clone();
+        let seen: Vec<_> = findings.as_array().unwrap().iter().collect();
+        assert_eq!(seen[0]["id"], "exported", "{findings:#}");
+        assert_eq!(
+            seen[0]["text"], "otel_thread_ctx_nodejs_v1 is exported",
+            "{findings:#}"
+        );
+        assert_eq!(seen[1]["access"], "tlsdesc", "{findings:#}");
+    }
+}
