@@ -15,7 +15,7 @@ use otelctx_reader::remote::CoreFile;
 use otelctx_reader::runtime::Runtimes;
 use otelctx_reader::sample::{Catalog, Found, Sample};
 use otelctx_reader::{Options, Process};
-use otelctx_sampler::{INTERVAL, Method, Sampler, Targets};
+use otelctx_sampler::{INTERVAL, Sampler, Targets};
 
 const VERSIONS: [&str; 3] = ["22", "24", "26"];
 /// Of npm's `@datadog/pprof`. Each publishes another variant of the structure.
@@ -164,10 +164,9 @@ fn start(pid: i32, frequency: u32, without_ebpf: bool) -> Option<Sampler> {
     options.without_ebpf = without_ebpf;
     options.runtimes = runtimes();
     let sampler = Sampler::start(&options).unwrap();
-    Feature::Ebpf.or_skip(match sampler.method() {
-        Method::Ptrace(why) if !without_ebpf => Err(why),
-        _ => Ok(()),
-    })?;
+    if !without_ebpf {
+        Feature::Ebpf.or_skip(sampler.method().require_ebpf())?;
+    }
     Some(sampler)
 }
 
