@@ -233,7 +233,7 @@ pub fn resolve_slot(
         None => return Ok(None),
     };
     let is_inside = referrer.module.tls.is_some_and(|tls| {
-        let end = offset.checked_add(SIZE);
+        let end = offset.checked_add(POINTER);
         end.is_some_and(|end| end <= tls.memory_size)
     });
     let listed = glibc_tls_modules(target, &loaded, &mut Vec::new());
