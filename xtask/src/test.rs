@@ -23,6 +23,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     let mut counts = Counts::default();
     let mut report = Report::default();
     report.step("setup", setup::run);
+    report.step("packages for Node.js", node::set_up);
     report.step("tests", || workspace(&mut counts));
     report.step("without root", || unprivileged::run(&mut counts));
     report.step("python", || python::run(&mut counts));

@@ -278,6 +278,27 @@ fn the_previous_payload_stays_alive_until_the_next_update() {
 }
 
 #[test]
+fn a_schema_can_have_attributes_of_its_own() {
+    in_own_process("a_schema_can_have_attributes_of_its_own", || {
+        let context = ProcessContext::new()
+            .schema(Schema::Other("nodejs_v1_dev".into()))
+            .schema_attribute("threadlocal.tagged_size", 4_i64)
+            .schema_attribute("threadlocal.tagged_size", 8_i64);
+        let _process = context.publish().unwrap();
+        let published = || payload().attribute("threadlocal.tagged_size").cloned();
+        assert_eq!(published(), Some(Value::Int(8)));
+        // Also after an update by a key or by a change.
+        Key::from_string("late".into()).unwrap();
+        ProcessContext::modify(|context| context.attribute("a", 1_i64)).unwrap();
+        assert_eq!(published(), Some(Value::Int(8)));
+        assert_eq!(
+            text(payload().attribute("threadlocal.schema_version")),
+            "nodejs_v1_dev"
+        );
+    });
+}
+
+#[test]
 fn what_readers_would_reject_is_not_published() {
     in_own_process("what_readers_would_reject_is_not_published", || {
         let message = |context: ProcessContext| {
@@ -289,6 +310,16 @@ fn what_readers_would_reject_is_not_published() {
         assert!(message(new().attribute("", 1_i64)).contains("an attribute has an empty key"));
         let reserved = new().context_attribute("threadlocal.x", 1_i64);
         assert!(message(reserved).contains("\"threadlocal.x\" describes thread contexts"));
+        for name in [
+            "x",
+            "threadlocal.schema_version",
+            "threadlocal.attribute_key_map",
+        ] {
+            let reserved = new().schema_attribute(name, 1_i64);
+            let error = reserved.publish().unwrap_err();
+            assert_eq!(error, PublishError::ReservedKey { key: name.into() });
+            assert_eq!(mappings(), []);
+        }
         let large = new().attribute("a", "x".repeat(70_000));
         assert!(message(large.clone()).contains("at most 65536 are allowed"));
         let deep = (0..40).fold(Value::from(1), |value, _| Value::Array(vec![value]));
