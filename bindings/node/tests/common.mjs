@@ -71,11 +71,14 @@ export async function start(args, options = {}) {
   return { pid: child.pid, ready, stop }
 }
 
-/** What the command says of a process; undefined if there is no command, or one that cannot read Node.js. */
+/** What the command says of a process; undefined if there is no command. */
 export function dump(pid) {
   if (command === undefined) return undefined
-  const result = spawnSync(command, ['dump', '--json', String(pid)], { encoding: 'utf8' })
-  return result.stdout === '' ? undefined : JSON.parse(result.stdout)
+  const result = spawnSync(command, ['dump', '--json', '--deadline', '60', String(pid)], {
+    encoding: 'utf8',
+  })
+  if (result.status !== 0) throw new Error(`otelctx: ${result.stderr}`)
+  return JSON.parse(result.stdout)
 }
 
 /** `require` of the first folder with this package of npm's; undefined if there is none. */

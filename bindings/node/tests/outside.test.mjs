@@ -23,13 +23,13 @@ const expected = {
   none: null,
 }
 
-/** Dumps a program while it waits; undefined if the command cannot. */
+/** Dumps a program while it waits; undefined if there is no command. */
 async function dumpOf(t, args, options) {
   const child = await start(args, options)
   try {
     const found = dump(child.pid)
-    if (found?.runtimes?.nodejs === undefined) {
-      t.skip('there is no otelctx that reads Node.js')
+    if (found === undefined) {
+      t.skip('the command otelctx is not built')
       return undefined
     }
     return { found, child }
