@@ -12,14 +12,14 @@ use otelctx_fixtures::{CoreDirectory, Node, Target};
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::format::record::Context;
 use otelctx_reader::remote::CoreFile;
-use otelctx_reader::runtime::Runtimes;
+use otelctx_reader::runtime::{RuntimeReading, Runtimes};
 use otelctx_reader::sample::{Catalog, Found, Sample};
 use otelctx_reader::{Options, Process};
 use otelctx_sampler::{INTERVAL, Sampler, Targets};
 
 const VERSIONS: [&str; 3] = ["22", "24", "26"];
-/// Of npm's `@datadog/pprof`. Each publishes another variant of the structure.
-const ADDONS: [&str; 3] = ["5.18", "5.19", "5.20"];
+/// Versions of npm's `@datadog/pprof`, each of which publishes another variant of the structure, and the own package.
+const ADDONS: [&str; 4] = ["5.18", "5.19", "5.20", "otelctx"];
 /// How long a program is sampled, and how long it runs.
 const SAMPLING: Duration = Duration::from_secs(1);
 const RUNNING: &str = "3";
@@ -48,6 +48,12 @@ fn shown(context: &Context) -> String {
     words.join(" ")
 }
 
+/// Why a thread has no context.
+fn state_of(reading: &RuntimeReading) -> Option<&Value> {
+    let facts = &reading.thread.as_ref().ok()?.facts;
+    facts.first().map(|(_, state)| state)
+}
+
 /// Compares each thread with what the program says about it.
 fn compare(mut process: Process, target: &Target, name: &str) {
     let present = process.runtimes().unwrap();
@@ -70,16 +76,20 @@ fn compare(mut process: Process, target: &Target, name: &str) {
         let state = states.find_map(Result::ok).expect("it stops");
         let reading = state.runtimes.first();
         let Some(said) = said else {
-            // Nothing that publishes has been executed by threads of V8 and libuv, nor by the main thread.
-            assert!(state.runtimes.is_empty(), "{name}: {state:?}");
+            // Threads of V8 and libuv execute no JavaScript, and the main thread waits outside of any call.
+            let is_main = thread.tid() == target.pid();
+            let outside = Value::String("no_frame".into());
+            let is_outside = is_main && reading.and_then(state_of) == Some(&outside);
+            assert!(state.runtimes.is_empty() || is_outside, "{name}: {state:?}");
             continue;
         };
         let read = reading.map(|it| it.thread.as_ref().unwrap());
-        let fact = read.and_then(|it| it.facts.first());
-        let fact = fact.map(|(_, value)| value.clone());
+        let fact = reading.and_then(state_of).cloned();
         let seen = match read.map(|it| &it.context) {
             None => "none".to_owned(),
             Some(Found::Attached(context)) => shown(context),
+            // The own package tries at load whether it works.
+            Some(Found::Detached) if name.ends_with("otelctx") && said == "none" => said.to_owned(),
             Some(Found::Detached) => {
                 assert_eq!(fact, Some(Value::String("detached".into())), "{name}");
                 "detached".to_owned()
@@ -239,7 +249,7 @@ fn sample_at_least(
 fn samples_have_the_contexts_that_the_program_was_in() {
     each(|name, command| {
         let wanted = match name {
-            "Node.js 24, addon 5.20" => 10_000,
+            "Node.js 24, addon 5.20" | "Node.js 24, addon otelctx" => 10_000,
             _ => 500,
         };
         sample_at_least(name, command, false, wanted);
@@ -281,6 +291,10 @@ fn samples_have_the_state_of_each_thread() {
                 let Some(said) = said(tid) else { continue };
                 let read = match sample.found {
                     Found::Attached(context) => shown(catalog.context_facts(context)),
+                    // The own package tries at load whether it works.
+                    Found::Detached if name.ends_with("otelctx") && said == "none" => {
+                        "none".to_owned()
+                    }
                     Found::Detached => "detached".to_owned(),
                     Found::Invalid => "invalid".to_owned(),
                     Found::NotPublished => "none".to_owned(),
@@ -295,4 +309,64 @@ fn samples_have_the_state_of_each_thread() {
         }
         panic!("{name}: {seen:?} of {:?}", target.lines);
     });
+}
+
+/// What a handler said: the trace and the route of its request, and from when to when it computed.
+type Handled = (String, String, u64, u64);
+
+/// A service with OpenTelemetry's instrumentation, which knows nothing of the package that publishes its requests.
+#[test]
+fn samples_of_a_handler_have_the_trace_and_the_route_of_its_request() {
+    for version in VERSIONS {
+        let Some(mut command) = Node::with_version(version).and_then(|it| it.instrumented()) else {
+            continue;
+        };
+        let mut target = Target::spawn(command.arg("5"));
+        let Some(mut sampler) = start(target.pid(), 997, false) else {
+            return;
+        };
+        let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_secs(3) {
+            std::thread::sleep(INTERVAL);
+            sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+        }
+        drop(sampler);
+        target.command("log");
+        let lines = target.lines.iter().filter_map(|it| it.strip_prefix("in "));
+        let words = |line: &str| -> Handled {
+            let words: Vec<&str> = line.split(' ').collect();
+            let time = |at: usize| words[at].parse().unwrap();
+            (words[0].to_owned(), words[1].to_owned(), time(2), time(3))
+        };
+        let handled: Vec<Handled> = lines.map(words).collect();
+        let mut compared = 0;
+        for sample in &samples {
+            if catalog.thread_facts(sample.thread).tid != target.pid() {
+                continue;
+            }
+            let next = handled.partition_point(|&(_, _, from, _)| from <= sample.time);
+            let Some((trace, route, _, to)) = next.checked_sub(1).map(|it| &handled[it]) else {
+                continue;
+            };
+            if sample.time >= *to {
+                continue;
+            }
+            let Found::Attached(context) = sample.found else {
+                panic!("{version}: {:?} in {trace}", sample.found)
+            };
+            let context = catalog.context_facts(context);
+            assert_eq!(context.trace_id.to_string(), *trace, "{version}");
+            let shown = shown(context);
+            let route = format!(" http.route={route}");
+            assert!(shown.ends_with(&route), "{version}: {shown}");
+            compared += 1;
+        }
+        println!("{version}: {compared} of {} samples", samples.len());
+        assert!(
+            compared >= 100,
+            "{version}: {compared} of {}",
+            samples.len()
+        );
+    }
 }
