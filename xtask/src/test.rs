@@ -23,11 +23,11 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     let mut counts = Counts::default();
     let mut report = Report::default();
     report.step("setup", setup::run);
-    report.step("packages for Node.js", node::set_up);
+    // The tests use the package that it builds.
+    report.step("node", || node::run(&[]));
     report.step("tests", || workspace(&mut counts));
     report.step("without root", || unprivileged::run(&mut counts));
     report.step("python", || python::run(&mut counts));
-    report.step("node", || node::run(&[]));
     report.step("kernel programs", || bpf::run(&["--check".into()]));
     report.step("footprint", footprint::run);
     report.step("package", package::run);
