@@ -136,7 +136,10 @@ function publishResource(span) {
   isPublished = true
   const update = () => {
     try {
-      publish(resource.attributes)
+      const { 'service.name': name, ...others } = resource.attributes
+      // Without detectors, the SDK makes up a name although the environment may have one.
+      const isMadeUp = String(name).startsWith('unknown_service')
+      publish(isMadeUp ? others : resource.attributes)
     } catch (error) {
       process.emitWarning(`otelctx: ${error.message}`, { code: 'OTELCTX' })
     }

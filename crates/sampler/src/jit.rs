@@ -611,9 +611,12 @@ fn v8(name: &str) -> Option<NamedFrame> {
         frame.line = line.parse().unwrap_or(0);
         frame.file = file.to_owned();
     }
-    frame.function = match function {
-        "" => "(anonymous)".to_owned(),
-        function => function.to_owned(),
+    // A program has many, so that each has its place in its name.
+    let file = frame.file.rsplit('/').next().unwrap_or_default();
+    frame.function = match (function, file) {
+        ("", "") => "(anonymous)".to_owned(),
+        ("", file) => format!("(anonymous {file}:{})", frame.line),
+        (function, _) => function.to_owned(),
     };
     Some(frame)
 }
@@ -654,11 +657,12 @@ mod tests {
         let anonymous = named("JS:~ /srv/shop.js:1:1");
         let expected = (
             FrameKind::V8JS,
-            "(anonymous)".into(),
+            "(anonymous shop.js:1)".into(),
             "/srv/shop.js".into(),
             1,
         );
         assert_eq!(anonymous, expected);
+        assert_eq!(named("JS:~").1, "(anonymous)");
         assert_eq!(named("BytecodeHandler:Ldar").1, "Ldar");
         let java = "Lshop/Shop;::checkout";
         assert_eq!(

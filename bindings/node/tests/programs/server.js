@@ -13,7 +13,8 @@ const { defaultResource, resourceFromAttributes } = npm('@opentelemetry/resource
 const { HttpInstrumentation } = npm('@opentelemetry/instrumentation-http')
 const { ExpressInstrumentation } = npm('@opentelemetry/instrumentation-express')
 
-const own = resourceFromAttributes({ shop: 'open', 'service.name': process.env.OTEL_SERVICE_NAME })
+// Its name is made up: the environment knows better.
+const own = resourceFromAttributes({ shop: 'open' })
 const resource = defaultResource().merge(own)
 new NodeTracerProvider({ resource }).register()
 registerInstrumentations({ instrumentations: [new HttpInstrumentation(), new ExpressInstrumentation()] })
