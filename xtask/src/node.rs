@@ -55,6 +55,9 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
         [flag] if flag == "--bench" => true,
         _ => return Outcome::Failed("node takes no argument, or --bench".into()),
     };
+    if let Err(error) = python::install_builders() {
+        println!("not installed: {error}");
+    }
     if !python::can_link_for_older_systems() {
         return Outcome::Skipped("no zig, which links for older systems".into());
     }

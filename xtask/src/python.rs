@@ -189,12 +189,19 @@ fn maturin() -> PathBuf {
 /// # Errors
 /// Names what could not be installed.
 pub(crate) fn setup() -> Result<(), String> {
-    let interpreters = interpreters();
-    builder(&interpreters)?.install(&BUILDERS, &maturin())?;
-    for interpreter in &interpreters {
+    install_builders()?;
+    for interpreter in &interpreters() {
         interpreter.install(&interpreter.wanted(), &interpreter.packages())?;
     }
     Ok(())
+}
+
+/// Installs what [`zigbuild`] needs.
+///
+/// # Errors
+/// Names what could not be installed.
+pub(crate) fn install_builders() -> Result<(), String> {
+    builder(&interpreters())?.install(&BUILDERS, &maturin())
 }
 
 /// Builds the wheels, and runs their tests with each Python.
