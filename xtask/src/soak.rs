@@ -23,9 +23,11 @@ enum How {
     Calls,
     /// Tests of `crates/python`, with more samples.
     Python(&'static str),
+    /// Tests of `crates/node`, with more samples.
+    Node(&'static str),
 }
 
-const RUNS: [Run; 10] = [
+const RUNS: [Run; 11] = [
     Run {
         name: "traces",
         minutes: 6,
@@ -86,12 +88,20 @@ const RUNS: [Run; 10] = [
         summary: "functions of Python that are compiled, called and dropped: no name of another one",
         how: How::Python("recompiled"),
     },
+    Run {
+        name: "node",
+        minutes: 12,
+        summary: "contexts of Node.js while garbage is collected: each sample against the program's log",
+        how: How::Node("contexts"),
+    },
 ];
 
 /// Samples of each of the programs of `crates/sampler/tests/calls`: five.
 const CALLS_SAMPLES: &str = "200000";
 /// Samples of each of the programs of `crates/python/tests` for each interpreter.
 const PYTHON_SAMPLES: &str = "100000";
+/// Samples in a context for each Node.js, addon and way of collecting garbage of `crates/node/tests`.
+const NODE_SAMPLES: &str = "50000";
 
 /// Runs the named runs, or lists all runs.
 pub(crate) fn run(names: &[String]) -> Outcome {
@@ -117,6 +127,7 @@ pub(crate) fn run(names: &[String]) -> Outcome {
             How::Sleepers(test) => sleepers(test, run.minutes),
             How::Calls => samples("otelctx-sampler", "calls", CALLS_SAMPLES),
             How::Python(test) => samples("otelctx-python", test, PYTHON_SAMPLES),
+            How::Node(test) => samples("otelctx-node", test, NODE_SAMPLES),
         };
         if let Outcome::Failed(why) = outcome {
             return Outcome::Failed(format!("{}: {why}", run.name));

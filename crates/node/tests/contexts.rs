@@ -155,16 +155,50 @@ fn core_files_have_the_contexts_of_threads() {
     compare(process, &target, "core file");
 }
 
-/// When the program was in which context, in nanoseconds of `CLOCK_MONOTONIC`.
-fn intervals(target: &mut Target) -> Vec<(u64, u64)> {
-    target.command("log");
-    let lines = target.lines.iter().filter_map(|it| it.strip_prefix("in "));
-    let times = lines.enumerate().map(|(number, line)| {
-        let words: Vec<u64> = line.split(' ').map(|it| it.parse().unwrap()).collect();
-        assert_eq!(words[0], number as u64);
-        (words[1], words[2])
-    });
-    times.collect()
+/// What a program wrote, in nanoseconds of `CLOCK_MONOTONIC`.
+struct Log {
+    /// When it was in which context.
+    contexts: Vec<(u64, u64)>,
+    /// When it collected garbage.
+    collections: Vec<(u64, u64)>,
+}
+
+impl Log {
+    fn of(target: &mut Target) -> Self {
+        target.command("log");
+        let words =
+            |line: &str| -> Vec<u64> { line.split(' ').map(|it| it.parse().unwrap()).collect() };
+        let contexts = target.lines.iter().filter_map(|it| it.strip_prefix("in "));
+        let contexts = contexts.enumerate().map(|(number, line)| {
+            let words = words(line);
+            assert_eq!(words[0], number as u64);
+            (words[1], words[2])
+        });
+        let collections = target.lines.iter().filter_map(|it| it.strip_prefix("gc "));
+        let collections = collections.map(|line| {
+            let words = words(line);
+            (words[0], words[1])
+        });
+        Self {
+            contexts: contexts.collect(),
+            collections: collections.collect(),
+        }
+    }
+
+    /// The number of the interval that contains a time.
+    fn find(intervals: &[(u64, u64)], time: u64) -> Option<usize> {
+        let next = intervals.partition_point(|&(from, _)| from <= time);
+        let number = next.checked_sub(1)?;
+        (time < intervals[number].1).then_some(number)
+    }
+}
+
+/// How many samples were compared.
+#[derive(Clone, Copy, Debug, Default)]
+struct Compared {
+    in_context: usize,
+    /// Of these, how many while garbage was collected.
+    in_collection: usize,
 }
 
 /// Samples a process. `None`, with a line, where the kernel does not permit it.
@@ -181,8 +215,8 @@ fn start(pid: i32, frequency: u32, without_ebpf: bool) -> Option<Sampler> {
 }
 
 /// Samples a program that goes from context to context, and compares those of them that were taken in a context, by
-/// the program's log, with it. Returns how many these are. `None`, with a line, where the kernel does not permit it.
-fn sample(name: &str, command: &mut Command, without_ebpf: bool) -> Option<usize> {
+/// the program's log, with it. `None`, with a line, where the kernel does not permit it.
+fn sample(name: &str, command: &mut Command, without_ebpf: bool) -> Option<Compared> {
     let mut target = Target::spawn(command);
     let frequency = if without_ebpf { 99 } else { 4999 };
     let mut sampler = start(target.pid(), frequency, without_ebpf)?;
@@ -194,34 +228,29 @@ fn sample(name: &str, command: &mut Command, without_ebpf: bool) -> Option<usize
     }
     let incomplete = sampler.counts().incomplete_steps;
     drop(sampler);
-    let intervals = intervals(&mut target);
-    let mut compared = 0;
+    let log = Log::of(&mut target);
+    let mut compared = Compared::default();
     for sample in &samples {
         if catalog.thread_facts(sample.thread).tid != target.pid() {
             // V8's own threads execute no JavaScript.
             assert_eq!(sample.found, Found::NotPublished, "{name}");
             continue;
         }
-        let next = intervals.partition_point(|&(from, _)| from <= sample.time);
-        let Some(number) = next.checked_sub(1) else {
+        let Some(number) = Log::find(&log.contexts, sample.time) else {
             continue;
         };
-        if sample.time >= intervals[number].1 {
-            continue;
-        }
         let Found::Attached(context) = sample.found else {
             panic!("{name}: in context {number}: {:?}", sample.found)
         };
         let context = catalog.context_facts(context);
         let [.., a, b, c, d] = context.trace_id.to_bytes();
         assert_eq!(u32::from_be_bytes([a, b, c, d]) as usize, number, "{name}");
-        compared += 1;
+        compared.in_context += 1;
+        let collects = Log::find(&log.collections, sample.time).is_some();
+        compared.in_collection += usize::from(collects);
     }
-    assert_eq!(incomplete, 0, "{name}, of {compared} samples");
-    println!(
-        "{name}: {compared} of {} samples were in a context",
-        samples.len()
-    );
+    assert_eq!(incomplete, 0, "{name}, of {compared:?}");
+    println!("{name}: {compared:?} of {} samples", samples.len());
     Some(compared)
 }
 
@@ -232,17 +261,19 @@ fn sample_at_least(
     without_ebpf: bool,
     wanted: usize,
 ) {
-    let mut compared = 0;
-    for _ in 0..100 {
+    let mut compared = Compared::default();
+    for _ in 0..200 {
         let Some(more) = sample(name, &mut command(&["switch", RUNNING]), without_ebpf) else {
             return;
         };
-        compared += more;
-        if compared >= wanted {
+        compared.in_context += more.in_context;
+        compared.in_collection += more.in_collection;
+        if compared.in_context >= wanted {
+            println!("{name}: {compared:?}");
             return;
         }
     }
-    panic!("{name}: {compared} samples in a context");
+    panic!("{name}: {compared:?}");
 }
 
 #[test]
@@ -368,5 +399,32 @@ fn samples_of_a_handler_have_the_trace_and_the_route_of_its_request() {
             "{version}: {compared} of {}",
             samples.len()
         );
+    }
+}
+
+/// With `OTELCTX_SOAK_SAMPLES`, that many on each Node.js in a context, otherwise 500. All objects move in each of the
+/// collections that the program asks for.
+#[test]
+fn samples_have_their_contexts_while_all_objects_move() {
+    let number = std::env::var("OTELCTX_SOAK_SAMPLES");
+    let wanted = number.map_or(500, |it| it.parse().unwrap());
+    for version in VERSIONS {
+        let Some(node) = Node::with_version(version) else {
+            continue;
+        };
+        for addon in ["5.20", "otelctx"] {
+            let moving = ["--expose-gc", "--compact-on-every-full-gc"];
+            for flags in [&moving[..], &[]] {
+                if node.publishing(flags, addon).is_some() {
+                    let command = |arguments: &[&str]| {
+                        let mut command = node.publishing(flags, addon).unwrap();
+                        command.args(arguments);
+                        command
+                    };
+                    let name = format!("Node.js {version}, addon {addon} {flags:?}");
+                    sample_at_least(&name, &command, false, wanted);
+                }
+            }
+        }
     }
 }
