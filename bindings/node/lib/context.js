@@ -19,6 +19,8 @@ class ThreadContext extends addon.Base {
   #isTruncated
   /** The context of OpenTelemetry that this one stands for. */
   #origin
+  /** Whether the program does not see it: it stands for none. */
+  #isHidden = false
 
   constructor(traceId, spanId, traceFlags, attributes) {
     super()
@@ -85,9 +87,18 @@ class ThreadContext extends addon.Base {
   static setOrigin(context, origin) {
     context.#origin = origin
   }
+
+  static isHidden(context) {
+    return #isHidden in context && context.#isHidden
+  }
+
+  static hide(context) {
+    context.#isHidden = true
+  }
 }
-const { isContext, sizeOf, originOf, setOrigin } = ThreadContext
-for (const name of ['isContext', 'sizeOf', 'originOf', 'setOrigin']) delete ThreadContext[name]
+const { isContext, sizeOf, originOf, setOrigin, isHidden, hide } = ThreadContext
+const INTERNAL = ['isContext', 'sizeOf', 'originOf', 'setOrigin', 'isHidden', 'hide']
+for (const name of INTERNAL) delete ThreadContext[name]
 encoder.sizeOf = sizeOf
 // Its objects are always made by the addon.
 Object.preventExtensions(ThreadContext)
@@ -96,7 +107,7 @@ function foreign() {
   return new TypeError('the receiver is no ThreadContext')
 }
 
-const storage = new AsyncLocalStorage()
+let storage = new AsyncLocalStorage()
 /** Why contexts cannot be published in this process; undefined if they can, and where nobody reads them. */
 const reason = isLinux ? open() : undefined
 
@@ -111,7 +122,12 @@ function open() {
       failed = storage.run({}, addon.noteFrame)
     }
     failed ??= storage.run(probe, () => addon.verify(storage, probe))
-    if (failed === undefined && !addon.open(storage)) failed = 'this environment is ending'
+    if (failed === undefined) {
+      // That of another copy of the package, if it was first.
+      const published = addon.open(storage)
+      if (published === undefined) failed = 'this environment is ending'
+      else storage = published
+    }
   } catch (error) {
     failed = String(error?.message ?? error)
   }
@@ -130,8 +146,16 @@ function needsFlag() {
   return /AsyncContextFrame/.test(reason) && (major === 23 || (major === 22 && minor >= 7))
 }
 
-/** Replaces how contexts are attached; `enter` and `run` get the context, `run` also the function. */
+let attachEnter = (context) => storage.enterWith(context)
+let attachRun = (context, fn) => storage.run(context, fn)
+
+/**
+ * Replaces how contexts are attached; `enter` and `run` get the context, or undefined to detach one, `run` also the
+ * function.
+ */
 function setAttach(enter, run) {
+  attachEnter = enter
+  attachRun = run
   const methods = {
     enter() {
       if (!isContext(this)) throw foreign()
@@ -162,7 +186,8 @@ const publishes = isLinux && reason === undefined
 
 /** The context that is attached here, or undefined. */
 function getContext() {
-  return publishes ? storage.getStore() : undefined
+  const context = publishes ? storage.getStore() : undefined
+  return context === undefined || isHidden(context) ? undefined : context
 }
 
 function checkContext(context) {
@@ -183,12 +208,12 @@ function runWithContext(context, fn) {
 }
 
 function clearContext() {
-  if (publishes && storage.getStore() !== undefined) storage.enterWith(undefined)
+  if (getContext() !== undefined) attachEnter(undefined)
 }
 
 function runWithoutContext(fn) {
   if (!publishes) return fn()
-  if (storage.getStore() !== undefined) return storage.run(undefined, fn)
+  if (getContext() !== undefined) return attachRun(undefined, fn)
   try {
     return fn()
   } finally {
@@ -306,12 +331,19 @@ function publish(attributes) {
   if (publishes) addon.publish(named)
 }
 
+/** Whether the process has published a process context by this package. */
+function isPublished() {
+  return publishes && addon.isPublished()
+}
+
 module.exports = {
   ThreadContext,
   clearContext,
   getContext,
   getProcessContextAttributes,
+  hide,
   indexesOf,
+  isPublished,
   makeNamedContext,
   originOf,
   publish,

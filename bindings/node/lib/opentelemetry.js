@@ -6,10 +6,13 @@
 // one that uses ours, so that switching contexts costs once; else its `with` attaches a context of ours around it.
 
 const { AsyncLocalStorage } = require('node:async_hooks')
+const { isMainThread } = require('node:worker_threads')
 
 const {
   ThreadContext,
+  hide,
   indexesOf,
+  isPublished,
   originOf,
   publish,
   setAttach,
@@ -24,18 +27,19 @@ const SPAN = Symbol.for('OpenTelemetry Context Key SPAN')
 /** The key of `@opentelemetry/core` for what is known of a request (src/trace/rpc-metadata.ts). */
 const RPC_METADATA = Symbol.for('OpenTelemetry SDK Context Key RPC_METADATA')
 const ROUTE = 'http.route'
-/** Maximum number of contexts of a request that wait for its route. */
-const MAX_WAITING = 64
+/** Maximum number of contexts of a request that get its route when another one does. */
+const MAX_ENTRIES = 64
 
 /** The key of what belongs to a context of OpenTelemetry. */
 const ENTRY = Symbol('otelctx')
-/** The key, in a request's metadata, of the contexts that wait for the route. */
-const WAITING = Symbol('otelctx.waiting')
+/** The key, in a request's metadata, of what belongs to its contexts. */
+const ENTRIES = Symbol('otelctx.entries')
 
 const traceId = new Uint8Array(16)
 const spanId = new Uint8Array(8)
 let routeIndex
-let isPublished = false
+/** Whether this thread publishes the resource: workers leave it to the main thread, if that publishes one. */
+let publishesResource = false
 
 /** Has a hexadecimal ID's bytes written, if it is one. */
 function parse(hex, bytes) {
@@ -63,6 +67,8 @@ class Entry {
     /** The context of ours; undefined if there is no span. */
     this.threadContext = undefined
     this.metadata = undefined
+    /** The route that was appended last. */
+    this.route = undefined
     const span = context.getValue(SPAN)
     const ids = span?.spanContext?.()
     if (ids === undefined || !parse(ids.traceId, traceId) || !parse(ids.spanId, spanId)) return
@@ -70,33 +76,27 @@ class Entry {
     setOrigin(this.threadContext, context)
     const metadata = context.getValue(RPC_METADATA)
     if (typeof metadata === 'object' && metadata !== null) this.setMetadata(metadata)
-    if (!isPublished) publishResource(span)
+    if (publishesResource) publishResource(span)
   }
 
   setMetadata(metadata) {
     this.metadata = metadata
-    if (typeof metadata.route === 'string') {
-      this.addRoute()
-      return
-    }
-    const waiting = (metadata[WAITING] ??= [])
-    if (waiting.length < MAX_WAITING) waiting.push(this)
+    const all = (metadata[ENTRIES] ??= [])
+    if (all.length < MAX_ENTRIES) all.push(this)
+    if (typeof metadata.route === 'string') this.addRoute()
   }
 
-  /** Appends the route, which is known now; also to the other contexts of the request. */
+  /** Appends the route to all contexts of the request. Frameworks know it bit by bit: the last one counts. */
   addRoute() {
-    const { metadata } = this
-    const { route } = metadata
-    this.metadata = undefined
+    const { route } = this.metadata
+    this.append(route)
+    for (const entry of this.metadata[ENTRIES]) entry.append(route)
+  }
+
+  append(route) {
+    if (this.route === route) return
+    this.route = route
     append(this.threadContext, route)
-    const waiting = metadata[WAITING]
-    if (waiting === undefined) return
-    metadata[WAITING] = undefined
-    for (const entry of waiting) {
-      if (entry === this) continue
-      entry.metadata = undefined
-      append(entry.threadContext, route)
-    }
   }
 }
 
@@ -114,8 +114,8 @@ function threadContextOf(context) {
     if (typeof context.getValue !== 'function') return undefined
     entry = new Entry(context)
     context[ENTRY] = entry
-  } else if (entry.metadata !== undefined && typeof entry.metadata.route === 'string') {
-    entry.addRoute()
+  } else if (entry.metadata !== undefined && entry.metadata.route !== entry.route) {
+    if (typeof entry.metadata.route === 'string') entry.addRoute()
   }
   return entry.threadContext
 }
@@ -133,7 +133,7 @@ function find(context) {
 function publishResource(span) {
   const { resource } = span
   if (resource === undefined || resource === null) return
-  isPublished = true
+  publishesResource = false
   const update = () => {
     try {
       const { 'service.name': name, ...others } = resource.attributes
@@ -149,6 +149,18 @@ function publishResource(span) {
   if (resource.asyncAttributesPending) {
     Promise.resolve(resource.waitForAsyncAttributes?.()).then(update, () => {})
   }
+}
+
+/**
+ * Stands for a context of OpenTelemetry that is not published: its record is one that readers ignore. The end of a `run`
+ * around it must end both, and so they must be one.
+ */
+function unpublished(context) {
+  const threadContext = new ThreadContext(new Uint8Array(16), new Uint8Array(8))
+  threadContext.invalidate()
+  setOrigin(threadContext, context)
+  hide(threadContext)
+  return threadContext
 }
 
 /** What is active of OpenTelemetry while a context is attached that the program made itself. */
@@ -193,10 +205,7 @@ class Shared extends AsyncLocalStorage {
   enterWith(context) {
     let threadContext = find(context)
     if (threadContext === undefined && context !== undefined && context !== null) {
-      // A record that readers ignore: the end of a `run` around this must end both, and so they must be one.
-      threadContext = new ThreadContext(new Uint8Array(16), new Uint8Array(8))
-      threadContext.invalidate()
-      setOrigin(threadContext, context)
+      threadContext = unpublished(context)
     }
     if (threadContext === undefined) this.#own.enterWith(context)
     storage.enterWith(threadContext)
@@ -223,17 +232,30 @@ class Shared extends AsyncLocalStorage {
     if (originOf(storage.getStore() ?? NONE) !== undefined) storage.enterWith(undefined)
   }
 
+  // The program detaches its context: what is active of OpenTelemetry stays, and is not published.
+  withoutSpan() {
+    const active = this.getStore()
+    return active === undefined ? undefined : unpublished(active)
+  }
+
   // A program attaches a context of its own: what is active of OpenTelemetry stays.
   beneath(threadContext) {
-    return new Beneath(threadContext, this.getStore(), this.#own.getStore())
+    const own = this.#own.getStore()
+    // Without a chain, which would keep all contexts that were ever entered.
+    return new Beneath(threadContext, this.getStore(), own instanceof Beneath ? own.outer : own)
   }
 
   attachRun(threadContext, fn) {
+    if (threadContext === undefined) return storage.run(this.withoutSpan(), fn)
     const beneath = this.beneath(threadContext)
     return this.#own.run(beneath, () => storage.run(threadContext, fn))
   }
 
   attachEnter(threadContext) {
+    if (threadContext === undefined) {
+      storage.enterWith(this.withoutSpan())
+      return
+    }
     this.#own.enterWith(this.beneath(threadContext))
     storage.enterWith(threadContext)
   }
@@ -317,7 +339,8 @@ function tryInstrument(manager) {
 
 function install() {
   ;[routeIndex] = indexesOf([ROUTE])
-  publish()
+  publishesResource = isMainThread || !isPublished()
+  if (publishesResource) publish()
   const api = globalThis[API]
   if (api !== undefined) {
     watch(api)

@@ -81,7 +81,7 @@ impl Environment {
         let marker = call.instance(constructor.cast()).ok_or_else(failed)?;
         environment.measure_record_offset(marker.cast())?;
 
-        const FUNCTIONS: [(&CStr, Callback); 12] = [
+        const FUNCTIONS: [(&CStr, Callback); 13] = [
             (c"create", create),
             (c"append", append),
             (c"invalidate", invalidate),
@@ -94,6 +94,7 @@ impl Environment {
             (c"registerKeys", register_keys),
             (c"keys", keys),
             (c"publish", publish),
+            (c"isPublished", is_published),
         ];
         for (name, callback) in FUNCTIONS {
             // SAFETY: they expect the environment, which lives as long as JavaScript runs in it.
@@ -258,22 +259,17 @@ impl Environment {
         Ok(())
     }
 
-    /// Publishes for this thread. `key` is the `AsyncLocalStorage`.
-    fn open(&self, key: Local) -> bool {
-        let Some(offset) = self
-            .search
-            .borrow()
-            .found()
-            .filter(|_| !self.has_ended.get())
-        else {
-            return false;
-        };
-        // SAFETY: the key is a handle of an object, in a callback of Node-API.
+    /// Publishes for this thread. `key` is the `AsyncLocalStorage`. Returns that which readers look for: that of the
+    /// first copy of the package in this environment. `None` if the environment is ending.
+    fn open(&self, key: Local) -> Option<Local> {
+        let found = self.search.borrow().found();
+        let offset = found.filter(|_| !self.has_ended.get())?;
+        // SAFETY: the key is a handle of an object, in a callback of Node-API, and so is the slot of a global.
         let hash = unsafe {
             if self.key.get().is_null() {
                 self.key.set(self.v8.globalize(self.isolate, key));
             }
-            self.v8.identity_hash(key)
+            self.v8.identity_hash(self.key.get())
         };
         Published::new(
             (self.isolate as usize).wrapping_add(offset),
@@ -283,7 +279,7 @@ impl Environment {
             self.undefined,
         )
         .publish();
-        true
+        Some(self.key.get())
     }
 
     /// Publishes nothing more, and frees the records.
@@ -465,11 +461,13 @@ unsafe extern "C" fn verify(env: Env, info: CallbackInfo) -> Value {
     unsafe { with(env, info, run) }
 }
 
-/// `open(storage)`: publishes for this thread.
+/// `open(storage)`: publishes for this thread. Returns the storage that readers look for, or undefined.
 unsafe extern "C" fn open(env: Env, info: CallbackInfo) -> Value {
     let run = |environment: &Environment, call: Call, [key]: [Value; 1]| {
         let is_object = call.type_of(key) == Some(value_type::OBJECT);
-        call.boolean(is_object && environment.open(key.cast()))
+        let published = is_object.then(|| environment.open(key.cast())).flatten();
+        // A value of Node-API is the address of a tagged word, as the slot of a global is.
+        published.map_or(ptr::null_mut(), <*mut usize>::cast)
     };
     // SAFETY: see `create`.
     unsafe { with(env, info, run) }
@@ -494,6 +492,13 @@ unsafe extern "C" fn register_keys(env: Env, info: CallbackInfo) -> Value {
             Err(error) => call.throw(&error),
         }
     };
+    // SAFETY: see `create`.
+    unsafe { with(env, info, run) }
+}
+
+/// `isPublished()`: whether the process context is published.
+unsafe extern "C" fn is_published(env: Env, info: CallbackInfo) -> Value {
+    let run = |_: &Environment, call: Call, []: [Value; 0]| call.boolean(process::is_published());
     // SAFETY: see `create`.
     unsafe { with(env, info, run) }
 }

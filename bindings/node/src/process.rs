@@ -89,6 +89,12 @@ pub(crate) fn keys() -> Vec<&'static str> {
     process.keys.iter().map(Key::name).collect()
 }
 
+/// Whether the process context is published.
+pub(crate) fn is_published() -> bool {
+    let process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    process.published.is_some()
+}
+
 /// Publishes the process context: what the environment variables say, and these attributes, pairs of a name and a
 /// value. Replaces the one that was published before.
 pub(crate) fn publish(call: Call, pairs: Value, record_offset: usize) -> Result<(), String> {

@@ -63,9 +63,12 @@ test('a server publishes its requests, and their routes once they are known', as
 })
 
 test('workers publish, too, whatever their options', () => {
-  const result = run([...flags, '--require', register, program('registered-workers.mjs')])
-  assert.equal(result.stderr, '')
-  assert.equal(result.stdout, '[true,true,true,true]\n')
+  // Options of the process, which workers have but may not be given.
+  for (const own of [[], ['--expose-gc', '--title=x']]) {
+    const result = run([...flags, ...own, '--require', register, program('registered-workers.mjs')])
+    assert.equal(result.stderr, '')
+    assert.equal(result.stdout, '[true,true,true,true]\n')
+  }
 })
 
 test('where contexts cannot be published, the program runs, and a warning says why', () => {

@@ -243,8 +243,8 @@ impl Heap<'_> {
         let start = untagged(Step::Table, table)?;
         let inconsistent = || Broken::Inconsistent(Step::Table);
         let mut header = [0; HEADER_WORDS as usize];
-        for (at, word) in (start..).step_by(8).zip(&mut header) {
-            *word = self.word(Step::Table, at)?;
+        for (at, word) in (0..).step_by(8).zip(&mut header) {
+            *word = self.word(Step::Table, start.wrapping_add(at))?;
         }
         let [_, length, elements, deleted, buckets] = header;
         let number = |word: u64| small_integer(word).and_then(|it| u64::try_from(it).ok());

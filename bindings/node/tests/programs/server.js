@@ -3,6 +3,7 @@
 // published. The last one waits until standard input ends.
 const { readSync } = require('node:fs')
 const { createRequire } = require('node:module')
+const { Worker } = require('node:worker_threads')
 
 const npm = createRequire(process.argv[2])
 const otelctx = require(process.env.OTELCTX_PACKAGE)
@@ -74,5 +75,7 @@ const server = app.listen(0, async () => {
       request.on('error', reject)
     })
   await Promise.all(Array.from({ length: 20 }, (_, id) => get(`/cart/${id}`)))
+  // A worker publishes its threads, and leaves the process to the main thread.
+  await new Promise((resolve) => new Worker('', { eval: true }).on('exit', resolve))
   await get('/hold')
 })

@@ -4,6 +4,8 @@ import assert from 'node:assert/strict'
 import { EventEmitter } from 'node:events'
 import { createRequire } from 'node:module'
 import { join } from 'node:path'
+import { setFlagsFromString } from 'node:v8'
+import { runInNewContext } from 'node:vm'
 
 const [, , folder, when, kind] = process.argv
 const npm = createRequire(join(folder, 'x.js'))
@@ -70,7 +72,15 @@ function published() {
   const ids = { traceId: buffer.toString('hex', 0, 16), spanId: buffer.toString('hex', 16, 24) }
   return { ...ids, traceFlags: buffer[25] }
 }
-const route = () => Buffer.from(otelctx.getContext().debugBytes()).toString('utf8', 30)
+/** The last value of the only attribute. */
+function route() {
+  const buffer = Buffer.from(otelctx.getContext().debugBytes())
+  let value = ''
+  for (let at = 28; at < buffer.length; at += 2 + buffer[at + 1]) {
+    value = buffer.toString('utf8', at + 2, at + 2 + buffer[at + 1])
+  }
+  return value
+}
 
 assert.equal(published(), undefined)
 const [one, two] = [span(), span()]
@@ -156,6 +166,10 @@ context.with(request, () => {
   assert.equal(route(), '/cart/:id')
   context.bind(request, () => {})
   context.with(request, () => assert.equal(route(), '/cart/:id'))
+  // Of a router in a router, it is known bit by bit.
+  metadata.route = '/cart/:id/items'
+  context.bind(request, () => {})
+  assert.equal(route(), '/cart/:id/items')
 })
 
 // Contexts of the program's own: OpenTelemetry's stays active.
@@ -177,6 +191,42 @@ context.with(inOne, () => {
 })
 assert.equal(context.active(), ROOT_CONTEXT)
 assert.equal(otelctx.getContext(), undefined)
+
+// Without a context of the program's own: OpenTelemetry's stays active, and is not published.
+context.with(inOne, () => {
+  const isDetached = () => {
+    assert.equal(published(), undefined)
+    assert.equal(otelctx.getContext(), undefined)
+    assert.equal(context.active(), inOne)
+    context.with(inTwo, () => assert.deepEqual(published(), two.spanContext()))
+  }
+  otelctx.runWithoutContext(isDetached)
+  assert.deepEqual(published(), one.spanContext())
+  otelctx.runWithContext(undefined, isDetached)
+  own.run(() => {
+    otelctx.clearContext()
+    isDetached()
+  })
+  assert.deepEqual(published(), one.spanContext())
+  own.enter()
+  otelctx.setContext(undefined)
+  isDetached()
+})
+assert.equal(context.active(), ROOT_CONTEXT)
+assert.equal(otelctx.getContext(), undefined)
+
+// Contexts that were entered are not kept.
+setFlagsFromString('--expose-gc')
+const collect = runInNewContext('gc')
+const entered = (count) => {
+  for (let made = 0; made < count; made++) new otelctx.ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1)).enter()
+  collect()
+  return process.memoryUsage().heapUsed
+}
+const before = entered(1000)
+const growth = entered(100000) - before
+assert.ok(growth < 5e6, `${growth} bytes`)
+otelctx.clearContext()
 
 // Attaching without a function, which newer managers have.
 if (typeof manager.attach === 'function') {

@@ -181,7 +181,11 @@ impl Thread<'_> {
                 break;
             }
             std::thread::sleep(PAUSE);
-            state = self.state_now(runtimes, stopped)?;
+            // It may have exited since.
+            let Ok(next) = self.state_now(runtimes, stopped) else {
+                break;
+            };
+            state = next;
         }
         Ok(state)
     }
