@@ -54,7 +54,8 @@ pub(crate) enum RecordPlace {
 
 impl RecordPlace {
     /// By the attributes of the process context: older addons publish the offsets there. Those of
-    /// `@datadog/pprof` 5.18 have a native object, those of 5.19 the object alone.
+    /// `@datadog/pprof` 5.18 have a native object, those of 5.19 the object alone. The first draft of the schema had
+    /// names of its own, and the record's address at a fixed offset in the native object.
     pub(crate) fn announced(attributes: &Attributes) -> Self {
         let number = |name: &str| {
             let (_, value) = attributes.iter().find(|(key, _)| key == name)?;
@@ -66,6 +67,10 @@ impl RecordPlace {
         };
         let wrapped = number("threadlocal.wrapped_object_offset");
         let native = number("threadlocal.native_wrap_fields_offset");
+        const DRAFT: &str = "threadlocal.nodejs_v1.wrapped_object_offset";
+        if let Some(object) = number(DRAFT) {
+            return Self::InNative { object, native: 24 };
+        }
         match (
             number("threadlocal.js_object_record_offset"),
             wrapped,

@@ -129,6 +129,35 @@ fn records_of_older_addons_are_found() {
     assert_eq!(walk(&image, STRUCTURE, place), Ok(Walked::TornDown));
 }
 
+#[test]
+fn attributes_of_older_addons_say_where_records_are() {
+    let place = |attributes: &[(&str, i64)]| {
+        let named = |&(name, value): &(&str, i64)| (format!("threadlocal.{name}"), value.into());
+        RecordPlace::announced(&attributes.iter().map(named).collect::<Vec<_>>())
+    };
+    let native = |object, native| RecordPlace::InNative { object, native };
+    let layout = [("tagged_size", 8), ("js_map_table_offset", 24)];
+    assert_eq!(place(&layout), RecordPlace::Published);
+    assert_eq!(
+        place(&[("js_object_record_offset", 32), layout[0]]),
+        RecordPlace::InObject(32)
+    );
+    let wrapped = ("wrapped_object_offset", 24);
+    assert_eq!(
+        place(&[wrapped, ("native_wrap_fields_offset", 40)]),
+        native(24, 40)
+    );
+    assert_eq!(
+        place(&[("nodejs_v1.wrapped_object_offset", 32)]),
+        native(32, 24)
+    );
+    assert_eq!(place(&[wrapped]), RecordPlace::Published);
+    assert_eq!(
+        place(&[("js_object_record_offset", -8)]),
+        RecordPlace::Published
+    );
+}
+
 /// The garbage collector has updated only one of the handle and the table.
 #[test]
 fn a_key_that_has_moved_is_the_same() {
