@@ -259,7 +259,7 @@ impl Environment {
         Ok(())
     }
 
-    /// Publishes for this thread. `key` is the `AsyncLocalStorage`. Returns that which readers look for: that of the
+    /// Publishes for this thread. `key` is the `AsyncLocalStorage`. Returns the one that readers follow: that of the
     /// first copy of the package in this environment. `None` if the environment is ending.
     fn open(&self, key: Local) -> Option<Local> {
         let found = self.search.borrow().found();
@@ -461,7 +461,7 @@ unsafe extern "C" fn verify(env: Env, info: CallbackInfo) -> Value {
     unsafe { with(env, info, run) }
 }
 
-/// `open(storage)`: publishes for this thread. Returns the storage that readers look for, or undefined.
+/// `open(storage)`: publishes for this thread. Returns the storage that readers follow, or undefined.
 unsafe extern "C" fn open(env: Env, info: CallbackInfo) -> Value {
     let run = |environment: &Environment, call: Call, [key]: [Value; 1]| {
         let is_object = call.type_of(key) == Some(value_type::OBJECT);

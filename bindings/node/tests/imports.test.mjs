@@ -22,7 +22,7 @@ test('a second copy in one environment keeps the first one working', () => {
   for (const { ThreadContext, getContext } of [otelctx, second]) {
     const context = new ThreadContext(new Uint8Array(16).fill(1), new Uint8Array(8).fill(1))
     assert.equal(context.run(getContext), context)
-    // Readers look for one storage: that of both.
+    // Readers follow one storage: that of both.
     assert.equal(context.run(otelctx.getContext), context)
     assert.equal(context.run(second.getContext), context)
   }
