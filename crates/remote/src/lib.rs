@@ -60,6 +60,7 @@
 
 mod arch;
 pub mod core_file;
+mod descriptors;
 pub mod device;
 pub mod elf;
 mod error;

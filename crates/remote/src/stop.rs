@@ -363,6 +363,7 @@ fn refused(process: &Process, tid: i32, errno: Errno) -> Error {
 ///
 /// [`Error::NoOwnThread`] when the system cannot start another thread.
 pub fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, Error> {
+    crate::descriptors::reserve();
     let work = || {
         let result = catch_unwind(AssertUnwindSafe(work));
         (result, take_late())
