@@ -5,8 +5,9 @@
 
 /* Entries of a bucket that are read. */
 #define NODE_CHAIN 16
-/* Of a table, its beginning is read at once: that of a small one is all of it. */
-#define NODE_TABLE_SIZE 160
+/* Of a table, its beginning is read at once: as much as the smallest one has, which may end with its page. V8 makes
+ * none for fewer than four entries, in two buckets (OrderedHashTable::kInitialCapacity): 5 + 2 + 4 * 3 words. */
+#define NODE_TABLE_SIZE 152
 #define NODE_MAX_ENTRIES 65536
 #define NODE_RECORD_SIZE 640
 #define NODE_TAG 1

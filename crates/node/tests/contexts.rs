@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::Feature;
-use otelctx_fixtures::{CoreDirectory, Node, Target};
+use otelctx_fixtures::{Compiler, CoreDirectory, Node, Target};
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::format::record::Context;
 use otelctx_reader::remote::CoreFile;
@@ -52,6 +52,19 @@ fn shown(context: &Context) -> String {
 fn state_of(reading: &RuntimeReading) -> Option<&Value> {
     let facts = &reading.thread.as_ref().ok()?.facts;
     facts.first().map(|(_, state)| state)
+}
+
+/// The traces of a process's threads that execute JavaScript, or why there is none.
+fn contexts_of(mut process: Process) -> Vec<Result<String, String>> {
+    let present = process.runtimes().unwrap();
+    let threads = process.threads().unwrap();
+    let states = threads.iter().map(|thread| thread.state(&present, None));
+    let readings = states.flat_map(|state| state.unwrap().runtimes);
+    let trace = |reading: RuntimeReading| match reading.thread {
+        Ok(thread) => Ok(thread.context.attached().unwrap().trace_id.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    readings.map(trace).collect()
 }
 
 /// Compares each thread with what the program says about it.
@@ -340,6 +353,51 @@ fn samples_have_the_state_of_each_thread() {
         }
         panic!("{name}: {seen:?} of {:?}", target.lines);
     });
+}
+
+/// `node_heap.c`, which publishes what an addon does.
+fn heap(flags: &[&str]) -> Option<Target> {
+    let common = ["-O1", "-pthread", "-rdynamic", "-DSCHEMA=\"nodejs_v1_dev\""];
+    let flags = [&common, flags].concat();
+    let program = Compiler::gcc().program(&["node_heap.c", "publish.c"], &flags)?;
+    Some(Target::spawn(&mut Command::new(program)))
+}
+
+/// The outcomes of 20 samples of the thread that spins, and how many samples lack the part of Node.js.
+fn outcomes(target: &Target, without_ebpf: bool) -> Option<(Vec<String>, u64)> {
+    let mut sampler = start(target.pid(), 199, without_ebpf)?;
+    let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
+    for _ in 0..600 {
+        std::thread::sleep(INTERVAL);
+        sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+        samples.retain(|sample| catalog.thread_facts(sample.thread).tid != target.pid());
+        if samples.len() >= 20 {
+            break;
+        }
+    }
+    let outcome = |sample: &Sample| match sample.found {
+        Found::Attached(context) => catalog.context_facts(context).trace_id.to_string(),
+        other => format!("{other:?}"),
+    };
+    let outcomes = samples.iter().map(outcome).collect();
+    Some((outcomes, sampler.counts().incomplete_steps))
+}
+
+#[test]
+fn a_table_may_end_with_its_page() {
+    let Some(target) = heap(&[]) else { return };
+    const TRACE: &str = "a1020300000000000000000000000000";
+    let process = open(target.pid());
+    let read = contexts_of(process);
+    assert_eq!(read, [Ok(TRACE.to_owned())]);
+    for without_ebpf in [false, true] {
+        let Some((outcomes, incomplete)) = outcomes(&target, without_ebpf) else {
+            continue;
+        };
+        assert!(outcomes.len() >= 20, "{outcomes:?}");
+        assert!(outcomes.iter().all(|it| it == TRACE), "{outcomes:?}");
+        assert_eq!(incomplete, 0);
+    }
 }
 
 /// What a handler said: the trace and the route of its request, and from when to when it computed.
