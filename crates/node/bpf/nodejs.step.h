@@ -20,6 +20,7 @@ enum node_place {
     NODE_PUBLISHED = 0,
     NODE_IN_OBJECT = 1,
     NODE_IN_NATIVE = 2,
+    NODE_COMPRESSED = 3, /* not supported */
 };
 
 struct node_configuration {
@@ -47,6 +48,7 @@ enum node_state {
     NODE_RECORD = 5,
     NODE_INVALID = 6,
     NODE_BROKEN = 7,
+    NODE_UNSUPPORTED = 8,
 };
 
 struct node_part {
@@ -170,6 +172,10 @@ static __always_inline int node_addon(struct part_head *part, const struct node_
     }
     if (!published.cped_slot)
         return 0;
+    if (node->place == NODE_COMPRESSED) {
+        to->state = NODE_UNSUPPORTED;
+        return 0;
+    }
     to->state = node_walk(node, to, &published, &record);
     if (to->state != NODE_RECORD)
         return 0;

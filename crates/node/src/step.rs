@@ -6,7 +6,7 @@ use otelctx_reader::remote::tls::{CLibrary, Place, TlsVariable};
 use otelctx_reader::runtime::{KernelStep, RuntimeError};
 
 use crate::process::MAX_ADDONS;
-use crate::walk::RecordPlace;
+use crate::walk::{Broken, RecordPlace};
 
 /// Words of a `struct place`.
 const VARIABLE_WORDS: usize = 7;
@@ -22,6 +22,7 @@ pub(crate) fn kernel_step(addons: &[TlsVariable], place: RecordPlace) -> KernelS
         RecordPlace::Published => (0, 0, 0),
         RecordPlace::InObject(offset) => (1, offset, 0),
         RecordPlace::InNative { object, native } => (2, object, native),
+        RecordPlace::Compressed => (3, 0, 0),
     };
     let mut words: Vec<u64> = addons.iter().flat_map(variable).collect();
     // The storage of the others is 0: none.
@@ -94,6 +95,7 @@ impl<'a> Part<'a> {
             4 => Ok(Self::TornDown),
             5 => Ok(Self::Record(&record[..record.len().min(RECOMMENDED_SIZE)])),
             6 => Ok(Self::Invalid),
+            8 => Err(Broken::Compressed.into_error()),
             _ => Err(error("could not follow what the addon publishes")),
         }
     }

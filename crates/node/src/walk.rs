@@ -14,6 +14,8 @@ use otelctx_reader::runtime::RuntimeError;
 pub(crate) const PUBLISHED_SIZE: usize = 32;
 /// V8 marks pointers to objects by their lowest bit (src/objects/tagged.h).
 const TAG: u64 = 1;
+/// Size of a word of V8's heap, in bytes. It is 4 with compressed pointers (`kTaggedSize`, src/common/globals.h).
+const SIZE_OF_WORD: u64 = 8;
 /// Maximum number of entries of a map. A program has a few `AsyncLocalStorage`s.
 const MAX_ENTRIES: u64 = 1 << 16;
 /// Maximum number of entries in a bucket that are read.
@@ -50,6 +52,8 @@ pub(crate) enum RecordPlace {
     InObject(u64),
     /// In a native object, whose address is at one offset in the object, at another offset in that.
     InNative { object: u64, native: u64 },
+    /// Pointers in V8's heap are compressed to four bytes, which is not supported.
+    Compressed,
 }
 
 impl RecordPlace {
@@ -67,6 +71,9 @@ impl RecordPlace {
         };
         let wrapped = number("threadlocal.wrapped_object_offset");
         let native = number("threadlocal.native_wrap_fields_offset");
+        if number("threadlocal.tagged_size").is_some_and(|size| size != SIZE_OF_WORD) {
+            return Self::Compressed;
+        }
         const DRAFT: &str = "threadlocal.nodejs_v1.wrapped_object_offset";
         if let Some(object) = number(DRAFT) {
             return Self::InNative { object, native: 24 };
@@ -118,6 +125,8 @@ pub(crate) enum Broken {
     Unreadable(Step, MemoryError),
     /// The words are not those of such an object.
     Inconsistent(Step),
+    /// [`RecordPlace::Compressed`].
+    Compressed,
 }
 
 impl Walked {
@@ -147,6 +156,7 @@ impl Broken {
         RuntimeError::new(match self {
             Self::Unreadable(step, error) => format!("{}: {error}", what(step)),
             Self::Inconsistent(step) => format!("{} is inconsistent", what(step)),
+            Self::Compressed => "V8 with compressed pointers is not supported".to_owned(),
         })
     }
 }
@@ -181,6 +191,9 @@ pub(crate) fn walk(
     if published.cped_slot == 0 {
         return Ok(Walked::Unpublished);
     }
+    if place == RecordPlace::Compressed {
+        return Err(Broken::Compressed);
+    }
     let heap = Heap { memory };
     let undefined = match published.undefined & TAG {
         TAG => published.undefined,
@@ -208,6 +221,7 @@ pub(crate) fn walk(
                 wrapper => heap.word(Step::Record, wrapper.wrapping_add(native))?,
             }
         }
+        (0, RecordPlace::Compressed) => return Err(Broken::Compressed),
     };
     Ok(match record {
         0 => Walked::TornDown,

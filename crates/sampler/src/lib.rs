@@ -39,6 +39,7 @@ mod ebpf;
 mod error;
 mod generated;
 mod incomplete;
+mod incomplete_steps;
 mod jit;
 mod key_maps;
 mod options;
@@ -53,6 +54,7 @@ pub use ebpf::{Snapshots, ThreadSnapshot};
 pub use error::Error;
 pub use generated::GeneratedNames;
 pub use incomplete::IncompleteStacks;
+pub use incomplete_steps::IncompleteSteps;
 #[doc(hidden)]
 pub use jit::announced_functions;
 pub use options::{KernelObject, Options, Targets};

@@ -16,6 +16,7 @@ use reader::runtime::{RuntimeError, RuntimeProcess, RuntimeReading, ThreadView, 
 
 use crate::code::{CodeMappings, MemoryChange, Modules, Report};
 use crate::incomplete::Places;
+use crate::incomplete_steps::Reasons;
 use crate::jit::{self, Unread};
 use crate::process::SampledProcess;
 
@@ -50,6 +51,8 @@ pub(crate) struct Processes {
     pub(crate) counts: Counts,
     /// Where incomplete stacks end.
     pub(crate) places: Places,
+    /// Why samples lack what runtimes add.
+    pub(crate) reasons: Reasons,
 }
 
 /// An observed thread.
@@ -120,6 +123,7 @@ impl Processes {
             found: Changes::default(),
             counts: Counts::default(),
             places: Places::default(),
+            reasons: Reasons::default(),
         }
     }
 
@@ -455,7 +459,14 @@ impl Processes {
         let (found, gil, user_stack) = if seen.runtimes.is_empty() {
             (found, None, catalog.stack(stack))
         } else {
-            with_runtimes(found, seen, stack, &mut self.counts, catalog)
+            with_runtimes(
+                found,
+                seen,
+                stack,
+                &mut self.counts,
+                &mut self.reasons,
+                catalog,
+            )
         };
         self.counts.add(found);
         if let Some(end) = seen.stack_end {
@@ -506,6 +517,7 @@ fn with_runtimes(
     seen: &Observation<'_>,
     user_stack: &[Frame],
     counts: &mut Counts,
+    reasons: &mut Reasons,
     catalog: &mut Catalog,
 ) -> (Found, Option<GilState>, StackId) {
     let native = native.and_then(|id| Found::Attached(catalog.context_facts(id).clone()));
@@ -528,7 +540,10 @@ fn with_runtimes(
                 }
                 stack = thread.stack.clone().in_native(stack);
             }
-            Err(_) => counts.incomplete_steps += 1,
+            Err(error) => {
+                counts.incomplete_steps += 1;
+                reasons.add(reading.name, error);
+            }
         }
     }
     (found, gil, catalog.stack(&stack))

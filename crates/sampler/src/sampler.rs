@@ -6,7 +6,7 @@ use std::time::Duration;
 use otelctx_reader as reader;
 use otelctx_sample::{Catalog, Counts, ModuleFiles, Sample};
 
-use crate::{Error, IncompleteStacks, Options, Refusal, Targets, ebpf, ptrace};
+use crate::{Error, IncompleteStacks, IncompleteSteps, Options, Refusal, Targets, ebpf, ptrace};
 
 /// How often to call [`Sampler::drain`]; see also [`Sampler::interval`].
 pub const INTERVAL: Duration = Duration::from_millis(20);
@@ -156,6 +156,15 @@ impl Sampler {
         match &self.recorder {
             Recorder::Ebpf(recorder) => recorder.incomplete_stacks(),
             Recorder::Ptrace(recorder) => recorder.incomplete_stacks(),
+        }
+    }
+
+    /// Why samples lack what a runtime would add ([`Counts::incomplete_steps`]), most samples first.
+    #[must_use]
+    pub fn incomplete_steps(&self) -> Vec<IncompleteSteps> {
+        match &self.recorder {
+            Recorder::Ebpf(recorder) => recorder.incomplete_steps(),
+            Recorder::Ptrace(recorder) => recorder.incomplete_steps(),
         }
     }
 

@@ -1,8 +1,9 @@
 //! Node.js with a tracer that others wrote.
 
 use std::fs;
+use std::process::Command;
 
-use otelctx_fixtures::{Node, Target};
+use otelctx_fixtures::{Compiler, Node, Target};
 use serde_json::Value;
 
 use crate::check::check;
@@ -75,6 +76,44 @@ fn each_sample_of_a_request_has_its_trace() {
         let (attached, all) = (counts["attached"].as_u64(), summary["samples"].as_u64());
         let (attached, all) = (attached.unwrap(), all.unwrap());
         assert!(attached > 0 && attached * 10 >= all * 9, "{summary:#}");
+    }
+}
+
+#[test]
+fn compressed_pointers_are_the_reason_that_each_command_gives() {
+    const REASON: &str = "V8 with compressed pointers is not supported";
+    let flags = ["-O1", "-pthread", "-rdynamic", "-DWORD_SIZE=4"];
+    let schema = "-DSCHEMA=\"nodejs_v1_dev\"";
+    let flags = [&flags[..], &[schema]].concat();
+    let Some(program) = Compiler::gcc().program(&["node_heap.c", "publish.c"], &flags) else {
+        return;
+    };
+    let target = Target::spawn(&mut Command::new(program));
+    let pid = target.pid().to_string();
+
+    let dump = otelctx(&["dump", &pid, "--json"]);
+    let dump = dump.json();
+    let threads = dump["threads"].as_array().unwrap();
+    let errors: Vec<_> = threads.iter().map(|it| &it["nodejs"]["error"]).collect();
+    assert!(errors.iter().any(|it| **it == REASON), "{dump:#}");
+    let text = otelctx(&["dump", &pid]).stdout;
+    assert!(text.contains(REASON), "{text}");
+
+    let answer = check(&pid);
+    assert!(answer.stdout.contains(REASON), "{}", answer.stdout);
+    assert_ne!(answer.status, 0);
+
+    for method in [None, Some("--ptrace")] {
+        let scratch = Scratch::new("record-nodejs-compressed");
+        let path = scratch.path("a.otlp");
+        let mut arguments = vec!["record", "-p", &pid, "-d", "1", "-o", &path];
+        arguments.extend(method);
+        let run = otelctx(&arguments);
+        let shown = format!("without the part of nodejs: {REASON}");
+        assert!(
+            run.stdout.contains(&shown) || run.stderr.contains(&shown),
+            "{run:?}"
+        );
     }
 }
 

@@ -156,6 +156,20 @@ fn attributes_of_older_addons_say_where_records_are() {
         place(&[("js_object_record_offset", -8)]),
         RecordPlace::Published
     );
+    assert_eq!(
+        place(&[("tagged_size", 4), ("js_object_record_offset", 12)]),
+        RecordPlace::Compressed
+    );
+}
+
+#[test]
+fn compressed_pointers_are_refused() {
+    let mut heap = Heap::new();
+    let walked = |heap: &Heap| walk(&heap.image(), STRUCTURE, RecordPlace::Compressed);
+    assert_eq!(walked(&heap), Err(Broken::Compressed));
+    // What is not published is no error.
+    heap.structure[0] = 0;
+    assert_eq!(walked(&heap), Ok(Walked::Unpublished));
 }
 
 /// The garbage collector has updated only one of the handle and the table.

@@ -22,7 +22,7 @@ use super::unwind::{Unwinding, stack_end};
 use crate::process::check_target;
 use crate::processes::{Observation, Processes, Record};
 use crate::refusal::Refusal;
-use crate::{Error, IncompleteStacks, Options, Targets, monotonic};
+use crate::{Error, IncompleteStacks, IncompleteSteps, Options, Targets, monotonic};
 
 /// After this time without changes, the recorder wakes up less often.
 const QUIET: Duration = Duration::from_secs(1);
@@ -275,6 +275,10 @@ impl Recorder {
 
     pub(crate) fn incomplete_stacks(&self) -> Vec<IncompleteStacks> {
         self.processes.places.sorted()
+    }
+
+    pub(crate) fn incomplete_steps(&self) -> Vec<IncompleteSteps> {
+        self.processes.reasons.sorted()
     }
 
     /// Why stacks are walked by frame pointers alone, if they are.

@@ -27,7 +27,7 @@ use reader::runtime::RuntimeReading;
 
 use crate::process::check_target;
 use crate::processes::{Observation, Processes, Record};
-use crate::{Error, IncompleteStacks, Options, Targets, monotonic};
+use crate::{Error, IncompleteStacks, IncompleteSteps, Options, Targets, monotonic};
 use stack::Stack;
 use target::Configuration;
 use worker::{Message, STOP_TIMEOUT, Worker};
@@ -248,6 +248,10 @@ impl Recorder {
 
     pub(crate) fn incomplete_stacks(&self) -> Vec<IncompleteStacks> {
         self.processes.places.sorted()
+    }
+
+    pub(crate) fn incomplete_steps(&self) -> Vec<IncompleteSteps> {
+        self.processes.reasons.sorted()
     }
 
     pub(crate) fn has_targets(&self) -> bool {

@@ -28,7 +28,7 @@ use crate::command::deadline::Deadline;
 use crate::command::ids::process_of;
 use crate::command::partial::{Partial, ThreadOutcome};
 use crate::command::retry::read_thread;
-use crate::command::runtimes::{read_all_sources, sentence};
+use crate::command::runtimes::{AllSources, sentence};
 use crate::error::{Error, MORE_TIME};
 use crate::output::text::{self, count, grouped};
 
@@ -367,7 +367,13 @@ pub(super) fn threads(
                 let reading = read_thread(thread);
                 (reading.outcome, reading.stop)
             }
-            false => read_all_sources(thread, present),
+            false => {
+                let reading = AllSources::read(thread, present);
+                if let Some(error) = reading.unreadable {
+                    failed.push(error.to_string());
+                }
+                (reading.outcome, reading.stop)
+            }
         };
         if stop.is_some() {
             stopped_threads.insert(thread.tid());
@@ -383,7 +389,7 @@ pub(super) fn threads(
             Err(error) => {
                 let seen = ThreadOutcome::of(&error, thread);
                 if seen == ThreadOutcome::Read {
-                    failed.push(error);
+                    failed.push(error.to_string());
                 }
                 seen
             }

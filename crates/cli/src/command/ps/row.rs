@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::command::deadline::Deadline;
 use crate::command::partial::{PartialJson, ThreadOutcome};
 use crate::command::retry::read_thread;
-use crate::command::runtimes::{RuntimesJson, read_all_sources};
+use crate::command::runtimes::{AllSources, RuntimesJson};
 use crate::error::MORE_TIME;
 use crate::output::attributes::{language, string};
 use crate::output::table::Align;
@@ -136,7 +136,10 @@ impl Row {
                     let reading = read_thread(thread);
                     (reading.outcome, reading.stop)
                 }
-                false => read_all_sources(thread, present),
+                false => {
+                    let reading = AllSources::read(thread, present);
+                    (reading.outcome, reading.stop)
+                }
             };
             match outcome {
                 Ok(Found::Invalid) => ThreadOutcome::Invalid {

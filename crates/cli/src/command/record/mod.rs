@@ -135,7 +135,11 @@ pub(crate) fn run(arguments: &Arguments, setup: &Setup) -> Result<Status, Error>
     let (recorded, method, child) = record(arguments, targets, setup)?;
     let mut before = Before::default();
     let mut contexts = Contexts::default();
-    let mut summary = Summary::new(method, recorded.incomplete_stacks);
+    let mut summary = Summary::new(
+        method,
+        recorded.incomplete_stacks,
+        recorded.incomplete_steps,
+    );
     let mut symbols = arguments.debug_files.symbols(server).files(recorded.files);
     if arguments.no_symbols {
         symbols = symbols.without_functions();

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use otelctx_profile::sample::{Catalog, ModuleFiles};
 use otelctx_profile::{Clock, Parts, Spool};
-use otelctx_sampler::{IncompleteStacks, Method, Options, Sampler, Targets, monotonic};
+use otelctx_sampler::{
+    IncompleteStacks, IncompleteSteps, Method, Options, Sampler, Targets, monotonic,
+};
 
 use super::progress::Progress;
 use crate::command::filter;
@@ -127,6 +129,7 @@ impl Session {
         let mut push = |sample| spool.push(&sample);
         self.sampler.drain(&mut catalog, &mut push);
         let incomplete_stacks = self.sampler.incomplete_stacks();
+        let incomplete_steps = self.sampler.incomplete_steps();
         let counts = self.sampler.stop(&mut catalog, &mut push);
         let clock = Clock {
             start: self.start,
@@ -137,6 +140,7 @@ impl Session {
             parts: self.spool.finish(catalog, clock, self.period, counts),
             files,
             incomplete_stacks,
+            incomplete_steps,
             failure,
         }
     }
@@ -150,6 +154,8 @@ pub(in crate::command) struct Recorded {
     pub(in crate::command) files: ModuleFiles,
     /// Where stacks ended that do not reach the start of their thread.
     pub(in crate::command) incomplete_stacks: Vec<IncompleteStacks>,
+    /// Why samples lack what runtimes add.
+    pub(in crate::command) incomplete_steps: Vec<IncompleteSteps>,
     /// Why the recording ended early, if it did.
     pub(in crate::command) failure: Option<io::Error>,
 }

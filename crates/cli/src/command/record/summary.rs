@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use otelctx_profile::Recording;
 use otelctx_profile::sample::{Counts, Found, Frame, ProcessId, ReadStep, Sample, StackEnd};
-use otelctx_sampler::{IncompleteStacks, Method};
+use otelctx_sampler::{IncompleteStacks, IncompleteSteps, Method};
 use serde::Serialize;
 
 use super::gil::GilSamples;
@@ -44,11 +44,17 @@ pub(super) struct Summary {
     counts: Counts,
     /// Where incomplete stacks ended, most samples first.
     incomplete_stacks: Vec<IncompleteStacks>,
+    /// Why samples lack what runtimes add, most samples first.
+    incomplete_steps: Vec<IncompleteSteps>,
 }
 
 impl Summary {
     /// Creates a summary without samples.
-    pub(super) fn new(method: Method, incomplete_stacks: Vec<IncompleteStacks>) -> Self {
+    pub(super) fn new(
+        method: Method,
+        incomplete_stacks: Vec<IncompleteStacks>,
+        incomplete_steps: Vec<IncompleteSteps>,
+    ) -> Self {
         Self {
             samples: 0,
             attached: 0,
@@ -60,6 +66,7 @@ impl Summary {
             method,
             counts: Counts::default(),
             incomplete_stacks,
+            incomplete_steps,
         }
     }
 
@@ -121,7 +128,7 @@ impl Summary {
         if !missing.is_empty() {
             text += &format!("  missing: {}\n", missing.join(", "));
         }
-        text + &self.stacks() + &self.hints()
+        text + &self.steps() + &self.stacks() + &self.hints()
     }
 
     /// Lines about what runtimes need for whole stacks and names.
@@ -147,6 +154,17 @@ impl Summary {
             );
         }
         text
+    }
+
+    /// Lines about the most frequent reasons why samples lack what runtimes add.
+    fn steps(&self) -> String {
+        let line = |step: &IncompleteSteps| {
+            let samples = count(step.samples as usize, "sample", "samples");
+            let (runtime, reason) = (step.runtime, escape(&step.reason));
+            format!("  {samples} without the part of {runtime}: {reason}\n")
+        };
+        let most = self.incomplete_steps.iter().take(MAX_PLACES);
+        most.map(line).collect()
     }
 
     /// A line about incomplete stacks, if there are any: where the most of them ended, and why.
@@ -191,6 +209,7 @@ impl Summary {
             },
             counts: CountsJson::of(&self.counts),
             incomplete_stacks: self.incomplete_stacks.iter().map(place_json).collect(),
+            incomplete_steps: self.incomplete_steps.iter().map(step_json).collect(),
             files,
             sent,
         }
@@ -306,6 +325,7 @@ struct SummaryJson<'s> {
     method: &'static str,
     counts: CountsJson,
     incomplete_stacks: Vec<PlaceJson<'s>>,
+    incomplete_steps: Vec<StepJson<'s>>,
     files: &'s [Written],
     sent: Option<&'s Delivery>,
 }
@@ -322,6 +342,21 @@ fn place_json(place: &IncompleteStacks) -> PlaceJson<'_> {
         module: &place.module,
         reason: place.end.name(),
         samples: place.samples,
+    }
+}
+
+#[derive(Serialize)]
+struct StepJson<'s> {
+    runtime: &'static str,
+    reason: &'s str,
+    samples: u64,
+}
+
+fn step_json(step: &IncompleteSteps) -> StepJson<'_> {
+    StepJson {
+        runtime: step.runtime,
+        reason: &step.reason,
+        samples: step.samples,
     }
 }
 
@@ -349,6 +384,7 @@ mod tests {
             method: Method::Ebpf,
             counts,
             incomplete_stacks: Vec::new(),
+            incomplete_steps: Vec::new(),
         }
     }
 
@@ -486,7 +522,7 @@ mod tests {
             period: NonZeroU64::MIN,
             counts: Counts::default(),
         };
-        let mut summary = Summary::new(Method::Ebpf, Vec::new());
+        let mut summary = Summary::new(Method::Ebpf, Vec::new(), Vec::new());
         summary.add(&part, GilSamples::default());
         assert_eq!(summary.unnamed, [1, 1]);
     }
@@ -537,6 +573,8 @@ mod tests {
         };
         let place = IncompleteStacks::new("libfoo.so", StackEnd::NoTables, 33);
         summary.incomplete_stacks.push(place);
+        let step = IncompleteSteps::new("nodejs", "not supported", 25);
+        summary.incomplete_steps.push(step);
         let json = serde_json::to_value(summary.json(&[], None)).unwrap();
         let expected = serde_json::json!({
             "samples": 1234, "with_context": 1200,
@@ -561,6 +599,7 @@ mod tests {
                 "unresolved_threads": 37, "context_conflicts": 26,
             },
             "incomplete_stacks": [{"module": "libfoo.so", "reason": "no_tables", "samples": 33}],
+            "incomplete_steps": [{"runtime": "nodejs", "reason": "not supported", "samples": 25}],
             "files": [], "sent": null,
         });
         assert_eq!(json, expected);

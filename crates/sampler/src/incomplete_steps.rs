@@ -1,0 +1,79 @@
+//! Why samples lack what a language runtime would add to them.
+
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+use otelctx_reader::runtime::RuntimeError;
+
+/// Maximum number of reasons, some of which have an address; samples with others are counted in
+/// [`Counts::incomplete_steps`](otelctx_sample::Counts::incomplete_steps) alone.
+const MAX_REASONS: usize = 32;
+
+/// Samples that lack the part of a runtime, for the same reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IncompleteSteps {
+    /// The name of the runtime, such as `nodejs`.
+    pub runtime: &'static str,
+    /// Why it could not be read, as a sentence without a full stop.
+    pub reason: String,
+    /// Number of samples.
+    pub samples: u64,
+}
+
+impl IncompleteSteps {
+    /// Creates an entry, for example to test code that shows it.
+    #[must_use]
+    pub fn new(runtime: &'static str, reason: &str, samples: u64) -> Self {
+        let reason = reason.to_owned();
+        Self {
+            runtime,
+            reason,
+            samples,
+        }
+    }
+}
+
+/// Counts them by runtime and reason.
+#[derive(Debug, Default)]
+pub(crate) struct Reasons {
+    counts: HashMap<(&'static str, String), u64, RandomState>,
+}
+
+impl Reasons {
+    pub(crate) fn add(&mut self, runtime: &'static str, error: &RuntimeError) {
+        let key = (runtime, error.to_string());
+        if self.counts.len() < MAX_REASONS || self.counts.contains_key(&key) {
+            *self.counts.entry(key).or_default() += 1;
+        }
+    }
+
+    /// The counts, largest first.
+    pub(crate) fn sorted(&self) -> Vec<IncompleteSteps> {
+        let counts = self.counts.iter();
+        let entry = |(key, samples): (&(&'static str, String), &u64)| {
+            IncompleteSteps::new(key.0, &key.1, *samples)
+        };
+        let mut all: Vec<_> = counts.map(entry).collect();
+        all.sort_by(|a, b| (b.samples, &a.reason).cmp(&(a.samples, &b.reason)));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_reason_comes_first_and_their_number_is_bounded() {
+        let mut reasons = Reasons::default();
+        for number in 0..2 * MAX_REASONS {
+            reasons.add("toy", &RuntimeError::new(format!("reason {number}")));
+        }
+        reasons.add("toy", &RuntimeError::new("reason 3"));
+        let sorted = reasons.sorted();
+        assert_eq!(sorted.len(), MAX_REASONS);
+        assert_eq!(sorted[0], IncompleteSteps::new("toy", "reason 3", 2));
+        assert_eq!(sorted[1], IncompleteSteps::new("toy", "reason 0", 1));
+    }
+}
