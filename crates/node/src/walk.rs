@@ -71,7 +71,12 @@ impl RecordPlace {
         };
         let wrapped = number("threadlocal.wrapped_object_offset");
         let native = number("threadlocal.native_wrap_fields_offset");
-        if number("threadlocal.tagged_size").is_some_and(|size| size != SIZE_OF_WORD) {
+        let sizes = [
+            "threadlocal.tagged_size",
+            "threadlocal.nodejs_v1.tagged_size",
+        ];
+        let mut sizes = sizes.into_iter().filter_map(number);
+        if sizes.any(|size| size != SIZE_OF_WORD) {
             return Self::Compressed;
         }
         const DRAFT: &str = "threadlocal.nodejs_v1.wrapped_object_offset";

@@ -160,6 +160,10 @@ fn attributes_of_older_addons_say_where_records_are() {
         place(&[("tagged_size", 4), ("js_object_record_offset", 12)]),
         RecordPlace::Compressed
     );
+    assert_eq!(
+        place(&[("nodejs_v1.tagged_size", 4)]),
+        RecordPlace::Compressed
+    );
 }
 
 #[test]
