@@ -125,6 +125,7 @@ const NPM: [(&str, &[&str]); 10] = [
     (
         "nodejs-opentelemetry-2",
         &[
+            "@fastify/otel@0.21.2",
             "@opentelemetry/api@1.9.1",
             "@opentelemetry/context-async-hooks@2.12.0",
             "@opentelemetry/core@2.12.1",
@@ -134,6 +135,7 @@ const NPM: [(&str, &[&str]); 10] = [
             "@opentelemetry/resources@2.12.0",
             "@opentelemetry/sdk-trace-node@2.12.0",
             "express@5.3.0",
+            "fastify@5.12.8",
         ],
     ),
     (
