@@ -23,7 +23,7 @@ enum How {
     Calls,
     /// Tests of `crates/python`, with more samples.
     Python(&'static str),
-    /// Tests of `crates/node`, with more samples.
+    /// A test of `crates/node/tests/contexts.rs`, with more samples.
     Node(&'static str),
 }
 
@@ -90,9 +90,9 @@ const RUNS: [Run; 11] = [
     },
     Run {
         name: "node",
-        minutes: 12,
-        summary: "contexts of Node.js while garbage is collected: each sample against the program's log",
-        how: How::Node("contexts"),
+        minutes: 11,
+        summary: "contexts of Node.js while all objects move, the key, too: each sample against the program's log",
+        how: How::Node("samples_have_their_contexts_while_all_objects_move"),
     },
 ];
 
@@ -100,7 +100,7 @@ const RUNS: [Run; 11] = [
 const CALLS_SAMPLES: &str = "200000";
 /// Samples of each of the programs of `crates/python/tests` for each interpreter.
 const PYTHON_SAMPLES: &str = "100000";
-/// Samples in a context for each Node.js, addon and way of collecting garbage of `crates/node/tests`.
+/// Samples in a context for each Node.js, addon, age of its key and way of collecting garbage of `crates/node/tests`: 18 rows.
 const NODE_SAMPLES: &str = "50000";
 
 /// Runs the named runs, or lists all runs.
@@ -127,7 +127,10 @@ pub(crate) fn run(names: &[String]) -> Outcome {
             How::Sleepers(test) => sleepers(test, run.minutes),
             How::Calls => samples("otelctx-sampler", "calls", CALLS_SAMPLES),
             How::Python(test) => samples("otelctx-python", test, PYTHON_SAMPLES),
-            How::Node(test) => samples("otelctx-node", test, NODE_SAMPLES),
+            How::Node(name) => {
+                let variable = ("OTELCTX_SOAK_SAMPLES", NODE_SAMPLES);
+                test("otelctx-node", "contexts", &["--exact", name], variable)
+            }
         };
         if let Outcome::Failed(why) = outcome {
             return Outcome::Failed(format!("{}: {why}", run.name));

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use otelctx_fixtures::kernel::Feature;
 use otelctx_fixtures::{Compiler, CoreDirectory, Node, Target};
+use otelctx_reader::format::NODEJS_SYMBOL;
 use otelctx_reader::format::process_context::Value;
 use otelctx_reader::format::record::Context;
-use otelctx_reader::remote::CoreFile;
+use otelctx_reader::remote::tls::{Place, TlsVariable};
+use otelctx_reader::remote::{CoreFile, FileCache, tls};
 use otelctx_reader::runtime::{RuntimeReading, Runtimes};
 use otelctx_reader::sample::{Catalog, Found, Sample};
 use otelctx_reader::{Options, Process};
@@ -20,9 +22,6 @@ use otelctx_sampler::{INTERVAL, Sampler, Targets};
 const VERSIONS: [&str; 3] = ["22", "24", "26"];
 /// Versions of npm's `@datadog/pprof`, each of which publishes another variant of the structure, and the own package.
 const ADDONS: [&str; 4] = ["5.18", "5.19", "5.20", "otelctx"];
-/// How long a program is sampled, and how long it runs.
-const SAMPLING: Duration = Duration::from_secs(1);
-const RUNNING: &str = "3";
 
 fn runtimes() -> Runtimes {
     Runtimes::new(vec![Arc::new(otelctx_node::Node::default())])
@@ -149,6 +148,27 @@ fn threads_have_the_contexts_that_addons_publish() {
     });
 }
 
+/// With the own package: `@datadog/pprof` is linked so that its variable is always in static storage.
+#[test]
+fn contexts_are_read_from_dynamic_storage() {
+    for version in VERSIONS {
+        let node = Node::with_version(version);
+        let command = node.and_then(|node| node.publishing(&[], "otelctx"));
+        let Some(mut command) = command else { continue };
+        // None is kept free for libraries that are loaded later.
+        command.env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=0");
+        let target = Target::spawn(command.arg("hold"));
+        let process = open(target.pid());
+        let memory = process.as_target().unwrap();
+        let resolution = tls::resolve_sized(&*memory, &FileCache::default(), NODEJS_SYMBOL, 32);
+        let variables = resolution.unwrap().variables;
+        let places: Vec<_> = variables.iter().map(TlsVariable::place).collect();
+        assert!(matches!(places[..], [Place::Dynamic { .. }]), "{places:?}");
+        drop(memory);
+        compare(process, &target, &format!("Node.js {version}, otelctx"));
+    }
+}
+
 #[test]
 fn core_files_have_the_contexts_of_threads() {
     let Some(node) = Node::find() else { return };
@@ -207,11 +227,47 @@ impl Log {
 }
 
 /// How many samples were compared.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Compared {
+    samples: usize,
     in_context: usize,
     /// Of these, how many while garbage was collected.
     in_collection: usize,
+    /// Those with another context than the one that the program was in.
+    wrong: usize,
+    /// Those without a context.
+    not_in_frame: usize,
+    /// Those whose record was invalid or could not be read.
+    unreadable: usize,
+}
+
+impl Compared {
+    fn add(&mut self, other: Self) {
+        self.samples += other.samples;
+        self.in_context += other.in_context;
+        self.in_collection += other.in_collection;
+        self.wrong += other.wrong;
+        self.not_in_frame += other.not_in_frame;
+        self.unreadable += other.unreadable;
+    }
+
+    /// Prints a line with the figures, and compares them with what must hold.
+    fn check(&self, name: &str) {
+        let Self {
+            samples,
+            in_context,
+            in_collection,
+            wrong,
+            not_in_frame,
+            unreadable,
+        } = self;
+        println!(
+            "{name}: {samples} samples, {in_context} in a context, {in_collection} inside a \
+             collection: {wrong} wrong, {not_in_frame} not in frame, {unreadable} unreadable"
+        );
+        assert_eq!((*wrong, *not_in_frame), (0, 0), "{name}");
+        assert!(unreadable * 1000 <= *in_context, "{name}: {unreadable}");
+    }
 }
 
 /// Samples a process. `None`, with a line, where the kernel does not permit it.
@@ -227,43 +283,67 @@ fn start(pid: i32, frequency: u32, without_ebpf: bool) -> Option<Sampler> {
     Some(sampler)
 }
 
+/// How long a program runs, and how long it is sampled meanwhile.
+#[derive(Clone, Copy)]
+struct Durations {
+    running: &'static str,
+    sampling: Duration,
+}
+
+const SHORT: Durations = Durations {
+    running: "2",
+    sampling: Duration::from_secs(1),
+};
+const LONG: Durations = Durations {
+    running: "10",
+    sampling: Duration::from_secs(9),
+};
+
 /// Samples a program that goes from context to context, and compares those of them that were taken in a context, by
 /// the program's log, with it. `None`, with a line, where the kernel does not permit it.
-fn sample(name: &str, command: &mut Command, without_ebpf: bool) -> Option<Compared> {
+fn sample(command: &mut Command, sampling: Duration, without_ebpf: bool) -> Option<Compared> {
     let mut target = Target::spawn(command);
     let frequency = if without_ebpf { 99 } else { 4999 };
     let mut sampler = start(target.pid(), frequency, without_ebpf)?;
     let (mut catalog, mut samples) = (Catalog::new(), Vec::<Sample>::new());
     let begin = Instant::now();
-    while begin.elapsed() < SAMPLING {
+    while begin.elapsed() < sampling {
         std::thread::sleep(INTERVAL);
         sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
     }
+    let mut compared = Compared {
+        samples: samples.len(),
+        ..Compared::default()
+    };
     let incomplete = sampler.counts().incomplete_steps;
     drop(sampler);
     let log = Log::of(&mut target);
-    let mut compared = Compared::default();
     for sample in &samples {
         if catalog.thread_facts(sample.thread).tid != target.pid() {
             // V8's own threads execute no JavaScript.
-            assert_eq!(sample.found, Found::NotPublished, "{name}");
+            assert_eq!(sample.found, Found::NotPublished);
             continue;
         }
         let Some(number) = Log::find(&log.contexts, sample.time) else {
             continue;
         };
-        let Found::Attached(context) = sample.found else {
-            panic!("{name}: in context {number}: {:?}", sample.found)
-        };
-        let context = catalog.context_facts(context);
-        let [.., a, b, c, d] = context.trace_id.to_bytes();
-        assert_eq!(u32::from_be_bytes([a, b, c, d]) as usize, number, "{name}");
         compared.in_context += 1;
         let collects = Log::find(&log.collections, sample.time).is_some();
         compared.in_collection += usize::from(collects);
+        match sample.found {
+            Found::Attached(context) => {
+                let context = catalog.context_facts(context);
+                let [.., a, b, c, d] = context.trace_id.to_bytes();
+                let published = u32::from_be_bytes([a, b, c, d]) as usize;
+                compared.wrong += usize::from(published != number);
+            }
+            Found::Detached => compared.not_in_frame += 1,
+            // Its step was incomplete, which is counted, or there is none.
+            Found::NotPublished => compared.not_in_frame += usize::from(incomplete == 0),
+            _ => compared.unreadable += 1,
+        }
     }
-    assert_eq!(incomplete, 0, "{name}, of {compared:?}");
-    println!("{name}: {compared:?} of {} samples", samples.len());
+    compared.unreadable += incomplete as usize;
     Some(compared)
 }
 
@@ -274,19 +354,37 @@ fn sample_at_least(
     without_ebpf: bool,
     wanted: usize,
 ) -> Compared {
+    sample_programs(
+        name,
+        &|running| command(&["switch", running]),
+        without_ebpf,
+        SHORT,
+        wanted,
+    )
+}
+
+/// The same for programs that run for that many seconds.
+fn sample_programs(
+    name: &str,
+    command: &dyn Fn(&str) -> Command,
+    without_ebpf: bool,
+    durations: Durations,
+    wanted: usize,
+) -> Compared {
     let mut compared = Compared::default();
     for _ in 0..200 {
-        let Some(more) = sample(name, &mut command(&["switch", RUNNING]), without_ebpf) else {
+        let Durations { running, sampling } = durations;
+        let Some(more) = sample(&mut command(running), sampling, without_ebpf) else {
             return compared;
         };
-        compared.in_context += more.in_context;
-        compared.in_collection += more.in_collection;
+        compared.add(more);
         if compared.in_context >= wanted {
-            println!("{name}: {compared:?}");
-            return compared;
+            break;
         }
     }
-    panic!("{name}: {compared:?}");
+    compared.check(name);
+    assert!(compared.in_context >= wanted, "{name}: {compared:?}");
+    compared
 }
 
 #[test]
@@ -458,32 +556,39 @@ fn samples_of_a_handler_have_the_trace_and_the_route_of_its_request() {
     }
 }
 
-/// With `OTELCTX_SOAK_SAMPLES`, that many on each Node.js in a context, otherwise 500. All objects move in each of the
-/// collections that the program asks for.
+/// With `OTELCTX_SOAK_SAMPLES`, that many in a context in each row, otherwise 500. All objects move in each of the
+/// collections that the program asks for. With a young key, the collections move what the addon's context is found by.
 #[test]
 fn samples_have_their_contexts_while_all_objects_move() {
     let number = std::env::var("OTELCTX_SOAK_SAMPLES");
-    let wanted = number.map_or(500, |it| it.parse().unwrap());
+    let (wanted, durations) = match number {
+        Ok(number) => (number.parse().unwrap(), LONG),
+        Err(_) => (500, SHORT),
+    };
+    const MOVING: &[&str] = &["--expose-gc", "--compact-on-every-full-gc"];
     for version in VERSIONS {
         let Some(node) = Node::with_version(version) else {
             continue;
         };
-        for addon in ["5.20", "otelctx"] {
-            let moving = ["--expose-gc", "--compact-on-every-full-gc"];
-            for flags in [&moving[..], &[]] {
-                if node.publishing(flags, addon).is_some() {
-                    let command = |arguments: &[&str]| {
-                        let mut command = node.publishing(flags, addon).unwrap();
-                        command.args(arguments);
-                        command
-                    };
-                    let name = format!("Node.js {version}, addon {addon} {flags:?}");
-                    let compared = sample_at_least(&name, &command, false, wanted);
-                    // Collections that the program asks for take most of its time.
-                    let moves = compared.in_collection * 2 >= compared.in_context;
-                    assert!(moves || flags.is_empty(), "{name}: {compared:?}");
+        let mut all = Compared::default();
+        for (addon, key) in [("5.20", "old"), ("otelctx", "old"), ("5.20", "young")] {
+            for flags in [MOVING, &[]] {
+                if node.publishing(flags, addon).is_none() {
+                    continue;
                 }
+                let command = |running: &str| {
+                    let mut command = node.publishing(flags, addon).unwrap();
+                    command.args(["switch", running, key]);
+                    command
+                };
+                let name = format!("Node.js {version}, addon {addon}, {key} key {flags:?}");
+                let compared = sample_programs(&name, &command, false, durations, wanted);
+                // Collections that the program asks for take most of its time.
+                let moves = compared.in_collection * 2 >= compared.in_context;
+                assert!(moves || flags.is_empty(), "{name}: {compared:?}");
+                all.add(compared);
             }
         }
+        all.check(&format!("Node.js {version}, all"));
     }
 }
