@@ -81,7 +81,7 @@ impl Environment {
         let marker = call.instance(constructor.cast()).ok_or_else(failed)?;
         environment.measure_record_offset(marker.cast())?;
 
-        const FUNCTIONS: [(&CStr, Callback); 13] = [
+        const FUNCTIONS: [(&CStr, Callback); 12] = [
             (c"create", create),
             (c"append", append),
             (c"invalidate", invalidate),
@@ -90,7 +90,6 @@ impl Environment {
             (c"noteFrame", note_frame),
             (c"verify", verify),
             (c"open", open),
-            (c"close", close),
             (c"registerKeys", register_keys),
             (c"keys", keys),
             (c"publish", publish),
@@ -468,16 +467,6 @@ unsafe extern "C" fn open(env: Env, info: CallbackInfo) -> Value {
         let published = is_object.then(|| environment.open(key.cast())).flatten();
         // A value of Node-API is the address of a tagged word, as the slot of a global is.
         published.map_or(ptr::null_mut(), <*mut usize>::cast)
-    };
-    // SAFETY: see `create`.
-    unsafe { with(env, info, run) }
-}
-
-/// `close()`: publishes nothing for this thread, until `open`.
-unsafe extern "C" fn close(env: Env, info: CallbackInfo) -> Value {
-    let run = |_: &Environment, _: Call, []: [Value; 0]| {
-        tls::close();
-        ptr::null_mut()
     };
     // SAFETY: see `create`.
     unsafe { with(env, info, run) }

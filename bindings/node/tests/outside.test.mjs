@@ -19,6 +19,7 @@ const expected = {
     trace_flags: 3,
     attributes: { 'http.route': '/cart', 'user.tier': 'gold'.repeat(50) },
   },
+  invalid: null,
   clear: null,
   none: null,
 }
@@ -46,6 +47,7 @@ for (const [what, context] of Object.entries(expected)) {
     const { found, child } = result
     const main = found.threads.find((thread) => thread.tid === child.pid)
     assert.deepEqual(main.context, context)
+    if (what === 'invalid') assert.equal(main.nodejs.state, 'invalid')
     for (const thread of found.threads) {
       if (thread !== main) assert.equal(thread.context, null)
     }
@@ -53,6 +55,7 @@ for (const [what, context] of Object.entries(expected)) {
 }
 
 test('a thread with dynamic storage publishes, too', async (t) => {
+  // That it is dynamic by this is asserted in crates/node/tests/contexts.rs, which sees the storage.
   const env = { GLIBC_TUNABLES: 'glibc.rtld.optional_static_tls=0' }
   const result = await dumpOf(t, [...flags, program('hold.mjs'), 'run'], { env })
   if (result === undefined) return
