@@ -117,6 +117,32 @@ pub(super) unsafe fn shrink(block: *mut u8, size: usize) {
     }
 }
 
+/// Moves all attributes to the front but those with this key. Returns the size of those that are
+/// left, in bytes, which is not announced yet.
+///
+/// # Safety
+/// `block` is a record that only this thread changes, and is currently invalid.
+pub(super) unsafe fn remove(block: *mut u8, key: u8) -> usize {
+    // SAFETY: entries lie within the announced size, and only move towards the front.
+    unsafe {
+        let attributes = block.add(offset::ATTRIBUTES);
+        let (mut next, mut kept, size) = (0, 0, used(block));
+        while next + ENTRY_HEADER_SIZE <= size {
+            let entry = attributes.add(next);
+            let length = ENTRY_HEADER_SIZE + usize::from(entry.add(1).read());
+            if next + length > size {
+                break;
+            }
+            if entry.read() != key {
+                ptr::copy(entry, attributes.add(kept), length);
+                kept += length;
+            }
+            next += length;
+        }
+        kept
+    }
+}
+
 /// Copies a whole record into a block that is at least as large, and is currently invalid.
 ///
 /// # Safety

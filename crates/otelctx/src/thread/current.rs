@@ -99,6 +99,23 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
     }
 }
 
+/// The record that [`swap_current`] made current on the calling thread, without the attributes that
+/// were added by [`append_current`]; `None` if there is none.
+///
+/// For a framework that derives a context from the current one. Must not be called in signal
+/// handlers.
+#[must_use]
+pub fn current_record() -> Option<SharedRecord> {
+    // SAFETY: the state belongs to this thread, which owns a reference to the block.
+    unsafe {
+        let block = (*arch::state()).current.block;
+        (!block.is_null()).then(|| {
+            retain(block);
+            SharedRecord::from_block(block)
+        })
+    }
+}
+
 /// Adds an attribute to what the calling thread is working on, for facts that become known later.
 ///
 /// The thread's own records ([`Record`](crate::Record), [`thread_record`]) are changed in place.

@@ -10,7 +10,7 @@ use otelctx_format::{SpanId, TraceFlags, TraceId};
 
 use super::attached::Attached;
 use super::attributes::Attributes;
-use super::bytes::{copy, debug, set_used, shrink, used, validate, write_ids};
+use super::bytes::{copy, debug, remove, set_used, shrink, used, validate, write_ids};
 use super::keys::Key;
 use super::pool::{self, SIZES};
 use super::scope::InScope;
@@ -94,6 +94,37 @@ impl Record {
         let size = ENTRY_HEADER_SIZE + value.len().min(MAX_VALUE_SIZE);
         self.make_room(self.used() + size);
         self.append(key, value);
+        self
+    }
+
+    /// Removes an attribute, for a record that was copied from another one and gets another value.
+    ///
+    /// ```
+    /// use otelctx::{Key, Record};
+    ///
+    /// static ROUTE: Key = Key::new("http.route");
+    ///
+    /// # let _process = otelctx::ProcessContext::new().service_name("shop").publish()?;
+    /// let request = Record::new([1; 16], [1; 8]).with(&ROUTE, "/");
+    /// let handler = request
+    ///     .copy_with_ids([1; 16], [2; 8], otelctx::TraceFlags::NONE)
+    ///     .without(&ROUTE)
+    ///     .with(&ROUTE, "/cart");
+    /// assert_eq!(handler.attributes_size(), 2 + "/cart".len());
+    /// # Ok::<(), otelctx::PublishError>(())
+    /// ```
+    #[must_use]
+    pub fn without(self, key: &Key) -> Self {
+        if let Some(index) = key.index() {
+            // SAFETY: the block belongs to this record. It is marked as invalid during the change,
+            // because a forgotten guard may have left it attached.
+            unsafe {
+                self.block().add(offset::VALID).write_volatile(0);
+                compiler_fence(Ordering::SeqCst);
+                let size = remove(self.block(), index);
+                validate(self.block(), self.flags_now(), size);
+            }
+        }
         self
     }
 

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use otelctx_format::record::Header;
 use otelctx_format::{SpanId, TraceFlags, TraceId};
 
 use super::attached_blocks::AttachedBlocks;
@@ -105,6 +106,33 @@ impl SharedRecord {
         let mut record = Record::copy_of(self.block(), self.is_truncated());
         record.set_ids(trace_id, span_id, flags);
         record
+    }
+
+    /// The trace ID; zero for none.
+    #[inline]
+    #[must_use]
+    pub fn trace_id(&self) -> TraceId {
+        self.header().trace_id
+    }
+
+    /// The span ID; zero for none.
+    #[inline]
+    #[must_use]
+    pub fn span_id(&self) -> SpanId {
+        self.header().span_id
+    }
+
+    /// The W3C trace flags.
+    #[inline]
+    #[must_use]
+    pub fn flags(&self) -> TraceFlags {
+        self.header().trace_flags
+    }
+
+    #[inline]
+    fn header(&self) -> Header {
+        // SAFETY: a shared record does not change, and a header is 28 bytes.
+        Header::decode(unsafe { &*self.block().cast() })
     }
 
     /// The address of the record's bytes, which lasts as long as the record: for a language runtime that

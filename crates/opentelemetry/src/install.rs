@@ -1,0 +1,182 @@
+//! Installs the publisher into a tracer provider.
+
+use std::sync::Arc;
+
+use opentelemetry_sdk::trace::{
+    Config, IdGenerator, SdkTracerProvider, ShouldSample, TracerProviderBuilder,
+};
+use opentelemetry_sdk::Resource;
+use otelctx::Key;
+
+use crate::ids::Remembered;
+use crate::observer::{self, Options};
+use crate::problem::{self, Problem};
+use crate::resource::{self, Listener};
+use crate::sampler::{Published, Recording};
+
+/// Publishes the contexts of this program's threads, with these attributes of the provider's spans.
+///
+/// `attributes` are names such as `http.route`; a process has at most 256. What is published should be low in number
+/// and harmless: everyone who may read the process's memory sees it.
+///
+/// Pass a sampler, an ID generator and the resource to the returned [`Install`], everything else to
+/// the builder. Several providers can be installed in one program; the first one's
+/// [`baggage`](Install::baggage), [`span_name`](Install::span_name) and
+/// [`local_root_span_id`](Install::local_root_span_id) then apply to all.
+#[must_use = "nothing is published before build()"]
+pub fn install<A: Into<String>>(
+    builder: TracerProviderBuilder,
+    attributes: impl IntoIterator<Item = A>,
+) -> Install {
+    Install {
+        builder,
+        attributes: attributes.into_iter().map(Into::into).collect(),
+        baggage: Vec::new(),
+        span_name: None,
+        local_root: None,
+        profile_id: true,
+        sampler: None,
+        id_generator: None,
+        resource: None,
+    }
+}
+
+/// What to publish. Created by [`install`].
+#[derive(Debug)]
+#[must_use = "nothing is published before build()"]
+pub struct Install {
+    builder: TracerProviderBuilder,
+    attributes: Vec<String>,
+    baggage: Vec<String>,
+    span_name: Option<String>,
+    local_root: Option<String>,
+    profile_id: bool,
+    sampler: Option<Box<dyn ShouldSample>>,
+    id_generator: Option<Box<dyn IdGenerator>>,
+    resource: Option<Resource>,
+}
+
+impl Install {
+    /// The provider's resource, which also becomes the process context.
+    ///
+    /// If the builder has one instead, it is published as well, but spans get more expensive: it
+    /// comes from a span processor.
+    pub fn resource(mut self, resource: Resource) -> Self {
+        self.resource = Some(resource);
+        self
+    }
+
+    /// The provider's sampler, instead of the one that `OTEL_TRACES_SAMPLER` names.
+    pub fn sampler(mut self, sampler: impl Into<Box<dyn ShouldSample>>) -> Self {
+        self.sampler = Some(sampler.into());
+        self
+    }
+
+    /// The provider's ID generator, instead of the SDK's random one.
+    pub fn id_generator(mut self, generator: impl IdGenerator + 'static) -> Self {
+        self.id_generator = Some(Box::new(generator));
+        self
+    }
+
+    /// Also publishes the span's name, as an attribute with this name. Names of spans should be low
+    /// in number, see OpenTelemetry's specification.
+    pub fn span_name(mut self, attribute: impl Into<String>) -> Self {
+        self.span_name = Some(attribute.into());
+        self
+    }
+
+    /// Also publishes the ID of the local root span, the outermost span of the trace in this process,
+    /// in hexadecimal, as an attribute with this name.
+    pub fn local_root_span_id(mut self, attribute: impl Into<String>) -> Self {
+        self.local_root = Some(attribute.into());
+        self
+    }
+
+    /// Also publishes these entries of the context's baggage, as attributes of the same
+    /// names.
+    pub fn baggage<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.baggage = names.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Whether local root spans get the attribute `pyroscope.profile.id`, their own span ID, by
+    /// which Grafana finds a span's profile. On by default.
+    pub fn profile_id(mut self, profile_id: bool) -> Self {
+        self.profile_id = profile_id;
+        self
+    }
+
+    /// Builds the provider, publishes its resource, and from now on publishes each context that is
+    /// attached to a thread.
+    ///
+    /// This never fails. What cannot be published is reported as a warning, and by
+    /// [`check`](crate::check).
+    pub fn build(self) -> SdkTracerProvider {
+        let mut builder = self.builder;
+        let description = format!("{builder:?}");
+        let defaults = Config::default();
+
+        let published = Published {
+            attributes: keys(self.attributes),
+            profile_id: self.profile_id,
+        };
+        let is_ours = observer::set(Options {
+            baggage: keys(self.baggage),
+            span_name: self.span_name.and_then(key),
+            local_root: self.local_root.and_then(key),
+        });
+
+        if has_resource(&description) {
+            builder = builder.with_span_processor(Listener);
+        } else {
+            resource::publish(self.resource.as_ref().unwrap_or(&defaults.resource));
+        }
+        if let Some(resource) = self.resource {
+            builder = builder.with_resource(resource);
+        }
+        if !is_ours {
+            problem::report(Problem::OtherObserver);
+        }
+        let is_given = self.sampler.is_some() && self.id_generator.is_some();
+        if is_given || has_defaults(&description, &defaults) {
+            builder = builder
+                .with_id_generator(Remembered(
+                    self.id_generator.unwrap_or(defaults.id_generator),
+                ))
+                .with_sampler(Recording {
+                    decide: self.sampler.unwrap_or(defaults.sampler),
+                    published: Arc::new(published),
+                });
+        } else {
+            problem::report(Problem::OwnSampler);
+        }
+        problem::installed();
+        builder.build()
+    }
+}
+
+fn keys(names: Vec<String>) -> Vec<Key> {
+    names.into_iter().filter_map(key).collect()
+}
+
+fn key(name: String) -> Option<Key> {
+    let key = Key::from_string(name);
+    key.map_err(|error| problem::report(Problem::Key(error)))
+        .ok()
+}
+
+/// Whether a builder still has the default sampler and ID generator.
+///
+/// The SDK has no other way to ask than the builder's description for debugging. If that changes,
+/// the builder's own sampler is kept, and reported.
+fn has_defaults(description: &str, defaults: &Config) -> bool {
+    description.contains(&format!(
+        "sampler: {:?}, id_generator: {:?}, span_limits: ",
+        defaults.sampler, defaults.id_generator
+    ))
+}
+
+/// Whether a builder has a resource. If its description changes, the resource comes from a span processor.
+fn has_resource(description: &str) -> bool {
+    !description.ends_with(", resource: None }")
+}

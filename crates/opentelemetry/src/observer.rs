@@ -1,0 +1,150 @@
+//! Publishes the context that OpenTelemetry attaches to a thread.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use opentelemetry::baggage::BaggageExt;
+use opentelemetry::context::{ContextObserver, GlobalContextObserver, ObserverContextView};
+use opentelemetry::trace::{SpanContext, TraceContextExt};
+use opentelemetry::Context;
+use otelctx::{current_record, swap_current, Key, Record, SharedRecord, TraceFlags};
+
+use crate::started;
+
+/// What readers see of a context.
+pub(crate) struct View(pub(crate) SharedRecord);
+
+impl ObserverContextView for View {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The record of a context that was created while the observer was set.
+pub(crate) fn record(context: &Context) -> Option<&SharedRecord> {
+    let view = context.observer_view().as_ref()?;
+    Some(&view.as_any().downcast_ref::<View>()?.0)
+}
+
+/// What to publish of every context, whichever provider its span is from.
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) baggage: Vec<Key>,
+    pub(crate) span_name: Option<Key>,
+    pub(crate) local_root: Option<Key>,
+}
+
+/// Those of the first [`install`](crate::install).
+static OPTIONS: OnceLock<Options> = OnceLock::new();
+
+pub(crate) fn options() -> &'static Options {
+    static NONE: Options = Options {
+        baggage: Vec::new(),
+        span_name: None,
+        local_root: None,
+    };
+    OPTIONS.get().unwrap_or(&NONE)
+}
+
+/// Whether the observer has seen the context of [`set`].
+static CALLED: AtomicBool = AtomicBool::new(false);
+
+/// The value in a context that tells the observer that it was set.
+struct Probe;
+
+/// Sets the observer, unless another one was set. Returns whether it is ours.
+pub(crate) fn set(options: Options) -> bool {
+    if !CALLED.load(Ordering::Relaxed) {
+        let _ = OPTIONS.set(options);
+        // Without a result: a second observer is only logged. So see which one is called.
+        GlobalContextObserver::set(Arc::new(Observer));
+        drop(Context::new().with_value(Probe));
+    }
+    CALLED.load(Ordering::Relaxed)
+}
+
+struct Observer;
+
+impl ContextObserver for Observer {
+    fn on_context_enter(&self, _from: &Context, to: &Context) {
+        publish(to);
+    }
+
+    fn on_context_exit(&self, _from: &Context, to: &Context) {
+        publish(to);
+    }
+
+    fn make_view(&self, context: &Context) -> Option<Arc<dyn ObserverContextView>> {
+        if !context.has_active_span() {
+            if context.get::<Probe>().is_some() {
+                CALLED.store(true, Ordering::Relaxed);
+            }
+            return None;
+        }
+        let span = context.span();
+        let span = span.span_context();
+        if !span.is_valid() {
+            return None;
+        }
+        let view = started::find(span).filter(|view| view.0.flags() == flags(span));
+        let baggage = &*options().baggage;
+        if baggage.is_empty() {
+            return Some(view.unwrap_or_else(|| Arc::new(View(known_record(span)))));
+        }
+        let record = view.map_or_else(|| known_record(span), |view| view.0.clone());
+        Some(Arc::new(View(with_baggage(&record, context, baggage))))
+    }
+}
+
+/// Makes a context what readers see of this thread.
+///
+/// OpenTelemetry has its own thread-local variable borrowed here: `Context::current()` would panic.
+#[inline]
+fn publish(context: &Context) {
+    let record = record(context).cloned().or_else(|| created_before(context));
+    drop(swap_current(record));
+}
+
+/// The record of a context with a span that was created before the observer was set.
+fn created_before(context: &Context) -> Option<SharedRecord> {
+    if !context.has_active_span() {
+        return None;
+    }
+    let span = context.span();
+    let span = span.span_context();
+    span.is_valid().then(|| plain(span).share())
+}
+
+/// The record of a span that was not started on this thread: with its attributes if the thread
+/// is working on it.
+fn known_record(span: &SpanContext) -> SharedRecord {
+    current_record()
+        .filter(|record| {
+            record.span_id() == span.span_id().to_bytes().into()
+                && record.trace_id() == span.trace_id().to_bytes().into()
+                && record.flags() == flags(span)
+        })
+        .unwrap_or_else(|| plain(span).share())
+}
+
+/// A record without attributes.
+pub(crate) fn plain(span: &SpanContext) -> Record {
+    Record::new(span.trace_id().to_bytes(), span.span_id().to_bytes()).flags(flags(span))
+}
+
+fn flags(span: &SpanContext) -> TraceFlags {
+    TraceFlags(span.trace_flags().to_u8())
+}
+
+/// Replaces a record's attributes from the baggage by those of this context.
+fn with_baggage(record: &SharedRecord, context: &Context, keys: &[Key]) -> SharedRecord {
+    let mut copy = record.copy_with_ids(record.trace_id(), record.span_id(), record.flags());
+    for key in keys {
+        copy = copy.without(key);
+        if let Some(value) = context.baggage().get(key.name()) {
+            copy = copy.with(key, value.as_str());
+        }
+    }
+    copy.share()
+}

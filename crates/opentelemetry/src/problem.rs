@@ -1,0 +1,109 @@
+//! What prevents contexts from being published.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use otelctx::{is_exported, KeyError, NotExported, PublishError};
+
+/// Why contexts are not published, or not all of what was asked for.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Problem {
+    /// The program has not called [`install`](crate::install) and [`build`](crate::Install::build).
+    NotInstalled,
+    /// Another library has set OpenTelemetry's only context observer. No thread contexts are
+    /// published.
+    OtherObserver,
+    /// The builder that was passed to [`install`](crate::install) already had a sampler or an ID generator
+    /// of its own. Only the IDs and flags of its spans are published.
+    OwnSampler,
+    /// An attribute cannot be published.
+    Key(KeyError),
+    /// The process context was not published.
+    ProcessContext(PublishError),
+    /// The executable does not export the variable by which readers find thread contexts.
+    NotExported(NotExported),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotInstalled => f.write_str(
+                "otelctx_opentelemetry is not installed: build the tracer provider with \
+                 otelctx_opentelemetry::install(...).build()",
+            ),
+            Self::OtherObserver => f.write_str(
+                "thread contexts are not published: another library has set OpenTelemetry's \
+                 context observer (GlobalContextObserver::set), and a process has only one; \
+                 remove it, or install otelctx_opentelemetry first",
+            ),
+            Self::OwnSampler => f.write_str(
+                "attributes of spans are not published: the builder has a sampler or an ID \
+                 generator of its own; pass it to Install::sampler or Install::id_generator instead",
+            ),
+            Self::Key(error) => write!(f, "an attribute is not published: {error}"),
+            Self::ProcessContext(error) => error.fmt(f),
+            Self::NotExported(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Problem {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Key(error) => Some(error),
+            Self::ProcessContext(error) => Some(error),
+            Self::NotExported(error) => Some(error),
+            Self::NotInstalled | Self::OtherObserver | Self::OwnSampler => None,
+        }
+    }
+}
+
+enum State {
+    NotInstalled,
+    Installed,
+    Failed(Problem),
+}
+
+static STATE: Mutex<State> = Mutex::new(State::NotInstalled);
+
+/// Whether everything that was asked for is published: for a health check, or a line at start-up.
+///
+/// # Errors
+/// The first [`Problem`] since the program started. It was also reported as a warning, the way
+/// that OpenTelemetry's SDK reports its own (feature `internal-logs`).
+pub fn check() -> Result<(), Problem> {
+    match &*STATE.lock().unwrap_or_else(PoisonError::into_inner) {
+        State::NotInstalled => Err(Problem::NotInstalled),
+        State::Failed(problem) => Err(problem.clone()),
+        State::Installed => is_exported().map_err(Problem::NotExported),
+    }
+}
+
+/// Notes that a provider was built.
+pub(crate) fn installed() {
+    {
+        let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, State::NotInstalled) {
+            *state = State::Installed;
+        }
+    }
+    if let Err(error) = is_exported() {
+        warn(&Problem::NotExported(error));
+    }
+}
+
+/// Reports a problem, and keeps the first one for [`check`].
+pub(crate) fn report(problem: Problem) {
+    warn(&problem);
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    if !matches!(*state, State::Failed(_)) {
+        *state = State::Failed(problem);
+    }
+}
+
+fn warn(problem: &Problem) {
+    let message = problem.to_string();
+    let message = message.as_str();
+    opentelemetry::otel_warn!(name: "otelctx.Install", message = message);
+}
