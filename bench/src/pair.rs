@@ -59,6 +59,12 @@ impl Rounds {
         }
     }
 
+    /// The median of how much longer our side took in a round.
+    pub(crate) fn difference(&self) -> f64 {
+        let differences = self.ours.iter().zip(&self.peer).map(|(o, p)| o - p);
+        quantile(differences.collect(), 0.5)
+    }
+
     /// The quantile `share` of each side, divided by `unit`.
     pub(crate) fn quantiles(&self, share: f64, unit: f64) -> Pair {
         let of = |times: &Vec<f64>| quantile(times.clone(), share) / unit;

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::debian;
 use crate::report::{self, Outcome};
-use crate::workspace::{APPLICATION_CRATES, cargo, root};
+use crate::workspace::{APPLICATION_CRATES, INTEGRATIONS, cargo, root};
 
 /// The minimum that the application crates state in their `rust-version`.
 const APPLICATIONS: &str = "1.82";
@@ -42,6 +42,7 @@ fn compile() -> Result<Outcome, String> {
     match debian::OLDER.rustc() {
         Ok(rustc) => {
             check(&rustc, &application_crates(), None)?;
+            check(&rustc, &integrations(), None)?;
             done.push(format!("application crates with {}", version(&rustc)?));
             for target in ["aarch64-unknown-linux-gnu", "wasm32-wasip1"] {
                 check(&rustc, &application_crates(), Some(target))?;
@@ -70,10 +71,15 @@ fn compile() -> Result<Outcome, String> {
 }
 
 fn application_crates() -> Vec<&'static str> {
-    APPLICATION_CRATES
-        .iter()
-        .flat_map(|name| ["-p", *name])
-        .collect()
+    packages(&APPLICATION_CRATES)
+}
+
+fn integrations() -> Vec<&'static str> {
+    packages(&INTEGRATIONS)
+}
+
+fn packages(names: &[&'static str]) -> Vec<&'static str> {
+    names.iter().flat_map(|name| ["-p", *name]).collect()
 }
 
 /// `cargo check` with another compiler, in a target folder of its own.

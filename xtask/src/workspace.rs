@@ -11,6 +11,10 @@ use crate::report;
 /// The crates for applications: they support an older Rust, and have a small dependency tree.
 pub(crate) const APPLICATION_CRATES: [&str; 3] = ["otelctx-format", "otelctx", "otelctx-build"];
 
+/// Crates for applications that depend on another project's. They support the same Rust, as far as
+/// those do.
+pub(crate) const INTEGRATIONS: [&str; 1] = ["otelctx-opentelemetry"];
+
 /// The workspaces of the checkout.
 pub(crate) const MANIFESTS: [&str; 3] = [
     "Cargo.toml",

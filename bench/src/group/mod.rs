@@ -16,6 +16,7 @@ pub(crate) mod sampler;
 mod scale;
 mod stop;
 pub(crate) mod symbolize;
+mod traced;
 
 use crate::row::Report;
 
@@ -48,6 +49,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "adding keys at run time",
         by_default: true,
         run: keys::run,
+    },
+    Group {
+        name: "traced",
+        summary: "contexts of OpenTelemetry and tracing",
+        by_default: true,
+        run: traced::run,
     },
     Group {
         name: "reader",

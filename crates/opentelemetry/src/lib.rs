@@ -40,7 +40,7 @@
 //!
 //! # Costs
 //!
-//! About 20 ns to attach and detach a context, and 40 ns for a span. Without
+//! About 13 ns to attach and detach a context, and 40 ns for a span. Without
 //! [`Install::resource`], the resource comes from a span processor, and OpenTelemetry
 //! copies each span's data for each processor if there are several.
 //!

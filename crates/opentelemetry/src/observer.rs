@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 
 use opentelemetry::baggage::BaggageExt;
 use opentelemetry::context::{ContextObserver, GlobalContextObserver, ObserverContextView};
-use opentelemetry::trace::{SpanContext, TraceContextExt};
+use opentelemetry::trace::{self, SpanContext, TraceContextExt};
 use opentelemetry::Context;
-use otelctx::{current_record, swap_current, Key, Record, SharedRecord, TraceFlags};
+use otelctx::{current_record, set_current, swap_current, Key, Record, SharedRecord, TraceFlags};
 
 use crate::started;
 
@@ -87,7 +87,8 @@ impl ContextObserver for Observer {
         if !span.is_valid() {
             return None;
         }
-        let view = started::find(span).filter(|view| view.0.flags() == flags(span));
+        let view =
+            started::find(span).filter(|view| view.0.flags() == converted(span.trace_flags()));
         let baggage = &*options().baggage;
         if baggage.is_empty() {
             return Some(view.unwrap_or_else(|| Arc::new(View(known_record(span)))));
@@ -97,13 +98,40 @@ impl ContextObserver for Observer {
     }
 }
 
+/// Detaches what is attached when the thread ends.
+struct AtExit;
+
+impl Drop for AtExit {
+    fn drop(&mut self) {
+        drop(swap_current(None));
+    }
+}
+
+thread_local! {
+    static AT_EXIT: AtExit = const { AtExit };
+}
+
 /// Makes a context what readers see of this thread.
 ///
 /// OpenTelemetry has its own thread-local variable borrowed here: `Context::current()` would panic.
 #[inline]
 fn publish(context: &Context) {
-    let record = record(context).cloned().or_else(|| created_before(context));
-    drop(swap_current(record));
+    let Some(record) = record(context) else {
+        return publish_without_view(context);
+    };
+    if AT_EXIT.try_with(|_| ()).is_ok() {
+        // SAFETY: the context has a handle. OpenTelemetry keeps it in its thread-local stack until it
+        // has told the observer about the next one, or drops the stack when the thread ends. The
+        // standard library drops thread-local variables in reverse order of their first use, so
+        // `AT_EXIT` has detached the record before: the stack is in use while this is called.
+        unsafe { set_current(Some(record)) };
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn publish_without_view(context: &Context) {
+    drop(swap_current(created_before(context)));
 }
 
 /// The record of a context with a span that was created before the observer was set.
@@ -123,18 +151,19 @@ fn known_record(span: &SpanContext) -> SharedRecord {
         .filter(|record| {
             record.span_id() == span.span_id().to_bytes().into()
                 && record.trace_id() == span.trace_id().to_bytes().into()
-                && record.flags() == flags(span)
+                && record.flags() == converted(span.trace_flags())
         })
         .unwrap_or_else(|| plain(span).share())
 }
 
 /// A record without attributes.
-pub(crate) fn plain(span: &SpanContext) -> Record {
-    Record::new(span.trace_id().to_bytes(), span.span_id().to_bytes()).flags(flags(span))
+fn plain(span: &SpanContext) -> Record {
+    Record::new(span.trace_id().to_bytes(), span.span_id().to_bytes())
+        .flags(converted(span.trace_flags()))
 }
 
-fn flags(span: &SpanContext) -> TraceFlags {
-    TraceFlags(span.trace_flags().to_u8())
+pub(crate) fn converted(flags: trace::TraceFlags) -> TraceFlags {
+    TraceFlags(flags.to_u8())
 }
 
 /// Replaces a record's attributes from the baggage by those of this context.

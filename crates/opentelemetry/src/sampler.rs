@@ -1,15 +1,14 @@
 //! A sampler that decides nothing: it sees the attributes of each span that is started.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use opentelemetry::trace::{
-    Link, SpanContext, SpanId, SpanKind, TraceContextExt, TraceFlags, TraceId,
-};
+use opentelemetry::trace::{Link, SpanId, SpanKind, TraceContextExt, TraceFlags, TraceId};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::{SamplingDecision, SamplingResult, ShouldSample};
 use otelctx::{Key, Record};
 
-use crate::observer::{self, View};
+use crate::observer::{self, converted};
 use crate::{ids, started};
 
 /// The attribute that links a span to its profile in Grafana.
@@ -53,9 +52,8 @@ impl ShouldSample for Recording {
             parent.is_valid() && !parent.is_remote()
         });
         let flags = flags(parent, &result.decision);
-        let context = SpanContext::new(trace, span, flags, false, Default::default());
-        let record = self.record(&context, local_parent, name, attributes, &result.attributes);
-        started::add(trace, span, Arc::new(View(record.share())));
+        let attributes = [attributes, &result.attributes];
+        self.publish((trace, span, flags), local_parent, name, attributes);
         if self.published.profile_id && local_parent.is_none() {
             let id = KeyValue::new(PROFILE_ID, span.to_string());
             result.attributes.push(id);
@@ -65,46 +63,43 @@ impl ShouldSample for Recording {
 }
 
 impl Recording {
-    /// A record with the span's own attributes, and those of its parent.
-    fn record(
+    /// Writes a record with the span's own attributes, and those of its parent.
+    fn publish(
         &self,
-        span: &SpanContext,
+        (trace, span, flags): (TraceId, SpanId, TraceFlags),
         parent: Option<&Context>,
         name: &str,
-        attributes: &[KeyValue],
-        from_sampler: &[KeyValue],
-    ) -> Record {
+        attributes: [&[KeyValue]; 2],
+    ) {
         let inherited = parent.and_then(observer::record);
-        let mut record = match inherited {
-            Some(parent) => parent.copy_with_ids(
-                span.trace_id().to_bytes(),
-                span.span_id().to_bytes(),
-                otelctx::TraceFlags(span.trace_flags().to_u8()),
-            ),
-            None => observer::plain(span),
-        };
-        let mut set = |key: &Key, value: &str| {
-            let kept = std::mem::replace(&mut record, Record::new([0; 16], [0; 8]));
-            record = kept.without(key).with(key, value);
-        };
-        for key in &self.published.attributes {
-            let given = attributes.iter().chain(from_sampler);
-            if let Some(given) = given.filter(|it| it.key.as_str() == key.name()).last() {
-                set(key, &given.value.as_str());
-            }
-        }
         let options = observer::options();
-        if let Some(key) = &options.span_name {
-            set(key, name);
-        }
-        if let Some(key) = options.local_root.as_ref().filter(|_| inherited.is_none()) {
-            // A parent without a record was started before the observer was set, or by another tracer.
-            let root = parent.map_or(span.span_id(), |parent| {
-                parent.span().span_context().span_id()
-            });
-            set(key, &root.to_string());
-        }
-        record
+        // A parent without a record was started before the observer was set.
+        let local_root = options.local_root.as_ref();
+        let local_root = local_root.filter(|_| inherited.is_none()).map(|key| {
+            let root = parent.map_or(span, |parent| parent.span().span_context().span_id());
+            (key, Cow::Owned(root.to_string()))
+        });
+        let span_name = options.span_name.as_ref();
+        let span_name = span_name.map(|key| (key, Cow::Borrowed(name)));
+        let given = self.published.attributes.iter().filter_map(|key| {
+            let given = attributes.into_iter().flatten();
+            let given = given.filter(|given| given.key.as_str() == key.name());
+            Some((key, given.last()?.value.as_str()))
+        });
+        let mut own = given.chain(span_name).chain(local_root).peekable();
+
+        let (trace_id, span_id) = (trace.to_bytes(), span.to_bytes());
+        let record = match inherited {
+            Some(parent) if own.peek().is_none() => {
+                return started::add_copy(trace, span, flags, parent);
+            }
+            Some(parent) => parent.copy_with_ids(trace_id, span_id, converted(flags)),
+            None => Record::new(trace_id, span_id).flags(converted(flags)),
+        };
+        let record = own.fold(record, |record, (key, value)| {
+            record.without(key).with(key, &value)
+        });
+        started::add(trace, span, record.share());
     }
 }
 

@@ -114,6 +114,7 @@ pub use otelctx_format::record::{Context, Skipped};
 pub use otelctx_format::{ParseIdError, Schema, SpanId, TraceFlags, TraceId};
 pub use process_context::{Detect, ProcessContext, PublishError, Published};
 pub use thread::{
-    append_current, current, current_record, swap_current, thread_record, thread_slot, Attached, AttachedOwned,
-    AttachedShared, Attributes, InScope, Key, KeyError, Record, SharedRecord, ThreadRecord,
+    append_current, current, current_record, set_current, swap_current, thread_record, thread_slot,
+    Attached, AttachedOwned, AttachedShared, Attributes, InScope, Key, KeyError, Record,
+    SharedRecord, ThreadRecord,
 };

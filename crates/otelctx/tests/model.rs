@@ -19,8 +19,8 @@ use std::thread;
 
 use common::{attached, bytes, in_own_process, slot};
 use otelctx::{
-    append_current, swap_current, thread_record, Attached, AttachedOwned, AttachedShared, Key,
-    ProcessContext, Record, SharedRecord, TraceFlags,
+    append_current, current_record, set_current, swap_current, thread_record, Attached,
+    AttachedOwned, AttachedShared, Key, ProcessContext, Record, SharedRecord, TraceFlags,
 };
 
 const SEQUENCES: u64 = 300;
@@ -95,6 +95,8 @@ struct Model {
     /// Whether another publisher may have changed the chain.
     interfered: bool,
     current: Option<u64>,
+    /// The handle of the current record if the thread has no reference.
+    kept: Option<SharedRecord>,
     in_place: Option<u64>,
     /// The other publisher's record, and what it will restore.
     foreign: Vec<(*mut Foreign, *mut u8, Option<u64>)>,
@@ -150,6 +152,7 @@ impl Model {
             self.current.into_iter().for_each(|old| self.hold(old));
         }
         let before = swap_current(new.map(|(_, shared)| shared));
+        self.kept = None;
         assert_eq!(before.is_some(), self.current.is_some());
         if number.is_some() {
             assert_eq!(shown(), number, "what was swapped in is shown");
@@ -163,6 +166,30 @@ impl Model {
             }
         }
         self.current = number;
+        if let Some(number) = number {
+            self.hold(number);
+        }
+    }
+
+    fn set(&mut self, new: Option<(u64, SharedRecord)>) {
+        let (number, handle) = new.unzip();
+        if number.is_some() || !self.interfered {
+            self.written(number);
+        }
+        if number.is_none() && self.is_foreign() {
+            self.current.into_iter().for_each(|old| self.hold(old));
+        }
+        // SAFETY: the handle is kept until the next one is set or swapped in.
+        unsafe { set_current(handle.as_ref()) };
+        self.kept = handle;
+        if number.is_some() {
+            assert_eq!(shown(), number, "what was set is shown");
+        }
+        let current = current_record().map(|record| record.span_id());
+        assert_eq!(current, number.map(|number| ids(number).1.into()));
+        if let Some(old) = std::mem::replace(&mut self.current, number) {
+            self.release(old);
+        }
         if let Some(number) = number {
             self.hold(number);
         }
@@ -364,9 +391,15 @@ impl Model {
             11 | 12 => self.drop_record(),
             13 | 14 => {
                 let new = self.handle();
-                self.swap(Some(new));
+                match self.random.below(2) {
+                    0 => self.swap(Some(new)),
+                    _ => self.set(Some(new)),
+                }
             }
-            15 => self.swap(None),
+            15 => match self.random.below(2) {
+                0 => self.swap(None),
+                _ => self.set(None),
+            },
             16 => self.write_in_place(),
             17 | 18 => self.append(),
             _ => self.foreign(),
@@ -392,6 +425,7 @@ impl Model {
         while !self.guards.is_empty() {
             self.drop_guard();
         }
+        self.set(None);
         while !(self.forgotten.is_empty() && self.records.is_empty() && self.handles.is_empty()) {
             self.drop_record();
         }
@@ -429,6 +463,7 @@ fn the_slot_holds_nothing_or_the_record_of_a_living_holder() {
                         chain: Vec::new(),
                         interfered: false,
                         current: None,
+                        kept: None,
                         in_place: None,
                         foreign: Vec::new(),
                     };

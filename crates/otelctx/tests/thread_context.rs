@@ -934,3 +934,74 @@ fn permutations(count: usize) -> Vec<Vec<usize>> {
     }
     all
 }
+
+#[test]
+fn an_attribute_that_is_removed_leaves_the_others() {
+    in_own_process("an_attribute_that_is_removed_leaves_the_others", || {
+        static ROUTE: Key = Key::new("http.route");
+        static USER: Key = Key::new("user.id");
+        static ABSENT: Key = Key::new("absent");
+        let _process = ProcessContext::new()
+            .service_name("shop")
+            .publish()
+            .unwrap();
+        let record = Record::new([1; 16], [2; 8])
+            .sampled(true)
+            .with(&ROUTE, "/first")
+            .with(&USER, "4711")
+            .with(&ROUTE, "/second")
+            .without(&ABSENT)
+            .without(&ROUTE);
+        assert_eq!(record.attributes_size(), 2 + "4711".len());
+        let mut record = record.with(&ROUTE, "/third");
+        let _attached = record.attach();
+        let context = otelctx::current().unwrap();
+        assert_eq!(context.trace_id, [1; 16].into());
+        assert_eq!(context.trace_flags, TraceFlags::SAMPLED);
+        let expected = [("user.id", "4711"), ("http.route", "/third")];
+        let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        assert_eq!(context.attributes, expected);
+    });
+}
+
+#[test]
+fn a_handle_uses_its_memory_again_if_it_is_the_only_one() {
+    in_own_process(
+        "a_handle_uses_its_memory_again_if_it_is_the_only_one",
+        || {
+            static ROUTE: Key = Key::new("http.route");
+            let _process = ProcessContext::new()
+                .service_name("shop")
+                .publish()
+                .unwrap();
+            let long = "x".repeat(300);
+            let from = Record::new([1; 16], [1; 8]).with(&ROUTE, &long).share();
+            assert!(from.is_truncated());
+            let mut handle = Record::new([2; 16], [2; 8]).share();
+            let small = handle.as_ptr();
+            handle.replace_by_copy(&from, [3; 16], [3; 8], TraceFlags::SAMPLED);
+            assert_ne!(handle.as_ptr(), small, "there was no room");
+            let large = handle.as_ptr();
+            handle.replace_by_copy(&from, [4; 16], [4; 8], TraceFlags::NONE);
+            assert_eq!(handle.as_ptr(), large);
+            let other = handle.clone();
+            handle.replace_by_copy(&from, [5; 16], [5; 8], TraceFlags::SAMPLED);
+            assert_ne!(handle.as_ptr(), large, "another handle has it");
+            for (handle, byte, flags) in [
+                (&other, 4, TraceFlags::NONE),
+                (&handle, 5, TraceFlags::SAMPLED),
+            ] {
+                assert_eq!(handle.trace_id(), [byte; 16].into());
+                assert_eq!(handle.span_id(), [byte; 8].into());
+                assert_eq!(handle.flags(), flags);
+                assert!(handle.is_truncated());
+                let _attached = handle.attach();
+                let attributes = otelctx::current().unwrap().attributes;
+                assert_eq!(
+                    attributes,
+                    [("http.route".to_owned(), long[..255].to_owned())]
+                );
+            }
+        },
+    );
+}

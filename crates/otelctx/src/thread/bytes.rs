@@ -150,20 +150,25 @@ pub(super) unsafe fn remove(block: *mut u8, key: u8) -> usize {
 pub(super) unsafe fn copy(from: *mut u8, to: *mut u8) {
     // SAFETY: as the caller promises.
     unsafe {
-        let attributes = used(from);
         ptr::copy_nonoverlapping(from, to, offset::VALID);
-        to.add(offset::TRACE_FLAGS)
-            .write(from.add(offset::TRACE_FLAGS).read());
-        ptr::copy_nonoverlapping(
-            from.add(offset::ATTRIBUTES),
-            to.add(offset::ATTRIBUTES),
-            attributes,
-        );
-        validate(
-            to,
-            TraceFlags(from.add(offset::TRACE_FLAGS).read()),
-            attributes,
-        );
+        copy_attributes(from, to);
+        let flags = TraceFlags(from.add(offset::TRACE_FLAGS).read());
+        validate(to, flags, used(from));
+    }
+}
+
+/// Copies the attributes of a record into a block that is at least as large, and is currently invalid. Their
+/// size is not announced yet.
+///
+/// # Safety
+/// Both are records, and only this thread changes the second.
+#[inline]
+pub(super) unsafe fn copy_attributes(from: *mut u8, to: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let (from_attributes, to_attributes) =
+            (from.add(offset::ATTRIBUTES), to.add(offset::ATTRIBUTES));
+        ptr::copy_nonoverlapping(from_attributes, to_attributes, used(from));
     }
 }
 

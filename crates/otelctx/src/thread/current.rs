@@ -44,7 +44,10 @@ pub fn swap_current(record: Option<SharedRecord>) -> Option<SharedRecord> {
     // SAFETY: the state and the slot belong to this thread, which owns one reference to each block.
     unsafe {
         let old = (*state).current.block;
-        if !(*state).shared.is_ready_and_empty() || found_slot(state).read() != old {
+        if !(*state).shared.is_ready_and_empty()
+            || found_slot(state).read() != old
+            || (*state).current_is_unowned
+        {
             return swap_slowly(state, new);
         }
         (*state).current.block = new;
@@ -79,7 +82,7 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
             // While the other publisher's record is in the slot: later, this could remove the new one.
             AttachedBlocks::make_room(state);
         }
-        let old = std::mem::replace(&mut (*state).current, Entry::NONE);
+        let old = take(state);
         (*state).current.block = new;
         if !foreign || !new.is_null() {
             slot.write_volatile(new);
@@ -99,14 +102,88 @@ unsafe fn swap_slowly(state: *mut State, mut new: *mut u8) -> Option<SharedRecor
     }
 }
 
-/// The record that [`swap_current`] made current on the calling thread, without the attributes that
-/// were added by [`append_current`]; `None` if there is none.
+/// Takes the current entry, with a reference to its block.
+///
+/// # Safety
+/// `state` belongs to the calling thread.
+unsafe fn take(state: *mut State) -> Entry {
+    // SAFETY: as the caller promises; a block without a reference of its own is kept by its owner.
+    unsafe {
+        let current = std::mem::replace(&mut (*state).current, Entry::NONE);
+        let is_unowned = std::mem::take(&mut (*state).current_is_unowned);
+        if is_unowned && !current.block.is_null() {
+            retain(current.block);
+        }
+        current
+    }
+}
+
+/// Like [`swap_current`], for a framework that keeps the record itself: no reference is counted, which
+/// takes most of the time.
+///
+/// # Safety
+/// A handle to the record must exist until this thread has set another record or none, with this
+/// function or with [`swap_current`], or has ended.
+///
+/// ```
+/// use otelctx::Record;
+///
+/// let request = Record::new([1; 16], [1; 8]).share();
+/// // SAFETY: the handle is dropped after the record is replaced.
+/// unsafe { otelctx::set_current(Some(&request)) };
+/// assert_eq!(otelctx::current().unwrap().trace_id, [1; 16].into());
+/// // SAFETY: there is no record.
+/// unsafe { otelctx::set_current(None) };
+/// assert_eq!(otelctx::current(), None);
+/// ```
+#[inline]
+pub unsafe fn set_current(record: Option<&SharedRecord>) {
+    let state = arch::state();
+    let new = record.map_or(std::ptr::null_mut(), SharedRecord::block);
+    // SAFETY: the state and the slot belong to this thread.
+    unsafe {
+        let old = (*state).current.block;
+        if !(*state).shared.is_ready_and_empty()
+            || found_slot(state).read() != old
+            || !(old.is_null() || (*state).current_is_unowned)
+        {
+            return set_slowly(state, new);
+        }
+        (*state).current.block = new;
+        (*state).current_is_unowned = true;
+        found_slot(state).write_volatile(new);
+    }
+}
+
+/// # Safety
+/// `state` belongs to the calling thread; `new` is null, or a shared block that the caller of
+/// [`set_current`] keeps.
+#[cold]
+#[inline(never)]
+unsafe fn set_slowly(state: *mut State, new: *mut u8) {
+    // SAFETY: as the caller promises. The reference is dropped again, unless the thread has a copy
+    // instead.
+    unsafe {
+        if !new.is_null() {
+            retain(new);
+        }
+        drop(swap_slowly(state, new));
+        if !new.is_null() && (*state).current.block == new {
+            (*state).current_is_unowned = true;
+            release(|| state, new);
+        }
+    }
+}
+
+/// The record that [`swap_current`] or [`set_current`] made current on the calling thread, without
+/// the attributes that were added by [`append_current`]; `None` if there is none.
 ///
 /// For a framework that derives a context from the current one. Must not be called in signal
 /// handlers.
 #[must_use]
 pub fn current_record() -> Option<SharedRecord> {
-    // SAFETY: the state belongs to this thread, which owns a reference to the block.
+    // SAFETY: the state belongs to this thread, and the block has a reference: this thread's, or one
+    // that the caller of set_current() keeps.
     unsafe {
         let block = (*arch::state()).current.block;
         (!block.is_null()).then(|| {

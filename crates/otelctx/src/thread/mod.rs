@@ -19,7 +19,7 @@ mod state;
 
 pub use attached::Attached;
 pub use attributes::Attributes;
-pub use current::{append_current, current, current_record, swap_current};
+pub use current::{append_current, current, current_record, set_current, swap_current};
 pub use in_place::{thread_record, thread_slot, ThreadRecord};
 #[cfg(all(target_os = "linux", target_has_atomic = "64"))]
 pub(crate) use key_map::{adopt_key_map, published_key_map};

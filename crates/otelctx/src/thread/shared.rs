@@ -4,14 +4,16 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::sync::atomic::{compiler_fence, Ordering};
 
 use otelctx_format::record::Header;
 use otelctx_format::{SpanId, TraceFlags, TraceId};
 
 use super::attached_blocks::AttachedBlocks;
-use super::bytes::{copy, debug};
+use super::bytes::{copy, copy_attributes, debug, used, validate, write_ids};
 use super::current;
 use super::keys::Key;
+use super::pool::invalidate;
 use super::record::Record;
 use super::scope::InScope;
 use super::shared_block::{self, is_truncated, release_handle, retain};
@@ -69,7 +71,7 @@ impl SharedRecord {
     }
 
     #[inline(always)]
-    fn block(&self) -> *mut u8 {
+    pub(super) fn block(&self) -> *mut u8 {
         self.0.as_ptr()
     }
 
@@ -106,6 +108,36 @@ impl SharedRecord {
         let mut record = Record::copy_of(self.block(), self.is_truncated());
         record.set_ids(trace_id, span_id, flags);
         record
+    }
+
+    /// Makes this handle's record one with these IDs and flags and the attributes of `other`. If there
+    /// is no other handle, its memory is used again: for a framework that creates a record for
+    /// each span and keeps the handles of the latest.
+    ///
+    /// If one ID is zero, the other and the flags become zero as well.
+    pub fn replace_by_copy(
+        &mut self,
+        other: &Self,
+        trace_id: impl Into<TraceId>,
+        span_id: impl Into<SpanId>,
+        flags: TraceFlags,
+    ) {
+        // SAFETY: both handles have a reference. A new copy has only one, and without another
+        // reference no other thread reads or writes the record, nor is it attached.
+        unsafe {
+            let (block, from) = (self.block(), other.block());
+            if shared_block::is_unshared(block, from) {
+                invalidate(block);
+                compiler_fence(Ordering::SeqCst);
+                shared_block::set_truncated(block, is_truncated(from));
+                copy_attributes(from, block);
+            } else {
+                *self = Self::copy_of(from);
+            }
+            let block = self.block();
+            let flags = write_ids(block, trace_id.into(), span_id.into(), flags);
+            validate(block, flags, used(from));
+        }
     }
 
     /// The trace ID; zero for none.

@@ -84,6 +84,26 @@ pub(super) unsafe fn is_truncated(block: *mut u8) -> bool {
     unsafe { (*header(block)).truncated }
 }
 
+/// Whether nobody else has the block, and a copy of `other` has room in it.
+///
+/// # Safety
+/// Both are shared blocks with a reference, the first one the caller's.
+#[inline]
+pub(super) unsafe fn is_unshared(block: *mut u8, other: *mut u8) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe {
+        (*header(block)).references.load(Ordering::Acquire) == 1 && class(block) >= class(other)
+    }
+}
+
+/// # Safety
+/// `block` is a shared one that nobody else has.
+#[inline]
+pub(super) unsafe fn set_truncated(block: *mut u8, truncated: bool) {
+    // SAFETY: as the caller promises.
+    unsafe { (*header(block)).truncated = truncated };
+}
+
 /// Adds a reference.
 ///
 /// # Safety

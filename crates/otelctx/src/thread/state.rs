@@ -26,8 +26,10 @@ pub(crate) struct State {
     pub(super) pool: Pool,
     pub(super) shared: AttachedBlocks,
     pub(super) free_shared: FreeBlocks,
-    /// The record attached by [`super::swap_current`]. Nothing is below it.
+    /// The record attached by [`super::swap_current`] or [`super::set_current`]. Nothing is below it.
     pub(super) current: Entry,
+    /// Whether `current` was set by [`super::set_current`], and has no reference.
+    pub(super) current_is_unowned: bool,
     /// Releases the thread's data about shared records; null until it uses any, so that programs
     /// that never do are not linked with it.
     pub(super) end_shared: Option<unsafe fn(*mut State)>,
@@ -55,6 +57,7 @@ impl State {
         shared: AttachedBlocks::NONE,
         free_shared: FreeBlocks::NONE,
         current: Entry::NONE,
+        current_is_unowned: false,
         end_shared: None,
     };
 }
@@ -172,7 +175,10 @@ unsafe fn end_shared_records(state: *mut State) {
     // SAFETY: as the caller promises.
     unsafe {
         // If another publisher's record is in the slot, it may restore this one.
-        let current = std::mem::replace(&mut (*state).current, Entry::NONE);
+        let mut current = std::mem::replace(&mut (*state).current, Entry::NONE);
+        if std::mem::take(&mut (*state).current_is_unowned) {
+            current.block = ptr::null_mut();
+        }
         if slot(state).read_volatile().is_null() {
             current.release(state);
         }
