@@ -121,7 +121,7 @@ fn publish(context: &Context) {
     };
     if AT_EXIT.try_with(|_| ()).is_ok() {
         // SAFETY: the context has a handle. OpenTelemetry keeps it in its thread-local stack until it
-        // has told the observer about the next one, or drops the stack when the thread ends. The
+        // has called the observer for the next one, or drops the stack when the thread ends. The
         // standard library drops thread-local variables in reverse order of their first use, so
         // `AT_EXIT` has detached the record before: the stack is in use while this is called.
         unsafe { set_current(Some(record)) };

@@ -61,7 +61,7 @@ fn add_with(
     span: SpanId,
     view: impl FnOnce(Option<Arc<View>>) -> (Arc<View>, Option<Arc<View>>),
 ) {
-    // While the thread's variables are dropped, there is nobody to publish for.
+    // While the thread's variables are dropped, nothing is published any more.
     let earlier = STARTED.try_with(|started| {
         let started = &mut *started.borrow_mut();
         let at = started.next;

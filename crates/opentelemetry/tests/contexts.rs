@@ -221,7 +221,7 @@ fn spans_that_are_not_sampled_publish_the_same() {
 
 /// Spans of one trace, so that only their span IDs tell them apart.
 #[test]
-fn spans_that_are_started_before_the_first_is_attached_are_told_apart() {
+fn spans_that_are_started_before_the_first_is_attached_are_distinguished() {
     let parent = start("parent", &[]);
     let root = id(&parent);
     let _parent = parent.attach();

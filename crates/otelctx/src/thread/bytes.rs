@@ -117,8 +117,8 @@ pub(super) unsafe fn shrink(block: *mut u8, size: usize) {
     }
 }
 
-/// Moves all attributes to the front but those with this key. Returns the size of those that are
-/// left, in bytes, which is not announced yet.
+/// Removes the attributes with this key. Returns the size of the others, in bytes, which is not
+/// announced yet.
 ///
 /// # Safety
 /// `block` is a record that only this thread changes, and is currently invalid.
