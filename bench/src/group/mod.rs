@@ -5,6 +5,7 @@ mod footprint;
 pub(crate) mod instructions;
 mod keys;
 mod memory;
+mod node;
 pub(crate) mod profile;
 mod publisher;
 mod reader;
@@ -79,6 +80,12 @@ pub(crate) static GROUPS: &[Group] = &[
         summary: "many mappings, many processes, many threads; two minutes",
         by_default: false,
         run: scale::run,
+    },
+    Group {
+        name: "node",
+        summary: "how long reading a context of Node.js takes while its thread is stopped",
+        by_default: true,
+        run: node::run,
     },
     Group {
         name: "stop",
