@@ -51,6 +51,14 @@ pub(crate) fn block(
     Ok((block != 0).then_some(block))
 }
 
+/// Whether the thread with this control block on x86-64 has variables of any module: its dynamic
+/// thread vector has entries.
+pub(crate) fn has_variables(memory: &dyn Memory, block: u64) -> bool {
+    let at = block.wrapping_add(vector_offset(Machine::X86_64));
+    let vector = memory.read_u64(at).ok();
+    vector.is_some_and(|vector| memory.read_u64(vector).is_ok_and(|length| length != 0))
+}
+
 /// Offset of the thread's ID in a control block on x86-64, in bytes.
 pub(crate) const TID: u64 = 48;
 

@@ -35,6 +35,7 @@ pub(super) fn find(lists: &ThreadLists, target: &dyn Target, tid: u32) -> Option
         tid,
         left: MAX_SCANNED,
         buffer: vec![0; CHUNK],
+        abandoned: None,
     };
     if let (Some((start, end)), Some(CLibrary::Musl)) = (lists.library_range, lists.library)
         && let Some(found) = scan.range(start, end)
@@ -53,7 +54,7 @@ pub(super) fn find(lists: &ThreadLists, target: &dyn Target, tid: u32) -> Option
             false => ControlFlow::Continue(()),
         }
     });
-    walked.ok().and(found)
+    walked.ok().and(found.or(scan.abandoned))
 }
 
 struct Scan<'m> {
@@ -62,6 +63,9 @@ struct Scan<'m> {
     tid: u32,
     left: u64,
     buffer: Vec<u8>,
+    /// A block without thread-local variables. musl has one of the first thread in its own data, and
+    /// abandons it for one on the heap if the program's variables do not fit.
+    abandoned: Option<(Block, u64)>,
 }
 
 impl Scan<'_> {
@@ -88,13 +92,22 @@ impl Scan<'_> {
     }
 
     /// Searches for a block in the memory read from `start`.
-    fn words(&self, start: u64, size: usize) -> Option<(Block, u64)> {
+    fn words(&mut self, start: u64, size: usize) -> Option<(Block, u64)> {
         let words = self.buffer[..size]
             .chunks_exact(8)
             .zip((start..).step_by(8));
-        words
+        let blocks = words
             .filter(|(word, address)| **word == address.to_ne_bytes())
-            .find_map(|(_, address)| Some((self.block(address)?, address)))
+            .filter_map(|(_, address)| Some((self.block(address)?, address)));
+        let mut abandoned = self.abandoned;
+        for (block, address) in blocks {
+            if block == Block::Glibc || musl::has_variables(self.memory, address) {
+                return Some((block, address));
+            }
+            abandoned = abandoned.or(Some((block, address)));
+        }
+        self.abandoned = abandoned;
+        None
     }
 
     fn block(&self, address: u64) -> Option<Block> {
