@@ -4,6 +4,7 @@ mod aarch64;
 mod advisories;
 mod bench;
 mod bpf;
+mod c;
 mod check;
 mod collector;
 mod counts;
@@ -46,6 +47,8 @@ cargo xtask TASK
   aarch64       the tests for aarch64, under an arm64 kernel in an emulator
   kernels       the tests under other kernels, in an emulator; about an hour
                 [--short | --package NAME] [VERSION…]
+  c             build the C library, and install it with its packages
+                [--musl] [--prefix FOLDER]
   miri          run the format crate's tests under Miri
   python        build the Python package, and run its tests with every CPython
   wheel         build the Python package with a release build of the command, for older systems
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         "python" => python::run(&mut Counts::default()),
         "wheel" => python::wheel(),
         "node" => node::run(rest),
+        "c" => c::run(rest),
         "miri" => miri::run(),
         "footprint" => footprint::run(),
         "package" => package::run(),

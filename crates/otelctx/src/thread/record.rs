@@ -211,6 +211,12 @@ impl Record {
     /// Converts the record to an immutable one that any thread may attach.
     #[must_use]
     pub fn share(self) -> SharedRecord {
+        self.to_shared()
+    }
+
+    /// [`share`](Self::share) that keeps this record. It may be attached.
+    #[must_use]
+    pub fn to_shared(&self) -> SharedRecord {
         SharedRecord::copy(self.block(), self.class(), self.is_truncated())
     }
 

@@ -174,6 +174,25 @@ impl SharedRecord {
         self.block()
     }
 
+    /// Converts the record to an address, for a reference that another language holds. It is
+    /// leaked unless [`from_raw`](Self::from_raw) takes it back.
+    #[inline]
+    #[must_use]
+    pub fn into_raw(self) -> *const u8 {
+        self.into_block()
+    }
+
+    /// Takes back a record from [`into_raw`](Self::into_raw).
+    ///
+    /// # Safety
+    /// `address` came from `into_raw`, and is taken back once.
+    #[inline]
+    #[must_use]
+    pub unsafe fn from_raw(address: *const u8) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { Self::from_block(address.cast_mut()) }
+    }
+
     /// Whether an attribute was cut or skipped, because it did not fit or its key was not
     /// published.
     #[must_use]

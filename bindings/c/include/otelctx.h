@@ -1,0 +1,974 @@
+/*
+ * otelctx: publish OpenTelemetry process and thread context from C.
+ *
+ * A program that uses this library publishes what it is (process context, OTEP 4719) and what each of
+ * its threads is working on (thread context, OTEP 4947) in its own memory. A tool that may read this
+ * memory, for example `otelctx dump PID`, can tell which trace and which route each thread is working
+ * on.
+ *
+ *     otelctx_error error;
+ *     otelctx_process *process = otelctx_process_detect(OTELCTX_DETECT_DEFAULT);
+ *     otelctx_process_service_name(process, "shop");
+ *     otelctx_published *published = otelctx_publish(process, &error);
+ *     otelctx_process_free(process);
+ *     const otelctx_key *route = otelctx_key_get("http.route", &error);
+ *
+ *     otelctx_record *record = otelctx_record_new(trace_id, span_id, OTELCTX_SAMPLED);
+ *     otelctx_record_add(record, route, "/cart", OTELCTX_NUL_TERMINATED);
+ *     otelctx_record_attach(record);
+ *     ... the request ...
+ *     otelctx_record_free(record);      // detaches it
+ *
+ * Rules for all functions, unless a function says otherwise:
+ *
+ * - Arguments. A null handle, a null string or text that is not UTF-8 is refused with a code; nothing
+ *   changes then. Freeing null does nothing. A handle that was freed must not be used again.
+ * - IDs are 16 and 8 bytes, in W3C order. A null pointer stands for an ID of zeroes. If one ID is
+ *   zero, the other and the flags become zero as well: a record may have attributes alone.
+ * - Lengths are in bytes. OTELCTX_NUL_TERMINATED stands for the length of a C string.
+ * - Threads. Functions on the same handle must not run at the same time. A record, a scope and what
+ *   is attached belong to the thread that created them; other threads get OTELCTX_WRONG_THREAD.
+ *   Keys and shared records may be used by all threads at the same time.
+ * - Signal handlers must not call a function unless it says that they may.
+ * - fork. Each function may be called in the child. It has no process context, unless
+ *   otelctx_republish_after_fork() was called; records and keys of the thread that forked remain
+ *   valid, those of other threads must not be used.
+ * - No function throws, unwinds or calls abort(), except when memory is exhausted. errno is
+ *   undefined after a call.
+ */
+
+#ifndef OTELCTX_H
+#define OTELCTX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/** The thread-local pointer to the attached record, which readers find by this name. */
+#define OTELCTX_SYMBOL "otel_thread_ctx_v1"
+/** The length of a string that ends at its first zero byte. */
+#define OTELCTX_NUL_TERMINATED ((size_t)-1)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * Withdraws the process context of this library, unless records may refer to its keys. Returns
+ * whether the library publishes none any more. For publishers that are not part of otelctx: copies
+ * of otelctx in one process make way for each other without it.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+bool otelctx_withdraw(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+/**
+ * Detect OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES. If they set no `service.name`, it is
+ * `unknown_service:` and the executable's name.
+ */
+#define OTELCTX_DETECT_ENVIRONMENT 1
+
+/**
+ * Detect `process.pid`, `process.executable.name` and `process.executable.path`.
+ */
+#define OTELCTX_DETECT_PROCESS 2
+
+/**
+ * Detect `process.command_args`. Arguments can contain secrets.
+ */
+#define OTELCTX_DETECT_COMMAND_ARGS 4
+
+/**
+ * Set `telemetry.sdk.language`, `.name` and `.version`.
+ */
+#define OTELCTX_DETECT_SDK 8
+
+/**
+ * Set a random `service.instance.id`, so that each forked child has its own.
+ */
+#define OTELCTX_DETECT_INSTANCE_ID 16
+
+/**
+ * All of them but the arguments.
+ */
+#define OTELCTX_DETECT_DEFAULT 27
+
+/**
+ * The W3C trace flag that the trace is sampled.
+ */
+#define OTELCTX_SAMPLED 1
+
+/**
+ * What became of a call. Later versions may add codes; the numbers do not change.
+ */
+typedef enum otelctx_result {
+  /**
+   * The call succeeded.
+   */
+  OTELCTX_OK = 0,
+  /**
+   * A pointer is null or an argument is out of range.
+   */
+  OTELCTX_INVALID_ARGUMENT = 1,
+  /**
+   * Text is not UTF-8.
+   */
+  OTELCTX_INVALID_UTF8 = 2,
+  /**
+   * A value was cut to 255 bytes, or an attribute was left out: it does not fit, or its key is
+   * not published.
+   */
+  OTELCTX_TRUNCATED = 3,
+  /**
+   * The record or the scope belongs to another thread.
+   */
+  OTELCTX_WRONG_THREAD = 4,
+  /**
+   * The record is attached, so it cannot be attached again, moved or get other IDs.
+   */
+  OTELCTX_ATTACHED = 5,
+  /**
+   * The record or the scope is not attached.
+   */
+  OTELCTX_NOT_ATTACHED = 6,
+  /**
+   * The calling thread is ending and has freed its records.
+   */
+  OTELCTX_THREAD_ENDING = 7,
+  /**
+   * The key could not be registered: it has no name, 256 others are registered, or the process
+   * context has no room for it.
+   */
+  OTELCTX_KEY_REFUSED = 8,
+  /**
+   * This library has published a process context already.
+   */
+  OTELCTX_ALREADY_PUBLISHED = 9,
+  /**
+   * Another publisher in this process has published a process context.
+   */
+  OTELCTX_FOREIGN = 10,
+  /**
+   * This library has published no process context in this process.
+   */
+  OTELCTX_NOT_PUBLISHED = 11,
+  /**
+   * Readers would reject the process context.
+   */
+  OTELCTX_REJECTED = 12,
+  /**
+   * A system call failed.
+   */
+  OTELCTX_SYSTEM = 13,
+  /**
+   * Other processes cannot find the thread-local variable.
+   */
+  OTELCTX_NOT_EXPORTED = 14,
+  /**
+   * OTEL_RESOURCE_ATTRIBUTES is malformed and was ignored.
+   */
+  OTELCTX_MALFORMED_ENVIRONMENT = 15,
+  /**
+   * Another thread is changing the same publication.
+   */
+  OTELCTX_BUSY = 16,
+  /**
+   * A defect of this library; please report it.
+   */
+  OTELCTX_INTERNAL = 17,
+} otelctx_result;
+
+/**
+ * A copy of what readers see of a thread.
+ */
+typedef struct otelctx_context otelctx_context;
+
+/**
+ * The name of an attribute of records, for example "http.route". It is valid until the process ends.
+ */
+typedef struct otelctx_key otelctx_key;
+
+/**
+ * A process context: the attributes of an OpenTelemetry resource, and attributes of the process
+ * context itself. It does nothing until it is published, and can be changed and published again.
+ *
+ * If one of its functions fails, otelctx_publish() fails, too, and says why: so the results of the
+ * others need no check.
+ */
+typedef struct otelctx_process otelctx_process;
+
+/**
+ * A publication. It lasts until otelctx_unpublish(), or until the process ends.
+ */
+typedef struct otelctx_published otelctx_published;
+
+/**
+ * What a thread is working on: trace, span, flags and attributes, ready to be attached. It belongs
+ * to the thread that created it.
+ */
+typedef struct otelctx_record otelctx_record;
+
+/**
+ * A reference to an immutable record that any thread may attach. Several threads may use the same
+ * reference.
+ */
+typedef struct otelctx_shared otelctx_shared;
+
+/**
+ * A value of an attribute of the process context. Functions that take a value into something else
+ * free it, also when they fail.
+ */
+typedef struct otelctx_value otelctx_value;
+
+/**
+ * Code and text of a call's result. Functions that take one write it in each call; null is allowed.
+ */
+typedef struct otelctx_error {
+  /**
+   * The code.
+   */
+  enum otelctx_result code;
+  /**
+   * What failed and how to fix it, in one line; empty after success. Text that is longer is cut.
+   */
+  char message[1020];
+} otelctx_error;
+
+/**
+ * Changes a process context. See otelctx_modify().
+ */
+typedef void (*otelctx_change)(struct otelctx_process *process, void *data);
+
+/**
+ * Keeps a shared record attached to a thread, from otelctx_shared_attach() to
+ * otelctx_scope_detach(). It is the caller's memory, for example on the stack; its content is
+ * private, and it may be moved.
+ */
+typedef struct otelctx_scope {
+  /**
+   * Private.
+   */
+  uint64_t opaque[4];
+} otelctx_scope;
+
+/**
+ * A key and its value.
+ */
+typedef struct otelctx_attribute {
+  /**
+   * From otelctx_key_get().
+   */
+  const struct otelctx_key *key;
+  /**
+   * UTF-8.
+   */
+  const char *value;
+  /**
+   * Its length in bytes, or OTELCTX_NUL_TERMINATED.
+   */
+  size_t length;
+} otelctx_attribute;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * Describes a code in a sentence, for functions that give no message. The text is static; null for
+ * a number that is no code.
+ *
+ * Threads: any. Signal handlers: yes. Fork: as for all functions.
+ */
+const char *otelctx_describe(int32_t code);
+
+/**
+ * Checks that other processes can find this process's thread contexts: that the variable
+ * `otel_thread_ctx_v1` of this library is in the dynamic symbol table of its module. The message
+ * says how to fix it. It reads only this process's own memory: call it once, at start-up.
+ *
+ * Returns OTELCTX_OK or OTELCTX_NOT_EXPORTED.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_is_exported(struct otelctx_error *error);
+
+/**
+ * The version of this library, for example "0.1.0". The text is static.
+ *
+ * Threads: any. Signal handlers: yes. Fork: as for all functions.
+ */
+const char *otelctx_version(void);
+
+/**
+ * A string of UTF-8. Null if it is not.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_value *otelctx_value_string(const char *string, size_t length);
+
+/**
+ * True or false.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_value *otelctx_value_bool(bool value);
+
+/**
+ * An integer.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_value *otelctx_value_int(int64_t value);
+
+/**
+ * A floating-point number.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_value *otelctx_value_double(double value);
+
+/**
+ * Uninterpreted bytes. Null if the address is null and the length is not 0.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_value *otelctx_value_bytes(const uint8_t *address, size_t length);
+
+/**
+ * An empty array.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_value *otelctx_value_array(void);
+
+/**
+ * An empty map.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_value *otelctx_value_map(void);
+
+/**
+ * Appends a value to an array, which takes it over. OTELCTX_INVALID_ARGUMENT if the first value is
+ * no array, or if they are the same.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_value_push(struct otelctx_value *array, struct otelctx_value *value);
+
+/**
+ * Sets a value of a map, which takes it over. OTELCTX_INVALID_ARGUMENT if the first value is no
+ * map, or if they are the same.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_value_set(struct otelctx_value *map,
+                                      const char *key,
+                                      struct otelctx_value *value);
+
+/**
+ * Frees a value that nothing has taken over.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+void otelctx_value_free(struct otelctx_value *value);
+
+/**
+ * Creates a process context without attributes.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_process *otelctx_process_new(void);
+
+/**
+ * Creates a process context with what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the other
+ * constants. Unknown bits are ignored. Attributes that are set take precedence over detected ones.
+ *
+ * It reads the environment: no other thread may change it at the same time.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_process *otelctx_process_detect(uint32_t detect);
+
+/**
+ * Says whether OTEL_RESOURCE_ATTRIBUTES was ignored because it is malformed:
+ * OTELCTX_MALFORMED_ENVIRONMENT, else OTELCTX_OK.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_check_environment(const struct otelctx_process *process,
+                                                      struct otelctx_error *error);
+
+/**
+ * Sets `service.name`.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_service_name(struct otelctx_process *process, const char *name);
+
+/**
+ * Sets an attribute of the resource, and takes the value over. Setting an attribute again replaces
+ * it.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_set(struct otelctx_process *process,
+                                        const char *key,
+                                        struct otelctx_value *value);
+
+/**
+ * Sets an attribute of the resource to a string.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_set_string(struct otelctx_process *process,
+                                               const char *key,
+                                               const char *value);
+
+/**
+ * Sets an attribute of the resource to true or false.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_set_bool(struct otelctx_process *process,
+                                             const char *key,
+                                             bool value);
+
+/**
+ * Sets an attribute of the resource to an integer.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_set_int(struct otelctx_process *process,
+                                            const char *key,
+                                            int64_t value);
+
+/**
+ * Sets an attribute of the resource to a floating-point number.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_set_double(struct otelctx_process *process,
+                                               const char *key,
+                                               double value);
+
+/**
+ * Sets an attribute of the resource to uninterpreted bytes.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_set_bytes(struct otelctx_process *process,
+                                              const char *key,
+                                              const uint8_t *address,
+                                              size_t length);
+
+/**
+ * Removes an attribute of the resource, if it is there.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_remove(struct otelctx_process *process, const char *key);
+
+/**
+ * Sets an attribute of the process context itself, which is not part of the resource, and takes the
+ * value over. Names that start with `threadlocal.` are reserved for this library.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_set_context_attribute(struct otelctx_process *process,
+                                                          const char *key,
+                                                          struct otelctx_value *value);
+
+/**
+ * Sets an attribute that belongs to the schema of thread contexts, for publishers of schemas that this
+ * library does not know, and takes the value over. The name starts with `threadlocal.`.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_set_schema_attribute(struct otelctx_process *process,
+                                                         const char *key,
+                                                         struct otelctx_value *value);
+
+/**
+ * Sets the announced schema of thread contexts: "tlsdesc_v1_dev", the default, which current readers
+ * support, "tls_v1", or another one.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_schema(struct otelctx_process *process,
+                                           const char *schema);
+
+/**
+ * Sets the maximum size of the encoded context in bytes. The default is 65,536; readers may reject
+ * larger ones.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_process_max_size(struct otelctx_process *process, size_t size);
+
+/**
+ * Frees a process context. What was published stays published. In a callback of otelctx_modify(), it
+ * does nothing to the callback's context.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+void otelctx_process_free(struct otelctx_process *process);
+
+/**
+ * Publishes a process context, so that other processes can find it. The process has one: if another
+ * copy of otelctx has published one (a Rust program, the Python or the Node.js package), that one is
+ * withdrawn, and records keep their meaning.
+ *
+ * Null if it fails; nothing is published then. `error` tells why: OTELCTX_ALREADY_PUBLISHED,
+ * OTELCTX_FOREIGN, OTELCTX_REJECTED, OTELCTX_SYSTEM, or the failure of an earlier call that set an
+ * attribute.
+ *
+ * Threads: any. Signal handlers: no. Fork: the child has no process context, and may publish its own
+ * with this function or otelctx_update().
+ */
+struct otelctx_published *otelctx_publish(const struct otelctx_process *process,
+                                          struct otelctx_error *error);
+
+/**
+ * Replaces the published context, including changes by otelctx_modify(). Readers see the old one, the
+ * new one, or that it is being updated. If it fails, the old one stays.
+ *
+ * OTELCTX_NOT_PUBLISHED if another copy of otelctx has taken over; publish again to take it back.
+ * OTELCTX_BUSY if another thread uses the publication.
+ *
+ * Threads: any. Signal handlers: no. Fork: in the child, publishes the context as the child's own.
+ */
+enum otelctx_result otelctx_update(struct otelctx_published *published,
+                                   const struct otelctx_process *process,
+                                   struct otelctx_error *error);
+
+/**
+ * Changes the context that this library has published in this process, without needing the
+ * publication: for a library that adds to the application's context. `change` gets a copy of it and
+ * `data`; it may be called again if another thread changes the context at the same time. No lock is
+ * held meanwhile. It must return: no exception and no longjmp may leave it.
+ *
+ * If it fails, also because a function that `change` called has failed, the context is unchanged.
+ *
+ * Threads: any. Signal handlers: no. Fork: OTELCTX_NOT_PUBLISHED in a child that has no context.
+ */
+enum otelctx_result otelctx_modify(otelctx_change change, void *data, struct otelctx_error *error);
+
+/**
+ * Publishes the context again in every later child of this process, and in their children, with the
+ * child's `process.pid` and a random `service.instance.id`, if they were detected: for servers with
+ * forked workers. When fork() returns, the child's context is published.
+ *
+ * posix_spawn(), vfork() and clone() do not do that. Programs that call fork() in signal handlers
+ * cannot use this.
+ *
+ * OTELCTX_NOT_PUBLISHED if this publication is not in effect any more.
+ *
+ * Threads: any. Signal handlers: no. Fork: handlers run in the thread that forks; in the child they
+ * make system calls only.
+ */
+enum otelctx_result otelctx_republish_after_fork(struct otelctx_published *published,
+                                                 struct otelctx_error *error);
+
+/**
+ * Withdraws the process context, and frees the publication, also if it fails. If the context is not
+ * this publication's any more, that one stays.
+ *
+ * Threads: any, while no other uses the publication. Signal handlers: no. Fork: in a child without a
+ * context of its own, only frees the publication.
+ */
+enum otelctx_result otelctx_unpublish(struct otelctx_published *published,
+                                      struct otelctx_error *error);
+
+/**
+ * Returns the key with this name, and registers it if it is new. A process can have 256; they are
+ * published as long as it runs, so do not make names from the content of requests. If a process
+ * context is published, a new key updates it, which takes a few microseconds.
+ *
+ * Records leave out the attribute until a process context with the key is published.
+ *
+ * Null if it is refused; `error` tells why. It may be null.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+const struct otelctx_key *otelctx_key_get(const char *name_, struct otelctx_error *error);
+
+/**
+ * The index of the key in records, for programs that write the bytes of records themselves. It does
+ * not change as long as the process runs. -1 until a process context with the key is published.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+int32_t otelctx_key_index(const struct otelctx_key *key);
+
+/**
+ * Creates a record with these IDs and W3C trace flags (OTELCTX_SAMPLED), without attributes. IDs of
+ * zeroes or null: a record without a trace, which can have attributes.
+ *
+ * Null while the calling thread frees its thread-local data.
+ *
+ * Threads: the record belongs to the calling thread. Signal handlers: no. Fork: as for all
+ * functions.
+ */
+struct otelctx_record *otelctx_record_new(const uint8_t *trace_id,
+                                          const uint8_t *span_id,
+                                          uint8_t flags);
+
+/**
+ * Frees a record, and detaches it before if it is attached. A record whose thread has ended may be
+ * freed by any thread; otherwise another thread gets OTELCTX_WRONG_THREAD and nothing is freed.
+ *
+ * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_record_free(struct otelctx_record *record);
+
+/**
+ * Makes the record what the calling thread is working on, until it is detached. Detaching restores
+ * what was attached before. Records may be detached in any order: the one attached last, of those
+ * that still are, stays in effect.
+ *
+ * OTELCTX_ATTACHED if it is attached already.
+ *
+ * Threads: the record's own. Signal handlers: yes, if the thread has attached a record before, and
+ * the handler detaches what it attaches. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_record_attach(struct otelctx_record *record);
+
+/**
+ * Detaches the record: restores what was attached before it, or removes it from below other
+ * records.
+ *
+ * OTELCTX_NOT_ATTACHED if it is not attached.
+ *
+ * Threads: the record's own. Signal handlers: yes, for what the handler has attached. Fork: as for
+ * all functions.
+ */
+enum otelctx_result otelctx_record_detach(struct otelctx_record *record);
+
+/**
+ * Adds an attribute. A value is cut to 255 bytes, at a character boundary. A record has room for
+ * 612 bytes of attributes, each of which takes the length of its value plus 2. While the record is
+ * attached, readers see the whole attribute or nothing of it; it then has only the space that it
+ * had before, see otelctx_record_reserve(). If a key is added again, the last value counts.
+ *
+ * OTELCTX_TRUNCATED if the value was cut or the attribute left out.
+ *
+ * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_record_add(struct otelctx_record *record,
+                                       const struct otelctx_key *key,
+                                       const char *value,
+                                       size_t length);
+
+/**
+ * Makes room for this many bytes of attributes in total, at most 612, for adding some while the
+ * record is attached.
+ *
+ * OTELCTX_ATTACHED if it is attached.
+ *
+ * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_record_reserve(struct otelctx_record *record, size_t size);
+
+/**
+ * Replaces IDs and flags of a record that is not attached, and keeps its attributes.
+ *
+ * OTELCTX_ATTACHED if it is attached.
+ *
+ * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_record_set_ids(struct otelctx_record *record,
+                                           const uint8_t *trace_id,
+                                           const uint8_t *span_id,
+                                           uint8_t flags);
+
+/**
+ * The size of the attributes in bytes: a mark for otelctx_record_shrink_to(). 0 for a record of
+ * another thread.
+ *
+ * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ */
+size_t otelctx_record_attributes_size(const struct otelctx_record *record);
+
+/**
+ * Removes the attributes that were added since their size was this many bytes; one that extends
+ * over it is removed, too. The record may be attached.
+ *
+ * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_record_shrink_to(struct otelctx_record *record, size_t size);
+
+/**
+ * Whether a value was cut or an attribute left out since the record was created.
+ *
+ * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ */
+bool otelctx_record_is_truncated(const struct otelctx_record *record);
+
+/**
+ * Creates a record with these IDs and flags and the attributes of another one, for example for a
+ * child span. Null for a record of another thread.
+ *
+ * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_record *otelctx_record_copy(const struct otelctx_record *record,
+                                           const uint8_t *trace_id,
+                                           const uint8_t *span_id,
+                                           uint8_t flags);
+
+/**
+ * Creates an immutable copy that any thread may attach. The record stays. Null for a record of
+ * another thread.
+ *
+ * Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_shared *otelctx_record_share(const struct otelctx_record *record);
+
+/**
+ * Adds a reference to a shared record, to be released as well. Null for null.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_shared *otelctx_shared_retain(const struct otelctx_shared *shared);
+
+/**
+ * Releases a reference. The record lives until the last one is released and no thread has it
+ * attached.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+void otelctx_shared_release(struct otelctx_shared *shared);
+
+/**
+ * Makes a shared record what the calling thread is working on, until the scope is detached, which
+ * restores what was attached before. Scopes may be detached in any order. The scope's content before
+ * the call does not matter. It needs no reference: the thread keeps the record alive.
+ *
+ * Threads: any; the scope belongs to the calling thread. Signal handlers: no: this can allocate
+ * memory if the thread has attached the record already, or has attached six others. Fork: as for
+ * all functions.
+ */
+enum otelctx_result otelctx_shared_attach(const struct otelctx_shared *shared,
+                                          struct otelctx_scope *scope);
+
+/**
+ * Ends a scope: detaches its record and restores what was attached before, or removes it from below
+ * other records. OTELCTX_NOT_ATTACHED if it has ended already.
+ *
+ * Threads: the scope's own. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_scope_detach(struct otelctx_scope *scope);
+
+/**
+ * Adds an attribute that was not known when the shared record was made. It is visible on this
+ * thread until the scope is detached; the shared record does not change.
+ *
+ * OTELCTX_TRUNCATED if readers cannot see it: another record is attached over this one, there is no
+ * room for it, or its key is not published. A value is cut to 255 bytes.
+ *
+ * Threads: the scope's own. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_scope_add(struct otelctx_scope *scope,
+                                      const struct otelctx_key *key,
+                                      const char *value,
+                                      size_t length);
+
+/**
+ * Creates a record of the calling thread with these IDs and flags and the attributes of a shared
+ * one, for example for a child span. Null for null, and while the thread frees its thread-local
+ * data.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_record *otelctx_shared_copy(const struct otelctx_shared *shared,
+                                           const uint8_t *trace_id,
+                                           const uint8_t *span_id,
+                                           uint8_t flags);
+
+/**
+ * Whether a value was cut or an attribute left out when the record was made. False for null.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+bool otelctx_shared_is_truncated(const struct otelctx_shared *shared);
+
+/**
+ * The bytes of a shared record, in the layout of OTEP 4947, as long as a reference is held: for
+ * language runtimes that store the address where readers find it. They must not be changed. Null
+ * for null.
+ *
+ * Threads: any. Signal handlers: yes. Fork: as for all functions.
+ */
+const uint8_t *otelctx_shared_bytes(const struct otelctx_shared *shared);
+
+/**
+ * Rewrites the calling thread's own record with these IDs, flags and attributes, and attaches it: for
+ * programs that know when a thread switches to other work but have no scope. Readers see all of it
+ * or nothing. Without attributes, `attributes` may be null.
+ *
+ * If a record or a scope is attached, detaching that restores nothing then.
+ *
+ * OTELCTX_TRUNCATED if a value was cut or an attribute left out; the rest is attached. Invalid
+ * arguments change nothing.
+ *
+ * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_thread_set(const uint8_t *trace_id,
+                                       const uint8_t *span_id,
+                                       uint8_t flags,
+                                       const struct otelctx_attribute *attributes,
+                                       size_t count);
+
+/**
+ * Adds an attribute to the calling thread's own record. Readers see the whole attribute or nothing
+ * of it.
+ *
+ * OTELCTX_TRUNCATED if the value was cut or the attribute left out.
+ *
+ * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_thread_add(const struct otelctx_key *key,
+                                       const char *value,
+                                       size_t length);
+
+/**
+ * Detaches the calling thread's own record if it is attached.
+ *
+ * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ */
+void otelctx_thread_detach(void);
+
+/**
+ * The size of the attributes of the calling thread's own record in bytes: a mark for
+ * otelctx_thread_shrink_to().
+ *
+ * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ */
+size_t otelctx_thread_attributes_size(void);
+
+/**
+ * Removes the attributes that were added since their size was this many bytes; one that extends
+ * over it is removed, too.
+ *
+ * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ */
+void otelctx_thread_shrink_to(size_t size);
+
+/**
+ * Whether a value was cut or an attribute left out since the calling thread's own record was last
+ * set.
+ *
+ * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ */
+bool otelctx_thread_is_truncated(void);
+
+/**
+ * The 640 bytes of the calling thread's own record, in the layout of OTEP 4947, for language runtimes
+ * that write it themselves: write 0 to the `valid` byte, then IDs, flags, size and attributes, then 1
+ * to the `valid` byte, then the address to the slot, with compiler fences in between. Only the thread
+ * itself may write, within the 640 bytes, until it ends.
+ *
+ * Null once the thread has freed its thread-local data.
+ *
+ * Threads: any; the bytes belong to the calling one. Signal handlers: no. Fork: as for all
+ * functions.
+ */
+uint8_t *otelctx_thread_bytes(void);
+
+/**
+ * The address of the calling thread's `otel_thread_ctx_v1`, in which readers find the pointer to its
+ * record, for language runtimes that write it themselves: null, or the address of a record that
+ * stays valid memory as long as it is there. It does not change until the thread ends.
+ *
+ * Threads: any; the slot belongs to the calling one. Signal handlers: yes, if the thread has called
+ * it before. Fork: as for all functions.
+ */
+void **otelctx_thread_slot(void);
+
+/**
+ * Makes a shared record the context that the calling thread is working on, and returns the previous
+ * one set by this function, or null: for frameworks that set what is current without a scope and in
+ * any order. Null detaches.
+ *
+ * The call takes over the reference that is passed, and the caller gets the one that is returned.
+ *
+ * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_shared *otelctx_swap_current(struct otelctx_shared *shared);
+
+/**
+ * Adds an attribute to what the calling thread is working on, for facts that become known later. A
+ * record of the thread is changed; for a shared record, the attribute is visible on this thread
+ * until the record is detached.
+ *
+ * OTELCTX_TRUNCATED if readers cannot see it: no record of this library is attached, there is no room
+ * for it, or its key is not published. A value is cut to 255 bytes.
+ *
+ * Threads: any; affects the calling one. Signal handlers: no. Fork: as for all functions.
+ */
+enum otelctx_result otelctx_add_current(const struct otelctx_key *key,
+                                        const char *value,
+                                        size_t length);
+
+/**
+ * Copies what a reader sees of the calling thread, with the names of this library's keys. Intended
+ * for tests. Null if nothing is attached.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+struct otelctx_context *otelctx_current(void);
+
+/**
+ * The 16 bytes of the trace ID, until the copy is freed. Null for null.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+const uint8_t *otelctx_context_trace_id(const struct otelctx_context *context);
+
+/**
+ * The 8 bytes of the span ID, until the copy is freed. Null for null.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+const uint8_t *otelctx_context_span_id(const struct otelctx_context *context);
+
+/**
+ * The W3C trace flags. 0 for null.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+uint8_t otelctx_context_flags(const struct otelctx_context *context);
+
+/**
+ * The value of an attribute, not terminated, and its length in bytes, until the copy is freed. Null
+ * if it has no such attribute.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+const char *otelctx_context_attribute(const struct otelctx_context *context,
+                                      const char *name,
+                                      size_t *length);
+
+/**
+ * The number of attributes. 0 for null.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+size_t otelctx_context_attributes(const struct otelctx_context *context);
+
+/**
+ * Frees a copy.
+ *
+ * Threads: any. Signal handlers: no. Fork: as for all functions.
+ */
+void otelctx_context_free(struct otelctx_context *context);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* OTELCTX_H */

@@ -1,0 +1,453 @@
+/*
+ * otelctx for C++17: otelctx.h with scopes. Header-only; link the same library.
+ *
+ *     auto published = otelctx::Process::detect().service_name("shop").publish();
+ *     const otelctx::Key route("http.route");
+ *
+ *     otelctx::Record record(trace_id, span_id, OTELCTX_SAMPLED);
+ *     record.add(route, "/cart");
+ *     {
+ *       auto scope = record.attach();
+ *       ...  // readers see the record on this thread
+ *     }
+ *
+ * Functions for set-up throw otelctx::Error. Functions for each request do not throw,
+ * and return a code. Threads, signal handlers, fork: the same rules as in otelctx.h.
+ */
+
+#ifndef OTELCTX_HPP
+#define OTELCTX_HPP
+
+#include "otelctx.h"
+
+#include <array>
+#include <initializer_list>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace otelctx {
+
+using TraceId = std::array<uint8_t, 16>;
+using SpanId = std::array<uint8_t, 8>;
+
+/** Why something could not be set up. */
+class Error : public std::runtime_error {
+ public:
+  explicit Error(const otelctx_error &error) : std::runtime_error(error.message), code_(error.code) {}
+  explicit Error(otelctx_result code) : std::runtime_error(otelctx_describe(code)), code_(code) {}
+  otelctx_result code() const noexcept { return code_; }
+
+ private:
+  otelctx_result code_;
+};
+
+namespace detail {
+
+inline void check(otelctx_result code, const otelctx_error &error) {
+  if (code != OTELCTX_OK) throw Error(error);
+}
+
+inline void check(otelctx_result code) {
+  if (code != OTELCTX_OK) throw Error(code);
+}
+
+/** A pointer that one object owns. */
+template <typename T, auto Free>
+class Owned {
+ public:
+  explicit Owned(T *pointer = nullptr) noexcept : pointer_(pointer) {}
+  Owned(Owned &&other) noexcept : pointer_(other.release()) {}
+  Owned &operator=(Owned &&other) noexcept {
+    if (this != &other) {
+      reset();
+      pointer_ = other.release();
+    }
+    return *this;
+  }
+  Owned(const Owned &) = delete;
+  Owned &operator=(const Owned &) = delete;
+  ~Owned() { reset(); }
+  T *get() const noexcept { return pointer_; }
+  T *release() noexcept { return std::exchange(pointer_, nullptr); }
+
+ private:
+  void reset() noexcept {
+    if (pointer_ != nullptr) Free(pointer_);
+  }
+  T *pointer_;
+};
+
+}  // namespace detail
+
+/**
+ * Whether other processes can find this process's thread contexts. If not, `why` says how to fix it.
+ */
+inline bool is_exported(std::string *why = nullptr) {
+  otelctx_error error;
+  const bool exported = otelctx_is_exported(&error) == OTELCTX_OK;
+  if (why != nullptr) *why = error.message;
+  return exported;
+}
+
+/** The name of an attribute of records. Make it a static. */
+class Key {
+ public:
+  explicit Key(const char *name) {
+    otelctx_error error;
+    key_ = otelctx_key_get(name, &error);
+    if (key_ == nullptr) throw Error(error);
+  }
+  const otelctx_key *get() const noexcept { return key_; }
+  /** The index in records; none until a process context with the key is published. */
+  std::optional<uint8_t> index() const noexcept {
+    const int32_t index = otelctx_key_index(key_);
+    if (index < 0) return std::nullopt;
+    return static_cast<uint8_t>(index);
+  }
+
+ private:
+  const otelctx_key *key_;
+};
+
+/** A value of an attribute of the process context. */
+class Value {
+ public:
+  Value(std::string_view text) : Value(otelctx_value_string(text.data(), text.size())) {}
+  Value(const std::string &text) : Value(std::string_view(text)) {}
+  Value(const char *text) : Value(std::string_view(text)) {}
+  Value(bool value) : Value(otelctx_value_bool(value)) {}
+  Value(int value) : Value(otelctx_value_int(value)) {}
+  Value(long value) : Value(otelctx_value_int(value)) {}
+  Value(long long value) : Value(otelctx_value_int(value)) {}
+  Value(double value) : Value(otelctx_value_double(value)) {}
+
+  static Value bytes(const void *address, size_t size) {
+    return Value(otelctx_value_bytes(static_cast<const uint8_t *>(address), size));
+  }
+  template <typename Items>
+  static Value array(Items &&items) {
+    Value array(otelctx_value_array());
+    for (const auto &item : items) array.push(Value(item));
+    return array;
+  }
+  static Value array() { return Value(otelctx_value_array()); }
+  static Value map() { return Value(otelctx_value_map()); }
+
+  /** Appends to an array. */
+  Value &push(Value value) {
+    detail::check(otelctx_value_push(value_.get(), value.release()));
+    return *this;
+  }
+  /** Sets an entry of a map. */
+  Value &set(const char *key, Value value) {
+    detail::check(otelctx_value_set(value_.get(), key, value.release()));
+    return *this;
+  }
+  otelctx_value *release() noexcept { return value_.release(); }
+
+ private:
+  explicit Value(otelctx_value *value) : value_(value) {
+    if (value == nullptr) throw Error(OTELCTX_INVALID_UTF8);
+  }
+  detail::Owned<otelctx_value, otelctx_value_free> value_;
+};
+
+class Process;
+
+/** A publication; its destructor withdraws the process context. */
+class [[nodiscard]] Published {
+ public:
+  /** Replaces the published context. */
+  void update(const Process &process);
+  /** Publishes the context again in each later forked child. */
+  void republish_after_fork() {
+    otelctx_error error;
+    detail::check(otelctx_republish_after_fork(published_.get(), &error), error);
+  }
+  /** Withdraws the context now, and reports errors. */
+  void unpublish() {
+    otelctx_error error;
+    detail::check(otelctx_unpublish(published_.release(), &error), error);
+  }
+  /** Leaves the context published until the process ends. */
+  void keep() noexcept { published_.release(); }
+
+ private:
+  friend class Process;
+  static void free(otelctx_published *published) noexcept { otelctx_unpublish(published, nullptr); }
+  explicit Published(otelctx_published *published) noexcept : published_(published) {}
+  detail::Owned<otelctx_published, Published::free> published_;
+};
+
+/** A process context to publish. */
+class Process {
+ public:
+  /** Without attributes. */
+  Process() : process_(otelctx_process_new()), own_(process_) {}
+  /** With what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the other constants. */
+  static Process detect(uint32_t detect = OTELCTX_DETECT_DEFAULT) {
+    Process process(otelctx_process_detect(detect), true);
+    if ((detect & OTELCTX_DETECT_SDK) != 0) process.set("telemetry.sdk.language", "cpp");
+    return process;
+  }
+  Process &&service_name(const std::string &name) && { return std::move(set("service.name", name)); }
+  Process &service_name(const std::string &name) & { return set("service.name", name); }
+  /** Sets an attribute of the resource. */
+  Process &&set(const char *key, Value value) && { return std::move(set(key, std::move(value))); }
+  Process &set(const char *key, Value value) & {
+    detail::check(otelctx_process_set(process_, key, value.release()));
+    return *this;
+  }
+  /** Removes an attribute of the resource. */
+  Process &remove(const char *key) {
+    detail::check(otelctx_process_remove(process_, key));
+    return *this;
+  }
+  /** Sets an attribute of the process context itself. */
+  Process &set_context_attribute(const char *key, Value value) {
+    detail::check(otelctx_process_set_context_attribute(process_, key, value.release()));
+    return *this;
+  }
+  /** Why OTEL_RESOURCE_ATTRIBUTES was ignored, if it was. */
+  std::optional<std::string> malformed_environment() const {
+    otelctx_error error;
+    if (otelctx_process_check_environment(process_, &error) == OTELCTX_OK) return std::nullopt;
+    return error.message;
+  }
+  Published publish() const {
+    otelctx_error error;
+    otelctx_published *published = otelctx_publish(process_, &error);
+    if (published == nullptr) throw Error(error);
+    return Published(published);
+  }
+  otelctx_process *get() const noexcept { return process_; }
+
+ private:
+  template <typename Change>
+  friend void modify(Change change);
+  Process(otelctx_process *process, bool own) : process_(process), own_(own ? process : nullptr) {
+    if (process == nullptr) throw Error(OTELCTX_INTERNAL);
+  }
+  otelctx_process *process_;
+  detail::Owned<otelctx_process, otelctx_process_free> own_;
+};
+
+inline void Published::update(const Process &process) {
+  otelctx_error error;
+  detail::check(otelctx_update(published_.get(), process.get(), &error), error);
+}
+
+/**
+ * Changes the context that this library has published, for a library that adds to the application's:
+ * `change` gets a Process&. If it throws, the context is unchanged and the exception goes on.
+ */
+template <typename Change>
+void modify(Change change) {
+  struct Call {
+    Change &change;
+    std::exception_ptr thrown;
+  } call{change, nullptr};
+  otelctx_error error;
+  const otelctx_result code = otelctx_modify(
+      [](otelctx_process *process, void *data) {
+        auto &call = *static_cast<Call *>(data);
+        try {
+          Process borrowed(process, false);
+          call.change(borrowed);
+        } catch (...) {
+          call.thrown = std::current_exception();
+          // Any failure keeps the context unchanged.
+          otelctx_process_set(process, nullptr, nullptr);
+        }
+      },
+      &call, &error);
+  if (call.thrown) std::rethrow_exception(call.thrown);
+  detail::check(code, error);
+}
+
+/** Keeps a Record attached. The record must not be destroyed before it. */
+class [[nodiscard]] Attached {
+ public:
+  Attached(Attached &&other) noexcept : record_(std::exchange(other.record_, nullptr)) {}
+  Attached &operator=(Attached &&other) noexcept {
+    if (this != &other) {
+      detach();
+      record_ = std::exchange(other.record_, nullptr);
+    }
+    return *this;
+  }
+  Attached(const Attached &) = delete;
+  Attached &operator=(const Attached &) = delete;
+  ~Attached() { detach(); }
+  /** Whether the record was attached: false if it was already, or belongs to another thread. */
+  explicit operator bool() const noexcept { return record_ != nullptr; }
+  void detach() noexcept {
+    if (record_ != nullptr) otelctx_record_detach(std::exchange(record_, nullptr));
+  }
+
+ private:
+  friend class Record;
+  explicit Attached(otelctx_record *record) noexcept : record_(record) {}
+  otelctx_record *record_;
+};
+
+/** Keeps a SharedRecord attached. */
+class [[nodiscard]] Scope {
+ public:
+  Scope(Scope &&other) noexcept : scope_(other.scope_), attached_(std::exchange(other.attached_, false)) {}
+  Scope &operator=(Scope &&other) noexcept {
+    if (this != &other) {
+      detach();
+      scope_ = other.scope_;
+      attached_ = std::exchange(other.attached_, false);
+    }
+    return *this;
+  }
+  Scope(const Scope &) = delete;
+  Scope &operator=(const Scope &) = delete;
+  ~Scope() { detach(); }
+  explicit operator bool() const noexcept { return attached_; }
+  /** Adds an attribute that is visible until the scope ends. */
+  otelctx_result add(const Key &key, std::string_view value) noexcept {
+    if (!attached_) return OTELCTX_NOT_ATTACHED;
+    return otelctx_scope_add(&scope_, key.get(), value.data(), value.size());
+  }
+  void detach() noexcept {
+    if (std::exchange(attached_, false)) otelctx_scope_detach(&scope_);
+  }
+
+ private:
+  friend class SharedRecord;
+  explicit Scope(const otelctx_shared *shared) noexcept
+      : attached_(otelctx_shared_attach(shared, &scope_) == OTELCTX_OK) {}
+  otelctx_scope scope_;
+  bool attached_;
+};
+
+class SharedRecord;
+
+/** What a thread is working on. It belongs to the thread that created it. */
+class Record {
+ public:
+  Record(const TraceId &trace_id, const SpanId &span_id, uint8_t flags = 0)
+      : Record(otelctx_record_new(trace_id.data(), span_id.data(), flags)) {}
+  /** Without a trace. */
+  Record() : Record(otelctx_record_new(nullptr, nullptr, 0)) {}
+  otelctx_result add(const Key &key, std::string_view value) noexcept {
+    return otelctx_record_add(get(), key.get(), value.data(), value.size());
+  }
+  otelctx_result reserve(size_t size) noexcept { return otelctx_record_reserve(get(), size); }
+  otelctx_result set_ids(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) noexcept {
+    return otelctx_record_set_ids(get(), trace_id.data(), span_id.data(), flags);
+  }
+  size_t attributes_size() const noexcept { return otelctx_record_attributes_size(get()); }
+  otelctx_result shrink_to(size_t size) noexcept { return otelctx_record_shrink_to(get(), size); }
+  bool is_truncated() const noexcept { return otelctx_record_is_truncated(get()); }
+  /** Attaches it until the result is destroyed. */
+  Attached attach() noexcept {
+    return Attached(otelctx_record_attach(get()) == OTELCTX_OK ? get() : nullptr);
+  }
+  /** A copy that any thread may attach. */
+  SharedRecord share() const;
+  /** A record with other IDs and the same attributes. */
+  Record copy(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) const {
+    return Record(otelctx_record_copy(get(), trace_id.data(), span_id.data(), flags));
+  }
+  otelctx_record *get() const noexcept { return record_.get(); }
+
+ private:
+  friend class SharedRecord;
+  static void free(otelctx_record *record) noexcept { otelctx_record_free(record); }
+  explicit Record(otelctx_record *record) : record_(record) {
+    if (record == nullptr) throw Error(OTELCTX_WRONG_THREAD);
+  }
+  detail::Owned<otelctx_record, Record::free> record_;
+};
+
+/** An immutable record that any thread may attach; copies refer to the same one. May be empty. */
+class SharedRecord {
+ public:
+  SharedRecord() noexcept = default;
+  SharedRecord(const SharedRecord &other) noexcept : shared_(otelctx_shared_retain(other.get())) {}
+  SharedRecord(SharedRecord &&) noexcept = default;
+  SharedRecord &operator=(const SharedRecord &other) noexcept { return *this = SharedRecord(other); }
+  SharedRecord &operator=(SharedRecord &&) noexcept = default;
+  explicit operator bool() const noexcept { return get() != nullptr; }
+  /** Attaches it to the calling thread until the result is destroyed. */
+  Scope attach() const noexcept { return Scope(get()); }
+  Record copy(const TraceId &trace_id, const SpanId &span_id, uint8_t flags) const {
+    return Record(otelctx_shared_copy(get(), trace_id.data(), span_id.data(), flags));
+  }
+  bool is_truncated() const noexcept { return otelctx_shared_is_truncated(get()); }
+  otelctx_shared *get() const noexcept { return shared_.get(); }
+
+ private:
+  friend class Record;
+  friend SharedRecord swap_current(SharedRecord record) noexcept;
+  explicit SharedRecord(otelctx_shared *shared) noexcept : shared_(shared) {}
+  detail::Owned<otelctx_shared, otelctx_shared_release> shared_;
+};
+
+inline SharedRecord Record::share() const { return SharedRecord(otelctx_record_share(get())); }
+
+/** Makes a record current without a scope, and returns the previous one. Empty detaches. */
+inline SharedRecord swap_current(SharedRecord record) noexcept {
+  return SharedRecord(otelctx_swap_current(record.shared_.release()));
+}
+
+/** Adds an attribute to what the calling thread is working on. */
+inline otelctx_result add_current(const Key &key, std::string_view value) noexcept {
+  return otelctx_add_current(key.get(), value.data(), value.size());
+}
+
+/** The calling thread's own record, rewritten in place. */
+namespace thread {
+
+inline otelctx_result set(const TraceId &trace_id, const SpanId &span_id, uint8_t flags,
+                          const otelctx_attribute *attributes = nullptr, size_t count = 0) noexcept {
+  return otelctx_thread_set(trace_id.data(), span_id.data(), flags, attributes, count);
+}
+inline otelctx_result add(const Key &key, std::string_view value) noexcept {
+  return otelctx_thread_add(key.get(), value.data(), value.size());
+}
+inline void detach() noexcept { otelctx_thread_detach(); }
+
+}  // namespace thread
+
+/** A copy of what readers see of the calling thread, for tests. */
+class Context {
+ public:
+  static std::optional<Context> current() {
+    otelctx_context *context = otelctx_current();
+    if (context == nullptr) return std::nullopt;
+    return Context(context);
+  }
+  TraceId trace_id() const noexcept {
+    TraceId id;
+    for (size_t i = 0; i < id.size(); i++) id[i] = otelctx_context_trace_id(context_.get())[i];
+    return id;
+  }
+  SpanId span_id() const noexcept {
+    SpanId id;
+    for (size_t i = 0; i < id.size(); i++) id[i] = otelctx_context_span_id(context_.get())[i];
+    return id;
+  }
+  uint8_t flags() const noexcept { return otelctx_context_flags(context_.get()); }
+  std::optional<std::string> attribute(const char *name) const {
+    size_t length = 0;
+    const char *value = otelctx_context_attribute(context_.get(), name, &length);
+    if (value == nullptr) return std::nullopt;
+    return std::string(value, length);
+  }
+
+ private:
+  explicit Context(otelctx_context *context) noexcept : context_(context) {}
+  detail::Owned<otelctx_context, otelctx_context_free> context_;
+};
+
+}  // namespace otelctx
+
+#endif

@@ -1,0 +1,265 @@
+//! Codes and messages.
+
+use std::ffi::{CStr, c_char};
+use std::fmt::{self, Write as _};
+
+use otelctx::{KeyError, NotExported, PublishError};
+
+/// What became of a call. Later versions may add codes; the numbers do not change.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum otelctx_result {
+    /// The call succeeded.
+    OtelctxOk = 0,
+    /// A pointer is null or an argument is out of range.
+    OtelctxInvalidArgument = 1,
+    /// Text is not UTF-8.
+    OtelctxInvalidUtf8 = 2,
+    /// A value was cut to 255 bytes, or an attribute was left out: it does not fit, or its key is
+    /// not published.
+    OtelctxTruncated = 3,
+    /// The record or the scope belongs to another thread.
+    OtelctxWrongThread = 4,
+    /// The record is attached, so it cannot be attached again, moved or get other IDs.
+    OtelctxAttached = 5,
+    /// The record or the scope is not attached.
+    OtelctxNotAttached = 6,
+    /// The calling thread is ending and has freed its records.
+    OtelctxThreadEnding = 7,
+    /// The key could not be registered: it has no name, 256 others are registered, or the process
+    /// context has no room for it.
+    OtelctxKeyRefused = 8,
+    /// This library has published a process context already.
+    OtelctxAlreadyPublished = 9,
+    /// Another publisher in this process has published a process context.
+    OtelctxForeign = 10,
+    /// This library has published no process context in this process.
+    OtelctxNotPublished = 11,
+    /// Readers would reject the process context.
+    OtelctxRejected = 12,
+    /// A system call failed.
+    OtelctxSystem = 13,
+    /// Other processes cannot find the thread-local variable.
+    OtelctxNotExported = 14,
+    /// OTEL_RESOURCE_ATTRIBUTES is malformed and was ignored.
+    OtelctxMalformedEnvironment = 15,
+    /// Another thread is changing the same publication.
+    OtelctxBusy = 16,
+    /// A defect of this library; please report it.
+    OtelctxInternal = 17,
+}
+pub(crate) use otelctx_result::{
+    OtelctxAlreadyPublished as ALREADY_PUBLISHED, OtelctxAttached as ATTACHED, OtelctxBusy as BUSY,
+    OtelctxForeign as FOREIGN, OtelctxInternal as INTERNAL,
+    OtelctxInvalidArgument as INVALID_ARGUMENT, OtelctxInvalidUtf8 as INVALID_UTF8,
+    OtelctxKeyRefused as KEY_REFUSED, OtelctxMalformedEnvironment as MALFORMED_ENVIRONMENT,
+    OtelctxNotAttached as NOT_ATTACHED, OtelctxNotExported as NOT_EXPORTED,
+    OtelctxNotPublished as NOT_PUBLISHED, OtelctxOk as OK, OtelctxRejected as REJECTED,
+    OtelctxSystem as SYSTEM, OtelctxThreadEnding as THREAD_ENDING, OtelctxTruncated as TRUNCATED,
+    OtelctxWrongThread as WRONG_THREAD,
+};
+
+/// Code and text of a call's result. Functions that take one write it in each call; null is allowed.
+#[repr(C)]
+pub struct otelctx_error {
+    /// The code.
+    pub code: otelctx_result,
+    /// What failed and how to fix it, in one line; empty after success. Text that is longer is cut.
+    pub message: [c_char; 1020],
+}
+
+const MESSAGE_SIZE: usize = 1020;
+const _: () = assert!(size_of::<otelctx_error>() == 4 + MESSAGE_SIZE);
+
+/// Describes a code in a sentence, for functions that give no message. The text is static; null for
+/// a number that is no code.
+///
+/// Threads: any. Signal handlers: yes. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub extern "C" fn otelctx_describe(code: i32) -> *const c_char {
+    let codes = [
+        (OK, c"success"),
+        (INVALID_ARGUMENT, c"a pointer is null or an argument is out of range"),
+        (INVALID_UTF8, c"text is not UTF-8"),
+        (
+            TRUNCATED,
+            c"a value was cut to 255 bytes, or an attribute was left out: it does not fit, or its key \
+              is not published",
+        ),
+        (WRONG_THREAD, c"the record or the scope belongs to another thread"),
+        (ATTACHED, c"the record is attached; detach it first"),
+        (NOT_ATTACHED, c"the record or the scope is not attached"),
+        (THREAD_ENDING, c"the calling thread is ending and has freed its records"),
+        (KEY_REFUSED, c"the key could not be registered"),
+        (
+            ALREADY_PUBLISHED,
+            c"this library has published a process context already; change it with otelctx_modify",
+        ),
+        (FOREIGN, c"another publisher in this process has published a process context"),
+        (NOT_PUBLISHED, c"this library has published no process context in this process"),
+        (REJECTED, c"readers would reject the process context"),
+        (SYSTEM, c"a system call failed"),
+        (NOT_EXPORTED, c"other processes cannot find the thread-local variable"),
+        (MALFORMED_ENVIRONMENT, c"OTEL_RESOURCE_ATTRIBUTES is malformed and was ignored"),
+        (BUSY, c"another thread is changing the same publication"),
+        (INTERNAL, c"a defect of libotelctx; please report it"),
+    ];
+    let found = codes.iter().find(|(known, _)| *known as i32 == code);
+    found.map_or(std::ptr::null(), |(_, text)| text.as_ptr())
+}
+
+/// What failed, for [`report`].
+pub(crate) type Failure = (otelctx_result, String);
+
+/// The failure that a code alone describes.
+pub(crate) fn failure(code: otelctx_result) -> Failure {
+    let text = otelctx_describe(code as i32);
+    // SAFETY: each code has a static text.
+    let text = unsafe { CStr::from_ptr(text) };
+    (code, text.to_string_lossy().into_owned())
+}
+
+/// Writes a result for C, and returns its code.
+///
+/// # Safety
+/// `error` is null or may be written.
+pub(crate) unsafe fn report(
+    error: *mut otelctx_error,
+    result: Result<(), Failure>,
+) -> otelctx_result {
+    let (code, text) = match result {
+        Ok(()) => (OK, String::new()),
+        Err(failure) => failure,
+    };
+    if !error.is_null() {
+        // SAFETY: as the caller promises; C may not have initialized it.
+        unsafe {
+            (&raw mut (*error).code).write(code);
+            let message = (&raw mut (*error).message).cast::<u8>();
+            let length = text.floor_char_boundary_before(MESSAGE_SIZE - 1);
+            message.copy_from_nonoverlapping(text.as_ptr(), length);
+            message.add(length).write(0);
+        }
+    }
+    code
+}
+
+trait Boundary {
+    fn floor_char_boundary_before(&self, limit: usize) -> usize;
+}
+
+impl Boundary for str {
+    /// The largest length up to `limit` that cuts no character.
+    fn floor_char_boundary_before(&self, limit: usize) -> usize {
+        let mut length = self.len().min(limit);
+        while !self.is_char_boundary(length) {
+            length -= 1;
+        }
+        length
+    }
+}
+
+/// Why a process context could not be published, in terms of the C API.
+pub(crate) fn publish_failure(error: &PublishError) -> Failure {
+    match error {
+        PublishError::AlreadyPublished => (
+            ALREADY_PUBLISHED,
+            "a process context is already published, and a process has only one: change it with \
+             otelctx_modify, or replace it with otelctx_update"
+                .into(),
+        ),
+        PublishError::Foreign { mapping } => (
+            FOREIGN,
+            format!(
+                "another publisher in this process has published a process context ({}), and a process \
+                 has only one: remove one publisher, or the second copy of otelctx, whose keys \
+                 contradict this one's",
+                mapping.escape_debug()
+            ),
+        ),
+        PublishError::NotPublished => (
+            NOT_PUBLISHED,
+            "this copy of libotelctx has no process context published in this process; publish one with \
+             otelctx_publish"
+                .into(),
+        ),
+        PublishError::TooLarge { size, limit } => (
+            REJECTED,
+            format!(
+                "the process context takes {size} bytes and at most {limit} are allowed; readers may \
+                 refuse more: publish fewer attributes, or call otelctx_process_max_size"
+            ),
+        ),
+        PublishError::System { .. } | PublishError::Invisible { .. } => (SYSTEM, error.to_string()),
+        other => (REJECTED, other.to_string()),
+    }
+}
+
+/// Why a key could not be registered.
+pub(crate) fn key_failure(error: &KeyError) -> Failure {
+    let mut text = String::new();
+    let written = match error {
+        KeyError::Update { name, error } => {
+            write!(
+                text,
+                "the key {name:?} could not be published: {}",
+                publish_failure(error).1
+            )
+        }
+        other => write!(text, "{other}"),
+    };
+    debug_assert!(written.is_ok());
+    (KEY_REFUSED, text)
+}
+
+/// Why the variable is not exported, with what a C program needs.
+pub(crate) fn export_failure(error: &NotExported) -> Failure {
+    struct Text<'a>(&'a NotExported);
+    impl fmt::Display for Text<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            match self.0 {
+                NotExported::Hidden { module } => write!(
+                    f,
+                    "otel_thread_ctx_v1 is defined in {} but not exported: the linker kept it local. Link \
+                     with `pkg-config --static --libs otelctx` or CMake's otelctx::otelctx-static, or pass \
+                     -Wl,--export-dynamic-symbol=otel_thread_ctx_v1 to the linker \
+                     (-Wl,--dynamic-list=FILE before binutils 2.35)",
+                    module.escape_debug()
+                ),
+                NotExported::Static { module } => write!(
+                    f,
+                    "{} is fully static and has no dynamic symbol table, so otel_thread_ctx_v1 cannot be \
+                     exported. Link it without -static, or with -static-pie, lld or mold, and \
+                     -Wl,--export-dynamic-symbol=otel_thread_ctx_v1",
+                    module.escape_debug()
+                ),
+                other => write!(f, "{other}"),
+            }
+        }
+    }
+    (NOT_EXPORTED, Text(error).to_string())
+}
+
+/// Checks that other processes can find this process's thread contexts: that the variable
+/// `otel_thread_ctx_v1` of this library is in the dynamic symbol table of its module. The message
+/// says how to fix it. It reads only this process's own memory: call it once, at start-up.
+///
+/// Returns OTELCTX_OK or OTELCTX_NOT_EXPORTED.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_is_exported(error: *mut otelctx_error) -> otelctx_result {
+    crate::call::caught(INTERNAL, || {
+        let result = otelctx::is_exported().map_err(|why| export_failure(&why));
+        // SAFETY: C's promise.
+        unsafe { report(error, result) }
+    })
+}
+
+/// The version of this library, for example "0.1.0". The text is static.
+///
+/// Threads: any. Signal handlers: yes. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub extern "C" fn otelctx_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

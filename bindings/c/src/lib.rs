@@ -1,0 +1,23 @@
+//! The C library: the API of the crate `otelctx` as functions.
+//!
+//! `include/otelctx.h` is generated from this crate, so the documentation of public items is written
+//! for C. No panic leaves a function: switching contexts contains nothing that panics, all
+//! others run inside [`call::caught`].
+
+// The names are for C.
+#![allow(non_camel_case_types)]
+// The header states the rules for pointers, for all functions at once.
+#![allow(clippy::missing_safety_doc)]
+
+mod call;
+pub mod current;
+pub mod error;
+pub mod in_place;
+pub mod key;
+mod owner;
+pub mod process;
+pub mod published;
+pub mod record;
+pub mod shared;
+mod text;
+pub mod value;

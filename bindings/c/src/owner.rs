@@ -1,0 +1,54 @@
+//! Which thread a handle belongs to.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The calling thread's thread pointer: one instruction, and different for all threads that run.
+#[inline(always)]
+pub(crate) fn this_thread() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let pointer: usize;
+        // SAFETY: the first word of the thread control block is its own address (ELF TLS, variant II).
+        unsafe {
+            std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, pure, readonly));
+        }
+        pointer
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        let pointer: usize;
+        // SAFETY: reads a register.
+        unsafe {
+            std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nomem, nostack, preserves_flags, pure));
+        }
+        pointer
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        // SAFETY: always successful.
+        unsafe { libc::pthread_self() as usize }
+    }
+}
+
+/// The thread that a handle belongs to, or none any more.
+pub(crate) struct Owner(AtomicUsize);
+
+impl Owner {
+    pub(crate) fn this() -> Self {
+        Self(AtomicUsize::new(this_thread()))
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_this(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == this_thread()
+    }
+
+    /// Whether the thread has ended and left the handle empty.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
+
+    pub(crate) fn end(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,374 @@
+//! Process contexts to publish.
+
+use std::ffi::c_char;
+use std::{mem, ptr};
+
+use otelctx::{Detect, ProcessContext, Schema, Value};
+
+use crate::call::caught;
+use crate::error::{
+    Failure, INTERNAL, INVALID_ARGUMENT, MALFORMED_ENVIRONMENT, OK, failure, otelctx_error,
+    otelctx_result, report,
+};
+use crate::text::{bytes, name};
+use crate::value::{otelctx_value, take};
+
+/// Detect OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES. If they set no `service.name`, it is
+/// `unknown_service:` and the executable's name.
+pub const OTELCTX_DETECT_ENVIRONMENT: u32 = 1;
+/// Detect `process.pid`, `process.executable.name` and `process.executable.path`.
+pub const OTELCTX_DETECT_PROCESS: u32 = 2;
+/// Detect `process.command_args`. Arguments can contain secrets.
+pub const OTELCTX_DETECT_COMMAND_ARGS: u32 = 4;
+/// Set `telemetry.sdk.language`, `.name` and `.version`.
+pub const OTELCTX_DETECT_SDK: u32 = 8;
+/// Set a random `service.instance.id`, so that each forked child has its own.
+pub const OTELCTX_DETECT_INSTANCE_ID: u32 = 16;
+/// All of them but the arguments.
+pub const OTELCTX_DETECT_DEFAULT: u32 = 27;
+
+/// A process context: the attributes of an OpenTelemetry resource, and attributes of the process
+/// context itself. It does nothing until it is published, and can be changed and published again.
+///
+/// If one of its functions fails, otelctx_publish() fails, too, and says why: so the results of the
+/// others need no check.
+pub struct otelctx_process {
+    context: ProcessContext,
+    /// The first failure.
+    problem: Option<Failure>,
+    /// Whether it belongs to otelctx_modify().
+    lent: bool,
+}
+
+impl otelctx_process {
+    pub(crate) fn new(context: ProcessContext) -> Self {
+        Self {
+            context,
+            problem: None,
+            lent: false,
+        }
+    }
+
+    pub(crate) fn lend(context: ProcessContext) -> Self {
+        Self {
+            lent: true,
+            ..Self::new(context)
+        }
+    }
+
+    /// The context, unless something failed.
+    pub(crate) fn context(&self) -> Result<ProcessContext, Failure> {
+        match &self.problem {
+            None => Ok(self.context.clone()),
+            Some(problem) => Err(problem.clone()),
+        }
+    }
+
+    fn into_raw(self) -> *mut Self {
+        Box::into_raw(Box::new(self))
+    }
+
+    /// Changes the context of a handle; `what` is the attribute, for the message.
+    ///
+    /// # Safety
+    /// `handle` is null or not freed.
+    unsafe fn change(
+        handle: *mut Self,
+        what: *const c_char,
+        change: impl FnOnce(ProcessContext) -> Result<ProcessContext, otelctx_result>,
+    ) -> otelctx_result {
+        // SAFETY: as the caller promises.
+        let Some(process) = (unsafe { handle.as_mut() }) else {
+            return INVALID_ARGUMENT;
+        };
+        let before = process.context.clone();
+        let context = mem::replace(&mut process.context, before);
+        match change(context) {
+            Ok(context) => {
+                process.context = context;
+                OK
+            }
+            Err(code) => {
+                // SAFETY: as the caller promises.
+                let what = unsafe { name(what) }.unwrap_or("?").escape_debug();
+                let text = format!("the attribute \"{what}\": {}", failure(code).1);
+                process.problem.get_or_insert((code, text));
+                code
+            }
+        }
+    }
+}
+
+/// Creates a process context without attributes.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub extern "C" fn otelctx_process_new() -> *mut otelctx_process {
+    caught(ptr::null_mut(), || {
+        otelctx_process::new(ProcessContext::new()).into_raw()
+    })
+}
+
+/// Creates a process context with what can be detected: OTELCTX_DETECT_DEFAULT, or a sum of the other
+/// constants. Unknown bits are ignored. Attributes that are set take precedence over detected ones.
+///
+/// It reads the environment: no other thread may change it at the same time.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub extern "C" fn otelctx_process_detect(detect: u32) -> *mut otelctx_process {
+    caught(ptr::null_mut(), || {
+        let context = ProcessContext::detect_with(Detect {
+            environment: detect & OTELCTX_DETECT_ENVIRONMENT != 0,
+            process: detect & OTELCTX_DETECT_PROCESS != 0,
+            command_args: detect & OTELCTX_DETECT_COMMAND_ARGS != 0,
+            sdk: detect & OTELCTX_DETECT_SDK != 0,
+            instance_id: detect & OTELCTX_DETECT_INSTANCE_ID != 0,
+        });
+        let context = match detect & OTELCTX_DETECT_SDK {
+            0 => context,
+            _ => context.attribute("telemetry.sdk.language", "c"),
+        };
+        otelctx_process::new(context).into_raw()
+    })
+}
+
+/// Says whether OTEL_RESOURCE_ATTRIBUTES was ignored because it is malformed:
+/// OTELCTX_MALFORMED_ENVIRONMENT, else OTELCTX_OK.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_check_environment(
+    process: *const otelctx_process,
+    error: *mut otelctx_error,
+) -> otelctx_result {
+    caught(INTERNAL, || {
+        // SAFETY: C's promise.
+        let result = match unsafe { process.as_ref() } {
+            None => Err(failure(INVALID_ARGUMENT)),
+            Some(process) => match process.context.malformed_variable() {
+                None => Ok(()),
+                Some(malformed) => Err((MALFORMED_ENVIRONMENT, malformed.to_string())),
+            },
+        };
+        // SAFETY: C's promise.
+        unsafe { report(error, result) }
+    })
+}
+
+/// Sets `service.name`.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_service_name(
+    process: *mut otelctx_process,
+    name: *const c_char,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe { otelctx_process_set_string(process, c"service.name".as_ptr(), name) }
+}
+
+/// Sets an attribute of the resource, and takes the value over. Setting an attribute again replaces
+/// it.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_set(
+    process: *mut otelctx_process,
+    key: *const c_char,
+    value: *mut otelctx_value,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe { set(process, key, || take(value).ok_or(INVALID_ARGUMENT)) }
+}
+
+/// Sets an attribute of the resource.
+///
+/// # Safety
+/// C's promises.
+unsafe fn set(
+    process: *mut otelctx_process,
+    key: *const c_char,
+    value: impl FnOnce() -> Result<Value, otelctx_result>,
+) -> otelctx_result {
+    caught(INTERNAL, || {
+        // C gives the value away in any case.
+        let value = value();
+        // SAFETY: as the caller promises.
+        unsafe {
+            otelctx_process::change(process, key, |context| {
+                Ok(context.attribute(name(key)?, value?))
+            })
+        }
+    })
+}
+
+/// Sets an attribute of the resource to a string.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_set_string(
+    process: *mut otelctx_process,
+    key: *const c_char,
+    value: *const c_char,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe { set(process, key, || name(value).map(Value::from)) }
+}
+
+/// Sets an attribute of the resource to true or false.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_set_bool(
+    process: *mut otelctx_process,
+    key: *const c_char,
+    value: bool,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe { set(process, key, || Ok(value.into())) }
+}
+
+/// Sets an attribute of the resource to an integer.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_set_int(
+    process: *mut otelctx_process,
+    key: *const c_char,
+    value: i64,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe { set(process, key, || Ok(value.into())) }
+}
+
+/// Sets an attribute of the resource to a floating-point number.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_set_double(
+    process: *mut otelctx_process,
+    key: *const c_char,
+    value: f64,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe { set(process, key, || Ok(value.into())) }
+}
+
+/// Sets an attribute of the resource to uninterpreted bytes.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_set_bytes(
+    process: *mut otelctx_process,
+    key: *const c_char,
+    address: *const u8,
+    length: usize,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe { set(process, key, || bytes(address, length).map(Value::from)) }
+}
+
+/// Removes an attribute of the resource, if it is there.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_remove(
+    process: *mut otelctx_process,
+    key: *const c_char,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    caught(INTERNAL, || unsafe {
+        otelctx_process::change(process, key, |context| {
+            Ok(context.without_attribute(name(key)?))
+        })
+    })
+}
+
+/// Sets an attribute of the process context itself, which is not part of the resource, and takes the
+/// value over. Names that start with `threadlocal.` are reserved for this library.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_set_context_attribute(
+    process: *mut otelctx_process,
+    key: *const c_char,
+    value: *mut otelctx_value,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    caught(INTERNAL, || unsafe {
+        let value = take(value).ok_or(INVALID_ARGUMENT);
+        otelctx_process::change(process, key, |context| {
+            Ok(context.context_attribute(name(key)?, value?))
+        })
+    })
+}
+
+/// Sets an attribute that belongs to the schema of thread contexts, for publishers of schemas that this
+/// library does not know, and takes the value over. The name starts with `threadlocal.`.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_set_schema_attribute(
+    process: *mut otelctx_process,
+    key: *const c_char,
+    value: *mut otelctx_value,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    caught(INTERNAL, || unsafe {
+        let value = take(value).ok_or(INVALID_ARGUMENT);
+        otelctx_process::change(process, key, |context| {
+            Ok(context.schema_attribute(name(key)?, value?))
+        })
+    })
+}
+
+/// Sets the announced schema of thread contexts: "tlsdesc_v1_dev", the default, which current readers
+/// support, "tls_v1", or another one.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_schema(
+    process: *mut otelctx_process,
+    schema: *const c_char,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    caught(INTERNAL, || unsafe {
+        otelctx_process::change(process, c"threadlocal.schema_version".as_ptr(), |context| {
+            Ok(context.schema(Schema::from_name(name(schema)?)))
+        })
+    })
+}
+
+/// Sets the maximum size of the encoded context in bytes. The default is 65,536; readers may reject
+/// larger ones.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_max_size(
+    process: *mut otelctx_process,
+    size: usize,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    caught(INTERNAL, || unsafe {
+        otelctx_process::change(process, ptr::null(), |context| {
+            Ok(context.max_payload_size(size))
+        })
+    })
+}
+
+/// Frees a process context. What was published stays published. In a callback of otelctx_modify(), it
+/// does nothing to the callback's context.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_process_free(process: *mut otelctx_process) {
+    caught((), || {
+        // SAFETY: C's promise: it is not freed yet.
+        unsafe {
+            if !process.is_null() && !(*process).lent {
+                drop(Box::from_raw(process));
+            }
+        }
+    });
+}

@@ -1,0 +1,216 @@
+//! The published process context.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use otelctx::{ProcessContext, PublishError, Published};
+
+use crate::call::caught;
+use crate::error::{
+    BUSY, Failure, INTERNAL, INVALID_ARGUMENT, failure, otelctx_error, otelctx_result,
+    publish_failure, report,
+};
+use crate::process::otelctx_process;
+
+/// A publication. It lasts until otelctx_unpublish(), or until the process ends.
+pub struct otelctx_published {
+    /// The PID of the process in which a thread uses `guard`; 0 for none. A forked child ignores that
+    /// of its parent.
+    user: AtomicU32,
+    guard: UnsafeCell<Published>,
+}
+
+impl otelctx_published {
+    /// Calls `f` with the guard, unless another thread uses it.
+    ///
+    /// # Safety
+    /// `handle` is null or not freed.
+    unsafe fn with(
+        handle: *mut Self,
+        f: impl FnOnce(&mut Published) -> Result<(), PublishError>,
+    ) -> Result<(), Failure> {
+        // SAFETY: as the caller promises.
+        let published = unsafe { handle.as_ref() }.ok_or_else(|| failure(INVALID_ARGUMENT))?;
+        let (own, user) = (std::process::id(), published.user.load(Ordering::Relaxed));
+        let taken = user != own
+            && published
+                .user
+                .compare_exchange(user, own, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok();
+        if !taken {
+            return Err(failure(BUSY));
+        }
+        // SAFETY: `user` admits one thread of this process.
+        let result = f(unsafe { &mut *published.guard.get() });
+        published.user.store(0, Ordering::Release);
+        result.map_err(|error| publish_failure(&error))
+    }
+}
+
+/// Publishes a process context, so that other processes can find it. The process has one: if another
+/// copy of otelctx has published one (a Rust program, the Python or the Node.js package), that one is
+/// withdrawn, and records keep their meaning.
+///
+/// Null if it fails; nothing is published then. `error` tells why: OTELCTX_ALREADY_PUBLISHED,
+/// OTELCTX_FOREIGN, OTELCTX_REJECTED, OTELCTX_SYSTEM, or the failure of an earlier call that set an
+/// attribute.
+///
+/// Threads: any. Signal handlers: no. Fork: the child has no process context, and may publish its own
+/// with this function or otelctx_update().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_publish(
+    process: *const otelctx_process,
+    error: *mut otelctx_error,
+) -> *mut otelctx_published {
+    caught(ptr::null_mut(), || {
+        // SAFETY: C's promise.
+        let published = unsafe { context(process) }
+            .and_then(|context| context.publish().map_err(|error| publish_failure(&error)));
+        let (published, result) = match published {
+            Err(failure) => (ptr::null_mut(), Err(failure)),
+            Ok(guard) => {
+                let (user, guard) = (AtomicU32::new(0), UnsafeCell::new(guard));
+                let published = Box::new(otelctx_published { user, guard });
+                (Box::into_raw(published), Ok(()))
+            }
+        };
+        // SAFETY: C's promise.
+        unsafe { report(error, result) };
+        published
+    })
+}
+
+/// # Safety
+/// `process` is null or not freed.
+unsafe fn context(process: *const otelctx_process) -> Result<ProcessContext, Failure> {
+    // SAFETY: as the caller promises.
+    let process = unsafe { process.as_ref() };
+    process.ok_or_else(|| failure(INVALID_ARGUMENT))?.context()
+}
+
+/// Replaces the published context, including changes by otelctx_modify(). Readers see the old one, the
+/// new one, or that it is being updated. If it fails, the old one stays.
+///
+/// OTELCTX_NOT_PUBLISHED if another copy of otelctx has taken over; publish again to take it back.
+/// OTELCTX_BUSY if another thread uses the publication.
+///
+/// Threads: any. Signal handlers: no. Fork: in the child, publishes the context as the child's own.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_update(
+    published: *mut otelctx_published,
+    process: *const otelctx_process,
+    error: *mut otelctx_error,
+) -> otelctx_result {
+    caught(INTERNAL, || {
+        // SAFETY: C's promise.
+        unsafe {
+            let result = context(process).and_then(|context| {
+                otelctx_published::with(published, |guard| guard.update(context))
+            });
+            report(error, result)
+        }
+    })
+}
+
+/// Changes a process context. See otelctx_modify().
+pub type otelctx_change =
+    Option<unsafe extern "C" fn(process: *mut otelctx_process, data: *mut c_void)>;
+
+/// Changes the context that this library has published in this process, without needing the
+/// publication: for a library that adds to the application's context. `change` gets a copy of it and
+/// `data`; it may be called again if another thread changes the context at the same time. No lock is
+/// held meanwhile. It must return: no exception and no longjmp may leave it.
+///
+/// If it fails, also because a function that `change` called has failed, the context is unchanged.
+///
+/// Threads: any. Signal handlers: no. Fork: OTELCTX_NOT_PUBLISHED in a child that has no context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_modify(
+    change: otelctx_change,
+    data: *mut c_void,
+    error: *mut otelctx_error,
+) -> otelctx_result {
+    caught(INTERNAL, || {
+        let result = match change {
+            None => Err(failure(INVALID_ARGUMENT)),
+            Some(change) => modify(|process| {
+                // SAFETY: C's promise.
+                unsafe { change(process, data) };
+            }),
+        };
+        // SAFETY: C's promise.
+        unsafe { report(error, result) }
+    })
+}
+
+fn modify(mut change: impl FnMut(*mut otelctx_process)) -> Result<(), Failure> {
+    let mut problem = None;
+    let result = ProcessContext::modify(|before| {
+        let mut process = otelctx_process::lend(before.clone());
+        change(&raw mut process);
+        match process.context() {
+            Ok(context) => {
+                problem = None;
+                context
+            }
+            Err(failure) => {
+                problem = Some(failure);
+                before
+            }
+        }
+    });
+    result.map_err(|error| publish_failure(&error))?;
+    problem.map_or(Ok(()), Err)
+}
+
+/// Publishes the context again in every later child of this process, and in their children, with the
+/// child's `process.pid` and a random `service.instance.id`, if they were detected: for servers with
+/// forked workers. When fork() returns, the child's context is published.
+///
+/// posix_spawn(), vfork() and clone() do not do that. Programs that call fork() in signal handlers
+/// cannot use this.
+///
+/// OTELCTX_NOT_PUBLISHED if this publication is not in effect any more.
+///
+/// Threads: any. Signal handlers: no. Fork: handlers run in the thread that forks; in the child they
+/// make system calls only.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_republish_after_fork(
+    published: *mut otelctx_published,
+    error: *mut otelctx_error,
+) -> otelctx_result {
+    caught(INTERNAL, || {
+        // SAFETY: C's promise.
+        unsafe {
+            let result = otelctx_published::with(published, Published::republish_after_fork);
+            report(error, result)
+        }
+    })
+}
+
+/// Withdraws the process context, and frees the publication, also if it fails. If the context is not
+/// this publication's any more, that one stays.
+///
+/// Threads: any, while no other uses the publication. Signal handlers: no. Fork: in a child without a
+/// context of its own, only frees the publication.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_unpublish(
+    published: *mut otelctx_published,
+    error: *mut otelctx_error,
+) -> otelctx_result {
+    caught(INTERNAL, || {
+        let result = match published.is_null() {
+            true => Ok(()),
+            // SAFETY: C's promise: it is not freed yet.
+            false => unsafe { Box::from_raw(published) }
+                .guard
+                .into_inner()
+                .unpublish()
+                .map_err(|error| publish_failure(&error)),
+        };
+        // SAFETY: C's promise.
+        unsafe { report(error, result) }
+    })
+}

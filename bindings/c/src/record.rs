@@ -1,0 +1,432 @@
+//! Records of one thread.
+
+use std::cell::Cell;
+use std::ffi::c_char;
+use std::ptr;
+
+use otelctx::{Attached, Record, TraceFlags};
+
+use crate::call::caught;
+use crate::error::{
+    ATTACHED, INTERNAL, INVALID_ARGUMENT, NOT_ATTACHED, OK, TRUNCATED, WRONG_THREAD, otelctx_result,
+};
+use crate::key::{self, otelctx_key};
+use crate::owner::Owner;
+use crate::shared::{self, otelctx_shared};
+use crate::text::{ids, text};
+
+/// The W3C trace flag that the trace is sampled.
+pub const OTELCTX_SAMPLED: u8 = 1;
+
+/// What a thread is working on: trace, span, flags and attributes, ready to be attached. It belongs
+/// to the thread that created it.
+pub struct otelctx_record {
+    owner: Owner,
+    /// The guard, while the record is attached. It refers to `record`, so it is dropped first.
+    attached: Option<Attached<'static>>,
+    /// `None` once the thread has ended.
+    record: Option<Record>,
+    /// The thread's other handles: its destructor leaves none with a record.
+    next: *mut otelctx_record,
+    previous: *mut otelctx_record,
+}
+
+/// The first handle of a thread.
+struct Handles(Cell<*mut otelctx_record>);
+
+thread_local! {
+    static HANDLES: Handles = const { Handles(Cell::new(ptr::null_mut())) };
+}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        let mut handle = self.0.replace(ptr::null_mut());
+        while !handle.is_null() {
+            // SAFETY: the list has the thread's handles that are not freed. After end(), another
+            // thread may free this one.
+            unsafe {
+                let next = (*handle).next;
+                (*handle).attached = None;
+                (*handle).record = None;
+                (*handle).owner.end();
+                handle = next;
+            }
+        }
+    }
+}
+
+impl otelctx_record {
+    /// A handle for a record of the calling thread; null while the thread ends.
+    pub(crate) fn handle(record: Record) -> *mut Self {
+        let added = HANDLES.try_with(|handles| {
+            let next = handles.0.get();
+            let handle = Box::into_raw(Box::new(Self {
+                owner: Owner::this(),
+                attached: None,
+                record: Some(record),
+                next,
+                previous: ptr::null_mut(),
+            }));
+            if !next.is_null() {
+                // SAFETY: the list has only handles that are not freed.
+                unsafe { (*next).previous = handle };
+            }
+            handles.0.set(handle);
+            handle
+        });
+        added.unwrap_or(ptr::null_mut())
+    }
+
+    /// Calls `f` with the record of a handle.
+    ///
+    /// # Safety
+    /// `handle` is null or not freed.
+    unsafe fn with(
+        handle: *const Self,
+        f: impl FnOnce(&Record) -> otelctx_result,
+    ) -> otelctx_result {
+        caught(INTERNAL, || {
+            // SAFETY: as the caller promises; only the owning thread passes the check.
+            match unsafe { Self::own(handle) } {
+                Ok(record) => f(record),
+                Err(code) => code,
+            }
+        })
+    }
+
+    /// The record of a handle of the calling thread.
+    ///
+    /// # Safety
+    /// `handle` is null or not freed.
+    unsafe fn own<'a>(handle: *const Self) -> Result<&'a Record, otelctx_result> {
+        if handle.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        // SAFETY: as the caller promises; only the owning thread passes the first check.
+        unsafe {
+            if !(*handle).owner.is_this() {
+                return Err(WRONG_THREAD);
+            }
+            let record = match &(*handle).attached {
+                Some(attached) => Some(&**attached),
+                None => (*handle).record.as_ref(),
+            };
+            record.ok_or(WRONG_THREAD)
+        }
+    }
+
+    /// Replaces the record of a handle that is not attached.
+    ///
+    /// # Safety
+    /// `handle` is null or not freed.
+    unsafe fn replace(handle: *mut Self, f: impl FnOnce(Record) -> Record) -> otelctx_result {
+        caught(INTERNAL, || {
+            // SAFETY: as the caller promises.
+            unsafe {
+                match Self::own(handle) {
+                    Err(code) => return code,
+                    Ok(_) if (*handle).attached.is_some() => return ATTACHED,
+                    Ok(_) => {}
+                }
+                (*handle).record = (*handle).record.take().map(f);
+                OK
+            }
+        })
+    }
+}
+
+/// Creates a record with these IDs and W3C trace flags (OTELCTX_SAMPLED), without attributes. IDs of
+/// zeroes or null: a record without a trace, which can have attributes.
+///
+/// Null while the calling thread frees its thread-local data.
+///
+/// Threads: the record belongs to the calling thread. Signal handlers: no. Fork: as for all
+/// functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_new(
+    trace_id: *const u8,
+    span_id: *const u8,
+    flags: u8,
+) -> *mut otelctx_record {
+    caught(ptr::null_mut(), || {
+        // SAFETY: C's promise.
+        let (trace_id, span_id) = unsafe { ids(trace_id, span_id) };
+        let record = Record::new(trace_id, span_id).flags(TraceFlags(flags));
+        otelctx_record::handle(record)
+    })
+}
+
+/// Frees a record, and detaches it before if it is attached. A record whose thread has ended may be
+/// freed by any thread; otherwise another thread gets OTELCTX_WRONG_THREAD and nothing is freed.
+///
+/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_free(record: *mut otelctx_record) -> otelctx_result {
+    caught(INTERNAL, || {
+        if record.is_null() {
+            return OK;
+        }
+        // SAFETY: C's promise: it is not freed yet.
+        unsafe {
+            if (*record).owner.is_this() {
+                let (next, previous) = ((*record).next, (*record).previous);
+                if !next.is_null() {
+                    (*next).previous = previous;
+                }
+                if previous.is_null() {
+                    // While the thread ends, its list is empty and the handle is not in it.
+                    let _ = HANDLES.try_with(|handles| {
+                        if handles.0.get() == record {
+                            handles.0.set(next);
+                        }
+                    });
+                } else {
+                    (*previous).next = next;
+                }
+            } else if !(*record).owner.has_ended() {
+                return WRONG_THREAD;
+            }
+            drop(Box::from_raw(record));
+            OK
+        }
+    })
+}
+
+/// Makes the record what the calling thread is working on, until it is detached. Detaching restores
+/// what was attached before. Records may be detached in any order: the one attached last, of those
+/// that still are, stays in effect.
+///
+/// OTELCTX_ATTACHED if it is attached already.
+///
+/// Threads: the record's own. Signal handlers: yes, if the thread has attached a record before, and
+/// the handler detaches what it attaches. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_attach(record: *mut otelctx_record) -> otelctx_result {
+    if record.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    // SAFETY: C's promise; the checks make sure that this is the record's thread. The guard's
+    // reference stays valid: the handle does not move, and drops the guard before the record.
+    unsafe {
+        if !(*record).owner.is_this() {
+            return WRONG_THREAD;
+        }
+        if (*record).attached.is_some() {
+            return ATTACHED;
+        }
+        let own: *mut Option<Record> = &raw mut (*record).record;
+        let Some(own) = &mut *own else {
+            return WRONG_THREAD;
+        };
+        // The place is empty: there is nothing to drop.
+        (&raw mut (*record).attached).write(Some(own.attach()));
+    }
+    OK
+}
+
+/// Detaches the record: restores what was attached before it, or removes it from below other
+/// records.
+///
+/// OTELCTX_NOT_ATTACHED if it is not attached.
+///
+/// Threads: the record's own. Signal handlers: yes, for what the handler has attached. Fork: as for
+/// all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_detach(record: *mut otelctx_record) -> otelctx_result {
+    if record.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    // SAFETY: as for attaching.
+    unsafe {
+        if !(*record).owner.is_this() {
+            return WRONG_THREAD;
+        }
+        let guard = (&raw mut (*record).attached).replace(None);
+        match guard {
+            Some(guard) => drop(guard),
+            None => return NOT_ATTACHED,
+        }
+    }
+    OK
+}
+
+/// Adds an attribute. A value is cut to 255 bytes, at a character boundary. A record has room for
+/// 612 bytes of attributes, each of which takes the length of its value plus 2. While the record is
+/// attached, readers see the whole attribute or nothing of it; it then has only the space that it
+/// had before, see otelctx_record_reserve(). If a key is added again, the last value counts.
+///
+/// OTELCTX_TRUNCATED if the value was cut or the attribute left out.
+///
+/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_add(
+    record: *mut otelctx_record,
+    key: *const otelctx_key,
+    value: *const c_char,
+    length: usize,
+) -> otelctx_result {
+    caught(INTERNAL, || {
+        // SAFETY: C's promise.
+        let (key, value) = match unsafe { attribute(key, value, length) } {
+            Ok(attribute) => attribute,
+            Err(code) => return code,
+        };
+        // SAFETY: C's promise.
+        unsafe {
+            let own = match otelctx_record::own(record) {
+                Ok(own) => own,
+                Err(code) => return code,
+            };
+            let before = own.attributes_size();
+            if (*record).attached.is_some() {
+                own.append(key, value);
+                return added(own, before, value);
+            }
+            (*record).record = (*record)
+                .record
+                .take()
+                .map(|record| record.with(key, value));
+            match &(*record).record {
+                Some(record) => added(record, before, value),
+                None => INTERNAL,
+            }
+        }
+    })
+}
+
+/// Whether the whole value was added to a record that had this size.
+fn added(record: &Record, before: usize, value: &str) -> otelctx_result {
+    match record.attributes_size() == before + 2 + value.len() {
+        true => OK,
+        false => TRUNCATED,
+    }
+}
+
+/// Key and value of an attribute.
+///
+/// # Safety
+/// C's promises.
+pub(crate) unsafe fn attribute<'a>(
+    key: *const otelctx_key,
+    value: *const c_char,
+    length: usize,
+) -> Result<(&'static otelctx::Key, &'a str), otelctx_result> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let key = key::inner(key).ok_or(INVALID_ARGUMENT)?;
+        Ok((key, text(value, length)?))
+    }
+}
+
+/// Makes room for this many bytes of attributes in total, at most 612, for adding some while the
+/// record is attached.
+///
+/// OTELCTX_ATTACHED if it is attached.
+///
+/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_reserve(
+    record: *mut otelctx_record,
+    size: usize,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe { otelctx_record::replace(record, |record| record.reserve(size)) }
+}
+
+/// Replaces IDs and flags of a record that is not attached, and keeps its attributes.
+///
+/// OTELCTX_ATTACHED if it is attached.
+///
+/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_set_ids(
+    record: *mut otelctx_record,
+    trace_id: *const u8,
+    span_id: *const u8,
+    flags: u8,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe {
+        let (trace_id, span_id) = ids(trace_id, span_id);
+        otelctx_record::replace(record, |mut record| {
+            record.set_ids(trace_id, span_id, TraceFlags(flags));
+            record
+        })
+    }
+}
+
+/// The size of the attributes in bytes: a mark for otelctx_record_shrink_to(). 0 for a record of
+/// another thread.
+///
+/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_attributes_size(record: *const otelctx_record) -> usize {
+    // SAFETY: C's promise.
+    caught(0, || unsafe {
+        otelctx_record::own(record).map_or(0, Record::attributes_size)
+    })
+}
+
+/// Removes the attributes that were added since their size was this many bytes; one that extends
+/// over it is removed, too. The record may be attached.
+///
+/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_shrink_to(
+    record: *mut otelctx_record,
+    size: usize,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe {
+        otelctx_record::with(record, |record| {
+            record.shrink_to(size);
+            OK
+        })
+    }
+}
+
+/// Whether a value was cut or an attribute left out since the record was created.
+///
+/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_is_truncated(record: *const otelctx_record) -> bool {
+    // SAFETY: C's promise.
+    caught(false, || unsafe {
+        otelctx_record::own(record).is_ok_and(Record::is_truncated)
+    })
+}
+
+/// Creates a record with these IDs and flags and the attributes of another one, for example for a
+/// child span. Null for a record of another thread.
+///
+/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_copy(
+    record: *const otelctx_record,
+    trace_id: *const u8,
+    span_id: *const u8,
+    flags: u8,
+) -> *mut otelctx_record {
+    // SAFETY: C's promise.
+    caught(ptr::null_mut(), || unsafe {
+        let (trace_id, span_id) = ids(trace_id, span_id);
+        otelctx_record::own(record).map_or(ptr::null_mut(), |record| {
+            otelctx_record::handle(record.copy_with_ids(trace_id, span_id, TraceFlags(flags)))
+        })
+    })
+}
+
+/// Creates an immutable copy that any thread may attach. The record stays. Null for a record of
+/// another thread.
+///
+/// Threads: the record's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_record_share(
+    record: *const otelctx_record,
+) -> *mut otelctx_shared {
+    // SAFETY: C's promise.
+    caught(ptr::null_mut(), || unsafe {
+        let own = otelctx_record::own(record);
+        own.map_or(ptr::null_mut(), |record| shared::handle(record.to_shared()))
+    })
+}

@@ -1,0 +1,214 @@
+//! Immutable records that any thread may attach.
+
+use std::ffi::c_char;
+use std::mem::{self, ManuallyDrop};
+use std::ptr;
+
+use otelctx::{AttachedOwned, SharedRecord, TraceFlags};
+
+use crate::call::caught;
+use crate::error::{
+    INTERNAL, INVALID_ARGUMENT, NOT_ATTACHED, OK, TRUNCATED, WRONG_THREAD, otelctx_result,
+};
+use crate::key::otelctx_key;
+use crate::owner::this_thread;
+use crate::record::{attribute, otelctx_record};
+use crate::text::ids;
+
+/// A reference to an immutable record that any thread may attach. Several threads may use the same
+/// reference.
+pub struct otelctx_shared {
+    _private: [u8; 0],
+}
+
+/// A reference for C: the address of the record.
+pub(crate) fn handle(record: SharedRecord) -> *mut otelctx_shared {
+    record.into_raw().cast_mut().cast()
+}
+
+/// The record of C's reference, which stays C's.
+///
+/// # Safety
+/// `shared` is null or was not released.
+#[inline]
+pub(crate) unsafe fn borrow(shared: *const otelctx_shared) -> Option<ManuallyDrop<SharedRecord>> {
+    // SAFETY: as the caller promises; it is not dropped here.
+    (!shared.is_null()).then(|| ManuallyDrop::new(unsafe { SharedRecord::from_raw(shared.cast()) }))
+}
+
+/// Keeps a shared record attached to a thread, from otelctx_shared_attach() to
+/// otelctx_scope_detach(). It is the caller's memory, for example on the stack; its content is
+/// private, and it may be moved.
+#[repr(C)]
+pub struct otelctx_scope {
+    /// Private.
+    pub opaque: [u64; 4],
+}
+
+/// The content of a scope.
+#[repr(C)]
+struct Scope {
+    /// Thread pointer of the thread; 0 if nothing is attached.
+    thread: usize,
+    guard: mem::MaybeUninit<AttachedOwned>,
+}
+const _: () = assert!(size_of::<Scope>() <= size_of::<otelctx_scope>());
+const _: () = assert!(align_of::<Scope>() <= align_of::<otelctx_scope>());
+
+/// Adds a reference to a shared record, to be released as well. Null for null.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_shared_retain(
+    shared: *const otelctx_shared,
+) -> *mut otelctx_shared {
+    // SAFETY: C's promise.
+    unsafe { borrow(shared) }.map_or(ptr::null_mut(), |record| handle((*record).clone()))
+}
+
+/// Releases a reference. The record lives until the last one is released and no thread has it
+/// attached.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_shared_release(shared: *mut otelctx_shared) {
+    caught((), || {
+        // SAFETY: C's promise.
+        if let Some(record) = unsafe { borrow(shared) } {
+            drop(ManuallyDrop::into_inner(record));
+        }
+    });
+}
+
+/// Makes a shared record what the calling thread is working on, until the scope is detached, which
+/// restores what was attached before. Scopes may be detached in any order. The scope's content before
+/// the call does not matter. It needs no reference: the thread keeps the record alive.
+///
+/// Threads: any; the scope belongs to the calling thread. Signal handlers: no: this can allocate
+/// memory if the thread has attached the record already, or has attached six others. Fork: as for
+/// all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_shared_attach(
+    shared: *const otelctx_shared,
+    scope: *mut otelctx_scope,
+) -> otelctx_result {
+    if scope.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    let scope = scope.cast::<Scope>();
+    // SAFETY: C's promise.
+    unsafe {
+        let Some(record) = borrow(shared) else {
+            (&raw mut (*scope).thread).write(0);
+            return INVALID_ARGUMENT;
+        };
+        scope.write(Scope {
+            thread: this_thread(),
+            guard: mem::MaybeUninit::new(record.attach_owned()),
+        });
+    }
+    OK
+}
+
+/// Ends a scope: detaches its record and restores what was attached before, or removes it from below
+/// other records. OTELCTX_NOT_ATTACHED if it has ended already.
+///
+/// Threads: the scope's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_scope_detach(scope: *mut otelctx_scope) -> otelctx_result {
+    // SAFETY: C's promise.
+    unsafe {
+        if let Err(code) = check(scope) {
+            return code;
+        }
+        let scope = scope.cast::<Scope>();
+        (*scope).thread = 0;
+        drop((*scope).guard.assume_init_read());
+    }
+    OK
+}
+
+/// Adds an attribute that was not known when the shared record was made. It is visible on this
+/// thread until the scope is detached; the shared record does not change.
+///
+/// OTELCTX_TRUNCATED if readers cannot see it: another record is attached over this one, there is no
+/// room for it, or its key is not published. A value is cut to 255 bytes.
+///
+/// Threads: the scope's own. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_scope_add(
+    scope: *mut otelctx_scope,
+    key: *const otelctx_key,
+    value: *const c_char,
+    length: usize,
+) -> otelctx_result {
+    // SAFETY: C's promise.
+    caught(INTERNAL, || unsafe {
+        let (key, value) = match check(scope).and_then(|()| attribute(key, value, length)) {
+            Ok(attribute) => attribute,
+            Err(code) => return code,
+        };
+        let guard = (*scope.cast::<Scope>()).guard.assume_init_ref();
+        match guard.append(key, value) {
+            true => OK,
+            false => TRUNCATED,
+        }
+    })
+}
+
+/// Whether a scope is attached to the calling thread.
+///
+/// # Safety
+/// `scope` is null or was passed to [`otelctx_shared_attach`].
+unsafe fn check(scope: *const otelctx_scope) -> Result<(), otelctx_result> {
+    if scope.is_null() {
+        return Err(INVALID_ARGUMENT);
+    }
+    // SAFETY: as the caller promises.
+    match unsafe { (*scope.cast::<Scope>()).thread } {
+        0 => Err(NOT_ATTACHED),
+        thread if thread != this_thread() => Err(WRONG_THREAD),
+        _ => Ok(()),
+    }
+}
+
+/// Creates a record of the calling thread with these IDs and flags and the attributes of a shared
+/// one, for example for a child span. Null for null, and while the thread frees its thread-local
+/// data.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_shared_copy(
+    shared: *const otelctx_shared,
+    trace_id: *const u8,
+    span_id: *const u8,
+    flags: u8,
+) -> *mut otelctx_record {
+    // SAFETY: C's promise.
+    caught(ptr::null_mut(), || unsafe {
+        let (trace_id, span_id) = ids(trace_id, span_id);
+        borrow(shared).map_or(ptr::null_mut(), |record| {
+            otelctx_record::handle(record.copy_with_ids(trace_id, span_id, TraceFlags(flags)))
+        })
+    })
+}
+
+/// Whether a value was cut or an attribute left out when the record was made. False for null.
+///
+/// Threads: any. Signal handlers: no. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_shared_is_truncated(shared: *const otelctx_shared) -> bool {
+    // SAFETY: C's promise.
+    unsafe { borrow(shared) }.is_some_and(|record| record.is_truncated())
+}
+
+/// The bytes of a shared record, in the layout of OTEP 4947, as long as a reference is held: for
+/// language runtimes that store the address where readers find it. They must not be changed. Null
+/// for null.
+///
+/// Threads: any. Signal handlers: yes. Fork: as for all functions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn otelctx_shared_bytes(shared: *const otelctx_shared) -> *const u8 {
+    // SAFETY: C's promise.
+    unsafe { borrow(shared) }.map_or(ptr::null(), |record| record.as_ptr())
+}

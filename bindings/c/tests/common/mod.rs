@@ -1,0 +1,169 @@
+//! The installed library, and programs that use it.
+
+#![allow(dead_code)]
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use otelctx_fixtures::Target;
+use otelctx_reader::format::process_context::Value;
+use otelctx_reader::{ContextState, Process};
+
+/// The C library that a program is linked with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Libc {
+    Glibc,
+    Musl,
+}
+
+/// Where `cargo xtask c` has installed the library; `None`, with a line on standard output, if this
+/// machine or user cannot build it.
+pub(crate) fn installed(libc: Libc) -> Option<&'static Path> {
+    static INSTALLED: [OnceLock<Option<PathBuf>>; 2] = [OnceLock::new(), OnceLock::new()];
+    let prefix = INSTALLED[libc as usize].get_or_init(|| install(libc));
+    prefix.as_deref()
+}
+
+fn install(libc: Libc) -> Option<PathBuf> {
+    let musl = root().join("target/setup/musl-x86_64/gcc");
+    if libc == Libc::Musl && !musl.exists() {
+        println!("skipped: no {} (cargo xtask setup)", musl.display());
+        return None;
+    }
+    let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{libc:?}"));
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root()).args(["xtask", "c", "--prefix"]);
+    cargo.arg(&prefix);
+    if libc == Libc::Musl {
+        cargo.arg("--musl");
+    }
+    let Ok(built) = cargo.output() else {
+        // The tests are also run as a user who cannot reach Cargo, after root has built this.
+        let there = prefix.join("lib/libotelctx.so").exists();
+        if !there {
+            println!("skipped: Cargo is out of this user's reach");
+        }
+        return there.then_some(prefix);
+    };
+    let errors = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{errors}");
+    Some(prefix)
+}
+
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A file of this package.
+pub(crate) fn source(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(file)
+}
+
+/// A new path for a built file.
+pub(crate) fn output(name: &str) -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("{name}-{}-{number}", std::process::id());
+    otelctx_fixtures::directory().join(name)
+}
+
+/// A built file, which is removed at the end.
+pub(crate) struct Built(pub(crate) PathBuf);
+
+impl Drop for Built {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Whether the machine has the program; says so when it has not.
+pub(crate) fn have(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        println!("skipped: no {program} on this machine");
+    }
+    found
+}
+
+/// Runs a compiler; the error is what it says.
+pub(crate) fn compile<I: AsRef<OsStr>>(
+    compiler: &str,
+    arguments: impl IntoIterator<Item = I>,
+    name: &str,
+) -> Result<Built, String> {
+    let file = output(name);
+    let mut command = Command::new(compiler);
+    command.arg("-o").arg(&file).args(arguments);
+    let result = command
+        .output()
+        .map_err(|error| format!("{compiler}: {error}"))?;
+    match result.status.success() {
+        true => Ok(Built(file)),
+        false => Err(String::from_utf8_lossy(&result.stderr).into_owned()),
+    }
+}
+
+/// The flags that pkg-config has for a package of an installed library.
+pub(crate) fn package(prefix: &Path, arguments: &[&str]) -> Vec<String> {
+    let output = Command::new("pkg-config")
+        .args(arguments)
+        .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))
+        .output()
+        .expect("pkg-config is there");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Runs a program to its end with the shared library; returns what it prints.
+pub(crate) fn run(program: &Path, prefix: &Path, arguments: &[&OsStr]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", prefix.join("lib"))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{}: {} {printed}{errors}",
+        program.display(),
+        output.status
+    );
+    printed.into_owned()
+}
+
+/// What a reader finds of a thread: trace, span, flags, attributes.
+pub(crate) type Seen = Option<(String, String, u8, Vec<(String, String)>)>;
+
+/// What a reader finds of the threads of a process, with no other context than this service's.
+#[track_caller]
+pub(crate) fn threads(target: &Target, service: &str) -> Vec<Seen> {
+    let mut process = Process::open(target.pid()).unwrap();
+    let context = match process.context().unwrap() {
+        ContextState::Published(context) => context,
+        other => panic!("{other:?}"),
+    };
+    let name = context.payload.resource_attribute("service.name");
+    assert_eq!(name, Some(&Value::from(service)));
+    assert_eq!(context.others, [0; 0], "one context");
+    let threads = process.threads().unwrap();
+    let seen = threads.iter().map(|thread| {
+        let found = thread.context().unwrap();
+        let context = found.attached()?;
+        Some((
+            context.trace_id.to_string(),
+            context.span_id.to_string(),
+            context.trace_flags.0,
+            context.attributes.clone(),
+        ))
+    });
+    seen.collect()
+}

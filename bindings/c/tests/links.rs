@@ -1,0 +1,295 @@
+//! Each way of linking: compilers, C libraries, linkers, and how the library gets into the program.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
+
+mod common;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+
+use common::{Built, Libc, compile, have, installed, package, root, source, threads};
+use otelctx_fixtures::Target;
+use otelctx_reader::Process;
+
+/// How the library gets into the program.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Link {
+    /// The shared library.
+    Shared,
+    /// The static one, as its package says.
+    Static,
+    /// The static one, without the package's flag.
+    StaticWithoutFlag,
+    /// The static one, in a program at a fixed address.
+    StaticNonPie,
+    /// The static one, in a fully static program.
+    FullyStatic,
+    /// The static one, in a static-pie program, without the package's flag.
+    StaticPieWithoutFlag,
+    /// The same with the flag.
+    StaticPie,
+    /// The static one, in a library that the program loads.
+    Plugin,
+    /// The shared one, in a library that the program loads.
+    SharedPlugin,
+    /// The program loads it, and then a library that counts on that.
+    Loaded,
+}
+use Link::*;
+
+const LINKS: [Link; 10] = [
+    Shared,
+    Static,
+    StaticWithoutFlag,
+    StaticNonPie,
+    FullyStatic,
+    StaticPieWithoutFlag,
+    StaticPie,
+    Plugin,
+    SharedPlugin,
+    Loaded,
+];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Expected {
+    /// The program says that it is exported, and a reader finds the values.
+    Exported,
+    /// The program runs and says, with these words, that it is not.
+    Unexported(&'static str),
+    /// The linker refuses.
+    Refused,
+    /// The program crashes before main.
+    Crashes,
+}
+use Expected::*;
+
+const HIDDEN: &str = "but not exported: the linker kept it local";
+const STATIC: &str = "is fully static and has no dynamic symbol table";
+
+/// The expected outcome. It depends on neither the compiler nor the C library.
+fn expected(link: Link, linker: &str) -> Expected {
+    match (link, linker) {
+        (StaticWithoutFlag, _) => Unexported(HIDDEN),
+        (FullyStatic, _) => Unexported(STATIC),
+        // gold does not know static-pie: it makes a dynamic executable of position-dependent parts.
+        (StaticPie | StaticPieWithoutFlag, "gold") => Refused,
+        (StaticPieWithoutFlag, _) => Unexported(HIDDEN),
+        // It relaxes the access to a relocation that the program cannot apply to itself.
+        (StaticPie, "bfd") => Crashes,
+        (Shared | Static | StaticNonPie | StaticPie | Plugin | SharedPlugin | Loaded, _) => {
+            Exported
+        }
+    }
+}
+
+const LINKERS: [&str; 4] = ["bfd", "gold", "lld", "mold"];
+
+fn rows(compiler: &'static str, libc: Libc) {
+    let Some(prefix) = installed(libc) else {
+        return;
+    };
+    if !have(compiler) || !have("pkg-config") {
+        return;
+    }
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for linker in LINKERS
+        .into_iter()
+        .filter(|linker| have(&format!("ld.{linker}")))
+    {
+        for link in LINKS {
+            let row = Row {
+                compiler,
+                libc,
+                linker,
+                link,
+            };
+            let (found, expected) = (row.outcome(prefix), expected(link, linker));
+            println!("{row:?}: {found:?}");
+            count += 1;
+            if found != Ok(expected) {
+                wrong.push(format!("{row:?}: {found:?} instead of {expected:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{count} rows:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn gcc_with_glibc() {
+    rows("gcc", Libc::Glibc);
+}
+
+#[test]
+fn clang_with_glibc() {
+    rows("clang", Libc::Glibc);
+}
+
+#[test]
+fn gcc_with_musl() {
+    rows("gcc", Libc::Musl);
+}
+
+#[test]
+fn clang_with_musl() {
+    rows("clang", Libc::Musl);
+}
+
+#[derive(Debug)]
+struct Row {
+    compiler: &'static str,
+    libc: Libc,
+    linker: &'static str,
+    link: Link,
+}
+
+impl Row {
+    fn outcome(&self, prefix: &Path) -> Result<Expected, String> {
+        let Self { link, .. } = *self;
+        let mut files = Vec::new();
+        match self.build(prefix) {
+            Ok(built) => files.extend(built),
+            // Of a linker that refuses; everything else is a mistake of this test.
+            Err(error)
+                if error.contains("ld returned") || error.contains("linker command failed") =>
+            {
+                return Ok(Refused);
+            }
+            Err(error) => return Err(error),
+        }
+        let mut command = Command::new(&files[0].0);
+        match link {
+            Shared => {
+                command.env("LD_LIBRARY_PATH", prefix.join("lib"));
+            }
+            SharedPlugin => {
+                command.env("LD_LIBRARY_PATH", prefix.join("lib"));
+                command.arg(&files[1].0);
+            }
+            Plugin => {
+                command.arg(&files[1].0);
+            }
+            Loaded => {
+                command
+                    .arg(prefix.join("lib/libotelctx.so.0"))
+                    .arg(&files[1].0);
+            }
+            _ => {}
+        }
+        if link == StaticPie && self.linker == "bfd" {
+            let status = command.status().map_err(|error| error.to_string())?;
+            return match std::os::unix::process::ExitStatusExt::signal(&status) {
+                Some(11) => Ok(Crashes),
+                _ => Err(format!("{status}")),
+            };
+        }
+        let target = Target::spawn(&mut command);
+        let [line] = &target.lines[..] else {
+            return Err(format!("{:?}", target.lines));
+        };
+        // The names of threads tell which of them belong to the program: all have one.
+        if line == "exported 0 " {
+            let seen = threads(&target, "linked");
+            let expected = (
+                "0102030405060708090a0b0c0d0e0f10".to_owned(),
+                "15161718191a1b1c".to_owned(),
+                1,
+                vec![("http.route".to_owned(), "/cart/\u{e9}".to_owned())],
+            );
+            return match seen == [Some(expected)] {
+                true => Ok(Exported),
+                false => Err(format!("{seen:?}")),
+            };
+        }
+        // A reader finds nothing: the programs are stripped.
+        let mut process = Process::open(target.pid()).map_err(|error| error.to_string())?;
+        let found = process.threads().map_err(|error| error.to_string())?;
+        if let Ok(Some(context)) = found[0].context().map(|found| found.attached().cloned()) {
+            return Err(format!("{line}, but {context:?}"));
+        }
+        for words in [HIDDEN, STATIC] {
+            if line.starts_with("exported 14 ") && line.contains(words) {
+                return Ok(Unexported(words));
+            }
+        }
+        Err(line.clone())
+    }
+
+    /// Builds the program, and the library that it loads.
+    fn build(&self, prefix: &Path) -> Result<Vec<Built>, String> {
+        let static_library = package(prefix, &["--libs", "otelctx-static"]);
+        let (flag, without): (Vec<_>, Vec<_>) = static_library
+            .iter()
+            .cloned()
+            .partition(|flag| flag.contains("export-dynamic"));
+        assert_eq!(flag.len(), 1);
+        let shared_library = package(prefix, &["--libs", "otelctx"]);
+        let (libraries, kind): (&[String], &[&str]) = match self.link {
+            Shared => (&shared_library, &[]),
+            Static => (&static_library, &[]),
+            StaticWithoutFlag => (&without, &[]),
+            StaticNonPie => (&static_library, &["-no-pie", "-fno-pie"]),
+            FullyStatic => (&static_library, &["-static"]),
+            StaticPieWithoutFlag => (&without, &["-static-pie", "-fPIE"]),
+            StaticPie => (&static_library, &["-static-pie", "-fPIE"]),
+            Plugin => (&static_library, &["-shared", "-fPIC"]),
+            SharedPlugin => (&shared_library, &["-shared", "-fPIC"]),
+            Loaded => (&[], &["-shared", "-fPIC"]),
+        };
+        let is_plugin = kind.contains(&"-shared");
+        let main: &[&str] = if is_plugin { &[] } else { &["-DMAIN"] };
+        let kind = [kind, main].concat();
+        let linked = self.compile("link.c", &kind, libraries, prefix)?;
+        if !is_plugin {
+            return Ok(vec![linked]);
+        }
+        let loader = self.compile("load.c", &[], &["-ldl".to_owned()], prefix)?;
+        Ok(vec![loader, linked])
+    }
+
+    fn compile(
+        &self,
+        file: &str,
+        kind: &[&str],
+        libraries: &[String],
+        prefix: &Path,
+    ) -> Result<Built, String> {
+        let program = source("tests/programs").join(file);
+        let mut arguments: Vec<OsString> = ["-O2", "-Wall", "-Wextra", "-Werror", "-s"]
+            .map(OsString::from)
+            .to_vec();
+        arguments.push(format!("-fuse-ld={}", self.linker).into());
+        arguments.extend(kind.iter().map(OsString::from));
+        arguments.push(format!("-I{}", prefix.join("include").display()).into());
+        let name = format!("c-{:?}-{}", self.link, self.linker);
+        let link = |compiler: &str, input: &Path, arguments: &[OsString]| {
+            let libraries = libraries.iter().map(OsString::from);
+            let all = arguments
+                .iter()
+                .cloned()
+                .chain([input.into()])
+                .chain(libraries);
+            compile(compiler, all.collect::<Vec<_>>(), &name)
+        };
+        let musl = root().join("target/setup/musl-x86_64");
+        let gcc = musl.join("gcc").display().to_string();
+        match (self.compiler, self.libc) {
+            (compiler, Libc::Glibc) => link(compiler, &program, &arguments),
+            ("gcc", Libc::Musl) => link(&gcc, &program, &arguments),
+            (compiler, Libc::Musl) => {
+                // clang has no idea of where this musl lies: gcc links what clang compiles.
+                let include = format!("-isystem{}", musl.join("include").display());
+                let object: Vec<OsString> = ["-c", "--target=x86_64-linux-musl", "-nostdlibinc"]
+                    .map(OsString::from)
+                    .into_iter()
+                    .chain([include.into(), "-Qunused-arguments".into()])
+                    .chain(arguments.iter().cloned())
+                    .chain([program.into()])
+                    .collect();
+                let object = compile(compiler, object, "c-object")?;
+                link(&gcc, &object.0, &arguments)
+            }
+        }
+    }
+}
