@@ -18,8 +18,8 @@ export interface ProcessContextAttributes {
 /** A context that can be attached: a trace, a span and attributes, in memory that readers find. */
 export declare class ThreadContext {
   /**
-   * @param traceId 16 bytes; zeroes mean that there is no trace.
-   * @param spanId 8 bytes.
+   * @param traceId 16 bytes; zeroes for attributes without a trace. Then there is no span either, and no flags.
+   * @param spanId 8 bytes; zeroes likewise.
    * @param traceFlags The W3C trace flags, 0 to 255. The default is 0.
    * @param attributes Values by the indexes of their keys. 255 bytes of a value are kept, and 612 bytes of all.
    * @throws TypeError if an argument is of another type or size.
@@ -128,7 +128,7 @@ export declare function makeNamedContext<const Name extends string>(
  * Publishes the process context: what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, and these attributes, which
  * take precedence. Replaces the one that was published before. Keys that are registered later are added to it.
  *
- * @throws Error if it cannot be published.
+ * @throws Error if it cannot be published, or contexts cannot: it would announce what readers do not find.
  */
 export declare function publish(attributes?: {
   readonly [name: string]: AttributeValue | null | undefined

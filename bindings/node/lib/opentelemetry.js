@@ -245,8 +245,16 @@ class Shared extends AsyncLocalStorage {
     return new Beneath(threadContext, this.getStore(), own instanceof Beneath ? own.outer : own)
   }
 
+  // Whether nothing of OpenTelemetry is active, nor beneath what is attached: then there is nothing to keep.
+  #isIdle() {
+    if (this.#own.getStore() !== undefined) return false
+    const threadContext = storage.getStore()
+    return threadContext === undefined || originOf(threadContext) === undefined
+  }
+
   attachRun(threadContext, fn) {
     if (threadContext === undefined) return storage.run(this.withoutSpan(), fn)
+    if (this.#isIdle()) return storage.run(threadContext, fn)
     const beneath = this.beneath(threadContext)
     return this.#own.run(beneath, () => storage.run(threadContext, fn))
   }
@@ -256,7 +264,7 @@ class Shared extends AsyncLocalStorage {
       storage.enterWith(this.withoutSpan())
       return
     }
-    this.#own.enterWith(this.beneath(threadContext))
+    if (!this.#isIdle()) this.#own.enterWith(this.beneath(threadContext))
     storage.enterWith(threadContext)
   }
 }

@@ -192,6 +192,33 @@ context.with(inOne, () => {
 assert.equal(context.active(), ROOT_CONTEXT)
 assert.equal(otelctx.getContext(), undefined)
 
+// The same while nothing of OpenTelemetry is active.
+own.run(() => {
+  assert.equal(otelctx.getContext(), own)
+  assert.equal(context.active(), ROOT_CONTEXT)
+  context.with(inOne, () => {
+    assert.deepEqual(published(), one.spanContext())
+    own.run(() => {
+      assert.equal(otelctx.getContext(), own)
+      assert.equal(context.active(), inOne)
+    })
+    assert.equal(context.active(), inOne)
+    assert.deepEqual(published(), one.spanContext())
+  })
+  const without = ROOT_CONTEXT.setValue(createContextKey('key'), 'value')
+  context.with(without, () => {
+    own.run(() => {
+      assert.equal(otelctx.getContext(), own)
+      assert.equal(context.active(), without)
+    })
+    assert.equal(otelctx.getContext(), undefined)
+    assert.equal(context.active(), without)
+  })
+  assert.equal(otelctx.getContext(), own)
+  assert.equal(context.active(), ROOT_CONTEXT)
+})
+assert.equal(otelctx.getContext(), undefined)
+
 // Without a context of the program's own: OpenTelemetry's stays active, and is not published.
 context.with(inOne, () => {
   const isDetached = () => {
