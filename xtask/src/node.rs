@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::report::{self, Outcome};
 use crate::workspace::{have, root, setup_dir, target_dir};
-use crate::{debian, python};
+use crate::{debian, musl, python};
 
 /// Where Debian has the libraries of a cross compiler for it.
 const ARM64_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
@@ -17,14 +17,13 @@ struct Platform {
     target: &'static str,
     /// The folder in the package.
     folder: &'static str,
-    /// Whether it is built by Debian's Rust, which has the standard library.
+    /// Whether it is built by Debian's Rust, which has the standard library, or to which setup adds it.
     is_cross: bool,
     /// `RUSTFLAGS`.
     flags: &'static str,
 }
 
-/// Debian has no standard library for musl on aarch64.
-const PLATFORMS: [Platform; 3] = [
+const PLATFORMS: [Platform; 4] = [
     Platform {
         target: "x86_64-unknown-linux-gnu",
         folder: "linux-x64-gnu",
@@ -40,6 +39,12 @@ const PLATFORMS: [Platform; 3] = [
     Platform {
         target: "x86_64-unknown-linux-musl",
         folder: "linux-x64-musl",
+        is_cross: true,
+        flags: "-Ctarget-feature=-crt-static",
+    },
+    Platform {
+        target: "aarch64-unknown-linux-musl",
+        folder: "linux-arm64-musl",
         is_cross: true,
         flags: "-Ctarget-feature=-crt-static",
     },
@@ -90,7 +95,11 @@ fn build() -> Result<Outcome, String> {
     for platform in PLATFORMS {
         let mut build = python::zigbuild("otelctx-napi", platform.target)?;
         if platform.is_cross {
-            match debian::CURRENT.rustc() {
+            let rustc = match platform.target {
+                "aarch64-unknown-linux-musl" => musl::AARCH64.rust().map(|(rustc, _)| rustc),
+                _ => debian::CURRENT.rustc(),
+            };
+            match rustc {
                 Ok(rustc) => build.env("RUSTC", rustc).env_remove("RUSTC_WRAPPER"),
                 Err(error) => {
                     println!("not built: {}: {error}", platform.folder);

@@ -203,9 +203,15 @@ fn install_missing() -> Outcome {
         let needs = || program(musl.host_gcc()).and_then(|()| debian());
         add(&musl.target(), musl.gcc().map(shown), &needs);
     }
-    let rust = musl::X86_64.rust().map(|(rustc, _)| rustc);
-    let needs = || program(musl::X86_64.host_gcc()).and_then(|()| debian());
-    add("Rust for musl", rust.map(shown), &needs);
+    for musl in [musl::X86_64, musl::AARCH64] {
+        let rust = musl.rust().map(|(rustc, _)| rustc);
+        let needs = || program(musl.host_gcc()).and_then(|()| debian());
+        add(
+            &format!("Rust for {}", musl.target()),
+            rust.map(shown),
+            &needs,
+        );
+    }
     for (kernel, fetched) in kernels::fetch() {
         add(&kernel, fetched.map(shown), &debian);
     }
