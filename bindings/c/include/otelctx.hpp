@@ -21,6 +21,7 @@
 #include "otelctx.h"
 
 #include <array>
+#include <exception>
 #include <initializer_list>
 #include <optional>
 #include <stdexcept>
@@ -137,15 +138,17 @@ class Value {
   static Value map() { return Value(otelctx_value_map()); }
 
   /** Appends to an array. */
-  Value &push(Value value) {
+  Value &push(Value value) & {
     detail::check(otelctx_value_push(value_.get(), value.release()));
     return *this;
   }
+  Value &&push(Value value) && { return std::move(push(std::move(value))); }
   /** Sets an entry of a map. */
-  Value &set(const char *key, Value value) {
+  Value &set(const char *key, Value value) & {
     detail::check(otelctx_value_set(value_.get(), key, value.release()));
     return *this;
   }
+  Value &&set(const char *key, Value value) && { return std::move(set(key, std::move(value))); }
   otelctx_value *release() noexcept { return value_.release(); }
 
  private:

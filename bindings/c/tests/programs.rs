@@ -1,0 +1,389 @@
+//! Programs in C and C++: each function, the examples, and what readers see of them.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
+
+mod common;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Built, Libc, compile, have, installed, package, root, source, threads};
+use otelctx_fixtures::Target;
+use otelctx_reader::format::process_context::Value;
+use otelctx_reader::{ContextState, Process};
+
+const C: [&str; 4] = ["-O2", "-Wall", "-Wextra", "-Werror"];
+const CPP: [&str; 5] = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror"];
+
+/// Builds a program with a package of pkg-config.
+fn program(compiler: &str, flags: &[&str], file: &str, prefix: &Path, name: &str) -> Built {
+    let flags = flags.iter().map(OsString::from);
+    let package = package(prefix, &["--cflags", "--libs", name]);
+    let all = flags
+        .chain(["-pthread".into(), source(file).into()])
+        .chain(package.iter().map(OsString::from));
+    compile(compiler, all.collect::<Vec<_>>(), "c-program")
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn spawn(program: &Built, prefix: &Path) -> Target {
+    Target::spawn(Command::new(&program.0).env("LD_LIBRARY_PATH", prefix.join("lib")))
+}
+
+/// Compilers for C with their C library.
+fn compilers() -> Vec<(String, &'static Path)> {
+    let mut compilers = Vec::new();
+    if let Some(prefix) = installed(Libc::Glibc) {
+        for compiler in ["gcc", "clang"].into_iter().filter(|it| have(it)) {
+            compilers.push((compiler.to_owned(), prefix));
+        }
+    }
+    if let Some(prefix) = installed(Libc::Musl) {
+        let gcc = root().join("target/setup/musl-x86_64/gcc");
+        compilers.push((gcc.display().to_string(), prefix));
+    }
+    compilers
+}
+
+#[test]
+fn every_function_for_c_does_what_it_says_and_refuses_what_it_cannot_do() {
+    for (compiler, prefix) in compilers() {
+        for package in ["otelctx", "otelctx-static"] {
+            let built = program(&compiler, &C, "tests/programs/api.c", prefix, package);
+            let mut target = spawn(&built, prefix);
+            let mut process = Process::open(target.pid()).unwrap();
+            let context = match process.context().unwrap() {
+                ContextState::Published(context) => context,
+                other => panic!("{other:?}"),
+            };
+            let value = |name: &str| context.payload.resource_attribute(name).cloned();
+            let map = Value::Map(vec![(
+                "ports".into(),
+                Value::Array(vec![Value::Int(80), Value::from("443")]),
+            )]);
+            for (name, expected) in [
+                ("service.name", Value::from("api")),
+                ("telemetry.sdk.language", Value::from("c")),
+                ("process.pid", Value::Int(target.pid().into())),
+                ("bool", Value::Bool(true)),
+                ("int", Value::Int(-7)),
+                ("double", Value::Double(0.5)),
+                ("bytes", Value::Bytes(vec![0, 0xff])),
+                ("map", map),
+                ("job.name", Value::from("nightly")),
+            ] {
+                assert_eq!(value(name), Some(expected), "{compiler} {package}: {name}");
+            }
+            assert_eq!(value("gone"), None);
+            let own = |name: &str| {
+                let mut attributes = context.payload.attributes.iter();
+                attributes
+                    .find(|(key, _)| key == name)
+                    .map(|(_, value)| value.clone())
+            };
+            assert_eq!(own("own"), Some(Value::Bool(false)));
+            assert_eq!(own("threadlocal.more"), Some(Value::Double(2.5)));
+            assert_eq!(context.keys.clone().unwrap().unwrap().names().len(), 256);
+            assert!(ends(&mut target), "{compiler} {package}");
+        }
+    }
+}
+
+/// Closes the input of a program; whether it then succeeds.
+fn ends(target: &mut Target) -> bool {
+    target.close();
+    target.child().wait().unwrap().success()
+}
+
+#[test]
+fn the_wrapper_for_cpp_has_scopes_that_end() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    for compiler in ["g++", "clang++"].into_iter().filter(|it| have(it)) {
+        for package in ["otelctx", "otelctx-static"] {
+            let built = program(compiler, &CPP, "tests/programs/api.cpp", prefix, package);
+            let mut target = spawn(&built, prefix);
+            let mut process = Process::open(target.pid()).unwrap();
+            let ContextState::Published(context) = process.context().unwrap() else {
+                panic!("not published");
+            };
+            let value = |name: &str| context.payload.resource_attribute(name).cloned();
+            assert_eq!(value("service.name"), Some(Value::from("cpp")));
+            assert_eq!(value("telemetry.sdk.language"), Some(Value::from("cpp")));
+            let ports = Value::Array(vec![Value::Int(80), Value::Int(443)]);
+            assert_eq!(value("ports"), Some(ports));
+            let nested = vec![
+                ("a".into(), Value::Double(1.5)),
+                ("b".into(), Value::Bool(true)),
+            ];
+            assert_eq!(value("nested"), Some(Value::Map(nested)));
+            assert_eq!(value("bytes"), Some(Value::Bytes(vec![0, 1])));
+            assert_eq!(value("job.name"), Some(Value::from("nightly")));
+            assert!(ends(&mut target), "{compiler} {package}");
+        }
+    }
+}
+
+/// The folder of opentelemetry-cpp's headers, which no package of Debian has.
+const OPENTELEMETRY_CPP: &str = "OPENTELEMETRY_CPP_INCLUDE";
+
+#[test]
+fn spans_of_opentelemetry_cpp_are_shown() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    let folder = std::env::var_os(OPENTELEMETRY_CPP).unwrap_or_else(|| "/usr/include".into());
+    let folder = PathBuf::from(folder);
+    if !folder
+        .join("opentelemetry/context/runtime_context.h")
+        .exists()
+    {
+        println!(
+            "skipped: no headers of opentelemetry-cpp; {OPENTELEMETRY_CPP} may say where they are"
+        );
+        return;
+    }
+    let folder = format!("-isystem{}", folder.display());
+    for compiler in ["g++", "clang++"].into_iter().filter(|it| have(it)) {
+        let flags = [&CPP[..], &[&folder]].concat();
+        let built = program(
+            compiler,
+            &flags,
+            "tests/programs/opentelemetry.cpp",
+            prefix,
+            "otelctx",
+        );
+        let mut target = spawn(&built, prefix);
+        let ids = ("07040000000000000000000000000000", "0400000000000000");
+        let expected = (ids.0.to_owned(), ids.1.to_owned(), 4, vec![]);
+        assert_eq!(threads(&target, "spans"), [Some(expected)], "{compiler}");
+        assert!(ends(&mut target), "{compiler}");
+    }
+}
+
+fn ids(trace: &str, span: &str, route: &str) -> common::Seen {
+    let route = ("http.route".to_owned(), route.to_owned());
+    Some((trace.to_owned(), span.to_owned(), 1, vec![route]))
+}
+
+#[test]
+fn the_examples_show_what_they_work_on() {
+    for (compiler, prefix) in compilers() {
+        let built = program(&compiler, &C, "examples/shop.c", prefix, "otelctx");
+        let mut target = spawn(&built, prefix);
+        let ids = |route| {
+            ids(
+                "4bf92f3577b34da6a3ce929d0e0e4736",
+                "00f067aa0ba902b7",
+                route,
+            )
+        };
+        let expected = [ids("/cart"), ids("/cart/background")];
+        until(|| threads(&target, "shop"), |seen| *seen == expected);
+        let seen = threads(&target, "shop");
+        assert_eq!(seen, expected, "{compiler}");
+        assert!(ends(&mut target));
+    }
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    for compiler in ["g++", "clang++"].into_iter().filter(|it| have(it)) {
+        let built = program(compiler, &CPP, "examples/shop.cpp", prefix, "otelctx");
+        let mut target = spawn(&built, prefix);
+        let zeroes = |text: &str, digits: usize| format!("{text:0<digits$}");
+        let mut expected = vec![None];
+        for (number, route) in (1..).zip(["/cart", "/checkout", "/items/{id}"]) {
+            let (trace, span) = (format!("4b0{number}"), format!("f00{number}"));
+            expected.push(ids(&zeroes(&trace, 32), &zeroes(&span, 16), route));
+        }
+        until(|| threads(&target, "shop"), |seen| *seen == expected);
+        assert_eq!(threads(&target, "shop"), expected, "{compiler}");
+        assert!(ends(&mut target));
+    }
+}
+
+/// Repeats until the result is right; it may take a thread some time to get there.
+fn until<T>(get: impl Fn() -> T, is_right: impl Fn(&T) -> bool) {
+    for _ in 0..1000 {
+        if is_right(&get()) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn cmake_finds_the_package() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    if !have("cmake") || !have("make") {
+        return;
+    }
+    let folder = common::output("c-cmake");
+    std::fs::create_dir_all(&folder).unwrap();
+    let text = format!(
+        "cmake_minimum_required(VERSION 3.13)\nproject(shop C)\nfind_package(otelctx 0.1 REQUIRED)\n\
+         foreach(target otelctx otelctx-static)\n  add_executable(with-${{target}} {:?})\n  \
+         target_compile_definitions(with-${{target}} PRIVATE MAIN)\n  \
+         target_link_libraries(with-${{target}} otelctx::${{target}})\nendforeach()\n\
+         find_package(otelctx 0.2 QUIET)\nif(otelctx_FOUND)\n  message(FATAL_ERROR \"another version\")\nendif()\n",
+        source("tests/programs/link.c")
+    );
+    std::fs::write(folder.join("CMakeLists.txt"), text).unwrap();
+    let cmake = |arguments: &[&str]| {
+        let output = Command::new("cmake")
+            .current_dir(&folder)
+            .args(arguments)
+            .arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display()))
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            output.status.success(),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    };
+    cmake(&["-S", ".", "-B", "."]);
+    let output = Command::new("make").current_dir(&folder).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for target in ["with-otelctx", "with-otelctx-static"] {
+        let target = Target::spawn(&mut Command::new(folder.join(target)));
+        assert_eq!(target.lines, ["exported 0 "]);
+        assert_eq!(threads(&target, "linked").len(), 1);
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn the_shared_library_exports_its_functions_with_a_version_and_nothing_else() {
+    let prefixes = [installed(Libc::Glibc), installed(Libc::Musl)];
+    for prefix in prefixes.into_iter().flatten() {
+        let library = prefix.join("lib/libotelctx.so");
+        let output = Command::new("readelf")
+            .args(["--dyn-syms", "--dynamic", "--wide"])
+            .arg(&library)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("Library soname: [libotelctx.so.0]"), "{text}");
+        let header = std::fs::read_to_string(prefix.join("include/otelctx.h")).unwrap();
+        let mut count = 0;
+        for line in text.lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let [_, _, _, _, binding, _, section, name] = words[..] else {
+                continue;
+            };
+            if !["GLOBAL", "WEAK"].contains(&binding) || ["UND", "ABS"].contains(&section) {
+                continue;
+            }
+            let name = name
+                .strip_suffix("@@OTELCTX_0.1")
+                .unwrap_or_else(|| panic!("{line}"));
+            let declared = header.contains(&format!("{name}(")) || name == "otel_thread_ctx_v1";
+            assert!(declared, "{line}");
+            count += 1;
+        }
+        let declared = header.lines().filter(|line| {
+            line.starts_with(|first: char| first.is_ascii_lowercase())
+                && line.contains("otelctx_")
+                && line.contains('(')
+                && !line.starts_with("typedef")
+        });
+        assert_eq!(count, declared.count() + 1);
+    }
+}
+
+#[test]
+fn each_function_states_its_rules() {
+    let header = std::fs::read_to_string(source("include/otelctx.h")).unwrap();
+    let mut comment = String::new();
+    let mut count = 0;
+    for line in header.lines() {
+        if line.starts_with("/**") {
+            comment.clear();
+        }
+        comment += line;
+        let is_function = line.starts_with(|first: char| first.is_ascii_lowercase())
+            && !line.starts_with("typedef")
+            && line.contains('(');
+        if is_function {
+            count += 1;
+            for rule in ["Threads: ", "Signal handlers: ", "Fork: "] {
+                assert!(comment.contains(rule), "{line} says nothing of {rule}");
+            }
+        }
+    }
+    assert!(count > 60, "{count}");
+}
+
+/// Publishers in one process in turns: this library, and a Rust library with a copy of otelctx of its
+/// own. The process has one context each time, and each record keeps its meaning.
+#[test]
+fn the_library_and_a_rust_library_make_way_for_each_other() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    let Some(copy) = rust_copy() else {
+        return;
+    };
+    if !have("gcc") {
+        return;
+    }
+    let flags = [&C[..], &["-ldl"]].concat();
+    let program = program("gcc", &flags, "tests/programs/mix.c", prefix, "otelctx");
+    let mut command = Command::new(&program.0);
+    command.arg(copy).env("LD_LIBRARY_PATH", prefix.join("lib"));
+    let mut target = Target::spawn(&mut command);
+    for (line, result, service, attribute) in [
+        ("c publish first", 0, "first", None),
+        ("c attach zero a", 0, "first", Some(("zero", "a"))),
+        ("rust publish second", 0, "second", Some(("zero", "a"))),
+        // Theirs is gone.
+        ("c update third", 11, "second", Some(("zero", "a"))),
+        ("rust attach one b", 0, "second", Some(("one", "b"))),
+        ("c publish fourth", 0, "fourth", Some(("one", "b"))),
+        ("rust update fifth", 2, "fourth", Some(("one", "b"))),
+        ("c attach two c", 0, "fourth", Some(("two", "c"))),
+        ("rust publish sixth", 0, "sixth", Some(("two", "c"))),
+    ] {
+        target.lines.clear();
+        target.command(line);
+        assert_eq!(target.lines, [format!("result {result}")], "{line}");
+        let seen = threads(&target, service);
+        let attributes = seen[0].as_ref().map(|seen| seen.3.clone());
+        let expected = attribute.map(|(key, value)| vec![(key.to_owned(), value.to_owned())]);
+        assert_eq!(attributes, expected, "{line}");
+    }
+}
+
+/// A Rust library with a copy of otelctx of its own.
+fn rust_copy() -> Option<PathBuf> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .current_dir(root())
+        .args(["build", "--quiet", "--locked"]);
+    cargo.args([
+        "-p",
+        "otelctx-integration",
+        "--example",
+        "copy",
+        "--message-format=json",
+    ]);
+    let Ok(built) = cargo.output() else {
+        println!("skipped: Cargo is out of this user's reach");
+        return None;
+    };
+    let errors = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{errors}");
+    let text = String::from_utf8(built.stdout).unwrap();
+    let file = text.split('"').find(|text| text.ends_with("/libcopy.so"));
+    Some(file.expect("Cargo has built it").into())
+}

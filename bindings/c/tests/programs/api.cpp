@@ -1,0 +1,156 @@
+// The C++ wrapper: scopes, moves, exceptions. Prints "ok".
+#include <otelctx.hpp>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#define CHECK(condition)                                                     \
+  do {                                                                       \
+    if (!(condition)) {                                                      \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);   \
+      std::exit(1);                                                          \
+    }                                                                        \
+  } while (0)
+
+static const otelctx::TraceId trace{1, 2, 3};
+static const otelctx::TraceId other{9};
+static const otelctx::SpanId span{4, 5};
+
+static_assert(!std::is_copy_constructible_v<otelctx::Published>);
+static_assert(!std::is_copy_constructible_v<otelctx::Record>);
+static_assert(!std::is_copy_constructible_v<otelctx::Attached>);
+static_assert(!std::is_copy_constructible_v<otelctx::Scope>);
+static_assert(std::is_nothrow_move_constructible_v<otelctx::Record>);
+static_assert(std::is_nothrow_move_constructible_v<otelctx::Attached>);
+static_assert(std::is_nothrow_move_constructible_v<otelctx::Scope>);
+static_assert(std::is_copy_constructible_v<otelctx::SharedRecord>);
+
+static int first_byte() {
+  const auto context = otelctx::Context::current();
+  return context ? context->trace_id()[0] : -1;
+}
+
+int main() {
+  std::string why;
+  CHECK(otelctx::is_exported(&why) && why.empty());
+
+  const std::vector<int> ports{80, 443};
+  auto process = otelctx::Process::detect();
+  process.service_name("cpp")
+      .set("ports", otelctx::Value::array(ports))
+      .set("nested", otelctx::Value::map().set("a", 1.5).set("b", true))
+      .set("bytes", otelctx::Value::bytes("\0\1", 2));
+  CHECK(!process.malformed_environment());
+  auto published = process.publish();
+  try {
+    (void)process.publish();
+    CHECK(false);
+  } catch (const otelctx::Error &error) {
+    CHECK(error.code() == OTELCTX_ALREADY_PUBLISHED);
+    CHECK(std::string(error.what()).find("otelctx_modify") != std::string::npos);
+  }
+  published.update(process);
+  otelctx::modify([](otelctx::Process &context) { context.set("job.name", "nightly"); });
+  try {
+    otelctx::modify([](otelctx::Process &context) {
+      context.set("job.name", "lost");
+      throw 7;
+    });
+    CHECK(false);
+  } catch (int number) {
+    CHECK(number == 7);
+  }
+  try {
+    otelctx::Value invalid("\xff");
+    CHECK(false);
+  } catch (const otelctx::Error &error) {
+    CHECK(error.code() == OTELCTX_INVALID_UTF8);
+  }
+  published.republish_after_fork();
+
+  static const otelctx::Key route("http.route");
+  CHECK(route.index() == 0);
+  try {
+    otelctx::Key empty("");
+    CHECK(false);
+  } catch (const otelctx::Error &error) {
+    CHECK(error.code() == OTELCTX_KEY_REFUSED);
+  }
+
+  otelctx::Record record(trace, span, OTELCTX_SAMPLED);
+  CHECK(record.add(route, "/cart") == OTELCTX_OK);
+  CHECK(record.add(route, std::string(300, 'x')) == OTELCTX_TRUNCATED && record.is_truncated());
+  CHECK(record.shrink_to(7) == OTELCTX_OK && record.attributes_size() == 7);
+  {
+    auto scope = record.attach();
+    CHECK(scope && first_byte() == 1);
+    CHECK(otelctx::Context::current()->attribute("http.route") == "/cart");
+    CHECK(!otelctx::Context::current()->attribute("absent"));
+    CHECK(otelctx::Context::current()->span_id() == span);
+    CHECK(otelctx::Context::current()->flags() == 1);
+    auto again = record.attach();
+    CHECK(!again);
+    // The handle may move while the record is attached.
+    otelctx::Record moved = std::move(record);
+    CHECK(first_byte() == 1);
+    auto child = moved.copy(other, span, 0);
+    auto inner = child.attach();
+    CHECK(first_byte() == 9);
+    // In the wrong order.
+    auto outer = std::move(scope);
+    CHECK(!scope);
+    outer.detach();
+    CHECK(first_byte() == 9);
+    inner.detach();
+    CHECK(first_byte() == -1);
+    record = std::move(moved);
+  }
+  try {
+    auto scope = record.attach();
+    throw 1;
+  } catch (int) {
+    CHECK(first_byte() == -1);
+  }
+
+  otelctx::SharedRecord shared = record.share();
+  CHECK(shared && shared.is_truncated());  // like the record, above
+  std::thread([copy = shared]() {
+    auto scope = copy.attach();
+    CHECK(scope && first_byte() == 1);
+    CHECK(scope.add(route, "/late") == OTELCTX_OK);
+    CHECK(otelctx::Context::current()->attribute("http.route") == "/late");
+    auto moved = std::move(scope);
+    CHECK(!scope && scope.add(route, "/no") == OTELCTX_NOT_ATTACHED);
+    CHECK(first_byte() == 1);
+    moved = copy.copy(other, span, 0).share().attach();
+    CHECK(first_byte() == 9);
+  }).join();
+  CHECK(first_byte() == -1);
+  // On another thread, a scope is not attached, and its record says why.
+  std::thread([&record]() {
+    CHECK(!record.attach());
+    CHECK(record.add(route, "/") == OTELCTX_WRONG_THREAD);
+  }).join();
+  auto previous = otelctx::swap_current(shared);
+  CHECK(!previous && first_byte() == 1);
+  CHECK(otelctx::add_current(route, "/added") == OTELCTX_OK);
+  previous = otelctx::swap_current({});
+  CHECK(previous.get() == shared.get() && first_byte() == -1);
+
+  const otelctx_attribute attribute{route.get(), "/x", 2};
+  CHECK(otelctx::thread::set(other, span, 1, &attribute, 1) == OTELCTX_OK);
+  CHECK(otelctx::Context::current()->attribute("http.route") == "/x");
+  CHECK(otelctx::thread::add(route, "/y") == OTELCTX_OK);
+  otelctx::thread::detach();
+  CHECK(first_byte() == -1);
+  CHECK(otelctx::Record().attach());
+
+  std::puts("ready");
+  std::fflush(stdout);
+  while (std::getchar() != EOF) continue;
+  published.unpublish();
+}
