@@ -4,14 +4,14 @@ use std::cell::Cell;
 use std::ffi::c_char;
 use std::ptr;
 
-use otelctx::{Attached, Record, TraceFlags};
+use otelctx::{Record, TraceFlags, thread_slot};
 
 use crate::call::caught;
 use crate::error::{
     ATTACHED, INTERNAL, INVALID_ARGUMENT, NOT_ATTACHED, OK, TRUNCATED, WRONG_THREAD, otelctx_result,
 };
 use crate::key::{self, otelctx_key};
-use crate::owner::Owner;
+use crate::owner::{Owner, Use};
 use crate::shared::{self, otelctx_shared};
 use crate::text::{ids, text};
 
@@ -21,10 +21,11 @@ pub const OTELCTX_SAMPLED: u8 = 1;
 /// What a thread is working on: trace, span, flags and attributes, ready to be attached. It belongs
 /// to the thread that created it.
 pub struct otelctx_record {
+    /// Who may use the following.
     owner: Owner,
-    /// The guard, while the record is attached. It refers to `record`, so it is dropped first.
-    attached: Option<Attached<'static>>,
-    /// `None` once the thread has ended.
+    /// The thread's slot.
+    slot: *mut *mut u8,
+    /// `None` once `owner` is none.
     record: Option<Record>,
     /// The thread's other handles: its destructor leaves none with a record.
     next: *mut otelctx_record,
@@ -46,7 +47,7 @@ impl Drop for Handles {
             // thread may free this one.
             unsafe {
                 let next = (*handle).next;
-                (*handle).attached = None;
+                // Dropping it detaches it.
                 (*handle).record = None;
                 (*handle).owner.end();
                 handle = next;
@@ -62,7 +63,7 @@ impl otelctx_record {
             let next = handles.0.get();
             let handle = Box::into_raw(Box::new(Self {
                 owner: Owner::this(),
-                attached: None,
+                slot: thread_slot(),
                 record: Some(record),
                 next,
                 previous: ptr::null_mut(),
@@ -104,14 +105,10 @@ impl otelctx_record {
         }
         // SAFETY: as the caller promises; only the owning thread passes the first check.
         unsafe {
-            if !(*handle).owner.is_this() {
+            if (*handle).owner.of_this_thread() == Use::Refused {
                 return Err(WRONG_THREAD);
             }
-            let record = match &(*handle).attached {
-                Some(attached) => Some(&**attached),
-                None => (*handle).record.as_ref(),
-            };
-            record.ok_or(WRONG_THREAD)
+            (*handle).record.as_ref().ok_or(WRONG_THREAD)
         }
     }
 
@@ -123,12 +120,18 @@ impl otelctx_record {
         caught(INTERNAL, || {
             // SAFETY: as the caller promises.
             unsafe {
-                match Self::own(handle) {
-                    Err(code) => return code,
-                    Ok(_) if (*handle).attached.is_some() => return ATTACHED,
-                    Ok(_) => {}
+                if handle.is_null() {
+                    return INVALID_ARGUMENT;
                 }
+                match (*handle).owner.of_this_thread() {
+                    Use::Refused => return WRONG_THREAD,
+                    Use::Attached => return ATTACHED,
+                    Use::Detached => {}
+                }
+                // If `f` panics, the handle stays without a record.
+                (*handle).owner.end();
                 (*handle).record = (*handle).record.take().map(f);
+                (*handle).owner.begin();
                 OK
             }
         })
@@ -168,7 +171,7 @@ pub unsafe extern "C" fn otelctx_record_free(record: *mut otelctx_record) -> ote
         }
         // SAFETY: C's promise: it is not freed yet.
         unsafe {
-            if (*record).owner.is_this() {
+            if (*record).owner.of_this_thread() != Use::Refused {
                 let (next, previous) = ((*record).next, (*record).previous);
                 if !next.is_null() {
                     (*next).previous = previous;
@@ -205,23 +208,35 @@ pub unsafe extern "C" fn otelctx_record_attach(record: *mut otelctx_record) -> o
     if record.is_null() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: C's promise; the checks make sure that this is the record's thread. The guard's
-    // reference stays valid: the handle does not move, and drops the guard before the record.
+    // SAFETY: C's promise. Only the record's thread passes the check, and only while there is a record.
+    // Other functions leave it where it is while it is attached.
     unsafe {
-        if !(*record).owner.is_this() {
-            return WRONG_THREAD;
+        if !(*record).owner.attach() {
+            return refusal(record);
         }
-        if (*record).attached.is_some() {
-            return ATTACHED;
-        }
-        let own: *mut Option<Record> = &raw mut (*record).record;
-        let Some(own) = &mut *own else {
-            return WRONG_THREAD;
-        };
-        // The place is empty: there is nothing to drop.
-        (&raw mut (*record).attached).write(Some(own.attach()));
+        let slot = (*record).slot;
+        (*record)
+            .record
+            .as_mut()
+            .unwrap_unchecked()
+            .attach_unguarded(slot);
     }
     OK
+}
+
+/// Why a record cannot be attached or detached.
+///
+/// # Safety
+/// `record` is not freed.
+#[cold]
+#[inline(never)]
+unsafe fn refusal(record: *const otelctx_record) -> otelctx_result {
+    // SAFETY: as the caller promises.
+    match unsafe { (*record).owner.of_this_thread() } {
+        Use::Refused => WRONG_THREAD,
+        Use::Attached => ATTACHED,
+        Use::Detached => NOT_ATTACHED,
+    }
 }
 
 /// Detaches the record: restores what was attached before it, or removes it from below other
@@ -238,14 +253,15 @@ pub unsafe extern "C" fn otelctx_record_detach(record: *mut otelctx_record) -> o
     }
     // SAFETY: as for attaching.
     unsafe {
-        if !(*record).owner.is_this() {
-            return WRONG_THREAD;
+        if !(*record).owner.detach() {
+            return refusal(record);
         }
-        let guard = (&raw mut (*record).attached).replace(None);
-        match guard {
-            Some(guard) => drop(guard),
-            None => return NOT_ATTACHED,
-        }
+        let slot = (*record).slot;
+        (*record)
+            .record
+            .as_mut()
+            .unwrap_unchecked()
+            .detach_unguarded(slot);
     }
     OK
 }
@@ -278,18 +294,15 @@ pub unsafe extern "C" fn otelctx_record_add(
                 Err(code) => return code,
             };
             let before = own.attributes_size();
-            if (*record).attached.is_some() {
+            if (*record).owner.of_this_thread() == Use::Attached {
                 own.append(key, value);
-                return added(own, before, value);
+            } else {
+                let result = otelctx_record::replace(record, |record| record.with(key, value));
+                if result != OK {
+                    return result;
+                }
             }
-            (*record).record = (*record)
-                .record
-                .take()
-                .map(|record| record.with(key, value));
-            match &(*record).record {
-                Some(record) => added(record, before, value),
-                None => INTERNAL,
-            }
+            otelctx_record::own(record).map_or(INTERNAL, |own| added(own, before, value))
         }
     })
 }

@@ -21,7 +21,7 @@ static int publish(const char *service, otelctx_result (*how)(otelctx_process *,
     return result;
 }
 
-static otelctx_result anew(otelctx_process *process, otelctx_error *error)
+static otelctx_result publish_again(otelctx_process *process, otelctx_error *error)
 {
     otelctx_published *again = otelctx_publish(process, error);
     /* Has no effect on the new one. */
@@ -55,7 +55,7 @@ int main(int argc, char **argv)
         line[strcspn(line, "\n")] = 0;
         int result = -1;
         if (sscanf(line, "c publish %49s", first) == 1)
-            result = publish(first, anew);
+            result = publish(first, publish_again);
         else if (sscanf(line, "c update %49s", first) == 1)
             result = publish(first, instead);
         else if (sscanf(line, "c attach %49s %49s", first, second) == 2)

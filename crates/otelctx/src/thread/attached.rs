@@ -31,7 +31,26 @@ pub struct Attached<'a> {
 impl<'a> Attached<'a> {
     #[inline(always)]
     pub(super) fn new(record: &'a mut Record) -> Self {
-        let (mut slot, mut record) = (arch::slot(), record);
+        // SAFETY: the slot is this thread's.
+        unsafe { Self::at(arch::slot(), record) }
+    }
+
+    /// The guard of a record that was attached and whose guard was forgotten.
+    #[inline(always)]
+    pub(super) fn again(slot: *mut *mut u8, record: &'a mut Record) -> Self {
+        Self {
+            slot,
+            block: record.block(),
+            record,
+            thread: PhantomData,
+        }
+    }
+
+    /// # Safety
+    /// The slot belongs to the calling thread.
+    #[inline(always)]
+    pub(super) unsafe fn at(slot: *mut *mut u8, record: &'a mut Record) -> Self {
+        let (mut slot, mut record) = (slot, record);
         let mut block = record.block();
         // SAFETY: the slot belongs to this thread, and so does the record, which is not Send, like
         // the guard; its memory stays a record until the thread ends.

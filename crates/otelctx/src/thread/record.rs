@@ -201,6 +201,27 @@ impl Record {
         Attached::new(self)
     }
 
+    /// [`attach`](Self::attach) without a guard, for languages without scopes; dropping the record
+    /// detaches it. The slot's address is passed because such a language can keep it.
+    ///
+    /// # Safety
+    /// `slot` is the [`thread_slot`](crate::thread_slot) of the record's thread, which calls this. Until
+    /// the record is [detached](Self::detach_unguarded), only methods that take `&self` are called.
+    #[inline]
+    pub unsafe fn attach_unguarded(&mut self, slot: *mut *mut u8) {
+        // SAFETY: as the caller promises.
+        std::mem::forget(unsafe { Attached::at(slot, self) });
+    }
+
+    /// Detaches a record after [`attach_unguarded`](Self::attach_unguarded), as dropping the guard would.
+    ///
+    /// # Safety
+    /// `slot` is as for attaching, and the record was attached so.
+    #[inline]
+    pub unsafe fn detach_unguarded(&mut self, slot: *mut *mut u8) {
+        drop(Attached::again(slot, self));
+    }
+
     /// Wraps a future so that this record is attached whenever it is polled. The result stays on
     /// this thread; use [`SharedRecord::in_scope`] for futures that move between threads.
     #[doc(alias = "custom_labels_run_with")]
