@@ -237,7 +237,7 @@ struct Compared {
     wrong: usize,
     /// Those without a context.
     not_in_frame: usize,
-    /// Those whose record was invalid or could not be read.
+    /// Those whose record was invalid or could not be read, or which published nothing.
     unreadable: usize,
 }
 
@@ -315,8 +315,11 @@ fn sample(command: &mut Command, sampling: Duration, without_ebpf: bool) -> Opti
         samples: samples.len(),
         ..Compared::default()
     };
-    let incomplete = sampler.counts().incomplete_steps;
+    let incomplete = sampler.incomplete_steps();
     drop(sampler);
+    if !incomplete.is_empty() {
+        println!("{incomplete:?}");
+    }
     let log = Log::of(&mut target);
     for sample in &samples {
         if catalog.thread_facts(sample.thread).tid != target.pid() {
@@ -338,12 +341,10 @@ fn sample(command: &mut Command, sampling: Duration, without_ebpf: bool) -> Opti
                 compared.wrong += usize::from(published != number);
             }
             Found::Detached => compared.not_in_frame += 1,
-            // Its step was incomplete, which is counted, or there is none.
-            Found::NotPublished => compared.not_in_frame += usize::from(incomplete == 0),
+            // `NotPublished`, too, if the step was incomplete.
             _ => compared.unreadable += 1,
         }
     }
-    compared.unreadable += incomplete as usize;
     Some(compared)
 }
 
