@@ -18,6 +18,8 @@ use crate::{machine, scratch};
 /// block.
 const DYNAMIC: &str = "glibc.rtld.optional_static_tls=0";
 const BOUND: f64 = 0.6;
+/// Of a call from C, compared with the same operation in a Rust library, without a call.
+const C_BOUND: f64 = 1.3;
 
 pub(crate) fn run(report: &mut Report) {
     report.group("cdylib");
@@ -33,7 +35,8 @@ pub(crate) fn run(report: &mut Report) {
         }
     }
     for (storage, tunables) in [("static", ""), ("dynamic", DYNAMIC)] {
-        match measure(&host, tunables) {
+        let libraries = [&host.ours, &host.libdd];
+        match compare(&host.program, libraries, WORKS.len(), tunables) {
             Err(why) => report.failed(storage, &why),
             Ok(pairs) => {
                 for ((name, bound), pair) in WORKS.into_iter().zip(pairs) {
@@ -43,6 +46,42 @@ pub(crate) fn run(report: &mut Report) {
             }
         }
     }
+    let c = c_library(scratch.path());
+    for (storage, tunables) in [("static", ""), ("dynamic", DYNAMIC)] {
+        let pairs = c
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|c| compare(&host.program, [c, &host.ours], 1, tunables));
+        match pairs {
+            Err(why) => report.failed("C", &why),
+            Ok(pairs) => {
+                for pair in pairs {
+                    let work = format!("{storage}: {} in C, to Rust", WORKS[0].0);
+                    report.pair(work, pair, "ns", C_BOUND);
+                }
+            }
+        }
+    }
+}
+
+/// Builds the C library, and a library in C that uses it.
+fn c_library(scratch: &Path) -> Result<PathBuf, String> {
+    let prefix = scratch.join("otelctx");
+    let mut cargo = scratch::cargo();
+    scratch::output(cargo.args(["xtask", "c", "--prefix"]).arg(&prefix))?;
+    let library = scratch.join("libbench_c.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cdylib/c.c");
+    let folder = prefix.join("lib");
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(source)
+        .arg(format!("-I{}", prefix.join("include").display()))
+        .arg(format!("-L{}", folder.display()))
+        .arg("-lotelctx")
+        .arg(format!("-Wl,-rpath,{}", folder.display()));
+    scratch::output(&mut cc)?;
+    Ok(library)
 }
 
 struct Host {
@@ -100,20 +139,24 @@ fn check_descriptor(library: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs the C program; returns how the sides compare in each work.
-fn measure(host: &Host, tunables: &str) -> Result<Vec<Pair>, String> {
-    let mut command = Command::new(&host.program);
+/// Runs the C program; returns how two libraries compare in each of the first works.
+fn compare(
+    program: &Path,
+    libraries: [&PathBuf; 2],
+    works: usize,
+    tunables: &str,
+) -> Result<Vec<Pair>, String> {
+    let mut command = Command::new(program);
     command
-        .arg(&host.ours)
-        .arg(&host.libdd)
+        .args(libraries)
         .args([
-            WORKS.len().to_string(),
+            works.to_string(),
             pair::ROUNDS.to_string(),
             pair::ROUND_NS.to_string(),
         ])
         .env("GLIBC_TUNABLES", tunables);
     let text = scratch::output(&mut command)?;
-    let mut works: Vec<Rounds> = WORKS.iter().map(|_| Rounds::default()).collect();
+    let mut works: Vec<Rounds> = (0..works).map(|_| Rounds::default()).collect();
     for line in text.lines() {
         let odd = || format!("the C program printed {line:?}");
         let mut words = line.split(' ');

@@ -143,9 +143,9 @@ pub(crate) fn run(program: &Path, prefix: &Path, arguments: &[&OsStr]) -> String
 /// What a reader finds of a thread: trace, span, flags, attributes.
 pub(crate) type Seen = Option<(String, String, u8, Vec<(String, String)>)>;
 
-/// What a reader finds of the threads of a process, with no other context than this service's.
+/// Asserts that a process publishes one context, with this service's name; returns the process.
 #[track_caller]
-pub(crate) fn threads(target: &Target, service: &str) -> Vec<Seen> {
+pub(crate) fn published(target: &Target, service: &str) -> Process {
     let mut process = Process::open(target.pid()).unwrap();
     let context = match process.context().unwrap() {
         ContextState::Published(context) => context,
@@ -154,6 +154,13 @@ pub(crate) fn threads(target: &Target, service: &str) -> Vec<Seen> {
     let name = context.payload.resource_attribute("service.name");
     assert_eq!(name, Some(&Value::from(service)));
     assert_eq!(context.others, [0; 0], "one context");
+    process
+}
+
+/// What a reader finds of the threads of a process, with no other context than this service's.
+#[track_caller]
+pub(crate) fn threads(target: &Target, service: &str) -> Vec<Seen> {
+    let mut process = published(target, service);
     let threads = process.threads().unwrap();
     let seen = threads.iter().map(|thread| {
         let found = thread.context().unwrap();

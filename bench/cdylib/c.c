@@ -1,0 +1,29 @@
+/* A library with the first work of this project's side in C, through libotelctx.so, for a C program
+ * to load. */
+#include <otelctx.h>
+
+#include <stdlib.h>
+
+static const uint8_t TRACE_ID[16] = {1, 2, 3}, SPAN_ID[8] = {4, 5};
+
+void bench_set_up(void)
+{
+    otelctx_process *process = otelctx_process_new();
+    otelctx_process_service_name(process, "bench");
+    if (otelctx_publish(process, NULL) == NULL)
+        abort();
+    otelctx_process_free(process);
+}
+
+void bench_run(size_t work, uint64_t count)
+{
+    (void)work;
+    otelctx_record *record = otelctx_record_new(TRACE_ID, SPAN_ID, OTELCTX_SAMPLED);
+    for (uint64_t i = 0; i < count; i++) {
+        if (otelctx_record_attach(record) != OTELCTX_OK)
+            abort();
+        if (otelctx_record_detach(record) != OTELCTX_OK)
+            abort();
+    }
+    otelctx_record_free(record);
+}

