@@ -1,0 +1,169 @@
+//! A service with axum under load: what its handlers' threads publish, seen from inside and from outside, is the request
+//! that they work on.
+//!
+//! `OTELCTX_SAMPLES` is the number of samples to take inside handlers.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use otelctx_sampler::sample::{Catalog, Found};
+use otelctx_sampler::{INTERVAL, Options, Sampler, Targets};
+
+/// Enough for a hundred thousand looks from inside.
+const SAMPLES: usize = 5_000;
+/// A sample this close to the start or end of work, in nanoseconds, is not judged: service and sampler
+/// read the same clock in different ways.
+const EDGE: u64 = 2_000;
+const TIMEOUT: Duration = Duration::from_secs(240);
+
+/// What a handler worked on: trace, span and route.
+type Work = (String, String, String);
+
+/// When each thread worked on what: by thread and start.
+#[derive(Default)]
+struct Log(HashMap<i32, Vec<(u64, u64, Work)>>);
+
+impl Log {
+    fn add(&mut self, line: &str) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [tid, start, end, trace, span, route] = words[..] else {
+            panic!("{line:?}")
+        };
+        let number = |word: &str| word.parse().unwrap();
+        let work = (trace.to_owned(), span.to_owned(), route.to_owned());
+        let thread = self.0.entry(tid.parse().unwrap()).or_default();
+        thread.push((number(start), number(end), work));
+    }
+
+    fn at(&self, tid: i32, time: u64) -> Option<&Work> {
+        let works = self.0.get(&tid)?;
+        let next = works.partition_point(|(start, ..)| *start + EDGE < time);
+        let (_, end, work) = works.get(next.checked_sub(1)?)?;
+        (time + EDGE < *end).then_some(work)
+    }
+}
+
+/// Sends requests until `stop`.
+fn send(address: &str, stop: &AtomicBool) {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    for number in 0_u32.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let path = match number % 4 {
+            0 => "/wait".to_owned(),
+            1 => "/fan/out".to_owned(),
+            _ => format!("/compute/{number}"),
+        };
+        let request = format!("GET {path} HTTP/1.1\r\nhost: service\r\n\r\n");
+        (&stream).write_all(request.as_bytes()).unwrap();
+        let mut line = String::new();
+        answers.read_line(&mut line).unwrap();
+        assert_eq!(line, "HTTP/1.1 200 OK\r\n");
+        let mut length = 0;
+        while line != "\r\n" {
+            line.clear();
+            answers.read_line(&mut line).unwrap();
+            if let Some(value) = line.strip_prefix("content-length: ") {
+                length = value.trim().parse().unwrap();
+            }
+        }
+        answers.read_exact(&mut vec![0; length]).unwrap();
+    }
+}
+
+#[test]
+fn every_sample_inside_a_handler_has_its_request_and_route() {
+    let enough = std::env::var("OTELCTX_SAMPLES").map_or(SAMPLES, |text| text.parse().unwrap());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_service"))
+        .arg("observer")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdin: ChildStdin = child.stdin.take().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    let (pid, address) = first.split_once(' ').unwrap();
+    let mut options = Options::new(Targets::Processes(vec![pid.parse().unwrap()]));
+    options.frequency = 4999;
+    let mut sampler = Sampler::start(&options).unwrap();
+    let (mut catalog, mut samples) = (Catalog::new(), Vec::new());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..6)
+            .map(|_| scope.spawn(|| send(address, &stop)))
+            .collect();
+        let start = Instant::now();
+        // About two of three samples of such a service lie within handlers' work.
+        while samples.len() < 2 * enough && start.elapsed() < TIMEOUT {
+            assert!(clients.iter().all(|client| !client.is_finished()));
+            std::thread::sleep(INTERVAL);
+            sampler.drain(&mut catalog, &mut |sample| samples.push(sample));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let counts = sampler.stop(&mut catalog, &mut |sample| samples.push(sample));
+    drop(stdin);
+    let (mut log, mut looks) = (Log::default(), String::new());
+    for line in lines {
+        let line = line.unwrap();
+        match line.strip_prefix("work ") {
+            Some(work) => log.add(work),
+            None => looks = line,
+        }
+    }
+    assert!(child.wait().unwrap().success());
+    for works in log.0.values_mut() {
+        works.sort();
+    }
+
+    let mut routes: HashMap<&str, usize> = HashMap::new();
+    for sample in &samples {
+        let tid = catalog.thread_facts(sample.thread).tid;
+        let Some((trace, span, route)) = log.at(tid, sample.time) else {
+            continue;
+        };
+        let Found::Attached(context) = sample.found else {
+            panic!(
+                "thread {tid} at {} worked on {trace}: {sample:?}",
+                sample.time
+            );
+        };
+        let context = catalog.context_facts(context);
+        let seen = (context.trace_id.to_string(), context.span_id.to_string());
+        assert_eq!(
+            (&seen.0, &seen.1),
+            (trace, span),
+            "thread {tid} at {}",
+            sample.time
+        );
+        let attributes = [("http.route".to_owned(), route.clone())];
+        assert_eq!(
+            context.attributes, attributes,
+            "thread {tid} at {}",
+            sample.time
+        );
+        *routes.entry(route).or_default() += 1;
+    }
+    let judged: usize = routes.values().sum();
+    println!(
+        "{judged} of {} samples in handlers: {routes:?}; {looks}; {counts:?}",
+        samples.len()
+    );
+    let counted: Vec<u64> = looks
+        .split(' ')
+        .skip(1)
+        .map(|word| word.parse().unwrap())
+        .collect();
+    assert_eq!(counted[1], 0, "looks from inside that were wrong");
+    assert!(counted[0] > 20 * enough as u64, "{looks}");
+    assert!(judged >= enough, "{judged} samples in handlers");
+    assert_eq!(routes.len(), 3);
+}
