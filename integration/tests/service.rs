@@ -79,10 +79,19 @@ fn send(address: &str, stop: &AtomicBool) {
 }
 
 #[test]
-fn every_sample_inside_a_handler_has_its_request_and_route() {
+fn every_sample_inside_a_handler_has_its_request_and_route_by_the_observer() {
+    hold("observer");
+}
+
+#[test]
+fn every_sample_inside_a_handler_has_its_request_and_route_by_the_layer() {
+    hold("layer");
+}
+
+fn hold(way: &str) {
     let enough = std::env::var("OTELCTX_SAMPLES").map_or(SAMPLES, |text| text.parse().unwrap());
     let mut child = Command::new(env!("CARGO_BIN_EXE_service"))
-        .arg("observer")
+        .arg(way)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -154,7 +163,7 @@ fn every_sample_inside_a_handler_has_its_request_and_route() {
     }
     let judged: usize = routes.values().sum();
     println!(
-        "{judged} of {} samples in handlers: {routes:?}; {looks}; {counts:?}",
+        "{way}: {judged} of {} samples in handlers: {routes:?}; {looks}; {counts:?}",
         samples.len()
     );
     let counted: Vec<u64> = looks

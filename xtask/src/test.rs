@@ -1,7 +1,7 @@
 //! `cargo xtask test`: installs what is missing, then runs every test and check.
 
 use crate::counts::{Counts, Output};
-use crate::report::{Outcome, Report};
+use crate::report::{self, Outcome, Report};
 use crate::workspace::cargo;
 use crate::{
     aarch64, bench, bpf, footprint, fuzz, kernels, miri, msrv, node, package, python, setup,
@@ -26,6 +26,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
     // The tests use the package that it builds.
     report.step("node", || node::run(&[]));
     report.step("tests", || workspace(&mut counts));
+    report.step("features", || features(&mut counts));
     report.step("without root", || unprivileged::run(&mut counts));
     report.step("python", || python::run(&mut counts));
     report.step("kernel programs", || bpf::run(&["--check".into()]));
@@ -46,6 +47,29 @@ pub(crate) fn run(arguments: &[String]) -> Outcome {
         println!("failed: {failure}");
     }
     outcome
+}
+
+/// Tests of the layer for `tracing` without OpenTelemetry and with the oldest version, and the versions
+/// between. The tests of the workspace have it with the newest.
+fn features(counts: &mut Counts) -> Outcome {
+    const TRACING: [&str; 3] = ["--package", "otelctx-tracing", "--locked"];
+    let between = "opentelemetry_0_30,opentelemetry_0_31,opentelemetry_0_32";
+    let mut check = cargo();
+    check.args(["check", "--quiet"]).args(TRACING);
+    if let Err(error) = report::run(check.args(["--features", between])) {
+        return Outcome::Failed(error);
+    }
+    for features in ["", "opentelemetry_0_29"] {
+        let mut command = cargo();
+        command.arg("test").args(TRACING);
+        command.args(["--features", features, "--", "--show-output"]);
+        let (output, result) = Output::of(&mut command);
+        counts.add("", output.counts);
+        if let Err(error) = result {
+            return Outcome::Failed(format!("otelctx-tracing with {features:?}: {error}"));
+        }
+    }
+    Outcome::Passed("without OpenTelemetry, and with 0.29 to 0.32".into())
 }
 
 /// Unit, integration and documentation tests of every package, the benchmarks' programs included.

@@ -13,7 +13,7 @@ pub(crate) const APPLICATION_CRATES: [&str; 3] = ["otelctx-format", "otelctx", "
 
 /// Crates for applications that depend on another project's. They support the same Rust, as far as
 /// those do.
-pub(crate) const INTEGRATIONS: [&str; 1] = ["otelctx-opentelemetry"];
+pub(crate) const INTEGRATIONS: [&str; 2] = ["otelctx-opentelemetry", "otelctx-tracing"];
 
 /// The workspaces of the checkout.
 pub(crate) const MANIFESTS: [&str; 3] = [

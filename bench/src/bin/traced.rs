@@ -47,9 +47,17 @@ fn main() {
         }
         _ => builder.with_resource(resource).build(),
     };
+    let layer = (way == "layer").then(|| {
+        let process = otelctx::ProcessContext::detect().publish();
+        std::mem::forget(process.expect("a process context can be published"));
+        otelctx_tracing::layer(["http.route"])
+    });
     let tracer = provider.tracer("bench");
     let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("bench"));
-    tracing_subscriber::registry().with(spans).init();
+    tracing_subscriber::registry()
+        .with(spans)
+        .with(layer)
+        .init();
 
     let route = [KeyValue::new("http.route", "/cart/{id}")];
     let request = tracer

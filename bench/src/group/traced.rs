@@ -9,7 +9,7 @@ use crate::row::Report;
 use crate::{machine, scratch};
 
 /// What is done, the way it is published, and how much longer it may take, in nanoseconds.
-const ROWS: [(&str, &str, &str, f64); 3] = [
+const ROWS: [(&str, &str, &str, f64); 4] = [
     (
         "OpenTelemetry: attach and detach, by the observer",
         "attach",
@@ -27,6 +27,12 @@ const ROWS: [(&str, &str, &str, f64); 3] = [
         "enter",
         "observer",
         20.0,
+    ),
+    (
+        "tracing: enter and exit, by the layer",
+        "enter",
+        "layer",
+        45.0,
     ),
 ];
 const ROUNDS: usize = 2001;

@@ -8,7 +8,9 @@ use opentelemetry::baggage::BaggageExt;
 use opentelemetry::context::{ContextObserver, GlobalContextObserver, ObserverContextView};
 use opentelemetry::trace::{self, SpanContext, TraceContextExt};
 use opentelemetry::Context;
-use otelctx::{current_record, set_current, swap_current, Key, Record, SharedRecord, TraceFlags};
+use otelctx::{
+    current_record, integration, set_current, swap_current, Key, Record, SharedRecord, TraceFlags,
+};
 
 use crate::started;
 
@@ -61,7 +63,11 @@ pub(crate) fn set(options: Options) -> bool {
         GlobalContextObserver::set(Arc::new(Observer));
         drop(Context::new().with_value(Probe));
     }
-    CALLED.load(Ordering::Relaxed)
+    let is_ours = CALLED.load(Ordering::Relaxed);
+    if is_ours {
+        integration::set_observed();
+    }
+    is_ours
 }
 
 struct Observer;

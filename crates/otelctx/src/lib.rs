@@ -104,6 +104,8 @@
 
 mod arch;
 mod export;
+#[doc(hidden)]
+pub mod integration;
 mod process_context;
 mod thread;
 

@@ -17,6 +17,7 @@ use axum::routing::get;
 use opentelemetry::Context;
 use opentelemetry::trace::{TraceContextExt, TracerProvider};
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use otelctx::ProcessContext;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 use tracing::{Instrument, info_span, instrument};
@@ -33,18 +34,29 @@ static WRONG: AtomicU64 = AtomicU64::new(0);
 fn main() {
     let way = std::env::args().nth(1).unwrap_or_default();
     let builder = SdkTracerProvider::builder();
+    // Half of the spans are dropped.
+    let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(0.5)));
+    let mut layer = None;
     let provider = match &*way {
-        // Half of the spans are dropped.
-        "observer" => otelctx_opentelemetry::install(builder, ["http.route"])
-            .sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(
-                0.5,
-            ))))
-            .build(),
+        "observer" => {
+            let install = otelctx_opentelemetry::install(builder, ["http.route"]);
+            let provider = install.sampler(sampler).build();
+            otelctx_opentelemetry::check().expect("everything is published");
+            provider
+        }
+        "layer" => {
+            let process = ProcessContext::detect().publish();
+            std::mem::forget(process.expect("a process context can be published"));
+            layer = Some(otelctx_tracing::layer(["http.route"]));
+            builder.with_sampler(sampler).build()
+        }
         _ => panic!("no such way: {way:?}"),
     };
-    otelctx_opentelemetry::check().expect("everything is published");
     let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("service"));
-    tracing_subscriber::registry().with(spans).init();
+    tracing_subscriber::registry()
+        .with(spans)
+        .with(layer)
+        .init();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(4)
         .enable_all()

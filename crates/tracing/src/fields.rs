@@ -1,0 +1,122 @@
+//! The values of published fields.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use otelctx::{Key, Record};
+use tracing_core::field::{Field, Visit};
+
+/// The values of a span that declares at least one published field. A field that is not declared can't
+/// be recorded, so all other spans have those of the next such span above them.
+#[derive(Debug)]
+pub(crate) struct Fields {
+    above: Option<Arc<Fields>>,
+    /// In the order of the layer's keys.
+    values: Mutex<Box<[Value]>>,
+    /// How often values were recorded after the start.
+    changes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Value {
+    text: Option<Box<str>>,
+    /// Whether it was recorded after the start.
+    is_late: bool,
+}
+
+impl Fields {
+    pub(crate) fn new(above: Option<Arc<Self>>, values: Box<[Value]>) -> Self {
+        Self {
+            above,
+            values: Mutex::new(values),
+            changes: AtomicU64::new(0),
+        }
+    }
+
+    /// How often values of this span or one above it were recorded late.
+    #[inline]
+    pub(crate) fn changes(&self) -> u64 {
+        let mut changes = self.changes.load(Ordering::Acquire);
+        let mut above = &self.above;
+        while let Some(fields) = above {
+            changes += fields.changes.load(Ordering::Acquire);
+            above = &fields.above;
+        }
+        changes
+    }
+
+    /// Replaces the values that were recorded. Returns whether there were any.
+    pub(crate) fn record(&self, recorded: Box<[Value]>) -> bool {
+        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut any = false;
+        for (value, recorded) in values.iter_mut().zip(recorded) {
+            if recorded.text.is_some() {
+                *value = recorded;
+                value.is_late = true;
+                any = true;
+            }
+        }
+        self.changes.fetch_add(u64::from(any), Ordering::Release);
+        any
+    }
+
+    /// Calls `add` with the innermost value of each key, and whether it was recorded late.
+    pub(crate) fn each(&self, keys: &[Key], mut add: impl FnMut(&Key, &str, bool)) {
+        for (index, key) in keys.iter().enumerate() {
+            let mut fields = Some(self);
+            while let Some(these) = fields {
+                let values = these.values.lock().unwrap_or_else(PoisonError::into_inner);
+                let value = &values[index];
+                if let Some(text) = &value.text {
+                    add(key, text, value.is_late);
+                    break;
+                }
+                fields = these.above.as_deref();
+            }
+        }
+    }
+
+    /// Adds all values to a record.
+    pub(crate) fn add_to(&self, keys: &[Key], record: Record) -> Record {
+        let mut record = Some(record);
+        self.each(keys, |key, value, _| {
+            record = record.take().map(|record| record.with(key, value));
+        });
+        record.expect("each addition returns the record")
+    }
+}
+
+/// Takes the values of the layer's keys.
+#[derive(Debug)]
+pub(crate) struct Visitor<'k> {
+    keys: &'k [Key],
+    pub(crate) values: Box<[Value]>,
+}
+
+impl<'k> Visitor<'k> {
+    pub(crate) fn new(keys: &'k [Key]) -> Self {
+        Self {
+            keys,
+            values: keys.iter().map(|_| Value::default()).collect(),
+        }
+    }
+
+    fn take(&mut self, field: &Field, value: impl FnOnce() -> Box<str>) {
+        let index = self.keys.iter().position(|key| key.name() == field.name());
+        if let Some(index) = index {
+            self.values[index].text = Some(value());
+        }
+    }
+}
+
+impl Visit for Visitor<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.take(field, || value.into());
+    }
+
+    /// Numbers and truth values come this way, too.
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.take(field, || format!("{value:?}").into());
+    }
+}

@@ -1,0 +1,129 @@
+//! Where a span's IDs come from.
+
+use otelctx::{SpanId, TraceFlags, TraceId};
+use tracing_subscriber::registry::Extensions;
+
+/// The IDs of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ids {
+    pub(crate) trace: TraceId,
+    pub(crate) span: SpanId,
+    pub(crate) flags: TraceFlags,
+}
+
+impl Ids {
+    const NONE: Self = Self {
+        trace: TraceId::ZERO,
+        span: SpanId::ZERO,
+        flags: TraceFlags::NONE,
+    };
+
+    /// New IDs for a span, in its parent's trace if it has a parent.
+    pub(crate) fn new(parent: Option<Self>) -> Self {
+        if FROM_OPENTELEMETRY {
+            return Self::NONE;
+        }
+        let random = || fastrand::u64(1..=u64::MAX).to_be_bytes();
+        let trace = parent.map_or_else(
+            || TraceId::from_bytes(fastrand::u128(1..=u128::MAX).to_be_bytes()),
+            |parent| parent.trace,
+        );
+        Self {
+            trace,
+            span: SpanId::from_bytes(random()),
+            flags: TraceFlags::SAMPLED,
+        }
+    }
+
+    /// The IDs that a span is entered with, given the last ones.
+    #[inline]
+    pub(crate) fn now(self, span: &Extensions<'_>) -> Self {
+        match () {
+            () if FROM_OPENTELEMETRY => current().or_else(|| of(span)).unwrap_or(Self::NONE),
+            () => self,
+        }
+    }
+}
+
+/// Whether a version of OpenTelemetry has the IDs.
+const FROM_OPENTELEMETRY: bool = cfg!(any(
+    feature = "opentelemetry_0_29",
+    feature = "opentelemetry_0_30",
+    feature = "opentelemetry_0_31",
+    feature = "opentelemetry_0_32",
+    feature = "opentelemetry_0_33",
+));
+
+/// The IDs of a span of `tracing-opentelemetry` before 0.32, which attaches no contexts.
+///
+/// Their sampler decides when the span ends, or when a request is sent. Before, the flags are those of the parent.
+#[inline]
+#[allow(unused_variables)]
+fn of(span: &Extensions<'_>) -> Option<Ids> {
+    macro_rules! version {
+        ($feature:literal, $opentelemetry:ident, $layer:ident) => {
+            #[cfg(feature = $feature)]
+            if let Some(data) = span.get::<$layer::OtelData>() {
+                use $opentelemetry::trace::{SamplingDecision, TraceContextExt};
+                let parent = data.parent_cx.span();
+                let parent = parent.span_context();
+                let trace = match parent.is_valid() {
+                    true => Some(parent.trace_id()),
+                    false => data.builder.trace_id,
+                };
+                let decision = data.builder.sampling_result.as_ref();
+                let flags = match decision.map(|result| &result.decision) {
+                    Some(SamplingDecision::RecordAndSample) => TraceFlags::SAMPLED,
+                    Some(_) => TraceFlags::NONE,
+                    None => TraceFlags(parent.trace_flags().to_u8()),
+                };
+                return Some(Ids {
+                    trace: trace?.to_bytes().into(),
+                    span: data.builder.span_id?.to_bytes().into(),
+                    flags,
+                });
+            }
+        };
+    }
+    version!(
+        "opentelemetry_0_30",
+        opentelemetry_0_30,
+        tracing_opentelemetry_0_31
+    );
+    version!(
+        "opentelemetry_0_29",
+        opentelemetry_0_29,
+        tracing_opentelemetry_0_30
+    );
+    None
+}
+
+/// The IDs of OpenTelemetry's current context. If there are several versions in the program, the newest
+/// that has one counts.
+#[inline]
+pub(crate) fn current() -> Option<Ids> {
+    macro_rules! version {
+        ($feature:literal, $opentelemetry:ident) => {
+            #[cfg(feature = $feature)]
+            {
+                use $opentelemetry::trace::TraceContextExt;
+                let ids = $opentelemetry::Context::map_current(|context| {
+                    let span = context.span();
+                    let span = span.span_context();
+                    span.is_valid().then(|| Ids {
+                        trace: span.trace_id().to_bytes().into(),
+                        span: span.span_id().to_bytes().into(),
+                        flags: TraceFlags(span.trace_flags().to_u8()),
+                    })
+                });
+                if ids.is_some() {
+                    return ids;
+                }
+            }
+        };
+    }
+    version!("opentelemetry_0_33", opentelemetry_0_33);
+    version!("opentelemetry_0_32", opentelemetry_0_32);
+    version!("opentelemetry_0_31", opentelemetry_0_31);
+    None
+}

@@ -1,0 +1,208 @@
+//! What a thread publishes while spans of `tracing` are entered, with IDs of the layer's own.
+
+#![cfg(not(any(
+    feature = "opentelemetry_0_29",
+    feature = "opentelemetry_0_30",
+    feature = "opentelemetry_0_31",
+    feature = "opentelemetry_0_32",
+    feature = "opentelemetry_0_33",
+)))]
+
+use std::future::Future;
+use std::sync::{Barrier, Once};
+use std::task::Poll;
+
+use otelctx::{SpanId, TraceFlags, TraceId};
+use tracing::field::{display, Empty};
+use tracing::{debug_span, info_span, Instrument, Span};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+
+fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let process = otelctx::ProcessContext::new()
+            .service_name("test")
+            .publish();
+        std::mem::forget(process.unwrap());
+        let layer = otelctx_tracing::layer(["http.route", "user"]);
+        tracing_subscriber::registry()
+            .with(layer.with_filter(LevelFilter::INFO))
+            .init();
+    });
+}
+
+type Seen = Option<(TraceId, SpanId, Vec<(String, String)>)>;
+
+fn seen() -> Seen {
+    let context = otelctx::current()?;
+    assert_eq!(context.trace_flags, TraceFlags::SAMPLED);
+    let mut attributes = context.attributes;
+    attributes.sort();
+    Some((context.trace_id, context.span_id, attributes))
+}
+
+/// What is seen in a span, without changing it.
+fn inside(span: &Span) -> Seen {
+    span.in_scope(seen)
+}
+
+fn attributes(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    let pair = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+    pairs.iter().map(pair).collect()
+}
+
+#[test]
+fn a_child_has_its_parents_trace_and_fields() {
+    install();
+    let request = info_span!("request", http.route = "/cart", unpublished = 1);
+    let (trace, span, fields) = inside(&request).unwrap();
+    assert!(!trace.is_zero() && !span.is_zero());
+    assert_eq!(fields, attributes(&[("http.route", "/cart")]));
+    let _request = request.enter();
+    let child = info_span!("child", user = 4711);
+    let (child_trace, child_span, fields) = inside(&child).unwrap();
+    assert_eq!(child_trace, trace);
+    assert_ne!(child_span, span);
+    assert_eq!(
+        fields,
+        attributes(&[("http.route", "/cart"), ("user", "4711")])
+    );
+    let other = info_span!(parent: None, "other");
+    let (other_trace, _, fields) = inside(&other).unwrap();
+    assert_ne!(other_trace, trace);
+    assert_eq!(fields, []);
+    let inner = info_span!("inner", http.route = "/cart/{id}");
+    assert_eq!(
+        inside(&inner).unwrap().2,
+        attributes(&[("http.route", "/cart/{id}")])
+    );
+    assert_eq!(seen().unwrap().1, span);
+}
+
+#[test]
+fn a_field_that_is_recorded_late_is_seen_at_once_and_by_all_children() {
+    install();
+    let request = info_span!("request", http.route = Empty, user = "first");
+    let suspended = request.in_scope(|| info_span!("suspended"));
+    assert_eq!(
+        inside(&suspended).unwrap().2,
+        attributes(&[("user", "first")])
+    );
+    let _request = request.enter();
+    assert_eq!(seen().unwrap().2, attributes(&[("user", "first")]));
+    {
+        let _child = info_span!("child").entered();
+        request
+            .record("http.route", "/cart")
+            .record("user", display("second"));
+        let both = attributes(&[("http.route", "/cart"), ("user", "second")]);
+        assert_eq!(seen().unwrap().2, both);
+        assert_eq!(inside(&suspended).unwrap().2, both);
+        assert_eq!(inside(&info_span!("later")).unwrap().2, both);
+    }
+    let both = attributes(&[("http.route", "/cart"), ("user", "second")]);
+    assert_eq!(seen().unwrap().2, both);
+}
+
+#[test]
+fn a_span_may_be_entered_twice_and_exited_in_any_order() {
+    install();
+    let (first, second) = (info_span!("first"), info_span!("second"));
+    let (in_first, in_second) = (inside(&first), inside(&second));
+    let outer = first.enter();
+    let again = first.enter();
+    let inner = second.enter();
+    assert_eq!(seen(), in_second);
+    drop(outer);
+    assert_eq!(seen(), in_second);
+    drop(inner);
+    assert_eq!(seen(), in_first);
+    drop(again);
+    assert_eq!(seen(), None);
+    let outer = first.enter();
+    let inner = second.enter();
+    drop(outer);
+    assert_eq!(seen(), in_second);
+    drop(inner);
+    assert_eq!(seen(), None);
+}
+
+#[test]
+fn a_span_may_be_entered_on_several_threads_and_closed_on_another() {
+    install();
+    let span = info_span!("shared", http.route = "/cart");
+    let expected = inside(&span);
+    let barrier = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let clone = span.clone();
+            scope.spawn(|| {
+                let entered = clone.entered();
+                barrier.wait();
+                assert_eq!(seen(), expected);
+                barrier.wait();
+                drop(entered);
+                assert_eq!(seen(), None);
+            });
+        }
+        drop(span);
+    });
+}
+
+#[test]
+fn a_panic_exits_its_spans() {
+    install();
+    let result = std::panic::catch_unwind(|| {
+        let _outer = info_span!("outer").entered();
+        info_span!("inner").in_scope(|| panic!("as intended"));
+    });
+    assert!(result.is_err());
+    assert_eq!(seen(), None);
+}
+
+#[test]
+fn a_span_that_is_filtered_leaves_what_its_parent_publishes() {
+    install();
+    let request = info_span!("request", http.route = "/cart");
+    let expected = inside(&request);
+    let _request = request.enter();
+    let filtered = debug_span!("filtered", http.route = "/filtered");
+    let _filtered = filtered.enter();
+    assert_eq!(seen(), expected);
+    let (trace, _, fields) = inside(&info_span!("below")).unwrap();
+    assert_eq!(Some(trace), expected.as_ref().map(|it| it.0));
+    assert_eq!(fields, attributes(&[("http.route", "/cart")]));
+}
+
+#[test]
+fn a_future_that_is_cancelled_leaves_nothing() {
+    install();
+    let span = info_span!("task", http.route = "/cart");
+    let expected = inside(&span);
+    let waits = async {
+        assert_eq!(seen(), expected);
+        std::future::poll_fn(|_| Poll::<()>::Pending).await;
+    };
+    let mut future = Box::pin(waits.instrument(span));
+    let waker = std::task::Waker::noop();
+    let poll = future
+        .as_mut()
+        .poll(&mut std::task::Context::from_waker(waker));
+    assert!(poll.is_pending());
+    assert_eq!(seen(), None);
+    drop(future);
+    assert_eq!(seen(), None);
+}
+
+#[test]
+fn a_thread_that_ends_inside_a_span_is_no_problem() {
+    install();
+    let thread = std::thread::spawn(|| {
+        let span = info_span!("forgotten");
+        std::mem::forget(span.clone().entered());
+        assert!(seen().is_some());
+    });
+    thread.join().unwrap();
+}

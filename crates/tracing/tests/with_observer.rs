@@ -1,0 +1,65 @@
+//! With the observer of `otelctx-opentelemetry`: it publishes the contexts, and the layer adds what it can't see.
+
+use opentelemetry_0_33::trace::{TraceContextExt, TracerProvider as _};
+use opentelemetry_0_33::Context;
+use opentelemetry_sdk_0_33::trace::SdkTracerProvider;
+use tracing::field::Empty;
+use tracing::info_span;
+use tracing_opentelemetry_0_34 as tracing_opentelemetry;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// The attributes, if the IDs are those of OpenTelemetry's current context.
+fn seen() -> Vec<(String, String)> {
+    let seen = otelctx::current().unwrap();
+    Context::map_current(|context| {
+        let span = context.span();
+        assert_eq!(
+            seen.trace_id.to_bytes(),
+            span.span_context().trace_id().to_bytes()
+        );
+        assert_eq!(
+            seen.span_id.to_bytes(),
+            span.span_context().span_id().to_bytes()
+        );
+    });
+    seen.attributes
+}
+
+fn attributes(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    let pair = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+    pairs.iter().map(pair).collect()
+}
+
+#[test]
+fn the_layer_adds_late_fields_to_what_the_observer_publishes() {
+    let names = ["http.route", "user"];
+    let provider = otelctx_opentelemetry::install(SdkTracerProvider::builder(), names).build();
+    otelctx_opentelemetry::check().unwrap();
+    tracing_subscriber::registry()
+        .with(tracing_opentelemetry::layer().with_tracer(provider.tracer("test")))
+        .with(otelctx_tracing::layer(names))
+        .init();
+    let request = info_span!("request", http.route = Empty, user = "first");
+    {
+        let _request = request.enter();
+        assert_eq!(seen(), attributes(&[("user", "first")]));
+        request.record("http.route", "/cart");
+        let both = attributes(&[("user", "first"), ("http.route", "/cart")]);
+        assert_eq!(seen(), both);
+        let child = info_span!("child");
+        assert_eq!(child.in_scope(seen), both);
+        // What OpenTelemetry attaches without a span of tracing shows what it knows.
+        let context = Context::current().with_value(1_u8);
+        let _attached = context.attach();
+        assert_eq!(seen(), attributes(&[("user", "first")]));
+    }
+    assert_eq!(otelctx::current(), None);
+    let both = attributes(&[("user", "first"), ("http.route", "/cart")]);
+    assert_eq!(request.in_scope(seen), both);
+    request.record("user", "second");
+    let both = attributes(&[("user", "second"), ("http.route", "/cart")]);
+    let mut shown = request.in_scope(seen);
+    shown.sort_by(|one, other| other.0.cmp(&one.0));
+    assert_eq!(shown, both);
+}
